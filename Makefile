@@ -1,0 +1,49 @@
+# make bot   creates the environment, starts the simulated providers and the voice bot, prints the address
+# make test  creates the environment and runs every check: lint, types, tests
+#
+# Both are safe to repeat; the environment is made again only when pyproject.toml or constraints.txt change.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help env bot test lint types unit format fixtures bench clean
+
+help: ## list the commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+env: $(STAMP) ## create the environment
+
+$(STAMP): pyproject.toml constraints.txt scripts/make_env.sh
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh scripts/make_env.sh
+	@touch $@
+
+bot: $(STAMP) ## start the simulated providers and the example voice bot (http://127.0.0.1:7860)
+	@$(BIN)/python -m examples.voice_bot $(ARGS)
+
+test: lint types unit ## run every check
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+unit: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+format: $(STAMP) ## fix what ruff can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+fixtures: $(STAMP) ## make the audio fixtures again (needs espeak-ng and flite)
+	$(BIN)/python scripts/make_fixtures.py
+
+bench: $(STAMP) ## what the hedged service costs over the bare one, in one run
+	$(BIN)/python -m pipecat_hedge.cli bench $(ARGS)
+
+clean: ## remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist

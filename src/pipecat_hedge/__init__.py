@@ -1,0 +1,1 @@
+"""Race several LLM providers in a Pipecat pipeline and stream the first usable answer."""
