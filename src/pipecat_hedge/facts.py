@@ -1,0 +1,182 @@
+"""The words of the race: facts go in, orders come out.
+
+A fact is something that happened, an order something to do. Both are plain frozen values, so a
+race can be written down as a table of facts with their times and replayed anywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from pipecat_hedge.errors import AttemptError
+
+LaunchReason: TypeAlias = Literal["primary", "hedge", "failure", "stall"]
+"""Why an attempt was launched: first in line, to overtake a slow one, to replace a broken one."""
+
+CancelCause: TypeAlias = Literal["superseded", "interrupted", "deadline", "stall", "shutdown"]
+"""Why an attempt was cancelled. None of them says that its provider is unhealthy."""
+
+AttemptOutcome: TypeAlias = Literal["won", "superseded", "failed", "interrupted"]
+TurnOutcome: TypeAlias = Literal["answered", "answered_with_tools", "interrupted", "failed"]
+
+# ---- facts
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStarted:
+    """The context frame arrived: the caller is waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptOpened:
+    """The attempt's request is on its way to the provider."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class UsableToken:
+    """The attempt produced answer text, or a complete tool call."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Speakable:
+    """The attempt has completed a unit that the text-to-speech would speak."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFinished:
+    """The attempt's answer ended as the provider meant it to."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """The attempt ended in an error."""
+
+    attempt: int
+    error: AttemptError
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The caller spoke, the turn was withdrawn, or the pipeline is shutting down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Woke:
+    """The time named by ``wake_at`` has come."""
+
+
+AttemptFact: TypeAlias = AttemptOpened | UsableToken | Speakable | AttemptFinished | AttemptFailed
+Fact: TypeAlias = TurnStarted | AttemptFact | Interrupted | Woke
+
+# ---- orders
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Send the turn to a provider.
+
+    Parameters:
+        attempt: The attempt's number within the turn, from 0.
+        provider: The provider's name.
+        reason: Why now.
+    """
+
+    attempt: int
+    provider: str
+    reason: LaunchReason
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Release this attempt's answer, what is buffered at once and the rest as it comes."""
+
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Close this attempt's request at the provider."""
+
+    attempt: int
+    cause: CancelCause
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Nothing is left to try; the turn has failed.
+
+    Parameters:
+        errors: One ``(provider, error)`` an attempt that failed, in the order of their launch.
+    """
+
+    errors: tuple[tuple[str, AttemptError], ...]
+
+
+Order: TypeAlias = Launch | Commit | Cancel | GiveUp
+
+# ---- what a launch rule is asked
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """An attempt that has neither ended nor been committed.
+
+    Parameters:
+        provider: The provider's name.
+        launched_at: When it was launched, in the race's clock.
+        last_token_at: When its latest usable token came, or None if none has come.
+    """
+
+    provider: str
+    launched_at: float
+    last_token_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A turn that nobody has answered yet, and that has another attempt to spare.
+
+    Parameters:
+        started_at: When the turn started.
+        in_flight: The live attempts in the order of their launch; never empty.
+        next_provider: Whom a further attempt would ask.
+    """
+
+    started_at: float
+    in_flight: tuple[InFlight, ...]
+    next_provider: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchDecision:
+    """When to launch the next attempt, should nothing happen until then.
+
+    Parameters:
+        at: A time on the race's clock; None is never.
+        reason: Why then, for a person to read.
+    """
+
+    at: float | None
+    reason: str
+
+
+class LaunchRule(Protocol):
+    """Decides when a turn that is still waiting is worth another request."""
+
+    def next_launch(self, waiting: Waiting) -> LaunchDecision:
+        """Say when to launch the next attempt.
+
+        Args:
+            waiting: The turn as it stands.
+        """
+        ...

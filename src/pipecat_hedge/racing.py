@@ -1,0 +1,238 @@
+"""The race on asyncio.
+
+Law: a task owns one request from open to close and only posts to one inbox; whatever is decided is
+decided by the race, in the order in which things were posted.
+
+Taking the winner from the set that ``asyncio.wait`` returns would be simpler and wrong: a set has
+no order, and of eight attempts that answer in the same instant the first by iteration is an
+arbitrary one. The inbox keeps the order in which things happened, with the time of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Generic, Protocol, TypeVar
+
+from pipecat_hedge.errors import AttemptError
+from pipecat_hedge.facts import (
+    AttemptFact,
+    AttemptFailed,
+    AttemptFinished,
+    AttemptOpened,
+    Cancel,
+    Commit,
+    GiveUp,
+    Interrupted,
+    Launch,
+    Order,
+    Speakable,
+    TurnStarted,
+    UsableToken,
+    Woke,
+)
+from pipecat_hedge.policies.race import Phase, Race
+from pipecat_hedge.task_scope import TaskScope
+
+__all__ = ["Ask", "Post", "Racing"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Post(Protocol[T_contra]):
+    """Where an attempt tells what happened to it."""
+
+    def opened(self) -> None:
+        """The request is on its way."""
+        ...
+
+    def piece(self, piece: T_contra, *, usable: bool) -> None:
+        """A piece of the answer came.
+
+        Args:
+            piece: What to deliver if this attempt is committed.
+            usable: Whether it is a usable token, see ``policies/usable.py``.
+        """
+        ...
+
+    def failed(self, error: AttemptError) -> None:
+        """The attempt has failed; what follows no longer matters."""
+        ...
+
+
+class Ask(Protocol[T_co]):
+    """The seam to a provider: one call is one request, from open to close."""
+
+    async def __call__(self, launch: Launch, post: Post[T_co]) -> None:
+        """Ask, and post what comes. Returning is the end of the answer.
+
+        Must close the request when cancelled. An exception counts as a failure.
+
+        Args:
+            launch: Whom to ask, and why.
+            post: Where to tell what happens.
+        """
+        ...
+
+
+class _Mailbox(Generic[T]):
+    """One attempt's end of the inbox."""
+
+    __slots__ = ("_attempt", "_inbox", "_token")
+
+    def __init__(self, inbox: _Inbox[T], attempt: int):
+        self._inbox = inbox
+        self._attempt = attempt
+        self._token = UsableToken(attempt)
+
+    def opened(self) -> None:
+        self._inbox.put(self._attempt, None, AttemptOpened(self._attempt))
+
+    def piece(self, piece: T, *, usable: bool) -> None:
+        self._inbox.put(self._attempt, piece, self._token if usable else None)
+
+    def speakable(self) -> None:
+        self._inbox.put(self._attempt, None, Speakable(self._attempt))
+
+    def finished(self) -> None:
+        self._inbox.put(self._attempt, None, AttemptFinished(self._attempt))
+
+    def failed(self, error: AttemptError) -> None:
+        self._inbox.put(self._attempt, None, AttemptFailed(self._attempt, error))
+
+
+class _Inbox(Generic[T]):
+    """What was posted, oldest first, and a way to wait for more of it until a given time."""
+
+    __slots__ = ("_loop", "_posts", "_waiter")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._posts: deque[tuple[float, int, T | None, AttemptFact | None]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, attempt: int, piece: T | None, fact: AttemptFact | None) -> None:
+        self._posts.append((self._loop.time(), attempt, piece, fact))
+        self._rouse()
+
+    async def get(
+        self, until: float | None
+    ) -> tuple[float, int, T | None, AttemptFact | None] | None:
+        """The oldest post; None if there is none at the time ``until`` (None is never)."""
+        while not self._posts:
+            if until is not None and self._loop.time() >= until:
+                return None
+            self._waiter = self._loop.create_future()
+            alarm = self._loop.call_at(until, self._rouse) if until is not None else None
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                if alarm is not None:
+                    alarm.cancel()
+        return self._posts.popleft()
+
+    def _rouse(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Racing(Generic[T]):
+    """Runs one race: asks when it says so, cancels when it says so, delivers what it commits.
+
+    Example::
+
+        async with TaskScope() as scope:
+            await Racing(race, scope, ask, deliver).run(loop.time())
+            ...  # the answer is complete; losers may still be closing
+        # here every request has been closed
+
+    Attributes:
+        gave_up: What the race gave up with, or None.
+    """
+
+    def __init__(
+        self,
+        race: Race,
+        scope: TaskScope,
+        ask: Ask[T],
+        deliver: Callable[[T, float], Awaitable[None]],
+    ):
+        """Put a race and its seams together.
+
+        Args:
+            race: The decisions, not yet started.
+            scope: Owns the attempts' tasks; leaving it closes what is still open.
+            ask: Sends the turn to a provider.
+            deliver: Takes each piece of the committed answer, with the loop's time at which it
+                came, in the order of the stream.
+        """
+        self._race = race
+        self._scope = scope
+        self._ask = ask
+        self._deliver = deliver
+        self._inbox: _Inbox[T] = _Inbox()
+        self._held: dict[int, list[tuple[T, float]]] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._committed: int | None = None
+        self.gave_up: GiveUp | None = None
+
+    async def run(self, started_at: float) -> None:
+        """Run the race until it is over.
+
+        Args:
+            started_at: When the turn started, in the loop's time.
+
+        Raises:
+            asyncio.CancelledError: If the caller was cancelled; the race has been told.
+        """
+        loop = asyncio.get_running_loop()
+        race = self._race
+        try:
+            await self._obey(race.handle(TurnStarted(), started_at))
+            while race.phase is not Phase.OVER:
+                post = await self._inbox.get(race.wake_at)
+                if post is None:
+                    await self._obey(race.handle(Woke(), loop.time()))
+                    continue
+                at, attempt, piece, fact = post
+                if piece is not None:
+                    if attempt == self._committed:
+                        await self._deliver(piece, at)
+                    elif attempt in self._held:
+                        self._held[attempt].append((piece, at))
+                if fact is not None and (orders := race.handle(fact, at)):
+                    await self._obey(orders)
+        except asyncio.CancelledError:
+            race.handle(Interrupted(), loop.time())
+            raise
+
+    async def _obey(self, orders: tuple[Order, ...]) -> None:
+        # Cancellations first: a loser costs money for as long as it runs, and delivering awaits.
+        for order in orders:
+            if isinstance(order, Cancel):
+                self._held.pop(order.attempt, None)
+                self._tasks[order.attempt].cancel()
+        for order in orders:
+            if isinstance(order, Launch):
+                self._held[order.attempt] = []
+                work = self._attempt(order, _Mailbox(self._inbox, order.attempt))
+                name = f"attempt {order.attempt}: {order.provider}"
+                self._tasks[order.attempt] = self._scope.start(work, name=name)
+            elif isinstance(order, Commit):
+                self._committed = order.attempt
+                for piece, at in self._held.pop(order.attempt):
+                    await self._deliver(piece, at)
+            elif isinstance(order, GiveUp):
+                self.gave_up = order
+
+    async def _attempt(self, launch: Launch, mailbox: _Mailbox[T]) -> None:
+        try:
+            await self._ask(launch, mailbox)
+        except Exception as e:
+            mailbox.failed(AttemptError("unknown", f"{type(e).__name__}: {e}", exception=e))
+        else:
+            mailbox.finished()

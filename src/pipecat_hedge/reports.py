@@ -1,0 +1,74 @@
+"""What a turn looked like once it was over: frozen values, handed to hooks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipecat_hedge.facts import AttemptOutcome, LaunchReason, TurnOutcome
+
+__all__ = ["AttemptReport", "TurnReport"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptReport:
+    """One request to one provider.
+
+    Parameters:
+        provider: The provider's name.
+        model: The model that was asked, as the provider names it; None if the service has none.
+        launched_secs: When it was launched, from the turn's start.
+        launch_reason: ``primary``, ``hedge``, ``failure`` or ``stall``.
+        ttft_secs: From its launch to its first usable token; None if none came. For an attempt
+            that was cancelled first, the true figure is longer than ``ended_secs - launched_secs``.
+        ended_secs: When its request was done with, from the turn's start.
+        outcome: ``won``, ``superseded``, ``failed`` or ``interrupted``.
+        error_category: Why it failed (a value of Pipecat's ``ErrorCategory``, or ``empty``).
+        input_tokens: Tokens of the prompt, cached ones included, if the provider said or an
+            estimate was made.
+        output_tokens: Tokens that the provider produced for it.
+        tokens_estimated: Whether a token count is an estimate, because the provider sent no final
+            count before the request was closed.
+        usd: What it cost, if the provider's price is known.
+    """
+
+    provider: str
+    model: str | None
+    launched_secs: float
+    launch_reason: LaunchReason
+    ttft_secs: float | None
+    ended_secs: float
+    outcome: AttemptOutcome
+    error_category: str | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    tokens_estimated: bool = False
+    usd: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnReport:
+    """One LLM turn: from the context frame to the end of the answer.
+
+    All times are seconds on one monotonic clock, counted from the context frame.
+
+    Parameters:
+        turn: The turn's number within this service, from 1.
+        winner: The provider whose answer was released, or None.
+        outcome: ``answered``, ``answered_with_tools``, ``interrupted`` or ``failed``.
+        ttft_secs: To the first usable token of the released answer; None if none was released.
+        ttfs_secs: To the first speakable sentence of the released answer; None if there was none.
+        duration_secs: To the end of the answer.
+        attempts: Every request of the turn, in the order of launch.
+        commit_reason: What made the winner win, e.g. ``first_token``; None without a winner.
+        filler: What was said while waiting, or why nothing was; None where fillers are not used.
+    """
+
+    turn: int
+    winner: str | None
+    outcome: TurnOutcome
+    ttft_secs: float | None
+    ttfs_secs: float | None
+    duration_secs: float
+    attempts: tuple[AttemptReport, ...]
+    commit_reason: str | None = None
+    filler: str | None = None

@@ -1,0 +1,390 @@
+"""The hedged LLM service: one processor in the pipeline, several providers behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from loguru import logger
+from pipecat.adapters.llm.schemas.direct_function import DirectFunction
+from pipecat.frames.frames import (
+    CancelFrame,
+    EndFrame,
+    Frame,
+    LLMContextFrame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMUpdateSettingsFrame,
+    MetricsFrame,
+    StartFrame,
+)
+from pipecat.metrics.metrics import MetricsData
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSetup
+from pipecat.services.llm_service import LLMService
+from pipecat.services.settings import LLMSettings, ServiceSettings
+from pipecat.utils.errors import ErrorCategory
+from pipecat.utils.types import is_given
+
+from pipecat_hedge.contender import Contender, ToolCalls
+from pipecat_hedge.errors import AllProvidersFailed, ConfigurationError
+from pipecat_hedge.metrics import HedgeMetricsData
+from pipecat_hedge.policies.hedge_policy import HedgePolicy
+from pipecat_hedge.provider import Provider, as_providers
+from pipecat_hedge.turn import Entry, Turn
+
+__all__ = ["HedgedLLMService"]
+
+_HOSTS_OWN_SETTINGS = ("filter_incomplete_user_turns", "user_turn_completion_config")
+"""Settings that the hedged service applies itself: the answer passes through it, not a member."""
+
+
+class HedgedLLMService(LLMService):
+    """Races several LLM services and streams the first usable answer.
+
+    Stands in a pipeline where an LLM service stands. For each context frame it asks one or more
+    of its providers, as the policy says, releases the answer that is usable first, and closes the
+    other requests. A provider that fails is replaced at once and is never heard.
+
+    Event handlers available, besides those of ``LLMService``:
+
+    - on_turn_report: Called with a ``TurnReport`` after each turn, whatever came of it.
+
+    Example::
+
+        llm = HedgedLLMService(
+            llms=[AnthropicLLMService(api_key=...), OpenAILLMService(api_key=...)],
+            policy=HedgePolicy.after(0.8),
+        )
+
+        @llm.event_handler("on_turn_report")
+        async def on_turn_report(service, report):
+            print(report.winner, report.ttft_secs)
+    """
+
+    def __init__(
+        self,
+        llms: Sequence[Provider | LLMService[Any]],
+        *,
+        policy: HedgePolicy | None = None,
+        settings: LLMSettings | None = None,
+        **kwargs: Any,
+    ):
+        """Take charge of the services to race.
+
+        Args:
+            llms: Whom to ask, in order: any Pipecat request/response LLM services, bare or as
+                named ``Provider``s. Each instance belongs to this service alone.
+            policy: When to ask the next one. Defaults to ``HedgePolicy.after(1.0)``.
+            settings: Settings that all members share, such as ``system_instruction`` and
+                ``temperature``; applied to each when the pipeline starts.
+            **kwargs: Further arguments of ``LLMService``.
+
+        Raises:
+            ConfigurationError: If an argument cannot work; the message says which, and the remedy.
+        """
+        providers = as_providers(llms)
+        if any(isinstance(s, HedgedLLMService) for p in providers for s in p.services):
+            raise ConfigurationError(
+                "llms contains a HedgedLLMService: put its providers into the outer one"
+            )
+        if policy is not None and not isinstance(policy, HedgePolicy):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(
+                f"policy must be a HedgePolicy, got {policy!r}: write HedgePolicy.after(0.8)"
+            )
+        if settings is not None and is_given(settings.model):
+            raise ConfigurationError(
+                "settings.model cannot be shared by several providers: set the model on each "
+                "service where it is constructed"
+            )
+        super().__init__(settings=_no_settings(), **kwargs)
+        self._policy = policy or HedgePolicy.after(1.0)
+        self._shared_settings = settings
+        self._entries = tuple(
+            Entry(provider, tuple(Contender(service) for service in provider.services))
+            for provider in providers
+        )
+        self._turns = 0
+        self._advertising = False
+        self._register_event_handler("on_turn_report")
+
+    @property
+    def providers(self) -> tuple[Provider, ...]:
+        """The providers, in the order in which they are asked."""
+        return tuple(entry.provider for entry in self._entries)
+
+    @property
+    def policy(self) -> HedgePolicy:
+        """When the next provider is asked."""
+        return self._policy
+
+    def can_generate_metrics(self) -> bool:
+        """Whether this service reports metrics: it does, under its own name."""
+        return True
+
+    # ---- life cycle
+
+    async def setup(self, setup: FrameProcessorSetup) -> None:
+        """Set this service and its members up.
+
+        Args:
+            setup: The pipeline's configuration.
+        """
+        await super().setup(setup)
+        await asyncio.gather(*(contender.setup(setup) for contender in self._contenders))
+
+    async def cleanup(self) -> None:
+        """Release this service's and its members' resources."""
+        await super().cleanup()
+        await asyncio.gather(*(contender.cleanup() for contender in self._contenders))
+
+    async def start(self, frame: StartFrame) -> None:
+        """Start the members.
+
+        Args:
+            frame: The start frame.
+        """
+        await super().start(frame)
+        await self._tell_members(frame)
+        if self._shared_settings is not None:
+            await self._update_settings(self._shared_settings)
+
+    async def stop(self, frame: EndFrame) -> None:
+        """Stop the members.
+
+        Args:
+            frame: The end frame.
+        """
+        await super().stop(frame)
+        await self._tell_members(frame)
+
+    async def cancel(self, frame: CancelFrame) -> None:
+        """Stop the members at once.
+
+        Args:
+            frame: The cancel frame.
+        """
+        await super().cancel(frame)
+        await self._tell_members(frame)
+
+    # ---- what reaches every member
+
+    async def _update_settings(self, delta: ServiceSettings) -> dict[str, Any]:
+        """Apply a settings delta here and to every member; see ``LLMService``."""
+        assert isinstance(delta, LLMSettings)
+        if is_given(delta.model):
+            logger.warning(
+                f"{self}: a settings update for all providers cannot set model, left out. Address "
+                "it to one member: LLMUpdateSettingsFrame(service=member, delta=...)"
+            )
+            delta = dataclasses.replace(delta, model=_no_change().model)
+        changed = await super()._update_settings(delta)
+        for_members = dataclasses.replace(
+            delta, **{name: getattr(_no_change(), name) for name in _HOSTS_OWN_SETTINGS}
+        )
+        if for_members.given_fields():
+            for contender in self._contenders:
+                await contender.control(LLMUpdateSettingsFrame(delta=for_members))
+        return changed
+
+    def append_system_instruction(self, instruction: str) -> None:
+        """Append durable text to the system instruction of every member.
+
+        Args:
+            instruction: The text to append.
+        """
+        super().append_system_instruction(instruction)
+        for contender in self._contenders:
+            contender.service.append_system_instruction(instruction)
+
+    def register_function(
+        self,
+        function_name: str | None,
+        handler: Any,
+        *,
+        cancel_on_interruption: bool | None = None,
+        timeout_secs: float | None = None,
+        cancellable_by_llm: bool | None = None,
+    ) -> None:
+        """Register a tool handler; see ``LLMService.register_function``.
+
+        The handler runs here, once, for the winner. The members are told of it because a tool's
+        options change what the model is told.
+        """
+        options: dict[str, Any] = {
+            "cancel_on_interruption": cancel_on_interruption,
+            "timeout_secs": timeout_secs,
+            "cancellable_by_llm": cancellable_by_llm,
+        }
+        super().register_function(function_name, handler, **options)
+        if not self._advertising:  # members read what a context advertises for themselves
+            for contender in self._contenders:
+                contender.service.register_function(function_name, handler, **options)
+
+    def unregister_function(self, function_name: str | None) -> None:
+        """Remove a tool handler; see ``LLMService.unregister_function``."""
+        super().unregister_function(function_name)
+        for contender in self._contenders:
+            with contextlib.suppress(KeyError):  # a member reads advertised tools a turn later
+                contender.service.unregister_function(function_name)
+
+    def register_direct_function(
+        self,
+        handler: DirectFunction,
+        *,
+        cancel_on_interruption: bool | None = None,
+        timeout_secs: float | None = None,
+    ) -> None:
+        """Register a direct function; see ``LLMService.register_direct_function``."""
+        options: dict[str, Any] = {
+            "cancel_on_interruption": cancel_on_interruption,
+            "timeout_secs": timeout_secs,
+        }
+        super().register_direct_function(handler, **options)
+        for contender in self._contenders:
+            contender.service.register_direct_function(handler, **options)
+
+    def _sync_registered_tool_handlers(self, tools: Any) -> None:
+        self._advertising = True
+        try:
+            super()._sync_registered_tool_handlers(tools)
+        finally:
+            self._advertising = False
+
+    # ---- frames
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        """Run a turn for a context frame; pass everything else on.
+
+        Args:
+            frame: The frame to process.
+            direction: Which way it travels.
+        """
+        await super().process_frame(frame, direction)
+        if isinstance(frame, LLMContextFrame):
+            await self._run_turn(frame.context)
+        elif isinstance(frame, LLMUpdateSettingsFrame) and frame.service is not None:
+            # The base class has applied it, or passed it on for another service.
+            for contender in self._contenders:
+                if contender.service is frame.service:
+                    await contender.control(frame)
+        else:
+            await self.push_frame(frame, direction)
+
+    # ---- the turn
+
+    async def _run_turn(self, context: LLMContext) -> None:
+        self._turns += 1
+        line_up = [entry for e in self._entries if (entry := self._usable(e)).contenders]
+        turn = Turn(
+            number=self._turns,
+            context=context,
+            line_up=line_up,
+            policy=self._policy,
+            mouth=self,
+            committed=self._credit,
+        )
+        ended = False
+
+        async def end() -> None:
+            nonlocal ended
+            ended = True
+            if (usage := turn.winner_usage) is not None:
+                await self.start_llm_usage_metrics(usage)
+            await self.stop_processing_metrics()
+            await self.push_frame(LLMFullResponseEndFrame())
+
+        await self.push_frame(LLMFullResponseStartFrame())
+        await self.start_processing_metrics()
+        await self.start_ttfb_metrics()
+        try:
+            failure = await turn.run(end)
+            if failure is not None:
+                await self._report_failure(failure)
+        finally:
+            if not ended:
+                await end()
+            await self._report_turn(turn)
+
+    @staticmethod
+    def _usable(entry: Entry) -> Entry:
+        contenders = tuple(c for c in entry.contenders if c.service.is_usable)
+        return dataclasses.replace(entry, contenders=contenders)
+
+    def _credit(self, model: str | None) -> None:
+        self.set_core_metrics_data(MetricsData(processor=self.name, model=model or ""))
+
+    async def _report_failure(self, failure: AllProvidersFailed) -> None:
+        await self.cancel_ttfb_metrics()
+        categories = {error.category for _, error in failure.causes}
+        known = {category.value for category in ErrorCategory}
+        only = categories.pop() if len(categories) == 1 else None
+        category = ErrorCategory(only) if only in known else ErrorCategory.UNKNOWN
+        await self.push_error(str(failure), exception=failure, category=category)
+
+    async def _report_turn(self, turn: Turn) -> None:
+        report = turn.report()
+        await self._call_event_handler("on_turn_report", report)
+        if self.metrics_enabled:
+            model = next((a.model for a in report.attempts if a.outcome == "won"), None)
+            data = HedgeMetricsData(processor=self.name, model=model, report=report)
+            await self.push_frame(MetricsFrame(data=[data]))
+
+    # ---- the turn's mouth
+
+    async def say(self, text: str, *, wall_time: float) -> None:
+        """Release a piece of the winner's text. Called by the turn.
+
+        Args:
+            text: The text.
+            wall_time: When it came, in seconds since the epoch.
+        """
+        await self.stop_ttfb_metrics(end_time=wall_time)
+        await self.stop_ttfat_metrics(end_time=wall_time)
+        await self._push_llm_text(text)
+
+    async def run_tools(self, calls: ToolCalls, *, wall_time: float) -> None:
+        """Run the winner's tools. Called by the turn.
+
+        Args:
+            calls: The complete calls.
+            wall_time: When they were complete, in seconds since the epoch.
+        """
+        await self.stop_ttfb_metrics(end_time=wall_time)
+        await self.stop_ttfat_metrics(end_time=wall_time)
+        await self.run_function_calls(calls.calls)
+
+    async def pass_on(self, frame: Frame, *, wall_time: float) -> None:
+        """Release any other frame of the winner's answer. Called by the turn.
+
+        Args:
+            frame: The frame, such as a thought.
+            wall_time: When it came, in seconds since the epoch.
+        """
+        await self.stop_ttfb_metrics(end_time=wall_time)
+        await self.push_frame(frame)
+
+    # ---- members
+
+    @property
+    def _contenders(self) -> tuple[Contender, ...]:
+        return tuple(contender for entry in self._entries for contender in entry.contenders)
+
+    async def _tell_members(self, frame: Frame) -> None:
+        await asyncio.gather(*(contender.control(frame) for contender in self._contenders))
+
+
+def _no_change() -> LLMSettings:
+    return LLMSettings()
+
+
+def _no_settings() -> LLMSettings:
+    """Complete settings that say nothing: each member has its own."""
+    settings = LLMSettings(filter_incomplete_user_turns=False, use_provider_thinking_default=False)
+    for field in dataclasses.fields(settings):
+        if not is_given(getattr(settings, field.name)):
+            setattr(settings, field.name, None)
+    return settings
