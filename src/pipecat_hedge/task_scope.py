@@ -66,7 +66,8 @@ class TaskScope:
         traceback: TracebackType | None,
     ) -> None:
         for task in self._tasks:
-            task.cancel()
+            if not task.cancelling():  # one that is closing already must be let close
+                task.cancel()
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=CLOSE_SECS)
         self.stragglers = frozenset(self._tasks)

@@ -131,7 +131,9 @@ class HedgePolicy:
 
 def _seconds(field: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigurationError(f"{field} must be a number of seconds, got {value!r}")
+        raise ConfigurationError(
+            f"{field} must be a number of seconds, got {value!r}: 0 is at once, None is never"
+        )
     if value < 0:
         raise ConfigurationError(
             f"{field} must not be negative, got {value}: 0 is at once, None is never"

@@ -1,0 +1,63 @@
+"""Rules that hold in every test: no task outlives it, and no packet leaves this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from pipecat_hedge.testing import AutojumpLoop
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Tests marked ``virtual_time`` run on a loop that skips idle time."""
+    if item.get_closest_marker("virtual_time"):
+        return {"virtual": AutojumpLoop}
+    return {"real": asyncio.SelectorEventLoop}
+
+
+@pytest.fixture(autouse=True)
+def _no_leaked_tasks(request: pytest.FixtureRequest) -> None:
+    if inspect.iscoroutinefunction(getattr(request.node, "function", None)):
+        request.getfixturevalue("_leak_check")
+
+
+@pytest.fixture
+async def _leak_check() -> AsyncIterator[None]:
+    before = asyncio.all_tasks()
+    yield
+    for _ in range(3):  # tasks that are done but for their callbacks
+        await asyncio.sleep(0)
+    leaked = asyncio.all_tasks() - before - {asyncio.current_task()}
+    assert not leaked, f"tasks outlived the test: {sorted(t.get_name() for t in leaked)}"
+
+
+@pytest.fixture(autouse=True)
+def _loopback_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    connect, sendto = socket.socket.connect, socket.socket.sendto
+
+    def checked_connect(self: socket.socket, address: Any) -> None:
+        _refuse_beyond_loopback(address)
+        return connect(self, address)
+
+    def checked_sendto(self: socket.socket, *args: Any) -> int:
+        _refuse_beyond_loopback(args[-1])
+        return sendto(self, *args)
+
+    monkeypatch.setattr(socket.socket, "connect", checked_connect)
+    monkeypatch.setattr(socket.socket, "sendto", checked_sendto)
+    yield
+
+
+def _refuse_beyond_loopback(address: Any) -> None:
+    if not isinstance(address, tuple) or address[0] in ("localhost", ""):
+        return
+    if not ipaddress.ip_address(address[0].split("%")[0]).is_loopback:
+        raise RuntimeError(f"a test tried to reach {address}; only loopback is allowed")

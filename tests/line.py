@@ -1,0 +1,162 @@
+"""A phone line for tests: a pipeline around one LLM service, spoken to and listened to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from pipecat.frames.frames import (
+    EndFrame,
+    ErrorFrame,
+    Frame,
+    InterruptionFrame,
+    LLMContextFrame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+)
+from pipecat.pipeline.pipeline import Pipeline
+from pipecat.pipeline.worker import PipelineParams, PipelineWorker
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.services.llm_service import LLMService
+from pipecat.workers.runner import WorkerRunner
+
+from pipecat_hedge import TurnReport
+
+FrameT = TypeVar("FrameT", bound=Frame)
+
+
+class _Ear(FrameProcessor):
+    """Notes every frame that passes it in one direction, and when."""
+
+    def __init__(self, direction: FrameDirection):
+        super().__init__(enable_direct_mode=True)
+        self._direction = direction
+        self.heard: list[tuple[float, Frame]] = []
+        self.changed = asyncio.Condition()
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        await super().process_frame(frame, direction)
+        if direction is self._direction:
+            self.heard.append((asyncio.get_running_loop().time(), frame))
+            async with self.changed:
+                self.changed.notify_all()
+        await self.push_frame(frame, direction)
+
+
+class Line:
+    """Runs a service in a pipeline for the length of an ``async with``.
+
+    Attributes:
+        reports: Every turn report so far, if the service makes any.
+    """
+
+    def __init__(self, llm: LLMService[Any], *, processors: Sequence[FrameProcessor] = ()):
+        self._up, self._down = _Ear(FrameDirection.UPSTREAM), _Ear(FrameDirection.DOWNSTREAM)
+        self._worker = PipelineWorker(
+            Pipeline([self._up, llm, *processors, self._down]),
+            cancel_on_idle_timeout=False,
+            enable_rtvi=False,
+            params=PipelineParams(enable_metrics=True, enable_usage_metrics=True),
+        )
+        self.reports: list[TurnReport] = []
+        self._reported = asyncio.Condition()
+        if "on_turn_report" in llm._event_handlers:
+            llm.add_event_handler("on_turn_report", self._take_report)
+
+    async def _take_report(self, _: object, report: TurnReport) -> None:
+        self.reports.append(report)
+        async with self._reported:
+            self._reported.notify_all()
+
+    async def __aenter__(self) -> Line:
+        started = asyncio.Event()
+
+        @self._worker.event_handler("on_pipeline_started")
+        async def on_started(_: object, __: object) -> None:
+            started.set()
+
+        runner = WorkerRunner(handle_sigint=False)
+        await runner.add_workers(self._worker)
+        self._running = asyncio.create_task(runner.run())
+        await asyncio.wait_for(started.wait(), 5)
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc is None:
+            await self._worker.queue_frame(EndFrame())
+        else:
+            await self._worker.cancel()
+        await asyncio.wait_for(self._running, 10)
+
+    async def send(self, *frames: Frame) -> None:
+        """Put frames into the pipeline's beginning."""
+        for frame in frames:
+            await self._worker.queue_frame(frame)
+
+    async def interrupt(self) -> None:
+        """Have the caller speak into the answer."""
+        await self.send(InterruptionFrame())
+
+    async def ask(self, text: str = "Hello?", context: LLMContext | None = None) -> LLMContext:
+        """Send a turn and wait for the end of its answer."""
+        context = context or LLMContext([{"role": "user", "content": text}])
+        ends = len(self.frames(LLMFullResponseEndFrame)) + 1
+        await self.send(LLMContextFrame(context))
+        await self.until(lambda: len(self.frames(LLMFullResponseEndFrame)) >= ends)
+        return context
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until ``condition`` holds; it is looked at whenever a frame has passed."""
+        for ear in (self._down, self._up):
+            if condition():
+                return
+        tasks = [asyncio.create_task(self._until(ear, condition)) for ear in (self._down, self._up)]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _until(self, ear: _Ear, condition: Callable[[], bool]) -> None:
+        async with ear.changed:
+            await ear.changed.wait_for(condition)
+
+    async def report(self, number: int = 1) -> TurnReport:
+        """The report of the ``number``-th turn, once it is there."""
+        async with self._reported:
+            await self._reported.wait_for(lambda: len(self.reports) >= number)
+        return self.reports[number - 1]
+
+    def frames(self, kind: type[FrameT]) -> list[FrameT]:
+        """The frames of a kind that came out downstream so far."""
+        return [f for _, f in self._down.heard if isinstance(f, kind)]
+
+    def times(self, kind: type[Frame]) -> list[float]:
+        """When the frames of a kind came out downstream, in the loop's time."""
+        return [at for at, f in self._down.heard if isinstance(f, kind)]
+
+    @property
+    def errors(self) -> list[ErrorFrame]:
+        """The error frames that went upstream."""
+        return [f for _, f in self._up.heard if isinstance(f, ErrorFrame)]
+
+    @property
+    def text(self) -> str:
+        """All answer text so far."""
+        return "".join(f.text for f in self.frames(LLMTextFrame))
+
+    @property
+    def framing(self) -> list[str]:
+        """The answers' frames in order: ``<`` start, ``t`` text, ``>`` end."""
+        signs = {LLMFullResponseStartFrame: "<", LLMTextFrame: "t", LLMFullResponseEndFrame: ">"}
+        return [signs[type(f)] for _, f in self._down.heard if type(f) in signs]

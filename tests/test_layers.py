@@ -1,0 +1,101 @@
+"""Imports point down: words, then policies, then mechanism, then Pipecat, then tools."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import pipecat_hedge
+
+ROOT = Path(pipecat_hedge.__file__).parent
+
+WORDS, POLICIES, MECHANISM, PIPECAT, TOOLS = range(5)
+LAYERS = {
+    "errors": WORDS,
+    "facts": WORDS,
+    "reports": WORDS,
+    "policies": POLICIES,
+    "task_scope": MECHANISM,
+    "racing": MECHANISM,
+    "contender": PIPECAT,
+    "provider": PIPECAT,
+    "metrics": PIPECAT,
+    "turn": PIPECAT,
+    "members": PIPECAT,
+    "service": PIPECAT,
+    "__init__": PIPECAT,
+    "recordings": TOOLS,
+    "testing": TOOLS,
+    "simulator": TOOLS,
+    "bench": TOOLS,
+    "cli": TOOLS,
+}
+STANDARD_LIBRARY_ONLY = (WORDS, POLICIES)
+MODULES = sorted(ROOT.rglob("*.py"))
+
+
+def _layer(module: str) -> int:
+    name = module.split(".")[1] if "." in module else "__init__"
+    assert name in LAYERS, f"{module} has no layer: add {name!r} to the table"
+    return LAYERS[name]
+
+
+def _imports(path: Path) -> list[str]:
+    tree = ast.parse(path.read_text())
+    found: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: write absolute imports"
+            found.append(node.module or "")
+    return found
+
+
+def _module(path: Path) -> str:
+    return ".".join(("pipecat_hedge", *path.relative_to(ROOT).with_suffix("").parts))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_module)
+def test_imports_point_down(path: Path) -> None:
+    """No module imports from a layer above its own."""
+    mine = _layer(_module(path))
+    for imported in _imports(path):
+        if imported.split(".")[0] == "pipecat_hedge":
+            assert _layer(imported) <= mine, f"{_module(path)} imports {imported}"
+        if imported.split(".")[0] in ("asyncio", "pipecat", "loguru") and mine <= POLICIES:
+            pytest.fail(f"{_module(path)} imports {imported}: policies do no I/O and do not log")
+        if imported.split(".")[0] == "pipecat" and mine <= MECHANISM:
+            pytest.fail(f"{_module(path)} imports {imported}: the mechanism knows no Pipecat")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_module)
+def test_policies_do_not_import_each_other(path: Path) -> None:
+    """A policy is understood by itself."""
+    if path.parent.name != "policies":
+        return
+    for imported in _imports(path):
+        assert not imported.startswith("pipecat_hedge.policies"), f"{_module(path)}: {imported}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_module)
+def test_only_the_scope_makes_tasks(path: Path) -> None:
+    """Everything else runs in a scope, so nothing can be forgotten."""
+    mine = _layer(_module(path))
+    if mine == TOOLS or path.name == "task_scope.py":
+        return
+    made = [
+        node.attr
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in ("create_task", "ensure_future")
+    ]
+    assert made == []
+
+
+def test_the_public_names_are_few() -> None:
+    """At most 15, and each one exists."""
+    assert len(pipecat_hedge.__all__) <= 15
+    for name in pipecat_hedge.__all__:
+        assert hasattr(pipecat_hedge, name)

@@ -1,0 +1,479 @@
+"""The hedged service in a Pipecat pipeline, on virtual time: exact figures, no I/O."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
+from pipecat.frames.frames import (
+    FunctionCallInProgressFrame,
+    FunctionCallResultFrame,
+    LLMContextFrame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+    LLMThoughtTextFrame,
+    LLMUpdateSettingsFrame,
+    MetricsFrame,
+)
+from pipecat.metrics.metrics import (
+    LLMTokenUsage,
+    LLMUsageMetricsData,
+    TTFATMetricsData,
+    TTFBMetricsData,
+)
+from pipecat.processors.aggregators.llm_context import LLMContext, LLMSpecificMessage
+from pipecat.services.llm_service import FunctionCallParams
+from pipecat.services.settings import LLMSettings
+from pipecat.utils.errors import ErrorCategory
+
+from pipecat_hedge import (
+    AllProvidersFailed,
+    HedgedLLMService,
+    HedgeMetricsData,
+    HedgePolicy,
+    Provider,
+)
+from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
+from tests.line import Line
+
+pytestmark = pytest.mark.virtual_time
+
+NEVER = float("inf")
+
+
+def scripted(*script: Step, **kwargs: Any) -> ScriptedLLMService:
+    return ScriptedLLMService(script, **kwargs)
+
+
+def racing(*llms: ScriptedLLMService, policy: HedgePolicy | None = None) -> HedgedLLMService:
+    """The services as providers a, b, c …"""
+    named = [Provider(name, llm) for name, llm in zip("abcdef", llms, strict=False)]
+    return HedgedLLMService(named, policy=policy or HedgePolicy.race(len(llms)))
+
+
+class TestWhoWins:
+    @pytest.mark.parametrize("order", ["fast first", "slow first"])
+    async def test_the_first_usable_token_wins(self, order: str) -> None:
+        """The fast provider's answer is released when it comes, whatever the order."""
+        fast = scripted(Wait(0.05), Say("Hello "), Wait(0.1), Say("there."))
+        slow = scripted(Wait(0.5), Say("Good evening."))
+        llms = (fast, slow) if order == "fast first" else (slow, fast)
+        async with Line(racing(*llms)) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "Hello there."
+        assert line.framing == ["<", "t", "t", ">"]
+        start, first = line.times(LLMFullResponseStartFrame)[0], line.times(LLMTextFrame)[0]
+        assert first - start == pytest.approx(0.05)
+        assert report.winner == ("a" if order == "fast first" else "b")
+        assert report.ttft_secs == pytest.approx(0.05)
+        assert report.duration_secs == pytest.approx(0.15)
+        assert slow.closed_by_cancel == 1
+        assert slow.open_requests == fast.open_requests == 0
+
+    async def test_of_two_in_the_same_instant_the_first_to_speak_wins(self) -> None:
+        """Order is the order of arrival, not of a set."""
+        llms = [scripted(Wait(0.1), Say(f"I am {name}.")) for name in "abcdef"]
+        async with Line(racing(*llms)) as line:
+            await line.ask()
+        assert line.text == "I am a."
+
+    async def test_blank_text_and_markers_do_not_win(self) -> None:
+        """A stream that begins with nothing to hear has not answered."""
+        blank = scripted(Say(" "), Say("\n"), Say("●"), Wait(3), Say(" Late."))
+        async with Line(racing(blank, scripted(Wait(0.2), Say("Early.")))) as line:
+            await line.ask()
+        assert line.text == "Early."
+
+    async def test_what_came_before_the_first_usable_token_is_released_with_it(self) -> None:
+        """The winner's text is whole, leading blanks included."""
+        async with Line(racing(scripted(Say(" "), Wait(0.1), Say("Yes."), Say(" Sir.")))) as line:
+            await line.ask()
+        assert line.text == " Yes. Sir."
+
+    async def test_thoughts_of_the_winner_pass_and_those_of_a_loser_do_not(self) -> None:
+        """Reasoning is no answer, but belongs to one."""
+        thinker = scripted(LLMThoughtTextFrame("hm"), Wait(NEVER))
+        answerer = scripted(LLMThoughtTextFrame("aha"), Wait(0.1), Say("Yes."))
+        async with Line(racing(thinker, answerer)) as line:
+            await line.ask()
+        assert [f.text for f in line.frames(LLMThoughtTextFrame)] == ["aha"]
+
+
+class TestWhenToLaunch:
+    async def test_after_leaves_a_quick_primary_alone(self) -> None:
+        """No second request when the first answers in time."""
+        second = scripted(Say("Unused."))
+        policy = HedgePolicy.after(0.6)
+        async with Line(racing(scripted(Wait(0.59), Say("Hi.")), second, policy=policy)) as line:
+            await line.ask()
+            report = await line.report()
+        assert second.contexts == []
+        assert [a.launch_reason for a in report.attempts] == ["primary"]
+
+    async def test_after_hedges_a_silent_primary(self) -> None:
+        """The second request starts at the delay and may still lose."""
+        policy = HedgePolicy.after(0.6)
+        first, second = scripted(Wait(0.9), Say("First.")), scripted(Wait(0.5), Say("Second."))
+        async with Line(racing(first, second, policy=policy)) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "First."
+        assert report.ttft_secs == pytest.approx(0.9)
+        hedge = report.attempts[1]
+        assert (hedge.launch_reason, hedge.outcome) == ("hedge", "superseded")
+        assert hedge.launched_secs == pytest.approx(0.6)
+        assert hedge.ended_secs == pytest.approx(0.9)
+
+    async def test_fallback_waits_for_a_failure(self) -> None:
+        """However slow the first is, the second is not asked."""
+        second = scripted(Say("Unused."))
+        policy = HedgePolicy.fallback()
+        async with Line(racing(scripted(Wait(30), Say("Hi.")), second, policy=policy)) as line:
+            await line.ask()
+        assert line.text == "Hi."
+        assert second.contexts == []
+
+    @pytest.mark.parametrize(
+        ("fault", "category"),
+        [
+            ([Error(category=ErrorCategory.RATE_LIMIT)], "rate_limit"),
+            ([Error(category=ErrorCategory.QUOTA)], "quota"),
+            ([], "empty"),
+            ([Say("  ")], "empty"),
+            ([Say(" "), Error()], "server"),
+        ],
+    )
+    @pytest.mark.parametrize("policy", [HedgePolicy.fallback(), HedgePolicy.after(60)])
+    async def test_a_failure_launches_the_next_at_once(
+        self, fault: list[Step], category: str, policy: HedgePolicy
+    ) -> None:
+        """An error, an empty answer and a blank one do not wait for the delay."""
+        faulty = scripted(Wait(0.1), *fault)
+        async with Line(racing(faulty, scripted(Wait(0.2), Say("Hi.")), policy=policy)) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "Hi."
+        assert line.errors == []
+        assert report.ttft_secs == pytest.approx(0.3)
+        failed, won = report.attempts
+        assert (failed.outcome, failed.error_category) == ("failed", category)
+        assert (won.outcome, won.launch_reason) == ("won", "failure")
+        assert won.launched_secs == pytest.approx(0.1)
+
+    async def test_a_service_that_raises_is_a_failure(self) -> None:
+        """Nothing that a member throws reaches the pipeline."""
+
+        class Broken(ScriptedLLMService):
+            async def _play(self, script: Any, context: LLMContext) -> None:
+                raise RuntimeError("bug in the service")
+
+        async with Line(racing(Broken([]), scripted(Say("Hi.")))) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "Hi."
+        assert report.attempts[0].error_category == "unknown"
+
+    async def test_a_time_out_told_by_event_alone_is_a_failure(self) -> None:
+        """Pipecat's Anthropic service reports one without an error frame."""
+
+        class TimesOut(ScriptedLLMService):
+            async def _play(self, script: Any, context: LLMContext) -> None:
+                await self._call_event_handler("on_completion_timeout")
+
+        async with Line(racing(TimesOut([]), scripted(Wait(1), Say("Hi.")))) as line:
+            await line.ask()
+            report = await line.report()
+        assert report.attempts[0].error_category == "connectivity"
+
+    async def test_a_provider_with_two_instances_may_be_asked_twice(self) -> None:
+        """Hedging to the same provider needs two instances of the service."""
+        stuck, fresh = scripted(Wait(NEVER)), scripted(Wait(0.1), Say("Hi."))
+        llm = HedgedLLMService([Provider("claude", [stuck, fresh])], policy=HedgePolicy.after(0.5))
+        async with Line(llm) as line:
+            await line.ask()
+            report = await line.report()
+        assert [a.provider for a in report.attempts] == ["claude", "claude"]
+        assert report.ttft_secs == pytest.approx(0.6)
+
+    async def test_a_member_that_became_unusable_is_not_asked_again(self) -> None:
+        """A rejected key stays rejected: the first turn learns it, the second starts elsewhere."""
+        refused = scripted(Error(category=ErrorCategory.AUTHENTICATION))
+        llm = racing(refused, scripted(Say("Hi.")), policy=HedgePolicy.fallback())
+        async with Line(llm) as line:
+            await line.ask()
+            await line.ask()
+            report = await line.report(2)
+        assert len(refused.contexts) == 1
+        assert [(a.provider, a.launch_reason) for a in report.attempts] == [("b", "primary")]
+
+
+class TestAllFailed:
+    async def test_one_error_frame_with_every_cause(self) -> None:
+        """The pipeline gets Start, End and one error, and the next turn works."""
+        a = ScriptedLLMService([Error(category=ErrorCategory.RATE_LIMIT)], [Say("Back.")])
+        b = ScriptedLLMService([Wait(0.1), Error(category=ErrorCategory.SERVER)])
+        async with Line(racing(a, b)) as line:
+            await line.ask()
+            report = await line.report()
+            assert line.framing == ["<", ">"]
+            [error] = line.errors
+            assert isinstance(error.exception, AllProvidersFailed)
+            causes = [(name, cause.category) for name, cause in error.exception.causes]
+            assert causes == [("a", "rate_limit"), ("b", "server")]
+            assert report.outcome == "failed"
+            assert report.winner is None
+            assert report.ttft_secs is None
+            await line.ask()
+            assert line.text == "Back."
+
+    async def test_a_shared_category_is_told(self) -> None:
+        """When every provider says the same, so does the error frame."""
+        llms = [scripted(Error(category=ErrorCategory.RATE_LIMIT)) for _ in range(2)]
+        async with Line(racing(*llms)) as line:
+            await line.ask()
+        assert line.errors[0].category is ErrorCategory.RATE_LIMIT
+
+    async def test_a_committed_answer_that_breaks_off_is_said_to_have_failed(self) -> None:
+        """What was released stays; the turn ends with one error."""
+        cut = scripted(Say("I think"), Wait(0.1), Error(category=ErrorCategory.CONNECTIVITY))
+        async with Line(racing(cut)) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "I think"
+        assert line.framing == ["<", "t", ">"]
+        assert (report.outcome, report.winner) == ("failed", "a")
+        assert len(line.errors) == 1
+
+
+class TestInterruption:
+    async def test_before_an_answer_it_closes_every_request(self) -> None:
+        """Nobody is blamed, and the turn is framed all the same."""
+        llms = [scripted(Wait(NEVER)), scripted(Wait(NEVER))]
+        llm = racing(*llms)
+        async with Line(llm) as line:
+            await line.send(LLMContextFrame(LLMContext([])))
+            await asyncio.sleep(1.0)
+            assert [s.open_requests for s in llms] == [1, 1]
+            await line.interrupt()
+            report = await line.report()
+            assert [s.open_requests for s in llms] == [0, 0]
+        assert report.outcome == "interrupted"
+        assert [a.outcome for a in report.attempts] == ["interrupted", "interrupted"]
+        assert line.framing == ["<", ">"]
+        assert line.errors == []
+
+    async def test_in_mid_answer_it_closes_the_winner(self) -> None:
+        """The report still names who was speaking."""
+        talker = scripted(Say("Well, "), Wait(NEVER))
+        async with Line(racing(talker, scripted(Wait(NEVER)))) as line:
+            await line.send(LLMContextFrame(LLMContext([])))
+            await asyncio.sleep(1.0)
+            await line.interrupt()
+            report = await line.report()
+        assert report.outcome == "interrupted"
+        assert report.winner == "a"
+        assert [a.outcome for a in report.attempts] == ["interrupted", "superseded"]
+        assert talker.open_requests == 0
+
+    async def test_the_next_turn_works(self) -> None:
+        """The same instances answer after an interruption."""
+        llm = racing(ScriptedLLMService([Wait(NEVER)], [Say("Yes?")]))
+        async with Line(llm) as line:
+            await line.send(LLMContextFrame(LLMContext([])))
+            await asyncio.sleep(1.0)
+            await line.interrupt()
+            await line.report()
+            await line.ask()
+            assert line.text == "Yes?"
+
+    async def test_a_member_that_ignores_its_cancellation_does_not_hold_up_the_caller(self) -> None:
+        """Leaving a turn is bounded, and the stuck instance is waited for in the next."""
+
+        class Stubborn(ScriptedLLMService):
+            async def _play(self, script: Any, context: LLMContext) -> None:
+                try:
+                    await asyncio.sleep(NEVER if len(self.contexts) == 1 else 0)
+                except asyncio.CancelledError:
+                    await asyncio.sleep(2.0)
+                await self._push_llm_text("I would not stop.")
+
+        stubborn = Stubborn([])
+        async with Line(racing(stubborn, scripted(Wait(0.1), Say("Hi.")))) as line:
+            await line.ask()
+            assert line.times(LLMFullResponseEndFrame)[0] == pytest.approx(
+                line.times(LLMTextFrame)[0]
+            )
+            await line.report()
+            await line.ask()
+            report = await line.report(2)
+            await asyncio.sleep(5)  # until it has stopped after all
+        assert line.text == "Hi.Hi."
+        assert report.attempts[0].outcome == "superseded"
+
+
+class TestTools:
+    @staticmethod
+    def _context(**options: Any) -> LLMContext:
+        async def book_table(params: FunctionCallParams) -> None:
+            ran.append((params.context, dict(params.arguments)))
+            await params.result_callback({"booked": True})
+
+        ran: list[tuple[LLMContext, dict[str, Any]]] = []
+        schema = FunctionSchema("book_table", "Books.", {}, [], handler=book_table)
+        context = LLMContext([{"role": "user", "content": "A table, please."}], tools=[schema])
+        context.ran = ran  # pyright: ignore[reportAttributeAccessIssue]
+        return context
+
+    async def test_only_the_winners_tool_runs_and_once(self) -> None:
+        """Both providers ask for the tool; it runs for one, with the pipeline's own context."""
+        context = self._context()
+        first = scripted(Wait(0.1), Call("book_table", {"by": "a"}))
+        second = scripted(Wait(0.1), Call("book_table", {"by": "b"}))
+        async with Line(racing(first, second)) as line:
+            await line.ask(context=context)
+            await line.until(lambda: bool(line.frames(FunctionCallResultFrame)))
+            report = await line.report()
+        ran = context.ran  # pyright: ignore[reportAttributeAccessIssue]
+        assert [arguments for _, arguments in ran] == [{"by": "a"}]
+        assert ran[0][0] is context
+        assert len(line.frames(FunctionCallInProgressFrame)) == 1
+        assert report.outcome == "answered_with_tools"
+        assert report.ttft_secs == pytest.approx(0.1)
+
+    async def test_a_losers_tool_never_runs(self) -> None:
+        """A call that comes while another answer is committed is dropped."""
+        context = self._context()
+        caller = scripted(Wait(0.2), Call("book_table"))
+        talker = scripted(Wait(0.1), Say("One "), Wait(0.3), Say("moment."))
+        async with Line(racing(caller, talker)) as line:
+            await line.ask(context=context)
+        assert context.ran == []  # pyright: ignore[reportAttributeAccessIssue]
+        assert line.text == "One moment."
+
+    async def test_a_handler_registered_on_the_hedged_service_runs(self) -> None:
+        """``register_function`` works as on any LLM service."""
+        ran: list[str] = []
+
+        async def close(params: FunctionCallParams) -> None:
+            ran.append(params.function_name)
+            await params.result_callback("done")
+
+        llm = racing(scripted(Call("close")), scripted(Wait(1), Call("close")))
+        llm.register_function("close", close)
+        async with Line(llm) as line:
+            await line.ask()
+            await line.until(lambda: bool(line.frames(FunctionCallResultFrame)))
+        assert ran == ["close"]
+
+
+class TestMetrics:
+    async def test_they_stand_under_the_services_own_name_with_the_winners_model(self) -> None:
+        """Pipecat's latency observer finds the LLM's share by that name."""
+        usage = LLMTokenUsage(prompt_tokens=100, completion_tokens=7, total_tokens=107)
+        slow = scripted(Wait(0.5), Say("No."), model="slow-1")
+        fast = scripted(Wait(0.05), Say("Yes."), model="fast-1", usage=usage)
+        llm = racing(slow, fast)
+        async with Line(llm) as line:
+            await line.ask()
+            report = await line.report()
+            await line.until(lambda: bool(_metrics(line, HedgeMetricsData)))
+        for kind in (TTFBMetricsData, TTFATMetricsData, LLMUsageMetricsData):
+            [data] = [d for d in _metrics(line, kind) if not _is_zero(d)]
+            assert (data.processor, data.model) == (llm.name, "fast-1")
+        [hedge] = _metrics(line, HedgeMetricsData)
+        assert hedge.report == report
+        assert hedge.model == "fast-1"
+
+    async def test_tokens_and_costs(self) -> None:
+        """The winner's count is the provider's; a cancelled loser's is estimated and marked so."""
+        usage = LLMTokenUsage(prompt_tokens=1_000_000, completion_tokens=10, total_tokens=1_000_010)
+        cheap = scripted(Wait(0.05), Say("Yes."), usage=usage)
+        dear = scripted(Wait(0.04), Say("  "), Wait(NEVER))
+        llm = HedgedLLMService(
+            [
+                Provider("dear", dear, usd_per_mtok=(10, 30)),
+                Provider("cheap", cheap, usd_per_mtok=(3, 15)),
+            ],
+            policy=HedgePolicy.race(2),
+        )
+        async with Line(llm) as line:
+            await line.ask()
+            report = await line.report()
+        lost, won = report.attempts
+        assert (won.input_tokens, won.output_tokens, won.tokens_estimated) == (1_000_000, 10, False)
+        assert won.usd == pytest.approx(3.00015)
+        assert lost.tokens_estimated
+        assert lost.output_tokens == 1
+        assert lost.usd is not None
+        assert lost.usd > 0
+
+    async def test_a_provider_without_a_price_costs_nothing_known(self) -> None:
+        """``usd`` is None rather than 0 where the price is not known."""
+        async with Line(racing(scripted(Say("Hi.")))) as line:
+            await line.ask()
+            report = await line.report()
+        assert report.attempts[0].usd is None
+
+
+def _metrics(line: Line, kind: type) -> list[Any]:
+    return [d for f in line.frames(MetricsFrame) for d in f.data if type(d) is kind]
+
+
+def _is_zero(data: Any) -> bool:  # Pipecat announces itself with a zero when a pipeline starts
+    return getattr(data, "value", None) == 0.0
+
+
+class TestWhatReachesEveryMember:
+    async def test_settings_of_the_service_are_shared(self) -> None:
+        """``settings`` at construction and an update later arrive at each member."""
+        llms = [scripted(Say("Hi.")), scripted(Say("Hi."))]
+        llm = HedgedLLMService(
+            llms,
+            policy=HedgePolicy.race(2),
+            settings=LLMSettings(system_instruction="Be brief."),
+        )
+        async with Line(llm) as line:
+            assert [s.settings.system_instruction for s in llms] == ["Be brief."] * 2
+            await line.send(LLMUpdateSettingsFrame(delta=LLMSettings(temperature=0.2)))
+            await line.ask()
+            assert [s.settings.temperature for s in llms] == [0.2, 0.2]
+            assert [s.settings.model for s in llms] == ["scripted", "scripted"]
+
+    async def test_an_update_can_be_addressed_to_one_member(self) -> None:
+        """The model is a member's own affair."""
+        a, b = scripted(Say("Hi.")), scripted(Say("Hi."))
+        async with Line(racing(a, b)) as line:
+            await line.send(LLMUpdateSettingsFrame(delta=LLMSettings(model="new"), service=b))
+            await line.send(LLMUpdateSettingsFrame(delta=LLMSettings(model="all")))
+            await line.ask()
+        assert (a.settings.model, b.settings.model) == ("scripted", "new")
+
+    async def test_an_appended_instruction_reaches_each(self) -> None:
+        """It is composed onto each member's own prompt."""
+        llms = [scripted(Say("Hi.")), scripted(Say("Hi."))]
+        llm = racing(*llms)
+        llm.append_system_instruction("Speak plainly.")
+        async with Line(llm) as line:
+            await line.ask()
+        assert [s.settings.system_instruction for s in llms] == ["Speak plainly."] * 2
+
+    async def test_each_gets_a_context_of_its_own(self) -> None:
+        """A service may mend the context that it is given; the conversation is not its to change."""
+        llms = [scripted(Wait(0.1), Say("Hi.")), scripted(Wait(0.1), Say("Hi."))]
+        context = LLMContext(
+            [
+                {"role": "user", "content": "Hello?"},
+                LLMSpecificMessage(llm="another", message={"thought": "…"}),
+            ]
+        )
+        async with Line(racing(*llms)) as line:
+            await line.ask(context=context)
+        for service in llms:
+            [given] = service.contexts
+            assert given is not context
+            assert given.messages == [{"role": "user", "content": "Hello?"}]
+        assert len(context.messages) == 2

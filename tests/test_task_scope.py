@@ -1,0 +1,91 @@
+"""Tasks end with their scope, whichever way it is left."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pipecat_hedge.task_scope import CLOSE_SECS, TaskScope
+
+pytestmark = pytest.mark.virtual_time
+
+
+async def _for_ever(closed: list[str], name: str, closing_secs: float = 0.0) -> None:
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        await asyncio.sleep(closing_secs)
+        closed.append(name)
+
+
+async def test_leaving_cancels_and_awaits_every_task() -> None:
+    """After the scope nothing of it is running."""
+    closed: list[str] = []
+    async with TaskScope() as scope:
+        for name in "abc":
+            scope.start(_for_ever(closed, name, closing_secs=0.1), name=name)
+        await asyncio.sleep(1)
+    assert sorted(closed) == ["a", "b", "c"]
+    assert scope.stragglers == frozenset()
+
+
+async def test_a_task_that_never_began_is_no_problem() -> None:
+    """Cancelled before its first step, it just never runs."""
+    async with TaskScope() as scope:
+        task = scope.start(_for_ever([], "a"), name="a")
+    assert task.cancelled()
+
+
+async def test_an_error_in_the_body_closes_the_tasks_and_comes_out_as_it_is() -> None:
+    """No exception group around the caller's own error."""
+    closed: list[str] = []
+    with pytest.raises(KeyError):
+        async with TaskScope() as scope:
+            scope.start(_for_ever(closed, "a"), name="a")
+            await asyncio.sleep(1)
+            raise KeyError("mine")
+    assert closed == ["a"]
+
+
+async def test_the_callers_cancellation_is_not_swallowed() -> None:
+    """A cancelled caller stays cancelled, and its tasks are closed first."""
+    closed: list[str] = []
+
+    async def caller() -> None:
+        async with TaskScope() as scope:
+            scope.start(_for_ever(closed, "a", closing_secs=0.1), name="a")
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(caller())
+    await asyncio.sleep(1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert closed == ["a"]
+
+
+async def test_leaving_is_bounded() -> None:
+    """A task that will not end is named a straggler instead of being waited for."""
+    closed: list[str] = []
+    loop = asyncio.get_running_loop()
+    async with TaskScope() as scope:
+        slow = scope.start(_for_ever(closed, "slow", closing_secs=30), name="slow")
+        scope.start(_for_ever(closed, "quick"), name="quick")
+        await asyncio.sleep(1)
+        left_at = loop.time()
+    assert loop.time() - left_at == pytest.approx(CLOSE_SECS)
+    assert scope.stragglers == {slow}
+    assert closed == ["quick"]
+    await asyncio.wait([slow])
+
+
+async def test_a_task_that_is_closing_is_not_cancelled_again() -> None:
+    """A second cancellation would break off the orderly closing of its connection."""
+    closed: list[str] = []
+    async with TaskScope() as scope:
+        task = scope.start(_for_ever(closed, "a", closing_secs=0.3), name="a")
+        await asyncio.sleep(1)
+        task.cancel()
+        await asyncio.sleep(0.1)
+    assert closed == ["a"]
