@@ -1,0 +1,24 @@
+"""A running simulator, and the SDKs that talk to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from pipecat_hedge.simulator import Simulator
+
+from .sdk import SDKS, Sdk
+
+
+@pytest.fixture
+async def sim() -> AsyncIterator[Simulator]:
+    async with Simulator(seed=1) as running:
+        yield running
+
+
+@pytest.fixture(params=list(SDKS))
+async def sdk(request: pytest.FixtureRequest, sim: Simulator) -> AsyncIterator[Sdk]:
+    client = SDKS[request.param](sim)
+    yield client
+    await client.close()
