@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import ipaddress
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -40,7 +40,7 @@ async def _leak_check() -> AsyncIterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _loopback_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
     connect, sendto = socket.socket.connect, socket.socket.sendto
 
     def checked_connect(self: socket.socket, address: Any) -> None:
@@ -53,7 +53,6 @@ def _loopback_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(socket.socket, "connect", checked_connect)
     monkeypatch.setattr(socket.socket, "sendto", checked_sendto)
-    yield
 
 
 def _refuse_beyond_loopback(address: Any) -> None:

@@ -116,9 +116,8 @@ class Line:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until ``condition`` holds; it is looked at whenever a frame has passed."""
-        for ear in (self._down, self._up):
-            if condition():
-                return
+        if condition():
+            return
         tasks = [asyncio.create_task(self._until(ear, condition)) for ear in (self._down, self._up)]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

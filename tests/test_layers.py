@@ -29,7 +29,7 @@ LAYERS = {
     "recordings": TOOLS,
     "testing": TOOLS,
     "simulator": TOOLS,
-    "bench": TOOLS,
+    "overhead": TOOLS,
     "cli": TOOLS,
 }
 STANDARD_LIBRARY_ONLY = (WORDS, POLICIES)

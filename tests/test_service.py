@@ -49,9 +49,13 @@ def scripted(*script: Step, **kwargs: Any) -> ScriptedLLMService:
 
 
 def racing(*llms: ScriptedLLMService, policy: HedgePolicy | None = None) -> HedgedLLMService:
-    """The services as providers a, b, c …"""
+    """The services as providers a, b, c and so on."""
     named = [Provider(name, llm) for name, llm in zip("abcdef", llms, strict=False)]
     return HedgedLLMService(named, policy=policy or HedgePolicy.race(len(llms)))
+
+
+def setting(service: ScriptedLLMService, name: str) -> Any:
+    return getattr(service.settings, name)
 
 
 class TestWhoWins:
@@ -437,10 +441,10 @@ class TestWhatReachesEveryMember:
             settings=LLMSettings(system_instruction="Be brief."),
         )
         async with Line(llm) as line:
-            assert [s.settings.system_instruction for s in llms] == ["Be brief."] * 2
+            assert [setting(s, "system_instruction") for s in llms] == ["Be brief."] * 2
             await line.send(LLMUpdateSettingsFrame(delta=LLMSettings(temperature=0.2)))
             await line.ask()
-            assert [s.settings.temperature for s in llms] == [0.2, 0.2]
+            assert [setting(s, "temperature") for s in llms] == [0.2, 0.2]
             assert [s.settings.model for s in llms] == ["scripted", "scripted"]
 
     async def test_an_update_can_be_addressed_to_one_member(self) -> None:
@@ -459,10 +463,10 @@ class TestWhatReachesEveryMember:
         llm.append_system_instruction("Speak plainly.")
         async with Line(llm) as line:
             await line.ask()
-        assert [s.settings.system_instruction for s in llms] == ["Speak plainly."] * 2
+        assert [setting(s, "system_instruction") for s in llms] == ["Speak plainly."] * 2
 
     async def test_each_gets_a_context_of_its_own(self) -> None:
-        """A service may mend the context that it is given; the conversation is not its to change."""
+        """A service may mend the context it is given; the conversation is not its to change."""
         llms = [scripted(Wait(0.1), Say("Hi.")), scripted(Wait(0.1), Say("Hi."))]
         context = LLMContext(
             [

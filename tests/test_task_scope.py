@@ -40,11 +40,15 @@ async def test_a_task_that_never_began_is_no_problem() -> None:
 async def test_an_error_in_the_body_closes_the_tasks_and_comes_out_as_it_is() -> None:
     """No exception group around the caller's own error."""
     closed: list[str] = []
-    with pytest.raises(KeyError):
+
+    async def body() -> None:
         async with TaskScope() as scope:
             scope.start(_for_ever(closed, "a"), name="a")
             await asyncio.sleep(1)
             raise KeyError("mine")
+
+    with pytest.raises(KeyError):
+        await body()
     assert closed == ["a"]
 
 

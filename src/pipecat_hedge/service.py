@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -29,12 +27,13 @@ from pipecat.services.settings import LLMSettings, ServiceSettings
 from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.types import is_given
 
-from pipecat_hedge.contender import Contender, ToolCalls
+from pipecat_hedge.contender import ToolCalls
 from pipecat_hedge.errors import AllProvidersFailed, ConfigurationError
+from pipecat_hedge.members import Members
 from pipecat_hedge.metrics import HedgeMetricsData
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.provider import Provider, as_providers
-from pipecat_hedge.turn import Entry, Turn
+from pipecat_hedge.turn import Turn
 
 __all__ = ["HedgedLLMService"]
 
@@ -103,10 +102,7 @@ class HedgedLLMService(LLMService):
         super().__init__(settings=_no_settings(), **kwargs)
         self._policy = policy or HedgePolicy.after(1.0)
         self._shared_settings = settings
-        self._entries = tuple(
-            Entry(provider, tuple(Contender(service) for service in provider.services))
-            for provider in providers
-        )
+        self._members = Members(providers)
         self._turns = 0
         self._advertising = False
         self._register_event_handler("on_turn_report")
@@ -114,7 +110,7 @@ class HedgedLLMService(LLMService):
     @property
     def providers(self) -> tuple[Provider, ...]:
         """The providers, in the order in which they are asked."""
-        return tuple(entry.provider for entry in self._entries)
+        return tuple(entry.provider for entry in self._members.entries)
 
     @property
     def policy(self) -> HedgePolicy:
@@ -134,12 +130,12 @@ class HedgedLLMService(LLMService):
             setup: The pipeline's configuration.
         """
         await super().setup(setup)
-        await asyncio.gather(*(contender.setup(setup) for contender in self._contenders))
+        await self._members.setup(setup)
 
     async def cleanup(self) -> None:
         """Release this service's and its members' resources."""
         await super().cleanup()
-        await asyncio.gather(*(contender.cleanup() for contender in self._contenders))
+        await self._members.cleanup()
 
     async def start(self, frame: StartFrame) -> None:
         """Start the members.
@@ -148,7 +144,7 @@ class HedgedLLMService(LLMService):
             frame: The start frame.
         """
         await super().start(frame)
-        await self._tell_members(frame)
+        await self._members.control(frame)
         if self._shared_settings is not None:
             await self._update_settings(self._shared_settings)
 
@@ -159,7 +155,7 @@ class HedgedLLMService(LLMService):
             frame: The end frame.
         """
         await super().stop(frame)
-        await self._tell_members(frame)
+        await self._members.control(frame)
 
     async def cancel(self, frame: CancelFrame) -> None:
         """Stop the members at once.
@@ -168,7 +164,7 @@ class HedgedLLMService(LLMService):
             frame: The cancel frame.
         """
         await super().cancel(frame)
-        await self._tell_members(frame)
+        await self._members.control(frame)
 
     # ---- what reaches every member
 
@@ -186,8 +182,7 @@ class HedgedLLMService(LLMService):
             delta, **{name: getattr(_no_change(), name) for name in _HOSTS_OWN_SETTINGS}
         )
         if for_members.given_fields():
-            for contender in self._contenders:
-                await contender.control(LLMUpdateSettingsFrame(delta=for_members))
+            await self._members.control(LLMUpdateSettingsFrame(delta=for_members))
         return changed
 
     def append_system_instruction(self, instruction: str) -> None:
@@ -197,8 +192,7 @@ class HedgedLLMService(LLMService):
             instruction: The text to append.
         """
         super().append_system_instruction(instruction)
-        for contender in self._contenders:
-            contender.service.append_system_instruction(instruction)
+        self._members.append_system_instruction(instruction)
 
     def register_function(
         self,
@@ -221,15 +215,12 @@ class HedgedLLMService(LLMService):
         }
         super().register_function(function_name, handler, **options)
         if not self._advertising:  # members read what a context advertises for themselves
-            for contender in self._contenders:
-                contender.service.register_function(function_name, handler, **options)
+            self._members.register_function(function_name, handler, **options)
 
     def unregister_function(self, function_name: str | None) -> None:
         """Remove a tool handler; see ``LLMService.unregister_function``."""
         super().unregister_function(function_name)
-        for contender in self._contenders:
-            with contextlib.suppress(KeyError):  # a member reads advertised tools a turn later
-                contender.service.unregister_function(function_name)
+        self._members.unregister_function(function_name)
 
     def register_direct_function(
         self,
@@ -244,8 +235,7 @@ class HedgedLLMService(LLMService):
             "timeout_secs": timeout_secs,
         }
         super().register_direct_function(handler, **options)
-        for contender in self._contenders:
-            contender.service.register_direct_function(handler, **options)
+        self._members.register_direct_function(handler, **options)
 
     def _sync_registered_tool_handlers(self, tools: Any) -> None:
         self._advertising = True
@@ -268,9 +258,8 @@ class HedgedLLMService(LLMService):
             await self._run_turn(frame.context)
         elif isinstance(frame, LLMUpdateSettingsFrame) and frame.service is not None:
             # The base class has applied it, or passed it on for another service.
-            for contender in self._contenders:
-                if contender.service is frame.service:
-                    await contender.control(frame)
+            if (member := self._members.hosting(frame.service)) is not None:
+                await member.control(frame)
         else:
             await self.push_frame(frame, direction)
 
@@ -278,11 +267,10 @@ class HedgedLLMService(LLMService):
 
     async def _run_turn(self, context: LLMContext) -> None:
         self._turns += 1
-        line_up = [entry for e in self._entries if (entry := self._usable(e)).contenders]
         turn = Turn(
             number=self._turns,
             context=context,
-            line_up=line_up,
+            line_up=self._members.usable(),
             policy=self._policy,
             mouth=self,
             committed=self._credit,
@@ -308,11 +296,6 @@ class HedgedLLMService(LLMService):
             if not ended:
                 await end()
             await self._report_turn(turn)
-
-    @staticmethod
-    def _usable(entry: Entry) -> Entry:
-        contenders = tuple(c for c in entry.contenders if c.service.is_usable)
-        return dataclasses.replace(entry, contenders=contenders)
 
     def _credit(self, model: str | None) -> None:
         self.set_core_metrics_data(MetricsData(processor=self.name, model=model or ""))
@@ -366,15 +349,6 @@ class HedgedLLMService(LLMService):
         """
         await self.stop_ttfb_metrics(end_time=wall_time)
         await self.push_frame(frame)
-
-    # ---- members
-
-    @property
-    def _contenders(self) -> tuple[Contender, ...]:
-        return tuple(contender for entry in self._entries for contender in entry.contenders)
-
-    async def _tell_members(self, frame: Frame) -> None:
-        await asyncio.gather(*(contender.control(frame) for contender in self._contenders))
 
 
 def _no_change() -> LLMSettings:

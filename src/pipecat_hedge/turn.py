@@ -17,30 +17,17 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat_hedge.contender import Contender, Piece, Tally, ToolCalls
 from pipecat_hedge.errors import AllProvidersFailed
 from pipecat_hedge.facts import Launch, TurnOutcome
+from pipecat_hedge.members import Entry
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import Attempt, Race
-from pipecat_hedge.provider import Provider
 from pipecat_hedge.racing import Post, Racing
 from pipecat_hedge.reports import AttemptReport, TurnReport
 from pipecat_hedge.task_scope import TaskScope
 
-__all__ = ["Entry", "Mouth", "Turn"]
+__all__ = ["Mouth", "Turn"]
 
 CHARS_PER_TOKEN = 4
 """The usual rule of thumb for English text; used only where a provider sent no count."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A provider as it stands in a service.
-
-    Parameters:
-        provider: Its name and price.
-        contenders: Its instances, hosted.
-    """
-
-    provider: Provider
-    contenders: tuple[Contender, ...]
 
 
 class Mouth(Protocol):

@@ -1,0 +1,97 @@
+"""The services behind a hedged service, as one: what reaches one of them reaches all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipecat.adapters.llm.schemas.direct_function import DirectFunction
+from pipecat.frames.frames import Frame
+from pipecat.processors.frame_processor import FrameProcessorSetup
+
+from pipecat_hedge.contender import Contender
+from pipecat_hedge.provider import Provider
+
+__all__ = ["Entry", "Members"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A provider as it stands in a service.
+
+    Parameters:
+        provider: Its name and price.
+        contenders: Its instances, hosted.
+    """
+
+    provider: Provider
+    contenders: tuple[Contender, ...]
+
+
+class Members:
+    """Every instance of every provider.
+
+    Attributes:
+        entries: The providers with their instances, in the order in which they are asked.
+        contenders: All instances.
+    """
+
+    def __init__(self, providers: Sequence[Provider]):
+        """Host the providers' services.
+
+        Args:
+            providers: Checked by ``as_providers``.
+        """
+        self.entries = tuple(
+            Entry(provider, tuple(Contender(service) for service in provider.services))
+            for provider in providers
+        )
+        self.contenders = tuple(c for entry in self.entries for c in entry.contenders)
+
+    def usable(self) -> list[Entry]:
+        """The providers without the instances that have become unusable, as by a rejected key."""
+        entries: list[Entry] = []
+        for entry in self.entries:
+            if able := tuple(c for c in entry.contenders if c.service.is_usable):
+                entries.append(Entry(entry.provider, able))
+        return entries
+
+    def hosting(self, service: object) -> Contender | None:
+        """The member that hosts ``service``, or None."""
+        return next((c for c in self.contenders if c.service is service), None)
+
+    async def setup(self, setup: FrameProcessorSetup) -> None:
+        """Set every member up, side by side."""
+        await asyncio.gather(*(contender.setup(setup) for contender in self.contenders))
+
+    async def control(self, frame: Frame) -> None:
+        """Hand every member a frame that is not a turn."""
+        await asyncio.gather(*(contender.control(frame) for contender in self.contenders))
+
+    async def cleanup(self) -> None:
+        """Release every member's resources."""
+        await asyncio.gather(*(contender.cleanup() for contender in self.contenders))
+
+    def append_system_instruction(self, instruction: str) -> None:
+        """Append durable text to every member's prompt."""
+        for contender in self.contenders:
+            contender.service.append_system_instruction(instruction)
+
+    def register_function(self, function_name: str | None, handler: Any, **options: Any) -> None:
+        """Tell every member of a tool handler; they never run it."""
+        for contender in self.contenders:
+            contender.service.register_function(function_name, handler, **options)
+
+    def register_direct_function(self, handler: DirectFunction, **options: Any) -> None:
+        """Tell every member of a direct function; they never run it."""
+        for contender in self.contenders:
+            contender.service.register_direct_function(handler, **options)
+
+    def unregister_function(self, function_name: str | None) -> None:
+        """Have every member that knows the handler forget it."""
+        for contender in self.contenders:
+            with contextlib.suppress(KeyError):  # a member reads advertised tools a turn later
+                contender.service.unregister_function(function_name)

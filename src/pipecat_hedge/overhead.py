@@ -1,0 +1,178 @@
+"""What the hedged service costs over the service that it hosts.
+
+Both stream the same scripted tokens through the same pipeline in one process, turn and turn about,
+so that a slow spell of the machine falls on both. Each token is handed over in a turn of the event
+loop of its own, as tokens from a socket are. Counted is processor time, which a busy neighbour
+inflates less than the clock on the wall; the loop never waits, so on an idle machine the two agree.
+Reported is the median over the rounds of the difference within a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loguru import logger
+from pipecat.frames.frames import (
+    EndFrame,
+    Frame,
+    LLMContextFrame,
+    LLMFullResponseEndFrame,
+)
+from pipecat.pipeline.pipeline import Pipeline
+from pipecat.pipeline.worker import PipelineParams, PipelineWorker
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.services.llm_service import LLMService
+from pipecat.workers.runner import WorkerRunner
+
+from pipecat_hedge.policies.hedge_policy import HedgePolicy
+from pipecat_hedge.service import HedgedLLMService
+from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
+
+SUMMARY = "measure what the hedged service costs over the bare one, in one run"
+
+TOKENS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """What hedging adds.
+
+    Parameters:
+        bare_token_secs: A token through the bare service.
+    bare_turn_secs: A turn of one token through the bare service.
+        token_secs: What hedging adds to each token.
+        turn_secs: What hedging adds to each turn, its tokens aside.
+        rounds: How many times each was measured.
+    """
+
+    bare_token_secs: float
+    bare_turn_secs: float
+    token_secs: float
+    turn_secs: float
+    rounds: int
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments.
+
+    Args:
+        parser: The command's parser.
+    """
+    parser.add_argument("--rounds", type=int, default=60, help="turns of each kind (default 60)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print.
+
+    Args:
+        args: The command line.
+
+    Returns:
+        The exit status, 0.
+    """
+    if args.rounds < 1:
+        print(f"pipecat-hedge overhead: --rounds must be at least 1, got {args.rounds}")
+        return 2
+    logger.remove()
+    cost = asyncio.run(measure(args.rounds))
+    print(f"over the bare service, median of {cost.rounds} rounds of {TOKENS} tokens:")
+    print(f"  per token  {cost.token_secs * 1e6:+7.1f} µs  (bare {cost.bare_token_secs * 1e6:.1f})")
+    print(f"  per turn   {cost.turn_secs * 1e3:+7.3f} ms  (bare {cost.bare_turn_secs * 1e3:.3f})")
+    return 0
+
+
+async def measure(rounds: int) -> Overhead:
+    """Measure the overhead on the running loop.
+
+    Args:
+        rounds: How many turns of each kind to time.
+    """
+    short, long = [Say("A")], [Say("A"), *[Wait(0), Say(" token")] * TOKENS]
+    services: list[LLMService] = []
+    for script in (short, long):
+        services += [
+            ScriptedLLMService(script),
+            HedgedLLMService([ScriptedLLMService(script)], policy=HedgePolicy.race(1)),
+        ]
+    lines = [_Stopwatch(service) for service in services]
+    await asyncio.gather(*(line.start() for line in lines))
+    try:
+        for line in lines:  # the first turn pays for imports and caches
+            await line.time_turn()
+        times = [[await line.time_turn() for line in lines] for _ in range(rounds)]
+    finally:
+        await asyncio.gather(*(line.stop() for line in lines))
+    return Overhead(
+        bare_token_secs=_median([(long - short) / TOKENS for short, _, long, _ in times]),
+        bare_turn_secs=_median([bare for bare, *_ in times]),
+        token_secs=_median(
+            [
+                ((hedged_l - hedged_s) - (bare_l - bare_s)) / TOKENS
+                for bare_s, hedged_s, bare_l, hedged_l in times
+            ]
+        ),
+        turn_secs=_median([hedged - bare for bare, hedged, _, _ in times]),
+        rounds=rounds,
+    )
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+class _Stopwatch(FrameProcessor):
+    """A pipeline around one service, and the time that a turn takes through it."""
+
+    def __init__(self, llm: LLMService):
+        super().__init__(enable_direct_mode=True)
+        self._over = asyncio.Event()
+        self._worker = PipelineWorker(
+            Pipeline([llm, self]),
+            cancel_on_idle_timeout=False,
+            enable_rtvi=False,
+            params=PipelineParams(enable_metrics=True, enable_usage_metrics=True),
+        )
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        await super().process_frame(frame, direction)
+        if isinstance(frame, LLMFullResponseEndFrame):
+            self._over.set()
+        await self.push_frame(frame, direction)
+
+    async def start(self) -> None:
+        started = asyncio.Event()
+
+        @self._worker.event_handler("on_pipeline_started")
+        async def on_started(_: object, __: object) -> None:
+            started.set()
+
+        runner = WorkerRunner(handle_sigint=False)
+        await runner.add_workers(self._worker)
+        self._running = asyncio.create_task(runner.run())
+        await started.wait()
+
+    async def time_turn(self) -> float:
+        self._over.clear()
+        context = LLMContext([{"role": "user", "content": "Hello?"}])
+        began = time.process_time()
+        await self._worker.queue_frame(LLMContextFrame(context))
+        await self._over.wait()
+        return time.process_time() - began
+
+    async def stop(self) -> None:
+        await self._worker.queue_frame(EndFrame())
+        await self._running
+
+
+if __name__ == "__main__":
+    import sys
+
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    sys.exit(run(parser.parse_args()))

@@ -1,0 +1,32 @@
+"""Hedging costs a fraction of what Pipecat itself costs a token."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from pipecat_hedge import overhead
+
+
+async def test_a_token_costs_a_fraction_of_what_pipecat_costs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Ratios within one run; the figures in milliseconds are printed by the command."""
+    cost = await overhead.measure(rounds=7)
+    assert cost.token_secs < 0.8 * cost.bare_token_secs
+    assert cost.turn_secs < 1.0 * cost.bare_turn_secs
+
+
+def test_the_command_prints_both_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    """Per token and per turn, with the bare service's own for comparison."""
+    assert overhead.run(argparse.Namespace(rounds=1)) == 0
+    printed = capsys.readouterr().out
+    assert "per token" in printed
+    assert "per turn" in printed
+
+
+def test_nothing_to_measure_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 2 and the argument's name."""
+    assert overhead.run(argparse.Namespace(rounds=0)) == 2
+    assert "--rounds" in capsys.readouterr().out

@@ -1,0 +1,147 @@
+"""What may be raced, how it is named, and what is refused with a remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from anthropic import AsyncAnthropic
+from pipecat.frames.frames import LLMServiceMetadataFrame
+from pipecat.pipeline.llm_switcher import LLMSwitcher
+from pipecat.services.anthropic.llm import AnthropicLLMService
+from pipecat.services.openai.llm import OpenAILLMService
+from pipecat.services.openai.responses.llm import (
+    OpenAIResponsesHttpLLMService,
+    OpenAIResponsesLLMService,
+)
+from pipecat.services.settings import LLMSettings
+
+from pipecat_hedge import HedgedLLMService, HedgeError, HedgePolicy, Provider
+from pipecat_hedge.testing import Say, ScriptedLLMService
+
+
+def scripted(**kwargs: Any) -> ScriptedLLMService:
+    return ScriptedLLMService([Say("Hi.")], **kwargs)
+
+
+class SpeechToSpeech(ScriptedLLMService):
+    def service_metadata_frame(self) -> LLMServiceMetadataFrame:
+        return LLMServiceMetadataFrame(service_name=self.name, is_realtime_service=True)
+
+
+async def test_a_bare_service_is_named_after_its_kind_and_model() -> None:
+    """The name is the same in every session, so that what is learned about it lasts."""
+    llm = HedgedLLMService(
+        [
+            OpenAILLMService(api_key="k", settings=OpenAILLMService.Settings(model="gpt-4.1")),
+            Provider("mine", scripted()),
+            OpenAILLMService(api_key="k", settings=OpenAILLMService.Settings(model="gpt-4.1")),
+            scripted(model=""),
+        ]
+    )
+    assert [p.name for p in llm.providers] == [
+        "openai:gpt-4.1",
+        "mine",
+        "openai:gpt-4.1#2",
+        "scripted",
+    ]
+    assert llm.policy.name == "after(1 s)"
+
+
+def _twice() -> list[ScriptedLLMService]:
+    service = scripted()
+    return [service, service]
+
+
+def _twice_in_providers() -> list[Provider]:
+    service = scripted()
+    return [Provider("a", service), Provider("b", [scripted(), service])]
+
+
+def _in_another_race() -> list[ScriptedLLMService]:
+    service = scripted()
+    HedgedLLMService([service])
+    return [service]
+
+
+BAD_LLMS = {
+    "none": (list, "llms is empty"),
+    "not a list": (scripted, "llms must be a list"),
+    "not a service": (lambda: ["gpt-4.1"], r"llms\[0\] must be a Pipecat LLM service, got str"),
+    "a class": (lambda: [scripted(), ScriptedLLMService], r"llms\[1\] is the class"),
+    "the same instance twice": (_twice, "twice"),
+    "the same instance in two providers": (_twice_in_providers, "twice"),
+    "one that is in another race": (_in_another_race, "already in a pipeline or in another race"),
+    "speech to speech": (lambda: [SpeechToSpeech([])], "speech-to-speech"),
+    "a conversation over a WebSocket": (
+        lambda: [OpenAIResponsesLLMService(api_key="k")],
+        "OpenAIResponsesHttpLLMService",
+    ),
+    "a race in a race": (lambda: [HedgedLLMService([scripted()])], "outer one"),
+    "a switcher": (lambda: [LLMSwitcher([scripted()])], "one by one"),
+    "two of a name": (
+        lambda: [Provider("a", scripted()), Provider("a", scripted())],
+        "names two providers alike",
+    ),
+}
+
+
+@pytest.mark.parametrize(("llms", "told"), BAD_LLMS.values(), ids=BAD_LLMS)
+async def test_what_cannot_be_raced_is_refused(llms: Any, told: str) -> None:
+    """At construction, naming the field and the remedy."""
+    with pytest.raises(ValueError, match=told) as caught:
+        HedgedLLMService(llms())
+    assert isinstance(caught.value, HedgeError)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Provider("", scripted()), "name must be a non-empty string"),
+        (lambda: Provider(None, scripted()), "name must be a non-empty string"),  # pyright: ignore[reportArgumentType]
+        (lambda: Provider("a", []), "services of provider 'a' is empty"),
+        (lambda: Provider("a", "gpt"), "services of provider 'a' must be a Pipecat LLM service"),  # pyright: ignore[reportArgumentType]
+        (lambda: Provider("a", None), "services of provider 'a' must be a Pipecat LLM service"),  # pyright: ignore[reportArgumentType]
+        (lambda: Provider("a", scripted(), usd_per_mtok=(1, -1)), "usd_per_mtok of provider 'a'"),
+        (lambda: Provider("a", scripted(), usd_per_mtok=3), "usd_per_mtok of provider 'a'"),  # pyright: ignore[reportArgumentType]
+        (lambda: HedgedLLMService([scripted()], policy="race"), "policy must be a HedgePolicy"),  # pyright: ignore[reportArgumentType]
+        (
+            lambda: HedgedLLMService([scripted()], settings=LLMSettings(model="gpt")),
+            "settings.model cannot be shared",
+        ),
+    ],
+)
+async def test_bad_arguments_name_the_field_and_the_remedy(make: Any, told: str) -> None:
+    """A provider or service that cannot work is refused where it is written."""
+    with pytest.raises(ValueError, match=told) as caught:
+        make()
+    assert isinstance(caught.value, HedgeError)
+
+
+async def test_http_services_of_the_same_provider_are_welcome() -> None:
+    """What is refused over a WebSocket works over HTTP."""
+    llm = HedgedLLMService([OpenAIResponsesHttpLLMService(api_key="k")])
+    assert len(llm.providers) == 1
+
+
+async def test_hidden_retries_are_switched_off() -> None:
+    """The SDKs would retry twice before they report a failure; the user's own client is left be."""
+    client = AsyncAnthropic(api_key="k")
+    members: list[Any] = [
+        OpenAILLMService(api_key="k"),
+        AnthropicLLMService(api_key="k", client=client),
+    ]
+    HedgedLLMService(members)
+    assert [m._client.max_retries for m in members] == [0, 0]
+    assert client.max_retries == 2
+
+
+def test_a_provider_shows_its_name() -> None:
+    """For logs and debuggers."""
+    assert repr(Provider("a", scripted())) == "Provider('a', 1 instance(s))"
+
+
+async def test_the_policy_is_kept() -> None:
+    """What the user gave is what reports and logs name."""
+    policy = HedgePolicy.race(2)
+    assert HedgedLLMService([scripted()], policy=policy).policy is policy
