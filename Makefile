@@ -43,7 +43,7 @@ fixtures: $(STAMP) ## make the audio fixtures again (needs espeak-ng and flite)
 	$(BIN)/python scripts/make_fixtures.py
 
 bench: $(STAMP) ## what the hedged service costs over the bare one, in one run
-	$(BIN)/python -m pipecat_hedge.cli bench $(ARGS)
+	$(BIN)/pipecat-hedge overhead $(ARGS)
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist

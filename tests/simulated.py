@@ -33,7 +33,10 @@ def simulated(wire: str, sim: Simulator, behaviour: str) -> LLMService[Any]:
     if wire == "google":
         return GoogleLLMService(
             api_key="any",
-            http_options=types.HttpOptions(base_url=sim.google_url),
+            http_options=types.HttpOptions(
+                base_url=sim.google_url,
+                retry_options=types.HttpRetryOptions(attempts=1),  # as the README advises
+            ),
             settings=GoogleLLMService.Settings(model=behaviour),
         )
     raise ValueError(f"wire must be one of {WIRES}, got {wire!r}")

@@ -4,10 +4,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from pipecat_hedge import overhead
 from pipecat_hedge.simulator import command as simulate
 
 # A command is a module with SUMMARY, configure(parser) and run(args) -> exit status.
-_COMMANDS = {"simulate": simulate}
+_COMMANDS = {"simulate": simulate, "overhead": overhead}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -10,13 +10,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from google.genai import types
 from pipecat.frames.frames import LLMContextFrame, LLMFullResponseStartFrame, LLMTextFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
-from pipecat.services.google.llm import GoogleLLMService
 from pipecat.services.llm_service import LLMService
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
@@ -32,7 +29,6 @@ FAULTS = [
     (wire, fault)
     for wire in WIRES
     for fault in ("529", "429", "500", "402", "reset", "empty", "error_in_band")
-    if (wire, fault) != ("google", "reset")  # its SDK repeats the request; see the test of its own
 ]
 
 
@@ -128,24 +124,6 @@ async def test_a_fast_failure_does_not_win(
     assert report.attempts[0].outcome == "failed"
     await sim.wait_idle(1.0)
     assert len(sim.ledger.requests) == 2
-
-
-async def test_google_repeats_a_reset_request_by_itself_unless_given_a_client(
-    sim: Simulator,
-) -> None:
-    """What the SDK hides can be switched off with a client of one's own, as the README says."""
-    async with httpx.AsyncClient() as client:
-        faulty = GoogleLLMService(
-            api_key="any",
-            http_options=types.HttpOptions(base_url=sim.google_url, httpx_async_client=client),
-            settings=GoogleLLMService.Settings(model="fixed@ttft=0.01,fault=reset"),
-        )
-        sound = simulated("openai", sim, "fixed@ttft=0.1,answer=I am still here.")
-        async with line_to(faulty, sound, policy=HedgePolicy.fallback()) as line:
-            await line.ask()
-            assert line.text == "I am still here."
-        await sim.wait_idle(1.0)
-    assert [e.wire for e in sim.ledger.requests] == ["google", "openai"]
 
 
 async def test_three_wire_formats_in_one_race(sim: Simulator) -> None:

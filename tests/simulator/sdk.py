@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -51,11 +52,16 @@ class Sdk(Protocol):
     answer: Answer
 
 
+async def drain(stream: AsyncIterator[str]) -> str:
+    """All of a stream's text."""
+    return "".join([piece async for piece in stream])
+
+
 class OpenAISdk:
     name = "openai"
 
     def __init__(self, sim: Simulator):
-        self.client = AsyncOpenAI(api_key="any", base_url=sim.openai_url, max_retries=0)
+        self.client: Any = AsyncOpenAI(api_key="any", base_url=sim.openai_url, max_retries=0)
         self.answer = Answer()
 
     def _request(self, model: str, text: str, tools: tuple[str, ...]) -> dict[str, Any]:
@@ -76,25 +82,28 @@ class OpenAISdk:
             stream=True,
             stream_options={"include_usage": True},
         )
-        async for chunk in response:
-            if chunk.usage:
-                answer.input_tokens = chunk.usage.prompt_tokens
-                answer.output_tokens = chunk.usage.completion_tokens
-            for choice in chunk.choices:
-                answer.reason = choice.finish_reason or answer.reason
-                answer.thoughts += getattr(choice.delta, "reasoning_content", None) or ""
-                for call in choice.delta.tool_calls or ():
-                    name = call.function.name or name
-                    arguments += call.function.arguments or ""
-                if choice.delta.content:
-                    yield choice.delta.content
+        async with response:  # leaving a loop early does not close it
+            async for chunk in response:
+                if chunk.usage:
+                    answer.input_tokens = chunk.usage.prompt_tokens
+                    answer.output_tokens = chunk.usage.completion_tokens
+                for choice in chunk.choices:
+                    answer.reason = choice.finish_reason or answer.reason
+                    answer.thoughts += getattr(choice.delta, "reasoning_content", None) or ""
+                    for call in choice.delta.tool_calls or ():
+                        name = call.function.name or name
+                        arguments += call.function.arguments or ""
+                    if choice.delta.content:
+                        yield choice.delta.content
         if name:
             answer.tools.append((name, json.loads(arguments)))
 
     async def ask(self, model: str, text: str, *, tools: tuple[str, ...] = ()) -> Answer:
         response = await self.client.chat.completions.create(**self._request(model, text, tools))
         message = response.choices[0].message
-        calls = [(c.function.name, json.loads(c.function.arguments)) for c in message.tool_calls or ()]
+        calls = [
+            (c.function.name, json.loads(c.function.arguments)) for c in message.tool_calls or ()
+        ]
         return Answer(
             text=message.content or "",
             tools=calls,
@@ -111,7 +120,7 @@ class AnthropicSdk:
     name = "anthropic"
 
     def __init__(self, sim: Simulator):
-        self.client = AsyncAnthropic(api_key="any", base_url=sim.anthropic_url, max_retries=0)
+        self.client: Any = AsyncAnthropic(api_key="any", base_url=sim.anthropic_url, max_retries=0)
         self.answer = Answer()
 
     def _request(self, model: str, text: str, tools: tuple[str, ...]) -> dict[str, Any]:
@@ -128,23 +137,24 @@ class AnthropicSdk:
         response = await self.client.messages.create(
             **self._request(model, text, tools), stream=True
         )
-        async for event in response:
-            match event.type:
-                case "message_start":
-                    answer.input_tokens = event.message.usage.input_tokens
-                case "content_block_start" if event.content_block.type == "tool_use":
-                    name = event.content_block.name
-                case "content_block_delta" if event.delta.type == "text_delta":
-                    yield event.delta.text
-                case "content_block_delta" if event.delta.type == "thinking_delta":
-                    answer.thoughts += event.delta.thinking
-                case "content_block_delta" if event.delta.type == "input_json_delta":
-                    arguments += event.delta.partial_json
-                case "message_delta":
-                    answer.reason = event.delta.stop_reason
-                    answer.output_tokens = event.usage.output_tokens
-                case _:
-                    pass
+        async with response:
+            async for event in response:
+                match event.type:
+                    case "message_start":
+                        answer.input_tokens = event.message.usage.input_tokens
+                    case "content_block_start" if event.content_block.type == "tool_use":
+                        name = event.content_block.name
+                    case "content_block_delta" if event.delta.type == "text_delta":
+                        yield event.delta.text
+                    case "content_block_delta" if event.delta.type == "thinking_delta":
+                        answer.thoughts += event.delta.thinking
+                    case "content_block_delta" if event.delta.type == "input_json_delta":
+                        arguments += event.delta.partial_json
+                    case "message_delta":
+                        answer.reason = event.delta.stop_reason
+                        answer.output_tokens = event.usage.output_tokens
+                    case _:
+                        pass
         if name:
             answer.tools.append((name, json.loads(arguments)))
 
@@ -162,15 +172,22 @@ class AnthropicSdk:
         await self.client.close()
 
 
+# Loading the machine's certificates takes longer than a test, and nothing here is encrypted.
+_NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
 class GoogleSdk:
     name = "google"
 
     def __init__(self, sim: Simulator):
         # One attempt: without retry options the SDK sleeps 1 to 10 s and tries again after a reset.
         options = types.HttpOptions(
-            base_url=sim.google_url, retry_options=types.HttpRetryOptions(attempts=1)
+            base_url=sim.google_url,
+            retry_options=types.HttpRetryOptions(attempts=1),
+            client_args={"verify": _NO_TLS},
+            async_client_args={"ssl": _NO_TLS},
         )
-        self.client = genai.Client(api_key="any", http_options=options)
+        self.client: Any = genai.Client(api_key="any", http_options=options)
         self.answer = Answer()
 
     def _request(self, model: str, text: str, tools: tuple[str, ...]) -> dict[str, Any]:
@@ -207,7 +224,7 @@ class GoogleSdk:
         return answer
 
     def _take(self, chunk: types.GenerateContentResponse, answer: Answer) -> list[str]:
-        pieces = []
+        pieces: list[str] = []
         if chunk.usage_metadata:
             answer.input_tokens = chunk.usage_metadata.prompt_token_count or 0
             answer.output_tokens = chunk.usage_metadata.candidates_token_count or 0
@@ -215,7 +232,9 @@ class GoogleSdk:
             answer.reason = candidate.finish_reason.value if candidate.finish_reason else None
             for part in (candidate.content.parts if candidate.content else None) or ():
                 if part.function_call:
-                    answer.tools.append((part.function_call.name, part.function_call.args))
+                    answer.tools.append(
+                        (part.function_call.name or "", part.function_call.args or {})
+                    )
                 elif part.thought:
                     answer.thoughts += part.text or ""
                 elif part.text:

@@ -32,7 +32,7 @@ def test_a_process_of_its_own():
     with SimulatorProcess(seed=3) as sim:
         assert b"[DONE]" in post(sim.openai_url, "fixed?ttft=0")
         with pytest.raises(TimeoutError):
-            post(sim.openai_url, "fixed?fault=hang", 0.05)
+            post(sim.openai_url, "fixed?fault=hang", 0.3)
         ledger = sim.ledger(wait_secs=2)
         assert [entry["outcome"] for entry in ledger["requests"]] == ["completed", "aborted"]
         assert sim.ledger(open_only=True) == {"requests": [], "open": 0}
@@ -47,7 +47,9 @@ def test_a_process_that_cannot_start():
     """If the process ends instead of listening, what it said is in the error."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(RuntimeError, match=f"did not start: .*port {port} on 127.0.0.1 is in"):
+        with pytest.raises(
+            RuntimeError, match=f"(?s)did not start: .*port {port} on 127.0.0.1 is in"
+        ):
             SimulatorProcess(port).__enter__()
 
 
@@ -61,13 +63,18 @@ def test_stops_with_open_streams(number: signal.Signals):
     line = process.stdout.readline()
     port = int(line.split("127.0.0.1:")[1].split()[0])
     with socket.create_connection(("127.0.0.1", port)) as sock:
-        body = json.dumps({"model": "fixed?fault=headers_then_silence", "messages": [{}], "stream": 1})
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        body = json.dumps(
+            {"model": "fixed?fault=headers_then_silence", "messages": [{}], "stream": 1}
+        )
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
         sock.sendall((head + body).encode())
         assert sock.recv(15) == b"HTTP/1.1 200 OK"
         process.send_signal(number)
         _, said = process.communicate(timeout=2)
-    assert (process.returncode, said) == (0, "")
+    assert process.returncode == 0
+    assert "Traceback" not in said
 
 
 def test_port_in_use(capsys: pytest.CaptureFixture[str]):

@@ -25,9 +25,13 @@ from pipecat_hedge.simulator.timeline import (
 ANSWER = Reply(tokens=tokenize("Yes, we do. We deliver within three miles. It is free."))
 SCENE = Scene(ANSWER, ttft_secs=0.2, headers_secs=0.1, interval_secs=0.01, delay_secs=3.0)
 # What the issue's matrix needs, besides what happens before a connection is there.
-WANTED = """reset hang headers_then_silence keepalives 400 401 402 403 404 422 429 500 503 529
-error_in_band malformed_sse empty whitespace reasoning_forever think_tags dribble stall cut
-cut_in_tool slow_close slow_headers""".split()
+STATUSES = ("400", "401", "402", "403", "404", "422", "429", "500", "503", "529")
+WANTED = (
+    *STATUSES,
+    *("reset", "hang", "headers_then_silence", "keepalives", "error_in_band", "malformed_sse"),
+    *("empty", "whitespace", "reasoning_forever", "think_tags", "dribble", "stall", "cut"),
+    *("cut_in_tool", "slow_close", "slow_headers"),
+)
 
 
 def steps(name: str, scene: Scene = SCENE) -> list[Step]:

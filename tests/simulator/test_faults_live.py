@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 
@@ -48,9 +49,9 @@ ERRORS = {
         "529": anthropic.OverloadedError,
     },
     "google": {
-        **{s: google.genai.errors.ClientError for s in ("400", "401", "402", "403", "404", "422")},
-        "429": google.genai.errors.ClientError,
-        **{s: google.genai.errors.ServerError for s in ("500", "503", "529")},
+        **dict.fromkeys(("400", "401", "402", "403"), google.genai.errors.ClientError),
+        **dict.fromkeys(("404", "422", "429"), google.genai.errors.ClientError),
+        **dict.fromkeys(("500", "503", "529"), google.genai.errors.ServerError),
     },
 }
 BROKEN = {
@@ -82,14 +83,23 @@ def model(fault: str, keys: str = "") -> str:
 
 async def heard(stream: AsyncIterator[str], secs: float | None = None) -> str:
     """What comes within some seconds; all of it if no time is given."""
-    text = ""
-    try:
+    pieces: list[str] = []
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(secs):
-            async for piece in stream:
-                text += piece
-    except TimeoutError:
-        pass
-    return text
+            await collect(stream, pieces)
+    return "".join(pieces)
+
+
+async def collect(stream: AsyncIterator[str], pieces: list[str]) -> None:
+    async for piece in stream:
+        pieces.append(piece)
+
+
+async def run(sdk: Sdk, name: str, *, stream: bool) -> None:
+    if stream:
+        await heard(sdk.stream(name, "hello"))
+    else:
+        await sdk.ask(name, "hello")
 
 
 async def outcome(sim: Simulator) -> tuple[str, int | None]:
@@ -103,10 +113,7 @@ async def outcome(sim: Simulator) -> tuple[str, int | None]:
 async def test_error_status(sim: Simulator, sdk: Sdk, status: str, stream: bool):
     """An error status raises the SDK's own class for it, streamed or not."""
     with pytest.raises(ERRORS[sdk.name][status]) as raised:
-        if stream:
-            await heard(sdk.stream(model(status), "hello"))
-        else:
-            await sdk.ask(model(status), "hello")
+        await run(sdk, model(status), stream=stream)
     error = raised.value
     assert getattr(error, "status_code", getattr(error, "code", None)) == int(status)
     assert await outcome(sim) == ("failed", int(status))
@@ -158,10 +165,7 @@ async def test_sdk_retries_show_in_the_ledger(sim: Simulator):
 async def test_reset(sim: Simulator, sdk: Sdk, stream: bool):
     """The connection is reset before a byte."""
     with pytest.raises(BROKEN[sdk.name][0]) as raised:
-        if stream:
-            await heard(sdk.stream(model("reset"), "hello"))
-        else:
-            await sdk.ask(model("reset"), "hello")
+        await run(sdk, model("reset"), stream=stream)
     causes = [raised.value]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)
@@ -208,11 +212,10 @@ async def test_keepalives_keep_coming(sim: Simulator):
 async def test_error_in_band(sim: Simulator, sdk: Sdk, after: int):
     """Status 200, then an error event that the SDK raises, at once or after some tokens."""
     stream = sdk.stream(model("error_in_band", f",after={after}"), "do you deliver")
-    text = ""
+    pieces: list[str] = []
     with pytest.raises(IN_BAND[sdk.name]):
-        async for piece in stream:
-            text += piece
-    assert text == "".join(("Yes,", " we", " do.")[:after])
+        await collect(stream, pieces)
+    assert pieces == ["Yes,", " we", " do."][:after]
     assert await outcome(sim) == ("failed", 200)
 
 
@@ -221,6 +224,29 @@ async def test_malformed_sse(sim: Simulator, sdk: Sdk):
     with pytest.raises((json.JSONDecodeError, google.genai.errors.UnknownApiResponseError)):
         await heard(sdk.stream(model("malformed_sse"), "hello"))
     assert await outcome(sim) == ("failed", 200)
+
+
+async def test_malformed_whole_answer(sim: Simulator, sdk: Sdk):
+    """A body that is not JSON is an error of the SDK's parser."""
+    with pytest.raises(json.JSONDecodeError):
+        await sdk.ask(model("malformed_sse"), "hello")
+    assert await outcome(sim) == ("failed", 200)
+
+
+async def test_error_in_a_whole_answer(sim: Simulator, sdk: Sdk):
+    """Without a stream there is no band for the error to be in: it is a 500."""
+    with pytest.raises(ERRORS[sdk.name]["500"]):
+        await sdk.ask(model("error_in_band"), "hello")
+    assert await outcome(sim) == ("failed", 500)
+
+
+@pytest.mark.parametrize("fault", ["hang", "keepalives", "reasoning_forever", "stall"])
+async def test_silence_instead_of_a_whole_answer(sim: Simulator, sdk: Sdk, fault: str):
+    """An answer that is not streamed never comes; the client's leaving is seen."""
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await sdk.ask(model(fault, ",delay=0.01"), "do you deliver")
+    assert await outcome(sim) == ("aborted", None)
 
 
 @pytest.mark.parametrize(("fault", "text"), [("empty", ""), ("whitespace", " \n  ")])
@@ -250,7 +276,7 @@ async def test_think_tags(sim: Simulator, sdk: Sdk):
 
 async def test_dribble(sim: Simulator, sdk: Sdk):
     """The first token in time, then one every `delay`."""
-    text = await heard(sdk.stream(model("dribble", ",delay=0.1"), "do you deliver"), 0.17)
+    text = await heard(sdk.stream(model("dribble", ",delay=0.3"), "do you deliver"), 0.45)
     assert text == "Yes, we"
     assert await outcome(sim) == ("aborted", 200)
 
@@ -263,17 +289,16 @@ async def test_stall(sim: Simulator, sdk: Sdk):
 
 async def test_cut(sim: Simulator, sdk: Sdk):
     """The connection is closed in mid-sentence; what was sent before arrives."""
-    text = ""
+    pieces: list[str] = []
     with pytest.raises(BROKEN[sdk.name][1]):
-        async for piece in sdk.stream(model("cut"), "do you deliver"):
-            text += piece
-    assert text == CUT_AFTER
+        await collect(sdk.stream(model("cut"), "do you deliver"), pieces)
+    assert "".join(pieces) == CUT_AFTER
     assert await outcome(sim) == ("failed", 200)
 
 
 async def test_cut_of_a_whole_answer(sim: Simulator, sdk: Sdk):
     """An answer that is not streamed is cut in the middle of its body."""
-    with pytest.raises(Exception, match="Connection error|not completed"):
+    with pytest.raises(Exception, match=r"Connection error|not completed"):
         await sdk.ask(model("cut"), "do you deliver")
     assert await outcome(sim) == ("failed", 200)
 
@@ -299,10 +324,8 @@ async def test_rate(sim: Simulator, sdk: Sdk):
     """A fault with a rate strikes some requests, and the same ones for the same seed."""
     name = model("529", ",rate=0.5")
     for _ in range(12):
-        try:
+        with contextlib.suppress(*IN_BAND.values()):
             await heard(sdk.stream(name, "hello"))
-        except (openai.APIStatusError, anthropic.APIStatusError, google.genai.errors.APIError):
-            pass
     struck = [entry.fault == "529" for entry in sim.ledger.requests]
     assert struck == [entry.status == 529 for entry in sim.ledger.requests]
     assert 0 < sum(struck) < 12

@@ -112,7 +112,9 @@ def test_booking_calls_the_tool(said: str, arguments: dict[str, object]):
 def test_a_changed_booking_keeps_its_time():
     """Four people instead of two, at the time said before."""
     turns = (("user", "a table for two at eight"), ("assistant", "Certainly."))
-    reply = reply_to(prompt(*turns, ("user", "make that four people please"), tools=("book_table",)))
+    reply = reply_to(
+        prompt(*turns, ("user", "make that four people please"), tools=("book_table",))
+    )
     assert reply.tool is not None
     assert json.loads("".join(reply.tool.fragments)) == {"party_size": 4, "time": "20:00"}
 

@@ -12,9 +12,9 @@ import anthropic
 import openai
 import pytest
 
-from pipecat_hedge.simulator import LedgerEntry, Simulator
+from pipecat_hedge.simulator import Simulator
 
-from .sdk import SDKS, AnthropicSdk, OpenAISdk, Sdk
+from .sdk import SDKS, Sdk
 
 pytestmark = pytest.mark.live
 
@@ -25,15 +25,6 @@ async def ask(session: aiohttp.ClientSession, sim: Simulator, model: str) -> str
     body = {"model": model, "messages": MESSAGES, "stream": True}
     async with session.post(f"{sim.openai_url}/chat/completions", json=body) as response:
         return await response.text()
-
-
-def ttfts(sim: Simulator, model: str) -> list[float]:
-    return [ttft_secs(entry) for entry in sim.ledger.requests if entry.model == model]
-
-
-def ttft_secs(entry: LedgerEntry) -> float:
-    assert entry.first_token_secs is not None
-    return entry.first_token_secs - entry.started_secs
 
 
 async def test_first_token_is_on_time(sim: Simulator):
@@ -60,7 +51,7 @@ async def test_tokens_keep_the_pace(sim: Simulator):
         await ask(session, sim, "fixed?ttft=0.1&tps=100")
     (entry,) = sim.ledger.requests
     assert entry.ended_secs is not None
-    assert entry.ended_secs - entry.started_secs == pytest.approx(0.1 + 13 * 0.01, abs=0.02)
+    assert entry.ended_secs - entry.started_secs == pytest.approx(0.1 + 13 * 0.01, abs=0.05)
 
 
 async def test_thousands_of_tokens_a_second(sim: Simulator):
@@ -116,19 +107,20 @@ async def test_an_abort_is_seen_at_once(sim: Simulator, sdk: Sdk, keys: str):
 
 async def test_draws_are_repeatable():
     """The n-th request to a model gets the same draw for the same seed, whatever comes between."""
+    model = "fixed?ttft=0&tps=inf&fault=529&rate=0.5"
 
-    async def draws(seed: int, *, mixed: bool) -> list[float]:
+    async def statuses(seed: int, *, mixed: bool) -> list[int | None]:
         async with Simulator(seed=seed) as sim, aiohttp.ClientSession() as session:
-            for _ in range(3):
-                await ask(session, sim, "gpt-oss-120b-groq?tps=inf")
+            for _ in range(20):
+                await ask(session, sim, model)
                 if mixed:
-                    await ask(session, sim, "qwen3.8-27b-local?tps=inf")
-            return ttfts(sim, "gpt-oss-120b-groq?tps=inf")
+                    await ask(session, sim, model + "&after=1")
+            return [entry.status for entry in sim.ledger.requests if entry.model == model]
 
-    first = await draws(1, mixed=False)
-    assert await draws(1, mixed=True) == pytest.approx(first, abs=0.015)
-    assert await draws(2, mixed=False) != pytest.approx(first, abs=0.015)
-    assert len({round(secs, 2) for secs in first}) > 1
+    first = await statuses(1, mixed=False)
+    assert set(first) == {200, 529}
+    assert await statuses(1, mixed=True) == first
+    assert await statuses(2, mixed=False) != first
 
 
 async def test_ledger_over_http(sim: Simulator):
@@ -223,7 +215,9 @@ async def test_hanging(sim: Simulator):
 
 async def test_port_in_use(sim: Simulator):
     """A port in use is an error that names it and says what to do."""
-    with pytest.raises(OSError, match=f"port {sim.port} on 127.0.0.1 is in use.*0: a free one") as e:
+    with pytest.raises(
+        OSError, match=f"port {sim.port} on 127.0.0.1 is in use.*0: a free one"
+    ) as e:
         async with Simulator(port=sim.port):
             pass
     assert e.value.errno == errno.EADDRINUSE
@@ -249,6 +243,17 @@ async def test_an_address_of_another_machine():
     with pytest.raises(OSError, match=r"port 0 on 192\.0\.2\.1 cannot be had.*127\.0\.0\.1"):
         async with Simulator(host="192.0.2.1"):
             pass
+
+
+async def test_ipv6():
+    """It serves ::1 as well, and says so in its addresses."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
+    async with Simulator(host="::1") as sim, aiohttp.ClientSession() as session:
+        assert sim.url.startswith("http://[::1]:")
+        assert "[DONE]" in await ask(session, sim, "fixed?ttft=0")
 
 
 async def test_wait_idle_names_what_is_open(sim: Simulator):
@@ -277,20 +282,18 @@ async def test_two_wires_at_once(sim: Simulator):
         await sdk.close()
 
 
-async def test_a_thousand_aborts_leave_nothing(sim: Simulator):
-    """A thousand clients that leave at the first token leave no open request and no socket."""
-    sdks: list[Sdk] = [OpenAISdk(sim), AnthropicSdk(sim)]
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+async def test_aborts_leave_nothing(sim: Simulator, path: str):
+    """A thousand clients that leave in mid-stream leave no open request behind."""
+    body = {"model": "fixed?ttft=0&tps=1", "messages": MESSAGES, "stream": True, "max_tokens": 9}
 
-    async def leave(sdk: Sdk) -> None:
-        stream = sdk.stream("fixed?ttft=0&tps=20", "do you deliver")
-        async for _ in stream:
-            break
-        await stream.aclose()  # pyright: ignore[reportAttributeAccessIssue]
+    async def leave(session: aiohttp.ClientSession) -> None:
+        async with session.post(sim.url + path, json=body) as response:
+            await response.content.readany()
+            response.close()
 
-    for _ in range(20):
-        await asyncio.gather(*(leave(sdk) for sdk in sdks for _ in range(25)))
+    async with aiohttp.ClientSession() as session:
+        for _ in range(20):
+            await asyncio.gather(*(leave(session) for _ in range(50)))
     await sim.wait_idle(1)
-    assert len(sim.ledger.requests) == 1000
-    assert {entry.outcome for entry in sim.ledger.requests} == {"aborted"}
-    for sdk in sdks:
-        await sdk.close()
+    assert [entry.outcome for entry in sim.ledger.requests] == ["aborted"] * 1000

@@ -1,0 +1,205 @@
+"""Which address speaks which protocol, and how a request becomes an `Exchange`."""
+
+import asyncio
+import contextlib
+import random
+import re
+import sys
+from collections import Counter
+from typing import Any
+
+from aiohttp import web
+
+from pipecat_hedge.simulator.anthropic_wire import AnthropicWire
+from pipecat_hedge.simulator.behaviour import Behaviour, BehaviourError, override, parse_model
+from pipecat_hedge.simulator.exchange import Exchange
+from pipecat_hedge.simulator.google_wire import GoogleWire
+from pipecat_hedge.simulator.ledger import Ledger
+from pipecat_hedge.simulator.openai_wire import OpenAIWire
+from pipecat_hedge.simulator.plan import plan
+from pipecat_hedge.simulator.profiles import PROFILES
+from pipecat_hedge.simulator.prompt import Prompt, PromptError
+from pipecat_hedge.simulator.wire import Wire, dumps
+
+_MAX_BODY_BYTES = 64 * 2**20
+_OPENAI, _ANTHROPIC, _GOOGLE = OpenAIWire(), AnthropicWire(), GoogleWire()
+_GOOGLE_CALL = re.compile(r"/models/(?P<model>.+):(?P<method>\w+)$")
+_MADE = 1735689600  # 2025-01-01, when every simulated model was "created"
+
+
+class Routes:
+    """The simulator's addresses.
+
+    Args:
+        ledger: Where requests are written down.
+        seed: The n-th request to a model name gets the same draw for the same seed.
+    """
+
+    def __init__(self, ledger: Ledger, seed: int):
+        self._ledger = ledger
+        self._seed = seed
+        self._asked: Counter[str] = Counter()
+        self._serving: set[asyncio.Task[Any]] = set()
+        self._is_closing = False
+
+    def application(self) -> web.Application:
+        """A web application with these addresses."""
+        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app.router.add_post("/v1/chat/completions", self._openai)
+        app.router.add_post("/v1/messages", self._anthropic)
+        app.router.add_post("/v1beta/models/{call:.+}", self._google)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/ledger", self._ledger_get)
+        app.router.add_delete("/ledger", self._ledger_delete)
+        app.router.add_route("*", "/{path:.*}", self._unknown)
+        return app
+
+    def close(self) -> None:
+        """Stop serving; the requests that are still open have failed."""
+        self._is_closing = True
+        for task in self._serving:
+            task.cancel()
+
+    async def _openai(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, _OPENAI, None, stream=False)
+
+    async def _anthropic(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, _ANTHROPIC, None, stream=False)
+
+    async def _google(self, request: web.Request) -> web.StreamResponse:
+        # The raw path: a model's values keep their URL encoding until they are read.
+        found = _GOOGLE_CALL.search(request.rel_url.raw_path)
+        method = found["method"] if found else None
+        if found is None or method not in ("generateContent", "streamGenerateContent"):
+            return await self._unknown(request)
+        model = found["model"].replace("%40", "@").replace("%3D", "=").replace("%2C", ",")
+        stream = method == "streamGenerateContent"
+        return await self._serve(request, _GOOGLE, model, stream=stream)
+
+    async def _serve(
+        self, request: web.Request, wire: Wire, model: str | None, *, stream: bool
+    ) -> web.StreamResponse:
+        entry = self._ledger.arrived(wire.name)
+        exchange = Exchange(request, wire, self._ledger, entry)
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        try:
+            with contextlib.suppress(ConnectionError):
+                return await self._answer(request, wire, model, exchange, stream=stream)
+            # The socket is closing; the cancellation that follows ends this.
+            await asyncio.get_running_loop().create_future()
+            raise AssertionError("unreachable")
+        except asyncio.CancelledError:
+            if not self._is_closing:
+                exchange.left()
+            raise
+        finally:
+            self._serving.discard(task)
+            self._ledger.ended(entry, "failed")
+
+    async def _answer(
+        self,
+        request: web.Request,
+        wire: Wire,
+        model: str | None,
+        exchange: Exchange,
+        *,
+        stream: bool,
+    ) -> web.StreamResponse:
+        entry = exchange.entry
+        try:
+            body = await _json_body(request)
+            # Interned: the ledger keeps the name of each of its 100,000 requests.
+            entry.model = model = sys.intern(model or _model_in(body))
+            behaviour = parse_model(model)
+            entry.profile = behaviour.profile.name
+            prompt = _read(wire, body, stream=stream)
+            behaviour = _overridden(behaviour, prompt)
+        except BehaviourError as error:
+            return await exchange.refuse(error.status, str(error), None)
+        except PromptError as error:
+            return await exchange.refuse(400, str(error), None)
+        entry.stream, entry.prompt_tokens = prompt.stream, prompt.input_tokens
+        number = self._asked[model]
+        self._asked[model] += 1
+        planned = plan(behaviour, prompt, random.Random(f"{self._seed} {model} {number}"))
+        entry.fault = planned.fault.name if planned.fault else None
+        encoder = wire.encoder(prompt, behaviour.profile.name, entry.id)
+        return await exchange.play(planned, encoder)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        """The list of models, in a form that is OpenAI's and Anthropic's at once."""
+        data = [
+            {
+                "id": name,
+                "object": "model",
+                "created": _MADE,
+                "owned_by": "simulator",
+                "type": "model",
+                "display_name": name,
+                "created_at": "2025-01-01T00:00:00Z",
+            }
+            for name in PROFILES
+        ]
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
+        return _json(200, {"object": "list", "data": data, **ends})
+
+    async def _ledger_get(self, request: web.Request) -> web.Response:
+        try:
+            wait_secs = float(request.query.get("wait", "0"))
+        except ValueError:
+            return _json(400, {"error": {"message": "wait: expected seconds"}})
+        if wait_secs > 0:
+            with contextlib.suppress(TimeoutError):  # the answer shows what is still open
+                await self._ledger.wait_until(lambda ledger: not ledger.open, wait_secs)
+        open_only = request.query.get("open", "0") not in ("", "0", "false")
+        return _json(200, self._ledger.as_dict(open_only=open_only))
+
+    async def _ledger_delete(self, request: web.Request) -> web.Response:
+        self._ledger.clear()
+        return _json(200, self._ledger.as_dict())
+
+    async def _unknown(self, request: web.Request) -> web.Response:
+        message = (
+            f"unknown address {request.method} {request.path}; known: POST /v1/chat/completions, "
+            "POST /v1/messages, POST /v1beta/models/{model}:streamGenerateContent, "
+            "GET /v1/models, GET and DELETE /ledger"
+        )
+        return _json(404, {"error": {"message": message, "type": "not_found_error", "code": 404}})
+
+
+async def _json_body(request: web.Request) -> dict[str, Any]:
+    try:
+        body = await request.json()
+    except ValueError:
+        raise PromptError("the body is not JSON") from None
+    if not isinstance(body, dict):
+        raise PromptError("the body is not a JSON object")
+    return body
+
+
+def _model_in(body: dict[str, Any]) -> str:
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise PromptError("model: expected the name of a model")
+    return model
+
+
+def _read(wire: Wire, body: dict[str, Any], *, stream: bool) -> Prompt:
+    try:
+        return wire.read_prompt(body, stream=stream)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise PromptError(f"the body does not have the shape of a request: {error}") from None
+
+
+def _overridden(behaviour: Behaviour, prompt: Prompt) -> Behaviour:
+    """The behaviour as the last thing the user said wants it, if that begins with ``?key=``."""
+    said = next((turn.text for turn in reversed(prompt.turns) if turn.role == "user"), "")
+    if re.match(r"\?[a-z_]+=", said):
+        return override(behaviour, said[1:].strip())
+    return behaviour
+
+
+def _json(status: int, value: dict[str, Any]) -> web.Response:
+    return web.Response(status=status, body=dumps(value), content_type="application/json")
