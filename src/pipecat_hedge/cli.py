@@ -3,23 +3,20 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from pipecat_hedge import overhead
-from pipecat_hedge.simulator import command as simulate
-
-# A command is a module with SUMMARY, configure(parser) and run(args) -> exit status.
-_COMMANDS = {"simulate": simulate, "overhead": overhead}
-
-
-def parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
-    top = argparse.ArgumentParser(prog="pipecat-hedge", description="Tools of pipecat-hedge.")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, module in _COMMANDS.items():
-        sub = commands.add_parser(name, help=module.SUMMARY, description=module.SUMMARY)
-        module.configure(sub)
-        sub.set_defaults(run=module.run)
-    return top
+# A command's module has configure(parser) and run(args) -> exit status; it is loaded when asked
+# for, so that one command does not pay for the imports of another.
+_COMMANDS = {
+    "simulate": (
+        "pipecat_hedge.simulator.command",
+        "run simulated LLM providers (OpenAI, Anthropic and Google protocols) on loopback",
+    ),
+    "overhead": (
+        "pipecat_hedge.overhead",
+        "measure what the hedged service costs over the bare one, in one run",
+    ),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +28,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
-    args = parser().parse_args(argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    top = argparse.ArgumentParser(prog="pipecat-hedge", description="Tools of pipecat-hedge.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, summary) in _COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        if arguments[:1] == [name]:
+            loaded = import_module(module)
+            loaded.configure(command)
+            command.set_defaults(run=loaded.run)
+    args = top.parse_args(arguments)
     return args.run(args)
 
 

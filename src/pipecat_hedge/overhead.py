@@ -35,8 +35,6 @@ from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.service import HedgedLLMService
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
 
-SUMMARY = "measure what the hedged service costs over the bare one, in one run"
-
 TOKENS = 500
 
 

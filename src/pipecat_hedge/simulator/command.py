@@ -11,8 +11,6 @@ from pipecat_hedge.simulator.faults import FAULTS
 from pipecat_hedge.simulator.profiles import PROFILES
 from pipecat_hedge.simulator.server import Simulator
 
-SUMMARY = "run simulated LLM providers (OpenAI, Anthropic and Google protocols) on loopback"
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments.
