@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from loguru import logger
 from pipecat.frames.frames import (
     CancelFrame,
     EndFrame,
@@ -28,12 +27,18 @@ from pipecat.frames.frames import (
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
     LLMTextFrame,
+    LLMThoughtTextFrame,
+    LLMUpdateSettingsFrame,
     MetricsFrame,
     StartFrame,
     SystemFrame,
 )
 from pipecat.metrics.metrics import LLMTokenUsage, LLMUsageMetricsData
-from pipecat.processors.aggregators.llm_context import LLMContext, LLMSpecificMessage
+from pipecat.processors.aggregators.llm_context import (
+    LLMContext,
+    LLMContextMessage,
+    LLMSpecificMessage,
+)
 from pipecat.processors.frame_processor import (
     FrameCallback,
     FrameDirection,
@@ -41,11 +46,15 @@ from pipecat.processors.frame_processor import (
     FrameProcessorSetup,
 )
 from pipecat.services.llm_service import LLMService
+from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
+from pipecat.utils.types import is_given
 
 from pipecat_hedge.errors import AttemptError
-from pipecat_hedge.policies.usable import is_usable_text
+from pipecat_hedge.policies.usable import InlineThought, is_usable_text
+from pipecat_hedge.provider_client import attempt_error, switch_off_hidden_retries
 from pipecat_hedge.racing import Post
+from pipecat_hedge.sentences import SentenceFinder
 
 __all__ = ["Contender", "Piece", "Tally", "ToolCalls"]
 
@@ -67,13 +76,20 @@ class Tally:
 
     Parameters:
         usage: The provider's own count of tokens, once it has sent one.
-        text_chars: Characters of answer text and of tool arguments.
+        chars: Characters produced: answer text, reasoning and tool arguments.
         completed: Whether the answer ended by itself, so that ``usage`` is final.
+        mended_context: Whether the service took a message out of its copy of the context that no
+            provider would accept.
+        text: The answer's text, kept only when ``keeps_text``.
+        keeps_text: Whether the text is wanted afterwards.
     """
 
     usage: LLMTokenUsage | None = None
-    text_chars: int = 0
+    chars: int = 0
     completed: bool = False
+    mended_context: bool = False
+    text: str = ""
+    keeps_text: bool = False
 
 
 class Contender:
@@ -89,13 +105,17 @@ class Contender:
         self._post: Post[Piece] | None = None
         self._tally = Tally()
         self._failed = False
+        self._thought = InlineThought()
+        self._finder: SentenceFinder | None = None
         self._busy = asyncio.Lock()
+        instruction = getattr(service.settings, "system_instruction", None)
+        self._own_instruction: str | None = instruction if isinstance(instruction, str) else None
         before, after = _Tap(service, self._heard), _Tap(service, self._heard)
         before.link(service)
         service.link(after)
         service.run_function_calls = self._heard_tool_calls
         service.add_event_handler("on_completion_timeout", self._timed_out)
-        _switch_off_hidden_retries(service)
+        switch_off_hidden_retries(service)
 
     @property
     def model(self) -> str | None:
@@ -127,7 +147,35 @@ class Contender:
         """Release the service's resources."""
         await self.service.cleanup()
 
-    async def answer(self, context: LLMContext, post: Post[Piece], tally: Tally) -> None:
+    async def update_settings(self, delta: LLMSettings) -> None:
+        """Change the service's settings.
+
+        Args:
+            delta: The fields to change.
+        """
+        if is_given(delta.system_instruction):
+            self._own_instruction = delta.system_instruction
+        await self.control(LLMUpdateSettingsFrame(delta=delta))
+
+    async def instruct(self, addition: str | None) -> None:
+        """Put something under the service's own system instruction, in place of what was there.
+
+        Args:
+            addition: The text; None takes it away.
+        """
+        parts = [part for part in (self._own_instruction, addition) if part]
+        delta = LLMSettings(system_instruction="\n\n".join(parts) or None)
+        await self.control(LLMUpdateSettingsFrame(delta=delta))
+
+    async def answer(
+        self,
+        context: LLMContext,
+        post: Post[Piece],
+        tally: Tally,
+        *,
+        addition: Sequence[LLMContextMessage] = (),
+        language: str | None = None,
+    ) -> None:
         """Have the service answer one turn.
 
         Waits for an earlier attempt of this instance that is still closing.
@@ -136,35 +184,48 @@ class Contender:
             context: The conversation; the service gets a copy.
             post: Where to tell what comes.
             tally: Counts what the attempt produces.
+            addition: Messages that only this attempt is sent, after the conversation.
+            language: The language by whose rules a sentence ends; None is English.
         """
         async with self._busy:
             self._post, self._tally, self._failed = post, tally, False
+            self._thought, self._finder = InlineThought(), SentenceFinder(language)
             try:
                 # A fresh frame: speculation is the host's to gate.
-                frame = LLMContextFrame(context=self._own_copy(context))
+                copied = self._own_copy(context, addition)
+                length = len(copied.messages)
+                frame = LLMContextFrame(context=copied)
                 await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
                 # Some services report a time-out by an event alone, whose handler is a task.
                 await asyncio.sleep(0)
+                if held := self._thought.finish():
+                    await self._answer_text(held, post)
+                tally.mended_context = len(copied.messages) < length
                 tally.completed = not self._failed
             finally:
                 self._post = None
 
-    def _own_copy(self, context: LLMContext) -> LLMContext:
+    def _own_copy(self, context: LLMContext, addition: Sequence[LLMContextMessage]) -> LLMContext:
         """Copy the context, without the messages that only another kind of service can read."""
         mine = self.service.get_llm_adapter().id_for_llm_specific_messages
         messages = [
             m for m in context.messages if not isinstance(m, LLMSpecificMessage) or m.llm == mine
         ]
+        messages += addition
         return LLMContext(messages, tools=context.tools, tool_choice=context.tool_choice)
 
     # ---- what the service says
 
-    def _heard(self, frame: Frame, direction: FrameDirection) -> None:
+    async def _heard(self, frame: Frame, direction: FrameDirection) -> None:
         post = self._post
         if isinstance(frame, LLMTextFrame):
             if post is not None:
-                self._tally.text_chars += len(frame.text)
-                post.piece(frame, usable=is_usable_text(frame.text))
+                self._tally.chars += len(frame.text)
+                thought, answer = self._thought.feed(frame.text)
+                if thought:
+                    post.piece(LLMThoughtTextFrame(thought), usable=False)
+                if answer:
+                    await self._answer_text(answer, post)
         elif isinstance(frame, MetricsFrame):
             for data in frame.data:
                 if isinstance(data, LLMUsageMetricsData):
@@ -174,16 +235,26 @@ class Contender:
         elif isinstance(frame, LLMFullResponseStartFrame):
             post.opened()
         elif isinstance(frame, ErrorFrame):
-            self._fail(_attempt_error(frame))
+            self._fail(attempt_error(frame))
         elif isinstance(frame, LLMFullResponseEndFrame) or direction is FrameDirection.UPSTREAM:
             return  # the end is when process_frame returns; the host sends its own End
         elif not isinstance(frame, SystemFrame):
+            if isinstance(frame, LLMThoughtTextFrame):
+                self._tally.chars += len(frame.text)
             post.piece(frame, usable=False)
+
+    async def _answer_text(self, text: str, post: Post[Piece]) -> None:
+        if self._tally.keeps_text:
+            self._tally.text += text
+        post.piece(LLMTextFrame(text), usable=is_usable_text(text))
+        if self._finder is not None and await self._finder.feed(text):
+            self._finder = None  # only the first sentence is of interest here
+            post.speakable()
 
     async def _heard_tool_calls(self, function_calls: Sequence[FunctionCallFromLLM]) -> None:
         if self._post is not None and function_calls:
-            self._tally.text_chars += sum(len(str(call.arguments)) for call in function_calls)
-            self._post.piece(ToolCalls(tuple(function_calls)), usable=True)
+            self._tally.chars += sum(len(str(call.arguments)) for call in function_calls)
+            self._post.tools(ToolCalls(tuple(function_calls)))
 
     async def _timed_out(self, service: LLMService[Any]) -> None:
         message = f"{service}: the provider sent nothing for longer than its client waits"
@@ -198,7 +269,9 @@ class Contender:
 class _Tap(FrameProcessor):
     """Stands in for a hosted service's neighbour and passes on what it is handed, at once."""
 
-    def __init__(self, service: LLMService[Any], heard: Callable[[Frame, FrameDirection], None]):
+    def __init__(
+        self, service: LLMService[Any], heard: Callable[[Frame, FrameDirection], Awaitable[None]]
+    ):
         super().__init__(name=f"{service.name}::tap")
         self._heard = heard
 
@@ -208,26 +281,4 @@ class _Tap(FrameProcessor):
         direction: FrameDirection = FrameDirection.DOWNSTREAM,
         callback: FrameCallback | None = None,
     ) -> None:
-        self._heard(frame, direction)
-
-
-def _attempt_error(frame: ErrorFrame) -> AttemptError:
-    category = frame.category or ErrorCategory.UNKNOWN
-    return AttemptError(
-        category=category.value,
-        message=frame.error,
-        permanent=category.is_permanent,
-        exception=frame.exception,
-    )
-
-
-def _switch_off_hidden_retries(service: LLMService[Any]) -> None:
-    """Have the provider's SDK report a failure at once, so that the race can replace it.
-
-    The OpenAI and Anthropic SDKs retry twice by themselves. Both offer ``with_options`` for this;
-    Pipecat keeps the client in ``_client`` and has no public way to it.
-    """
-    client = getattr(service, "_client", None)
-    if getattr(client, "max_retries", 0) and hasattr(client, "with_options"):
-        service._client = client.with_options(max_retries=0)  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
-        logger.debug(f"{service}: SDK retries switched off, the race replaces what fails")
+        await self._heard(frame, direction)

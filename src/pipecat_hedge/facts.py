@@ -37,7 +37,14 @@ class AttemptOpened:
 
 @dataclass(frozen=True, slots=True)
 class UsableToken:
-    """The attempt produced answer text, or a complete tool call."""
+    """The attempt produced answer text."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToolsCalled:
+    """The attempt produced complete tool calls: what it still says is not needed to go on."""
 
     attempt: int
 
@@ -74,7 +81,9 @@ class Woke:
     """The time named by ``wake_at`` has come."""
 
 
-AttemptFact: TypeAlias = AttemptOpened | UsableToken | Speakable | AttemptFinished | AttemptFailed
+AttemptFact: TypeAlias = (
+    AttemptOpened | UsableToken | ToolsCalled | Speakable | AttemptFinished | AttemptFailed
+)
 Fact: TypeAlias = TurnStarted | AttemptFact | Interrupted | Woke
 
 # ---- orders
@@ -104,6 +113,13 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class Continue:
+    """The committed answer broke off; go on with this attempt's, repeating nothing."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """Close this attempt's request at the provider."""
 
@@ -113,7 +129,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Nothing is left to try; the turn has failed.
+    """Nothing is left to try. Before a commit the turn has failed, after it the answer ends early.
 
     Parameters:
         errors: One ``(provider, error)`` an attempt that failed, in the order of their launch.
@@ -122,7 +138,29 @@ class GiveUp:
     errors: tuple[tuple[str, AttemptError], ...]
 
 
-Order: TypeAlias = Launch | Commit | Cancel | GiveUp
+Order: TypeAlias = Launch | Commit | Continue | Cancel | GiveUp
+
+# ---- what a race is given
+
+
+CommitOn: TypeAlias = Literal["first_sentence", "first_token"]
+"""What an attempt must have to win: a speakable unit, or a usable token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A place in the lineup: one request that may be made.
+
+    Parameters:
+        provider: The provider's name.
+        stall_secs: The silence after which it is worth asking somebody else; None is never.
+        timeout_secs: The silence after which it counts as failed; None is never.
+    """
+
+    provider: str
+    stall_secs: float | None = None
+    timeout_secs: float | None = None
+
 
 # ---- what a launch rule is asked
 

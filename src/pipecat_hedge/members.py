@@ -50,14 +50,33 @@ class Members:
             for provider in providers
         )
         self.contenders = tuple(c for entry in self.entries for c in entry.contenders)
+        self._rests_until: dict[str, float] = {}
 
-    def usable(self) -> list[Entry]:
-        """The providers without the instances that have become unusable, as by a rejected key."""
-        entries: list[Entry] = []
-        for entry in self.entries:
-            if able := tuple(c for c in entry.contenders if c.service.is_usable):
-                entries.append(Entry(entry.provider, able))
-        return entries
+    def usable(self, now: float) -> list[Entry]:
+        """The providers that may be asked.
+
+        Left out are instances that have become unusable, as by a rejected key, and providers that
+        have asked to be left alone for a while; but if that leaves nobody, those are asked early.
+
+        Args:
+            now: The loop's time.
+        """
+        able = [
+            Entry(entry.provider, contenders)
+            for entry in self.entries
+            if (contenders := tuple(c for c in entry.contenders if c.service.is_usable))
+        ]
+        rested = [e for e in able if self._rests_until.get(e.provider.name, now) <= now]
+        return rested or able
+
+    def rest(self, provider: str, until: float) -> None:
+        """Leave a provider alone, as it asked with ``Retry-After``.
+
+        Args:
+            provider: Its name.
+            until: The loop's time from which on it may be asked again.
+        """
+        self._rests_until[provider] = until
 
     def hosting(self, service: object) -> Contender | None:
         """The member that hosts ``service``, or None."""
@@ -70,6 +89,16 @@ class Members:
     async def control(self, frame: Frame) -> None:
         """Hand every member a frame that is not a turn."""
         await asyncio.gather(*(contender.control(frame) for contender in self.contenders))
+
+    async def update_settings(self, delta: LLMSettings) -> None:
+        """Change every member's settings."""
+        for contender in self.contenders:
+            await contender.update_settings(delta)
+
+    async def instruct(self, addition: str | None) -> None:
+        """Put a text under every member's own system instruction; None takes it away."""
+        for contender in self.contenders:
+            await contender.instruct(addition)
 
     async def cleanup(self) -> None:
         """Release every member's resources."""

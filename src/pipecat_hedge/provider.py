@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pipecat.services.llm_service import LLMService, WebsocketLLMService
 from pipecat.services.websocket_service import WebsocketService
@@ -25,6 +25,8 @@ class Provider:
         name: What reports call it.
         services: Its instances; each carries one attempt at a time.
         usd_per_mtok: Its price in US dollars per million ``(input, output)`` tokens, or None.
+        stall_secs: Its own stall time, or ``"policy"`` for the policy's.
+        timeout_secs: The silence after which an attempt of it has failed, or None.
     """
 
     def __init__(
@@ -33,6 +35,8 @@ class Provider:
         services: LLMService[Any] | Sequence[LLMService[Any]],
         *,
         usd_per_mtok: tuple[float, float] | None = None,
+        stall_secs: float | None | Literal["policy"] = "policy",
+        timeout_secs: float | None = 30.0,
     ):
         """Name a backend.
 
@@ -40,6 +44,10 @@ class Provider:
             name: What reports call it; unique among the providers of a race.
             services: A service, or several instances that ask the same backend.
             usd_per_mtok: Its price in US dollars per million ``(input, output)`` tokens.
+            stall_secs: Its own stall time instead of the policy's; None is never. Give a local
+                server that takes long over a long prompt more.
+            timeout_secs: The silence after which an attempt of it counts as failed and is closed;
+                None is never.
 
         Raises:
             ConfigurationError: If an argument cannot work; the message says which, and the remedy.
@@ -58,6 +66,10 @@ class Provider:
         self.name = name
         self.services: tuple[LLMService[Any], ...] = tuple(members)
         self.usd_per_mtok = _check_price(name, usd_per_mtok)
+        self.stall_secs: float | None | Literal["policy"] = (
+            "policy" if stall_secs == "policy" else _check_secs("stall_secs", name, stall_secs)
+        )
+        self.timeout_secs = _check_secs("timeout_secs", name, timeout_secs)
 
     def __repr__(self) -> str:
         return f"Provider({self.name!r}, {len(self.services)} instance(s))"
@@ -144,6 +156,17 @@ def _check_price(name: str, price: Any) -> tuple[float, float] | None:
             f"tokens, neither negative, got {price!r}"
         )
     return (float(price[0]), float(price[1]))
+
+
+def _check_secs(field: str, name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ConfigurationError(
+            f"{field} of provider {name!r} must be a positive number of seconds, or None for "
+            f"never, got {value!r}"
+        )
+    return float(value)
 
 
 def _default_name(service: LLMService[Any]) -> str:

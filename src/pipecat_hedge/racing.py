@@ -23,11 +23,13 @@ from pipecat_hedge.facts import (
     AttemptOpened,
     Cancel,
     Commit,
+    Continue,
     GiveUp,
     Interrupted,
     Launch,
     Order,
     Speakable,
+    ToolsCalled,
     TurnStarted,
     UsableToken,
     Woke,
@@ -56,6 +58,18 @@ class Post(Protocol[T_contra]):
             piece: What to deliver if this attempt is committed.
             usable: Whether it is a usable token, see ``policies/usable.py``.
         """
+        ...
+
+    def tools(self, piece: T_contra) -> None:
+        """The answer's tool calls are complete.
+
+        Args:
+            piece: What to deliver if this attempt is committed.
+        """
+        ...
+
+    def speakable(self) -> None:
+        """What came so far holds a unit that can be spoken."""
         ...
 
     def failed(self, error: AttemptError) -> None:
@@ -93,6 +107,9 @@ class _Mailbox(Generic[T]):
 
     def piece(self, piece: T, *, usable: bool) -> None:
         self._inbox.put(self._attempt, piece, self._token if usable else None)
+
+    def tools(self, piece: T) -> None:
+        self._inbox.put(self._attempt, piece, ToolsCalled(self._attempt))
 
     def speakable(self) -> None:
         self._inbox.put(self._attempt, None, Speakable(self._attempt))
@@ -146,7 +163,7 @@ class Racing(Generic[T]):
     Example::
 
         async with TaskScope() as scope:
-            await Racing(race, scope, ask, deliver).run(loop.time())
+            await Racing(race, scope, ask, deliver, released).run(loop.time())
             ...  # the answer is complete; losers may still be closing
         # here every request has been closed
 
@@ -160,6 +177,7 @@ class Racing(Generic[T]):
         scope: TaskScope,
         ask: Ask[T],
         deliver: Callable[[T, float], Awaitable[None]],
+        released: Callable[[Commit | Continue], None],
     ):
         """Put a race and its seams together.
 
@@ -169,11 +187,13 @@ class Racing(Generic[T]):
             ask: Sends the turn to a provider.
             deliver: Takes each piece of the committed answer, with the loop's time at which it
                 came, in the order of the stream.
+            released: Told which attempt is delivered from now on, before its first piece is.
         """
         self._race = race
         self._scope = scope
         self._ask = ask
         self._deliver = deliver
+        self._released = released
         self._inbox: _Inbox[T] = _Inbox()
         self._held: dict[int, list[tuple[T, float]]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -222,8 +242,9 @@ class Racing(Generic[T]):
                 work = self._attempt(order, _Mailbox(self._inbox, order.attempt))
                 name = f"attempt {order.attempt}: {order.provider}"
                 self._tasks[order.attempt] = self._scope.start(work, name=name)
-            elif isinstance(order, Commit):
+            elif isinstance(order, (Commit, Continue)):
                 self._committed = order.attempt
+                self._released(order)
                 for piece, at in self._held.pop(order.attempt):
                     await self._deliver(piece, at)
             elif isinstance(order, GiveUp):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipecat_hedge.facts import AttemptOutcome, LaunchReason, TurnOutcome
+from pipecat_hedge.facts import AttemptOutcome, CommitOn, LaunchReason, TurnOutcome
 
-__all__ = ["AttemptReport", "TurnReport"]
+__all__ = ["AttemptReport", "DrainedAnswer", "TurnReport"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,16 @@ class TurnReport:
 
     Parameters:
         turn: The turn's number within this service, from 1.
-        winner: The provider whose answer was released, or None.
+        winner: The provider whose answer was released, the last one if it was rescued; or None.
         outcome: ``answered``, ``answered_with_tools``, ``interrupted`` or ``failed``.
         ttft_secs: To the first usable token of the released answer; None if none was released.
         ttfs_secs: To the first speakable sentence of the released answer; None if there was none.
         duration_secs: To the end of the answer.
         attempts: Every request of the turn, in the order of launch.
-        commit_reason: What made the winner win, e.g. ``first_token``; None without a winner.
+        commit_on: What an attempt had to have to win: ``first_sentence`` or ``first_token``, as the
+            policy says or, with ``auto``, as suits the text-to-speech downstream.
+        commit_reason: What made the winner win: ``first_sentence``, ``first_token``, ``tool_call``,
+            or ``whole_answer`` for one that ended without a whole sentence; None without a winner.
         filler: What was said while waiting, or why nothing was; None where fillers are not used.
     """
 
@@ -70,5 +73,35 @@ class TurnReport:
     ttfs_secs: float | None
     duration_secs: float
     attempts: tuple[AttemptReport, ...]
+    commit_on: CommitOn = "first_token"
     commit_reason: str | None = None
     filler: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DrainedAnswer:
+    """What a loser would have said, where losers are let run on (``losers="drain"``).
+
+    Parameters:
+        turn: The turn's number.
+        provider: The provider's name.
+        model: The model that was asked; None if the service has none.
+        text: Its answer's text.
+        complete: Whether it came to its end; if not, the next turn or an interruption ended it.
+        ttft_secs: From its launch to its first token; None if none came.
+        duration_secs: From its launch to its end.
+        input_tokens: Tokens of the prompt.
+        output_tokens: Tokens of the answer.
+        tokens_estimated: Whether a token count is an estimate.
+    """
+
+    turn: int
+    provider: str
+    model: str | None
+    text: str
+    complete: bool
+    ttft_secs: float | None
+    duration_secs: float
+    input_tokens: int
+    output_tokens: int
+    tokens_estimated: bool

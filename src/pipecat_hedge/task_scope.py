@@ -20,8 +20,8 @@ from typing import Any
 
 __all__ = ["CLOSE_SECS", "TaskScope"]
 
-CLOSE_SECS = 0.5
-"""How long leaving a scope waits for its cancelled tasks, under the 1 s that Pipecat allows."""
+CLOSE_SECS = 0.25
+"""How long leaving a scope waits for its cancelled tasks. An interruption travels on only then."""
 
 
 class TaskScope:
@@ -65,6 +65,27 @@ class TaskScope:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        await self.close()
+
+    def adopt(self, task: asyncio.Task[None]) -> None:
+        """Take charge of a task that another scope has started, which lets go of it.
+
+        Args:
+            task: The task.
+        """
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def let_go(self, task: asyncio.Task[None]) -> None:
+        """Leave a task to the scope that adopts it.
+
+        Args:
+            task: A task of this scope.
+        """
+        self._tasks.discard(task)
+
+    async def close(self) -> None:
+        """Cancel every task and wait for its end, for ``CLOSE_SECS`` at most."""
         for task in self._tasks:
             if not task.cancelling():  # one that is closing already must be let close
                 task.cancel()

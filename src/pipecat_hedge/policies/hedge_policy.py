@@ -9,11 +9,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, TypedDict, Unpack, get_args
 
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.facts import LaunchDecision, LaunchRule, Waiting
 
-__all__ = ["AfterSilence", "AtOnce", "HedgePolicy", "OnlyOnFailure"]
+__all__ = ["AfterSilence", "AtOnce", "HedgePolicy", "OnlyOnFailure", "PolicyOptions"]
+
+Commit: TypeAlias = Literal["auto", "first_sentence", "first_token"]
+Losers: TypeAlias = Literal["cancel", "drain"]
+
+
+class PolicyOptions(TypedDict, total=False):
+    """The keywords that all policies take; ``HedgePolicy`` says what they mean."""
+
+    commit: Commit
+    losers: Losers
+    stall_secs: float | None
+    deadline_secs: float | None
+    fallback_text: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +66,7 @@ class OnlyOnFailure:
 
 @dataclass(frozen=True, slots=True)
 class HedgePolicy:
-    """How a turn's attempts are launched. Make one with its class methods.
+    """How a turn is raced. Make one with its class methods; all take the same keywords.
 
     Example::
 
@@ -62,19 +76,34 @@ class HedgePolicy:
 
     Parameters:
         rule: When an attempt that has not failed is worth another request.
-        attempts: The most requests a turn may make, whatever happens.
         name: How the policy calls itself in logs and reports.
+        attempts: The most requests a turn may make, whatever happens, rescues included.
+        commit: What an attempt must have to win: ``first_sentence``, a unit that can be spoken;
+            ``first_token``, anything usable; ``auto``, what suits the text-to-speech downstream.
+        losers: ``cancel`` closes a loser's request at once; ``drain`` lets it run to its end, for
+            comparing answers (see ``on_loser_drained``), and pays for it.
+        stall_secs: The silence after which somebody else is asked: of a committed answer, and
+            under ``fallback`` of an attempt that has not answered. None is never. A provider may
+            have its own.
+        deadline_secs: How long a turn may go without an answer before it has failed; None is for
+            ever.
+        fallback_text: What the bot says when a turn has failed; None is nothing.
     """
 
     rule: LaunchRule
-    attempts: int
     name: str
+    attempts: int = 2
+    commit: Commit = "auto"
+    losers: Losers = "cancel"
+    stall_secs: float | None = 3.0
+    deadline_secs: float | None = None
+    fallback_text: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot work.
 
         Raises:
-            ConfigurationError: If ``attempts`` is not a whole number of at least 1.
+            ConfigurationError: If a field cannot work; the message names it and the remedy.
         """
         if isinstance(self.attempts, bool) or not isinstance(self.attempts, int):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(
@@ -86,47 +115,71 @@ class HedgePolicy:
                 f"attempts must be at least 1, got {self.attempts}: with none nobody is asked; "
                 "attempts=1 asks one provider and never hedges"
             )
+        _one_of("commit", self.commit, get_args(Commit))
+        _one_of("losers", self.losers, get_args(Losers))
+        for field in ("stall_secs", "deadline_secs"):
+            if getattr(self, field) is not None:
+                _seconds(field, getattr(self, field))
+        if self.fallback_text is not None and not str(self.fallback_text).strip():
+            raise ConfigurationError(
+                "fallback_text is empty: give the sentence to say, or None to say nothing"
+            )
 
     @classmethod
-    def race(cls, attempts: int = 2) -> HedgePolicy:
+    def race(cls, attempts: int = 2, **options: Unpack[PolicyOptions]) -> HedgePolicy:
         """All attempts at the turn's start: the lowest latency, at ``attempts`` times the requests.
+
+        All of them are spent at the start, so none is left to rescue an answer that breaks off.
 
         Args:
             attempts: How many providers to ask.
+            **options: The keywords of all policies, see the class.
 
         Raises:
-            ConfigurationError: If ``attempts`` is under 1.
+            ConfigurationError: If an argument cannot work.
         """
-        return cls(rule=AtOnce(), attempts=attempts, name=f"race({attempts})")
+        return cls(rule=AtOnce(), attempts=attempts, name=f"race({attempts})", **options)
 
     @classmethod
-    def after(cls, seconds: float | None, attempts: int = 2) -> HedgePolicy:
+    def after(
+        cls, seconds: float | None, attempts: int = 2, **options: Unpack[PolicyOptions]
+    ) -> HedgePolicy:
         """The next attempt when the one before has been silent for ``seconds``.
 
         Args:
             seconds: The silence that is too long. 0 is at once (the same as ``race``), None is
                 never (the same as ``fallback``).
             attempts: The most requests a turn may make.
+            **options: The keywords of all policies, see the class.
 
         Raises:
-            ConfigurationError: If ``seconds`` is negative or no number, or ``attempts`` under 1.
+            ConfigurationError: If an argument cannot work.
         """
         if seconds is None or seconds == math.inf:
-            return cls(rule=OnlyOnFailure(), attempts=attempts, name="after(never)")
-        checked = _seconds("seconds", seconds)
-        return cls(rule=AfterSilence(checked), attempts=attempts, name=f"after({checked:g} s)")
+            return cls(rule=OnlyOnFailure(), attempts=attempts, name="after(never)", **options)
+        secs = _seconds("seconds", seconds)
+        name = f"after({secs:g} s)"
+        return cls(rule=AfterSilence(secs), attempts=attempts, name=name, **options)
 
     @classmethod
-    def fallback(cls, attempts: int = 2) -> HedgePolicy:
-        """The next attempt only when the one before failed.
+    def fallback(cls, attempts: int = 2, **options: Unpack[PolicyOptions]) -> HedgePolicy:
+        """The next attempt only when the one before failed, or was silent for ``stall_secs``.
 
         Args:
             attempts: The most requests a turn may make.
+            **options: The keywords of all policies, see the class.
 
         Raises:
-            ConfigurationError: If ``attempts`` is under 1.
+            ConfigurationError: If an argument cannot work.
         """
-        return cls(rule=OnlyOnFailure(), attempts=attempts, name="fallback")
+        return cls(rule=OnlyOnFailure(), attempts=attempts, name="fallback", **options)
+
+
+def _one_of(field: str, value: object, known: tuple[object, ...]) -> None:
+    if value not in known:
+        raise ConfigurationError(
+            f"{field} must be one of {', '.join(repr(k) for k in known)}, got {value!r}"
+        )
 
 
 def _seconds(field: str, value: float) -> float:

@@ -13,9 +13,18 @@ begin on time and then carry nothing: role-only deltas, keep-alives, an error in
 counts only usable tokens (``policies/usable.py`` says which those are) and treats every other
 ending as a failure, which launches the next attempt at once instead of waiting for the delay.
 
-Places in the tables marked (late commit) and (rescue) are where an answer may also be held back
-until it has a speakable sentence, and where a committed answer that breaks off is continued by
-another attempt. Until they are filled, a committed attempt that fails ends the turn.
+What wins is set by ``commit_on``. ``first_token`` is the earliest. ``first_sentence`` waits for a
+unit that can be spoken: until audio is out, switching costs nothing, and the stream that starts on
+time and then dribbles loses to one that gets a sentence out. An answer that ends before it has a
+whole sentence wins by ending.
+
+After the commit the race goes on with one runner. An answer that breaks off or falls silent is
+continued by another attempt, if one may still be made; ``continuation.py`` sees to it that nothing
+is said twice. An answer that has called its tools is complete in all that matters.
+
+Silence has two lengths. After ``stall_secs`` without a usable token somebody else is asked, and the
+silent attempt may still win while nothing is committed. After ``timeout_secs`` it counts as failed;
+without that, a turn whose every request hangs would never end.
 """
 
 from __future__ import annotations
@@ -24,7 +33,8 @@ from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, Final, TypeVar
 
-from pipecat_hedge.errors import AttemptError, HedgeError
+from pipecat_hedge.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
+from pipecat_hedge.errors import HedgeError
 from pipecat_hedge.facts import (
     AttemptFailed,
     AttemptFinished,
@@ -33,6 +43,8 @@ from pipecat_hedge.facts import (
     Cancel,
     CancelCause,
     Commit,
+    CommitOn,
+    Continue,
     Fact,
     GiveUp,
     InFlight,
@@ -41,18 +53,18 @@ from pipecat_hedge.facts import (
     LaunchReason,
     LaunchRule,
     Order,
+    Seat,
     Speakable,
+    ToolsCalled,
     TurnStarted,
     UsableToken,
     Waiting,
     Woke,
 )
 
-__all__ = ["Attempt", "IllegalFact", "Phase", "Race"]
+__all__ = ["IllegalFact", "Phase", "Race"]
 
 _T = TypeVar("_T")
-
-EMPTY_ANSWER = AttemptError("empty", "the answer ended without any text or tool call")
 
 
 class IllegalFact(HedgeError):
@@ -68,54 +80,10 @@ class Phase(Enum):
     """Attempts are in flight and none is committed."""
     COMMITTED = auto()
     """One attempt's answer is being released."""
+    RESCUING = auto()
+    """The answer being released has broken off, and nobody continues it yet."""
     OVER = auto()
     """Answered, failed or interrupted; nothing is live."""
-
-
-class Attempt:
-    """What the race knows of one request. Written by the race alone.
-
-    Attributes:
-        number: Its number within the turn, from 0.
-        provider: The provider's name.
-        reason: Why it was launched.
-        launched_at: When, on the race's clock.
-        opened_at: When its request was on its way, or None.
-        first_token_at: When its first usable token came, or None.
-        last_token_at: When its latest usable token came, or None.
-        speakable_at: When it had a speakable unit, or None.
-        ended_at: When it ended or was cancelled, or None while it is live.
-        outcome: How it ended, or None while it is live.
-        error: Why it failed, or None.
-    """
-
-    __slots__ = (
-        "ended_at",
-        "error",
-        "first_token_at",
-        "last_token_at",
-        "launched_at",
-        "number",
-        "opened_at",
-        "outcome",
-        "provider",
-        "reason",
-        "speakable_at",
-    )
-
-    def __init__(self, number: int, provider: str, reason: LaunchReason, launched_at: float):
-        """Record a launch."""
-        self.number = number
-        self.provider = provider
-        self.reason: LaunchReason = reason
-        self.launched_at = launched_at
-        self.opened_at: float | None = None
-        self.first_token_at: float | None = None
-        self.last_token_at: float | None = None
-        self.speakable_at: float | None = None
-        self.ended_at: float | None = None
-        self.outcome: AttemptOutcome | None = None
-        self.error: AttemptError | None = None
 
 
 class Race:
@@ -123,27 +91,38 @@ class Race:
 
     Example::
 
-        race = Race(["claude", "local"], AfterSilence(0.6), attempts=2)
+        race = Race([Seat("claude"), Seat("local")], AfterSilence(0.6), attempts=2)
         race.handle(TurnStarted(), 0.0)   # (Launch(0, "claude", "primary"),)
         race.wake_at                      # 0.6
         race.handle(Woke(), 0.6)          # (Launch(1, "local", "hedge"),)
         race.handle(UsableToken(1), 0.7)  # (Commit(1, "first_token"), Cancel(0, "superseded"))
     """
 
-    def __init__(self, lineup: Sequence[str], rule: LaunchRule, *, attempts: int):
+    def __init__(
+        self,
+        lineup: Sequence[Seat],
+        rule: LaunchRule,
+        *,
+        attempts: int,
+        commit_on: CommitOn = "first_token",
+        deadline_secs: float | None = None,
+    ):
         """Line up.
 
         Args:
-            lineup: The providers in the order in which to ask them. A name that stands twice may
-                be asked twice.
+            lineup: The requests that may be made, in the order in which to make them. A provider
+                that stands twice may be asked twice.
             rule: When an attempt that has not failed is worth another request.
             attempts: The most requests to make, at least 1.
+            commit_on: What an attempt must have to win.
+            deadline_secs: How long the turn may go without a winner; None is for ever.
         """
         self._lineup = list(lineup)
         self._rule = rule
         self._spare_attempts = attempts
+        self._commit_on = commit_on
+        self._deadline_secs = deadline_secs
         self._attempts: list[Attempt] = []
-        self._live = 0
         self._phase = Phase.READY
         self._winner: Attempt | None = None
         self._commit_reason: str | None = None
@@ -163,12 +142,12 @@ class Race:
 
     @property
     def winner(self) -> Attempt | None:
-        """The attempt whose answer was released, or None."""
+        """The attempt whose answer is released, the latest if one was continued; or None."""
         return self._winner
 
     @property
     def commit_reason(self) -> str | None:
-        """What made the winner win, or None without a winner."""
+        """What made the first winner win, or None without a winner."""
         return self._commit_reason
 
     @property
@@ -178,7 +157,10 @@ class Race:
 
     @property
     def wake_at(self) -> float | None:
-        """When to hand in ``Woke`` if nothing happens before; None is never."""
+        """When to hand in ``Woke`` if nothing happens before; None is never.
+
+        May be early, and never late: a token puts a silence off without moving the alarm.
+        """
         return self._wake_at
 
     def handle(self, fact: Fact, now: float) -> tuple[Order, ...]:
@@ -199,9 +181,7 @@ class Race:
             self._react(self._TURN_TABLE, fact)(self, now)
         else:
             if not 0 <= fact.attempt < len(self._attempts):
-                raise IllegalFact(
-                    f"{type(fact).__name__} of attempt {fact.attempt}, never launched"
-                )
+                raise IllegalFact(f"{type(fact).__name__} of unlaunched attempt {fact.attempt}")
             attempt = self._attempts[fact.attempt]
             if attempt.outcome is not None:
                 return ()
@@ -244,35 +224,62 @@ class Race:
     def _open(self, attempt: Attempt, now: float) -> None:
         attempt.opened_at = now
 
-    def _first_token(self, attempt: Attempt, now: float) -> None:
-        attempt.first_token_at = attempt.last_token_at = now
-        self._commit(attempt, "first_token", now)  # (late commit) holds it back for a sentence
-
-    def _next_token(self, attempt: Attempt, now: float) -> None:
+    def _token(self, attempt: Attempt, now: float) -> None:
+        if attempt.first_token_at is None:
+            attempt.first_token_at = now
         attempt.last_token_at = now
+
+    def _token_while_waiting(self, attempt: Attempt, now: float) -> None:
+        self._token(attempt, now)
+        if self._commit_on == "first_token":
+            self._release(attempt, "first_token", now)
+            self._reconsider(now)
 
     def _speakable(self, attempt: Attempt, now: float) -> None:
         if attempt.speakable_at is None:
-            attempt.speakable_at = now  # (late commit) this is where a held answer commits
+            attempt.speakable_at = now
 
-    def _end_empty(self, attempt: Attempt, now: float) -> None:
-        # While nothing is committed nothing usable has come: a token would have committed it.
-        attempt.error = EMPTY_ANSWER
-        self._replace(attempt, now)
+    def _speakable_while_waiting(self, attempt: Attempt, now: float) -> None:
+        self._speakable(attempt, now)
+        self._release(attempt, "first_sentence", now)
+        self._reconsider(now)
+
+    def _tools(self, attempt: Attempt, now: float) -> None:
+        self._token(attempt, now)
+        attempt.called_tools = True
+
+    def _tools_while_waiting(self, attempt: Attempt, now: float) -> None:
+        self._tools(attempt, now)
+        self._release(attempt, "tool_call", now)
+        self._reconsider(now)
+
+    def _finish_while_waiting(self, attempt: Attempt, now: float) -> None:
+        if attempt.first_token_at is None:
+            attempt.error = EMPTY_ANSWER
+            self._replace(attempt, now)
+        else:  # all of an answer, though it holds no whole sentence
+            self._release(attempt, "whole_answer", now)
+            self._complete(attempt, now)
 
     def _replace(self, attempt: Attempt, now: float) -> None:
         self._end(attempt, "failed", now)
+        self._strike(attempt)
         if self._can_launch():
             self._launch("failure", now)
         self._reconsider(now)
 
     def _complete(self, attempt: Attempt, now: float) -> None:
+        if attempt.speakable_at is None and not attempt.called_tools:
+            attempt.speakable_at = now  # the end makes a sentence of what there is
         self._end(attempt, "won", now)
         self._finish_turn()
 
     def _break_off(self, attempt: Attempt, now: float) -> None:
-        self._end(attempt, "failed", now)
-        self._give_up()  # (rescue) continues the answer with another attempt instead
+        if attempt.called_tools:
+            self._complete(attempt, now)
+            return
+        self._phase = Phase.RESCUING
+        self._replace(attempt, now)
 
     # ---- moves
 
@@ -283,36 +290,105 @@ class Race:
         attempt = Attempt(len(self._attempts), self._lineup.pop(0), reason, now)
         self._spare_attempts -= 1
         self._attempts.append(attempt)
-        self._live += 1
         self._orders.append(Launch(attempt.number, attempt.provider, reason))
 
     def _reconsider(self, now: float) -> None:
-        """Launch what is due and set the alarm for what is not."""
+        """Do what time alone brings about, and set the alarm for the next of it."""
         self._wake_at = None
-        if not self._live:
+        self._expire(now)
+        if self._phase is Phase.OVER:
+            return
+        self._launch_what_is_due(now)
+        live = self._live()
+        if not live:
             self._give_up()
             return
-        while self._can_launch():
-            at = self._rule.next_launch(self._waiting()).at
-            if at is None:
-                return
-            if at > now:
-                self._wake_at = at
-                return
-            self._launch("hedge", now)
+        for attempt in live:
+            self._wake_by(_after(attempt.heard_at, attempt.timeout_secs))
+        if self._phase is Phase.WAITING:
+            self._wake_by(_after(self._started_at, self._deadline_secs))
 
-    def _commit(self, attempt: Attempt, reason: str, now: float) -> None:
+    def _expire(self, now: float) -> None:
+        """End what has been silent for too long."""
+        deadline = _after(self._started_at, self._deadline_secs)
+        if self._phase is Phase.WAITING and deadline is not None and deadline <= now:
+            for attempt in self._live():
+                attempt.error = MISSED_DEADLINE
+            self._cancel_live("deadline", "failed", now)
+            self._give_up()
+            return
+        for attempt in self._live():
+            expires = _after(attempt.heard_at, attempt.timeout_secs)
+            if expires is None or expires > now:
+                continue
+            self._orders.append(Cancel(attempt.number, "stall"))
+            if self._phase is Phase.COMMITTED and attempt.called_tools:
+                self._complete(attempt, now)
+                return
+            if self._phase is Phase.COMMITTED:
+                self._phase = Phase.RESCUING
+            attempt.error = TIMED_OUT
+            self._end(attempt, "failed", now)
+            if self._can_launch():
+                self._launch("failure", now)
+
+    def _launch_what_is_due(self, now: float) -> None:
+        """Launch hedges and replacements of the silent, and set the alarm for the next one."""
+        while self._can_launch():
+            live = self._live()
+            if not live:
+                return
+            hedge_at = stalls_at = None
+            if self._phase is Phase.WAITING:
+                hedge_at = self._rule.next_launch(self._waiting(live)).at
+            if hedge_at is None:  # a rule that names a time has its own idea of too long
+                stalls_at = _after(live[-1].heard_at, live[-1].stall_secs)
+            if hedge_at is not None and hedge_at <= now:
+                self._launch("hedge", now)
+            elif stalls_at is not None and stalls_at <= now:
+                self._stall(live[-1], now)
+                if self._phase is Phase.OVER:
+                    return
+            else:
+                self._wake_by(hedge_at)
+                self._wake_by(stalls_at)
+                return
+
+    def _stall(self, attempt: Attempt, now: float) -> None:
+        if self._phase is Phase.COMMITTED:
+            self._orders.append(Cancel(attempt.number, "stall"))
+            if attempt.called_tools:
+                self._complete(attempt, now)
+                return
+            attempt.error = STALLED
+            self._end(attempt, "failed", now)
+            self._phase = Phase.RESCUING
+        self._launch("stall", now)
+
+    def _wake_by(self, at: float | None) -> None:
+        if at is not None and (self._wake_at is None or at < self._wake_at):
+            self._wake_at = at
+
+    def _release(self, attempt: Attempt, reason: str, now: float) -> None:
+        """Have this attempt's answer heard, from its beginning or from where another broke off."""
+        if self._winner is None:
+            self._commit_reason = reason
+            self._orders.append(Commit(attempt.number, reason))
+        else:
+            self._orders.append(Continue(attempt.number))
         self._phase = Phase.COMMITTED
         self._winner = attempt
-        self._commit_reason = reason
-        self._wake_at = None
-        self._orders.append(Commit(attempt.number, reason))
         self._cancel_live("superseded", "superseded", now, keep=attempt)
+
+    def _strike(self, attempt: Attempt) -> None:
+        """Do not ask again in this turn who has said that it is no use."""
+        error = attempt.error
+        if error is not None and (error.permanent or error.retry_after_secs is not None):
+            self._lineup = [seat for seat in self._lineup if seat.provider != attempt.provider]
 
     def _end(self, attempt: Attempt, outcome: AttemptOutcome, now: float) -> None:
         attempt.outcome = outcome
         attempt.ended_at = now
-        self._live -= 1
 
     def _cancel_live(
         self,
@@ -321,8 +397,8 @@ class Race:
         now: float,
         keep: Attempt | None = None,
     ) -> None:
-        for attempt in self._attempts:
-            if attempt.outcome is None and attempt is not keep:
+        for attempt in self._live():
+            if attempt is not keep:
                 self._end(attempt, outcome, now)
                 self._orders.append(Cancel(attempt.number, cause))
 
@@ -337,13 +413,12 @@ class Race:
 
     # ---- views
 
-    def _waiting(self) -> Waiting:
-        in_flight = tuple(
-            InFlight(a.provider, a.launched_at, a.last_token_at)
-            for a in self._attempts
-            if a.outcome is None
-        )
-        return Waiting(self._started_at, in_flight, self._lineup[0])
+    def _live(self) -> list[Attempt]:
+        return [attempt for attempt in self._attempts if attempt.outcome is None]
+
+    def _waiting(self, live: Sequence[Attempt]) -> Waiting:
+        in_flight = tuple(InFlight(a.provider, a.launched_at, a.last_token_at) for a in live)
+        return Waiting(self._started_at, in_flight, self._lineup[0].provider)
 
     # ---- the tables: what may happen when, and what it does. A missing row is an illegal fact.
     # fmt: off
@@ -353,8 +428,10 @@ class Race:
         (Phase.READY,     Interrupted): _interrupt,
         (Phase.WAITING,   Woke):        _wake,
         (Phase.WAITING,   Interrupted): _interrupt,
-        (Phase.COMMITTED, Woke):        _ignore,     # (rescue) a committed answer has stalled
+        (Phase.COMMITTED, Woke):        _wake,
         (Phase.COMMITTED, Interrupted): _interrupt,
+        (Phase.RESCUING,  Woke):        _wake,
+        (Phase.RESCUING,  Interrupted): _interrupt,
         (Phase.OVER,      Woke):        _ignore,
         (Phase.OVER,      Interrupted): _ignore,
     }
@@ -362,14 +439,26 @@ class Race:
     # Once over, every attempt has ended, and facts of ended attempts are dropped before the table.
     _ATTEMPT_TABLE: Final = {
         (Phase.WAITING,   AttemptOpened):   _open,
-        (Phase.WAITING,   UsableToken):     _first_token,
-        (Phase.WAITING,   Speakable):       _speakable,
-        (Phase.WAITING,   AttemptFinished): _end_empty,
+        (Phase.WAITING,   UsableToken):     _token_while_waiting,
+        (Phase.WAITING,   Speakable):       _speakable_while_waiting,
+        (Phase.WAITING,   ToolsCalled):     _tools_while_waiting,
+        (Phase.WAITING,   AttemptFinished): _finish_while_waiting,
         (Phase.WAITING,   AttemptFailed):   _replace,
         (Phase.COMMITTED, AttemptOpened):   _open,
-        (Phase.COMMITTED, UsableToken):     _next_token,
+        (Phase.COMMITTED, UsableToken):     _token,
         (Phase.COMMITTED, Speakable):       _speakable,
+        (Phase.COMMITTED, ToolsCalled):     _tools,
         (Phase.COMMITTED, AttemptFinished): _complete,
         (Phase.COMMITTED, AttemptFailed):   _break_off,
+        (Phase.RESCUING,  AttemptOpened):   _open,
+        (Phase.RESCUING,  UsableToken):     _token_while_waiting,
+        (Phase.RESCUING,  Speakable):       _speakable_while_waiting,
+        (Phase.RESCUING,  ToolsCalled):     _tools_while_waiting,
+        (Phase.RESCUING,  AttemptFinished): _finish_while_waiting,
+        (Phase.RESCUING,  AttemptFailed):   _replace,
     }
     # fmt: on
+
+
+def _after(start: float, secs: float | None) -> float | None:
+    return None if secs is None else start + secs

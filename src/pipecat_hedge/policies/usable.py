@@ -7,7 +7,7 @@ markers that Pipecat's turn completion has a model put in front of its answer.
 
 from __future__ import annotations
 
-__all__ = ["TURN_COMPLETION_MARKERS", "is_usable_text"]
+__all__ = ["TURN_COMPLETION_MARKERS", "InlineThought", "is_usable_text"]
 
 TURN_COMPLETION_MARKERS = "●◐○"
 """Turn complete, incomplete (wait briefly), incomplete (wait longer); from Pipecat 1.14."""
@@ -23,3 +23,66 @@ def is_usable_text(text: str) -> bool:
 
 
 _SILENT = TURN_COMPLETION_MARKERS + " \t\r\n"
+
+
+class InlineThought:
+    """Tells reasoning that a model writes into its answer, ``<think>…</think>``, from the answer.
+
+    Some servers pass it on as text, where it would be spoken aloud. Models write it before their
+    answer, so only there it is looked for; text that merely mentions the tag later is left alone.
+    """
+
+    OPEN = "<think>"
+    CLOSE = "</think>"
+
+    def __init__(self) -> None:
+        """Begin at the beginning of an answer."""
+        self._held = ""
+        self._thinking = False
+        self._over = False
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """Take a piece of the answer.
+
+        Args:
+            text: The piece.
+
+        Returns:
+            ``(thought, answer)``: what of the text so far is now known to be which.
+        """
+        if self._over:
+            return "", text
+        self._held += text
+        if not self._thinking:
+            start = self._held.lstrip()
+            if self.OPEN.startswith(start[: len(self.OPEN)]) and len(start) < len(self.OPEN):
+                return "", ""  # cannot tell yet
+            if not start.startswith(self.OPEN):
+                return "", self._end()
+            self._thinking = True
+            self._held = start[len(self.OPEN) :]
+        thought, close, answer = self._held.partition(self.CLOSE)
+        if close:
+            self._held = ""
+            self._over = True
+            return thought, answer.lstrip()
+        # The closing tag may be under way.
+        keep = next(
+            (n for n in range(len(self.CLOSE) - 1, 0, -1) if thought.endswith(self.CLOSE[:n])), 0
+        )
+        cut = len(thought) - keep
+        self._held = thought[cut:]
+        return thought[:cut], ""
+
+    def finish(self) -> str:
+        """End the answer.
+
+        Returns:
+            Text that was held because it might have been a tag, and is answer after all.
+        """
+        return "" if self._thinking or self._over else self._end()
+
+    def _end(self) -> str:
+        self._over = True
+        held, self._held = self._held, ""
+        return held

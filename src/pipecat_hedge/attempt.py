@@ -1,0 +1,73 @@
+"""The race's record of one request."""
+
+from __future__ import annotations
+
+from pipecat_hedge.errors import AttemptError
+from pipecat_hedge.facts import AttemptOutcome, LaunchReason, Seat
+
+__all__ = ["EMPTY_ANSWER", "MISSED_DEADLINE", "STALLED", "TIMED_OUT", "Attempt"]
+
+EMPTY_ANSWER = AttemptError("empty", "the answer ended without any text or tool call")
+STALLED = AttemptError("stalled", "the answer fell silent after it had begun")
+TIMED_OUT = AttemptError("timeout", "nothing usable came in the time allowed")
+MISSED_DEADLINE = AttemptError("deadline", "the turn's deadline passed without an answer")
+
+
+class Attempt:
+    """What the race knows of one request. Written by the race alone.
+
+    Attributes:
+        number: Its number within the turn, from 0.
+        provider: The provider's name.
+        reason: Why it was launched.
+        launched_at: When, on the race's clock.
+        opened_at: When its request was on its way, or None.
+        stall_secs: The silence after which somebody else is asked, or None.
+        timeout_secs: The silence after which it counts as failed, or None.
+        first_token_at: When its first usable token came, or None.
+        last_token_at: When its latest usable token came, or None.
+        speakable_at: When it had a speakable unit, or None.
+        called_tools: Whether it produced complete tool calls.
+        ended_at: When it ended or was cancelled, or None while it is live.
+        outcome: How it ended, or None while it is live.
+        error: Why it failed, or None.
+    """
+
+    __slots__ = (
+        "called_tools",
+        "ended_at",
+        "error",
+        "first_token_at",
+        "last_token_at",
+        "launched_at",
+        "number",
+        "opened_at",
+        "outcome",
+        "provider",
+        "reason",
+        "speakable_at",
+        "stall_secs",
+        "timeout_secs",
+    )
+
+    def __init__(self, number: int, seat: Seat, reason: LaunchReason, launched_at: float):
+        """Record a launch."""
+        self.number = number
+        self.provider = seat.provider
+        self.stall_secs = seat.stall_secs
+        self.timeout_secs = seat.timeout_secs
+        self.reason: LaunchReason = reason
+        self.launched_at = launched_at
+        self.opened_at: float | None = None
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+        self.speakable_at: float | None = None
+        self.called_tools = False
+        self.ended_at: float | None = None
+        self.outcome: AttemptOutcome | None = None
+        self.error: AttemptError | None = None
+
+    @property
+    def heard_at(self) -> float:
+        """Its last sign of life: its launch, or its latest usable token."""
+        return self.launched_at if self.last_token_at is None else self.last_token_at

@@ -1,0 +1,61 @@
+"""What a provider's SDK does that the race must know of: how it fails, and that it retries."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from loguru import logger
+from pipecat.frames.frames import ErrorFrame
+from pipecat.services.llm_service import LLMService
+from pipecat.utils.errors import ErrorCategory
+
+from pipecat_hedge.errors import AttemptError
+
+__all__ = ["attempt_error", "switch_off_hidden_retries"]
+
+
+def attempt_error(frame: ErrorFrame) -> AttemptError:
+    """Put a service's error frame into the race's words.
+
+    Args:
+        frame: The frame that the service pushed.
+    """
+    category = frame.category or ErrorCategory.UNKNOWN
+    return AttemptError(
+        category=category.value,
+        message=frame.error,
+        permanent=category.is_permanent,
+        retry_after_secs=_retry_after_secs(frame.exception),
+        exception=frame.exception,
+    )
+
+
+def _retry_after_secs(exception: BaseException | None) -> float | None:
+    """The ``Retry-After`` of the HTTP response behind an exception, if it carries one."""
+    headers = getattr(getattr(exception, "response", None), "headers", None)
+    value = headers.get("retry-after") if headers is not None else None
+    if value is None:
+        return None
+    try:
+        secs = float(value)
+    except ValueError:
+        try:
+            at = parsedate_to_datetime(value)
+        except ValueError:
+            return None
+        secs = (at - datetime.now(at.tzinfo)).total_seconds()
+    return max(0.0, secs)
+
+
+def switch_off_hidden_retries(service: LLMService[Any]) -> None:
+    """Have the provider's SDK report a failure at once, so that the race can replace it.
+
+    The OpenAI and Anthropic SDKs retry twice by themselves. Both offer ``with_options`` for this;
+    Pipecat keeps the client in ``_client`` and has no public way to it.
+    """
+    client = getattr(service, "_client", None)
+    if getattr(client, "max_retries", 0) and hasattr(client, "with_options"):
+        service._client = client.with_options(max_retries=0)  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+        logger.debug(f"{service}: SDK retries switched off, the race replaces what fails")

@@ -1,0 +1,96 @@
+"""How the committed answer is let out, and what is kept back in case it breaks off.
+
+Law: what has been released can not be taken back, so an unfinished sentence is released only where
+keeping it would cost the caller time.
+
+A text-to-speech that speaks sentence by sentence gains nothing from half of one, so the half is
+kept back: if the stream breaks there, the caller never hears a fragment, and the attempt that
+continues starts at a whole sentence. One thing such a service does need is the beginning of the
+next sentence, since only that tells it that the one before has ended; without it every sentence
+would be spoken one sentence late. So a completed sentence is released together with what has come
+after it, usually one token, and that token is all that a break can leave hanging. Where no
+text-to-speech follows, nothing has to be released early and nothing is.
+
+A text-to-speech that streams tokens speaks the fragment at once; there nothing is kept back.
+"""
+
+from __future__ import annotations
+
+from pipecat_hedge.policies.continuation import Continuation
+from pipecat_hedge.sentences import SentenceFinder
+
+__all__ = ["Release"]
+
+
+class Release:
+    """Lets one turn's answer out.
+
+    Attributes:
+        said: Everything released so far.
+    """
+
+    def __init__(
+        self, *, by_sentence: bool, with_lookahead: bool = False, language: str | None = None
+    ):
+        """Begin a turn.
+
+        Args:
+            by_sentence: Whether to keep unfinished sentences back.
+            with_lookahead: Whether a text-to-speech follows that must see the next sentence begin.
+            language: The language of the text; None is English.
+        """
+        self._by_sentence = by_sentence
+        self._with_lookahead = with_lookahead
+        self._language = language
+        self._finder = SentenceFinder(language)
+        self._kept = ""
+        self._continuation: Continuation | None = None
+        self.said = ""
+
+    async def feed(self, text: str) -> str:
+        """Take a piece of the answer.
+
+        Args:
+            text: The piece.
+
+        Returns:
+            What to release now; may be empty.
+        """
+        if self._continuation is not None:
+            text = self._continuation.feed(text)
+        return self._let_out(await self._ripe(text))
+
+    def finish(self) -> str:
+        """End the answer as its provider meant it to end.
+
+        Returns:
+            What was kept back.
+        """
+        rest = self._continuation.finish() if self._continuation is not None else ""
+        out, self._kept = self._kept + rest, ""
+        return self._let_out(out)
+
+    def break_off(self) -> None:
+        """Forget what was kept back of an answer that has broken off."""
+        self._kept = ""
+
+    def follow_on(self) -> None:
+        """From here on another attempt continues what has been said."""
+        self.break_off()
+        self._finder = SentenceFinder(self._language)
+        self._continuation = Continuation(self.said)
+
+    async def _ripe(self, text: str) -> str:
+        if not self._by_sentence:
+            return text
+        is_whole = await self._finder.feed(text)
+        self._kept += text
+        if not is_whole:
+            return ""
+        ripe = len(self._kept) if self._with_lookahead else len(self._kept) - len(self._finder.open)
+        out, self._kept = self._kept[:ripe], self._kept[ripe:]
+        return out
+
+    def _let_out(self, text: str) -> str:
+        self.said += text
+        return text
