@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any, ClassVar
 
+import httpx
 import pytest
 from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.frames.frames import (
@@ -36,6 +41,7 @@ from pipecat_hedge import (
     HedgePolicy,
     Provider,
 )
+from pipecat_hedge.reports import DrainedAnswer
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
 from tests.line import Line
 
@@ -133,9 +139,9 @@ class TestWhenToLaunch:
         assert hedge.ended_secs == pytest.approx(0.9)
 
     async def test_fallback_waits_for_a_failure(self) -> None:
-        """However slow the first is, the second is not asked."""
+        """However slow the first is, the second is not asked, if silence is no failure."""
         second = scripted(Say("Unused."))
-        policy = HedgePolicy.fallback()
+        policy = HedgePolicy.fallback(stall_secs=None)
         async with Line(racing(scripted(Wait(30), Say("Hi.")), second, policy=policy)) as line:
             await line.ask()
         assert line.text == "Hi."
@@ -241,6 +247,50 @@ class TestAllFailed:
             await line.ask()
         assert line.errors[0].category is ErrorCategory.RATE_LIMIT
 
+    async def test_the_fallback_text_is_spoken(self) -> None:
+        """The caller hears a sentence instead of silence, within the turn's frames."""
+        policy = HedgePolicy.race(1, fallback_text="Sorry, one moment please.")
+        async with Line(racing(scripted(Error()), policy=policy)) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "Sorry, one moment please."
+        assert line.framing == ["<", "t", ">"]
+        assert len(line.errors) == 1
+        assert report.outcome == "failed"
+
+    async def test_a_turn_whose_every_request_hangs_comes_to_an_end(self) -> None:
+        """By the providers' time-outs, even without a deadline."""
+        policy = HedgePolicy.after(0.5, fallback_text="Sorry.")
+        async with Line(
+            racing(scripted(Wait(NEVER)), scripted(Wait(NEVER)), policy=policy)
+        ) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "Sorry."
+        assert report.duration_secs == pytest.approx(30.5)
+        assert [a.error_category for a in report.attempts] == ["timeout", "timeout"]
+
+    async def test_the_deadline_ends_the_wait(self) -> None:
+        """The fallback is spoken at the deadline, and nobody is left running."""
+        policy = HedgePolicy.race(1, deadline_secs=4, fallback_text="Sorry.")
+        stuck = scripted(Wait(NEVER))
+        async with Line(racing(stuck, policy=policy)) as line:
+            await line.ask()
+            report = await line.report()
+        assert report.duration_secs == pytest.approx(4)
+        assert stuck.open_requests == 0
+
+    async def test_nobody_is_left_to_ask(self) -> None:
+        """When every key has been rejected, the fallback is spoken at once."""
+        policy = HedgePolicy.fallback(fallback_text="Sorry.")
+        refused = scripted(Error(category=ErrorCategory.AUTHENTICATION))
+        async with Line(racing(refused, policy=policy)) as line:
+            await line.ask()
+            await line.ask()
+            report = await line.report(2)
+        assert line.text == "Sorry.Sorry."
+        assert report.attempts == ()
+
     async def test_a_committed_answer_that_breaks_off_is_said_to_have_failed(self) -> None:
         """What was released stays; the turn ends with one error."""
         cut = scripted(Say("I think"), Wait(0.1), Error(category=ErrorCategory.CONNECTIVITY))
@@ -251,6 +301,314 @@ class TestAllFailed:
         assert line.framing == ["<", "t", ">"]
         assert (report.outcome, report.winner) == ("failed", "a")
         assert len(line.errors) == 1
+
+
+class TestLateCommit:
+    """Until a sentence is complete, switching is free."""
+
+    POLICY = HedgePolicy.after(0.6, commit="first_sentence")
+
+    async def test_a_dribbling_stream_loses(self) -> None:
+        """A first token in time and then one every 2 s is not an answer in time."""
+        dribble = [Say("Well"), *[step for w in range(9) for step in (Wait(2), Say(f" {w}"))]]
+        second = scripted(Wait(0.3), Say("We are"), Say(" open. "), Say("Do come."))
+        async with Line(racing(scripted(Wait(0.5), *dribble), second, policy=self.POLICY)) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "We are open. Do come."
+        assert report.winner == "b"
+        assert (report.commit_on, report.commit_reason) == ("first_sentence", "first_sentence")
+        assert report.ttfs_secs == pytest.approx(0.5 + 0.6 + 0.3)
+
+    async def test_a_cut_before_the_first_sentence_leaves_nothing_behind(self) -> None:
+        """What the broken stream began is never heard."""
+        cut = scripted(Say("We regret"), Wait(0.1), Error(category=ErrorCategory.CONNECTIVITY))
+        async with Line(racing(cut, scripted(Say("Hello. ")), policy=self.POLICY)) as line:
+            await line.ask()
+        assert line.text == "Hello. "
+        assert line.errors == []
+
+    async def test_an_answer_of_one_sentence_is_released_when_it_ends(self) -> None:
+        """Only the end shows that it is one."""
+        only = scripted(Say("We are"), Wait(0.2), Say(" open."), Wait(0.1))
+        async with Line(racing(only, policy=self.POLICY)) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "We are open."
+        assert report.commit_reason == "whole_answer"
+        assert report.ttfs_secs == pytest.approx(0.3)
+
+    async def test_without_a_text_to_speech_auto_commits_on_the_first_token(self) -> None:
+        """Nobody waits for sentences there."""
+        async with Line(racing(scripted(Say("We"), Wait(1), Say(" are.")))) as line:
+            await line.ask()
+            report = await line.report()
+        assert (report.commit_on, report.commit_reason) == ("first_token", "first_token")
+
+
+class TestRescue:
+    """An answer that breaks off after its first words is gone on with."""
+
+    CUT: ClassVar[list[Step]] = [
+        Say("We are open till nine."),
+        Say(" Shall"),
+        Wait(0.1),
+        Say(" I"),
+        Error(category=ErrorCategory.CONNECTIVITY),
+    ]
+    STALL: ClassVar[list[Step]] = [*CUT[:-1], Wait(NEVER)]
+
+    @pytest.mark.parametrize("breaks", [CUT, STALL], ids=["cut", "stall"])
+    @pytest.mark.parametrize(
+        "second",
+        [" Shall I book a table?", "We are open till nine. Shall I book a table?"],
+        ids=["goes on", "repeats"],
+    )
+    @pytest.mark.parametrize("commit", ["first_sentence", "first_token"])
+    async def test_another_attempt_continues(
+        self, breaks: list[Step], second: str, commit: Any
+    ) -> None:
+        """Nothing is said twice and nothing is missing, in one frame of Start and End."""
+        policy = HedgePolicy.fallback(commit=commit, stall_secs=2.0)
+        rescuer = scripted(Wait(0.2), *[Say(word) for word in re.findall(r"\s*\S+", second)])
+        async with Line(racing(scripted(*breaks), rescuer, policy=policy)) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "We are open till nine. Shall I book a table?"
+        assert line.framing.count("<") == line.framing.count(">") == 1
+        assert line.errors == []
+        assert report.outcome == "answered"
+        assert report.winner == "b"
+        assert [a.outcome for a in report.attempts] == ["failed", "won"]
+        assert report.attempts[0].error_category == (
+            "connectivity" if breaks is self.CUT else "stalled"
+        )
+
+    async def test_the_rescuer_is_told_what_has_been_said(self) -> None:
+        """The conversation itself stays as it was."""
+        policy = HedgePolicy.fallback(commit="first_sentence")
+        rescuer = scripted(Say(" Do come."))
+        context = LLMContext([{"role": "user", "content": "Are you open?"}])
+        async with Line(racing(scripted(*self.CUT), rescuer, policy=policy)) as line:
+            await line.ask(context=context)
+        [asked] = rescuer.contexts
+        roles = [(m["role"], m["content"]) for m in asked.messages]  # pyright: ignore[reportIndexIssue, reportTypedDictNotRequiredAccess]
+        assert roles[:2] == [
+            ("user", "Are you open?"),
+            ("assistant", "We are open till nine."),
+        ]
+        assert roles[2][0] == "developer"
+        assert len(context.messages) == 1
+
+    async def test_an_unfinished_sentence_is_kept_back(self) -> None:
+        """If nobody continues, the answer ends after its last whole sentence, with one error."""
+        policy = HedgePolicy.fallback(commit="first_sentence", fallback_text="Sorry.")
+        llm = racing(scripted(*self.CUT), scripted(Error()), policy=policy)
+        async with Line(llm) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "We are open till nine."
+        assert len(line.errors) == 1
+        assert report.outcome == "failed"
+
+    async def test_a_rescue_that_breaks_off_is_rescued_in_turn(self) -> None:
+        """For as long as attempts are left."""
+        policy = HedgePolicy.fallback(attempts=3, commit="first_sentence")
+        second = scripted(Say(" We have a terrace."), Say(" It"), Error())
+        third = scripted(Say(" Do come by."))
+        async with Line(racing(scripted(*self.CUT), second, third, policy=policy)) as line:
+            await line.ask()
+        assert line.text == "We are open till nine. We have a terrace. Do come by."
+
+    async def test_an_interruption_during_a_rescue_ends_it(self) -> None:
+        """What was spoken stays; the rescuer is closed and not blamed."""
+        rescuer = scripted(Wait(NEVER))
+        policy = HedgePolicy.fallback(commit="first_sentence", stall_secs=60)
+        async with Line(racing(scripted(*self.CUT), rescuer, policy=policy)) as line:
+            await line.send(LLMContextFrame(LLMContext([])))
+            await asyncio.sleep(1.0)
+            await line.interrupt()
+            report = await line.report()
+            assert rescuer.open_requests == 0
+        assert line.text == "We are open till nine."
+        assert report.outcome == "interrupted"
+        assert [a.outcome for a in report.attempts] == ["failed", "interrupted"]
+
+    async def test_a_cut_inside_a_tool_call_runs_no_tool_until_a_complete_one_comes(self) -> None:
+        """The call that was cut never was one."""
+        ran: list[str] = []
+
+        async def close(params: FunctionCallParams) -> None:
+            ran.append(params.tool_call_id)
+            await params.result_callback("done")
+
+        cut = scripted(Say("One moment."), Say(" I"), Wait(0.1), Error())
+        whole = scripted(Wait(0.1), Call("close", tool_call_id="whole"))
+        llm = racing(cut, whole, policy=HedgePolicy.fallback(commit="first_sentence"))
+        llm.register_function("close", close)
+        async with Line(llm) as line:
+            await line.ask()
+            await line.until(lambda: bool(line.frames(FunctionCallResultFrame)))
+            report = await line.report()
+        assert ran == ["whole"]
+        assert line.text == "One moment."
+        assert report.outcome == "answered_with_tools"
+
+    async def test_text_before_a_tool_call_is_released_before_the_tool_runs(self) -> None:
+        """The caller hears the sentence while the tool works."""
+
+        async def close(params: FunctionCallParams) -> None:
+            await params.result_callback(line.text)
+
+        talker = scripted(Say("One moment."), Wait(0.1), Call("close"))
+        llm = racing(talker, policy=HedgePolicy.race(1, commit="first_sentence"))
+        llm.register_function("close", close)
+        async with Line(llm) as line:
+            await line.ask()
+            await line.until(lambda: bool(line.frames(FunctionCallResultFrame)))
+        assert line.frames(FunctionCallResultFrame)[0].result == "One moment."
+
+
+class TestInlineThoughts:
+    async def test_they_are_not_spoken_and_do_not_win(self) -> None:
+        """Some servers pass reasoning on as text."""
+        thinker = scripted(Say("<thi"), Say("nk>Let me see</th"), Wait(1), Say("ink>\n\nYes."))
+        async with Line(racing(thinker)) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "Yes."
+        assert "".join(f.text for f in line.frames(LLMThoughtTextFrame)) == "Let me see"
+        assert report.ttft_secs == pytest.approx(1.0)
+
+
+class TestRetryAfter:
+    async def test_a_provider_that_asks_to_be_left_alone_is(self) -> None:
+        """For as long as it said; then it is first in line again."""
+
+        class Busy(ScriptedLLMService):
+            async def _play(self, script: Any, context: LLMContext) -> None:
+                if len(self.contexts) > 1:
+                    await self._push_llm_text("Back.")
+                    return
+                error = httpx.HTTPStatusError(
+                    "429",
+                    request=httpx.Request("POST", "http://provider"),
+                    response=httpx.Response(429, headers={"retry-after": "20"}),
+                )
+                await self.push_error("too many", exception=error)
+
+        busy = Busy([])
+        policy = HedgePolicy.fallback()
+        async with Line(racing(busy, scripted(Say("Hi.")), policy=policy)) as line:
+            await line.ask()
+            await line.ask()
+            await asyncio.sleep(21)
+            await line.ask()
+        assert len(busy.contexts) == 2
+        assert line.text == "Hi.Hi.Back."
+
+    async def test_if_nobody_else_is_left_it_is_asked_all_the_same(self) -> None:
+        """Better an early request than silence."""
+        service = scripted(Say("Hi."))
+        llm = racing(service)
+        async with Line(llm) as line:
+            llm._members.rest("a", 1e9)
+            await line.ask()
+        assert line.text == "Hi."
+
+
+class TestDrain:
+    async def test_a_drained_loser_runs_on_and_is_recorded(self, tmp_path: Path) -> None:
+        """Its answer is never heard, and comes by event and as a line of JSON."""
+        log = tmp_path / "drained.jsonl"
+        usage = LLMTokenUsage(prompt_tokens=9, completion_tokens=4, total_tokens=13)
+        slow = scripted(Wait(0.5), Say("Good "), Wait(0.1), Say("evening."), usage=usage)
+        llm = HedgedLLMService(
+            [Provider("fast", scripted(Wait(0.1), Say("Hi."))), Provider("slow", slow)],
+            policy=HedgePolicy.race(2, losers="drain"),
+            drained_log=log,
+        )
+        drained: asyncio.Queue[DrainedAnswer] = asyncio.Queue()
+
+        @llm.event_handler("on_loser_drained")
+        async def on_loser_drained(_: object, answer: DrainedAnswer) -> None:
+            await drained.put(answer)
+
+        async with Line(llm) as line:
+            await line.ask()
+            report = await line.report()
+            answer = await drained.get()
+            await asyncio.sleep(1)
+        assert line.text == "Hi."
+        assert [a.outcome for a in report.attempts] == ["won", "superseded"]
+        assert (answer.provider, answer.text, answer.complete) == ("slow", "Good evening.", True)
+        assert answer.ttft_secs == pytest.approx(0.5)
+        assert answer.duration_secs == pytest.approx(0.6)
+        assert (answer.input_tokens, answer.output_tokens) == (9, 4)
+        assert not answer.tokens_estimated
+        assert json.loads(log.read_text()) == dataclasses.asdict(answer)
+
+    async def test_the_next_turn_ends_it(self) -> None:
+        """An instance carries one request at a time, and the caller comes first."""
+        slow = ScriptedLLMService([Wait(0.5), Say("Good"), Wait(NEVER)], [Say("Me first.")])
+        fast = ScriptedLLMService([Wait(0.1), Say("Hi.")], [Wait(1), Say("Unheard.")])
+        drained: list[DrainedAnswer] = []
+        llm = racing(fast, slow, policy=HedgePolicy.race(2, losers="drain"))
+
+        @llm.event_handler("on_loser_drained")
+        async def on_loser_drained(_: object, answer: DrainedAnswer) -> None:
+            drained.append(answer)
+
+        async with Line(llm) as line:
+            await line.ask()
+            await asyncio.sleep(2)
+            await line.ask()
+            assert line.text == "Hi.Me first."
+            assert [(a.text, a.complete) for a in drained] == [("Good", False)]
+
+    async def test_an_interruption_ends_it(self) -> None:
+        """Barge-in closes every request, drained ones too."""
+        slow = scripted(Wait(NEVER))
+        llm = racing(scripted(Say("Hi.")), slow, policy=HedgePolicy.race(2, losers="drain"))
+        async with Line(llm) as line:
+            await line.ask()
+            assert slow.open_requests == 1
+            await line.interrupt()
+            await asyncio.sleep(0.1)
+            assert slow.open_requests == 0
+
+
+class TestInference:
+    @staticmethod
+    def infers(answer: Any, secs: float = 0.0) -> ScriptedLLMService:
+        class Infers(ScriptedLLMService):
+            async def run_inference(self, context: LLMContext, **options: Any) -> str | None:
+                given.append(options)
+                await asyncio.sleep(secs)
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer
+
+        given: list[dict[str, Any]] = []
+        service = Infers([Say("unused")])
+        service.given = given  # pyright: ignore[reportAttributeAccessIssue]
+        return service
+
+    async def test_it_is_raced_too(self) -> None:
+        """The first whole answer is taken, a failure or a blank one is not."""
+        slow, blank, broken = self.infers("Slow.", 5), self.infers(" "), self.infers(OSError("no"))
+        good = self.infers("A summary.", 1)
+        llm = racing(slow, blank, broken, good)
+        answer = await llm.run_inference(LLMContext([]), max_tokens=7, system_instruction="Sum up.")
+        assert answer == "A summary."
+        assert good.given == [{"max_tokens": 7, "system_instruction": "Sum up."}]  # pyright: ignore[reportAttributeAccessIssue]
+
+    async def test_all_failed_is_raised_with_every_cause(self) -> None:
+        """As a bare service raises its own error."""
+        llm = racing(self.infers(OSError("no")), self.infers(None))
+        with pytest.raises(AllProvidersFailed) as caught:
+            await llm.run_inference(LLMContext([]))
+        assert [category.category for _, category in caught.value.causes] == ["unknown", "empty"]
 
 
 class TestInterruption:

@@ -80,6 +80,7 @@ class Tally:
         completed: Whether the answer ended by itself, so that ``usage`` is final.
         mended_context: Whether the service took a message out of its copy of the context that no
             provider would accept.
+        first_text_at: When its first answer text came, in the loop's time.
         text: The answer's text, kept only when ``keeps_text``.
         keeps_text: Whether the text is wanted afterwards.
     """
@@ -88,6 +89,7 @@ class Tally:
     chars: int = 0
     completed: bool = False
     mended_context: bool = False
+    first_text_at: float | None = None
     text: str = ""
     keeps_text: bool = False
 
@@ -246,6 +248,8 @@ class Contender:
     async def _answer_text(self, text: str, post: Post[Piece]) -> None:
         if self._tally.keeps_text:
             self._tally.text += text
+            if self._tally.first_text_at is None:
+                self._tally.first_text_at = asyncio.get_running_loop().time()
         post.piece(LLMTextFrame(text), usable=is_usable_text(text))
         if self._finder is not None and await self._finder.feed(text):
             self._finder = None  # only the first sentence is of interest here

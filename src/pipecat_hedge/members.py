@@ -11,11 +11,14 @@ from typing import Any
 from pipecat.adapters.llm.schemas.direct_function import DirectFunction
 from pipecat.frames.frames import Frame
 from pipecat.processors.frame_processor import FrameProcessorSetup
+from pipecat.services.settings import LLMSettings
 
 from pipecat_hedge.contender import Contender
+from pipecat_hedge.facts import Seat
+from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.provider import Provider
 
-__all__ = ["Entry", "Members"]
+__all__ = ["Entry", "Members", "seats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +127,26 @@ class Members:
         for contender in self.contenders:
             with contextlib.suppress(KeyError):  # a member reads advertised tools a turn later
                 contender.service.unregister_function(function_name)
+
+
+def seats(line_up: Sequence[Entry], policy: HedgePolicy) -> list[Seat]:
+    """The requests that a turn may make.
+
+    Every provider once, in order, then those that have a second instance, and so on.
+
+    Args:
+        line_up: Whom to ask.
+        policy: How long silence may last where a provider has no time of its own.
+    """
+    rounds = max((len(entry.contenders) for entry in line_up), default=0)
+    return [
+        _seat(entry.provider, policy)
+        for number in range(rounds)
+        for entry in line_up
+        if number < len(entry.contenders)
+    ]
+
+
+def _seat(provider: Provider, policy: HedgePolicy) -> Seat:
+    stall_secs = policy.stall_secs if provider.stall_secs == "policy" else provider.stall_secs
+    return Seat(provider.name, stall_secs, provider.timeout_secs)

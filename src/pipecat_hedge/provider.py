@@ -35,7 +35,7 @@ class Provider:
         services: LLMService[Any] | Sequence[LLMService[Any]],
         *,
         usd_per_mtok: tuple[float, float] | None = None,
-        stall_secs: float | None | Literal["policy"] = "policy",
+        stall_secs: float | Literal["policy"] | None = "policy",
         timeout_secs: float | None = 30.0,
     ):
         """Name a backend.
@@ -66,7 +66,7 @@ class Provider:
         self.name = name
         self.services: tuple[LLMService[Any], ...] = tuple(members)
         self.usd_per_mtok = _check_price(name, usd_per_mtok)
-        self.stall_secs: float | None | Literal["policy"] = (
+        self.stall_secs: float | Literal["policy"] | None = (
             "policy" if stall_secs == "policy" else _check_secs("stall_secs", name, stall_secs)
         )
         self.timeout_secs = _check_secs("timeout_secs", name, timeout_secs)

@@ -22,6 +22,7 @@ from pipecat_hedge.facts import (
     AttemptFinished,
     AttemptOpened,
     Cancel,
+    CancelCause,
     Commit,
     Continue,
     GiveUp,
@@ -178,6 +179,8 @@ class Racing(Generic[T]):
         ask: Ask[T],
         deliver: Callable[[T, float], Awaitable[None]],
         released: Callable[[Commit | Continue], None],
+        *,
+        drains: TaskScope | None = None,
     ):
         """Put a race and its seams together.
 
@@ -188,12 +191,14 @@ class Racing(Generic[T]):
             deliver: Takes each piece of the committed answer, with the loop's time at which it
                 came, in the order of the stream.
             released: Told which attempt is delivered from now on, before its first piece is.
+            drains: Takes over superseded attempts and lets them run on; None closes them.
         """
         self._race = race
         self._scope = scope
         self._ask = ask
         self._deliver = deliver
         self._released = released
+        self._drains = drains
         self._inbox: _Inbox[T] = _Inbox()
         self._held: dict[int, list[tuple[T, float]]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -235,7 +240,7 @@ class Racing(Generic[T]):
         for order in orders:
             if isinstance(order, Cancel):
                 self._held.pop(order.attempt, None)
-                self._tasks[order.attempt].cancel()
+                self._close(self._tasks[order.attempt], order.cause)
         for order in orders:
             if isinstance(order, Launch):
                 self._held[order.attempt] = []
@@ -249,6 +254,13 @@ class Racing(Generic[T]):
                     await self._deliver(piece, at)
             elif isinstance(order, GiveUp):
                 self.gave_up = order
+
+    def _close(self, task: asyncio.Task[None], cause: CancelCause) -> None:
+        if self._drains is not None and cause == "superseded":
+            self._scope.let_go(task)
+            self._drains.adopt(task)
+        else:
+            task.cancel()
 
     async def _attempt(self, launch: Launch, mailbox: _Mailbox[T]) -> None:
         try:

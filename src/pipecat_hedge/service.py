@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from loguru import logger
@@ -12,9 +15,11 @@ from pipecat.frames.frames import (
     CancelFrame,
     EndFrame,
     Frame,
+    InterruptionFrame,
     LLMContextFrame,
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
+    LLMTextFrame,
     LLMUpdateSettingsFrame,
     MetricsFrame,
     StartFrame,
@@ -29,10 +34,14 @@ from pipecat.utils.types import is_given
 
 from pipecat_hedge.contender import ToolCalls
 from pipecat_hedge.errors import AllProvidersFailed, ConfigurationError
+from pipecat_hedge.inference import race_inference
 from pipecat_hedge.members import Members
 from pipecat_hedge.metrics import HedgeMetricsData
+from pipecat_hedge.output import find_output
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.provider import Provider, as_providers
+from pipecat_hedge.reports import DrainedAnswer
+from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.turn import Turn
 
 __all__ = ["HedgedLLMService"]
@@ -51,6 +60,8 @@ class HedgedLLMService(LLMService):
     Event handlers available, besides those of ``LLMService``:
 
     - on_turn_report: Called with a ``TurnReport`` after each turn, whatever came of it.
+    - on_loser_drained: Called with a ``DrainedAnswer`` for each loser that was let run on, when
+      the policy says ``losers="drain"``.
 
     Example::
 
@@ -70,6 +81,7 @@ class HedgedLLMService(LLMService):
         *,
         policy: HedgePolicy | None = None,
         settings: LLMSettings | None = None,
+        drained_log: str | Path | None = None,
         **kwargs: Any,
     ):
         """Take charge of the services to race.
@@ -80,6 +92,8 @@ class HedgedLLMService(LLMService):
             policy: When to ask the next one. Defaults to ``HedgePolicy.after(1.0)``.
             settings: Settings that all members share, such as ``system_instruction`` and
                 ``temperature``; applied to each when the pipeline starts.
+            drained_log: A file to which every ``DrainedAnswer`` is appended as a line of JSON. It
+                holds what the models said.
             **kwargs: Further arguments of ``LLMService``.
 
         Raises:
@@ -105,7 +119,12 @@ class HedgedLLMService(LLMService):
         self._members = Members(providers)
         self._turns = 0
         self._advertising = False
+        self._drains = TaskScope()
+        self._drained_log = None if drained_log is None else Path(drained_log)
+        self._warned_of: set[str] = set()
+        self._member_instruction: str | None = None
         self._register_event_handler("on_turn_report")
+        self._register_event_handler("on_loser_drained")
 
     @property
     def providers(self) -> tuple[Provider, ...]:
@@ -134,6 +153,7 @@ class HedgedLLMService(LLMService):
 
     async def cleanup(self) -> None:
         """Release this service's and its members' resources."""
+        await self._drains.close()
         await super().cleanup()
         await self._members.cleanup()
 
@@ -182,8 +202,18 @@ class HedgedLLMService(LLMService):
             delta, **{name: getattr(_no_change(), name) for name in _HOSTS_OWN_SETTINGS}
         )
         if for_members.given_fields():
-            await self._members.control(LLMUpdateSettingsFrame(delta=for_members))
+            await self._members.update_settings(for_members)
+        await self._instruct_members()
         return changed
+
+    async def _instruct_members(self) -> None:
+        """Have the members' prompts ask for the markers of turn completion while they are read."""
+        wanted = None
+        if self._filter_incomplete_user_turns:
+            wanted = self._user_turn_completion_config.completion_instructions
+        if wanted != self._member_instruction:
+            self._member_instruction = wanted
+            await self._members.instruct(wanted)
 
     def append_system_instruction(self, instruction: str) -> None:
         """Append durable text to the system instruction of every member.
@@ -254,32 +284,45 @@ class HedgedLLMService(LLMService):
             direction: Which way it travels.
         """
         await super().process_frame(frame, direction)
+        if isinstance(frame, InterruptionFrame):
+            await self._drains.close()
         if isinstance(frame, LLMContextFrame):
             await self._run_turn(frame.context)
         elif isinstance(frame, LLMUpdateSettingsFrame) and frame.service is not None:
             # The base class has applied it, or passed it on for another service.
             if (member := self._members.hosting(frame.service)) is not None:
-                await member.control(frame)
+                if isinstance(frame.delta, LLMSettings):
+                    await member.update_settings(frame.delta)
+                else:
+                    await member.control(frame)
         else:
             await self.push_frame(frame, direction)
 
     # ---- the turn
 
     async def _run_turn(self, context: LLMContext) -> None:
+        await self._drains.close()  # an instance carries one request at a time
         self._turns += 1
+        now = asyncio.get_running_loop().time()
         turn = Turn(
             number=self._turns,
             context=context,
-            line_up=self._members.usable(),
+            line_up=self._members.usable(now),
             policy=self._policy,
             mouth=self,
+            output=find_output(self),
             committed=self._credit,
+            drained=self._report_drained,
         )
         ended = False
 
         async def end() -> None:
             nonlocal ended
             ended = True
+            if turn.failure is not None:
+                await self._report_failure(turn.failure)
+                if self._policy.fallback_text and not turn.has_answered:
+                    await self.push_frame(LLMTextFrame(self._policy.fallback_text))
             if (usage := turn.winner_usage) is not None:
                 await self.start_llm_usage_metrics(usage)
             await self.stop_processing_metrics()
@@ -289,13 +332,27 @@ class HedgedLLMService(LLMService):
         await self.start_processing_metrics()
         await self.start_ttfb_metrics()
         try:
-            failure = await turn.run(end)
-            if failure is not None:
-                await self._report_failure(failure)
+            await turn.run(self._drains, end)
         finally:
             if not ended:
                 await end()
+            self._learn(turn)
             await self._report_turn(turn)
+
+    def _learn(self, turn: Turn) -> None:
+        """Remember who asked to be left alone, and say once who is out for the session."""
+        now = asyncio.get_running_loop().time()
+        for provider, secs in turn.rest_secs.items():
+            self._members.rest(provider, now + secs)
+        usable = {entry.provider.name for entry in self._members.usable(now)}
+        for provider in turn.permanently_failed:
+            if provider not in usable and provider not in self._warned_of:
+                self._warned_of.add(provider)
+                logger.warning(
+                    f"{self}: {provider} rejected the request for good and is out of the race for "
+                    "this session. Check its key, model and settings; a settings update brings it "
+                    "back"
+                )
 
     def _credit(self, model: str | None) -> None:
         self.set_core_metrics_data(MetricsData(processor=self.name, model=model or ""))
@@ -315,6 +372,37 @@ class HedgedLLMService(LLMService):
             model = next((a.model for a in report.attempts if a.outcome == "won"), None)
             data = HedgeMetricsData(processor=self.name, model=model, report=report)
             await self.push_frame(MetricsFrame(data=[data]))
+
+    async def _report_drained(self, answer: DrainedAnswer) -> None:
+        await self._call_event_handler("on_loser_drained", answer)
+        if self._drained_log is not None:
+            line = json.dumps(dataclasses.asdict(answer), ensure_ascii=False) + "\n"
+            await asyncio.to_thread(_append, self._drained_log, line)
+
+    # ---- out of the pipeline
+
+    async def run_inference(
+        self,
+        context: LLMContext,
+        max_tokens: int | None = None,
+        system_instruction: str | None = None,
+        response_schema: dict[str, Any] | None = None,
+    ) -> str | None:
+        """Race a one-shot inference, as for a context summary; see ``LLMService.run_inference``.
+
+        Raises:
+            AllProvidersFailed: If no provider answered.
+        """
+        return await race_inference(
+            self._members.usable(asyncio.get_running_loop().time()),
+            self._policy,
+            context,
+            {
+                "max_tokens": max_tokens,
+                "system_instruction": system_instruction,
+                "response_schema": response_schema,
+            },
+        )
 
     # ---- the turn's mouth
 
@@ -349,6 +437,11 @@ class HedgedLLMService(LLMService):
         """
         await self.stop_ttfb_metrics(end_time=wall_time)
         await self.push_frame(frame)
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line)
 
 
 def _no_change() -> LLMSettings:

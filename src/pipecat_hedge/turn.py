@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from pipecat.frames.frames import Frame, LLMTextFrame
 from pipecat.metrics.metrics import LLMTokenUsage
-from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_context import LLMContext, LLMContextMessage
 
+from pipecat_hedge.attempt import Attempt
 from pipecat_hedge.contender import Contender, Piece, Tally, ToolCalls
 from pipecat_hedge.errors import AllProvidersFailed
-from pipecat_hedge.facts import Launch, TurnOutcome
-from pipecat_hedge.members import Entry
+from pipecat_hedge.facts import Commit, CommitOn, Continue, Launch, TurnOutcome
+from pipecat_hedge.members import Entry, seats
+from pipecat_hedge.output import Output
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
-from pipecat_hedge.policies.race import Attempt, Race
+from pipecat_hedge.policies.race import Race
 from pipecat_hedge.racing import Post, Racing
-from pipecat_hedge.reports import AttemptReport, TurnReport
+from pipecat_hedge.release import Release
+from pipecat_hedge.reports import AttemptReport, DrainedAnswer, TurnReport
 from pipecat_hedge.task_scope import TaskScope
+from pipecat_hedge.tokens import count_tokens, usd
 
 __all__ = ["Mouth", "Turn"]
 
-CHARS_PER_TOKEN = 4
-"""The usual rule of thumb for English text; used only where a provider sent no count."""
+CONTINUE = (
+    "Your answer was cut off by a broken connection. The caller has heard it up to the end of your "
+    "last message. Go on exactly where it stops: say only what is missing, and do not repeat, "
+    "apologise or comment."
+)
+"""What an attempt is told that takes over in mid-answer."""
 
 
 class Mouth(Protocol):
@@ -47,7 +53,11 @@ class Mouth(Protocol):
 
 
 class Turn:
-    """Runs one race for one context and sums it up."""
+    """Runs one race for one context and sums it up.
+
+    Attributes:
+        failure: What went wrong, once the race is over, if it gave up.
+    """
 
     def __init__(
         self,
@@ -56,7 +66,9 @@ class Turn:
         line_up: Sequence[Entry],
         policy: HedgePolicy,
         mouth: Mouth,
+        output: Output,
         committed: Callable[[str | None], None],
+        drained: Callable[[DrainedAnswer], Awaitable[None]],
     ):
         """Prepare a turn; it starts now.
 
@@ -66,40 +78,75 @@ class Turn:
             line_up: Whom to ask, in order.
             policy: When to ask the next.
             mouth: Where the answer goes.
+            output: What speaks the answer.
             committed: Told the winner's model just before its answer is released.
+            drained: Told what a loser said that was let run to its end.
         """
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
         self._number = number
         self._context = context
         self._mouth = mouth
+        self._output = output
         self._committed = committed
+        self._drained = drained
+        self._policy = policy
         self._entries: Mapping[str, Entry] = {e.provider.name: e for e in line_up}
         self._idle = {e.provider.name: list(e.contenders) for e in line_up}
-        self._race = Race(_take_turns(line_up), policy.rule, attempts=policy.attempts)
+        self._commit_on: CommitOn = output.commit_on
+        if policy.commit != "auto":
+            self._commit_on = policy.commit
+        self._race = Race(
+            seats(line_up, policy),
+            policy.rule,
+            attempts=policy.attempts,
+            commit_on=self._commit_on,
+            deadline_secs=policy.deadline_secs,
+        )
+        self._release = Release(
+            by_sentence=self._commit_on == "first_sentence",
+            with_lookahead=output.needs_lookahead,
+            language=output.language,
+        )
+        self._first_winner: Attempt | None = None
         self._asked: dict[int, Contender] = {}
         self._tallies: dict[int, Tally] = {}
-        self._released = False
         self._ran_tools = False
         self._ended_at = self._started_at
+        self.failure: AllProvidersFailed | None = None
 
-    async def run(self, end: Callable[[], Awaitable[None]]) -> AllProvidersFailed | None:
+    async def run(self, drains: TaskScope, end: Callable[[], Awaitable[None]]) -> None:
         """Race to the end of the answer.
 
         Args:
+            drains: Takes over the losers that are let run on.
             end: Called once the answer is complete, before the losers' last requests are closed.
-
-        Returns:
-            What went wrong if the turn failed, else None.
         """
         async with TaskScope() as scope:
-            racing = Racing(self._race, scope, self._ask, self._deliver)
+            racing = Racing(
+                self._race,
+                scope,
+                self._ask,
+                self._deliver,
+                self._release_order,
+                drains=drains if self._policy.losers == "drain" else None,
+            )
             try:
                 await racing.run(self._started_at)
             finally:
                 self._ended_at = self._loop.time()
+            if racing.gave_up is not None:
+                self._release.break_off()
+                self.failure = AllProvidersFailed(racing.gave_up.errors)
+                self._mend_context()
+            elif rest := self._release.finish():
+                await self._mouth.say(rest, wall_time=time.time())
             await end()
-        return AllProvidersFailed(racing.gave_up.errors) if racing.gave_up else None
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether any of an answer was released."""
+        return self._first_winner is not None
 
     @property
     def winner_usage(self) -> LLMTokenUsage | None:
@@ -107,17 +154,34 @@ class Turn:
         winner = self._race.winner
         return None if winner is None else self._tallies[winner.number].usage
 
+    @property
+    def rest_secs(self) -> Mapping[str, float]:
+        """The providers that asked to be left alone in this turn, and for how long."""
+        return {
+            a.provider: a.error.retry_after_secs
+            for a in self._race.attempts
+            if a.error is not None and a.error.retry_after_secs is not None
+        }
+
+    @property
+    def permanently_failed(self) -> list[str]:
+        """The providers that will fail again until something is changed."""
+        return [
+            a.provider for a in self._race.attempts if a.error is not None and a.error.permanent
+        ]
+
     def report(self) -> TurnReport:
         """Sum the turn up; call it once it is over."""
-        winner = self._race.winner
+        first, winner = self._first_winner, self._race.winner
         return TurnReport(
             turn=self._number,
             winner=None if winner is None else winner.provider,
             outcome=self._outcome(),
-            ttft_secs=None if winner is None else self._since_start(winner.first_token_at),
-            ttfs_secs=None if winner is None else self._since_start(winner.speakable_at),
+            ttft_secs=None if first is None else self._since_start(first.first_token_at),
+            ttfs_secs=None if first is None else self._since_start(first.speakable_at),
             duration_secs=self._ended_at - self._started_at,
             attempts=tuple(self._report_attempt(attempt) for attempt in self._race.attempts),
+            commit_on=self._commit_on,
             commit_reason=self._race.commit_reason,
         )
 
@@ -125,26 +189,55 @@ class Turn:
 
     async def _ask(self, launch: Launch, post: Post[Piece]) -> None:
         contender = self._idle[launch.provider].pop(0)
-        tally = Tally()
+        tally = Tally(keeps_text=self._policy.losers == "drain")
         self._asked[launch.attempt] = contender
         self._tallies[launch.attempt] = tally
-        await contender.answer(self._context, post, tally)
+        try:
+            await contender.answer(
+                self._context,
+                post,
+                tally,
+                addition=self._continuation(),
+                language=self._output.language,
+            )
+        finally:
+            attempt = self._race.attempts[launch.attempt]
+            if tally.keeps_text and attempt.outcome == "superseded":
+                await self._drained(self._drained_answer(attempt))
+
+    def _continuation(self) -> list[LLMContextMessage]:
+        if not self._release.said:
+            return []
+        return [
+            {"role": "assistant", "content": self._release.said},
+            {"role": "developer", "content": CONTINUE},
+        ]
+
+    def _release_order(self, order: Commit | Continue) -> None:
+        if isinstance(order, Commit):
+            self._first_winner = self._race.winner
+        else:
+            self._release.follow_on()
+        self._committed(self._asked[order.attempt].model)
 
     async def _deliver(self, piece: Piece, at: float) -> None:
-        if not self._released:
-            self._released = True
-            winner = self._race.winner
-            assert winner is not None  # only a committed answer is delivered
-            self._committed(self._asked[winner.number].model)
         wall_time = time.time() - (self._loop.time() - at)
         if isinstance(piece, LLMTextFrame):
-            await self._mouth.say(piece.text, wall_time=wall_time)
+            if text := await self._release.feed(piece.text):
+                await self._mouth.say(text, wall_time=wall_time)
         elif isinstance(piece, ToolCalls):
             self._ran_tools = True
+            if rest := self._release.finish():
+                await self._mouth.say(rest, wall_time=wall_time)
             calls = [dataclasses.replace(call, context=self._context) for call in piece.calls]
             await self._mouth.run_tools(ToolCalls(calls), wall_time=wall_time)
         else:
             await self._mouth.pass_on(piece, wall_time=wall_time)
+
+    def _mend_context(self) -> None:
+        """Do for the conversation what a failed member did for its copy: drop a rejected file."""
+        if any(tally.mended_context for tally in self._tallies.values()):
+            self._context.remove_invalid_file_message()
 
     # ---- the sum
 
@@ -160,10 +253,8 @@ class Turn:
         return None if at is None else at - self._started_at
 
     def _report_attempt(self, attempt: Attempt) -> AttemptReport:
-        provider = self._entries[attempt.provider].provider
         asked = self._asked.get(attempt.number)
-        tally = self._tallies.get(attempt.number, Tally())
-        tokens = _count_tokens(tally, self._context)
+        tokens = count_tokens(self._tallies.get(attempt.number, Tally()), self._context)
         first = attempt.first_token_at
         ended = self._ended_at if attempt.ended_at is None else attempt.ended_at
         return AttemptReport(
@@ -178,38 +269,22 @@ class Turn:
             input_tokens=tokens.input,
             output_tokens=tokens.output,
             tokens_estimated=tokens.estimated,
-            usd=tokens.price(provider.usd_per_mtok),
+            usd=usd(tokens, self._entries[attempt.provider].provider.usd_per_mtok),
         )
 
-
-@dataclass(frozen=True, slots=True)
-class _Tokens:
-    input: int
-    output: int
-    estimated: bool
-
-    def price(self, usd_per_mtok: tuple[float, float] | None) -> float | None:
-        if usd_per_mtok is None:
-            return None
-        return (self.input * usd_per_mtok[0] + self.output * usd_per_mtok[1]) / 1e6
-
-
-def _count_tokens(tally: Tally, context: LLMContext) -> _Tokens:
-    """The provider's count if it is final, else the best there is, and marked so."""
-    usage = tally.usage
-    if usage is None:
-        prompt_chars = sum(len(str(message)) for message in context.messages)
-        return _Tokens(
-            input=math.ceil(prompt_chars / CHARS_PER_TOKEN),
-            output=math.ceil(tally.text_chars / CHARS_PER_TOKEN),
-            estimated=True,
+    def _drained_answer(self, attempt: Attempt) -> DrainedAnswer:
+        tally = self._tallies[attempt.number]
+        tokens = count_tokens(tally, self._context)
+        first = tally.first_text_at
+        return DrainedAnswer(
+            turn=self._number,
+            provider=attempt.provider,
+            model=self._asked[attempt.number].model,
+            text=tally.text,
+            complete=tally.completed,
+            ttft_secs=None if first is None else first - attempt.launched_at,
+            duration_secs=self._loop.time() - attempt.launched_at,
+            input_tokens=tokens.input,
+            output_tokens=tokens.output,
+            tokens_estimated=tokens.estimated,
         )
-    # Some services count a prompt without its cached part, but total_tokens always with it.
-    gross = max(usage.prompt_tokens, usage.total_tokens - usage.completion_tokens)
-    return _Tokens(gross, usage.completion_tokens, estimated=not tally.completed)
-
-
-def _take_turns(line_up: Sequence[Entry]) -> list[str]:
-    """Every provider once, in order, then those that have a second instance, and so on."""
-    rounds = max((len(entry.contenders) for entry in line_up), default=0)
-    return [e.provider.name for i in range(rounds) for e in line_up if i < len(e.contenders)]

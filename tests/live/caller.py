@@ -289,7 +289,9 @@ def _frames(samples: Samples, rate: int) -> Samples:
     source = AudioFrame.from_ndarray(samples[np.newaxis, :], layout="mono")
     source.sample_rate = rate
     resampler = AudioResampler(format="s16", layout="mono", rate=RATE)
-    parts = [part.to_ndarray()[0] for part in (*resampler.resample(source), *resampler.resample(None))]
+    parts = [
+        part.to_ndarray()[0] for part in (*resampler.resample(source), *resampler.resample(None))
+    ]
     whole = np.concatenate(parts).astype(np.int16)
     return np.pad(whole, (0, -len(whole) % FRAME)).reshape(-1, FRAME)
 

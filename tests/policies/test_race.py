@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from pipecat_hedge.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT
 from pipecat_hedge.errors import AttemptError
 from pipecat_hedge.facts import (
     AttemptFailed,
@@ -13,21 +15,26 @@ from pipecat_hedge.facts import (
     AttemptOpened,
     Cancel,
     Commit,
+    Continue,
     Fact,
     GiveUp,
     Interrupted,
     Launch,
     Order,
+    Seat,
     Speakable,
+    ToolsCalled,
     TurnStarted,
     UsableToken,
     Woke,
 )
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
-from pipecat_hedge.policies.race import EMPTY_ANSWER, IllegalFact, Phase, Race
+from pipecat_hedge.policies.race import IllegalFact, Phase, Race
 
 OVERLOADED = AttemptError("server", "529 overloaded")
 REFUSED = AttemptError("connectivity", "connection refused")
+REJECTED = AttemptError("authentication", "no such key", permanent=True)
+BUSY = AttemptError("rate_limit", "too many requests", retry_after_secs=20)
 
 Happening = tuple[float, Fact, Sequence[Order]]
 
@@ -206,13 +213,141 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.2, AttemptFinished(0), []),
         ],
     ),
-    "a committed answer that breaks off ends the turn": (
+    "a committed answer that breaks off ends the turn if no attempt is left": (
         HedgePolicy.race(2),
-        "ab",
+        "abc",
         [
             (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE]),
             (0.1, UsableToken(0), [Commit(0, "first_token"), Cancel(1, "superseded")]),
             (0.2, AttemptFailed(0, REFUSED), [GiveUp((("a", REFUSED),))]),
+        ],
+    ),
+    "a committed answer that breaks off is continued by the next": (
+        HedgePolicy.fallback(),
+        "ab",
+        [
+            (0.0, TurnStarted(), [A_PRIMARY]),
+            (0.1, UsableToken(0), [Commit(0, "first_token")]),
+            (0.2, AttemptFailed(0, REFUSED), [B_FAILURE]),
+            (0.5, UsableToken(1), [Continue(1)]),
+            (0.6, UsableToken(1), []),
+            (0.7, AttemptFinished(1), []),
+        ],
+    ),
+    "a rescue that fails too is replaced, and at last given up": (
+        HedgePolicy.fallback(attempts=3),
+        "abc",
+        [
+            (0.0, TurnStarted(), [A_PRIMARY]),
+            (0.1, UsableToken(0), [Commit(0, "first_token")]),
+            (0.2, AttemptFailed(0, REFUSED), [B_FAILURE]),
+            (0.3, AttemptFinished(1), [Launch(2, "c", "failure")]),
+            (
+                0.4,
+                AttemptFailed(2, OVERLOADED),
+                [GiveUp((("a", REFUSED), ("b", EMPTY_ANSWER), ("c", OVERLOADED)))],
+            ),
+        ],
+    ),
+    "an interruption during a rescue cancels the rescuer": (
+        HedgePolicy.fallback(),
+        "ab",
+        [
+            (0.0, TurnStarted(), [A_PRIMARY]),
+            (0.1, UsableToken(0), [Commit(0, "first_token")]),
+            (0.2, AttemptFailed(0, REFUSED), [B_FAILURE]),
+            (0.3, Interrupted(), [Cancel(1, "interrupted")]),
+        ],
+    ),
+    "an answer that has called its tools is complete, however it ends": (
+        HedgePolicy.fallback(),
+        "ab",
+        [
+            (0.0, TurnStarted(), [A_PRIMARY]),
+            (0.1, ToolsCalled(0), [Commit(0, "tool_call")]),
+            (0.2, AttemptFailed(0, REFUSED), []),
+        ],
+    ),
+    "who rejects a request for good is not asked a second time in the turn": (
+        HedgePolicy.fallback(attempts=4),
+        "aab",
+        [
+            (0.0, TurnStarted(), [A_PRIMARY]),
+            (0.1, AttemptFailed(0, REJECTED), [B_FAILURE]),
+        ],
+    ),
+    "who asks to be left alone is, within the turn": (
+        HedgePolicy.fallback(attempts=4),
+        "aab",
+        [
+            (0.0, TurnStarted(), [A_PRIMARY]),
+            (0.1, AttemptFailed(0, BUSY), [B_FAILURE]),
+        ],
+    ),
+}
+
+SENTENCE_SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
+    "a token does not commit, a sentence does": (
+        HedgePolicy.race(2),
+        "ab",
+        [
+            (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE]),
+            (0.1, UsableToken(0), []),
+            (0.2, UsableToken(1), []),
+            (0.3, Speakable(1), [Commit(1, "first_sentence"), Cancel(0, "superseded")]),
+        ],
+    ),
+    "a stream that starts on time and then dribbles loses": (
+        HedgePolicy.after(0.6),
+        "ab",
+        [
+            (0.0, TurnStarted(), [A_PRIMARY]),
+            (0.5, UsableToken(0), []),
+            (0.6, Woke(), []),
+            (1.1, Woke(), [B_HEDGE]),
+            (1.5, UsableToken(1), []),
+            (1.6, Speakable(1), [Commit(1, "first_sentence"), Cancel(0, "superseded")]),
+        ],
+    ),
+    "an answer without a whole sentence wins by ending": (
+        HedgePolicy.race(2),
+        "ab",
+        [
+            (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE]),
+            (0.1, UsableToken(0), []),
+            (5.0, AttemptFinished(0), [Commit(0, "whole_answer"), Cancel(1, "superseded")]),
+        ],
+    ),
+    "a cut before the first sentence is a failure and leaves nothing behind": (
+        HedgePolicy.fallback(),
+        "ab",
+        [
+            (0.0, TurnStarted(), [A_PRIMARY]),
+            (0.1, UsableToken(0), []),
+            (0.2, AttemptFailed(0, REFUSED), [B_FAILURE]),
+            (0.3, UsableToken(1), []),
+            (0.4, Speakable(1), [Commit(1, "first_sentence")]),
+        ],
+    ),
+    "a complete tool call commits at once": (
+        HedgePolicy.race(2),
+        "ab",
+        [
+            (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE]),
+            (0.1, UsableToken(1), []),
+            (0.2, ToolsCalled(0), [Commit(0, "tool_call"), Cancel(1, "superseded")]),
+        ],
+    ),
+    "a rescuer takes over with its first sentence": (
+        HedgePolicy.fallback(),
+        "ab",
+        [
+            (0.0, TurnStarted(), [A_PRIMARY]),
+            (0.1, UsableToken(0), []),
+            (0.2, Speakable(0), [Commit(0, "first_sentence")]),
+            (0.3, AttemptFailed(0, REFUSED), [B_FAILURE]),
+            (0.4, UsableToken(1), []),
+            (0.5, Speakable(1), [Continue(1)]),
         ],
     ),
 }
@@ -221,9 +356,124 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
 @pytest.mark.parametrize(("policy", "lineup", "happenings"), SCENARIOS.values(), ids=SCENARIOS)
 def test_scenario(policy: HedgePolicy, lineup: str, happenings: list[Happening]) -> None:
     """Each fact draws exactly the orders that stand beside it."""
-    race = Race(list(lineup), policy.rule, attempts=policy.attempts)
+    race = Race([Seat(name) for name in lineup], policy.rule, attempts=policy.attempts)
     for now, fact, orders in happenings:
         assert list(race.handle(fact, now)) == list(orders), f"{fact} at {now}"
+
+
+@pytest.mark.parametrize(
+    ("policy", "lineup", "happenings"), SENTENCE_SCENARIOS.values(), ids=SENTENCE_SCENARIOS
+)
+def test_scenario_with_late_commit(
+    policy: HedgePolicy, lineup: str, happenings: list[Happening]
+) -> None:
+    """Until audio is out, switching is free: an attempt must have a sentence to win."""
+    race = Race(
+        [Seat(name) for name in lineup],
+        policy.rule,
+        attempts=policy.attempts,
+        commit_on="first_sentence",
+    )
+    for now, fact, orders in happenings:
+        assert list(race.handle(fact, now)) == list(orders), f"{fact} at {now}"
+
+
+class TestSilence:
+    """What time alone brings about."""
+
+    @staticmethod
+    def race(policy: HedgePolicy, lineup: str = "ab", **options: Any) -> Race:
+        deadline_secs = options.pop("deadline_secs", None)
+        seats = [Seat(name, **options) for name in lineup]
+        race = Race(seats, policy.rule, attempts=policy.attempts, deadline_secs=deadline_secs)
+        race.handle(TurnStarted(), 0.0)
+        return race
+
+    def test_fallback_asks_the_next_when_the_first_has_stalled(self) -> None:
+        """The silent one may still win: nothing is out yet."""
+        race = self.race(HedgePolicy.fallback(), stall_secs=3.0)
+        assert race.wake_at == 3.0
+        assert race.handle(Woke(), 3.0) == (Launch(1, "b", "stall"),)
+        orders = race.handle(UsableToken(0), 3.5)
+        assert orders == (Commit(0, "first_token"), Cancel(1, "superseded"))
+
+    def test_a_rule_that_names_a_time_is_not_overruled_by_the_stall(self) -> None:
+        """after(5) is five seconds, though a stall is three."""
+        race = self.race(HedgePolicy.after(5.0), stall_secs=3.0)
+        assert race.wake_at == 5.0
+        assert race.handle(Woke(), 3.0) == ()
+
+    def test_a_committed_answer_that_stalls_is_taken_over(self) -> None:
+        """Its request is closed, and it is said to have stalled."""
+        race = self.race(HedgePolicy.fallback(), stall_secs=3.0)
+        race.handle(UsableToken(0), 1.0)
+        race.handle(UsableToken(0), 2.0)
+        assert race.wake_at is not None
+        assert race.wake_at <= 5.0
+        assert race.handle(Woke(), race.wake_at) == ()
+        assert race.wake_at == 5.0
+        assert race.handle(Woke(), 5.0) == (Cancel(0, "stall"), Launch(1, "b", "stall"))
+        assert race.attempts[0].error == STALLED
+        assert race.handle(UsableToken(1), 5.5) == (Continue(1),)
+
+    def test_without_a_spare_attempt_a_stalled_answer_is_waited_for(
+        self,
+    ) -> None:
+        """It may go on; when its time is out, the answer ends."""
+        race = self.race(HedgePolicy.race(1), stall_secs=3.0, timeout_secs=30.0)
+        race.handle(UsableToken(0), 1.0)
+        assert race.handle(Woke(), 4.0) == ()
+        assert race.handle(UsableToken(0), 20.0) == ()
+        assert race.handle(Woke(), 31.0) == ()
+        assert race.handle(Woke(), 50.0) == (Cancel(0, "stall"), GiveUp((("a", TIMED_OUT),)))
+
+    def test_a_silent_attempt_fails_at_its_time_out_and_is_replaced(self) -> None:
+        """A turn whose every request hangs comes to an end."""
+        race = self.race(HedgePolicy.race(2), "abc", timeout_secs=10.0)
+        assert race.wake_at == 10.0
+        orders = race.handle(Woke(), 10.0)
+        errors = (("a", TIMED_OUT), ("b", TIMED_OUT))
+        assert orders == (Cancel(0, "stall"), Cancel(1, "stall"), GiveUp(errors))
+
+    def test_the_deadline_ends_a_turn_without_an_answer(self) -> None:
+        """Whoever is still silent then is closed, and nobody else is asked."""
+        race = self.race(HedgePolicy.race(1), deadline_secs=4.0, timeout_secs=10.0)
+        assert race.wake_at == 4.0
+        errors = (("a", MISSED_DEADLINE),)
+        assert race.handle(Woke(), 4.0) == (Cancel(0, "deadline"), GiveUp(errors))
+
+    def test_the_deadline_is_met_by_the_commit(self) -> None:
+        """A long answer is not cut by it."""
+        race = self.race(HedgePolicy.race(1), deadline_secs=4.0)
+        race.handle(UsableToken(0), 3.9)
+        assert race.wake_at is None
+        assert race.handle(Woke(), 5.0) == ()
+
+    def test_a_stalled_answer_that_has_called_tools_is_complete(self) -> None:
+        """Its request is closed, and nobody needs to take over."""
+        race = self.race(HedgePolicy.fallback(), stall_secs=3.0)
+        race.handle(ToolsCalled(0), 1.0)
+        assert race.handle(Woke(), 4.0) == (Cancel(0, "stall"),)
+        assert race.phase is Phase.OVER
+        assert race.attempts[0].outcome == "won"
+
+    def test_the_same_at_its_time_out(self) -> None:
+        """With no attempt to spare."""
+        race = self.race(HedgePolicy.race(1), timeout_secs=3.0)
+        race.handle(ToolsCalled(0), 1.0)
+        assert race.handle(Woke(), 4.0) == (Cancel(0, "stall"),)
+        assert race.attempts[0].outcome == "won"
+
+    def test_a_late_end_of_a_short_answer_is_no_stall(self) -> None:
+        """An answer that wins by ending is over, however long its last token is ago."""
+        seats = [Seat(name, stall_secs=3.0) for name in "ab"]
+        rule = HedgePolicy.fallback().rule
+        race = Race(seats, rule, attempts=1, commit_on="first_sentence")
+        race.handle(TurnStarted(), 0.0)
+        race.handle(UsableToken(0), 1.0)
+        assert race.handle(AttemptFinished(0), 9.0) == (Commit(0, "whole_answer"),)
+        assert race.phase is Phase.OVER
+        assert race.attempts[0].speakable_at == 9.0
 
 
 @pytest.mark.parametrize(
@@ -240,14 +490,14 @@ def test_it_asks_to_be_woken_only_when_time_alone_decides(
     policy: HedgePolicy, wake_at: float | None
 ) -> None:
     """``wake_at`` is when the next attempt is due, and None when nothing is."""
-    race = Race(["a", "b"], policy.rule, attempts=policy.attempts)
+    race = Race([Seat("a"), Seat("b")], policy.rule, attempts=policy.attempts)
     race.handle(TurnStarted(), 10.0)
     assert race.wake_at == wake_at
 
 
 def test_once_committed_it_need_not_be_woken() -> None:
     """A winner leaves nothing to wait for."""
-    race = Race(["a", "b"], HedgePolicy.after(0.6).rule, attempts=2)
+    race = Race([Seat("a"), Seat("b")], HedgePolicy.after(0.6).rule, attempts=2)
     race.handle(TurnStarted(), 0.0)
     race.handle(UsableToken(0), 0.1)
     assert race.wake_at is None
@@ -256,7 +506,7 @@ def test_once_committed_it_need_not_be_woken() -> None:
 
 def test_it_remembers_what_each_attempt_did() -> None:
     """Reports are made from the times that the race was told."""
-    race = Race(["a", "b"], HedgePolicy.after(0.6).rule, attempts=2)
+    race = Race([Seat("a"), Seat("b")], HedgePolicy.after(0.6).rule, attempts=2)
     race.handle(TurnStarted(), 10.0)
     race.handle(AttemptOpened(0), 10.01)
     race.handle(Woke(), 10.6)
@@ -293,7 +543,7 @@ def test_it_remembers_what_each_attempt_did() -> None:
 )
 def test_what_cannot_happen_is_refused(before: list[Fact], fact: Fact) -> None:
     """A fact without a row in the table is a bug of the driver, and says so."""
-    race = Race(["a", "b"], HedgePolicy.race(2).rule, attempts=2)
+    race = Race([Seat("a"), Seat("b")], HedgePolicy.race(2).rule, attempts=2)
     for earlier in before:
         race.handle(earlier, 0.0)
     with pytest.raises(IllegalFact, match=type(fact).__name__):

@@ -13,11 +13,15 @@ from pipecat_hedge.facts import (
     AttemptOpened,
     Cancel,
     Commit,
+    CommitOn,
+    Continue,
     Fact,
     GiveUp,
     Interrupted,
     Launch,
+    Seat,
     Speakable,
+    ToolsCalled,
     TurnStarted,
     UsableToken,
     Woke,
@@ -25,102 +29,166 @@ from pipecat_hedge.facts import (
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import Phase, Race
 
-_DELAYS = st.one_of(st.none(), st.floats(0, 5))
+_SECS = st.one_of(st.none(), st.floats(0.1, 5))
 _POLICIES = st.one_of(
     st.builds(HedgePolicy.race, st.integers(1, 4)),
-    st.builds(HedgePolicy.after, _DELAYS, st.integers(1, 4)),
+    st.builds(HedgePolicy.after, st.one_of(st.none(), st.floats(0, 5)), st.integers(1, 4)),
     st.builds(HedgePolicy.fallback, st.integers(1, 4)),
+)
+_SEATS = st.builds(Seat, st.sampled_from("abc"), stall_secs=_SECS, timeout_secs=_SECS)
+_ERRORS = st.builds(
+    AttemptError,
+    st.just("server"),
+    st.just("told"),
+    permanent=st.booleans(),
+    retry_after_secs=st.one_of(st.none(), st.just(1.0)),
 )
 
 
 class RaceModel(RuleBasedStateMachine):
     """Facts in any order that a driver can produce, against what must always hold."""
 
-    @initialize(policy=_POLICIES, lineup=st.lists(st.sampled_from("abc"), max_size=5))
-    def begin(self, policy: HedgePolicy, lineup: list[str]) -> None:
+    @initialize(
+        policy=_POLICIES,
+        lineup=st.lists(_SEATS, max_size=5),
+        commit_on=st.sampled_from(["first_token", "first_sentence"]),
+        deadline_secs=_SECS,
+    )
+    def begin(
+        self,
+        policy: HedgePolicy,
+        lineup: list[Seat],
+        commit_on: CommitOn,
+        deadline_secs: float | None,
+    ) -> None:
         self.policy = policy
         self.lineup = lineup
-        self.race = Race(lineup, policy.rule, attempts=policy.attempts)
+        self.race = Race(
+            lineup,
+            policy.rule,
+            attempts=policy.attempts,
+            commit_on=commit_on,
+            deadline_secs=deadline_secs,
+        )
         self.now = 0.0
         self.launched: list[str] = []
         self.live: set[int] = set()
-        self.committed: int | None = None
-        self.ended = False
+        self.speaker: int | None = None
+        self.commits = 0
+        self.ends = 0
         self.usable: set[int] = set()
+        self.useless: set[str] = set()
         self._take(TurnStarted())
 
     def _take(self, fact: Fact) -> None:
         was_over = self.race.phase is Phase.OVER
+        spoke_before = self.speaker
         for order in self.race.handle(fact, self.now):
             assert not was_over, f"{order} after the end"
             match order:
                 case Launch():
                     assert not isinstance(fact, Interrupted), "launched by an interruption"
-                    assert self.committed is None, "launched beside a committed answer"
+                    speaking = self.speaker is not None and self.speaker in self.live
+                    assert not speaking, "launched beside a committed answer"
                     assert order.attempt == len(self.launched)
+                    assert order.provider not in self.useless, "asked who had said it is no use"
                     self.launched.append(order.provider)
                     self.live.add(order.attempt)
-                case Commit():
-                    assert self.committed is None, "committed twice"
-                    assert order.attempt in self.live
-                    assert order.attempt in self.usable, "committed what is not usable"
-                    self.committed = order.attempt
+                case Commit() | Continue():
+                    if isinstance(order, Commit):
+                        self.commits += 1
+                        assert self.commits == 1, "committed twice"
+                    else:
+                        assert self.commits == 1, "continued what had not begun"
+                        assert spoke_before not in self.live, "took over from one who speaks"
+                    assert order.attempt in self.live or isinstance(fact, AttemptFinished)
+                    assert order.attempt in self.usable, "released what is not usable"
+                    self.speaker = order.attempt
                 case Cancel():
                     assert order.attempt in self.live, "cancelled what is not live"
                     self.live.discard(order.attempt)
                 case GiveUp():
-                    assert not self.ended, "ended twice"
-                    self.ended = True
-        if isinstance(fact, Interrupted):
-            self.ended = True
-        if isinstance(fact, AttemptFinished) and fact.attempt == self.committed:
-            self.ended = True
+                    self.ends += 1
+                    won = [a.outcome for a in self.race.attempts if a.outcome == "won"]
+                    assert not won, "gave up an answer that was complete"
+        assert self.ends <= 1, "ended twice"
 
     @rule(secs=st.floats(0, 3))
     def time_passes(self, secs: float) -> None:
-        self.now += secs
-        if self.race.wake_at is not None and self.race.wake_at <= self.now:
+        end = self.now + secs
+        while self.race.wake_at is not None and self.race.wake_at <= end:
+            self.now = max(self.now, self.race.wake_at)
+            before = self.race.wake_at
             self._take(Woke())
+            after = self.race.wake_at
+            assert after is None or after > before, "woken for nothing, for ever"
+        self.now = end
 
     @precondition(lambda self: self.launched)
-    @rule(data=st.data(), kind=st.sampled_from(["open", "token", "speak", "finish", "fail"]))
-    def an_attempt_speaks(self, data: st.DataObject, kind: str) -> None:
+    @rule(
+        data=st.data(),
+        kind=st.sampled_from(["open", "token", "speak", "tools", "finish", "fail"]),
+        error=_ERRORS,
+    )
+    def an_attempt_speaks(self, data: st.DataObject, kind: str, error: AttemptError) -> None:
         attempt = data.draw(st.integers(0, len(self.launched) - 1))
-        if kind == "token":
+        if kind in ("speak", "tools") and attempt not in self.usable:
+            kind = "token" if kind == "speak" else kind  # a sentence is made of tokens
+        if kind in ("token", "tools"):
             self.usable.add(attempt)
         if kind in ("finish", "fail"):
+            if (
+                kind == "fail"
+                and attempt in self.live
+                and (error.permanent or error.retry_after_secs)
+            ):
+                self.useless.add(self.launched[attempt])
             self.live.discard(attempt)
         facts: dict[str, Fact] = {
             "open": AttemptOpened(attempt),
             "token": UsableToken(attempt),
             "speak": Speakable(attempt),
+            "tools": ToolsCalled(attempt),
             "finish": AttemptFinished(attempt),
-            "fail": AttemptFailed(attempt, AttemptError("server", "500")),
+            "fail": AttemptFailed(attempt, error),
         }
         self._take(facts[kind])
 
     @rule()
     def the_caller_interrupts(self) -> None:
         self._take(Interrupted())
+        assert self.race.phase is Phase.OVER
 
     @invariant()
     def requests_are_bounded(self) -> None:
         assert len(self.launched) <= min(self.policy.attempts, len(self.lineup))
-        assert self.launched == self.lineup[: len(self.launched)]
 
     @invariant()
     def the_end_is_an_end(self) -> None:
-        assert self.ended == (self.race.phase is Phase.OVER)
-        if self.ended:
+        if self.race.phase is Phase.OVER:
             assert not self.live, "an attempt was left running"
             assert self.race.wake_at is None
+            outcomes = {attempt.outcome for attempt in self.race.attempts}
+            assert None not in outcomes
+            assert "won" in outcomes or "interrupted" in outcomes or self.ends == 1 or not outcomes
 
     @invariant()
     def somebody_is_being_waited_for(self) -> None:
-        if self.race.phase in (Phase.WAITING, Phase.COMMITTED):
+        if self.race.phase is not Phase.OVER:
             assert self.live, "waiting for nobody"
         assert {a.number for a in self.race.attempts if a.outcome is None} == self.live
 
+    @invariant()
+    def silence_has_an_end(self) -> None:
+        """As long as every attempt has a time-out, an alarm is set."""
+        timed = [a.timeout_secs is not None for a in self.race.attempts if a.outcome is None]
+        if timed and all(timed):
+            assert self.race.wake_at is not None
 
-RaceModel.TestCase.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
+    @invariant()
+    def one_winner(self) -> None:
+        assert sum(a.outcome == "won" for a in self.race.attempts) <= 1
+
+
+RaceModel.TestCase.settings = settings(max_examples=500, stateful_step_count=40, deadline=None)
 TestRaceModel = RaceModel.TestCase

@@ -50,6 +50,7 @@ class Continuation:
         self._held = ""
         self._agreed_chars = 0
         self._through = not self._alive
+        self._swallows = ""
 
     def feed(self, text: str) -> str:
         """Take a piece of the second answer.
@@ -61,6 +62,8 @@ class Continuation:
             What may be released now; may be empty.
         """
         if self._through:
+            text = text.lstrip(self._swallows) if self._swallows else text
+            self._swallows = "" if text else self._swallows
             return self._joined(text)
         for index, char in enumerate(text):
             self._held += char
@@ -97,10 +100,10 @@ class Continuation:
         self._through = True
         self._held = ""
         if self._said.rstrip()[-1:] in _ENDERS:  # its full stop has been said already
-            rest = rest.lstrip(_ENDERS)
+            self._swallows = _ENDERS
         else:
             self._needs_gap = False
-        return self._joined(rest)
+        return self.feed(rest)
 
     def _let_go(self, rest: str) -> str:
         self._through = True

@@ -299,6 +299,8 @@ class Race:
         if self._phase is Phase.OVER:
             return
         self._launch_what_is_due(now)
+        if self._phase is Phase.OVER:
+            return
         live = self._live()
         if not live:
             self._give_up()

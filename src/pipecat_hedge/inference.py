@@ -1,0 +1,79 @@
+"""A one-shot inference outside the pipeline, raced like a turn."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.utils.errors import classify_http_exception
+
+from pipecat_hedge.errors import AllProvidersFailed, AttemptError
+from pipecat_hedge.facts import Commit, Continue, Launch
+from pipecat_hedge.members import Entry, seats
+from pipecat_hedge.policies.hedge_policy import HedgePolicy
+from pipecat_hedge.policies.race import Race
+from pipecat_hedge.racing import Post, Racing
+from pipecat_hedge.task_scope import TaskScope
+
+__all__ = ["race_inference"]
+
+
+async def race_inference(
+    line_up: Sequence[Entry],
+    policy: HedgePolicy,
+    context: LLMContext,
+    options: Mapping[str, Any],
+) -> str:
+    """Ask for a whole answer and take the first that is not blank.
+
+    Silence says nothing here, since an answer comes all at once: a provider's ``stall_secs`` do
+    not count, its ``timeout_secs`` do.
+
+    Args:
+        line_up: Whom to ask, in order.
+        policy: When to ask the next.
+        context: The conversation.
+        options: Further arguments of ``LLMService.run_inference``.
+
+    Raises:
+        AllProvidersFailed: If nobody answered.
+    """
+    idle = {entry.provider.name: list(entry.contenders) for entry in line_up}
+    given = {name: value for name, value in options.items() if value is not None}
+    answers: list[str] = []
+
+    async def ask(launch: Launch, post: Post[str]) -> None:
+        service = idle[launch.provider].pop(0).service
+        try:
+            answer = await service.run_inference(context, **given)
+        except Exception as e:
+            category = classify_http_exception(e)
+            post.failed(
+                AttemptError(
+                    category.value,
+                    f"{type(e).__name__}: {e}",
+                    permanent=category.is_permanent,
+                    exception=e,
+                )
+            )
+            return
+        if answer and answer.strip():
+            post.piece(answer, usable=True)
+
+    async def deliver(answer: str, _: float) -> None:
+        answers.append(answer)
+
+    def released(_: Commit | Continue) -> None:
+        pass
+
+    lineup = [dataclasses.replace(seat, stall_secs=None) for seat in seats(line_up, policy)]
+    race = Race(lineup, policy.rule, attempts=policy.attempts)
+    async with TaskScope() as scope:
+        racing = Racing(race, scope, ask, deliver, released)
+        await racing.run(asyncio.get_running_loop().time())
+    if racing.gave_up is not None:
+        raise AllProvidersFailed(racing.gave_up.errors)
+    return answers[0]

@@ -1,0 +1,64 @@
+"""What speaks the answer, and so how it should be committed and released."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipecat.processors.aggregators.llm_text_processor import LLMTextProcessor
+from pipecat.processors.frame_processor import FrameProcessor
+from pipecat.services.tts_service import TextAggregationMode, TTSService
+
+from pipecat_hedge.facts import CommitOn
+
+__all__ = ["Output", "find_output"]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How the text is turned into speech downstream.
+
+    Parameters:
+        commit_on: What suits it: a sentence where sentences are spoken, else a token.
+        needs_lookahead: Whether it must see the next sentence begin to speak the one before.
+        language: The language by whose rules it finds sentences; None is English.
+    """
+
+    commit_on: CommitOn = "first_token"
+    needs_lookahead: bool = False
+    language: str | None = None
+
+
+def find_output(processor: FrameProcessor) -> Output:
+    """Look for what speaks the text that ``processor`` pushes.
+
+    Args:
+        processor: A processor in a pipeline that has been built.
+
+    Returns:
+        What was found: a text-to-speech service, or a processor that puts sentences together for
+        one. Without either the text streams token by token.
+    """
+    for found in _downstream(processor):
+        if isinstance(found, LLMTextProcessor):
+            return Output("first_sentence", needs_lookahead=True)
+        if isinstance(found, TTSService):
+            if found._text_aggregation_mode is TextAggregationMode.TOKEN:
+                return Output("first_token", language=found.text_aggregation_language)
+            return Output(
+                "first_sentence", needs_lookahead=True, language=found.text_aggregation_language
+            )
+    return Output()
+
+
+def _downstream(processor: FrameProcessor) -> Iterator[FrameProcessor]:
+    after = processor.next
+    while after is not None:
+        yield from _with_inner(after)
+        after = after.next
+
+
+def _with_inner(processor: FrameProcessor) -> Iterator[FrameProcessor]:
+    yield processor
+    for inner in processor.processors:
+        yield from _with_inner(inner)
