@@ -16,25 +16,30 @@ from pipecat_hedge.simulator import Simulator
 WIRES = ("openai", "anthropic", "google")
 
 
-def simulated(wire: str, sim: Simulator, behaviour: str) -> LLMService[Any]:
-    """A service whose model name is ``behaviour``, as ``fixed@ttft=0.05,fault=529``."""
+def simulated(
+    wire: str, sim: Simulator, behaviour: str, *, url: str | None = None
+) -> LLMService[Any]:
+    """A service whose model name is ``behaviour``, as ``fixed@ttft=0.05,fault=529``.
+
+    With ``url`` it asks there and not the simulator's own address.
+    """
     if wire == "openai":
         return OpenAILLMService(
             api_key="any",
-            base_url=sim.openai_url,
+            base_url=f"{url or sim.url}/v1",
             settings=OpenAILLMService.Settings(model=behaviour),
         )
     if wire == "anthropic":
         return AnthropicLLMService(
             api_key="any",
-            client=AsyncAnthropic(api_key="any", base_url=sim.anthropic_url),
+            client=AsyncAnthropic(api_key="any", base_url=url or sim.anthropic_url),
             settings=AnthropicLLMService.Settings(model=behaviour),
         )
     if wire == "google":
         return GoogleLLMService(
             api_key="any",
             http_options=types.HttpOptions(
-                base_url=sim.google_url,
+                base_url=url or sim.google_url,
                 retry_options=types.HttpRetryOptions(attempts=1),  # as the README advises
             ),
             settings=GoogleLLMService.Settings(model=behaviour),

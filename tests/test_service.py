@@ -582,7 +582,9 @@ class TestInference:
     @staticmethod
     def infers(answer: Any, secs: float = 0.0) -> ScriptedLLMService:
         class Infers(ScriptedLLMService):
-            async def run_inference(self, context: LLMContext, **options: Any) -> str | None:
+            async def run_inference(  # pyright: ignore[reportIncompatibleMethodOverride]
+                self, context: LLMContext, **options: Any
+            ) -> str | None:
                 given.append(options)
                 await asyncio.sleep(secs)
                 if isinstance(answer, Exception):

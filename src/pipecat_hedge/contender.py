@@ -83,6 +83,7 @@ class Tally:
         first_text_at: When its first answer text came, in the loop's time.
         text: The answer's text, kept only when ``keeps_text``.
         keeps_text: Whether the text is wanted afterwards.
+        has_answer: Whether anything usable came.
     """
 
     usage: LLMTokenUsage | None = None
@@ -92,6 +93,12 @@ class Tally:
     first_text_at: float | None = None
     text: str = ""
     keeps_text: bool = False
+    has_answer: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the answer ended by itself and had nothing usable in it."""
+        return self.completed and not self.has_answer
 
 
 class Contender:
@@ -250,7 +257,9 @@ class Contender:
             self._tally.text += text
             if self._tally.first_text_at is None:
                 self._tally.first_text_at = asyncio.get_running_loop().time()
-        post.piece(LLMTextFrame(text), usable=is_usable_text(text))
+        usable = is_usable_text(text)
+        self._tally.has_answer |= usable
+        post.piece(LLMTextFrame(text), usable=usable)
         if self._finder is not None and await self._finder.feed(text):
             self._finder = None  # only the first sentence is of interest here
             post.speakable()
@@ -258,6 +267,7 @@ class Contender:
     async def _heard_tool_calls(self, function_calls: Sequence[FunctionCallFromLLM]) -> None:
         if self._post is not None and function_calls:
             self._tally.chars += sum(len(str(call.arguments)) for call in function_calls)
+            self._tally.has_answer = True
             self._post.tools(ToolCalls(tuple(function_calls)))
 
     async def _timed_out(self, service: LLMService[Any]) -> None:

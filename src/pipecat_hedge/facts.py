@@ -113,6 +113,13 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class BreakOff:
+    """The committed answer will not go on: let out what is whole of it, and forget the rest."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class Continue:
     """The committed answer broke off; go on with this attempt's, repeating nothing."""
 
@@ -138,7 +145,7 @@ class GiveUp:
     errors: tuple[tuple[str, AttemptError], ...]
 
 
-Order: TypeAlias = Launch | Commit | Continue | Cancel | GiveUp
+Order: TypeAlias = Launch | Commit | BreakOff | Continue | Cancel | GiveUp
 
 # ---- what a race is given
 

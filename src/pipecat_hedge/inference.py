@@ -11,7 +11,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.utils.errors import classify_http_exception
 
 from pipecat_hedge.errors import AllProvidersFailed, AttemptError
-from pipecat_hedge.facts import Commit, Continue, Launch
+from pipecat_hedge.facts import BreakOff, Commit, Continue, Launch
 from pipecat_hedge.members import Entry, seats
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import Race
@@ -66,7 +66,7 @@ async def race_inference(
     async def deliver(answer: str, _: float) -> None:
         answers.append(answer)
 
-    def released(_: Commit | Continue) -> None:
+    async def released(_: Commit | Continue | BreakOff) -> None:
         pass
 
     lineup = [dataclasses.replace(seat, stall_secs=None) for seat in seats(line_up, policy)]

@@ -21,6 +21,7 @@ from pipecat_hedge.facts import (
     AttemptFailed,
     AttemptFinished,
     AttemptOpened,
+    BreakOff,
     Cancel,
     CancelCause,
     Commit,
@@ -178,7 +179,7 @@ class Racing(Generic[T]):
         scope: TaskScope,
         ask: Ask[T],
         deliver: Callable[[T, float], Awaitable[None]],
-        released: Callable[[Commit | Continue], None],
+        released: Callable[[Commit | Continue | BreakOff], Awaitable[None]],
         *,
         drains: TaskScope | None = None,
     ):
@@ -190,7 +191,8 @@ class Racing(Generic[T]):
             ask: Sends the turn to a provider.
             deliver: Takes each piece of the committed answer, with the loop's time at which it
                 came, in the order of the stream.
-            released: Told which attempt is delivered from now on, before its first piece is.
+            released: Told which attempt is delivered from now on, before its first piece is, and
+                when a committed answer has broken off.
             drains: Takes over superseded attempts and lets them run on; None closes them.
         """
         self._race = race
@@ -247,9 +249,12 @@ class Racing(Generic[T]):
                 work = self._attempt(order, _Mailbox(self._inbox, order.attempt))
                 name = f"attempt {order.attempt}: {order.provider}"
                 self._tasks[order.attempt] = self._scope.start(work, name=name)
+            elif isinstance(order, BreakOff):
+                self._committed = None
+                await self._released(order)
             elif isinstance(order, (Commit, Continue)):
                 self._committed = order.attempt
-                self._released(order)
+                await self._released(order)
                 for piece, at in self._held.pop(order.attempt):
                     await self._deliver(piece, at)
             elif isinstance(order, GiveUp):

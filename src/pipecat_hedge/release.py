@@ -17,7 +17,7 @@ A text-to-speech that streams tokens speaks the fragment at once; there nothing 
 from __future__ import annotations
 
 from pipecat_hedge.policies.continuation import Continuation
-from pipecat_hedge.sentences import SentenceFinder
+from pipecat_hedge.sentences import SentenceFinder, is_whole_sentence
 
 __all__ = ["Release"]
 
@@ -27,6 +27,8 @@ class Release:
 
     Attributes:
         said: Everything released so far.
+        is_whole: Whether nothing is known to be missing: an answer that has broken off did so at
+            the end of a sentence.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Release:
         self._kept = ""
         self._continuation: Continuation | None = None
         self.said = ""
+        self.is_whole = True
 
     async def feed(self, text: str) -> str:
         """Take a piece of the answer.
@@ -70,13 +73,20 @@ class Release:
         out, self._kept = self._kept + rest, ""
         return self._let_out(out)
 
-    def break_off(self) -> None:
-        """Forget what was kept back of an answer that has broken off."""
-        self._kept = ""
+    def break_off(self) -> str:
+        """End an answer that has broken off.
+
+        Returns:
+            What was kept back, if it is a whole sentence that only lacked a sign of the next one.
+        """
+        if self._continuation is not None:
+            self._kept += self._continuation.finish()
+        kept, self._kept = self._kept, ""
+        self.is_whole = is_whole_sentence(self._finder.open, self._language)
+        return self._let_out(kept) if self.is_whole else ""
 
     def follow_on(self) -> None:
         """From here on another attempt continues what has been said."""
-        self.break_off()
         self._finder = SentenceFinder(self._language)
         self._continuation = Continuation(self.said)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pipecat.utils.string import match_endofsentence
 from pipecat.utils.text.simple_text_aggregator import SimpleTextAggregator
 
-__all__ = ["SentenceFinder"]
+__all__ = ["SentenceFinder", "is_whole_sentence"]
 
 
 class SentenceFinder:
@@ -43,3 +44,14 @@ class SentenceFinder:
                 self.open = self.open[start + len(sentence.text) :]
             found = True
         return found
+
+
+def is_whole_sentence(text: str, language: str | None = None) -> bool:
+    """Whether a text ends as a sentence ends, or is blank.
+
+    Args:
+        text: What came after the last whole sentence.
+        language: The language of the text; None is English.
+    """
+    text = text.rstrip()
+    return not text or match_endofsentence(text, language=language) == len(text)

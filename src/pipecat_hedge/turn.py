@@ -15,7 +15,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext, LLMContextMes
 from pipecat_hedge.attempt import Attempt
 from pipecat_hedge.contender import Contender, Piece, Tally, ToolCalls
 from pipecat_hedge.errors import AllProvidersFailed
-from pipecat_hedge.facts import Commit, CommitOn, Continue, Launch, TurnOutcome
+from pipecat_hedge.facts import BreakOff, Commit, CommitOn, Continue, Launch, TurnOutcome
 from pipecat_hedge.members import Entry, seats
 from pipecat_hedge.output import Output
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
@@ -128,7 +128,7 @@ class Turn:
                 scope,
                 self._ask,
                 self._deliver,
-                self._release_order,
+                self._obey_release,
                 drains=drains if self._policy.losers == "drain" else None,
             )
             try:
@@ -136,7 +136,6 @@ class Turn:
             finally:
                 self._ended_at = self._loop.time()
             if racing.gave_up is not None:
-                self._release.break_off()
                 self.failure = AllProvidersFailed(racing.gave_up.errors)
                 self._mend_context()
             elif rest := self._release.finish():
@@ -200,6 +199,9 @@ class Turn:
                 addition=self._continuation(),
                 language=self._output.language,
             )
+            if self._release.said and self._release.is_whole and tally.is_empty:
+                # Asked to go on with an answer that broke off at a sentence's end: it was the end.
+                post.piece(LLMTextFrame(""), usable=True)
         finally:
             attempt = self._race.attempts[launch.attempt]
             if tally.keeps_text and attempt.outcome == "superseded":
@@ -213,7 +215,11 @@ class Turn:
             {"role": "developer", "content": CONTINUE},
         ]
 
-    def _release_order(self, order: Commit | Continue) -> None:
+    async def _obey_release(self, order: Commit | Continue | BreakOff) -> None:
+        if isinstance(order, BreakOff):
+            if rest := self._release.break_off():
+                await self._mouth.say(rest, wall_time=time.time())
+            return
         if isinstance(order, Commit):
             self._first_winner = self._race.winner
         else:

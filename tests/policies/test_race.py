@@ -13,6 +13,7 @@ from pipecat_hedge.facts import (
     AttemptFailed,
     AttemptFinished,
     AttemptOpened,
+    BreakOff,
     Cancel,
     Commit,
     Continue,
@@ -219,7 +220,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         [
             (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE]),
             (0.1, UsableToken(0), [Commit(0, "first_token"), Cancel(1, "superseded")]),
-            (0.2, AttemptFailed(0, REFUSED), [GiveUp((("a", REFUSED),))]),
+            (0.2, AttemptFailed(0, REFUSED), [BreakOff(0), GiveUp((("a", REFUSED),))]),
         ],
     ),
     "a committed answer that breaks off is continued by the next": (
@@ -228,7 +229,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         [
             (0.0, TurnStarted(), [A_PRIMARY]),
             (0.1, UsableToken(0), [Commit(0, "first_token")]),
-            (0.2, AttemptFailed(0, REFUSED), [B_FAILURE]),
+            (0.2, AttemptFailed(0, REFUSED), [BreakOff(0), B_FAILURE]),
             (0.5, UsableToken(1), [Continue(1)]),
             (0.6, UsableToken(1), []),
             (0.7, AttemptFinished(1), []),
@@ -240,7 +241,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         [
             (0.0, TurnStarted(), [A_PRIMARY]),
             (0.1, UsableToken(0), [Commit(0, "first_token")]),
-            (0.2, AttemptFailed(0, REFUSED), [B_FAILURE]),
+            (0.2, AttemptFailed(0, REFUSED), [BreakOff(0), B_FAILURE]),
             (0.3, AttemptFinished(1), [Launch(2, "c", "failure")]),
             (
                 0.4,
@@ -255,7 +256,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         [
             (0.0, TurnStarted(), [A_PRIMARY]),
             (0.1, UsableToken(0), [Commit(0, "first_token")]),
-            (0.2, AttemptFailed(0, REFUSED), [B_FAILURE]),
+            (0.2, AttemptFailed(0, REFUSED), [BreakOff(0), B_FAILURE]),
             (0.3, Interrupted(), [Cancel(1, "interrupted")]),
         ],
     ),
@@ -345,7 +346,7 @@ SENTENCE_SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.0, TurnStarted(), [A_PRIMARY]),
             (0.1, UsableToken(0), []),
             (0.2, Speakable(0), [Commit(0, "first_sentence")]),
-            (0.3, AttemptFailed(0, REFUSED), [B_FAILURE]),
+            (0.3, AttemptFailed(0, REFUSED), [BreakOff(0), B_FAILURE]),
             (0.4, UsableToken(1), []),
             (0.5, Speakable(1), [Continue(1)]),
         ],
@@ -412,7 +413,11 @@ class TestSilence:
         assert race.wake_at <= 5.0
         assert race.handle(Woke(), race.wake_at) == ()
         assert race.wake_at == 5.0
-        assert race.handle(Woke(), 5.0) == (Cancel(0, "stall"), Launch(1, "b", "stall"))
+        assert race.handle(Woke(), 5.0) == (
+            Cancel(0, "stall"),
+            BreakOff(0),
+            Launch(1, "b", "stall"),
+        )
         assert race.attempts[0].error == STALLED
         assert race.handle(UsableToken(1), 5.5) == (Continue(1),)
 
@@ -425,7 +430,8 @@ class TestSilence:
         assert race.handle(Woke(), 4.0) == ()
         assert race.handle(UsableToken(0), 20.0) == ()
         assert race.handle(Woke(), 31.0) == ()
-        assert race.handle(Woke(), 50.0) == (Cancel(0, "stall"), GiveUp((("a", TIMED_OUT),)))
+        errors = (("a", TIMED_OUT),)
+        assert race.handle(Woke(), 50.0) == (Cancel(0, "stall"), BreakOff(0), GiveUp(errors))
 
     def test_a_silent_attempt_fails_at_its_time_out_and_is_replaced(self) -> None:
         """A turn whose every request hangs comes to an end."""

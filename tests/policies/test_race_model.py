@@ -11,6 +11,7 @@ from pipecat_hedge.facts import (
     AttemptFailed,
     AttemptFinished,
     AttemptOpened,
+    BreakOff,
     Cancel,
     Commit,
     CommitOn,
@@ -75,6 +76,7 @@ class RaceModel(RuleBasedStateMachine):
         self.live: set[int] = set()
         self.speaker: int | None = None
         self.commits = 0
+        self.broken = 0
         self.ends = 0
         self.usable: set[int] = set()
         self.useless: set[str] = set()
@@ -104,6 +106,10 @@ class RaceModel(RuleBasedStateMachine):
                     assert order.attempt in self.live or isinstance(fact, AttemptFinished)
                     assert order.attempt in self.usable, "released what is not usable"
                     self.speaker = order.attempt
+                case BreakOff():
+                    assert order.attempt == self.speaker, "broke off who does not speak"
+                    self.broken += 1
+                    assert self.broken <= len(self.launched)
                 case Cancel():
                     assert order.attempt in self.live, "cancelled what is not live"
                     self.live.discard(order.attempt)

@@ -40,6 +40,7 @@ from pipecat_hedge.facts import (
     AttemptFinished,
     AttemptOpened,
     AttemptOutcome,
+    BreakOff,
     Cancel,
     CancelCause,
     Commit,
@@ -278,7 +279,7 @@ class Race:
         if attempt.called_tools:
             self._complete(attempt, now)
             return
-        self._phase = Phase.RESCUING
+        self._rescue(attempt)
         self._replace(attempt, now)
 
     # ---- moves
@@ -328,7 +329,7 @@ class Race:
                 self._complete(attempt, now)
                 return
             if self._phase is Phase.COMMITTED:
-                self._phase = Phase.RESCUING
+                self._rescue(attempt)
             attempt.error = TIMED_OUT
             self._end(attempt, "failed", now)
             if self._can_launch():
@@ -364,7 +365,7 @@ class Race:
                 return
             attempt.error = STALLED
             self._end(attempt, "failed", now)
-            self._phase = Phase.RESCUING
+            self._rescue(attempt)
         self._launch("stall", now)
 
     def _wake_by(self, at: float | None) -> None:
@@ -381,6 +382,10 @@ class Race:
         self._phase = Phase.COMMITTED
         self._winner = attempt
         self._cancel_live("superseded", "superseded", now, keep=attempt)
+
+    def _rescue(self, attempt: Attempt) -> None:
+        self._phase = Phase.RESCUING
+        self._orders.append(BreakOff(attempt.number))
 
     def _strike(self, attempt: Attempt) -> None:
         """Do not ask again in this turn who has said that it is no use."""
