@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,11 +77,11 @@ def run(args: argparse.Namespace) -> int:
     if args.rounds < 1:
         print(f"pipecat-hedge overhead: --rounds must be at least 1, got {args.rounds}")
         return 2
-    logger.remove()  # Pipecat logs each frame at TRACE; a production bot has that switched off
+    logger.disable("pipecat")  # it logs each frame at TRACE, which production bots switch off
     try:
         cost = asyncio.run(measure(args.rounds))
     finally:
-        logger.add(sys.stderr)
+        logger.enable("pipecat")
     print(f"over the bare service, median of {cost.rounds} rounds of {TOKENS} tokens:")
     print(f"  per token  {cost.token_secs * 1e6:+7.1f} µs  (bare {cost.bare_token_secs * 1e6:.1f})")
     print(f"  per turn   {cost.turn_secs * 1e3:+7.3f} ms  (bare {cost.bare_turn_secs * 1e3:.3f})")
