@@ -1,11 +1,11 @@
-"""A phone line for tests: a pipeline around one LLM service, spoken to and listened to."""
+"""A phone line for tests: a pipeline around one service, spoken to and listened to."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pipecat.frames.frames import (
     EndFrame,
@@ -21,7 +21,7 @@ from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
-from pipecat.services.llm_service import LLMService
+from pipecat.services.ai_service import AIService
 from pipecat.workers.runner import WorkerRunner
 
 from pipecat_hedge import TurnReport
@@ -54,18 +54,18 @@ class Line:
         reports: Every turn report so far, if the service makes any.
     """
 
-    def __init__(self, llm: LLMService[Any], *, processors: Sequence[FrameProcessor] = ()):
+    def __init__(self, service: AIService, *, processors: Sequence[FrameProcessor] = ()):
         self._up, self._down = _Ear(FrameDirection.UPSTREAM), _Ear(FrameDirection.DOWNSTREAM)
         self._worker = PipelineWorker(
-            Pipeline([self._up, llm, *processors, self._down]),
+            Pipeline([self._up, service, *processors, self._down]),
             cancel_on_idle_timeout=False,
             enable_rtvi=False,
             params=PipelineParams(enable_metrics=True, enable_usage_metrics=True),
         )
         self.reports: list[TurnReport] = []
         self._reported = asyncio.Condition()
-        if "on_turn_report" in llm._event_handlers:
-            llm.add_event_handler("on_turn_report", self._take_report)
+        if "on_turn_report" in service._event_handlers:
+            service.add_event_handler("on_turn_report", self._take_report)
 
     async def _take_report(self, _: object, report: TurnReport) -> None:
         self.reports.append(report)

@@ -1,7 +1,7 @@
 """A caller made of aiortc: a microphone that plays recordings, ears that stamp what they hear.
 
 Law: nothing here sleeps to wait for something. Every wait is for samples or messages, with a
-deadline, and every time is the loop's clock where a sample leaves the microphone or reaches the ear.
+deadline, and every time is the loop's, where a sample leaves the microphone or reaches the ear.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import numpy.typing as npt
 from aioice import ice
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
-from av import AudioFrame, AudioResampler
+from av import AudioFrame
+
+from pipecat_hedge.recordings import Recording, read_samples
 
 __all__ = ["Caller", "Said"]
 
@@ -108,7 +110,7 @@ class Caller:
     ::
 
         async with Caller("http://127.0.0.1:7860") as caller:
-            said = await caller.say(samples, 16000, speech_begins, speech_ends)
+            said = await caller.say(recording)
             heard_at = await caller.heard_since(said.ended_at, timeout_secs=10)
 
     Args:
@@ -142,19 +144,21 @@ class Caller:
     ) -> None:
         await self._close()
 
-    async def say(self, samples: Samples, rate: int, begins: int, ends: int) -> Said:
+    async def say(self, recording: Recording) -> Said:
         """Speak a recording to its end, in real time.
 
         Args:
-            samples: Mono.
-            rate: Samples per second.
-            begins: The sample at which its speech begins.
-            ends: The sample at which its speech ends.
+            recording: From a manifest, which says where its speech begins and ends.
         """
-        frames = _frames(samples, rate)
-        sent = self._microphone.play(frames)
-        await asyncio.gather(*sent)
-        return Said(*(_time_of(sample * RATE // rate, sent) for sample in (begins, ends)))
+        samples = read_samples(recording, RATE)
+        frames = np.pad(samples, (0, -len(samples) % FRAME)).reshape(-1, FRAME)
+        sent = await asyncio.gather(*self._microphone.play(frames))
+
+        def time_of(secs: float) -> float:
+            number = int(secs * RATE) // FRAME
+            return sent[number] + secs - number * FRAME / RATE
+
+        return Said(time_of(recording.speech_begins_secs), time_of(recording.speech_ends_secs))
 
     async def heard_since(self, at: float, *, timeout_secs: float) -> float:
         """Wait until the bot is heard.
@@ -282,23 +286,6 @@ class Caller:
         if self._ear is not None:
             self._ear.cancel()
             await asyncio.gather(self._ear, return_exceptions=True)
-
-
-def _frames(samples: Samples, rate: int) -> Samples:
-    """A recording at the microphone's rate, in whole frames."""
-    source = AudioFrame.from_ndarray(samples[np.newaxis, :], layout="mono")
-    source.sample_rate = rate
-    resampler = AudioResampler(format="s16", layout="mono", rate=RATE)
-    parts = [
-        part.to_ndarray()[0] for part in (*resampler.resample(source), *resampler.resample(None))
-    ]
-    whole = np.concatenate(parts).astype(np.int16)
-    return np.pad(whole, (0, -len(whole) % FRAME)).reshape(-1, FRAME)
-
-
-def _time_of(sample: int, sent: list[asyncio.Future[float]]) -> float:
-    frame = min(sample // FRAME, len(sent) - 1)
-    return sent[frame].result() + (sample - frame * FRAME) / RATE
 
 
 @contextlib.contextmanager

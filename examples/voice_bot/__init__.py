@@ -1,0 +1,1 @@
+"""A voice bot whose LLM providers race, over WebRTC: `make bot`."""

@@ -1,0 +1,143 @@
+"""`python -m examples.voice_bot`: the voice bot, its page and, without keys, simulated providers.
+
+Pipecat's own runner serves the bot; its options (`--port`, `--host`, `-v` …) all work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from fastapi import FastAPI
+    from pipecat.runner.types import RunnerArguments
+
+NEEDED = ("aiortc", "dotenv", "fastapi", "uvicorn", "onnxruntime", "pipecat_hedge")
+LEVELS = ("INFO", "DEBUG", "TRACE")
+DEFAULTS = ("--host", "127.0.0.1", "--port", "7860", "--transport", "webrtc")
+
+
+def main() -> int:
+    """Serve the bot until the process is told to end.
+
+    Returns:
+        The exit status: 2 if a setting cannot work.
+    """
+    os.environ.setdefault("LOGURU_LEVEL", "WARNING")  # until the bot is ready
+    missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
+    if missing:
+        return _refuse(f'not installed: {", ".join(missing)}; run pip install -e ".[demo]"')
+
+    from examples.voice_bot.choices import SettingError
+
+    try:
+        _serve(sys.argv[1:])
+    except SettingError as error:
+        return _refuse(str(error))
+    return 0
+
+
+def _refuse(why: str) -> int:
+    print(f"voice bot: {why}", file=sys.stderr)
+    return 2
+
+
+def _serve(arguments: list[str]) -> None:
+    from pipecat.runner.run import app
+    from pipecat.runner.run import main as run
+
+    parser = argparse.ArgumentParser(prog="python -m examples.voice_bot")
+    parser.add_argument(
+        "--loopback-only", action="store_true", help="no packet of a call leaves this machine"
+    )
+    ours = _read_ahead(arguments)
+    if not ours.help:
+        port = _prepare(app, ours)
+        arguments = [*DEFAULTS, *arguments, "--port", str(port)]
+    sys.argv[1:] = arguments
+    run(parser)
+
+
+def _read_ahead(arguments: list[str]) -> argparse.Namespace:
+    """The options that are needed before the runner reads them all."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--host")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("-v", "--verbose", action="count", default=0)
+    parser.add_argument("--loopback-only", action="store_true")
+    return parser.parse_known_args([*DEFAULTS, *arguments])[0]
+
+
+def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
+    """Check everything that can be wrong, and have the application start with what it needs.
+
+    Returns:
+        The port to listen on.
+    """
+    from dotenv import find_dotenv, load_dotenv
+    from loguru import logger
+
+    from examples.voice_bot.choices import choose
+    from examples.voice_bot.services import (
+        check_installed,
+        check_simulated_models,
+        discover_models,
+    )
+    from examples.voice_bot.serving import Calls, add_page, free_port, offer_loopback, surround
+
+    load_dotenv(find_dotenv(usecwd=True), override=True)  # as Pipecat's runner does
+    choices = discover_models(choose(os.environ), os.environ)
+    check_installed(choices)
+    check_simulated_models(choices)
+    for llm in choices.llms:
+        if llm.kind == "vllm" and llm.model is not None:
+            os.environ["VLLM_MODEL"] = llm.model
+    port = free_port(options.host, options.port)
+    offer_loopback(alone=options.loopback_only)
+
+    from examples.voice_bot.bot import bot as answer
+
+    calls = Calls()
+
+    async def bot(runner_args: RunnerArguments) -> None:
+        with calls.held():
+            await answer(runner_args)
+
+    def ready() -> None:
+        logger.remove()
+        logger.add(sys.stderr, level=LEVELS[min(options.verbose, 2)])
+        print(f"\nOpen http://{options.host}:{port}/ and talk to the bot. Ctrl-C ends it.")
+        sys.stdout.flush()
+
+    surround(app, calls, _simulator() if choices.simulated else nullcontext(), ready)
+    add_page(app)
+    vars(sys.modules["__main__"])["bot"] = bot  # where Pipecat's runner looks for it
+    return port
+
+
+def _simulator() -> AbstractAsyncContextManager[Any]:
+    """Simulated providers, in this process so that they end with it however it ends."""
+    if "SIMULATOR_URL" in os.environ:
+        return nullcontext()
+
+    @asynccontextmanager
+    async def simulated() -> AsyncIterator[None]:
+        from pipecat_hedge.simulator import Simulator
+
+        async with Simulator() as simulator:
+            os.environ["SIMULATOR_URL"] = simulator.url
+            print(f"Simulated LLM providers at {simulator.url} (ledger: {simulator.url}/ledger)")
+            yield
+
+    return simulated()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""A restaurant's telephone line: a Pipecat voice bot whose LLM is several, raced.
+
+Run it with `make bot`, or `python -m examples.voice_bot`. Everything in here is Pipecat as usual
+but for `HedgedLLMService`, which stands where one LLM service stands, and reports every turn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+from loguru import logger
+from pipecat.audio.turn.smart_turn.base_smart_turn import SmartTurnParams
+from pipecat.audio.turn.smart_turn.local_smart_turn_v3 import LocalSmartTurnAnalyzerV3
+from pipecat.audio.vad.silero import SileroVADAnalyzer
+from pipecat.frames.frames import LLMRunFrame
+from pipecat.observers.user_bot_latency_observer import UserBotLatencyObserver
+from pipecat.pipeline.pipeline import Pipeline
+from pipecat.pipeline.worker import PipelineParams, PipelineWorker
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_response_universal import (
+    LLMContextAggregatorPair,
+    LLMUserAggregatorParams,
+)
+from pipecat.processors.frameworks.rtvi import RTVIFunctionCallReportLevel, RTVIObserverParams
+from pipecat.processors.frameworks.rtvi.frames import RTVIServerMessageFrame
+from pipecat.runner.types import RunnerArguments
+from pipecat.runner.utils import create_transport
+from pipecat.services.llm_service import FunctionCallParams
+from pipecat.services.settings import LLMSettings
+from pipecat.transports.base_transport import BaseTransport, TransportParams
+from pipecat.turns.user_stop import (
+    BaseUserTurnStopStrategy,
+    SpeechTimeoutUserTurnStopStrategy,
+    TurnAnalyzerUserTurnStopStrategy,
+)
+from pipecat.turns.user_turn_strategies import UserTurnStrategies
+from pipecat.workers.runner import WorkerRunner
+
+from examples.voice_bot.choices import Choices, choose
+from examples.voice_bot.services import make_llms, make_stt, make_tts
+from examples.voice_bot.turn_log import LoggedTurn, TurnLog
+from pipecat_hedge import HedgedLLMService, TurnReport
+
+INSTRUCTIONS = (
+    "You answer the telephone of the restaurant Harbour Kitchen. Your answers are spoken aloud: "
+    "one to three short sentences, the first one shortest, no lists and no special characters. "
+    "Book and cancel tables with the tools; never say that you did before the tool has."
+)
+GREETING = "The caller has just been connected. Greet the caller in one sentence."
+
+
+@dataclasses.dataclass
+class Bookings:
+    """The tables booked in this call; the tools find it in `params.app_resources`."""
+
+    tables: list[tuple[int, str]] = dataclasses.field(default_factory=list)
+
+
+async def book_table(params: FunctionCallParams, party_size: int, time: str) -> None:
+    """Book a table for tonight, or change the booking that was made in this call.
+
+    Args:
+        params: Pipecat's side of the call.
+        party_size: For how many people.
+        time: When, as HH:MM on the 24 hour clock.
+    """
+    bookings: Bookings = params.app_resources
+    bookings.tables[:] = [(party_size, time)]
+    await params.result_callback({"booked": True, "party_size": party_size, "time": time})
+
+
+async def cancel_booking(params: FunctionCallParams) -> None:
+    """Cancel the booking that was made in this call."""
+    bookings: Bookings = params.app_resources
+    cancelled = len(bookings.tables)
+    bookings.tables.clear()
+    await params.result_callback({"cancelled": cancelled})
+
+
+def turn_end(choices: Choices) -> BaseUserTurnStopStrategy:
+    """What decides that the caller has finished speaking.
+
+    The smart-turn model is the default because people pause in mid-sentence: it answers about
+    0.3 s after a sentence that sounds complete, where a silence long enough to be safe costs every
+    turn a second. Where it takes a sentence for incomplete it waits, 3 s by default; 1.5 s here,
+    because it is unsure of synthetic voices (it takes 3 of the 16 recordings in fixtures/audio for
+    incomplete). TURN_DETECTION=0.6 ends a turn after that much silence, whatever it sounds like.
+    """
+    if choices.turn_silence_secs is None:
+        analyzer = LocalSmartTurnAnalyzerV3(params=SmartTurnParams(stop_secs=1.5))
+        return TurnAnalyzerUserTurnStopStrategy(turn_analyzer=analyzer)
+    return SpeechTimeoutUserTurnStopStrategy(user_speech_timeout=choices.turn_silence_secs)
+
+
+async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choices: Choices) -> None:
+    """Hold one call, until the caller hangs up.
+
+    Args:
+        transport: How the caller is connected.
+        runner_args: From Pipecat's runner.
+        choices: The parts to use.
+    """
+    stt = make_stt(choices, os.environ)
+    tts = make_tts(choices, os.environ)
+    llm = HedgedLLMService(
+        llms=make_llms(choices, os.environ),
+        policy=choices.policy,
+        settings=LLMSettings(system_instruction=INSTRUCTIONS),
+    )
+
+    context = LLMContext(tools=[book_table, cancel_booking])
+    aggregators = LLMContextAggregatorPair(
+        context,
+        user_params=LLMUserAggregatorParams(
+            vad_analyzer=SileroVADAnalyzer(),
+            user_turn_strategies=UserTurnStrategies(stop=[turn_end(choices)]),
+        ),
+    )
+    pipeline = Pipeline(
+        [
+            transport.input(),
+            stt,
+            aggregators.user(),
+            llm,
+            tts,
+            transport.output(),
+            aggregators.assistant(),
+        ]
+    )
+    latency = UserBotLatencyObserver()
+    worker = PipelineWorker(
+        pipeline,
+        params=PipelineParams(enable_metrics=True, enable_usage_metrics=True),
+        observers=[latency],
+        app_resources=Bookings(),
+        idle_timeout_secs=runner_args.pipeline_idle_timeout_secs,
+        rtvi_observer_params=RTVIObserverParams(
+            function_call_report_level={"*": RTVIFunctionCallReportLevel.NAME},
+        ),
+    )
+
+    # ---- one line and one message to the page for each turn
+
+    log = TurnLog()
+
+    async def log_turns(turns: list[LoggedTurn]) -> None:
+        for turn in turns:
+            logger.info(turn.line())
+            await worker.queue_frame(RTVIServerMessageFrame(data=turn.message()))
+
+    @llm.event_handler("on_turn_report")
+    async def on_turn_report(service: HedgedLLMService, report: TurnReport) -> None:
+        await log_turns(log.reported(report))
+
+    @latency.event_handler("on_latency_measured")
+    async def on_latency_measured(observer: UserBotLatencyObserver, secs: float) -> None:
+        await log_turns(log.heard(secs))
+
+    @latency.event_handler("on_first_bot_speech_latency")
+    async def on_first_bot_speech_latency(observer: UserBotLatencyObserver, secs: float) -> None:
+        await log_turns(log.heard(None))
+
+    # ---- the call
+
+    @transport.event_handler("on_client_connected")
+    async def on_client_connected(transport: BaseTransport, client: Any) -> None:
+        logger.info("a caller is connected")
+        parts = {
+            "type": "parts",
+            "stt": choices.stt,
+            "tts": choices.tts,
+            "llms": [provider.name for provider in llm.providers],
+            "policy": choices.policy.name,
+            "simulated": choices.simulated,
+        }
+        await worker.queue_frame(RTVIServerMessageFrame(data=parts))
+        context.add_message({"role": "developer", "content": GREETING})
+        await worker.queue_frame(LLMRunFrame())
+
+    @transport.event_handler("on_client_disconnected")
+    async def on_client_disconnected(transport: BaseTransport, client: Any) -> None:
+        logger.info("the caller has hung up")
+        await worker.cancel()
+
+    # A call's objects refer to each other in circles, and each holds speech models: without a
+    # collection after each call the process grows by some 50 MB a call.
+    runner = WorkerRunner(handle_sigint=runner_args.handle_sigint, force_gc=True)
+    await runner.add_workers(worker)
+    await runner.run()
+    await log_turns(log.close())
+
+
+async def bot(runner_args: RunnerArguments) -> None:
+    """Answer a call; Pipecat's runner calls this for each caller.
+
+    Args:
+        runner_args: Who is calling, and how.
+    """
+    transport = await create_transport(
+        runner_args,
+        {"webrtc": lambda: TransportParams(audio_in_enabled=True, audio_out_enabled=True)},
+    )
+    await run_bot(transport, runner_args, choose(os.environ))
+
+
+if __name__ == "__main__":
+    from examples.voice_bot.__main__ import main
+
+    main()

@@ -1,0 +1,194 @@
+"""Which parts the bot is made of, decided from its environment alone.
+
+Law: nothing is read but the mapping given, nothing is imported or constructed here, and a setting
+that cannot work is an error at the start, not at the first call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pipecat_hedge import HedgePolicy
+
+__all__ = ["Choices", "LLMChoice", "Setting", "SettingError", "choose"]
+
+LLMKind = Literal[
+    "anthropic", "openai", "bedrock", "vllm", "simulated-openai", "simulated-anthropic"
+]
+
+
+class SettingError(ValueError):
+    """A setting that cannot work; the message names it and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One environment variable that the bot reads.
+
+    Parameters:
+        name: The variable.
+        meaning: What it does, in one line.
+        default: What stands for it where it is not set; None if nothing does.
+    """
+
+    name: str
+    meaning: str
+    default: str | None = None
+
+
+SETTINGS = (
+    Setting("ANTHROPIC_API_KEY", "race Claude over Anthropic's API"),
+    Setting("ANTHROPIC_MODEL", "its model", "claude-haiku-4-5"),
+    Setting("OPENAI_API_KEY", "race GPT over OpenAI's API"),
+    Setting("OPENAI_MODEL", "its model", "gpt-4.1"),
+    Setting("AWS_ACCESS_KEY_ID", "race a model on AWS Bedrock; needs AWS_SECRET_ACCESS_KEY too"),
+    Setting("AWS_SECRET_ACCESS_KEY", "the other half of the AWS credentials"),
+    Setting("AWS_SESSION_TOKEN", "only with temporary AWS credentials"),
+    Setting("AWS_REGION", "where Bedrock is asked", "us-east-1"),
+    Setting("BEDROCK_MODEL", "its model", "us.amazon.nova-lite-v1:0"),
+    Setting("VLLM_BASE_URL", "race a vLLM server of your own, such as http://localhost:8000/v1"),
+    Setting("VLLM_MODEL", "its model; without it the first one that the server lists"),
+    Setting("DEEPGRAM_API_KEY", "hear with Deepgram; without it offline with pocketsphinx"),
+    Setting("CARTESIA_API_KEY", "speak with Cartesia; without it offline with espeak-ng"),
+    Setting("CARTESIA_VOICE_ID", "its voice", "71a7ad14-091c-4e8e-a314-022ece01c121"),
+    Setting("HEDGE_POLICY", "race, race:3, after:0.6 (seconds) or fallback", "after:0.6"),
+    Setting("TURN_DETECTION", "smart, or the seconds of silence that end a turn", "smart"),
+    Setting("SIMULATOR_URL", "a simulator that is already running; without it one is started"),
+    Setting("SIMULATED_MODELS", "models raced without keys, by turns", "jagged claude-haiku-4-5"),
+)
+"""Everything that the bot reads from its environment; `.env.example` lists the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class LLMChoice:
+    """One LLM to race.
+
+    Parameters:
+        kind: Which service asks it.
+        model: The model; None for a vLLM that has not been asked which one it serves.
+    """
+
+    kind: LLMKind
+    model: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The parts of the bot.
+
+    Parameters:
+        stt: What hears.
+        tts: What speaks.
+        llms: Whom to race, in the order in which they are asked.
+        policy: When the next one is asked.
+        turn_silence_secs: The silence that ends the caller's turn; None leaves it to a model that
+            listens for how a sentence sounds when it is complete.
+    """
+
+    stt: Literal["deepgram", "pocketsphinx"]
+    tts: Literal["cartesia", "espeak"]
+    llms: tuple[LLMChoice, ...]
+    policy: HedgePolicy
+    turn_silence_secs: float | None
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the LLMs are the simulator's."""
+        return self.llms[0].kind.startswith("simulated")
+
+
+def choose(env: Mapping[str, str]) -> Choices:
+    """Choose the parts: those whose keys are there, else those that need none.
+
+    Args:
+        env: The environment.
+
+    Raises:
+        SettingError: If a setting is empty, is half of a pair, or says nothing that is known.
+    """
+    for setting in SETTINGS:
+        if setting.name in env and not env[setting.name].strip():
+            raise SettingError(
+                f"{setting.name} is set but empty: fill it in, or remove it (unset "
+                f"{setting.name}; in .env put a # before it)"
+            )
+    llms = _llms(env)
+    return Choices(
+        stt="deepgram" if "DEEPGRAM_API_KEY" in env else "pocketsphinx",
+        tts="cartesia" if "CARTESIA_API_KEY" in env else "espeak",
+        llms=llms,
+        policy=_policy(setting_in(env, "HEDGE_POLICY"), attempts=max(2, len(llms))),
+        turn_silence_secs=_turn_silence(setting_in(env, "TURN_DETECTION")),
+    )
+
+
+def setting_in(env: Mapping[str, str], name: str) -> str:
+    """What a setting says, or its default.
+
+    Args:
+        env: The environment.
+        name: The setting; one that has a default or is known to be set.
+    """
+    default = next(setting.default for setting in SETTINGS if setting.name == name)
+    said = env.get(name, default)
+    assert said is not None, f"{name} is not set and has no default"
+    return said.strip()
+
+
+def _llms(env: Mapping[str, str]) -> tuple[LLMChoice, ...]:
+    pair = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    missing = [name for name in pair if name not in env]
+    if len(missing) == 1:
+        raise SettingError(f"{missing[0]} is not set, but {_other(pair, missing[0])} is: set both")
+    found: list[LLMChoice] = []
+    if "ANTHROPIC_API_KEY" in env:
+        found.append(LLMChoice("anthropic", setting_in(env, "ANTHROPIC_MODEL")))
+    if "OPENAI_API_KEY" in env:
+        found.append(LLMChoice("openai", setting_in(env, "OPENAI_MODEL")))
+    if not missing:
+        found.append(LLMChoice("bedrock", setting_in(env, "BEDROCK_MODEL")))
+    if "VLLM_BASE_URL" in env:
+        found.append(LLMChoice("vllm", env.get("VLLM_MODEL")))
+    return tuple(found) or _simulated(setting_in(env, "SIMULATED_MODELS"))
+
+
+def _other(pair: tuple[str, str], name: str) -> str:
+    return pair[1] if name == pair[0] else pair[0]
+
+
+def _simulated(models: str) -> tuple[LLMChoice, ...]:
+    """Models of the simulator, over its two wires by turns."""
+    wires: tuple[LLMKind, LLMKind] = ("simulated-openai", "simulated-anthropic")
+    return tuple(LLMChoice(wires[n % 2], model) for n, model in enumerate(models.split()))
+
+
+def _policy(said: str, *, attempts: int) -> HedgePolicy:
+    name, _, argument = said.partition(":")
+    try:
+        if name == "race":
+            return HedgePolicy.race(int(argument) if argument else 2)
+        if name == "after" and argument:
+            return HedgePolicy.after(float(argument), attempts=attempts)
+        if name == "fallback" and not argument:
+            return HedgePolicy.fallback(attempts=attempts)
+    except ValueError as error:  # ConfigurationError is one
+        raise SettingError(f"HEDGE_POLICY={said}: {error}") from None
+    raise SettingError(
+        f"HEDGE_POLICY={said}: not a policy; write race, race:3, after:0.6 or fallback"
+    )
+
+
+def _turn_silence(said: str) -> float | None:
+    if said == "smart":
+        return None
+    try:
+        secs = float(said)
+    except ValueError:
+        secs = -1.0
+    if not 0 <= secs < 10:
+        raise SettingError(
+            f"TURN_DETECTION={said}: write smart, or seconds of silence from 0 to 10"
+        )
+    return secs

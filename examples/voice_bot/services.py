@@ -1,0 +1,218 @@
+"""The Pipecat services behind the choices; a service is imported only where it is chosen."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from examples.voice_bot.choices import Choices, LLMChoice, SettingError, setting_in
+from pipecat_hedge import Provider
+
+if TYPE_CHECKING:
+    from pipecat.services.llm_service import LLMService
+    from pipecat.services.stt_service import STTService
+    from pipecat.services.tts_service import TTSService
+
+__all__ = [
+    "check_installed",
+    "check_simulated_models",
+    "discover_models",
+    "make_llms",
+    "make_stt",
+    "make_tts",
+]
+
+_NEEDS = {
+    "deepgram": ("deepgram", "cloud"),
+    "cartesia": ("websockets", "cloud"),
+    "bedrock": ("aioboto3", "cloud"),
+    "pocketsphinx": ("pocketsphinx", "demo"),
+    "espeak": ("espeakng_loader", "demo"),
+}
+"""The module that a choice needs, and the extra that brings it."""
+
+
+def check_installed(choices: Choices) -> None:
+    """Refuse choices whose packages are not installed.
+
+    Raises:
+        SettingError: If one is missing; the message has the command that installs it.
+    """
+    for chosen in (choices.stt, choices.tts, *(llm.kind for llm in choices.llms)):
+        module, extra = _NEEDS.get(chosen, (None, ""))
+        if module is None:
+            continue
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            raise SettingError(
+                f"{chosen} was chosen, but the package {module} is not installed: "
+                f'run pip install -e ".[{extra}]"'
+            ) from None
+
+
+def discover_models(choices: Choices, env: Mapping[str, str], timeout_secs: float = 5) -> Choices:
+    """Ask a vLLM server which model it serves, if nobody said.
+
+    Args:
+        choices: The choices; one without a vLLM, or with its model, comes back unchanged.
+        env: The environment they were made from.
+        timeout_secs: How long the server may take.
+
+    Raises:
+        SettingError: If the server cannot be asked, or serves nothing.
+    """
+    if not any(llm.kind == "vllm" and llm.model is None for llm in choices.llms):
+        return choices
+    base_url = setting_in(env, "VLLM_BASE_URL").rstrip("/")
+    try:
+        with urllib.request.urlopen(f"{base_url}/models", timeout=timeout_secs) as answer:
+            model: str = json.load(answer)["data"][0]["id"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise SettingError(
+            f"VLLM_BASE_URL={base_url}: no model could be read from {base_url}/models "
+            f"({error}): start the server, correct the address, or set VLLM_MODEL"
+        ) from None
+    llms = (replace(llm, model=model) if llm.kind == "vllm" else llm for llm in choices.llms)
+    return replace(choices, llms=tuple(llms))
+
+
+def check_simulated_models(choices: Choices) -> None:
+    """Refuse simulated models that the simulator does not know.
+
+    Raises:
+        SettingError: With the list of known ones.
+    """
+    if not choices.simulated:
+        return
+    from pipecat_hedge.simulator.behaviour import BehaviourError, parse_model
+
+    for llm in choices.llms:
+        try:
+            parse_model(llm.model or "")
+        except BehaviourError as error:
+            raise SettingError(f"SIMULATED_MODELS, {llm.model}: {error}") from None
+
+
+def make_stt(choices: Choices, env: Mapping[str, str]) -> STTService:
+    """What hears the caller.
+
+    Args:
+        choices: What was chosen.
+        env: Where its key is.
+    """
+    if choices.stt == "deepgram":
+        from pipecat.services.deepgram.stt import DeepgramSTTService
+
+        return DeepgramSTTService(api_key=setting_in(env, "DEEPGRAM_API_KEY"))
+    from examples.voice_bot.speech import PocketsphinxSTTService
+
+    return PocketsphinxSTTService()
+
+
+def make_tts(choices: Choices, env: Mapping[str, str]) -> TTSService:
+    """What speaks to the caller.
+
+    Args:
+        choices: What was chosen.
+        env: Where its key is.
+    """
+    if choices.tts == "cartesia":
+        from pipecat.services.cartesia.tts import CartesiaTTSService
+
+        return CartesiaTTSService(
+            api_key=setting_in(env, "CARTESIA_API_KEY"),
+            settings=CartesiaTTSService.Settings(voice=setting_in(env, "CARTESIA_VOICE_ID")),
+        )
+    from examples.voice_bot.speech import EspeakTTSService
+
+    return EspeakTTSService()
+
+
+def make_llms(choices: Choices, env: Mapping[str, str]) -> list[Provider]:
+    """Whom to race: fresh instances, for one call.
+
+    A provider that stands alone is made twice, so that it can be raced against itself.
+
+    Args:
+        choices: What was chosen.
+        env: Where the keys and addresses are.
+    """
+    if len(choices.llms) == 1:
+        alone = choices.llms[0]
+        return [Provider(_name(alone), [_llm(alone, env), _llm(alone, env)])]
+    names = _names(choices.llms)
+    return [Provider(name, _llm(llm, env)) for name, llm in zip(names, choices.llms, strict=True)]
+
+
+def _names(llms: Sequence[LLMChoice]) -> list[str]:
+    """What reports call the providers; further ones of the same name are numbered."""
+    names = [_name(llm) for llm in llms]
+    seen: Counter[str] = Counter()
+    for number, name in enumerate(names):
+        seen[name] += 1
+        if seen[name] > 1:
+            names[number] = f"{name}#{seen[name]}"
+    return names
+
+
+def _name(llm: LLMChoice) -> str:
+    model = (llm.model or "").partition("?")[0]  # of a simulated model only its profile
+    return f"{llm.kind.removeprefix('simulated-')}:{model}"
+
+
+def _llm(choice: LLMChoice, env: Mapping[str, str]) -> LLMService[Any]:
+    match choice.kind:
+        case "anthropic":
+            from pipecat.services.anthropic.llm import AnthropicLLMService
+
+            return AnthropicLLMService(
+                api_key=setting_in(env, "ANTHROPIC_API_KEY"),
+                settings=AnthropicLLMService.Settings(model=choice.model),
+            )
+        case "openai":
+            return _openai(choice, api_key=setting_in(env, "OPENAI_API_KEY"))
+        case "bedrock":
+            from pipecat.services.aws.llm import AWSBedrockLLMService
+
+            return AWSBedrockLLMService(
+                aws_access_key=setting_in(env, "AWS_ACCESS_KEY_ID"),
+                aws_secret_key=setting_in(env, "AWS_SECRET_ACCESS_KEY"),
+                aws_session_token=env.get("AWS_SESSION_TOKEN"),
+                aws_region=setting_in(env, "AWS_REGION"),
+                settings=AWSBedrockLLMService.Settings(model=choice.model),
+            )
+        case "vllm":
+            service = _openai(choice, api_key="none", base_url=setting_in(env, "VLLM_BASE_URL"))
+            service.supports_developer_role = False  # chat templates know system, user, assistant
+            return service
+        case "simulated-openai":
+            url = setting_in(env, "SIMULATOR_URL")
+            return _openai(choice, api_key="simulated", base_url=f"{url}/v1")
+        case "simulated-anthropic":
+            from anthropic import AsyncAnthropic
+            from pipecat.services.anthropic.llm import AnthropicLLMService
+
+            return AnthropicLLMService(
+                api_key="simulated",
+                client=AsyncAnthropic(
+                    api_key="simulated", base_url=setting_in(env, "SIMULATOR_URL")
+                ),
+                settings=AnthropicLLMService.Settings(model=choice.model),
+            )
+
+
+def _openai(choice: LLMChoice, *, api_key: str, base_url: str | None = None) -> Any:
+    from pipecat.services.openai.llm import OpenAILLMService
+
+    return OpenAILLMService(
+        api_key=api_key,
+        base_url=base_url,
+        settings=OpenAILLMService.Settings(model=choice.model),
+    )

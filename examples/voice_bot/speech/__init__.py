@@ -1,0 +1,6 @@
+"""Speech without keys, downloads or a network, for a bot that has no cloud keys."""
+
+from examples.voice_bot.speech.espeak_tts import EspeakTTSService
+from examples.voice_bot.speech.pocketsphinx_stt import PocketsphinxSTTService
+
+__all__ = ["EspeakTTSService", "PocketsphinxSTTService"]

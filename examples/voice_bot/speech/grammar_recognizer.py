@@ -1,0 +1,151 @@
+"""Recognise the sentences of a grammar with pocketsphinx, without stopping the event loop.
+
+Four things make it work, each measured on 1105 sentences of 13 synthetic voices, with and without
+noise:
+
+- The grammar is made small first (see `word_graph`): 45 ms a sentence instead of 100.
+- The search for the best path through the lattice is off. It gains nothing in a grammar, and it
+  is one C call of up to 0.18 s that holds the GIL: an audible hole in what the bot is saying.
+- Every segment is brought to one level. The recogniser expects a certain loudness and learns
+  another only after some seconds: at a usual microphone level 68 % of the sentences came out
+  right, at LEVEL_DBFS 92 %.
+- Dither is added, because digital silence, which no microphone delivers, confuses it.
+
+One recogniser serves all sessions of the process: loading takes 0.1 s and 36 MB, and since the C
+calls hold the GIL, several would not run side by side anyway.
+"""
+
+import threading
+import time
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from examples.voice_bot.speech.word_graph import WordGraph, parse_fsg, smallest
+from pipecat_hedge.errors import ConfigurationError
+
+try:
+    import pocketsphinx
+except ModuleNotFoundError as missing:
+    raise ImportError(
+        'Offline speech recognition needs pocketsphinx: pip install "pipecat-hedge[demo]"'
+    ) from missing
+
+SAMPLE_RATE = 16000
+LEVEL_DBFS = -35.0
+DITHER_LSB = 8
+PIECE_BYTES = 2 * SAMPLE_RATE // 40  # 25 ms of audio holds the GIL for about 1 ms
+SILENCE_PROBABILITY = 0.02  # between words; the default, 0.005, loses noisy sentences
+
+
+@cache
+def shared_recognizer(grammar: Path) -> "GrammarRecognizer":
+    """The process's recogniser for a grammar, loaded when it is first asked for."""
+    return GrammarRecognizer(grammar)
+
+
+class GrammarRecognizer:
+    """Hears the sentences of one grammar and no others; safe to use from several threads.
+
+    Args:
+        grammar: A JSGF file. Its first public rule is what can be said.
+
+    Raises:
+        ConfigurationError: If the file is missing, is no grammar, or uses a word that the
+            recogniser's dictionary does not know.
+    """
+
+    def __init__(self, grammar: Path):
+        text = _read(grammar)
+        # Typed as Any: the extension module carries no type information.
+        self._decoder: Any = pocketsphinx.Decoder(
+            samprate=SAMPLE_RATE,
+            lm=None,
+            bestpath=False,
+            silprob=SILENCE_PROBABILITY,
+            loglevel="FATAL",
+        )
+        self._lock = threading.Lock()
+        self._usual_mean: str = self._decoder.get_cmn()
+        self._listen_for(grammar, smallest(self._parsed(grammar, text)))
+
+    def recognize(self, audio: bytes) -> str:
+        """Recognise one segment. Call it in a thread: it takes about 20 ms a second of audio.
+
+        The GIL is offered after every piece, so that the event loop waits for 1 ms, not for the
+        5 ms after which Python would take it away.
+
+        Args:
+            audio: 16-bit mono samples at SAMPLE_RATE.
+
+        Returns:
+            The words, in lower case, or nothing if no sentence of the grammar comes near.
+        """
+        prepared = _at_level(audio)
+        with self._lock:
+            self._decoder.set_cmn(self._usual_mean)  # no segment depends on the one before
+            self._decoder.start_utt()
+            try:
+                for start in range(0, len(prepared), PIECE_BYTES):
+                    self._decoder.process_raw(prepared[start : start + PIECE_BYTES])
+                    time.sleep(0)
+            finally:
+                self._decoder.end_utt()
+            heard = self._decoder.hyp()
+        return heard.hypstr if heard is not None else ""
+
+    def _parsed(self, grammar: Path, text: str) -> WordGraph:
+        try:
+            graph = self._decoder.parse_jsgf(text)
+        except (ValueError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"grammar: {grammar} is not a JSGF grammar with a public rule. Correct the file, "
+                "or leave the argument out for the restaurant's grammar."
+            ) from error
+        with TemporaryDirectory() as folder:  # the library writes graphs to files only
+            path = Path(folder) / "grammar.fsg"
+            graph.writefile(str(path))
+            return parse_fsg(path.read_text(encoding="utf-8"))
+
+    def _listen_for(self, grammar: Path, graph: WordGraph) -> None:
+        unknown = sorted(word for word in graph.words if self._decoder.lookup_word(word) is None)
+        if unknown:
+            raise ConfigurationError(
+                f"grammar: {grammar} uses words that the recogniser's dictionary does not know: "
+                f"{', '.join(unknown)}. Use lower case and American spelling, or other words."
+            )
+        arcs = [
+            (begin, end, 1.0) if word is None else (begin, end, 1.0, word)
+            for begin, end, word in graph.arcs
+        ]
+        fsg = self._decoder.create_fsg("grammar", graph.start, graph.final, arcs)
+        self._decoder.add_fsg("grammar", fsg)
+        self._decoder.activate_search("grammar")
+
+
+def _read(grammar: Path) -> str:
+    try:
+        return grammar.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"grammar: {grammar} cannot be read ({error.strerror}). Give the path of a JSGF file, "
+            "or leave the argument out for the restaurant's grammar."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"grammar: {grammar} is not a text file in UTF-8.") from error
+
+
+def _at_level(audio: bytes) -> bytes:
+    """The segment with its loud parts at LEVEL_DBFS, and dithered."""
+    samples = np.frombuffer(audio, dtype=np.int16, count=len(audio) // 2).astype(np.float64)
+    frame = SAMPLE_RATE // 50
+    if len(samples) < frame:
+        return audio
+    frames = samples[: len(samples) // frame * frame].reshape(-1, frame)
+    loud = np.percentile(np.sqrt(np.mean(frames**2, axis=1)), 90)
+    samples *= 32768 * 10 ** (LEVEL_DBFS / 20) / max(loud, 1.0)
+    samples += np.random.default_rng(0).integers(-DITHER_LSB, DITHER_LSB + 1, len(samples))
+    return np.rint(samples).clip(-32768, 32767).astype(np.int16).tobytes()

@@ -1,0 +1,153 @@
+"""The offline recogniser understands the recordings and leaves the event loop alone."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from examples.voice_bot.speech.grammar_recognizer import GrammarRecognizer, shared_recognizer
+from examples.voice_bot.speech.pocketsphinx_stt import RESTAURANT_GRAMMAR, PocketsphinxSTTService
+from pipecat.audio.vad.silero import SileroVADAnalyzer
+from pipecat.audio.vad.vad_analyzer import VADParams
+from pipecat.frames.frames import InputAudioRawFrame, STTMetadataFrame, TranscriptionFrame
+from pipecat.pipeline.pipeline import Pipeline
+from pipecat.processors.audio.vad_processor import VADProcessor
+from pipecat.tests.utils import run_test
+
+from pipecat_hedge.errors import ConfigurationError
+from pipecat_hedge.recordings import Recording, load_manifest, read_samples
+
+MANIFEST = Path(__file__).parents[2] / "fixtures" / "audio" / "manifest.toml"
+RECORDINGS = load_manifest(MANIFEST)
+each_recording = pytest.mark.parametrize("recording", RECORDINGS, ids=lambda r: r.name)
+LONGEST = max(RECORDINGS, key=lambda recording: recording.samples)
+SHORT = [r for r in RECORDINGS if r.transcript in ("do you deliver", "is there parking nearby")]
+
+
+@pytest.fixture
+def recognizer() -> GrammarRecognizer:
+    """The restaurant's."""
+    return shared_recognizer(RESTAURANT_GRAMMAR)
+
+
+def audio(recording: Recording) -> bytes:
+    return read_samples(recording, 16000).tobytes()
+
+
+def as_frames(samples: npt.NDArray[np.int16]) -> list[InputAudioRawFrame]:
+    """20 ms each, with a second of faint noise on both sides, as from an open microphone."""
+    noise = np.random.default_rng(1).integers(-8, 9, 16000).astype(np.int16)
+    sound = np.concatenate([noise, samples, noise])
+    pieces = [sound[at : at + 320] for at in range(0, len(sound) - 319, 320)]
+    return [InputAudioRawFrame(piece.tobytes(), 16000, 1) for piece in pieces]
+
+
+@each_recording
+async def test_a_recording_is_understood(recording: Recording):
+    """Word for word, cut into segments by the VAD of the bot; a pause makes two segments."""
+    vad = VADProcessor(vad_analyzer=SileroVADAnalyzer(params=VADParams(stop_secs=0.2)))
+    frames = as_frames(read_samples(recording, 16000))
+    down, _ = await run_test(Pipeline([vad, PocketsphinxSTTService()]), frames_to_send=frames)
+    heard = [frame for frame in down if isinstance(frame, TranscriptionFrame)]
+    assert " ".join(frame.text for frame in heard) == recording.transcript
+    assert len(heard) == 1 + len(recording.pauses)
+    assert all(frame.finalized for frame in heard)
+
+
+@pytest.mark.parametrize("decibels", [-24, -12, 6])
+def test_a_quiet_and_a_loud_microphone_are_understood(recognizer: GrammarRecognizer, decibels: int):
+    """The level of the microphone does not matter."""
+    for recording in SHORT:
+        samples = read_samples(recording, 16000) * 10 ** (decibels / 20)
+        sound = np.rint(samples).clip(-32768, 32767).astype(np.int16)
+        assert recognizer.recognize(sound.tobytes()) == recording.transcript
+
+
+@pytest.mark.parametrize("samples", [0, 1, 100, 320, 8000, 64000])
+def test_silence_is_no_sentence(recognizer: GrammarRecognizer, samples: int):
+    """Nothing is made of digital silence, however short, and it does no harm to what follows."""
+    assert recognizer.recognize(bytes(2 * samples)) == ""
+    assert recognizer.recognize(audio(SHORT[0])) == SHORT[0].transcript
+
+
+async def test_sessions_share_one_recognizer_and_keep_apart(recognizer: GrammarRecognizer):
+    """Eight calls at once hear each their own words, from one recogniser."""
+    services = [PocketsphinxSTTService() for _ in range(2)]
+    assert {id(service._recognizer) for service in services} == {id(recognizer)}
+    spoken = SHORT * 4
+    heard = await asyncio.gather(
+        *(asyncio.to_thread(recognizer.recognize, audio(recording)) for recording in spoken)
+    )
+    assert heard == [recording.transcript for recording in spoken]
+
+
+async def test_the_event_loop_goes_on_while_speech_is_recognized(recognizer: GrammarRecognizer):
+    """It waits for a piece at a time, 1 or 2 ms, a small part of the whole.
+
+    The best of five runs, because other work on the machine can only make it worse.
+    """
+    loop = asyncio.get_running_loop()
+    sound = audio(LONGEST)
+    lags: list[float] = []
+    for _ in range(5):
+        started = last = loop.time()
+        longest = 0.0
+        recognition = asyncio.ensure_future(asyncio.to_thread(recognizer.recognize, sound))
+        while not recognition.done():
+            await asyncio.sleep(0)
+            longest = max(longest, loop.time() - last)
+            last = loop.time()
+        lags.append(longest / (loop.time() - started))
+        assert await recognition
+    assert min(lags) < 0.25
+
+
+async def test_the_time_to_the_transcript_is_announced():
+    """Turn strategies learn how long to wait for a transcript, instead of a default of 1 s."""
+    down, _ = await run_test(PocketsphinxSTTService(), frames_to_send=[])
+    (metadata,) = (frame for frame in down if isinstance(frame, STTMetadataFrame))
+    assert 0.2 < metadata.ttfs_p99_latency < 0.5
+
+
+def test_a_missing_grammar_is_refused(tmp_path: Path):
+    """The error names the argument, the file and the remedy."""
+    with pytest.raises(ConfigurationError, match=r"grammar: .*none.jsgf cannot be read .* Give"):
+        PocketsphinxSTTService(grammar=tmp_path / "none.jsgf")
+
+
+def test_what_is_no_grammar_is_refused(tmp_path: Path):
+    """The error names the argument, the file and the remedy."""
+    file = tmp_path / "novel.jsgf"
+    file.write_text("It was a dark and stormy night.")
+    with pytest.raises(ConfigurationError, match=r"grammar: .*is not a JSGF grammar .* Correct"):
+        PocketsphinxSTTService(grammar=file)
+
+
+def test_an_unknown_word_is_refused(tmp_path: Path):
+    """A word without a pronunciation can never be heard: the error names it."""
+    file = tmp_path / "odd.jsgf"
+    file.write_text("#JSGF V1.0;\ngrammar odd;\npublic <x> = hello | flibbertigibbety;\n")
+    with pytest.raises(ConfigurationError, match=r"does not know: flibbertigibbety\. Use"):
+        PocketsphinxSTTService(grammar=file)
+
+
+def test_a_grammar_of_ones_own_is_heard(tmp_path: Path):
+    """Only the grammar's sentences come out."""
+    file = tmp_path / "own.jsgf"
+    file.write_text("#JSGF V1.0;\ngrammar own;\npublic <x> = do you deliver | where are you;\n")
+    own = GrammarRecognizer(file)
+    assert {own.recognize(audio(r)) for r in SHORT} <= {"do you deliver", "where are you", ""}
+
+
+def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    """Not "No module named pocketsphinx"."""
+    module = "examples.voice_bot.speech.grammar_recognizer"
+    monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "pocketsphinx", None)
+    with pytest.raises(ImportError, match=r'pip install "pipecat-hedge\[demo\]"'):
+        importlib.import_module(module)
