@@ -112,7 +112,7 @@ async def test_the_caller_is_answered_or_told(fault: str, wire: str) -> None:
         check(cell, result)
     asked = sum(len(result.report.attempts) for result in heard)
     if fault not in ("refused", "connect_hang"):
-        assert len(requests) == asked, "a request that no report tells of"
+        assert len(requests) <= asked, "a request that no report tells of"
 
 
 async def run(cell: Cell, sim: Simulator) -> Heard:
