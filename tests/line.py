@@ -50,14 +50,23 @@ class _Ear(FrameProcessor):
 class Line:
     """Runs a service in a pipeline for the length of an ``async with``.
 
+    The line listens behind ``processors``, and before what comes ``after``.
+
     Attributes:
         reports: Every turn report so far, if the service makes any.
     """
 
-    def __init__(self, service: AIService, *, processors: Sequence[FrameProcessor] = ()):
+    def __init__(
+        self,
+        service: AIService,
+        *,
+        before: Sequence[FrameProcessor] = (),
+        processors: Sequence[FrameProcessor] = (),
+        after: Sequence[FrameProcessor] = (),
+    ):
         self._up, self._down = _Ear(FrameDirection.UPSTREAM), _Ear(FrameDirection.DOWNSTREAM)
         self._worker = PipelineWorker(
-            Pipeline([self._up, service, *processors, self._down]),
+            Pipeline([self._up, *before, service, *processors, self._down, *after]),
             cancel_on_idle_timeout=False,
             enable_rtvi=False,
             params=PipelineParams(enable_metrics=True, enable_usage_metrics=True),
@@ -143,6 +152,11 @@ class Line:
     def times(self, kind: type[Frame]) -> list[float]:
         """When the frames of a kind came out downstream, in the loop's time."""
         return [at for at, f in self._down.heard if isinstance(f, kind)]
+
+    @property
+    def heard(self) -> list[tuple[float, Frame]]:
+        """Every frame that came out downstream, and when."""
+        return list(self._down.heard)
 
     @property
     def errors(self) -> list[ErrorFrame]:

@@ -51,7 +51,7 @@ from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.types import is_given
 
 from pipecat_hedge.errors import AttemptError
-from pipecat_hedge.policies.usable import InlineThought, is_usable_text
+from pipecat_hedge.policies.usable import InlineThought, is_usable_text, is_wait_verdict
 from pipecat_hedge.provider_client import attempt_error, switch_off_hidden_retries
 from pipecat_hedge.racing import Post
 from pipecat_hedge.sentences import SentenceFinder
@@ -84,6 +84,7 @@ class Tally:
         text: The answer's text, kept only when ``keeps_text``.
         keeps_text: Whether the text is wanted afterwards.
         has_answer: Whether anything usable came.
+        silent_text: What came before anything usable: white space and markers.
     """
 
     usage: LLMTokenUsage | None = None
@@ -94,6 +95,7 @@ class Tally:
     text: str = ""
     keeps_text: bool = False
     has_answer: bool = False
+    silent_text: str = ""
 
     @property
     def is_empty(self) -> bool:
@@ -184,6 +186,7 @@ class Contender:
         *,
         addition: Sequence[LLMContextMessage] = (),
         language: str | None = None,
+        may_wait: bool = False,
     ) -> None:
         """Have the service answer one turn.
 
@@ -195,6 +198,7 @@ class Contender:
             tally: Counts what the attempt produces.
             addition: Messages that only this attempt is sent, after the conversation.
             language: The language by whose rules a sentence ends; None is English.
+            may_wait: Whether a marker that says "the caller has not finished" is an answer.
         """
         async with self._busy:
             self._post, self._tally, self._failed = post, tally, False
@@ -211,6 +215,9 @@ class Contender:
                     await self._answer_text(held, post)
                 tally.mended_context = len(copied.messages) < length
                 tally.completed = not self._failed
+                if may_wait and tally.is_empty and is_wait_verdict(tally.silent_text):
+                    tally.has_answer = True
+                    post.piece(LLMTextFrame(""), usable=True)
             finally:
                 self._post = None
 
@@ -259,6 +266,8 @@ class Contender:
                 self._tally.first_text_at = asyncio.get_running_loop().time()
         usable = is_usable_text(text)
         self._tally.has_answer |= usable
+        if not self._tally.has_answer:
+            self._tally.silent_text += text
         post.piece(LLMTextFrame(text), usable=usable)
         if self._finder is not None and await self._finder.feed(text):
             self._finder = None  # only the first sentence is of interest here

@@ -17,6 +17,7 @@ from pipecat.frames.frames import (
     Frame,
     InterruptionFrame,
     LLMContextFrame,
+    LLMEnablePromptCachingFrame,
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
     LLMTextFrame,
@@ -295,6 +296,8 @@ class HedgedLLMService(LLMService):
                     await member.update_settings(frame.delta)
                 else:
                     await member.control(frame)
+        elif isinstance(frame, LLMEnablePromptCachingFrame):
+            await self._members.control(frame)
         else:
             await self.push_frame(frame, direction)
 
@@ -313,6 +316,7 @@ class HedgedLLMService(LLMService):
             output=find_output(self),
             committed=self._credit,
             drained=self._report_drained,
+            may_wait=self._filter_incomplete_user_turns,
         )
         ended = False
 

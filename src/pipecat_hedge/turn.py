@@ -69,6 +69,7 @@ class Turn:
         output: Output,
         committed: Callable[[str | None], None],
         drained: Callable[[DrainedAnswer], Awaitable[None]],
+        may_wait: bool = False,
     ):
         """Prepare a turn; it starts now.
 
@@ -81,6 +82,7 @@ class Turn:
             output: What speaks the answer.
             committed: Told the winner's model just before its answer is released.
             drained: Told what a loser said that was let run to its end.
+            may_wait: Whether a marker that says "the caller has not finished" is an answer.
         """
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
@@ -91,6 +93,7 @@ class Turn:
         self._committed = committed
         self._drained = drained
         self._policy = policy
+        self._may_wait = may_wait
         self._entries: Mapping[str, Entry] = {e.provider.name: e for e in line_up}
         self._idle = {e.provider.name: list(e.contenders) for e in line_up}
         self._commit_on: CommitOn = output.commit_on
@@ -111,6 +114,7 @@ class Turn:
         self._first_winner: Attempt | None = None
         self._asked: dict[int, Contender] = {}
         self._tallies: dict[int, Tally] = {}
+        self._tools: list[tuple[ToolCalls, float]] = []
         self._ran_tools = False
         self._ended_at = self._started_at
         self.failure: AllProvidersFailed | None = None
@@ -138,8 +142,10 @@ class Turn:
             if racing.gave_up is not None:
                 self.failure = AllProvidersFailed(racing.gave_up.errors)
                 self._mend_context()
-            elif rest := self._release.finish():
-                await self._mouth.say(rest, wall_time=time.time())
+            else:
+                if rest := self._release.finish():
+                    await self._mouth.say(rest, wall_time=time.time())
+                await self._run_tools()
             await end()
 
     @property
@@ -198,6 +204,7 @@ class Turn:
                 tally,
                 addition=self._continuation(),
                 language=self._output.language,
+                may_wait=self._may_wait,
             )
             if self._release.said and self._release.is_whole and tally.is_empty:
                 # Asked to go on with an answer that broke off at a sentence's end: it was the end.
@@ -232,13 +239,20 @@ class Turn:
             if text := await self._release.feed(piece.text):
                 await self._mouth.say(text, wall_time=wall_time)
         elif isinstance(piece, ToolCalls):
-            self._ran_tools = True
-            if rest := self._release.finish():
-                await self._mouth.say(rest, wall_time=wall_time)
-            calls = [dataclasses.replace(call, context=self._context) for call in piece.calls]
-            await self._mouth.run_tools(ToolCalls(calls), wall_time=wall_time)
+            self._tools.append((piece, wall_time))
         else:
             await self._mouth.pass_on(piece, wall_time=wall_time)
+
+    async def _run_tools(self) -> None:
+        """Run what the answer called for, last of all.
+
+        Tools run in tasks of their own. Started earlier, a quick one would put its result into the
+        conversation before the words that were said in front of the call.
+        """
+        for piece, wall_time in self._tools:
+            self._ran_tools = True
+            calls = [dataclasses.replace(call, context=self._context) for call in piece.calls]
+            await self._mouth.run_tools(ToolCalls(calls), wall_time=wall_time)
 
     def _mend_context(self) -> None:
         """Do for the conversation what a failed member did for its copy: drop a rejected file."""

@@ -3,14 +3,19 @@
 Usable is what a caller could hear or a tool could run: non-blank answer text, or a complete tool
 call. Not usable: response headers, role-only deltas, keep-alives, reasoning, white space, and the
 markers that Pipecat's turn completion has a model put in front of its answer.
+
+One answer is complete without a word: where turn completion is on, a model that finds the caller's
+sentence unfinished says so with a marker and nothing else. It does not win by that, since words may
+follow; but if it ends there, it has answered.
 """
 
 from __future__ import annotations
 
-__all__ = ["TURN_COMPLETION_MARKERS", "InlineThought", "is_usable_text"]
+__all__ = ["TURN_COMPLETION_MARKERS", "InlineThought", "is_usable_text", "is_wait_verdict"]
 
 TURN_COMPLETION_MARKERS = "●◐○"
 """Turn complete, incomplete (wait briefly), incomplete (wait longer); from Pipecat 1.14."""
+_WAIT_MARKERS = "◐○"
 
 
 def is_usable_text(text: str) -> bool:
@@ -19,10 +24,16 @@ def is_usable_text(text: str) -> bool:
     Args:
         text: A delta of the answer, or all of it.
     """
-    return bool(text.strip(_SILENT)) and not text.isspace()
+    return any(not char.isspace() and char not in TURN_COMPLETION_MARKERS for char in text)
 
 
-_SILENT = TURN_COMPLETION_MARKERS + " \t\r\n"
+def is_wait_verdict(answer: str) -> bool:
+    """Whether a whole answer says that the caller has not finished, and nothing more.
+
+    Args:
+        answer: All of its text.
+    """
+    return len(answer.strip()) == 1 and answer.strip() in _WAIT_MARKERS
 
 
 class InlineThought:
