@@ -158,10 +158,14 @@ class Line:
         """Every frame that came out downstream, and when."""
         return list(self._down.heard)
 
+    def upstream(self, kind: type[FrameT]) -> list[FrameT]:
+        """The frames of a kind that went upstream so far."""
+        return [f for _, f in self._up.heard if isinstance(f, kind)]
+
     @property
     def errors(self) -> list[ErrorFrame]:
         """The error frames that went upstream."""
-        return [f for _, f in self._up.heard if isinstance(f, ErrorFrame)]
+        return self.upstream(ErrorFrame)
 
     @property
     def text(self) -> str:

@@ -280,16 +280,17 @@ class TestAllFailed:
         assert report.duration_secs == pytest.approx(4)
         assert stuck.open_requests == 0
 
-    async def test_nobody_is_left_to_ask(self) -> None:
-        """When every key has been rejected, the fallback is spoken at once."""
-        policy = HedgePolicy.fallback(fallback_text="Sorry.")
+    async def test_when_all_are_out_all_are_asked_again(self) -> None:
+        """One request that everybody rejects must not silence the bot for the session."""
+        rejected = ScriptedLLMService([Error(category=ErrorCategory.APPLICATION)], [Say("Hi.")])
         refused = scripted(Error(category=ErrorCategory.AUTHENTICATION))
-        async with Line(racing(refused, policy=policy)) as line:
+        policy = HedgePolicy.fallback(fallback_text="Sorry.")
+        async with Line(racing(rejected, refused, policy=policy)) as line:
             await line.ask()
             await line.ask()
             report = await line.report(2)
-        assert line.text == "Sorry.Sorry."
-        assert report.attempts == ()
+        assert line.text == "Sorry.Hi."
+        assert report.winner == "a"
 
     async def test_a_committed_answer_that_breaks_off_is_said_to_have_failed(self) -> None:
         """What was released stays; the turn ends with one error."""

@@ -59,7 +59,8 @@ class Members:
         """The providers that may be asked.
 
         Left out are instances that have become unusable, as by a rejected key, and providers that
-        have asked to be left alone for a while; but if that leaves nobody, those are asked early.
+        have asked to be left alone for a while. But if that leaves nobody, the latter are asked
+        early, and without them the former again: what was wrong may have been the one request.
 
         Args:
             now: The loop's time.
@@ -70,7 +71,7 @@ class Members:
             if (contenders := tuple(c for c in entry.contenders if c.service.is_usable))
         ]
         rested = [e for e in able if self._rests_until.get(e.provider.name, now) <= now]
-        return rested or able
+        return rested or able or list(self.entries)
 
     def rest(self, provider: str, until: float) -> None:
         """Leave a provider alone, as it asked with ``Retry-After``.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_context import LLMContext, LLMSpecificMessage
 
 from pipecat_hedge.contender import Tally
 
@@ -13,6 +14,8 @@ __all__ = ["Tokens", "count_tokens", "usd"]
 
 CHARS_PER_TOKEN = 4
 """The usual rule of thumb for English text; used only where a provider sent no count."""
+TOKENS_PER_ATTACHMENT = 1000
+"""For an image, a sound or a file: an image of a megapixel is 765 (OpenAI) to 1400 (Anthropic)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +42,31 @@ def count_tokens(tally: Tally, context: LLMContext) -> Tokens:
     """
     usage = tally.usage
     if usage is None:
-        prompt_chars = sum(len(str(message)) for message in context.messages)
         return Tokens(
-            input=math.ceil(prompt_chars / CHARS_PER_TOKEN),
+            input=sum(_estimate(message) for message in context.messages),
             output=math.ceil(tally.chars / CHARS_PER_TOKEN),
             estimated=True,
         )
     # Some services count a prompt without its cached part, but total_tokens always with it.
     gross = max(usage.prompt_tokens, usage.total_tokens - usage.completion_tokens)
     return Tokens(gross, usage.completion_tokens, estimated=not tally.completed)
+
+
+def _estimate(message: object) -> int:
+    """The tokens of one message; of an attachment its kind counts, not its bytes."""
+    if isinstance(message, LLMSpecificMessage):
+        message = message.message
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list):
+        return math.ceil(len(str(message)) / CHARS_PER_TOKEN)
+    tokens = 0
+    for part in content:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if isinstance(text, str):
+            tokens += math.ceil(len(text) / CHARS_PER_TOKEN)
+        else:
+            tokens += TOKENS_PER_ATTACHMENT
+    return tokens
 
 
 def usd(tokens: Tokens, usd_per_mtok: tuple[float, float] | None) -> float | None:

@@ -16,15 +16,18 @@ __all__ = ["TURN_COMPLETION_MARKERS", "InlineThought", "is_usable_text", "is_wai
 TURN_COMPLETION_MARKERS = "●◐○"
 """Turn complete, incomplete (wait briefly), incomplete (wait longer); from Pipecat 1.14."""
 _WAIT_MARKERS = "◐○"
+_SILENT = TURN_COMPLETION_MARKERS + " "
 
 
 def is_usable_text(text: str) -> bool:
     """Whether a piece of answer text holds anything to speak.
 
+    White space, control characters and characters of no width are nothing.
+
     Args:
         text: A delta of the answer, or all of it.
     """
-    return any(not char.isspace() and char not in TURN_COMPLETION_MARKERS for char in text)
+    return any(char.isprintable() and char not in _SILENT for char in text)
 
 
 def is_wait_verdict(answer: str) -> bool:
@@ -51,6 +54,7 @@ class InlineThought:
         self._held = ""
         self._thinking = False
         self._over = False
+        self._at_start = False
 
     def feed(self, text: str) -> tuple[str, str]:
         """Take a piece of the answer.
@@ -62,7 +66,7 @@ class InlineThought:
             ``(thought, answer)``: what of the text so far is now known to be which.
         """
         if self._over:
-            return "", text
+            return "", self._past_the_gap(text)
         self._held += text
         if not self._thinking:
             start = self._held.lstrip()
@@ -75,8 +79,8 @@ class InlineThought:
         thought, close, answer = self._held.partition(self.CLOSE)
         if close:
             self._held = ""
-            self._over = True
-            return thought, answer.lstrip()
+            self._over = self._at_start = True
+            return thought, self._past_the_gap(answer)
         # The closing tag may be under way.
         keep = next(
             (n for n in range(len(self.CLOSE) - 1, 0, -1) if thought.endswith(self.CLOSE[:n])), 0
@@ -92,6 +96,14 @@ class InlineThought:
             Text that was held because it might have been a tag, and is answer after all.
         """
         return "" if self._thinking or self._over else self._end()
+
+    def _past_the_gap(self, answer: str) -> str:
+        """Leave out the blank lines between the reasoning and the answer."""
+        if not self._at_start:
+            return answer
+        answer = answer.lstrip()
+        self._at_start = not answer
+        return answer
 
     def _end(self) -> str:
         self._over = True

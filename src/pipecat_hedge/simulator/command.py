@@ -60,10 +60,9 @@ async def _serve(host: str, port: int, seed: int) -> None:
 
 
 def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to 65535, got {port}")
-    return port
+    if not text.isdecimal() or not 0 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 65535, got {text}")
+    return int(text)
 
 
 def _lists() -> str:

@@ -38,8 +38,8 @@ class Simulator:
     """
 
     def __init__(self, port: int = 0, *, host: str = "127.0.0.1", seed: int = 0):
-        if not 0 <= port <= 65535:
-            raise ValueError(f"port: expected a number from 0 to 65535, got {port}")
+        if not isinstance(port, int) or not 0 <= port <= 65535:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"port: expected a number from 0 to 65535, got {port!r}")
         self._asked_port = port
         self._host = host
         self._seed = seed
