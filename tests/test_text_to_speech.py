@@ -63,7 +63,7 @@ ANSWER = "We are open till nine. It costs $29.95 with Mr. Fish. Do come by!"
 @pytest.mark.parametrize("mode", TextAggregationMode)
 @pytest.mark.parametrize("answer", [ANSWER, "Yes.", "Yes", "One. Two. Three.", "Dr. Who?"])
 async def test_the_same_is_spoken_at_the_same_time(mode: TextAggregationMode, answer: str) -> None:
-    """Unit for unit as from a bare service: keeping half sentences back costs the caller nothing."""
+    """Unit for unit as from a bare service: keeping half sentences back costs nothing."""
     script = tokens(answer)
     expected, _ = await spoken(ScriptedLLMService(script), Speaker(mode))
     slow = ScriptedLLMService([Wait(9)])
@@ -90,7 +90,9 @@ async def test_a_processor_that_makes_sentences_counts_too() -> None:
     ("mode", "winner", "first_heard"),
     [(TextAggregationMode.SENTENCE, "b", 1.1), (TextAggregationMode.TOKEN, "a", 0.1)],
 )
-async def test_a_dribbling_stream(mode: TextAggregationMode, winner: str, first_heard: float) -> None:
+async def test_a_dribbling_stream(
+    mode: TextAggregationMode, winner: str, first_heard: float
+) -> None:
     """It loses where sentences are spoken, and wins where its first token is spoken at once."""
     dribble = [Wait(0.1), Say("We"), *tokens(" are open till nine.", 2.0)]
     second = [Wait(0.1), Say("Till nine."), Say(" Do come by.")]

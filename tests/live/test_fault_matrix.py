@@ -208,7 +208,9 @@ def check(cell: Cell, heard: Heard) -> None:
         assert told or (cell.fault in SPEAKS_FIRST and heard.text in parts), (cell, heard.text)
         return
     spent = cell.policy == "race" and cell.fault in SPEAKS_FIRST and cell.faulty == "primary"
-    if spent and report.attempts[0].outcome == "failed":  # it had won, and both requests were out
+    if spent and [a.outcome for a in report.attempts][:1] == [
+        "failed"
+    ]:  # it had won, and both requests were out
         parts = WHOLE if cell.commit == "first_sentence" else [ANSWER[:n] for n in range(1, 99)]
         assert heard.text in parts, (cell, heard.text)
         return

@@ -421,17 +421,21 @@ class TestSilence:
         assert race.attempts[0].error == STALLED
         assert race.handle(UsableToken(1), 5.5) == (Continue(1),)
 
-    def test_without_a_spare_attempt_a_stalled_answer_is_waited_for(
-        self,
-    ) -> None:
-        """It may go on; when its time is out, the answer ends."""
+    def test_a_stalled_answer_that_nobody_can_take_over_ends(self) -> None:
+        """The caller is told at the stall time, not at the time-out."""
         race = self.race(HedgePolicy.race(1), stall_secs=3.0, timeout_secs=30.0)
         race.handle(UsableToken(0), 1.0)
+        race.handle(UsableToken(0), 3.5)
         assert race.handle(Woke(), 4.0) == ()
-        assert race.handle(UsableToken(0), 20.0) == ()
-        assert race.handle(Woke(), 31.0) == ()
-        errors = (("a", TIMED_OUT),)
-        assert race.handle(Woke(), 50.0) == (Cancel(0, "stall"), BreakOff(0), GiveUp(errors))
+        assert race.wake_at == 6.5
+        errors = (("a", STALLED),)
+        assert race.handle(Woke(), 6.5) == (Cancel(0, "stall"), BreakOff(0), GiveUp(errors))
+
+    def test_an_attempt_that_nobody_can_take_over_is_waited_for_until_it_answers(self) -> None:
+        """Before the commit a late answer is better than none."""
+        race = self.race(HedgePolicy.race(1), stall_secs=3.0, timeout_secs=30.0)
+        assert race.wake_at == 30.0
+        assert race.handle(UsableToken(0), 20.0) == (Commit(0, "first_token"),)
 
     def test_a_silent_attempt_fails_at_its_time_out_and_is_replaced(self) -> None:
         """A turn whose every request hangs comes to an end."""

@@ -16,7 +16,8 @@ def test_what_can_be_spoken_is_usable(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", " ", "\n\r\t", "\u00a0", "\u200b", "\ufeff", "\u2028", "●", "◐", "○", " ● ", "●\u00a0"]
+    "text",
+    ["", " ", "\n\r\t", "\u00a0", "\u200b", "\ufeff", "\u2028", "●", "◐", "○", " ● ", "●\u00a0"],
 )
 def test_white_space_and_markers_are_not_usable(text: str) -> None:
     """Nor are characters without width, which look like text to a program."""
@@ -32,7 +33,15 @@ def test_what_is_wanted_is_never_lost(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "waits"),
-    [("◐", True), ("○", True), (" ◐\n", True), ("●", False), ("◐◐", False), ("", False), ("◐ So", False)],
+    [
+        ("◐", True),
+        ("○", True),
+        (" ◐\n", True),
+        ("●", False),
+        ("◐◐", False),
+        ("", False),
+        ("◐ So", False),
+    ],
 )
 def test_a_verdict_to_wait_is_a_marker_alone(answer: str, waits: bool) -> None:
     """It is a whole answer that says that the caller has not finished."""

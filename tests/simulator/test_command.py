@@ -94,7 +94,10 @@ def test_port_in_use(capsys: pytest.CaptureFixture[str]):
     ("arguments", "words"),
     [
         (["simulate", "--port", "70000"], "expected a number from 0 to 65535, got 70000"),
-        (["simulate", "--port", "http"], "argument --port: expected a number from 0 to 65535, got http"),
+        (
+            ["simulate", "--port", "http"],
+            "argument --port: expected a number from 0 to 65535, got http",
+        ),
         (["simulate", "--seed", "x"], "argument --seed: invalid int value"),
         ([], "required: COMMAND"),
         (["fly"], "invalid choice: 'fly'"),

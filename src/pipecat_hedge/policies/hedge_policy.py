@@ -82,9 +82,9 @@ class HedgePolicy:
             ``first_token``, anything usable; ``auto``, what suits the text-to-speech downstream.
         losers: ``cancel`` closes a loser's request at once; ``drain`` lets it run to its end, for
             comparing answers (see ``on_loser_drained``), and pays for it.
-        stall_secs: The silence after which somebody else is asked: of a committed answer, and
-            under ``fallback`` of an attempt that has not answered. None is never. A provider may
-            have its own.
+        stall_secs: The silence after which a committed answer has broken off: somebody else
+            continues it or, if no attempt is left, it ends. Under ``fallback`` also the silence
+            after which the next one is asked. None is never. A provider may have its own.
         deadline_secs: How long a turn may go without an answer before it has failed; None is for
             ever.
         fallback_text: What the bot says when a turn has failed; None is nothing.

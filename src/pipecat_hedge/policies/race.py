@@ -22,9 +22,10 @@ After the commit the race goes on with one runner. An answer that breaks off or 
 continued by another attempt, if one may still be made; ``continuation.py`` sees to it that nothing
 is said twice. An answer that has called its tools is complete in all that matters.
 
-Silence has two lengths. After ``stall_secs`` without a usable token somebody else is asked, and the
-silent attempt may still win while nothing is committed. After ``timeout_secs`` it counts as failed;
-without that, a turn whose every request hangs would never end.
+Silence has two lengths. After ``stall_secs`` without a usable token somebody else is asked. While
+nothing is committed the silent attempt may still win; a committed answer has then broken off, and
+if nobody is left to continue it, it ends. After ``timeout_secs`` an attempt counts as failed in
+any case; without that, a turn whose every request hangs would never end.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from enum import Enum, auto
 from typing import Any, Final, TypeVar
 
 from pipecat_hedge.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
-from pipecat_hedge.errors import HedgeError
+from pipecat_hedge.errors import AttemptError, HedgeError
 from pipecat_hedge.facts import (
     AttemptFailed,
     AttemptFinished,
@@ -297,19 +298,22 @@ class Race:
         """Do what time alone brings about, and set the alarm for the next of it."""
         self._wake_at = None
         self._expire(now)
-        if self._phase is Phase.OVER:
+        if self._is_over():
             return
         self._launch_what_is_due(now)
-        if self._phase is Phase.OVER:
+        if self._is_over():
             return
         live = self._live()
         if not live:
             self._give_up()
             return
         for attempt in live:
-            self._wake_by(_after(attempt.heard_at, attempt.timeout_secs))
+            self._wake_by(self._patience(attempt)[0])
         if self._phase is Phase.WAITING:
             self._wake_by(_after(self._started_at, self._deadline_secs))
+
+    def _is_over(self) -> bool:
+        return self._phase is Phase.OVER
 
     def _expire(self, now: float) -> None:
         """End what has been silent for too long."""
@@ -321,7 +325,7 @@ class Race:
             self._give_up()
             return
         for attempt in self._live():
-            expires = _after(attempt.heard_at, attempt.timeout_secs)
+            expires, error = self._patience(attempt)
             if expires is None or expires > now:
                 continue
             self._orders.append(Cancel(attempt.number, "stall"))
@@ -330,10 +334,20 @@ class Race:
                 return
             if self._phase is Phase.COMMITTED:
                 self._rescue(attempt)
-            attempt.error = TIMED_OUT
+            attempt.error = error
             self._end(attempt, "failed", now)
             if self._can_launch():
                 self._launch("failure", now)
+
+    def _patience(self, attempt: Attempt) -> tuple[float | None, AttemptError]:
+        """Until when an attempt may be silent, and what it has then done."""
+        expires = _after(attempt.heard_at, attempt.timeout_secs)
+        if self._phase is Phase.COMMITTED and not self._can_launch():
+            # Nobody is left to take over: the caller is told, rather than kept in silence.
+            stalls = _after(attempt.heard_at, attempt.stall_secs)
+            if stalls is not None and (expires is None or stalls < expires):
+                return stalls, STALLED
+        return expires, TIMED_OUT
 
     def _launch_what_is_due(self, now: float) -> None:
         """Launch hedges and replacements of the silent, and set the alarm for the next one."""
