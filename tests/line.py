@@ -158,6 +158,12 @@ class Line:
         """Every frame that came out downstream, and when."""
         return list(self._down.heard)
 
+    def forget(self) -> None:
+        """Forget what was heard and reported so far."""
+        self._up.heard.clear()
+        self._down.heard.clear()
+        self.reports.clear()
+
     def upstream(self, kind: type[FrameT]) -> list[FrameT]:
         """The frames of a kind that went upstream so far."""
         return [f for _, f in self._up.heard if isinstance(f, kind)]

@@ -142,7 +142,7 @@ class TestWhenToLaunch:
         """However slow the first is, the second is not asked, if silence is no failure."""
         second = scripted(Say("Unused."))
         policy = HedgePolicy.fallback(stall_secs=None)
-        async with Line(racing(scripted(Wait(30), Say("Hi.")), second, policy=policy)) as line:
+        async with Line(racing(scripted(Wait(29), Say("Hi.")), second, policy=policy)) as line:
             await line.ask()
         assert line.text == "Hi."
         assert second.contexts == []

@@ -88,6 +88,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
     from examples.voice_bot.services import (
         check_installed,
         check_simulated_models,
+        check_simulator,
         discover_models,
     )
     from examples.voice_bot.serving import Calls, add_page, free_port, offer_loopback, surround
@@ -96,6 +97,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
     choices = discover_models(choose(os.environ), os.environ)
     check_installed(choices)
     check_simulated_models(choices)
+    check_simulator(choices, os.environ)
     for llm in choices.llms:
         if llm.kind == "vllm" and llm.model is not None:
             os.environ["VLLM_MODEL"] = llm.model

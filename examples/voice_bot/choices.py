@@ -6,6 +6,7 @@ that cannot work is an error at the start, not at the first call.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -54,6 +55,11 @@ SETTINGS = (
     Setting("CARTESIA_API_KEY", "speak with Cartesia; without it offline with espeak-ng"),
     Setting("CARTESIA_VOICE_ID", "its voice", "71a7ad14-091c-4e8e-a314-022ece01c121"),
     Setting("HEDGE_POLICY", "race, race:3, after:0.6 (seconds) or fallback", "after:0.6"),
+    Setting(
+        "FALLBACK_TEXT",
+        "what the bot says when every provider has failed",
+        "I am sorry, I cannot answer right now. Please ask me again in a moment.",
+    ),
     Setting("TURN_DETECTION", "smart, or the seconds of silence that end a turn", "smart"),
     Setting("SIMULATOR_URL", "a simulator that is already running; without it one is started"),
     Setting("SIMULATED_MODELS", "models raced without keys, by turns", "jagged claude-haiku-4-5"),
@@ -119,7 +125,10 @@ def choose(env: Mapping[str, str]) -> Choices:
         stt="deepgram" if "DEEPGRAM_API_KEY" in env else "pocketsphinx",
         tts="cartesia" if "CARTESIA_API_KEY" in env else "espeak",
         llms=llms,
-        policy=_policy(setting_in(env, "HEDGE_POLICY"), attempts=max(2, len(llms))),
+        policy=dataclasses.replace(
+            _policy(setting_in(env, "HEDGE_POLICY"), attempts=max(2, len(llms))),
+            fallback_text=setting_in(env, "FALLBACK_TEXT"),
+        ),
         turn_silence_secs=_turn_silence(setting_in(env, "TURN_DETECTION")),
     )
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_installed",
     "check_simulated_models",
+    "check_simulator",
     "discover_models",
     "make_llms",
     "make_stt",
@@ -98,6 +99,30 @@ def check_simulated_models(choices: Choices) -> None:
             parse_model(llm.model or "")
         except BehaviourError as error:
             raise SettingError(f"SIMULATED_MODELS, {llm.model}: {error}") from None
+
+
+def check_simulator(choices: Choices, env: Mapping[str, str], timeout_secs: float = 5) -> None:
+    """Refuse a simulator of the user's own that is not there.
+
+    Args:
+        choices: What was chosen.
+        env: Where its address is.
+        timeout_secs: How long it may take to answer.
+
+    Raises:
+        SettingError: If nobody answers at its address.
+    """
+    if not choices.simulated or "SIMULATOR_URL" not in env:
+        return
+    url = setting_in(env, "SIMULATOR_URL").rstrip("/")
+    try:
+        with urllib.request.urlopen(f"{url}/ledger", timeout=timeout_secs) as answer:
+            json.load(answer)
+    except (OSError, ValueError) as error:
+        raise SettingError(
+            f"SIMULATOR_URL={url}: no simulator answers there ({error}): start it with "
+            "pipecat-hedge simulate, correct the address, or leave the setting out"
+        ) from None
 
 
 def make_stt(choices: Choices, env: Mapping[str, str]) -> STTService:

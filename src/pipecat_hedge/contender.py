@@ -212,7 +212,7 @@ class Contender:
                 # Some services report a time-out by an event alone, whose handler is a task.
                 await asyncio.sleep(0)
                 if held := self._thought.finish():
-                    await self._answer_text(held, post)
+                    await self._answer_text(LLMTextFrame(held), post)
                 tally.mended_context = len(copied.messages) < length
                 tally.completed = not self._failed
                 if may_wait and tally.is_empty and is_wait_verdict(tally.silent_text):
@@ -237,11 +237,14 @@ class Contender:
         if isinstance(frame, LLMTextFrame):
             if post is not None:
                 self._tally.chars += len(frame.text)
+                if self._thought.is_over:
+                    await self._answer_text(frame, post)
+                    return
                 thought, answer = self._thought.feed(frame.text)
                 if thought:
                     post.piece(LLMThoughtTextFrame(thought), usable=False)
                 if answer:
-                    await self._answer_text(answer, post)
+                    await self._answer_text(LLMTextFrame(answer), post)
         elif isinstance(frame, MetricsFrame):
             for data in frame.data:
                 if isinstance(data, LLMUsageMetricsData):
@@ -259,16 +262,18 @@ class Contender:
                 self._tally.chars += len(frame.text)
             post.piece(frame, usable=False)
 
-    async def _answer_text(self, text: str, post: Post[Piece]) -> None:
-        if self._tally.keeps_text:
-            self._tally.text += text
-            if self._tally.first_text_at is None:
-                self._tally.first_text_at = asyncio.get_running_loop().time()
+    async def _answer_text(self, frame: LLMTextFrame, post: Post[Piece]) -> None:
+        text, tally = frame.text, self._tally
+        if tally.keeps_text:
+            tally.text += text
+            if tally.first_text_at is None:
+                tally.first_text_at = asyncio.get_running_loop().time()
         usable = is_usable_text(text)
-        self._tally.has_answer |= usable
-        if not self._tally.has_answer:
-            self._tally.silent_text += text
-        post.piece(LLMTextFrame(text), usable=usable)
+        if usable:
+            tally.has_answer = True
+        elif not tally.has_answer:
+            tally.silent_text += text
+        post.piece(frame, usable=usable)
         if self._finder is not None and await self._finder.feed(text):
             self._finder = None  # only the first sentence is of interest here
             post.speakable()

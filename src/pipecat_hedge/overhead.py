@@ -94,7 +94,7 @@ async def measure(rounds: int) -> Overhead:
     Args:
         rounds: How many turns of each kind to time.
     """
-    short, long = [Say("A")], [Say("A"), *[Wait(0), Say(" token")] * TOKENS]
+    short, long = [Say("Yes.")], [Say("Yes."), *[Wait(0), Say(" token")] * TOKENS]
     services: list[LLMService] = []
     for script in (short, long):
         services += [

@@ -126,12 +126,14 @@ class _Mailbox(Generic[T]):
 class _Inbox(Generic[T]):
     """What was posted, oldest first, and a way to wait for more of it until a given time."""
 
-    __slots__ = ("_loop", "_posts", "_waiter")
+    __slots__ = ("_alarm", "_armed_for", "_loop", "_posts", "_waiter")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._posts: deque[tuple[float, int, T | None, AttemptFact | None]] = deque()
         self._waiter: asyncio.Future[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._armed_for: float | None = None
 
     def put(self, attempt: int, piece: T | None, fact: AttemptFact | None) -> None:
         self._posts.append((self._loop.time(), attempt, piece, fact))
@@ -144,15 +146,30 @@ class _Inbox(Generic[T]):
         while not self._posts:
             if until is not None and self._loop.time() >= until:
                 return None
+            self._arm(until)
             self._waiter = self._loop.create_future()
-            alarm = self._loop.call_at(until, self._rouse) if until is not None else None
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-                if alarm is not None:
-                    alarm.cancel()
         return self._posts.popleft()
+
+    def close(self) -> None:
+        """Put the alarm away."""
+        self._arm(None)
+
+    def _arm(self, until: float | None) -> None:
+        """Set the alarm, and leave it as it is while the time stays the same, as it mostly does."""
+        if until == self._armed_for:
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._armed_for = until
+        self._alarm = None if until is None else self._loop.call_at(until, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = self._armed_for = None
+        self._rouse()
 
     def _rouse(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -236,6 +253,8 @@ class Racing(Generic[T]):
         except asyncio.CancelledError:
             race.handle(Interrupted(), loop.time())
             raise
+        finally:
+            self._inbox.close()
 
     async def _obey(self, orders: tuple[Order, ...]) -> None:
         # Cancellations first: a loser costs money for as long as it runs, and delivering awaits.

@@ -73,16 +73,22 @@ class Release:
         out, self._kept = self._kept + rest, ""
         return self._let_out(out)
 
-    def break_off(self) -> str:
+    async def break_off(self) -> str:
         """End an answer that has broken off.
 
         Returns:
             What was kept back, if it is a whole sentence that only lacked a sign of the next one.
         """
-        if self._continuation is not None:
-            self._kept += self._continuation.finish()
         kept, self._kept = self._kept, ""
-        self.is_whole = is_whole_sentence(self._finder.open, self._language)
+        if self._by_sentence:
+            unfinished = self._finder.open
+        else:
+            finder = SentenceFinder(self._language)
+            await finder.feed(self.said)
+            unfinished = finder.open
+        if self._continuation is not None and not unfinished.strip():
+            return ""  # it added nothing: whether the answer is whole is as before
+        self.is_whole = is_whole_sentence(unfinished, self._language)
         return self._let_out(kept) if self.is_whole else ""
 
     def follow_on(self) -> None:

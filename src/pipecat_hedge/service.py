@@ -124,6 +124,7 @@ class HedgedLLMService(LLMService):
         self._drained_log = None if drained_log is None else Path(drained_log)
         self._warned_of: set[str] = set()
         self._member_instruction: str | None = None
+        self._timed_first_text = False
         self._register_event_handler("on_turn_report")
         self._register_event_handler("on_loser_drained")
 
@@ -306,6 +307,7 @@ class HedgedLLMService(LLMService):
     async def _run_turn(self, context: LLMContext) -> None:
         await self._drains.close()  # an instance carries one request at a time
         self._turns += 1
+        self._timed_first_text = False
         now = asyncio.get_running_loop().time()
         turn = Turn(
             number=self._turns,
@@ -416,8 +418,10 @@ class HedgedLLMService(LLMService):
             text: The text.
             wall_time: When it came, in seconds since the epoch.
         """
-        await self.stop_ttfb_metrics(end_time=wall_time)
-        await self.stop_ttfat_metrics(end_time=wall_time)
+        if not self._timed_first_text:
+            self._timed_first_text = True
+            await self.stop_ttfb_metrics(end_time=wall_time)
+            await self.stop_ttfat_metrics(end_time=wall_time)
         await self._push_llm_text(text)
 
     async def run_tools(self, calls: ToolCalls, *, wall_time: float) -> None:

@@ -224,7 +224,7 @@ class Turn:
 
     async def _obey_release(self, order: Commit | Continue | BreakOff) -> None:
         if isinstance(order, BreakOff):
-            if rest := self._release.break_off():
+            if rest := await self._release.break_off():
                 await self._mouth.say(rest, wall_time=time.time())
             return
         if isinstance(order, Commit):

@@ -1,5 +1,6 @@
 """What the example bot is made of, decided from its environment."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from examples.voice_bot.choices import SETTINGS, LLMChoice, SettingError, choose
 from examples.voice_bot.services import (
     check_installed,
     check_simulated_models,
+    check_simulator,
     discover_models,
     make_llms,
 )
@@ -19,6 +21,7 @@ from pipecat_hedge.simulator import Simulator, SimulatorProcess
 
 ENV_EXAMPLE = Path(__file__).parents[2] / ".env.example"
 AWS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret"}
+SORRY = "I am sorry, I cannot answer right now. Please ask me again in a moment."
 VLLM = {"VLLM_BASE_URL": "http://127.0.0.1:8000/v1", "VLLM_MODEL": "qwen"}
 
 
@@ -28,7 +31,7 @@ def test_without_keys_everything_is_offline_and_both_wires_are_raced() -> None:
     assert (choices.stt, choices.tts) == ("pocketsphinx", "espeak")
     assert [llm.kind for llm in choices.llms] == ["simulated-openai", "simulated-anthropic"]
     assert choices.simulated
-    assert choices.policy == HedgePolicy.after(0.6, attempts=2)
+    assert choices.policy == HedgePolicy.after(0.6, attempts=2, fallback_text=SORRY)
     assert choices.turn_silence_secs is None
 
 
@@ -57,7 +60,7 @@ def test_providers_with_keys_take_the_simulators_place(
 def test_all_providers_may_be_asked_in_one_turn() -> None:
     """With four providers a turn may make four requests before it fails."""
     assert choose({"OPENAI_API_KEY": "k", "ANTHROPIC_API_KEY": "k", **AWS, **VLLM}).policy == (
-        HedgePolicy.after(0.6, attempts=4)
+        HedgePolicy.after(0.6, attempts=4, fallback_text=SORRY)
     )
 
 
@@ -95,7 +98,8 @@ def test_half_of_the_aws_credentials_is_an_error(set_one: str, missing: str) -> 
 )
 def test_policies(said: str, policy: HedgePolicy) -> None:
     """HEDGE_POLICY names each of the policies."""
-    assert choose({"HEDGE_POLICY": said}).policy == policy
+    env = {"HEDGE_POLICY": said, "FALLBACK_TEXT": "Sorry."}
+    assert choose(env).policy == dataclasses.replace(policy, fallback_text="Sorry.")
 
 
 @pytest.mark.parametrize(
@@ -171,6 +175,16 @@ def test_a_vllm_is_asked_for_its_model() -> None:
         env = {"VLLM_BASE_URL": simulator.openai_url}
         (llm,) = discover_models(choose(env), env).llms
     assert llm == LLMChoice("vllm", "gpt-4.1")
+
+
+def test_a_simulator_that_does_not_answer_is_an_error() -> None:
+    """At the start, not on the first call."""
+    choices = choose({})
+    with SimulatorProcess() as simulator:
+        check_simulator(choices, {"SIMULATOR_URL": simulator.url})
+    for url in (simulator.url, "simulator"):
+        with pytest.raises(SettingError, match=r"SIMULATOR_URL=.*: start it"):
+            check_simulator(choices, {"SIMULATOR_URL": url})
 
 
 async def test_a_vllm_that_does_not_answer_is_an_error() -> None:

@@ -104,8 +104,11 @@ async def test_the_caller_is_answered_or_told(fault: str, wire: str) -> None:
             ("first_sentence", "first_token"),
         )
     ]
+    # Clients are slow to make: nobody asks before all are there, or a sound provider would seem to
+    # stall.
+    ready = asyncio.Barrier(len(cells))
     async with Simulator(port=0, seed=1) as sim:
-        heard = await asyncio.gather(*(run(cell, sim) for cell in cells))
+        heard = await asyncio.gather(*(run(cell, sim, ready) for cell in cells))
         await sim.wait_idle(1.0)
         requests = sim.ledger.requests
     for cell, result in zip(cells, heard, strict=True):
@@ -115,7 +118,7 @@ async def test_the_caller_is_answered_or_told(fault: str, wire: str) -> None:
         assert len(requests) <= asked, "a request that no report tells of"
 
 
-async def run(cell: Cell, sim: Simulator) -> Heard:
+async def run(cell: Cell, sim: Simulator, ready: asyncio.Barrier) -> Heard:
     """Play one cell: one turn, from the context to the end of the answer."""
     other = "anthropic" if cell.wire == "openai" else "openai"
     members: list[LLMService[Any]] = [
@@ -147,6 +150,7 @@ async def run(cell: Cell, sim: Simulator) -> Heard:
         context.set_tools([schema])  # pyright: ignore[reportArgumentType]
     try:
         async with Line(llm) as line:
+            await ready.wait()
             await line.ask(context=context)
             report = await line.report()
             if report.outcome == "answered_with_tools":

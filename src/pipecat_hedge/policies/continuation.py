@@ -10,7 +10,8 @@ ignoring case, spacing and punctuation. For as long as one of the comparisons ho
 held back. If it comes to the end of what has been said, what follows is new and is let through.
 If all comparisons fail, B says something else: what is left of its text after the whole sentences
 that did agree is let through. Held text is let out at the end of B's answer only if it did not
-agree to the end, so an answer that repeats and stops adds nothing.
+agree to the end, so an answer that repeats and stops adds nothing. If B breaks off as well, what is
+held goes unsaid.
 
 Left out: paraphrases. "We close at nine" after "We are open till nine" is said as well.
 """
@@ -81,7 +82,7 @@ class Continuation:
         return ""
 
     def finish(self) -> str:
-        """End the second answer.
+        """End the second answer where it was meant to end.
 
         Returns:
             What is still to be released: held text that began like what was said, and was not.

@@ -56,6 +56,11 @@ class InlineThought:
         self._over = False
         self._at_start = False
 
+    @property
+    def is_over(self) -> bool:
+        """Whether everything that comes from here on is answer."""
+        return self._over and not self._at_start
+
     def feed(self, text: str) -> tuple[str, str]:
         """Take a piece of the answer.
 
