@@ -6,9 +6,10 @@ import asyncio
 import inspect
 import ipaddress
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
+import certifi
 import pytest
 
 from pipecat_hedge.testing import AutojumpLoop
@@ -37,6 +38,17 @@ async def _leak_check() -> AsyncIterator[None]:
         await asyncio.sleep(0)
     leaked = asyncio.all_tasks() - before - {asyncio.current_task()}
     assert not leaked, f"tasks outlived the test: {sorted(t.get_name() for t in leaked)}"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _small_trust_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Reading every authority takes each HTTP client 20 ms, and no test speaks TLS."""
+    end = "-----END CERTIFICATE-----\n"
+    path = tmp_path_factory.mktemp("trust") / "one.pem"
+    path.write_text(certifi.contents().partition(end)[0] + end)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("SSL_CERT_FILE", str(path))
+        yield
 
 
 @pytest.fixture(autouse=True)
