@@ -1,140 +1,36 @@
-"""Ten thousand turns with faults at random, on virtual time: none is lost, and nothing piles up."""
+"""Ten thousand turns with faults at random: none is lost, and nothing piles up."""
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import os
-import random
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from loguru import logger
-from pipecat.frames.frames import LLMContextFrame, LLMFullResponseEndFrame, LLMThoughtTextFrame
-from pipecat.processors.aggregators.llm_context import LLMContext
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport
-from pipecat_hedge.task_scope import CLOSE_SECS
-from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
-from tests.line import Line
-
-pytestmark = [pytest.mark.virtual_time, pytest.mark.timeout(300)]
-
-TURNS, SETTLED_AFTER = 10_000, 2_000
-NEVER = float("inf")
-ANSWER = "We are open till nine. The kitchen closes at eight. Do come by."
-SORRY = "I am sorry, one moment please."
-WHOLE = {ANSWER[: i + 1] for i, char in enumerate(ANSWER) if char == "."}
-WORDS: list[Step] = [Say(word if i == 0 else f" {word}") for i, word in enumerate(ANSWER.split())]
+from tests.soak import faults
 
 
-class Raises(Exception):
-    """What a service lets out that forgot to catch it."""
-
-
-def faults() -> dict[str, Callable[[float, int], Sequence[Step | Raises]]]:
-    """What can go wrong, given the time to the first token and the word at which it strikes."""
-    return {
-        "none": lambda secs, at: [Wait(secs), *WORDS],
-        "slow": lambda secs, at: [Wait(secs + 8), *WORDS],
-        "error": lambda secs, at: [Wait(secs), Error()],
-        "raises": lambda secs, at: [Wait(secs), Raises()],
-        "hang": lambda secs, at: [Wait(NEVER)],
-        "empty": lambda secs, at: [Wait(secs)],
-        "whitespace": lambda secs, at: [Wait(secs), Say("\n"), Say(" ")],
-        "reasoning for ever": lambda secs, at: [
-            *[Wait(0.1), LLMThoughtTextFrame("Hm.")] * 40,
-            Wait(NEVER),
-        ],
-        "dribble": lambda secs, at: [step for word in WORDS for step in (Wait(2.0), word)],
-        "stall": lambda secs, at: [Wait(secs), *WORDS[:at], Wait(NEVER)],
-        "cut": lambda secs, at: [Wait(secs), *WORDS[:at], Error()],
-        "raises in mid-answer": lambda secs, at: [Wait(secs), *WORDS[:at], Raises()],
-        "slow to close": lambda secs, at: [Wait(secs), *WORDS, Wait(1.0)],
-    }
-
-
-class Faulty(ScriptedLLMService):
-    """Meets a fault in half of its turns, drawn by a seed."""
-
-    def __init__(self, seed: int, seen: Counter[str]):
-        super().__init__([])
-        self._random = random.Random(seed)
-        self._seen = seen
-
-    async def _play(self, script: Sequence[Step], context: LLMContext) -> None:
-        self.contexts.clear()
-        kinds = faults()
-        kind = "none" if self._random.random() < 0.5 else self._random.choice([*kinds])
-        self._seen[kind] += 1
-        secs, at = self._random.uniform(0.05, 0.6), self._random.randrange(1, len(WORDS))
-        for step in kinds[kind](secs, at):
-            if isinstance(step, Raises):
-                raise step
-            await super()._play([step], context)
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logger.disable("pipecat")
-    yield
-    logger.enable("pipecat")
-
-
-def resident_bytes() -> int:
-    gc.collect()
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def what_was(text: str, report: TurnReport) -> str:
-    """What the caller heard of a turn, in a word."""
-    if text == ANSWER:
-        return "the answer"
-    if text == SORRY:
-        return "the fallback"
-    # A stream broke off, at the end of a sentence for all that the caller can tell.
-    broke_off = any(a.outcome == "failed" and a.ttft_secs is not None for a in report.attempts)
-    return "a part" if text in WHOLE and broke_off else "lost"
-
-
-async def test_ten_thousand_turns(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.timeout(300)
+def test_ten_thousand_turns(capsys: pytest.CaptureFixture[str]) -> None:
     """Every turn is answered or told; memory stays as it is after the first 2,000 turns."""
-    seen: Counter[str] = Counter()
-    heard: Counter[str] = Counter()
-    providers = [
-        Provider(name, Faulty(seed, seen), timeout_secs=10) for seed, name in enumerate("abc")
-    ]
-    policy = HedgePolicy.after(
-        0.8, attempts=3, commit="first_sentence", stall_secs=1.0, fallback_text=SORRY
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.soak", "--turns", "10000", "--settled-after", "2000"],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=280,
     )
-    dice = random.Random(7)
-    settled = 0
-    async with Line(HedgedLLMService(providers, policy=policy)) as line:
-        for turn in range(1, TURNS + 1):
-            context = LLMContext([{"role": "user", "content": "Hello?"}])
-            await line.send(LLMContextFrame(context))
-            if dice.random() < 0.1:
-                await asyncio.sleep(dice.uniform(0, 2))
-                await line.interrupt()
-                await line.report()
-            else:
-                await line.until(lambda: bool(line.frames(LLMFullResponseEndFrame)))
-                report = await line.report()
-                assert line.framing.count("<") == line.framing.count(">") == 1
-                assert len(report.attempts) <= 3
-                assert len(line.errors) == (report.outcome == "failed")
-                heard[what_was(line.text, report)] += 1
-            line.forget()
-            if turn == SETTLED_AFTER:
-                settled = resident_bytes()
-        grown = resident_bytes() / settled - 1
-        await asyncio.sleep(2 * CLOSE_SECS)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    told = json.loads(ended.stdout)
+    grown = told["bytes"] / told["settled_bytes"] - 1
+    lost = told["heard"].get("lost", 0)
     with capsys.disabled():
-        print(f"\n{TURNS} turns, {heard.total()} to their end: {dict(heard)}")
-        print(f"attempts by fault: {dict(seen.most_common())}")
-        print(f"memory after {SETTLED_AFTER} turns {settled / 2**20:.1f} MiB, then {grown:+.1%}")
-    assert heard["lost"] == 0
-    assert set(seen) == set(faults())
+        print(f"\n10000 turns, answers lost {lost}: {told['heard']}")
+        print(f"attempts by fault: {told['faults']}")
+        print(f"memory after 2000 turns {told['settled_bytes'] / 2**20:.1f} MiB, then {grown:+.1%}")
+    assert sum(told["heard"].values()) == 10_000
+    assert lost == 0
     assert grown < 0.05
+    assert set(told["faults"]) == set(faults())

@@ -64,7 +64,7 @@ SPEAKS_FIRST = {"dribble", "stall", "cut", "slow_close"}
 
 Faulty = Literal["primary", "hedge", "both"]
 QUICK, LATER = "fixed@ttft=0.03,tps=400", "fixed@ttft=0.09,tps=400"
-STALL_SECS, TIMEOUT_SECS = 0.3, 0.9
+HEDGE_SECS, STALL_SECS, TIMEOUT_SECS = 0.4, 0.5, 1.2
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def policy_of(cell: Cell) -> HedgePolicy:
     if cell.policy == "race":
         return HedgePolicy.race(2, **options)
     if cell.policy == "after":
-        return HedgePolicy.after(0.15, **options)
+        return HedgePolicy.after(HEDGE_SECS, **options)
     return HedgePolicy.fallback(**options)
 
 
@@ -211,10 +211,14 @@ def check(cell: Cell, heard: Heard) -> None:
         told = heard.text == FALLBACK
         assert told or (cell.fault in SPEAKS_FIRST and heard.text in parts), (cell, heard.text)
         return
-    spent = cell.policy == "race" and cell.fault in SPEAKS_FIRST and cell.faulty == "primary"
-    if spent and [a.outcome for a in report.attempts][:1] == [
-        "failed"
-    ]:  # it had won, and both requests were out
+    outcomes = [attempt.outcome for attempt in report.attempts]
+    if (
+        cell.faulty == "primary"
+        and cell.fault in SPEAKS_FIRST
+        and outcomes == ["failed", "superseded"]
+    ):
+        # It had won before it broke, and with the loser both requests were spent.
+        assert cell.policy != "fallback", cell
         parts = WHOLE if cell.commit == "first_sentence" else [ANSWER[:n] for n in range(1, 99)]
         assert heard.text in parts, (cell, heard.text)
         return
