@@ -63,12 +63,14 @@ class Line:
         before: Sequence[FrameProcessor] = (),
         processors: Sequence[FrameProcessor] = (),
         after: Sequence[FrameProcessor] = (),
+        tracing: bool = False,
     ):
         self._up, self._down = _Ear(FrameDirection.UPSTREAM), _Ear(FrameDirection.DOWNSTREAM)
         self._worker = PipelineWorker(
             Pipeline([self._up, *before, service, *processors, self._down, *after]),
             cancel_on_idle_timeout=False,
             enable_rtvi=False,
+            enable_tracing=tracing,
             params=PipelineParams(enable_metrics=True, enable_usage_metrics=True),
         )
         self.reports: list[TurnReport] = []

@@ -24,6 +24,7 @@ LAYERS = {
     "provider_client": PIPECAT,
     "sentences": PIPECAT,
     "release": PIPECAT,
+    "spans": PIPECAT,
     "output": PIPECAT,
     "tokens": PIPECAT,
     "inference": PIPECAT,

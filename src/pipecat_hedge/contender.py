@@ -55,6 +55,7 @@ from pipecat_hedge.policies.usable import InlineThought, is_usable_text, is_wait
 from pipecat_hedge.provider_client import attempt_error, switch_off_hidden_retries
 from pipecat_hedge.racing import Post
 from pipecat_hedge.sentences import SentenceFinder
+from pipecat_hedge.spans import AttemptSpan
 
 __all__ = ["Contender", "Piece", "Tally", "ToolCalls"]
 
@@ -104,7 +105,12 @@ class Tally:
 
 
 class Contender:
-    """One service instance under the race's control."""
+    """One service instance under the race's control.
+
+    Attributes:
+        service: The service.
+        span: The trace of its request, where tracing is on.
+    """
 
     def __init__(self, service: LLMService[Any]):
         """Take charge of a service.
@@ -113,6 +119,7 @@ class Contender:
             service: A request/response LLM service that is in no pipeline.
         """
         self.service = service
+        self.span = AttemptSpan(service)
         self._post: Post[Piece] | None = None
         self._tally = Tally()
         self._failed = False

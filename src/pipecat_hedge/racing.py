@@ -199,6 +199,7 @@ class Racing(Generic[T]):
         released: Callable[[Commit | Continue | BreakOff], Awaitable[None]],
         *,
         drains: TaskScope | None = None,
+        decided: Callable[[int], None] = lambda attempt: None,
     ):
         """Put a race and its seams together.
 
@@ -211,6 +212,7 @@ class Racing(Generic[T]):
             released: Told which attempt is delivered from now on, before its first piece is, and
                 when a committed answer has broken off.
             drains: Takes over superseded attempts and lets them run on; None closes them.
+            decided: Told which attempt has been committed or is about to be closed.
         """
         self._race = race
         self._scope = scope
@@ -218,6 +220,7 @@ class Racing(Generic[T]):
         self._deliver = deliver
         self._released = released
         self._drains = drains
+        self._decided = decided
         self._inbox: _Inbox[T] = _Inbox()
         self._held: dict[int, list[tuple[T, float]]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -251,7 +254,9 @@ class Racing(Generic[T]):
                 if fact is not None and (orders := race.handle(fact, at)):
                     await self._obey(orders)
         except asyncio.CancelledError:
-            race.handle(Interrupted(), loop.time())
+            for order in race.handle(Interrupted(), loop.time()):
+                if isinstance(order, Cancel):
+                    self._decided(order.attempt)
             raise
         finally:
             self._inbox.close()
@@ -261,6 +266,7 @@ class Racing(Generic[T]):
         for order in orders:
             if isinstance(order, Cancel):
                 self._held.pop(order.attempt, None)
+                self._decided(order.attempt)
                 self._close(self._tasks[order.attempt], order.cause)
         for order in orders:
             if isinstance(order, Launch):
@@ -273,6 +279,7 @@ class Racing(Generic[T]):
                 await self._released(order)
             elif isinstance(order, (Commit, Continue)):
                 self._committed = order.attempt
+                self._decided(order.attempt)
                 await self._released(order)
                 for piece, at in self._held.pop(order.attempt):
                     await self._deliver(piece, at)

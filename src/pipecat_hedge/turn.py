@@ -134,6 +134,7 @@ class Turn:
                 self._deliver,
                 self._obey_release,
                 drains=drains if self._policy.losers == "drain" else None,
+                decided=self._mark_span,
             )
             try:
                 await racing.run(self._started_at)
@@ -196,6 +197,7 @@ class Turn:
         contender = self._idle[launch.provider].pop(0)
         tally = Tally(keeps_text=self._policy.losers == "drain")
         self._asked[launch.attempt] = contender
+        contender.span.issue(launch)
         self._tallies[launch.attempt] = tally
         try:
             await contender.answer(
@@ -213,6 +215,10 @@ class Turn:
             attempt = self._race.attempts[launch.attempt]
             if tally.keeps_text and attempt.outcome == "superseded":
                 await self._drained(self._drained_answer(attempt))
+
+    def _mark_span(self, attempt: int) -> None:
+        if (asked := self._asked.get(attempt)) is not None:
+            asked.span.close(self._race.attempts[attempt].outcome or "won")
 
     def _continuation(self) -> list[LLMContextMessage]:
         if not self._release.said:

@@ -8,7 +8,6 @@ import pytest
 
 from pipecat_hedge import HedgeError, HedgePolicy
 from pipecat_hedge.policies.hedge_policy import AfterSilence, OnlyOnFailure
-from pipecat_hedge.policies.usable import is_usable_text
 
 
 def test_names_say_what_the_policy_does() -> None:
@@ -37,6 +36,11 @@ def test_none_is_never_and_zero_is_now() -> None:
         (lambda: HedgePolicy.after(1, attempts=-2), "attempts must be at least 1, got -2"),
         (lambda: HedgePolicy.fallback(1.5), "attempts must be a whole number"),  # pyright: ignore[reportArgumentType]
         (lambda: HedgePolicy.race(True), "attempts must be a whole number"),
+        (lambda: HedgePolicy.race(commit="late"), "commit is not known, got 'late': write 'auto',"),  # pyright: ignore[reportArgumentType]
+        (lambda: HedgePolicy.race(losers="pay"), "losers is not known, got 'pay': write 'cancel'"),  # pyright: ignore[reportArgumentType]
+        (lambda: HedgePolicy.race(stall_secs=-1), "stall_secs must not be negative, got -1"),
+        (lambda: HedgePolicy.race(deadline_secs=-1), "deadline_secs must not be negative"),
+        (lambda: HedgePolicy.race(fallback_text=" "), "fallback_text is empty: give the sentence"),
     ],
 )
 def test_bad_input_names_the_field_and_the_remedy(make: Any, told: str) -> None:
@@ -45,23 +49,3 @@ def test_bad_input_names_the_field_and_the_remedy(make: Any, told: str) -> None:
         make()
     assert isinstance(caught.value, HedgeError)
     assert ":" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "usable"),
-    [
-        ("Hello", True),
-        (" a", True),
-        ("● Yes.", True),
-        ("0", True),
-        ("", False),
-        ("   \n", False),
-        ("●", False),
-        ("○ ", False),
-        (" ◐", False),
-        ("\u00a0", False),
-    ],
-)
-def test_usable_is_what_a_caller_could_hear(text: str, usable: bool) -> None:
-    """White space and turn-completion markers are no answer."""
-    assert is_usable_text(text) is usable

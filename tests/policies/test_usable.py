@@ -85,6 +85,15 @@ def test_no_character_is_lost(pieces: list[str]) -> None:
         assert answer == ""
 
 
+def test_it_says_when_there_is_nothing_left_to_tell_apart() -> None:
+    """So that the rest of the answer need not be fed."""
+    finder = InlineThought()
+    finder.feed("<think>Hm.</think>")
+    assert not finder.is_over  # blank lines may follow
+    finder.feed("\n\nTill")
+    assert finder.is_over
+
+
 def test_reasoning_that_never_ends_has_no_answer() -> None:
     """The end of the stream does not turn it into one."""
     assert fed(["<think>", "on and on"]) == ("on and on", "")

@@ -178,7 +178,7 @@ class HedgePolicy:
 def _one_of(field: str, value: object, known: tuple[object, ...]) -> None:
     if value not in known:
         raise ConfigurationError(
-            f"{field} must be one of {', '.join(repr(k) for k in known)}, got {value!r}"
+            f"{field} is not known, got {value!r}: write {', '.join(repr(k) for k in known)}"
         )
 
 

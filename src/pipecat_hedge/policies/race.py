@@ -352,9 +352,7 @@ class Race:
     def _launch_what_is_due(self, now: float) -> None:
         """Launch hedges and replacements of the silent, and set the alarm for the next one."""
         while self._can_launch():
-            live = self._live()
-            if not live:
-                return
+            live = self._live()  # never empty: who fails has been replaced by now
             hedge_at = stalls_at = None
             if self._phase is Phase.WAITING:
                 hedge_at = self._rule.next_launch(self._waiting(live)).at
