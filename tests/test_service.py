@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import httpx
 import pytest
+from loguru import logger
 from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.frames.frames import (
     FunctionCallInProgressFrame,
@@ -58,6 +59,11 @@ def racing(*llms: ScriptedLLMService, policy: HedgePolicy | None = None) -> Hedg
     """The services as providers a, b, c and so on."""
     named = [Provider(name, llm) for name, llm in zip("abcdef", llms, strict=False)]
     return HedgedLLMService(named, policy=policy or HedgePolicy.race(len(llms)))
+
+
+def ours(record: Any) -> bool:
+    """Whether it is this package that logs."""
+    return record["name"].startswith("pipecat_hedge")
 
 
 def setting(service: ScriptedLLMService, name: str) -> Any:
@@ -210,13 +216,22 @@ class TestWhenToLaunch:
         assert report.ttft_secs == pytest.approx(0.6)
 
     async def test_a_member_that_became_unusable_is_not_asked_again(self) -> None:
-        """A rejected key stays rejected: the first turn learns it, the second starts elsewhere."""
+        """A rejected key stays rejected: the first turn learns it, the second starts elsewhere.
+
+        One warning says so, however many turns follow.
+        """
         refused = scripted(Error(category=ErrorCategory.AUTHENTICATION))
         llm = racing(refused, scripted(Say("Hi.")), policy=HedgePolicy.fallback())
+        warnings: list[str] = []
+        sink = logger.add(warnings.append, level="WARNING", format="{message}", filter=ours)
         async with Line(llm) as line:
             await line.ask()
             await line.ask()
             report = await line.report(2)
+            await line.ask()
+        logger.remove(sink)
+        assert len(warnings) == 1
+        assert "a rejected the request for good and is out of the race" in warnings[0]
         assert len(refused.contexts) == 1
         assert [(a.provider, a.launch_reason) for a in report.attempts] == [("b", "primary")]
 
