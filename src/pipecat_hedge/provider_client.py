@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -23,6 +24,8 @@ def attempt_error(frame: ErrorFrame) -> AttemptError:
         frame: The frame that the service pushed.
     """
     category = frame.category or ErrorCategory.UNKNOWN
+    if category is ErrorCategory.UNKNOWN and _is_connection_error(frame.exception):
+        category = ErrorCategory.CONNECTIVITY
     return AttemptError(
         category=category.value,
         message=frame.error,
@@ -30,6 +33,20 @@ def attempt_error(frame: ErrorFrame) -> AttemptError:
         retry_after_secs=_retry_after_secs(frame.exception),
         exception=frame.exception,
     )
+
+
+def _is_connection_error(exception: BaseException | None) -> bool:
+    """Whether a service that did not classify an exception has lost its connection."""
+    while exception is not None:
+        kinds = {kind.__name__ for kind in type(exception).__mro__}
+        if isinstance(exception, OSError) or not kinds.isdisjoint(_CONNECTION_ERRORS):
+            return True
+        exception = exception.__cause__
+    return False
+
+
+# By name, so that no SDK has to be imported: the base classes in httpx and in the providers' SDKs.
+_CONNECTION_ERRORS = {"TransportError", "APIConnectionError"}
 
 
 def _retry_after_secs(exception: BaseException | None) -> float | None:
@@ -46,7 +63,7 @@ def _retry_after_secs(exception: BaseException | None) -> float | None:
         except ValueError:
             return None
         secs = (at - datetime.now(at.tzinfo)).total_seconds()
-    return max(0.0, secs)
+    return max(0.0, secs) if math.isfinite(secs) else None
 
 
 def switch_off_hidden_retries(service: LLMService[Any]) -> None:
