@@ -16,6 +16,7 @@ LAYERS = {
     "errors": WORDS,
     "facts": WORDS,
     "attempt": WORDS,
+    "survival": WORDS,
     "reports": WORDS,
     "policies": POLICIES,
     "task_scope": MECHANISM,

@@ -1,0 +1,226 @@
+"""What is learned from latencies, those included that were never seen to their end."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipecat_hedge import HedgeError
+from pipecat_hedge.policies.latency_model import LatencyModel
+from pipecat_hedge.survival import Survival
+
+PRIOR = Survival.of([0.0, 0.5, 1.0], [1.0, 0.5, 0.1], 1.0)
+
+
+def learned(*secs: float, censored: tuple[float, ...] = ()) -> LatencyModel:
+    """A model without a prior in which all observations weigh the same."""
+    model = LatencyModel(PRIOR, prior_weight=0, half_life=1e12)
+    for value in secs:
+        model.record(value)
+    for value in censored:
+        model.record(value, censored=True)
+    return model
+
+
+def test_kaplan_and_meiers_estimate() -> None:
+    """The classic data set: weeks in remission under 6-MP (Freireich et al., 1963)."""
+    came = (6, 6, 6, 7, 10, 13, 16, 22, 23)
+    censored = (6, 9, 10, 11, 17, 19, 20, 25, 32, 32, 34, 35)
+    curve = learned(*came, censored=censored).curve
+    published = {5: 1.0, 6: 0.857, 7: 0.807, 10: 0.753, 13: 0.690, 16: 0.627, 22: 0.538, 23: 0.448}
+    for weeks, share in published.items():
+        assert curve.share_after(weeks) == pytest.approx(share, abs=5e-4)
+    assert curve.share_after(35) == pytest.approx(0.448, abs=5e-4)
+
+
+@given(st.lists(st.floats(0.01, 60), min_size=2, max_size=300))
+def test_without_censoring_it_is_the_empirical_share(secs: list[float]) -> None:
+    """But for what is slower than all that was seen."""
+    curve = learned(*secs).curve
+    for t in secs:
+        share = sum(value > t for value in secs) / len(secs)
+        assert curve.share_after(t) == pytest.approx(max(share, 1 / (len(secs) + 1)))
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 60), st.booleans()), max_size=100),
+    st.floats(0, 100),
+    st.floats(0, 100),
+)
+def test_a_curve_falls(observed: list[tuple[float, bool]], earlier: float, later: float) -> None:
+    """From 1, never below 0, with a positive wait always left."""
+    model = LatencyModel(PRIOR)
+    for secs, censored in observed:
+        model.record(secs, censored=censored)
+    earlier, later = min(earlier, later), max(earlier, later)
+    before, after = model.curve.share_after(earlier), model.curve.share_after(later)
+    assert 1 >= before >= after >= 0
+    assert model.curve.expected_remaining(later) > 0
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 60), st.booleans()), max_size=60),
+    st.lists(st.floats(0, 0.9999), min_size=2, max_size=2),
+)
+def test_a_quantile_is_where_the_curve_has_fallen_so_far(
+    observed: list[tuple[float, bool]], shares: list[float]
+) -> None:
+    """The smallest time after which at most 1 − p are left; a larger share takes longer."""
+    model = LatencyModel(PRIOR)
+    for secs, censored in observed:
+        model.record(secs, censored=censored)
+    low, high = sorted(shares)
+    assert model.curve.quantile(low) <= model.curve.quantile(high)
+    at = model.curve.quantile(high)
+    assert model.curve.share_after(at + 1e-9) <= 1 - high + 1e-9
+    if at > 0:
+        assert model.curve.share_after(at * (1 - 1e-9) - 1e-9) >= 1 - high - 1e-9
+
+
+def test_the_area_is_that_under_the_curve() -> None:
+    """Against a sum over a fine grid, tail included."""
+    dice = random.Random(3)
+    model = LatencyModel(PRIOR)
+    for _ in range(200):
+        model.record(dice.lognormvariate(-0.5, 0.7), censored=dice.random() < 0.2)
+    grid = np.arange(0, 200, 1e-3)
+    for t in (0.0, 0.3, 0.777, 2.5, 20.0):
+        above = grid[grid >= t]
+        summed = float(model.curve.share_after(above).sum() * 1e-3)
+        assert model.curve.area_after(t) == pytest.approx(summed, rel=0.01, abs=1e-3)
+
+
+def test_the_tail_is_that_of_the_slowest() -> None:
+    """Of exponential latencies the same wait is always left, though many were cancelled."""
+    dice = random.Random(5)
+    model = LatencyModel(PRIOR, prior_weight=0, window=4000, half_life=1e12)
+    for _ in range(4000):
+        secs = dice.expovariate(1 / 0.8)
+        model.record(min(secs, 2.0), censored=secs > 2.0)
+    for elapsed in (0.0, 1.0, 1.9, 5.0, 30.0):
+        assert model.curve.expected_remaining(elapsed) == pytest.approx(0.8, rel=0.15)
+
+
+def test_the_prior_gives_way() -> None:
+    """It is everything at first, half after as many observations, and little after hundreds."""
+    model = LatencyModel(PRIOR, prior_weight=20, half_life=1e12)
+    assert model.prior_share == 1
+    assert model.curve.quantile(0.5) == 0.5
+    for _ in range(20):
+        model.record(3.0)
+    assert model.prior_share == pytest.approx(0.5)
+    assert model.curve.share_after(2.9) == pytest.approx(
+        0.5 + 0.5 * float(PRIOR.share_after(2.9)), abs=0.002
+    )
+    for _ in range(480):
+        model.record(3.0)
+    assert model.prior_share == pytest.approx(20 / 520)
+    assert model.curve.quantile(0.5) == 3.0
+
+
+def test_recent_observations_weigh_more() -> None:
+    """After a shift the curve follows before the window has turned over."""
+    model = LatencyModel(PRIOR, prior_weight=0, window=512, half_life=64)
+    for secs in [0.5] * 512 + [1.5] * 128:
+        model.record(secs)
+    assert model.curve.share_after(1.0) == pytest.approx(0.75, abs=0.01)
+
+
+def test_the_window_forgets() -> None:
+    """What is older than the window does not count at all."""
+    model = LatencyModel(PRIOR, prior_weight=0, window=4)
+    for secs in (9.0, 1.0, 1.0, 1.0, 1.0):
+        model.record(secs)
+    assert len(model) == 4
+    assert model.curve.share_after(1.0) == pytest.approx(1 / 5)
+
+
+def test_cancelled_answers_do_not_make_a_provider_look_fast() -> None:
+    """Hedging at the learned p95, window after window, stays at 5 % of turns.
+
+    Recording winners alone, the same experiment drifts upwards: each hedge hides a slow answer.
+    """
+    dice = random.Random(11)
+
+    def latency() -> float:
+        return dice.lognormvariate(-0.7, 0.35) + (
+            dice.expovariate(1 / 3) if dice.random() < 0.03 else 0
+        )
+
+    def rates(censoring: bool) -> list[float]:
+        model = LatencyModel(PRIOR, prior_weight=0)
+        for _ in range(512):
+            model.record(latency())
+        hedged: list[float] = []
+        for _ in range(8):
+            count, p95 = 0, 0.0
+            for turn in range(2000):
+                if turn % 16 == 0:
+                    p95 = model.curve.quantile(0.95)
+                first, second = latency(), latency()
+                if first <= p95:
+                    model.record(first)
+                    continue
+                count += 1
+                won_at = min(first, p95 + second)
+                if first <= won_at:
+                    model.record(first)
+                elif censoring:
+                    model.record(won_at, censored=True)
+                if censoring or first > won_at:
+                    model.record(won_at - p95, censored=first <= won_at)
+            hedged.append(count / 2000)
+        return hedged
+
+    ours, naive = rates(censoring=True), rates(censoring=False)
+    assert 0.045 < float(np.mean(ours)) < 0.055
+    assert abs(float(np.mean(ours[:3])) - float(np.mean(ours[-3:]))) < 0.006
+    assert float(np.mean(naive[-3:])) > 0.06
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: LatencyModel(PRIOR, window=0), "window must be at least 1, got 0"),
+        (lambda: LatencyModel(PRIOR, half_life=0), "half_life must be positive, got 0"),
+        (lambda: LatencyModel(PRIOR, prior_weight=-1), "prior_weight must not be negative"),
+        (lambda: LatencyModel(PRIOR).record(-0.1), "secs must not be negative, got -0.1"),
+        (lambda: LatencyModel(PRIOR).record(float("nan")), "secs must not be negative, got nan"),
+        (lambda: PRIOR.quantile(1.0), "p must be from 0 to below 1, got 1.0"),
+        (lambda: Survival.of([], [], 1), "secs and shares must be of one length and not empty"),
+        (lambda: Survival.of([2, 1], [1, 0.5], 1), "secs must be ascending"),
+        (lambda: Survival.of([1, 2], [0.5, 0.6], 1), "shares must fall"),
+        (lambda: Survival.of([1], [0.5], 0), "tail_secs must be positive, got 0"),
+    ],
+)
+def test_bad_input_is_named(make: object, told: str) -> None:
+    """The field and what it should be."""
+    assert callable(make)
+    with pytest.raises(HedgeError, match=told.replace("(", r"\(")):
+        make()
+
+
+def test_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Under 5 µs to record, and under 200 µs to ask when the window is full."""
+    dice = random.Random(1)
+    model = LatencyModel(PRIOR)
+    for _ in range(512):
+        model.record(dice.expovariate(1))
+    recorded, asked = [], []
+    for _ in range(200):
+        began = time.perf_counter()
+        for _ in range(10):
+            model.record(0.5)
+        then = time.perf_counter()
+        model.curve.quantile(0.95)
+        recorded.append((then - began) / 10)
+        asked.append(time.perf_counter() - then)
+    with capsys.disabled():
+        print(f"\nrecord {min(recorded) * 1e6:.2f} µs, quantile of 512 {min(asked) * 1e6:.0f} µs")
+    assert min(recorded) < 5e-6
+    assert min(asked) < 200e-6
