@@ -50,9 +50,11 @@ class _Ear(FrameProcessor):
 class Line:
     """Runs a service in a pipeline for the length of an ``async with``.
 
+    ``nested`` stands in the pipeline in place of the service that is inside it.
     The line listens behind ``processors``, and before what comes ``after``.
 
     Attributes:
+        service: The service.
         reports: Every turn report so far, if the service makes any.
     """
 
@@ -64,15 +66,17 @@ class Line:
         processors: Sequence[FrameProcessor] = (),
         after: Sequence[FrameProcessor] = (),
         tracing: bool = False,
+        nested: FrameProcessor | None = None,
     ):
         self._up, self._down = _Ear(FrameDirection.UPSTREAM), _Ear(FrameDirection.DOWNSTREAM)
         self._worker = PipelineWorker(
-            Pipeline([self._up, *before, service, *processors, self._down, *after]),
+            Pipeline([self._up, *before, nested or service, *processors, self._down, *after]),
             cancel_on_idle_timeout=False,
             enable_rtvi=False,
             enable_tracing=tracing,
             params=PipelineParams(enable_metrics=True, enable_usage_metrics=True),
         )
+        self.service = service
         self.reports: list[TurnReport] = []
         self._reported = asyncio.Condition()
         if "on_turn_report" in service._event_handlers:

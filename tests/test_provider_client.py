@@ -9,8 +9,10 @@ import anthropic
 import httpx
 import pytest
 from pipecat.frames.frames import ErrorFrame
+from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.utils.errors import ErrorCategory
 
+from pipecat_hedge import HedgedLLMService
 from pipecat_hedge.provider_client import attempt_error
 
 REQUEST = httpx.Request("POST", "http://127.0.0.1/v1")
@@ -60,3 +62,12 @@ def test_retry_after_in_seconds_and_as_a_date() -> None:
     assert retry_after("-3") == 0
     for nonsense in ("soon", "nan", "inf", ""):
         assert retry_after(nonsense) is None
+
+
+async def test_a_services_own_retry_is_switched_off() -> None:
+    """It would ask a second time where the race asks somebody else."""
+    service = OpenAILLMService(api_key="any", retry_on_timeout=True)
+    HedgedLLMService([service])
+    assert not service._retry_on_timeout
+    assert service._client.max_retries == 0
+    await service._client.close()

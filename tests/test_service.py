@@ -231,7 +231,7 @@ class TestWhenToLaunch:
             await line.ask()
         logger.remove(sink)
         assert len(warnings) == 1
-        assert "a rejected the request for good and is out of the race" in warnings[0]
+        assert "a rejected the request for good (authentication) and is out" in warnings[0]
         assert len(refused.contexts) == 1
         assert [(a.provider, a.launch_reason) for a in report.attempts] == [("b", "primary")]
 
@@ -294,6 +294,25 @@ class TestAllFailed:
             report = await line.report()
         assert report.duration_secs == pytest.approx(4)
         assert stuck.open_requests == 0
+
+    async def test_each_that_is_out_is_warned_of_once(self) -> None:
+        """Though all are asked again when nobody else is left, with all their instances."""
+        refusing = [Error(category=ErrorCategory.AUTHENTICATION)]
+        providers = [
+            Provider("a", [scripted(*refusing), scripted(*refusing)]),
+            Provider("b", scripted(*refusing)),
+            Provider("c", ScriptedLLMService([Say("Hi.")], refusing)),
+        ]
+        warnings: list[str] = []
+        sink = logger.add(warnings.append, level="WARNING", format="{message}", filter=ours)
+        async with Line(HedgedLLMService(providers, policy=HedgePolicy.fallback(3))) as line:
+            for _ in range(4):
+                await line.ask()
+            await line.report(4)
+        logger.remove(sink)
+        asked = ["".join(a.provider for a in report.attempts) for report in line.reports]
+        assert asked == ["abc", "c", "abc", "abc"]
+        assert len(warnings) == 3
 
     async def test_when_all_are_out_all_are_asked_again(self) -> None:
         """One request that everybody rejects must not silence the bot for the session."""
@@ -534,6 +553,11 @@ class TestRetryAfter:
 
 
 class TestDrain:
+    def test_the_logs_folder_must_exist(self, tmp_path: Path) -> None:
+        """Not found out at the first loser, when what it said is lost."""
+        with pytest.raises(ValueError, match="drained_log: there is no folder"):
+            HedgedLLMService([scripted()], drained_log=tmp_path / "missing" / "losers.jsonl")
+
     async def test_a_drained_loser_runs_on_and_is_recorded(self, tmp_path: Path) -> None:
         """Its answer is never heard, and comes by event and as a line of JSON."""
         log = tmp_path / "drained.jsonl"
@@ -626,7 +650,31 @@ class TestInference:
         llm = racing(self.infers(OSError("no")), self.infers(None))
         with pytest.raises(AllProvidersFailed) as caught:
             await llm.run_inference(LLMContext([]))
-        assert [category.category for _, category in caught.value.causes] == ["unknown", "empty"]
+        assert [error.category for _, error in caught.value.causes] == ["connectivity", "empty"]
+
+    async def test_what_it_learns_holds_for_turns_too(self) -> None:
+        """A provider that asks to be left alone is, wherever it asked; a deadline ends the wait."""
+        request = httpx.Request("POST", "http://127.0.0.1")
+        response = httpx.Response(429, headers={"retry-after": "30"}, request=request)
+        busy = self.infers(httpx.HTTPStatusError("busy", request=request, response=response))
+        good = self.infers("A summary.", 1)
+        async with Line(racing(busy, good, policy=HedgePolicy.fallback(deadline_secs=3))) as line:
+            llm = line.service
+            assert isinstance(llm, HedgedLLMService)
+            assert await llm.run_inference(LLMContext([])) == "A summary."
+            assert await llm.run_inference(LLMContext([])) == "A summary."
+            await line.ask()
+            report = await line.report()
+        assert len(busy.given) == 1  # pyright: ignore[reportAttributeAccessIssue]
+        assert [attempt.provider for attempt in report.attempts] == ["b"]
+
+    async def test_the_deadline_ends_it(self) -> None:
+        """As it ends a turn."""
+        llm = racing(self.infers("Late.", 9), policy=HedgePolicy.race(1, deadline_secs=0.5))
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(AllProvidersFailed):
+            await llm.run_inference(LLMContext([]))
+        assert asyncio.get_running_loop().time() - began == pytest.approx(0.5)
 
 
 class TestInterruption:

@@ -7,11 +7,12 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import pytest
-from pipecat.frames.frames import Frame, TTSAudioRawFrame
+from pipecat.frames.frames import Frame, LLMUpdateSettingsFrame, TTSAudioRawFrame
+from pipecat.pipeline.pipeline import Pipeline
 from pipecat.processors.aggregators.llm_text_processor import LLMTextProcessor
 from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.services.llm_service import LLMService
-from pipecat.services.settings import TTSSettings
+from pipecat.services.settings import LLMSettings, TTSSettings
 from pipecat.services.tts_service import TextAggregationMode, TTSService
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy
@@ -46,10 +47,15 @@ def tokens(text: str, secs: float = 0.05) -> list[Step]:
 
 
 async def spoken(
-    llm: LLMService[Any], speaker: Speaker, before: Sequence[FrameProcessor] = ()
+    llm: LLMService[Any],
+    speaker: Speaker,
+    before: Sequence[FrameProcessor] = (),
+    settings: Frame | None = None,
 ) -> tuple[list[tuple[float, str]], Line]:
     """What was spoken of one turn, timed from its beginning."""
     async with Line(llm, processors=[*before, speaker]) as line:
+        if settings is not None:
+            await line.send(settings)
         begun = asyncio.get_running_loop().time()
         await line.ask()
         if line.reports or isinstance(llm, HedgedLLMService):
@@ -73,6 +79,31 @@ async def test_the_same_is_spoken_at_the_same_time(mode: TextAggregationMode, an
     assert "".join(text for _, text in heard).replace(" ", "") == answer.replace(" ", "")
     wanted = "first_sentence" if mode is TextAggregationMode.SENTENCE else "first_token"
     assert line.reports[0].commit_on == wanted
+
+
+async def test_a_marker_in_front_does_not_hide_the_first_sentence() -> None:
+    """With turn completion on, sentences are spoken when the bare service speaks them."""
+    script = [Wait(0.1), Say("●"), *tokens(" We are open till nine. Do come by!")]
+    settings = LLMUpdateSettingsFrame(delta=LLMSettings(filter_incomplete_user_turns=True))
+    expected, _ = await spoken(ScriptedLLMService(script), Speaker(), settings=settings)
+    hedged = HedgedLLMService([ScriptedLLMService(script)])
+    heard, line = await spoken(hedged, Speaker(), settings=settings)
+    assert heard == expected
+    assert len(heard) == 2
+    assert line.reports[0].commit_reason == "first_sentence"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_a_service_in_a_pipeline_of_its_own(depth: int) -> None:
+    """The text-to-speech is found outside it."""
+    llm = HedgedLLMService([ScriptedLLMService(tokens(ANSWER))])
+    nested: FrameProcessor = llm
+    for _ in range(depth):
+        nested = Pipeline([nested])
+    async with Line(llm, nested=nested, processors=[Speaker()]) as line:
+        await line.ask()
+        report = await line.report()
+    assert report.commit_on == "first_sentence"
 
 
 async def test_a_processor_that_makes_sentences_counts_too() -> None:

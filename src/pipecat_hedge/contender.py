@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from pipecat.adapters.llm.schemas.tools_schema import ToolsSchema
 from pipecat.frames.frames import (
     CancelFrame,
     EndFrame,
@@ -58,6 +59,9 @@ from pipecat_hedge.sentences import SentenceFinder
 from pipecat_hedge.spans import AttemptSpan
 
 __all__ = ["Contender", "Piece", "Tally", "ToolCalls"]
+
+INCOMPLETE_CALL = "incomplete_call"
+"""The category of an answer that ended inside a tool call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,7 @@ class Contender:
         self._failed = False
         self._thought = InlineThought()
         self._finder: SentenceFinder | None = None
+        self._required: Mapping[str, Sequence[str]] = {}
         self._busy = asyncio.Lock()
         instruction = getattr(service.settings, "system_instruction", None)
         self._own_instruction: str | None = instruction if isinstance(instruction, str) else None
@@ -213,6 +218,7 @@ class Contender:
             try:
                 # A fresh frame: speculation is the host's to gate.
                 copied = self._own_copy(context, addition)
+                self._required = _required_arguments(copied)
                 length = len(copied.messages)
                 frame = LLMContextFrame(context=copied)
                 await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
@@ -286,10 +292,22 @@ class Contender:
             post.speakable()
 
     async def _heard_tool_calls(self, function_calls: Sequence[FunctionCallFromLLM]) -> None:
-        if self._post is not None and function_calls:
+        if self._post is None or not function_calls:
+            return
+        if missing := self._missing_arguments(function_calls):
+            # A stream that ended in the middle: the service makes an empty call of what came.
+            self._fail(AttemptError(INCOMPLETE_CALL, f"a tool call came without {missing}"))
+        else:
             self._tally.chars += sum(len(str(call.arguments)) for call in function_calls)
             self._tally.has_answer = True
             self._post.tools(ToolCalls(tuple(function_calls)))
+
+    def _missing_arguments(self, function_calls: Sequence[FunctionCallFromLLM]) -> str:
+        for call in function_calls:
+            for name in self._required.get(call.function_name, ()):
+                if name not in call.arguments:
+                    return f"{name} of {call.function_name}"
+        return ""
 
     async def _timed_out(self, service: LLMService[Any]) -> None:
         message = f"{service}: the provider sent nothing for longer than its client waits"
@@ -299,6 +317,14 @@ class Contender:
         if self._post is not None and not self._failed:
             self._failed = True
             self._post.failed(error)
+
+
+def _required_arguments(context: LLMContext) -> dict[str, Sequence[str]]:
+    """The arguments that each tool of a context cannot do without."""
+    tools = context.tools
+    return (
+        {t.name: t.required for t in tools.standard_tools} if isinstance(tools, ToolsSchema) else {}
+    )
 
 
 class _Tap(FrameProcessor):

@@ -44,13 +44,15 @@ class AllProvidersFailed(HedgeError):
         causes: One ``(provider, error)`` an attempt, in the order of their launch.
     """
 
-    def __init__(self, causes: Sequence[tuple[str, AttemptError]]):
+    def __init__(self, causes: Sequence[tuple[str, AttemptError]], *, broke_off: bool = False):
         """Say what each provider answered.
 
         Args:
             causes: One ``(provider, error)`` an attempt, in the order of their launch. Empty when
                 no provider could be asked at all.
+            broke_off: Whether an answer had begun, and nobody continued it.
         """
         self.causes = tuple(causes)
         told = ", ".join(f"{provider}: {error.category}" for provider, error in self.causes)
-        super().__init__(f"no provider answered ({told or 'none could be asked'})")
+        what = "the answer broke off, nobody continued it" if broke_off else "no provider answered"
+        super().__init__(f"{what} ({told or 'none could be asked'})")

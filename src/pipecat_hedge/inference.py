@@ -7,14 +7,16 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipecat.frames.frames import ErrorFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.utils.errors import classify_http_exception
 
-from pipecat_hedge.errors import AllProvidersFailed, AttemptError
+from pipecat_hedge.errors import AttemptError
 from pipecat_hedge.facts import BreakOff, Commit, Continue, Launch
 from pipecat_hedge.members import Entry, seats
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import Race
+from pipecat_hedge.provider_client import attempt_error
 from pipecat_hedge.racing import Post, Racing
 from pipecat_hedge.task_scope import TaskScope
 
@@ -26,7 +28,7 @@ async def race_inference(
     policy: HedgePolicy,
     context: LLMContext,
     options: Mapping[str, Any],
-) -> str:
+) -> tuple[str | None, list[tuple[str, AttemptError]]]:
     """Ask for a whole answer and take the first that is not blank.
 
     Silence says nothing here, since an answer comes all at once: a provider's ``stall_secs`` do
@@ -38,8 +40,8 @@ async def race_inference(
         context: The conversation.
         options: Further arguments of ``LLMService.run_inference``.
 
-    Raises:
-        AllProvidersFailed: If nobody answered.
+    Returns:
+        The answer, or None if nobody gave one; and what went wrong with whom.
     """
     idle = {entry.provider.name: list(entry.contenders) for entry in line_up}
     given = {name: value for name, value in options.items() if value is not None}
@@ -52,11 +54,8 @@ async def race_inference(
         except Exception as e:
             category = classify_http_exception(e)
             post.failed(
-                AttemptError(
-                    category.value,
-                    f"{type(e).__name__}: {e}",
-                    permanent=category.is_permanent,
-                    exception=e,
+                attempt_error(
+                    ErrorFrame(f"{type(e).__name__}: {e}", exception=e, category=category)
                 )
             )
             return
@@ -70,10 +69,9 @@ async def race_inference(
         pass
 
     lineup = [dataclasses.replace(seat, stall_secs=None) for seat in seats(line_up, policy)]
-    race = Race(lineup, policy.rule, attempts=policy.attempts)
+    race = Race(lineup, policy.rule, attempts=policy.attempts, deadline_secs=policy.deadline_secs)
     async with TaskScope() as scope:
         racing = Racing(race, scope, ask, deliver, released)
         await racing.run(asyncio.get_running_loop().time())
-    if racing.gave_up is not None:
-        raise AllProvidersFailed(racing.gave_up.errors)
-    return answers[0]
+    errors = [(a.provider, a.error) for a in race.attempts if a.error is not None]
+    return (answers[0] if answers else None), errors

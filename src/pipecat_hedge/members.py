@@ -54,13 +54,15 @@ class Members:
         )
         self.contenders = tuple(c for entry in self.entries for c in entry.contenders)
         self._rests_until: dict[str, float] = {}
+        self._struck_out: set[str] = set()
 
     def usable(self, now: float) -> list[Entry]:
         """The providers that may be asked.
 
-        Left out are instances that have become unusable, as by a rejected key, and providers that
-        have asked to be left alone for a while. But if that leaves nobody, the latter are asked
-        early, and without them the former again: what was wrong may have been the one request.
+        Left out are providers that have rejected a request for good, instances that Pipecat calls
+        unusable, and providers that have asked to be left alone for a while. But if that leaves
+        nobody, the last are asked early, and without them everybody again: what was wrong may have
+        been the one request.
 
         Args:
             now: The loop's time.
@@ -68,7 +70,8 @@ class Members:
         able = [
             Entry(entry.provider, contenders)
             for entry in self.entries
-            if (contenders := tuple(c for c in entry.contenders if c.service.is_usable))
+            if entry.provider.name not in self._struck_out
+            and (contenders := tuple(c for c in entry.contenders if c.service.is_usable))
         ]
         rested = [e for e in able if self._rests_until.get(e.provider.name, now) <= now]
         return rested or able or list(self.entries)
@@ -81,6 +84,19 @@ class Members:
             until: The loop's time from which on it may be asked again.
         """
         self._rests_until[provider] = until
+
+    def strike_out(self, provider: str) -> bool:
+        """Leave a provider out until settings change: it has rejected a request for good.
+
+        Args:
+            provider: Its name.
+
+        Returns:
+            Whether it was not out before.
+        """
+        is_new = provider not in self._struck_out
+        self._struck_out.add(provider)
+        return is_new
 
     def hosting(self, service: object) -> Contender | None:
         """The member that hosts ``service``, or None."""
@@ -95,9 +111,17 @@ class Members:
         await asyncio.gather(*(contender.control(frame) for contender in self.contenders))
 
     async def update_settings(self, delta: LLMSettings) -> None:
-        """Change every member's settings."""
+        """Change every member's settings, which gives those that were out another chance."""
+        self._struck_out.clear()
         for contender in self.contenders:
             await contender.update_settings(delta)
+
+    async def update_member(self, member: Contender, delta: LLMSettings) -> None:
+        """Change one member's settings, which gives its provider another chance."""
+        for entry in self.entries:
+            if member in entry.contenders:
+                self._struck_out.discard(entry.provider.name)
+        await member.update_settings(delta)
 
     async def instruct(self, addition: str | None) -> None:
         """Put a text under every member's own system instruction; None takes it away."""

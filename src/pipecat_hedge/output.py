@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pipecat.pipeline.pipeline import PipelineSink
 from pipecat.processors.aggregators.llm_text_processor import LLMTextProcessor
 from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.services.tts_service import TextAggregationMode, TTSService
@@ -55,7 +56,9 @@ def _downstream(processor: FrameProcessor) -> Iterator[FrameProcessor]:
     after = processor.next
     while after is not None:
         yield from _with_inner(after)
-        after = after.next
+        if isinstance(after, PipelineSink):  # what it hands on comes out of the pipeline around it
+            after = getattr(after._downstream_push_frame, "__self__", None)
+        after = after.next if isinstance(after, FrameProcessor) else None
 
 
 def _with_inner(processor: FrameProcessor) -> Iterator[FrameProcessor]:

@@ -70,8 +70,12 @@ def switch_off_hidden_retries(service: LLMService[Any]) -> None:
     """Have the provider's SDK report a failure at once, so that the race can replace it.
 
     The OpenAI and Anthropic SDKs retry twice by themselves. Both offer ``with_options`` for this;
-    Pipecat keeps the client in ``_client`` and has no public way to it.
+    Pipecat keeps the client in ``_client`` and has no public way to it. Pipecat's own
+    ``retry_on_timeout`` asks a second time where the race would ask somebody else.
     """
+    if getattr(service, "_retry_on_timeout", False):
+        service._retry_on_timeout = False  # pyright: ignore[reportAttributeAccessIssue]
+        logger.debug(f"{service}: retry_on_timeout switched off, the race replaces what fails")
     client = getattr(service, "_client", None)
     if getattr(client, "max_retries", 0) and hasattr(client, "with_options"):
         service._client = client.with_options(max_retries=0)  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]

@@ -5,7 +5,12 @@ from __future__ import annotations
 from pipecat.utils.string import match_endofsentence
 from pipecat.utils.text.simple_text_aggregator import SimpleTextAggregator
 
+from pipecat_hedge.policies.usable import TURN_COMPLETION_MARKERS
+
 __all__ = ["SentenceFinder", "is_whole_sentence"]
+
+_NEXT_WORD = "so"
+"""How a text might go on that has not ended; in lower case, as after an abbreviation."""
 
 
 class SentenceFinder:
@@ -25,6 +30,7 @@ class SentenceFinder:
             language: The language of the text, as Pipecat's aggregators take it; None is English.
         """
         self._aggregator = SimpleTextAggregator(language=language)
+        self._at_start = True
         self.open = ""
 
     async def feed(self, text: str) -> bool:
@@ -36,6 +42,9 @@ class SentenceFinder:
         Returns:
             Whether it completed a sentence.
         """
+        if self._at_start:  # a marker is taken off before the text is spoken
+            text = text.lstrip(TURN_COMPLETION_MARKERS + " ")
+            self._at_start = not text
         self.open += text
         found = False
         async for sentence in self._aggregator.aggregate(text):
@@ -47,11 +56,17 @@ class SentenceFinder:
 
 
 def is_whole_sentence(text: str, language: str | None = None) -> bool:
-    """Whether a text ends as a sentence ends, or is blank.
+    """Whether a text is blank or ends as a sentence ends, whatever comes next.
+
+    Not after an abbreviation, nor after a digit: "It costs 3." may go on with 50.
 
     Args:
         text: What came after the last whole sentence.
         language: The language of the text; None is English.
     """
     text = text.rstrip()
-    return not text or match_endofsentence(text, language=language) == len(text)
+    if not text:
+        return True
+    if text[-1] == "." and text[-2:-1].isdigit():
+        return False
+    return match_endofsentence(f"{text} {_NEXT_WORD}", language=language) == len(text)

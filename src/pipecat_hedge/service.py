@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.types import is_given
 
 from pipecat_hedge.contender import ToolCalls
-from pipecat_hedge.errors import AllProvidersFailed, ConfigurationError
+from pipecat_hedge.errors import AllProvidersFailed, AttemptError, ConfigurationError
 from pipecat_hedge.inference import race_inference
 from pipecat_hedge.members import Members
 from pipecat_hedge.metrics import HedgeMetricsData
@@ -122,7 +122,10 @@ class HedgedLLMService(LLMService):
         self._advertising = False
         self._drains = TaskScope()
         self._drained_log = None if drained_log is None else Path(drained_log)
-        self._warned_of: set[str] = set()
+        if self._drained_log is not None and not self._drained_log.parent.is_dir():
+            raise ConfigurationError(
+                f"drained_log: there is no folder {self._drained_log.parent}: make it first"
+            )
         self._member_instruction: str | None = None
         self._timed_first_text = False
         self._register_event_handler("on_turn_report")
@@ -294,7 +297,7 @@ class HedgedLLMService(LLMService):
             # The base class has applied it, or passed it on for another service.
             if (member := self._members.hosting(frame.service)) is not None:
                 if isinstance(frame.delta, LLMSettings):
-                    await member.update_settings(frame.delta)
+                    await self._members.update_member(member, frame.delta)
                 else:
                     await member.control(frame)
         elif isinstance(frame, LLMEnablePromptCachingFrame):
@@ -342,22 +345,20 @@ class HedgedLLMService(LLMService):
         finally:
             if not ended:
                 await end()
-            self._learn(turn)
+            self._learn(turn.errors)
             await self._report_turn(turn)
 
-    def _learn(self, turn: Turn) -> None:
+    def _learn(self, errors: Iterable[tuple[str, AttemptError]]) -> None:
         """Remember who asked to be left alone, and say once who is out for the session."""
         now = asyncio.get_running_loop().time()
-        for provider, secs in turn.rest_secs.items():
-            self._members.rest(provider, now + secs)
-        usable = {entry.provider.name for entry in self._members.usable(now)}
-        for provider in turn.permanently_failed:
-            if provider not in usable and provider not in self._warned_of:
-                self._warned_of.add(provider)
+        for provider, error in errors:
+            if error.retry_after_secs is not None:
+                self._members.rest(provider, now + error.retry_after_secs)
+            if error.permanent and self._members.strike_out(provider):
                 logger.warning(
-                    f"{self}: {provider} rejected the request for good and is out of the race for "
-                    "this session. Check its key, model and settings; a settings update brings it "
-                    "back"
+                    f"{self}: {provider} rejected the request for good ({error.category}) and is "
+                    "out of the race for this session. Check its key, model and settings; a "
+                    "settings update brings it back"
                 )
 
     def _credit(self, model: str | None) -> None:
@@ -398,7 +399,7 @@ class HedgedLLMService(LLMService):
         Raises:
             AllProvidersFailed: If no provider answered.
         """
-        return await race_inference(
+        answer, errors = await race_inference(
             self._members.usable(asyncio.get_running_loop().time()),
             self._policy,
             context,
@@ -408,6 +409,10 @@ class HedgedLLMService(LLMService):
                 "response_schema": response_schema,
             },
         )
+        self._learn(errors)
+        if answer is None:
+            raise AllProvidersFailed(errors)
+        return answer
 
     # ---- the turn's mouth
 

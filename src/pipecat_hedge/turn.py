@@ -14,7 +14,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext, LLMContextMes
 
 from pipecat_hedge.attempt import Attempt
 from pipecat_hedge.contender import Contender, Piece, Tally, ToolCalls
-from pipecat_hedge.errors import AllProvidersFailed
+from pipecat_hedge.errors import AllProvidersFailed, AttemptError
 from pipecat_hedge.facts import BreakOff, Commit, CommitOn, Continue, Launch, TurnOutcome
 from pipecat_hedge.members import Entry, seats
 from pipecat_hedge.output import Output
@@ -112,6 +112,7 @@ class Turn:
             language=output.language,
         )
         self._first_winner: Attempt | None = None
+        self._heard: list[Attempt] = []
         self._asked: dict[int, Contender] = {}
         self._tallies: dict[int, Tally] = {}
         self._tools: list[tuple[ToolCalls, float]] = []
@@ -141,7 +142,9 @@ class Turn:
             finally:
                 self._ended_at = self._loop.time()
             if racing.gave_up is not None:
-                self.failure = AllProvidersFailed(racing.gave_up.errors)
+                self.failure = AllProvidersFailed(
+                    racing.gave_up.errors, broke_off=self.has_answered
+                )
                 self._mend_context()
             else:
                 if rest := self._release.finish():
@@ -161,30 +164,20 @@ class Turn:
         return None if winner is None else self._tallies[winner.number].usage
 
     @property
-    def rest_secs(self) -> Mapping[str, float]:
-        """The providers that asked to be left alone in this turn, and for how long."""
-        return {
-            a.provider: a.error.retry_after_secs
-            for a in self._race.attempts
-            if a.error is not None and a.error.retry_after_secs is not None
-        }
-
-    @property
-    def permanently_failed(self) -> list[str]:
-        """The providers that will fail again until something is changed."""
-        return [
-            a.provider for a in self._race.attempts if a.error is not None and a.error.permanent
-        ]
+    def errors(self) -> list[tuple[str, AttemptError]]:
+        """What went wrong with whom, whatever came of the turn."""
+        return [(a.provider, a.error) for a in self._race.attempts if a.error is not None]
 
     def report(self) -> TurnReport:
         """Sum the turn up; call it once it is over."""
         first, winner = self._first_winner, self._race.winner
+        speakable_at = [a.speakable_at for a in self._heard if a.speakable_at is not None]
         return TurnReport(
             turn=self._number,
             winner=None if winner is None else winner.provider,
             outcome=self._outcome(),
             ttft_secs=None if first is None else self._since_start(first.first_token_at),
-            ttfs_secs=None if first is None else self._since_start(first.speakable_at),
+            ttfs_secs=None if not speakable_at else self._since_start(min(speakable_at)),
             duration_secs=self._ended_at - self._started_at,
             attempts=tuple(self._report_attempt(attempt) for attempt in self._race.attempts),
             commit_on=self._commit_on,
@@ -233,8 +226,10 @@ class Turn:
             if rest := await self._release.break_off():
                 await self._mouth.say(rest, wall_time=time.time())
             return
+        attempt = self._race.attempts[order.attempt]
+        self._heard.append(attempt)
         if isinstance(order, Commit):
-            self._first_winner = self._race.winner
+            self._first_winner = attempt
         else:
             self._release.follow_on()
         self._committed(self._asked[order.attempt].model)

@@ -34,6 +34,7 @@ pytestmark = pytest.mark.live
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 
+PARTY_SIZE = {"party_size": {"type": "integer"}}
 NOTHING: list[tuple[str, str]] = []
 """No usable piece: the attempt is empty, or has failed before it said anything."""
 
@@ -56,6 +57,7 @@ USABLE: dict[str, list[tuple[str, str]]] = {
     "openai/error_after_text": [("text", "Good")],
     "openai/tool_call": [("tools", "book_table {'party_size': 2}")],
     "openai/tool_call_cut": NOTHING,
+    "openai/tool_call_incomplete": NOTHING,
     "anthropic/text": [("text", "Good"), ("text", " evening.")],
     "anthropic/pings": [("text", "Good evening.")],
     "anthropic/thinking": [("text", "Till nine.")],
@@ -87,7 +89,7 @@ USABLE: dict[str, list[tuple[str, str]]] = {
     "google/function_call": [("tools", "book_table {'party_size': 2}")],
     "google/error_in_band": NOTHING,
 }
-FAILED = {name for name in USABLE if "error" in name or name.endswith("_cut")}
+FAILED = {name for name in USABLE if "error" in name or name.endswith(("_cut", "_incomplete"))}
 """Streams that end in an error; the others end by themselves."""
 THOUGHT = {
     "openai/inline_think": "\nThey want the hours.\n",
@@ -181,7 +183,9 @@ async def test_a_stream(stream: str, played: Callable[[Path], Awaitable[str]]) -
     wire = stream.partition("/")[0]
     service = service_for(wire, await played(RECORDED / f"{stream}.sse"))
     llm = HedgedLLMService([service], policy=HedgePolicy.fallback(1))
-    tools = ToolsSchema([FunctionSchema("book_table", "Books.", {}, [], handler=_never)])
+    tools = ToolsSchema(
+        [FunctionSchema("book_table", "Books.", PARTY_SIZE, ["party_size"], handler=_never)]
+    )
     context = LLMContext([{"role": "user", "content": "Hello?"}], tools=tools)
     judged, tally = Judged(), Tally()
     async with Line(llm):

@@ -12,7 +12,7 @@ SAID = "We are open till nine. Shall I"
 
 CASES = {
     "goes on as asked": (SAID, " book a table?", " book a table?"),
-    "goes on as asked, without the space": (SAID, "book a table?", "book a table?"),
+    "goes on as asked, without the space": (SAID, "book a table?", " book a table?"),
     "a new sentence after a whole one": ("We are open.", "Shall I book?", " Shall I book?"),
     "a new sentence that brings its space": ("We are open.", " Shall I book?", " Shall I book?"),
     "begins the broken sentence again": (SAID, "Shall I book a table?", " book a table?"),
@@ -35,7 +35,38 @@ CASES = {
     "repeats everything and stops": ("We are open till nine.", "We are open till nine.", ""),
     "repeats a part and stops": (SAID, "We are open till nine.", ""),
     "repeats the beginning of a sentence and stops": (SAID, "We are open", " We are open"),
-    "in the middle of a word": ("I can off", "er you a table.", "er you a table."),
+    "goes on in a script without spaces": ("我们开到九", "点。", "点。"),
+    "begins with the first word of the fragment, which is the answer's too": (
+        "I can help with that. I",
+        "I can help with that. I need your name.",
+        " need your name.",
+    ),
+    "begins like the answer, and goes on from the fragment": (
+        "I can help with that. I",
+        "I need your name.",
+        " need your name.",
+    ),
+    "repeats a sentence in another script": (
+        "हम नौ बजे तक खुले हैं। क्या",
+        "हम नौ बजे तक खुले हैं। क्या मैं टेबल बुक करूं?",
+        " मैं टेबल बुक करूं?",
+    ),
+    "repeats a sentence with a letter that folds to two": (
+        "Die Straße ist offen. Soll",
+        "Die Straße ist offen. Soll ich buchen?",
+        " ich buchen?",
+    ),
+    "agrees to the point of a number": (
+        "It costs 3.50 euros.",
+        "It costs 3.80 euros.",
+        " It costs 3.80 euros.",
+    ),
+    "begins with a marker of turn completion": (SAID, "● book a table?", " book a table?"),
+    "gives the whole answer again, marker included": (
+        f"● {SAID}",
+        f"● {SAID} book a table?",
+        " book a table?",
+    ),
     "nothing was said": ("", "Good evening.", "Good evening."),
     "only a dash was said": ("— ", "Good evening.", "Good evening."),
     "starts with a comma": ("Well", ", we are open.", ", we are open."),
@@ -78,3 +109,15 @@ def test_it_never_invents_text(said: str, second: str) -> None:
     follow = Continuation(said)
     added = follow.feed(second) + follow.finish()
     assert second.endswith(added.lstrip(" ")) or second.rstrip(" .").endswith(added.strip(" ."))
+
+
+@given(said=st.text(max_size=30), second=st.text(max_size=40), data=st.data())
+def test_how_the_stream_is_cut_makes_no_difference(
+    said: str, second: str, data: st.DataObject
+) -> None:
+    """Letter by letter or at once, the same is added."""
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(second)))))
+    pieces = [second[a:b] for a, b in zip([0, *cuts], [*cuts, len(second)], strict=True)]
+    by_pieces, at_once = Continuation(said), Continuation(said)
+    added = "".join([by_pieces.feed(piece) for piece in pieces]) + by_pieces.finish()
+    assert added == at_once.feed(second) + at_once.finish()

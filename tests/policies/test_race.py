@@ -431,6 +431,14 @@ class TestSilence:
         errors = (("a", STALLED),)
         assert race.handle(Woke(), 6.5) == (Cancel(0, "stall"), BreakOff(0), GiveUp(errors))
 
+    def test_a_rescuer_that_nobody_can_take_over_has_the_stall_time_too(self) -> None:
+        """The caller is in mid-answer: silence counts from the rescuer's launch."""
+        race = self.race(HedgePolicy.fallback(2), stall_secs=3.0, timeout_secs=30.0)
+        race.handle(UsableToken(0), 1.0)
+        assert race.handle(Woke(), 4.0)[-1] == Launch(1, "b", "stall")
+        errors = (("a", STALLED), ("b", STALLED))
+        assert race.handle(Woke(), 7.0) == (Cancel(1, "stall"), GiveUp(errors))
+
     def test_an_attempt_that_nobody_can_take_over_is_waited_for_until_it_answers(self) -> None:
         """Before the commit a late answer is better than none."""
         race = self.race(HedgePolicy.race(1), stall_secs=3.0, timeout_secs=30.0)

@@ -7,21 +7,27 @@ playing B's text as it comes, repeats in two cases of three.
 
 Ours compares B's text with what has been said, from every place where a sentence of it begins,
 ignoring case, spacing and punctuation. For as long as one of the comparisons holds, B's text is
-held back. If it comes to the end of what has been said, what follows is new and is let through.
-If all comparisons fail, B says something else: what is left of its text after the whole sentences
-that did agree is let through. Held text is let out at the end of B's answer only if it did not
-agree to the end, so an answer that repeats and stops adds nothing. If B breaks off as well, what is
-held goes unsaid.
+held back. When the last of them has come to the end of what has been said, what follows is new and
+is let through. If they fail before, B says something else: what is left of its text after the most
+that did agree, be it to the end or to the end of a sentence, is let through. The same happens to
+what is held when B's answer ends, so an answer that repeats and stops adds nothing; if B breaks off
+as well, what is held goes unsaid.
 
 Left out: paraphrases. "We close at nine" after "We are open till nine" is said as well.
 """
 
 from __future__ import annotations
 
+import unicodedata
+
 __all__ = ["Continuation"]
 
-_CLOSERS = ".!?…。！？:;,"
-_ENDERS = ".!?…。！？"
+_FULL_WIDTH_ENDERS = "。！？｡"
+"""Enders that need no space after them."""
+_ENDERS = ".!?…।॥؟۔።။" + _FULL_WIDTH_ENDERS
+_CLOSERS = _ENDERS + ":;,،、，"
+_MARKERS = "●◐○"
+"""Turn completion has a model begin its answer with one; a second one is not part of the answer."""
 
 
 class Continuation:
@@ -43,13 +49,15 @@ class Continuation:
         """
         self._said = said
         self._needs_gap = bool(said) and not said[-1].isspace()
-        self._letters = [c for c in said.casefold() if c.isalnum()]
+        self._letters = [c.casefold() for c in said if _is_letter(c)]
         self._anchors = _sentence_starts(said) if self._letters else []
         self._sentence_ends = dict.fromkeys(_sentence_ends(said))
         self._alive = list(self._anchors)
         self._matched = 0
         self._held = ""
         self._agreed_chars = 0
+        self._ended_chars = 0
+        self._at_start = True
         self._through = not self._alive
         self._swallows = ""
 
@@ -62,23 +70,31 @@ class Continuation:
         Returns:
             What may be released now; may be empty.
         """
+        if self._at_start:
+            text = "".join(char for char in text if char not in _MARKERS)
+            self._at_start = not text.strip()
         if self._through:
             text = text.lstrip(self._swallows) if self._swallows else text
             self._swallows = "" if text else self._swallows
             return self._joined(text)
         for index, char in enumerate(text):
-            self._held += char
             letter = char.casefold()
-            if not char.isalnum():
+            if _is_letter(char):
+                alive = [a for a in self._alive if self._letter(a + self._matched) == letter]
+                if not alive:
+                    return self._let_go(text[index:])
+                self._alive = alive
+                self._matched += 1
+            self._held += char
+            if not _is_letter(char):
                 continue
-            self._alive = [a for a in self._alive if self._letter(a + self._matched) == letter]
-            if not self._alive:
-                return self._let_go(text[index + 1 :])
-            self._matched += 1
             if any(a + self._matched in self._sentence_ends for a in self._alive):
                 self._agreed_chars = len(self._held)
             if any(a + self._matched == len(self._letters) for a in self._alive):
-                return self._agree_to_the_end(text[index + 1 :])
+                self._ended_chars = len(self._held)
+                self._alive = [a for a in self._alive if a + self._matched < len(self._letters)]
+                if not self._alive:
+                    return self._let_go(text[index + 1 :])
         return ""
 
     def finish(self) -> str:
@@ -89,66 +105,64 @@ class Continuation:
         """
         if self._through:
             return ""
-        whole = self._held[: self._agreed_chars] if self._agreed_chars else ""
-        rest = self._held[len(whole) :].lstrip(_CLOSERS)
-        self._through = True
-        return self._joined(rest) if any(c.isalnum() for c in rest) else ""
+        rest = self._let_go("")
+        return rest if any(_is_letter(char) for char in rest) else ""
 
     def _letter(self, index: int) -> str | None:
         return self._letters[index] if index < len(self._letters) else None
 
-    def _agree_to_the_end(self, rest: str) -> str:
-        self._through = True
-        self._held = ""
-        if self._said.rstrip()[-1:] in _ENDERS:  # its full stop has been said already
-            self._swallows = _ENDERS
-        else:
-            self._needs_gap = False
-        return self.feed(rest)
-
     def _let_go(self, rest: str) -> str:
+        """Let through what comes after the most that agreed."""
         self._through = True
-        text = self._held[self._agreed_chars :]
-        if self._agreed_chars:
-            text = text.lstrip(_CLOSERS)
+        agreed = max(self._ended_chars, self._agreed_chars)
+        rest = self._held[agreed:] + rest
         self._held = ""
-        return self._joined(text + rest)
+        if agreed and agreed == self._ended_chars:
+            if self._said.rstrip()[-1:] in _ENDERS:  # its full stop has been said already
+                self._swallows = _ENDERS
+            else:
+                self._needs_gap = False
+        elif agreed:
+            rest = rest.lstrip(_CLOSERS)
+        return self.feed(rest)
 
     def _joined(self, text: str) -> str:
         """Put a space between what was said and what comes now, if neither brings one."""
         if not text or not self._needs_gap:
             return text
         self._needs_gap = False
-        starts_word = text[0].isalnum()
-        ends_sentence = self._said[-1] in _CLOSERS
-        if starts_word and (ends_sentence or text[0].isupper()):
+        last, first = self._said[-1], text[0]
+        apart = first.isalnum() and (last in _CLOSERS or last.isalnum())
+        if apart and not _is_wide(last) and not _is_wide(first):
             return " " + text
         return text
 
 
+def _is_letter(char: str) -> bool:
+    """Whether a character counts when texts are compared: letters, digits, vowel signs."""
+    return char.isalnum() or unicodedata.category(char).startswith("M")
+
+
+def _is_wide(char: str) -> bool:
+    """Whether a character is of a script that is written without spaces."""
+    return unicodedata.east_asian_width(char) in "WF"
+
+
 def _sentence_starts(said: str) -> list[int]:
     """Where sentences begin, counted in letters and digits."""
-    letters = 0
-    starts = [0]
-    after_end = False
-    for char in said:
-        if char in _ENDERS:
-            after_end = True
-        elif char.isalnum():
-            if after_end and letters not in starts:
-                starts.append(letters)
-            after_end = False
-            letters += 1
-    return starts
+    count = sum(_is_letter(char) for char in said)
+    return [0, *(letters for letters in _sentence_ends(said) if letters < count)]
 
 
 def _sentence_ends(said: str) -> list[int]:
     """How many letters and digits have been said at the end of each whole sentence."""
     letters = 0
     ends: list[int] = []
-    for char in said:
-        if char in _ENDERS and letters:
-            ends.append(letters)
-        elif char.isalnum():
+    for index, char in enumerate(said):
+        if _is_letter(char):
             letters += 1
+        elif char in _ENDERS and letters and letters not in ends:
+            is_inside = said[index + 1 : index + 2].isalnum()  # as the point in 3.50
+            if not is_inside or char in _FULL_WIDTH_ENDERS:
+                ends.append(letters)
     return ends

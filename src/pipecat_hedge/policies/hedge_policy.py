@@ -84,7 +84,8 @@ class HedgePolicy:
             comparing answers (see ``on_loser_drained``), and pays for it.
         stall_secs: The silence after which a committed answer has broken off: somebody else
             continues it or, if no attempt is left, it ends. Under ``fallback`` also the silence
-            after which the next one is asked. None is never. A provider may have its own.
+            after which the next one is asked. None is never. A provider may have its own. The
+            arguments of a tool call are silence until they are complete.
         deadline_secs: How long a turn may go without an answer before it has failed; None is for
             ever.
         fallback_text: What the bot says when a turn has failed; None is nothing.

@@ -24,7 +24,8 @@ is said twice. An answer that has called its tools is complete in all that matte
 
 Silence has two lengths. After ``stall_secs`` without a usable token somebody else is asked. While
 nothing is committed the silent attempt may still win; a committed answer has then broken off, and
-if nobody is left to continue it, it ends. After ``timeout_secs`` an attempt counts as failed in
+if nobody is left to continue it, it ends. Reasoning is silence, and so are the arguments of a tool
+call, which services do not show as they come. After ``timeout_secs`` an attempt counts as failed in
 any case; without that, a turn whose every request hangs would never end.
 """
 
@@ -342,7 +343,7 @@ class Race:
     def _patience(self, attempt: Attempt) -> tuple[float | None, AttemptError]:
         """Until when an attempt may be silent, and what it has then done."""
         expires = _after(attempt.heard_at, attempt.timeout_secs)
-        if self._phase is Phase.COMMITTED and not self._can_launch():
+        if self._phase in (Phase.COMMITTED, Phase.RESCUING) and not self._can_launch():
             # Nobody is left to take over: the caller is told, rather than kept in silence.
             stalls = _after(attempt.heard_at, attempt.stall_secs)
             if stalls is not None and (expires is None or stalls < expires):
