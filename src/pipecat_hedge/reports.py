@@ -22,7 +22,8 @@ class AttemptReport:
             that was cancelled first, the true figure is longer than ``ended_secs - launched_secs``.
         ended_secs: When its request was done with, from the turn's start.
         outcome: ``won``, ``superseded``, ``failed`` or ``interrupted``.
-        error_category: Why it failed (a value of Pipecat's ``ErrorCategory``, or ``empty``).
+        error_category: Why it failed: a value of Pipecat's ``ErrorCategory``, or ``empty``,
+            ``stalled``, ``timeout``, ``deadline`` or ``incomplete_call``.
         input_tokens: Tokens of the prompt, cached ones included, if the provider said or an
             estimate was made.
         output_tokens: Tokens that the provider produced for it.
