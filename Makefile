@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env bot test lint types unit format fixtures bench clean
+.PHONY: help env bot test lint types unit explore format fixtures bench clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,9 @@ types: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
+
+explore: $(STAMP) ## look for schedules and texts that break the policies, with new examples each time
+	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest --timeout 1800 tests/policies $(ARGS)
 
 format: $(STAMP) ## fix what ruff can fix
 	$(BIN)/ruff check --fix .

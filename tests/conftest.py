@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import inspect
 import ipaddress
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import certifi
 import pytest
+from hypothesis import settings
 
 from pipecat_hedge.testing import AutojumpLoop
+
+# The gate gives everybody the same examples; `make explore` looks for new ones.
+settings.register_profile("gate", derandomize=True)
+settings.register_profile("explore", max_examples=2000, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
 
 def pytest_asyncio_loop_factories(

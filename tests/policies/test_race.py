@@ -439,6 +439,15 @@ class TestSilence:
         errors = (("a", STALLED), ("b", STALLED))
         assert race.handle(Woke(), 7.0) == (Cancel(1, "stall"), GiveUp(errors))
 
+    def test_of_two_rescuers_the_first_may_answer_for_as_long_as_the_second(self) -> None:
+        """Asking the last one ends nobody's time."""
+        race = self.race(HedgePolicy.fallback(3), "abc", stall_secs=3.0, timeout_secs=30.0)
+        race.handle(UsableToken(0), 1.0)
+        race.handle(Woke(), 4.0)
+        assert race.handle(Woke(), 7.0) == (Launch(2, "c", "stall"),)
+        assert race.wake_at == 10.0
+        assert race.handle(UsableToken(1), 9.0) == (Continue(1), Cancel(2, "superseded"))
+
     def test_an_attempt_that_nobody_can_take_over_is_waited_for_until_it_answers(self) -> None:
         """Before the commit a late answer is better than none."""
         race = self.race(HedgePolicy.race(1), stall_secs=3.0, timeout_secs=30.0)
