@@ -33,6 +33,7 @@ LAYERS = {
     "metrics": PIPECAT,
     "turn": PIPECAT,
     "members": PIPECAT,
+    "front": PIPECAT,
     "service": PIPECAT,
     "__init__": PIPECAT,
     "recordings": TOOLS,

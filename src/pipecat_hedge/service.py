@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from loguru import logger
-from pipecat.adapters.llm.schemas.direct_function import DirectFunction
 from pipecat.frames.frames import (
-    CancelFrame,
-    EndFrame,
     Frame,
     InterruptionFrame,
     LLMContextFrame,
@@ -23,20 +20,18 @@ from pipecat.frames.frames import (
     LLMTextFrame,
     LLMUpdateSettingsFrame,
     MetricsFrame,
-    StartFrame,
 )
 from pipecat.metrics.metrics import MetricsData
 from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSetup
+from pipecat.processors.frame_processor import FrameDirection
 from pipecat.services.llm_service import LLMService
-from pipecat.services.settings import LLMSettings, ServiceSettings
+from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
-from pipecat.utils.types import is_given
 
 from pipecat_hedge.contender import ToolCalls
 from pipecat_hedge.errors import AllProvidersFailed, AttemptError, ConfigurationError
+from pipecat_hedge.front import FrontService
 from pipecat_hedge.inference import race_inference
-from pipecat_hedge.members import Members
 from pipecat_hedge.metrics import HedgeMetricsData
 from pipecat_hedge.output import find_output
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
@@ -47,11 +42,8 @@ from pipecat_hedge.turn import Turn
 
 __all__ = ["HedgedLLMService"]
 
-_HOSTS_OWN_SETTINGS = ("filter_incomplete_user_turns", "user_turn_completion_config")
-"""Settings that the hedged service applies itself: the answer passes through it, not a member."""
 
-
-class HedgedLLMService(LLMService):
+class HedgedLLMService(FrontService):
     """Races several LLM services and streams the first usable answer.
 
     Stands in a pipeline where an LLM service stands. For each context frame it asks one or more
@@ -109,24 +101,15 @@ class HedgedLLMService(LLMService):
             raise ConfigurationError(
                 f"policy must be a HedgePolicy, got {policy!r}: write HedgePolicy.after(0.8)"
             )
-        if settings is not None and is_given(settings.model):
-            raise ConfigurationError(
-                "settings.model cannot be shared by several providers: set the model on each "
-                "service where it is constructed"
-            )
-        super().__init__(settings=_no_settings(), **kwargs)
+        super().__init__(providers, settings, **kwargs)
         self._policy = policy or HedgePolicy.after(1.0)
-        self._shared_settings = settings
-        self._members = Members(providers)
         self._turns = 0
-        self._advertising = False
         self._drains = TaskScope()
         self._drained_log = None if drained_log is None else Path(drained_log)
         if self._drained_log is not None and not self._drained_log.parent.is_dir():
             raise ConfigurationError(
                 f"drained_log: there is no folder {self._drained_log.parent}: make it first"
             )
-        self._member_instruction: str | None = None
         self._timed_first_text = False
         self._register_event_handler("on_turn_report")
         self._register_event_handler("on_loser_drained")
@@ -145,139 +128,10 @@ class HedgedLLMService(LLMService):
         """Whether this service reports metrics: it does, under its own name."""
         return True
 
-    # ---- life cycle
-
-    async def setup(self, setup: FrameProcessorSetup) -> None:
-        """Set this service and its members up.
-
-        Args:
-            setup: The pipeline's configuration.
-        """
-        await super().setup(setup)
-        await self._members.setup(setup)
-
     async def cleanup(self) -> None:
         """Release this service's and its members' resources."""
         await self._drains.close()
         await super().cleanup()
-        await self._members.cleanup()
-
-    async def start(self, frame: StartFrame) -> None:
-        """Start the members.
-
-        Args:
-            frame: The start frame.
-        """
-        await super().start(frame)
-        await self._members.control(frame)
-        if self._shared_settings is not None:
-            await self._update_settings(self._shared_settings)
-
-    async def stop(self, frame: EndFrame) -> None:
-        """Stop the members.
-
-        Args:
-            frame: The end frame.
-        """
-        await super().stop(frame)
-        await self._members.control(frame)
-
-    async def cancel(self, frame: CancelFrame) -> None:
-        """Stop the members at once.
-
-        Args:
-            frame: The cancel frame.
-        """
-        await super().cancel(frame)
-        await self._members.control(frame)
-
-    # ---- what reaches every member
-
-    async def _update_settings(self, delta: ServiceSettings) -> dict[str, Any]:
-        """Apply a settings delta here and to every member; see ``LLMService``."""
-        assert isinstance(delta, LLMSettings)
-        if is_given(delta.model):
-            logger.warning(
-                f"{self}: a settings update for all providers cannot set model, left out. Address "
-                "it to one member: LLMUpdateSettingsFrame(service=member, delta=...)"
-            )
-            delta = dataclasses.replace(delta, model=_no_change().model)
-        changed = await super()._update_settings(delta)
-        for_members = dataclasses.replace(
-            delta, **{name: getattr(_no_change(), name) for name in _HOSTS_OWN_SETTINGS}
-        )
-        if for_members.given_fields():
-            await self._members.update_settings(for_members)
-        await self._instruct_members()
-        return changed
-
-    async def _instruct_members(self) -> None:
-        """Have the members' prompts ask for the markers of turn completion while they are read."""
-        wanted = None
-        if self._filter_incomplete_user_turns:
-            wanted = self._user_turn_completion_config.completion_instructions
-        if wanted != self._member_instruction:
-            self._member_instruction = wanted
-            await self._members.instruct(wanted)
-
-    def append_system_instruction(self, instruction: str) -> None:
-        """Append durable text to the system instruction of every member.
-
-        Args:
-            instruction: The text to append.
-        """
-        super().append_system_instruction(instruction)
-        self._members.append_system_instruction(instruction)
-
-    def register_function(
-        self,
-        function_name: str | None,
-        handler: Any,
-        *,
-        cancel_on_interruption: bool | None = None,
-        timeout_secs: float | None = None,
-        cancellable_by_llm: bool | None = None,
-    ) -> None:
-        """Register a tool handler; see ``LLMService.register_function``.
-
-        The handler runs here, once, for the winner. The members are told of it because a tool's
-        options change what the model is told.
-        """
-        options: dict[str, Any] = {
-            "cancel_on_interruption": cancel_on_interruption,
-            "timeout_secs": timeout_secs,
-            "cancellable_by_llm": cancellable_by_llm,
-        }
-        super().register_function(function_name, handler, **options)
-        if not self._advertising:  # members read what a context advertises for themselves
-            self._members.register_function(function_name, handler, **options)
-
-    def unregister_function(self, function_name: str | None) -> None:
-        """Remove a tool handler; see ``LLMService.unregister_function``."""
-        super().unregister_function(function_name)
-        self._members.unregister_function(function_name)
-
-    def register_direct_function(
-        self,
-        handler: DirectFunction,
-        *,
-        cancel_on_interruption: bool | None = None,
-        timeout_secs: float | None = None,
-    ) -> None:
-        """Register a direct function; see ``LLMService.register_direct_function``."""
-        options: dict[str, Any] = {
-            "cancel_on_interruption": cancel_on_interruption,
-            "timeout_secs": timeout_secs,
-        }
-        super().register_direct_function(handler, **options)
-        self._members.register_direct_function(handler, **options)
-
-    def _sync_registered_tool_handlers(self, tools: Any) -> None:
-        self._advertising = True
-        try:
-            super()._sync_registered_tool_handlers(tools)
-        finally:
-            self._advertising = False
 
     # ---- frames
 
@@ -455,16 +309,3 @@ def _append(path: Path, line: str) -> None:
     # On the loop's own thread: tens of microseconds, and lines cannot overtake each other.
     with path.open("a", encoding="utf-8") as file:
         file.write(line + "\n")
-
-
-def _no_change() -> LLMSettings:
-    return LLMSettings()
-
-
-def _no_settings() -> LLMSettings:
-    """Complete settings that say nothing: each member has its own."""
-    settings = LLMSettings(filter_incomplete_user_turns=False, use_provider_thinking_default=False)
-    for field in dataclasses.fields(settings):
-        if not is_given(getattr(settings, field.name)):
-            setattr(settings, field.name, None)
-    return settings

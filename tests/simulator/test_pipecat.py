@@ -6,8 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from anthropic import AsyncAnthropic
-from google.genai import types
 from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.adapters.llm.schemas.tools_schema import ToolsSchema
 from pipecat.frames.frames import (
@@ -21,13 +19,12 @@ from pipecat.frames.frames import (
     LLMTextFrame,
 )
 from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.services.anthropic.llm import AnthropicLLMService
-from pipecat.services.google.llm import GoogleLLMService
 from pipecat.services.llm_service import FunctionCallParams, LLMService
-from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.tests.utils import run_test
 
+from pipecat_hedge.provider_client import switch_off_hidden_retries
 from pipecat_hedge.simulator import Simulator
+from tests.simulated import close, simulated
 
 pytestmark = pytest.mark.live
 
@@ -41,35 +38,10 @@ BOOK_TABLE = FunctionSchema(
 
 
 def service(wire: str, sim: Simulator, model: str) -> LLMService[Any]:
-    """A Pipecat service on the simulator, as the documentation shows it."""
-    if wire == "openai":
-        return OpenAILLMService(
-            api_key="any",
-            base_url=sim.openai_url,
-            settings=OpenAILLMService.Settings(model=model),
-        )
-    if wire == "anthropic":
-        return AnthropicLLMService(
-            api_key="any",
-            client=AsyncAnthropic(api_key="any", base_url=sim.anthropic_url, max_retries=0),
-            settings=AnthropicLLMService.Settings(model=model),
-        )
-    return GoogleLLMService(
-        api_key="any",
-        http_options=types.HttpOptions(
-            base_url=sim.google_url, retry_options=types.HttpRetryOptions(attempts=1)
-        ),
-        settings=GoogleLLMService.Settings(model=model),
-    )
-
-
-async def close(llm: LLMService[Any]) -> None:
-    client: Any = llm._client  # pyright: ignore[reportAttributeAccessIssue]
-    if not isinstance(llm, GoogleLLMService):
-        await client.close()
-    elif client is not None:  # it closes its client itself when a pipeline ends
-        await client.aio.aclose()
-        client.close()
+    """A Pipecat service on the simulator, whose SDK asks once."""
+    llm = simulated(wire, sim, model)
+    switch_off_hidden_retries(llm)
+    return llm
 
 
 @pytest.fixture(params=["openai", "anthropic", "google"])

@@ -91,7 +91,7 @@ class GrammarRecognizer:
             try:
                 for start in range(0, len(prepared), PIECE_BYTES):
                     self._decoder.process_raw(prepared[start : start + PIECE_BYTES])
-                    time.sleep(0)
+                    time.sleep(0)  # waits for nothing: lets another thread have the GIL
             finally:
                 self._decoder.end_utt()
             heard = self._decoder.hyp()

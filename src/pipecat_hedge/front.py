@@ -1,0 +1,199 @@
+"""One LLM service in front of several: what reaches it reaches each of them.
+
+Law: a member never differs from the others by what was said to all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from loguru import logger
+from pipecat.adapters.llm.schemas.direct_function import DirectFunction
+from pipecat.frames.frames import CancelFrame, EndFrame, StartFrame
+from pipecat.processors.frame_processor import FrameProcessorSetup
+from pipecat.services.llm_service import LLMService
+from pipecat.services.settings import LLMSettings, ServiceSettings
+from pipecat.utils.types import is_given
+
+from pipecat_hedge.errors import ConfigurationError
+from pipecat_hedge.members import Members
+from pipecat_hedge.provider import Provider
+
+__all__ = ["FrontService"]
+
+_HOSTS_OWN_SETTINGS = ("filter_incomplete_user_turns", "user_turn_completion_config")
+"""Settings that the hedged service applies itself: the answer passes through it, not a member."""
+
+
+class FrontService(LLMService):
+    """Keeps its members' settings, instructions and tools as its own."""
+
+    def __init__(self, providers: Sequence[Provider], settings: LLMSettings | None, **kwargs: Any):
+        """Host the providers' services.
+
+        Args:
+            providers: Checked by ``as_providers``.
+            settings: Settings that all members share, applied when the pipeline starts.
+            **kwargs: Further arguments of ``LLMService``.
+
+        Raises:
+            ConfigurationError: If the settings name a model.
+        """
+        if settings is not None and is_given(settings.model):
+            raise ConfigurationError(
+                "settings.model cannot be shared by several providers: set the model on each "
+                "service where it is constructed"
+            )
+        super().__init__(settings=_no_settings(), **kwargs)
+        self._shared_settings = settings
+        self._members = Members(providers)
+        self._advertising = False
+        self._member_instruction: str | None = None
+
+    # ---- life cycle
+
+    async def setup(self, setup: FrameProcessorSetup) -> None:
+        """Set this service and its members up.
+
+        Args:
+            setup: The pipeline's configuration.
+        """
+        await super().setup(setup)
+        await self._members.setup(setup)
+
+    async def cleanup(self) -> None:
+        """Release this service's and its members' resources."""
+        await super().cleanup()
+        await self._members.cleanup()
+
+    async def start(self, frame: StartFrame) -> None:
+        """Start the members.
+
+        Args:
+            frame: The start frame.
+        """
+        await super().start(frame)
+        await self._members.control(frame)
+        if self._shared_settings is not None:
+            await self._update_settings(self._shared_settings)
+
+    async def stop(self, frame: EndFrame) -> None:
+        """Stop the members.
+
+        Args:
+            frame: The end frame.
+        """
+        await super().stop(frame)
+        await self._members.control(frame)
+
+    async def cancel(self, frame: CancelFrame) -> None:
+        """Stop the members at once.
+
+        Args:
+            frame: The cancel frame.
+        """
+        await super().cancel(frame)
+        await self._members.control(frame)
+
+    # ---- what reaches every member
+
+    async def _update_settings(self, delta: ServiceSettings) -> dict[str, Any]:
+        """Apply a settings delta here and to every member; see ``LLMService``."""
+        assert isinstance(delta, LLMSettings)
+        if is_given(delta.model):
+            logger.warning(
+                f"{self}: a settings update for all providers cannot set model, left out. Address "
+                "it to one member: LLMUpdateSettingsFrame(service=member, delta=...)"
+            )
+            delta = dataclasses.replace(delta, model=_no_change().model)
+        changed = await super()._update_settings(delta)
+        for_members = dataclasses.replace(
+            delta, **{name: getattr(_no_change(), name) for name in _HOSTS_OWN_SETTINGS}
+        )
+        if for_members.given_fields():
+            await self._members.update_settings(for_members)
+        await self._instruct_members()
+        return changed
+
+    async def _instruct_members(self) -> None:
+        """Have the members' prompts ask for the markers of turn completion while they are read."""
+        wanted = None
+        if self._filter_incomplete_user_turns:
+            wanted = self._user_turn_completion_config.completion_instructions
+        if wanted != self._member_instruction:
+            self._member_instruction = wanted
+            await self._members.instruct(wanted)
+
+    def append_system_instruction(self, instruction: str) -> None:
+        """Append durable text to the system instruction of every member.
+
+        Args:
+            instruction: The text to append.
+        """
+        super().append_system_instruction(instruction)
+        self._members.append_system_instruction(instruction)
+
+    def register_function(
+        self,
+        function_name: str | None,
+        handler: Any,
+        *,
+        cancel_on_interruption: bool | None = None,
+        timeout_secs: float | None = None,
+        cancellable_by_llm: bool | None = None,
+    ) -> None:
+        """Register a tool handler; see ``LLMService.register_function``.
+
+        The handler runs here, once, for the winner. The members are told of it because a tool's
+        options change what the model is told.
+        """
+        options: dict[str, Any] = {
+            "cancel_on_interruption": cancel_on_interruption,
+            "timeout_secs": timeout_secs,
+            "cancellable_by_llm": cancellable_by_llm,
+        }
+        super().register_function(function_name, handler, **options)
+        if not self._advertising:  # members read what a context advertises for themselves
+            self._members.register_function(function_name, handler, **options)
+
+    def unregister_function(self, function_name: str | None) -> None:
+        """Remove a tool handler; see ``LLMService.unregister_function``."""
+        super().unregister_function(function_name)
+        self._members.unregister_function(function_name)
+
+    def register_direct_function(
+        self,
+        handler: DirectFunction,
+        *,
+        cancel_on_interruption: bool | None = None,
+        timeout_secs: float | None = None,
+    ) -> None:
+        """Register a direct function; see ``LLMService.register_direct_function``."""
+        options: dict[str, Any] = {
+            "cancel_on_interruption": cancel_on_interruption,
+            "timeout_secs": timeout_secs,
+        }
+        super().register_direct_function(handler, **options)
+        self._members.register_direct_function(handler, **options)
+
+    def _sync_registered_tool_handlers(self, tools: Any) -> None:
+        self._advertising = True
+        try:
+            super()._sync_registered_tool_handlers(tools)
+        finally:
+            self._advertising = False
+
+
+def _no_change() -> LLMSettings:
+    return LLMSettings()
+
+
+def _no_settings() -> LLMSettings:
+    """Complete settings that say nothing: each member has its own."""
+    settings = LLMSettings(filter_incomplete_user_turns=False, use_provider_thinking_default=False)
+    for field in dataclasses.fields(settings):
+        if not is_given(getattr(settings, field.name)):
+            setattr(settings, field.name, None)
+    return settings
