@@ -27,6 +27,7 @@ LAYERS = {
     "release": PIPECAT,
     "spans": PIPECAT,
     "output": PIPECAT,
+    "take_back": PIPECAT,
     "tokens": PIPECAT,
     "inference": PIPECAT,
     "provider": PIPECAT,

@@ -7,8 +7,18 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import pytest
-from pipecat.frames.frames import Frame, LLMUpdateSettingsFrame, TTSAudioRawFrame
+from pipecat.frames.frames import (
+    AggregatedTextFrame,
+    Frame,
+    LLMConfigureOutputFrame,
+    LLMFullResponseEndFrame,
+    LLMTextFrame,
+    LLMUpdateSettingsFrame,
+    TTSAudioRawFrame,
+)
 from pipecat.pipeline.pipeline import Pipeline
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.processors.aggregators.llm_text_processor import LLMTextProcessor
 from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.services.llm_service import LLMService
@@ -16,6 +26,7 @@ from pipecat.services.settings import LLMSettings, TTSSettings
 from pipecat.services.tts_service import TextAggregationMode, TTSService
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy
+from pipecat_hedge.take_back import TakeBack, TakeBackFrame
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from tests.line import Line
 
@@ -152,6 +163,94 @@ async def test_a_rescue_speaks_no_sentence_twice(broken: list[Step]) -> None:
         "Do come by.",
     ]
     assert line.errors == []
+
+
+SEVERED = [*tokens("We are open till nine. The kitchen closes"), Error()]
+
+
+@pytest.mark.parametrize("commit", ["first_sentence", "first_token"])
+@pytest.mark.parametrize("before", [[], [LLMTextProcessor]], ids=["alone", "with a processor"])
+async def test_an_answer_that_nobody_continues_ends_after_its_last_whole_sentence(
+    commit: Any, before: list[type[LLMTextProcessor]]
+) -> None:
+    """The beginning of the next one, which the text-to-speech had to see, is not spoken."""
+    hedged = HedgedLLMService(
+        [ScriptedLLMService(SEVERED, tokens("Do come by.")), ScriptedLLMService([Error()])],
+        policy=HedgePolicy.fallback(commit=commit, fallback_text="One moment."),
+    )
+    speaker, context = Speaker(), LLMContext([{"role": "user", "content": "Hello?"}])
+    aggregator = LLMContextAggregatorPair(context).assistant()
+    async with Line(
+        hedged, processors=[*(kind() for kind in before), speaker], after=[aggregator]
+    ) as line:
+        await line.ask(context=context)
+        assert [text.strip() for _, text in speaker.spoken] == ["We are open till nine."]
+        assert len(line.errors) == 1
+        speaker.spoken.clear()
+        await line.ask(context=context)
+        assert [text.strip() for _, text in speaker.spoken] == ["Do come by."]
+    said = [
+        message["content"]
+        for message in context.get_messages()
+        if isinstance(message, dict) and message["role"] == "assistant" and "content" in message
+    ]
+    assert said == ["We are open till nine.", "Do come by."]
+
+
+async def test_silent_text_ends_there_too() -> None:
+    """Where the answer is shown and not spoken."""
+    hedged = HedgedLLMService(
+        [ScriptedLLMService(SEVERED), ScriptedLLMService([Error()])], policy=HedgePolicy.fallback()
+    )
+    async with Line(hedged, processors=[Speaker()]) as line:
+        await line.send(LLMConfigureOutputFrame(skip_tts=True))
+        await line.ask()
+        assert [f.text.strip() for f in line.frames(AggregatedTextFrame)] == [
+            "We are open till nine."
+        ]
+
+
+async def test_a_rescuer_with_other_words_begins_a_sentence_of_its_own() -> None:
+    """The beginning that broke off is not put in front of it."""
+    hedged = HedgedLLMService(
+        [
+            ScriptedLLMService(SEVERED),
+            ScriptedLLMService(tokens("Last orders are at eight. Do come by.")),
+        ],
+        policy=HedgePolicy.fallback(),
+    )
+    heard, line = await spoken(hedged, Speaker())
+    assert [text.strip() for _, text in heard] == [
+        "We are open till nine.",
+        "Last orders are at eight.",
+        "Do come by.",
+    ]
+    assert line.errors == []
+
+
+async def test_an_answer_taken_back_whole_has_not_been_heard() -> None:
+    """Then the fallback text is spoken, as if nobody had answered."""
+    hedged = HedgedLLMService(
+        [ScriptedLLMService([*tokens("The kitchen closes"), Error()])],
+        policy=HedgePolicy.fallback(commit="first_token", fallback_text="One moment, please."),
+    )
+    heard, line = await spoken(hedged, Speaker())
+    assert [text.strip() for _, text in heard] == ["One moment, please."]
+    assert len(line.errors) == 1
+
+
+async def test_an_aggregator_that_holds_more_keeps_it() -> None:
+    """Only what was taken back is forgotten."""
+    collector = LLMTextProcessor()
+    TakeBack().teach(collector)
+    async with Line(
+        HedgedLLMService([ScriptedLLMService([Say("Yes.")])]), processors=[collector]
+    ) as line:
+        for frame in (LLMTextFrame("Call <"), TakeBackFrame("Another")):
+            await line.send(frame)
+        await line.send(LLMFullResponseEndFrame())
+        await line.until(lambda: bool(line.frames(LLMFullResponseEndFrame)))
+        assert [f.text for f in line.frames(AggregatedTextFrame)] == ["Call <"]
 
 
 def _named(model: str, script: Sequence[Step]) -> ScriptedLLMService:

@@ -21,13 +21,18 @@ class Output:
 
     Parameters:
         commit_on: What suits it: a sentence where sentences are spoken, else a token.
-        needs_lookahead: Whether it must see the next sentence begin to speak the one before.
         language: The language by whose rules it finds sentences; None is English.
+        collector: What puts the sentences together, or None if nothing does.
     """
 
     commit_on: CommitOn = "first_token"
-    needs_lookahead: bool = False
     language: str | None = None
+    collector: FrameProcessor | None = None
+
+    @property
+    def needs_lookahead(self) -> bool:
+        """Whether it must see the next sentence begin to speak the one before."""
+        return self.collector is not None
 
 
 def find_output(processor: FrameProcessor) -> Output:
@@ -42,13 +47,11 @@ def find_output(processor: FrameProcessor) -> Output:
     """
     for found in _downstream(processor):
         if isinstance(found, LLMTextProcessor):
-            return Output("first_sentence", needs_lookahead=True)
+            return Output("first_sentence", collector=found)
         if isinstance(found, TTSService):
             if found._text_aggregation_mode is TextAggregationMode.TOKEN:
                 return Output("first_token", language=found.text_aggregation_language)
-            return Output(
-                "first_sentence", needs_lookahead=True, language=found.text_aggregation_language
-            )
+            return Output("first_sentence", found.text_aggregation_language, collector=found)
     return Output()
 
 

@@ -8,25 +8,42 @@ kept back: if the stream breaks there, the caller never hears a fragment, and th
 continues starts at a whole sentence. One thing such a service does need is the beginning of the
 next sentence, since only that tells it that the one before has ended; without it every sentence
 would be spoken one sentence late. So a completed sentence is released together with what has come
-after it, usually one token, and that token is all that a break can leave hanging. Where no
-text-to-speech follows, nothing has to be released early and nothing is.
+after it, usually one token. If the stream breaks there, that token is taken back before it is
+spoken (``take_back.py``). Where no text-to-speech follows, nothing has to be released early and
+nothing is.
 
-A text-to-speech that streams tokens speaks the fragment at once; there nothing is kept back.
+A text-to-speech that streams tokens speaks the fragment at once; there nothing is kept back, and
+nothing can be taken back.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pipecat_hedge.policies.continuation import Continuation
 from pipecat_hedge.sentences import SentenceFinder, is_whole_sentence
 
-__all__ = ["Release"]
+__all__ = ["Break", "Release"]
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """Where an answer that has broken off ends.
+
+    Parameters:
+        say: What was kept back, if it is a whole sentence that only lacked a sign of the next one.
+        take_back: What was released of a sentence that will not be finished, and is not yet spoken.
+    """
+
+    say: str = ""
+    take_back: str = ""
 
 
 class Release:
     """Lets one turn's answer out.
 
     Attributes:
-        said: Everything released so far.
+        said: Everything released so far, without what was taken back.
         is_whole: Whether nothing is known to be missing: an answer that has broken off did so at
             the end of a sentence.
     """
@@ -73,11 +90,11 @@ class Release:
         out, self._kept = self._kept + rest, ""
         return self._let_out(out)
 
-    async def break_off(self) -> str:
+    async def break_off(self) -> Break:
         """End an answer that has broken off.
 
         Returns:
-            What was kept back, if it is a whole sentence that only lacked a sign of the next one.
+            What is still to be said, or what is to be taken back.
         """
         kept, self._kept = self._kept, ""
         if self._by_sentence:
@@ -87,9 +104,15 @@ class Release:
             await finder.feed(self.said)
             unfinished = finder.open
         if self._continuation is not None and not unfinished.strip():
-            return ""  # it added nothing: whether the answer is whole is as before
+            return Break()  # it added nothing: whether the answer is whole is as before
         self.is_whole = is_whole_sentence(unfinished, self._language)
-        return self._let_out(kept) if self.is_whole else ""
+        if self.is_whole:
+            return Break(say=self._let_out(kept))
+        released = unfinished[: max(len(unfinished) - len(kept), 0)]
+        if not self._with_lookahead or not released.strip():
+            return Break()
+        self.said = self.said.removesuffix(released)
+        return Break(take_back=released)
 
     def follow_on(self) -> None:
         """From here on another attempt continues what has been said."""

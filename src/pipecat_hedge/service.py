@@ -37,6 +37,7 @@ from pipecat_hedge.output import find_output
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.provider import Provider, as_providers
 from pipecat_hedge.reports import DrainedAnswer
+from pipecat_hedge.take_back import TakeBack, TakeBackFrame
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.turn import Turn
 
@@ -105,6 +106,7 @@ class HedgedLLMService(FrontService):
         self._policy = policy or HedgePolicy.after(1.0)
         self._turns = 0
         self._drains = TaskScope()
+        self._take_back = TakeBack()
         self._drained_log = None if drained_log is None else Path(drained_log)
         if self._drained_log is not None and not self._drained_log.parent.is_dir():
             raise ConfigurationError(
@@ -166,13 +168,16 @@ class HedgedLLMService(FrontService):
         self._turns += 1
         self._timed_first_text = False
         now = asyncio.get_running_loop().time()
+        output = find_output(self)
+        if output.collector is not None:
+            self._take_back.teach(output.collector)
         turn = Turn(
             number=self._turns,
             context=context,
             line_up=self._members.usable(now),
             policy=self._policy,
             mouth=self,
-            output=find_output(self),
+            output=output,
             committed=self._credit,
             drained=self._report_drained,
             may_wait=self._filter_incomplete_user_turns,
@@ -282,6 +287,14 @@ class HedgedLLMService(FrontService):
             await self.stop_ttfb_metrics(end_time=wall_time)
             await self.stop_ttfat_metrics(end_time=wall_time)
         await self._push_llm_text(text)
+
+    async def take_back(self, text: str) -> None:
+        """Keep the last text from being spoken. Called by the turn.
+
+        Args:
+            text: The text, which a text-to-speech still holds.
+        """
+        await self.push_frame(TakeBackFrame(text))
 
     async def run_tools(self, calls: ToolCalls, *, wall_time: float) -> None:
         """Run the winner's tools. Called by the turn.

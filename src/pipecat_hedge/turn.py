@@ -43,6 +43,10 @@ class Mouth(Protocol):
         """Release a piece of answer text that came at ``wall_time``."""
         ...
 
+    async def take_back(self, text: str) -> None:
+        """Keep the last text that was released, ``text``, from being spoken."""
+        ...
+
     async def run_tools(self, calls: ToolCalls, *, wall_time: float) -> None:
         """Run the winner's tools; the call was complete at ``wall_time``."""
         ...
@@ -154,8 +158,8 @@ class Turn:
 
     @property
     def has_answered(self) -> bool:
-        """Whether any of an answer was released."""
-        return self._first_winner is not None
+        """Whether any of an answer was released, and not taken back."""
+        return self._first_winner is not None and not _is_silent(self._release.said)
 
     @property
     def winner_usage(self) -> LLMTokenUsage | None:
@@ -214,7 +218,7 @@ class Turn:
             asked.span.close(self._race.attempts[attempt].outcome or "won")
 
     def _continuation(self) -> list[LLMContextMessage]:
-        if not self._release.said:
+        if _is_silent(self._release.said):
             return []
         return [
             {"role": "assistant", "content": self._release.said},
@@ -223,8 +227,11 @@ class Turn:
 
     async def _obey_release(self, order: Commit | Continue | BreakOff) -> None:
         if isinstance(order, BreakOff):
-            if rest := await self._release.break_off():
-                await self._mouth.say(rest, wall_time=time.time())
+            end = await self._release.break_off()
+            if end.say:
+                await self._mouth.say(end.say, wall_time=time.time())
+            if end.take_back:
+                await self._mouth.take_back(end.take_back)
             return
         attempt = self._race.attempts[order.attempt]
         self._heard.append(attempt)
@@ -309,3 +316,8 @@ class Turn:
             output_tokens=tokens.output,
             tokens_estimated=tokens.estimated,
         )
+
+
+def _is_silent(text: str) -> bool:
+    """Whether there is nothing to hear in a text: none, blanks, or a marker."""
+    return not any(char.isalnum() for char in text)
