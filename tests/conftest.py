@@ -14,6 +14,7 @@ import certifi
 import pytest
 from hypothesis import settings
 
+from pipecat_hedge import provider_stats
 from pipecat_hedge.testing import AutojumpLoop
 
 # The gate gives everybody the same examples; `make explore` looks for new ones.
@@ -56,6 +57,13 @@ def _small_trust_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("SSL_CERT_FILE", str(path))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _nothing_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test begins with what a fresh install knows, and leaves no file behind."""
+    monkeypatch.setenv("PIPECAT_HEDGE_STATS", "off")
+    monkeypatch.setattr(provider_stats, "_shared", None)
 
 
 @pytest.fixture(autouse=True)

@@ -45,7 +45,7 @@ async def test_a_bare_service_is_named_after_its_kind_and_model() -> None:
         "openai:gpt-4.1#2",
         "scripted",
     ]
-    assert llm.policy.name == "after(1 s)"
+    assert llm.policy.name == "adaptive(10 %)"
 
 
 def _twice() -> list[ScriptedLLMService]:

@@ -20,6 +20,7 @@ class Attempt:
         number: Its number within the turn, from 0.
         provider: The provider's name.
         reason: Why it was launched.
+        detail: What the launch rule said to it, if it was asked.
         launched_at: When, on the race's clock.
         opened_at: When its request was on its way, or None.
         stall_secs: The silence after which somebody else is asked, or None.
@@ -35,6 +36,7 @@ class Attempt:
 
     __slots__ = (
         "called_tools",
+        "detail",
         "ended_at",
         "error",
         "first_token_at",
@@ -50,13 +52,21 @@ class Attempt:
         "timeout_secs",
     )
 
-    def __init__(self, number: int, seat: Seat, reason: LaunchReason, launched_at: float):
+    def __init__(
+        self,
+        number: int,
+        seat: Seat,
+        reason: LaunchReason,
+        launched_at: float,
+        detail: str | None = None,
+    ):
         """Record a launch."""
         self.number = number
         self.provider = seat.provider
         self.stall_secs = seat.stall_secs
         self.timeout_secs = seat.timeout_secs
         self.reason: LaunchReason = reason
+        self.detail = detail
         self.launched_at = launched_at
         self.opened_at: float | None = None
         self.first_token_at: float | None = None

@@ -6,7 +6,7 @@ race can be written down as a table of facts with their times and replayed anywh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from pipecat_hedge.errors import AttemptError
@@ -97,11 +97,13 @@ class Launch:
         attempt: The attempt's number within the turn, from 0.
         provider: The provider's name.
         reason: Why now.
+        detail: What the launch rule said, if it was asked.
     """
 
     attempt: int
     provider: str
     reason: LaunchReason
+    detail: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +182,13 @@ class InFlight:
         provider: The provider's name.
         launched_at: When it was launched, in the race's clock.
         last_token_at: When its latest usable token came, or None if none has come.
+        first_token_at: When its first usable token came, or None if none has come.
     """
 
     provider: str
     launched_at: float
     last_token_at: float | None
+    first_token_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

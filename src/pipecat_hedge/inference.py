@@ -13,10 +13,12 @@ from pipecat.utils.errors import classify_http_exception
 
 from pipecat_hedge.errors import AttemptError
 from pipecat_hedge.facts import BreakOff, Commit, Continue, Launch
+from pipecat_hedge.learning import Learning
 from pipecat_hedge.members import Entry, seats
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import Race
 from pipecat_hedge.provider_client import attempt_error
+from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.racing import Post, Racing
 from pipecat_hedge.task_scope import TaskScope
 
@@ -26,6 +28,7 @@ __all__ = ["race_inference"]
 async def race_inference(
     line_up: Sequence[Entry],
     policy: HedgePolicy,
+    stats: ProviderStats,
     context: LLMContext,
     options: Mapping[str, Any],
 ) -> tuple[str | None, list[tuple[str, AttemptError]]]:
@@ -37,6 +40,7 @@ async def race_inference(
     Args:
         line_up: Whom to ask, in order.
         policy: When to ask the next.
+        stats: What is known of them.
         context: The conversation.
         options: Further arguments of ``LLMService.run_inference``.
 
@@ -49,6 +53,7 @@ async def race_inference(
 
     async def ask(launch: Launch, post: Post[str]) -> None:
         service = idle[launch.provider].pop(0).service
+        learning.plan.launched(launch)
         try:
             answer = await service.run_inference(context, **given)
         except Exception as e:
@@ -68,10 +73,18 @@ async def race_inference(
     async def released(_: Commit | Continue | BreakOff) -> None:
         pass
 
-    lineup = [dataclasses.replace(seat, stall_secs=None) for seat in seats(line_up, policy)]
-    race = Race(lineup, policy.rule, attempts=policy.attempts, deadline_secs=policy.deadline_secs)
-    async with TaskScope() as scope:
-        racing = Racing(race, scope, ask, deliver, released)
-        await racing.run(asyncio.get_running_loop().time())
+    learning = Learning(policy, line_up, context, stats, "first_token", whole_answers=True)
+    lineup = [
+        dataclasses.replace(seat, stall_secs=None) for seat in seats(learning.line_up, policy)
+    ]
+    race = Race(
+        lineup, learning.plan.rule, attempts=policy.attempts, deadline_secs=policy.deadline_secs
+    )
+    try:
+        async with TaskScope() as scope:
+            racing = Racing(race, scope, ask, deliver, released)
+            await racing.run(asyncio.get_running_loop().time())
+    finally:
+        learning.learn(race.attempts)
     errors = [(a.provider, a.error) for a in race.attempts if a.error is not None]
     return (answers[0] if answers else None), errors

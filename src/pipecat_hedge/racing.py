@@ -199,6 +199,7 @@ class Racing(Generic[T]):
         released: Callable[[Commit | Continue | BreakOff], Awaitable[None]],
         *,
         drains: TaskScope | None = None,
+        runs_on: Callable[[int], bool] = lambda attempt: True,
         decided: Callable[[int], None] = lambda attempt: None,
     ):
         """Put a race and its seams together.
@@ -212,6 +213,7 @@ class Racing(Generic[T]):
             released: Told which attempt is delivered from now on, before its first piece is, and
                 when a committed answer has broken off.
             drains: Takes over superseded attempts and lets them run on; None closes them.
+            runs_on: Which of them run on, where there are ``drains``.
             decided: Told which attempt has been committed or is about to be closed.
         """
         self._race = race
@@ -220,6 +222,7 @@ class Racing(Generic[T]):
         self._deliver = deliver
         self._released = released
         self._drains = drains
+        self._runs_on = runs_on
         self._decided = decided
         self._inbox: _Inbox[T] = _Inbox()
         self._held: dict[int, list[tuple[T, float]]] = {}
@@ -267,7 +270,7 @@ class Racing(Generic[T]):
             if isinstance(order, Cancel):
                 self._held.pop(order.attempt, None)
                 self._decided(order.attempt)
-                self._close(self._tasks[order.attempt], order.cause)
+                self._close(order.attempt, order.cause)
         for order in orders:
             if isinstance(order, Launch):
                 self._held[order.attempt] = []
@@ -286,8 +289,13 @@ class Racing(Generic[T]):
             elif isinstance(order, GiveUp):
                 self.gave_up = order
 
-    def _close(self, task: asyncio.Task[None], cause: CancelCause) -> None:
-        if self._drains is not None and cause == "superseded":
+    def stop(self, attempt: int) -> None:
+        """Close an attempt that was superseded and let run on."""
+        self._tasks[attempt].cancel()
+
+    def _close(self, attempt: int, cause: CancelCause) -> None:
+        task = self._tasks[attempt]
+        if self._drains is not None and cause == "superseded" and self._runs_on(attempt):
             self._scope.let_go(task)
             self._drains.adopt(task)
         else:

@@ -30,6 +30,8 @@ class AttemptReport:
         tokens_estimated: Whether a token count is an estimate, because the provider sent no final
             count before the request was closed.
         usd: What it cost, if the provider's price is known.
+        ttfs_secs: From its launch to its first speakable sentence; None if none came.
+        launch_detail: What the policy said for launching it, if it was asked.
     """
 
     provider: str
@@ -44,6 +46,8 @@ class AttemptReport:
     output_tokens: int | None = None
     tokens_estimated: bool = False
     usd: float | None = None
+    ttfs_secs: float | None = None
+    launch_detail: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,13 @@ class TurnReport:
             policy says or, with ``auto``, as suits the text-to-speech downstream.
         commit_reason: What made the winner win: ``first_sentence``, ``first_token``, ``tool_call``,
             or ``whole_answer`` for one that ended without a whole sentence; None without a winner.
+        prompt_tokens: An estimate of the prompt's size, by which latencies are learned.
+        hedge_reason: What the policy said last about a further attempt: why it was launched, or why
+            not; None if it was not asked.
+        order_reason: Why the providers were not asked in the order in which they were given.
+        prior_share: How much of what the policy took to be known of the first provider's latency
+            was only assumed, from the published figures of its kind: 1 for the first turn ever,
+            nearly 0 after some hundred; None under policies that use nothing learned.
         filler: What was said while waiting, or why nothing was; None where fillers are not used.
     """
 
@@ -76,6 +87,10 @@ class TurnReport:
     attempts: tuple[AttemptReport, ...]
     commit_on: CommitOn = "first_token"
     commit_reason: str | None = None
+    prompt_tokens: int | None = None
+    hedge_reason: str | None = None
+    order_reason: str | None = None
+    prior_share: float | None = None
     filler: str | None = None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,12 @@ from pipecat_hedge.contender import ToolCalls
 from pipecat_hedge.errors import AllProvidersFailed, AttemptError, ConfigurationError
 from pipecat_hedge.front import FrontService
 from pipecat_hedge.inference import race_inference
+from pipecat_hedge.learning import Learning
 from pipecat_hedge.metrics import HedgeMetricsData
 from pipecat_hedge.output import find_output
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.provider import Provider, as_providers
+from pipecat_hedge.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.reports import DrainedAnswer
 from pipecat_hedge.take_back import TakeBack, TakeBackFrame
 from pipecat_hedge.task_scope import TaskScope
@@ -75,6 +78,8 @@ class HedgedLLMService(FrontService):
         *,
         policy: HedgePolicy | None = None,
         settings: LLMSettings | None = None,
+        stats: ProviderStats | None = None,
+        turn_log: str | Path | None = None,
         drained_log: str | Path | None = None,
         **kwargs: Any,
     ):
@@ -83,9 +88,14 @@ class HedgedLLMService(FrontService):
         Args:
             llms: Whom to ask, in order: any Pipecat request/response LLM services, bare or as
                 named ``Provider``s. Each instance belongs to this service alone.
-            policy: When to ask the next one. Defaults to ``HedgePolicy.after(1.0)``.
+            policy: When to ask the next one. Defaults to ``HedgePolicy.adaptive()``.
             settings: Settings that all members share, such as ``system_instruction`` and
                 ``temperature``; applied to each when the pipeline starts.
+            stats: What is known of the providers' latencies. Defaults to the process's own, which
+                is shared by all services and kept between runs (``PIPECAT_HEDGE_STATS`` names the
+                file, or is ``off``).
+            turn_log: A file to which every ``TurnReport`` is appended as a line of JSON, for
+                ``pipecat-hedge whatif``. It holds times and counts, nothing that was said.
             drained_log: A file to which every ``DrainedAnswer`` is appended as a line of JSON. It
                 holds what the models said.
             **kwargs: Further arguments of ``LLMService``.
@@ -100,18 +110,16 @@ class HedgedLLMService(FrontService):
             )
         if policy is not None and not isinstance(policy, HedgePolicy):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(
-                f"policy must be a HedgePolicy, got {policy!r}: write HedgePolicy.after(0.8)"
+                f"policy must be a HedgePolicy, got {policy!r}: write HedgePolicy.adaptive()"
             )
         super().__init__(providers, settings, **kwargs)
-        self._policy = policy or HedgePolicy.after(1.0)
+        self._policy = policy or HedgePolicy.adaptive()
+        self._stats = stats or shared_stats()
         self._turns = 0
         self._drains = TaskScope()
         self._take_back = TakeBack()
-        self._drained_log = None if drained_log is None else Path(drained_log)
-        if self._drained_log is not None and not self._drained_log.parent.is_dir():
-            raise ConfigurationError(
-                f"drained_log: there is no folder {self._drained_log.parent}: make it first"
-            )
+        self._turn_log = _log_file("turn_log", turn_log)
+        self._drained_log = _log_file("drained_log", drained_log)
         self._timed_first_text = False
         self._register_event_handler("on_turn_report")
         self._register_event_handler("on_loser_drained")
@@ -120,6 +128,11 @@ class HedgedLLMService(FrontService):
     def providers(self) -> tuple[Provider, ...]:
         """The providers, in the order in which they are asked."""
         return tuple(entry.provider for entry in self._members.entries)
+
+    @property
+    def stats(self) -> ProviderStats:
+        """What is known of the providers' latencies."""
+        return self._stats
 
     @property
     def policy(self) -> HedgePolicy:
@@ -133,6 +146,7 @@ class HedgedLLMService(FrontService):
     async def cleanup(self) -> None:
         """Release this service's and its members' resources."""
         await self._drains.close()
+        await asyncio.to_thread(self._stats.save)
         await super().cleanup()
 
     # ---- frames
@@ -171,11 +185,15 @@ class HedgedLLMService(FrontService):
         output = find_output(self)
         if output.collector is not None:
             self._take_back.teach(output.collector)
+        learning = Learning(
+            self._policy, self._members.usable(now), context, self._stats, output.commit_on
+        )
         turn = Turn(
             number=self._turns,
             context=context,
-            line_up=self._members.usable(now),
+            line_up=learning.line_up,
             policy=self._policy,
+            learning=learning,
             mouth=self,
             output=output,
             committed=self._credit,
@@ -206,6 +224,8 @@ class HedgedLLMService(FrontService):
                 await end()
             self._learn(turn.errors)
             await self._report_turn(turn)
+        if self._stats.is_due:
+            await asyncio.to_thread(self._stats.save)
 
     def _learn(self, errors: Iterable[tuple[str, AttemptError]]) -> None:
         """Remember who asked to be left alone, and say once who is out for the session."""
@@ -233,6 +253,9 @@ class HedgedLLMService(FrontService):
 
     async def _report_turn(self, turn: Turn) -> None:
         report = turn.report()
+        if self._turn_log is not None:
+            line = {"at": time.time(), "policy": self._policy.name, **dataclasses.asdict(report)}
+            _append(self._turn_log, json.dumps(line))
         await self._call_event_handler("on_turn_report", report)
         if self.metrics_enabled:
             model = next((a.model for a in report.attempts if a.outcome == "won"), None)
@@ -261,6 +284,7 @@ class HedgedLLMService(FrontService):
         answer, errors = await race_inference(
             self._members.usable(asyncio.get_running_loop().time()),
             self._policy,
+            self._stats,
             context,
             {
                 "max_tokens": max_tokens,
@@ -316,6 +340,15 @@ class HedgedLLMService(FrontService):
         """
         await self.stop_ttfb_metrics(end_time=wall_time)
         await self.push_frame(frame)
+
+
+def _log_file(field: str, path: str | Path | None) -> Path | None:
+    if path is None:
+        return None
+    file = Path(path)
+    if not file.parent.is_dir():
+        raise ConfigurationError(f"{field}: there is no folder {file.parent}: make it first")
+    return file
 
 
 def _append(path: Path, line: str) -> None:

@@ -10,6 +10,7 @@ curve that ended would call a wait impossible that is merely rare.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -120,10 +121,10 @@ class Survival:
         if not 0 <= p < 1:
             raise ConfigurationError(f"p must be from 0 to below 1, got {p}: the p95 is 0.95")
         left = 1.0 - p
-        index = int(np.searchsorted(-self.shares, -left - 1e-12, side="left"))
+        index = self.secs.size - int(self.shares[::-1].searchsorted(left + 1e-12, side="right"))
         if index < self.secs.size:
             return float(self.secs[index])
-        return float(self.secs[-1] + self.tail_secs * np.log(self.shares[-1] / left))
+        return float(self.secs[-1]) + self.tail_secs * math.log(float(self.shares[-1]) / left)
 
     def expected_remaining(self, elapsed_secs: float) -> float:
         """How much longer on average, given that so long has passed without an answer.
@@ -155,6 +156,29 @@ class Survival:
         area = (1 - share) * self.area_after(at[-1]) + share * other.area_after(at[-1])
         tail_secs = float(area / above[-1]) if above[-1] > 0 else self.tail_secs
         return self._made(at, above, max(tail_secs, 1e-6))
+
+    def scaled(self, factor: float) -> Survival:
+        """The curve of latencies that are all ``factor`` times as long.
+
+        Args:
+            factor: Positive.
+
+        Raises:
+            ConfigurationError: If it is not.
+        """
+        if not factor > 0:
+            raise ConfigurationError(f"factor must be positive, got {factor}")
+        return Survival(
+            self.secs * factor, self.shares, self.tail_secs * factor, self.areas * factor
+        )
+
+    def delayed(self, secs: float) -> Survival:
+        """The curve of latencies that are all ``secs`` longer.
+
+        Args:
+            secs: Not negative.
+        """
+        return Survival.of(self.secs + secs, self.shares, self.tail_secs) if secs > 0 else self
 
     def _knots(self, until: float) -> Floats:
         """The steps, and steps that stand for the tail as far as ``until``."""

@@ -10,7 +10,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext, LLMSpecificMe
 
 from pipecat_hedge.contender import Tally
 
-__all__ = ["Tokens", "count_tokens", "usd"]
+__all__ = ["Tokens", "count_tokens", "estimate_tokens", "usd"]
 
 CHARS_PER_TOKEN = 4
 """The usual rule of thumb for English text; used only where a provider sent no count."""
@@ -43,13 +43,22 @@ def count_tokens(tally: Tally, context: LLMContext) -> Tokens:
     usage = tally.usage
     if usage is None:
         return Tokens(
-            input=sum(_estimate(message) for message in context.messages),
+            input=estimate_tokens(context),
             output=math.ceil(tally.chars / CHARS_PER_TOKEN),
             estimated=True,
         )
     # Some services count a prompt without its cached part, but total_tokens always with it.
     gross = max(usage.prompt_tokens, usage.total_tokens - usage.completion_tokens)
     return Tokens(gross, usage.completion_tokens, estimated=not tally.completed)
+
+
+def estimate_tokens(context: LLMContext) -> int:
+    """An estimate of the tokens of a conversation, without the system instruction and tools.
+
+    Args:
+        context: The conversation.
+    """
+    return sum(_estimate(message) for message in context.messages)
 
 
 def _estimate(message: object) -> int:

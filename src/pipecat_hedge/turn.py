@@ -16,10 +16,12 @@ from pipecat_hedge.attempt import Attempt
 from pipecat_hedge.contender import Contender, Piece, Tally, ToolCalls
 from pipecat_hedge.errors import AllProvidersFailed, AttemptError
 from pipecat_hedge.facts import BreakOff, Commit, CommitOn, Continue, Launch, TurnOutcome
+from pipecat_hedge.learning import Learning
 from pipecat_hedge.members import Entry, seats
 from pipecat_hedge.output import Output
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import Race
+from pipecat_hedge.probe import Probe
 from pipecat_hedge.racing import Post, Racing
 from pipecat_hedge.release import Release
 from pipecat_hedge.reports import AttemptReport, DrainedAnswer, TurnReport
@@ -69,6 +71,7 @@ class Turn:
         context: LLMContext,
         line_up: Sequence[Entry],
         policy: HedgePolicy,
+        learning: Learning,
         mouth: Mouth,
         output: Output,
         committed: Callable[[str | None], None],
@@ -81,7 +84,8 @@ class Turn:
             number: The turn's number, from 1.
             context: The conversation.
             line_up: Whom to ask, in order.
-            policy: When to ask the next.
+            policy: What the user wants of a race.
+            learning: When to ask the next, and who remembers how it went.
             mouth: Where the answer goes.
             output: What speaks the answer.
             committed: Told the winner's model just before its answer is released.
@@ -98,14 +102,13 @@ class Turn:
         self._drained = drained
         self._policy = policy
         self._may_wait = may_wait
+        self._learning = learning
         self._entries: Mapping[str, Entry] = {e.provider.name: e for e in line_up}
         self._idle = {e.provider.name: list(e.contenders) for e in line_up}
-        self._commit_on: CommitOn = output.commit_on
-        if policy.commit != "auto":
-            self._commit_on = policy.commit
+        self._commit_on: CommitOn = learning.commit_on
         self._race = Race(
             seats(line_up, policy),
-            policy.rule,
+            learning.plan.rule,
             attempts=policy.attempts,
             commit_on=self._commit_on,
             deadline_secs=policy.deadline_secs,
@@ -120,6 +123,7 @@ class Turn:
         self._asked: dict[int, Contender] = {}
         self._tallies: dict[int, Tally] = {}
         self._tools: list[tuple[ToolCalls, float]] = []
+        self._racing: Racing[Piece] | None = None
         self._ran_tools = False
         self._ended_at = self._started_at
         self.failure: AllProvidersFailed | None = None
@@ -132,19 +136,21 @@ class Turn:
             end: Called once the answer is complete, before the losers' last requests are closed.
         """
         async with TaskScope() as scope:
-            racing = Racing(
+            racing = self._racing = Racing(
                 self._race,
                 scope,
                 self._ask,
                 self._deliver,
                 self._obey_release,
-                drains=drains if self._policy.losers == "drain" else None,
+                drains=drains,
+                runs_on=self._runs_on,
                 decided=self._mark_span,
             )
             try:
                 await racing.run(self._started_at)
             finally:
                 self._ended_at = self._loop.time()
+                self._learning.learn(self._race.attempts)
             if racing.gave_up is not None:
                 self.failure = AllProvidersFailed(
                     racing.gave_up.errors, broke_off=self.has_answered
@@ -186,6 +192,10 @@ class Turn:
             attempts=tuple(self._report_attempt(attempt) for attempt in self._race.attempts),
             commit_on=self._commit_on,
             commit_reason=self._race.commit_reason,
+            prompt_tokens=self._learning.prompt_tokens,
+            hedge_reason=self._race.launch_reason,
+            order_reason=self._learning.plan.route_reason,
+            prior_share=self._learning.plan.prior_share,
         )
 
     # ---- the race's seams
@@ -196,10 +206,12 @@ class Turn:
         self._asked[launch.attempt] = contender
         contender.span.issue(launch)
         self._tallies[launch.attempt] = tally
+        self._learning.plan.launched(launch, is_waiting=self._first_winner is None)
+        probe = self._probe(launch, post)
         try:
             await contender.answer(
                 self._context,
-                post,
+                probe or post,
                 tally,
                 addition=self._continuation(),
                 language=self._output.language,
@@ -210,8 +222,27 @@ class Turn:
                 post.piece(LLMTextFrame(""), usable=True)
         finally:
             attempt = self._race.attempts[launch.attempt]
+            if probe is not None and attempt.outcome == "superseded" and not probe.has_failed:
+                self._learning.learn_probe(attempt, probe.first_at, self._loop.time())
             if tally.keeps_text and attempt.outcome == "superseded":
                 await self._drained(self._drained_answer(attempt))
+
+    def _runs_on(self, attempt: int) -> bool:
+        superseded = self._race.attempts[attempt]
+        return self._policy.losers == "drain" or (
+            superseded.provider == self._learning.plan.probe and superseded.first_token_at is None
+        )
+
+    def _probe(self, launch: Launch, post: Post[Piece]) -> Probe | None:
+        if launch.provider != self._learning.plan.probe:
+            return None
+
+        def seen() -> None:
+            superseded = self._race.attempts[launch.attempt].outcome == "superseded"
+            if superseded and self._policy.losers == "cancel" and self._racing is not None:
+                self._racing.stop(launch.attempt)
+
+        return Probe(post, self._loop.time, seen)
 
     def _mark_span(self, attempt: int) -> None:
         if (asked := self._asked.get(attempt)) is not None:
@@ -283,7 +314,7 @@ class Turn:
     def _report_attempt(self, attempt: Attempt) -> AttemptReport:
         asked = self._asked.get(attempt.number)
         tokens = count_tokens(self._tallies.get(attempt.number, Tally()), self._context)
-        first = attempt.first_token_at
+        first, speakable = attempt.first_token_at, attempt.speakable_at
         ended = self._ended_at if attempt.ended_at is None else attempt.ended_at
         return AttemptReport(
             provider=attempt.provider,
@@ -298,6 +329,8 @@ class Turn:
             output_tokens=tokens.output,
             tokens_estimated=tokens.estimated,
             usd=usd(tokens, self._entries[attempt.provider].provider.usd_per_mtok),
+            ttfs_secs=None if speakable is None else speakable - attempt.launched_at,
+            launch_detail=attempt.detail,
         )
 
     def _drained_answer(self, attempt: Attempt) -> DrainedAnswer:

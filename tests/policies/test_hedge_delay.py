@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge import HedgeError
-from pipecat_hedge.facts import InFlight, Waiting
-from pipecat_hedge.policies.hedge_delay import PricedDelay, joint, savings
+from pipecat_hedge.facts import InFlight, LaunchDecision, Waiting
+from pipecat_hedge.policies.hedge_delay import (
+    Known,
+    PricedDelay,
+    QuantileDelay,
+    SingleReissue,
+    Worths,
+    best_reissue,
+    joint,
+    savings,
+)
 from pipecat_hedge.survival import Survival
 
 
@@ -81,70 +93,189 @@ def test_the_first_of_several(sent: float, at: float) -> None:
     assert both.share_after(at) == pytest.approx(expected, abs=0.02)
 
 
-def test_a_heavy_tail_is_hedged_where_it_begins() -> None:
-    """Once the body has gone by, and with the reason."""
-    rule = PricedDelay({"a": HEAVY, "b": HEAVY}, price_secs=1.0)
-    decision = rule.next_launch(waiting(("a", 0.0)))
+def rule(
+    first: Survival = HEAVY, second: Survival = HEAVY, share: float = 0.1, **options: Any
+) -> PricedDelay:
+    return PricedDelay({"a": Known(first), "b": Known(second)}, {"a": share, "b": share}, **options)
+
+
+def asked(policy: PricedDelay, *in_flight: tuple[str, float]) -> LaunchDecision:
+    return policy.next_launch(waiting(*(in_flight or (("a", 0.0),))))
+
+
+@pytest.mark.parametrize("share", [0.02, 0.05, 0.1, 0.25])
+def test_a_heavy_tail_is_hedged_for_about_the_share_of_turns(share: float) -> None:
+    """Between the bounds within which the price decides, and with the reason."""
+    decision = asked(rule(share=share))
     assert decision.at is not None
-    assert HEAVY.quantile(0.7) < decision.at < HEAVY.quantile(0.96)
-    assert "price 1.00 s" in decision.reason
+    assert HEAVY.quantile(1 - 1.6 * share) <= decision.at <= HEAVY.quantile(1 - 0.8 * share)
+    assert " price " in decision.reason
 
 
 def test_a_light_tail_is_not_worth_it() -> None:
-    """It never reaches the price, and the reason says by how much it falls short."""
-    rule = PricedDelay({"a": LIGHT, "b": LIGHT}, price_secs=6.0)
-    decision = rule.next_launch(waiting(("a", 0.0)))
+    """Not before hardly anybody is waiting, and the reason says by how much it falls short."""
+    decision = asked(rule(LIGHT, LIGHT))
+    assert decision.at is None or LIGHT.share_after(decision.at) < 0.01
+    assert decision.reason.startswith("tail too light: saves 0.0")
+    assert "price 0.15 s" in decision.reason
+
+
+def test_what_is_never_worth_it_is_never_launched() -> None:
+    """With a worth that no request reaches."""
+    decision = asked(rule(LIGHT, LIGHT, worth_secs=60.0))
     assert decision.at is None
-    assert decision.reason.startswith("tail too light: saves ")
-    assert decision.reason.endswith(" s, price 6.00 s")
+    assert decision.reason.endswith(" s, price 60.00 s")
 
 
-@given(st.floats(0, 4), st.floats(0, 4))
-def test_a_higher_price_never_hedges_earlier(one: float, other: float) -> None:
-    """And may hedge not at all."""
+def test_without_a_budget_there_is_no_hedge() -> None:
+    """A share of 0 is never."""
+    assert asked(rule(share=0.0)) == LaunchDecision(None, "the budget is 0")
+
+
+def test_what_costs_nothing_is_launched_as_soon_as_it_is_worth_it() -> None:
+    """A share of 1 has the least worth for its price."""
+    free = asked(rule(share=1.0, worth_secs=0.3)).at
+    dear = asked(rule(share=0.05, worth_secs=0.3)).at
+    assert free is not None
+    assert dear is not None
+    assert free < 0.5 < dear
+    assert savings(HEAVY, HEAVY, np.array([free]))[0] > 0.25
+
+
+def test_one_request_alone_is_its_own_curve() -> None:
+    """Sent at the beginning, there is nothing to put together."""
+    assert joint([(HEAVY, 0.0)]) is HEAVY
+
+
+@given(st.floats(0.001, 1), st.floats(0.001, 1))
+def test_a_larger_share_never_hedges_later(one: float, other: float) -> None:
+    """The budget delays and does not forbid."""
     low, high = sorted((one, other))
-    curves = {"a": HEAVY, "b": HEAVY}
-    first = PricedDelay(curves, low).next_launch(waiting(("a", 0.0))).at
-    second = PricedDelay(curves, high).next_launch(waiting(("a", 0.0))).at
-    if second is not None:
-        assert first is not None
-        assert first <= second + 1e-9
+    late, early = asked(rule(share=low)).at, asked(rule(share=high)).at
+    assert late is not None
+    assert early is not None
+    assert early <= late + 1e-6
+
+
+@given(st.floats(0.01, 0.5), st.floats(0, 2))
+def test_who_has_waited_long_is_worth_any_price(share: float, worth: float) -> None:
+    """By the time by which all but 0.8 times the share have answered."""
+    at = asked(rule(share=share, worth_secs=worth)).at
+    assert at is not None
+    latest = HEAVY.quantile(1 - 0.8 * share)
+    if savings(HEAVY, HEAVY, np.array([latest]))[0] > worth:
+        assert at <= latest + 1e-9
 
 
 def test_a_slow_second_provider_saves_nothing() -> None:
     """When everybody is slow hedging stops by itself."""
-    slow = lognormal(60.0, 0.1)
-    decision = PricedDelay({"a": HEAVY, "b": slow}, 0.5).next_launch(waiting(("a", 0.0)))
+    decision = asked(rule(HEAVY, lognormal(60.0, 0.1), worth_secs=0.5))
     assert decision.at is None or decision.at > 5
 
 
 def test_with_a_deadline_a_fast_second_is_asked_just_in_time() -> None:
     """Later than one that needs longer, and the reason names the deadline."""
-    fast, slower = lognormal(0.1, 0.1), lognormal(0.6, 0.1)
-    asked = {
-        name: PricedDelay({"a": HEAVY, "b": curve}, 0.5, deadline_secs=1.5).next_launch(
-            waiting(("a", 0.0))
-        )
-        for name, curve in (("fast", fast), ("slower", slower))
-    }
-    fast_at, slower_at = asked["fast"].at, asked["slower"].at
-    assert fast_at is not None
-    assert slower_at is not None
-    assert slower_at <= fast_at < 1.5
-    assert asked["fast"].reason == f"deadline 1.5 s: hedge at {fast_at:.2f} s"
+    fast = asked(rule(HEAVY, lognormal(0.1, 0.1), share=0.5, deadline_secs=1.5))
+    slower = asked(rule(HEAVY, lognormal(0.6, 0.1), share=0.5, deadline_secs=1.5))
+    assert fast.at is not None
+    assert slower.at is not None
+    assert slower.at <= fast.at < 1.5
+    assert fast.reason == f"deadline 1.5 s: hedge at {fast.at:.2f} s"
 
 
 def test_the_third_attempt_is_the_same_question_again() -> None:
     """With two requests in flight: after the second, on the turn's own clock."""
-    rule = PricedDelay({"a": HEAVY, "b": HEAVY}, price_secs=1.0)
-    alone = rule.next_launch(waiting(("a", 0.0), started_at=100.0)).at
+    policy = rule()
+    alone = policy.next_launch(waiting(("a", 0.0), started_at=100.0)).at
     assert alone is not None
-    both = rule.next_launch(waiting(("a", 0.0), ("b", alone - 100), started_at=100.0)).at
+    both = policy.next_launch(waiting(("a", 0.0), ("b", alone - 100), started_at=100.0)).at
     assert both is not None
-    assert both > alone + HEAVY.quantile(0.5)
+    assert alone + HEAVY.quantile(0.5) < both < alone + HEAVY.quantile(0.95)
 
 
-def test_a_price_that_is_none_is_refused() -> None:
+def test_a_replacement_is_hedged_by_its_own_time() -> None:
+    """An attempt that was launched late is waited for as long as any other."""
+    policy = rule()
+    alone = policy.next_launch(waiting(("a", 0.0))).at
+    later = policy.next_launch(waiting(("a", 7.0))).at
+    assert alone is not None
+    assert later == pytest.approx(7.0 + alone, abs=0.05)
+
+
+def test_an_attempt_that_dribbles_is_overtaken() -> None:
+    """After its first token it is judged by how soon a sentence usually follows."""
+    sentence = lognormal(0.15, 0.3)
+    policy = PricedDelay(
+        {"a": Known(HEAVY, sentence), "b": Known(HEAVY, sentence)}, {"a": 0.1, "b": 0.1}
+    )
+    talking = Waiting(0.0, (InFlight("a", 0.0, 0.4, 0.4),), "b")
+    decision = policy.next_launch(talking)
+    assert decision.at is None or decision.at > 0.4 + sentence.quantile(0.84)
+    heavy = Known(HEAVY, lognormal(0.15, 0.3, stalls=0.1))
+    dribbles = PricedDelay({"a": heavy, "b": heavy}, {"a": 0.1, "b": 0.1}).next_launch(talking)
+    assert dribbles.at is not None
+    assert 0.4 + 0.15 < dribbles.at < 2.0
+
+
+def test_what_was_computed_is_remembered_for_the_same_curves() -> None:
+    """And only for those, however many there were."""
+    worths = Worths()
+    curves = [lognormal(0.5, 0.1 + 0.001 * number) for number in range(70)]
+    first = worths.of(curves[0], curves[1], None)
+    assert worths.of(curves[0], curves[1], None) is first
+    assert worths.of(curves[1], curves[0], None) is not first
+    assert worths.of(curves[0], curves[1], 1.0) is not first
+    for one, other in itertools.pairwise(curves):
+        assert worths.of(one, other, None).saved[0] == pytest.approx(
+            float(savings(one, other, np.array([0.0]))[0])
+        )
+
+
+def test_at_a_quantile() -> None:
+    """Each attempt from the launch of the one before."""
+    policy = QuantileDelay({"a": Known(HEAVY), "b": Known(LIGHT)}, 0.95)
+    decision = policy.next_launch(waiting(("a", 0.0), started_at=5.0))
+    assert decision == LaunchDecision(
+        5.0 + HEAVY.quantile(0.95), f"p95 is {HEAVY.quantile(0.95):.2f} s"
+    )
+    third = policy.next_launch(waiting(("a", 0.0), ("b", 0.7), further="a"))
+    assert third.at == pytest.approx(0.7 + LIGHT.quantile(0.95))
+
+
+@pytest.mark.parametrize(("percentile", "budget"), [(0.95, 0.05), (0.99, 0.05), (0.99, 0.02)])
+def test_single_r_is_best_for_its_percentile(percentile: float, budget: float) -> None:
+    """No other delay and probability within the budget reach the percentile sooner."""
+
+    def reaches(delay: float, q: float) -> float:
+        t = np.geomspace(0.01, 60, 6000)
+        left = HEAVY.share_after(t)
+        answered = 1 - left + q * left * (1 - HEAVY.share_after(t - delay)) * (t >= delay)
+        return float(t[np.argmax(answered >= percentile)])
+
+    delay, q = best_reissue(HEAVY, HEAVY, percentile, budget)
+    assert q * float(HEAVY.share_after(delay)) <= budget * 1.001
+    best = reaches(delay, q)
+    for other in np.linspace(0, HEAVY.quantile(percentile), 40):
+        most = min(1.0, budget / float(HEAVY.share_after(other)))
+        assert best <= reaches(float(other), most) * 1.05
+
+
+def test_single_r_draws_lots() -> None:
+    """A turn that was not drawn is not helped, and neither is one that was helped before."""
+    assert SingleReissue(0.6, 0.5, drawn=0.2).next_launch(waiting(("a", 0.0))).at == 0.6
+    assert SingleReissue(0.6, 0.5, drawn=0.5).next_launch(waiting(("a", 0.0))).at is None
+    helped = waiting(("a", 0.0), ("b", 0.6))
+    assert SingleReissue(0.6, 0.5, drawn=0.2).next_launch(helped).at is None
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: PricedDelay({}, {}, worth_secs=-1), "worth_secs must not be negative, got -1"),
+        (lambda: PricedDelay({}, {"a": 1.5}), "shares: a must be from 0 to 1, got 1.5"),
+    ],
+)
+def test_what_cannot_work_is_refused(make: Callable[[], object], told: str) -> None:
     """The error names the field."""
-    with pytest.raises(HedgeError, match="price_secs must not be negative, got -1"):
-        PricedDelay({}, -1)
+    with pytest.raises(HedgeError, match=told):
+        make()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipecat_hedge import HedgeError, HedgePolicy
-from pipecat_hedge.policies.hedge_policy import AfterSilence, OnlyOnFailure
+from pipecat_hedge.policies.hedge_policy import Adaptive, AfterSilence, OnlyOnFailure
 
 
 def test_names_say_what_the_policy_does() -> None:
@@ -16,6 +16,19 @@ def test_names_say_what_the_policy_does() -> None:
     assert HedgePolicy.after(0.25).name == "after(0.25 s)"
     assert HedgePolicy.after(None).name == "after(never)"
     assert HedgePolicy.fallback().name == "fallback"
+    assert HedgePolicy.adaptive(0.05).name == "adaptive(5 %)"
+    assert HedgePolicy.at_quantile(0.9).name == "at p90"
+    assert HedgePolicy.single_r().name == "SingleR(p99, 5 %)"
+
+
+def test_an_adaptive_deadline_fails_no_turn() -> None:
+    """It says when hedges should have been sent, not when to give up."""
+    policy = HedgePolicy.adaptive(0.1, 3, deadline_secs=1.2, worth_secs=0, order="learned")
+    assert policy.rule == Adaptive(0.1, 0.0, 1.2, "learned")
+    assert policy.deadline_secs is None
+    assert policy.attempts == 3
+    assert HedgePolicy.single_r(deadline_secs=9).deadline_secs == 9
+    assert HedgePolicy.at_quantile(deadline_secs=9).deadline_secs == 9
 
 
 def test_none_is_never_and_zero_is_now() -> None:
@@ -40,6 +53,15 @@ def test_none_is_never_and_zero_is_now() -> None:
         (lambda: HedgePolicy.race(losers="pay"), "losers is not known, got 'pay': write 'cancel'"),  # pyright: ignore[reportArgumentType]
         (lambda: HedgePolicy.race(stall_secs=-1), "stall_secs must not be negative, got -1"),
         (lambda: HedgePolicy.race(deadline_secs=-1), "deadline_secs must not be negative"),
+        (lambda: HedgePolicy.adaptive(-0.1), "budget must be a share of turns, not negative"),
+        (lambda: HedgePolicy.adaptive(True), "budget must be a share of turns"),
+        (lambda: HedgePolicy.adaptive("5 %"), "budget must be a share of turns"),  # pyright: ignore[reportArgumentType]
+        (lambda: HedgePolicy.adaptive(order="fast"), "order is not known, got 'fast': write"),  # pyright: ignore[reportArgumentType]
+        (lambda: HedgePolicy.adaptive(worth_secs=-1), "worth_secs must not be negative, got -1"),
+        (lambda: HedgePolicy.adaptive(deadline_secs=-1), "deadline_secs must not be negative"),
+        (lambda: HedgePolicy.at_quantile(1.0), "p must be above 0 and below 1, got 1.0: 0.95 is"),
+        (lambda: HedgePolicy.single_r(0), "percentile must be above 0 and below 1, got 0"),
+        (lambda: HedgePolicy.single_r(budget=1), "budget must be above 0 and below 1, got 1"),
         (lambda: HedgePolicy.race(fallback_text=" "), "fallback_text is empty: give the sentence"),
     ],
 )

@@ -107,19 +107,19 @@ def test_the_tail_is_that_of_the_slowest() -> None:
 
 
 def test_the_prior_gives_way() -> None:
-    """It is everything at first, half after as many observations, and little after hundreds."""
+    """It is everything at first, a quarter after as many observations, nothing after hundreds."""
     model = LatencyModel(PRIOR, prior_weight=20, half_life=1e12)
     assert model.prior_share == 1
     assert model.curve.quantile(0.5) == 0.5
     for _ in range(20):
         model.record(3.0)
-    assert model.prior_share == pytest.approx(0.5)
+    assert model.prior_share == pytest.approx(0.25)
     assert model.curve.share_after(2.9) == pytest.approx(
-        0.5 + 0.5 * float(PRIOR.share_after(2.9)), abs=0.002
+        0.75 + 0.25 * float(PRIOR.share_after(2.9)), abs=0.002
     )
     for _ in range(480):
         model.record(3.0)
-    assert model.prior_share == pytest.approx(20 / 520)
+    assert model.prior_share == pytest.approx((20 / 520) ** 2)
     assert model.curve.quantile(0.5) == 3.0
 
 
@@ -208,7 +208,7 @@ def test_bad_input_is_named(make: object, told: str) -> None:
 def test_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
     """Under 5 µs to record, and under 200 µs to ask when the window is full."""
     dice = random.Random(1)
-    model = LatencyModel(PRIOR)
+    model = LatencyModel(PRIOR, window=512)
     for _ in range(512):
         model.record(dice.expovariate(1))
     recorded, asked = [], []
@@ -224,3 +224,33 @@ def test_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
         print(f"\nrecord {min(recorded) * 1e6:.2f} µs, quantile of 512 {min(asked) * 1e6:.0f} µs")
     assert min(recorded) < 5e-6
     assert min(asked) < 200e-6
+
+
+def test_a_new_start_keeps_the_latest() -> None:
+    """And what is assumed is new."""
+    model = LatencyModel(PRIOR, prior_weight=1)
+    for secs in (9.0, 8.0, 0.5, 0.6):
+        model.record(secs, censored=secs == 0.6)
+    model.restart(PRIOR.scaled(3.0), keep=2)
+    assert model.observations == [(0.5, False), (0.6, True)]
+    model.restart(PRIOR.scaled(3.0))
+    assert len(model) == 0
+    assert model.curve.quantile(0.5) == pytest.approx(1.5)
+    model.rebase(PRIOR)
+    assert model.curve is PRIOR
+    model.record(7.0)
+    model.rebase(PRIOR.scaled(9.0))
+    assert model.observations == [(7.0, False)], "what was learned is not thrown away"
+
+
+def test_a_curve_can_be_scaled_and_delayed() -> None:
+    """Every latency so many times as long, or so much longer."""
+    for p in (0.2, 0.5, 0.95, 0.999):
+        assert PRIOR.scaled(3.0).quantile(p) == pytest.approx(3 * PRIOR.quantile(p))
+        if p >= 0.5:
+            assert PRIOR.delayed(0.7).quantile(p) == pytest.approx(0.7 + PRIOR.quantile(p))
+    assert PRIOR.delayed(0.7).share_after(0.6) == 1.0
+    assert PRIOR.delayed(0) is PRIOR
+    assert PRIOR.scaled(2.0).area_after(1.0) == pytest.approx(2 * float(PRIOR.area_after(0.5)))
+    with pytest.raises(HedgeError, match="factor must be positive, got 0"):
+        PRIOR.scaled(0)

@@ -31,6 +31,7 @@ from pipecat_hedge.facts import (
 )
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import IllegalFact, Phase, Race
+from tests.policies.rules import rule_of
 
 OVERLOADED = AttemptError("server", "529 overloaded")
 REFUSED = AttemptError("connectivity", "connection refused")
@@ -357,7 +358,7 @@ SENTENCE_SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
 @pytest.mark.parametrize(("policy", "lineup", "happenings"), SCENARIOS.values(), ids=SCENARIOS)
 def test_scenario(policy: HedgePolicy, lineup: str, happenings: list[Happening]) -> None:
     """Each fact draws exactly the orders that stand beside it."""
-    race = Race([Seat(name) for name in lineup], policy.rule, attempts=policy.attempts)
+    race = Race([Seat(name) for name in lineup], rule_of(policy), attempts=policy.attempts)
     for now, fact, orders in happenings:
         assert list(race.handle(fact, now)) == list(orders), f"{fact} at {now}"
 
@@ -371,7 +372,7 @@ def test_scenario_with_late_commit(
     """Until audio is out, switching is free: an attempt must have a sentence to win."""
     race = Race(
         [Seat(name) for name in lineup],
-        policy.rule,
+        rule_of(policy),
         attempts=policy.attempts,
         commit_on="first_sentence",
     )
@@ -386,7 +387,7 @@ class TestSilence:
     def race(policy: HedgePolicy, lineup: str = "ab", **options: Any) -> Race:
         deadline_secs = options.pop("deadline_secs", None)
         seats = [Seat(name, **options) for name in lineup]
-        race = Race(seats, policy.rule, attempts=policy.attempts, deadline_secs=deadline_secs)
+        race = Race(seats, rule_of(policy), attempts=policy.attempts, deadline_secs=deadline_secs)
         race.handle(TurnStarted(), 0.0)
         return race
 
@@ -494,7 +495,7 @@ class TestSilence:
     def test_a_late_end_of_a_short_answer_is_no_stall(self) -> None:
         """An answer that wins by ending is over, however long its last token is ago."""
         seats = [Seat(name, stall_secs=3.0) for name in "ab"]
-        rule = HedgePolicy.fallback().rule
+        rule = rule_of(HedgePolicy.fallback())
         race = Race(seats, rule, attempts=1, commit_on="first_sentence")
         race.handle(TurnStarted(), 0.0)
         race.handle(UsableToken(0), 1.0)
@@ -517,14 +518,14 @@ def test_it_asks_to_be_woken_only_when_time_alone_decides(
     policy: HedgePolicy, wake_at: float | None
 ) -> None:
     """``wake_at`` is when the next attempt is due, and None when nothing is."""
-    race = Race([Seat("a"), Seat("b")], policy.rule, attempts=policy.attempts)
+    race = Race([Seat("a"), Seat("b")], rule_of(policy), attempts=policy.attempts)
     race.handle(TurnStarted(), 10.0)
     assert race.wake_at == wake_at
 
 
 def test_once_committed_it_need_not_be_woken() -> None:
     """A winner leaves nothing to wait for."""
-    race = Race([Seat("a"), Seat("b")], HedgePolicy.after(0.6).rule, attempts=2)
+    race = Race([Seat("a"), Seat("b")], rule_of(HedgePolicy.after(0.6)), attempts=2)
     race.handle(TurnStarted(), 0.0)
     race.handle(UsableToken(0), 0.1)
     assert race.wake_at is None
@@ -533,7 +534,7 @@ def test_once_committed_it_need_not_be_woken() -> None:
 
 def test_it_remembers_what_each_attempt_did() -> None:
     """Reports are made from the times that the race was told."""
-    race = Race([Seat("a"), Seat("b")], HedgePolicy.after(0.6).rule, attempts=2)
+    race = Race([Seat("a"), Seat("b")], rule_of(HedgePolicy.after(0.6)), attempts=2)
     race.handle(TurnStarted(), 10.0)
     race.handle(AttemptOpened(0), 10.01)
     race.handle(Woke(), 10.6)
@@ -570,7 +571,7 @@ def test_it_remembers_what_each_attempt_did() -> None:
 )
 def test_what_cannot_happen_is_refused(before: list[Fact], fact: Fact) -> None:
     """A fact without a row in the table is a bug of the driver, and says so."""
-    race = Race([Seat("a"), Seat("b")], HedgePolicy.race(2).rule, attempts=2)
+    race = Race([Seat("a"), Seat("b")], rule_of(HedgePolicy.race(2)), attempts=2)
     for earlier in before:
         race.handle(earlier, 0.0)
     with pytest.raises(IllegalFact, match=type(fact).__name__):

@@ -29,6 +29,7 @@ from pipecat_hedge.facts import (
 )
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import Phase, Race
+from tests.policies.rules import rule_of
 
 _SECS = st.one_of(st.none(), st.floats(0.1, 5))
 _POLICIES = st.one_of(
@@ -66,7 +67,7 @@ class RaceModel(RuleBasedStateMachine):
         self.lineup = lineup
         self.race = Race(
             lineup,
-            policy.rule,
+            rule_of(policy),
             attempts=policy.attempts,
             commit_on=commit_on,
             deadline_secs=deadline_secs,

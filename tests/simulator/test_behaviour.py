@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from pipecat_hedge.profiles import PROFILES
 from pipecat_hedge.simulator.behaviour import BehaviourError, override, parse_model
 from pipecat_hedge.simulator.faults import FAULTS
-from pipecat_hedge.simulator.profiles import PROFILES
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -14,15 +14,28 @@ Ours asks what the request is worth. For a turn still waiting at time t, asking 
 
 where S(u) is the probability that none of the requests in flight has answered by u, and w is 0
 before the deadline, if there is one, and 1 after it. The request is sent at the first t at which
-V(t) reaches the *price*, in seconds saved per extra request; ``hedge_budget.py`` sets the price.
+V(t) reaches the *price*, in seconds saved per extra request.
 
 One rule covers the special cases. A light tail never reaches the price. When everybody is slow, Y
 saves nothing. A fast second provider is asked late, just in time. A turn that has waited long is
 worth any price, so a high price delays a request and does not forbid it. The third attempt is the
 same question asked again, with two requests in flight.
 
+The price comes from the share of turns that may be hedged now (``hedge_budget.py``): it is the most
+that V reaches up to the time by which all but that share have answered, and never less than what a
+request must save to be worth sending at all. Why not simply hedge at that time? Because it is known
+only roughly, from the few slow answers in the window, whereas V rises steeply where the body of the
+latencies ends and the tail begins, wherever in its spread the estimate lies. But V is an estimate
+too, and flat beyond the knee. So the time stays between those by which all but ``EARLY`` and
+``LATE`` times the share have answered: a turn that has waited longer is worth any price.
+
 Computed with Y as ``QUANTILES`` equally likely latencies y: then V(t) is the mean over y of the
 area under S beyond t + y (or beyond the deadline), divided by S(t), which a curve has at hand.
+
+Where a sentence is what wins, an attempt that has produced a token is judged by what is known of
+the time from there to the sentence: one that dribbles is overtaken.
+
+``QuantileDelay`` and ``SingleReissue`` are the textbook rules, to compare with.
 
 Left out: that two providers are slow together. Independence is assumed; ``whatif`` measures how far
 it holds.
@@ -30,21 +43,124 @@ it holds.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.facts import LaunchDecision, Waiting
+from pipecat_hedge.facts import InFlight, LaunchDecision, Waiting
 from pipecat_hedge.survival import Floats, Survival
 
-__all__ = ["PricedDelay", "joint", "savings"]
+__all__ = [
+    "Known",
+    "PricedDelay",
+    "QuantileDelay",
+    "SingleReissue",
+    "Worth",
+    "Worths",
+    "best_reissue",
+    "joint",
+    "savings",
+]
 
 QUANTILES = 24
 CANDIDATES = 64
 HORIZON_SECS = 120.0
 """Beyond it nobody waits for an answer."""
+EARLY, LATE = 1.6, 0.8
+RARE = 0.2
+"""A launch that so small a part of the share will live to see is called what it is."""
+REMEMBERED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a provider.
+
+    Parameters:
+        first_token: From the launch of an attempt to its first usable token.
+        sentence: From there to its first whole sentence; None where a token is what wins.
+    """
+
+    first_token: Survival
+    sentence: Survival | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What a further request saves, by the time at which it is sent.
+
+    Parameters:
+        at: Times from the turn's start, ascending, in seconds.
+        saved: V(t) at each, in seconds.
+        best: The most that V reaches up to each, in seconds.
+    """
+
+    at: Sequence[float]
+    saved: Sequence[float]
+    best: Sequence[float]
+
+    def at_time(self, secs: float, values: Sequence[float]) -> float:
+        """``saved`` or ``best`` at a time; between two times it is taken to change evenly.
+
+        Args:
+            secs: The time, in seconds.
+            values: Which of them.
+        """
+        index = bisect_left(self.at, secs)
+        if index == 0:
+            return values[0]
+        if index == len(self.at):
+            return values[-1]
+        before, after = self.at[index - 1], self.at[index]
+        share = (secs - before) / (after - before)
+        return values[index - 1] + share * (values[index] - values[index - 1])
+
+    def first_above(self, price_secs: float, since: float) -> float | None:
+        """The first time from ``since`` at which V is at least the price, or None.
+
+        Args:
+            price_secs: The price, in seconds.
+            since: The earliest time, in seconds.
+        """
+        before, below = since, self.at_time(since, self.saved)
+        if below >= price_secs - 1e-9:
+            return since
+        for index in range(bisect_right(self.at, since), len(self.at)):
+            at, saved = self.at[index], self.saved[index]
+            if saved >= price_secs:
+                return before + (price_secs - below) / (saved - below) * (at - before)
+            before, below = at, saved
+        return None
+
+
+class Worths:
+    """Remembers what has been computed for a pair of curves; a curve is a value."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._known: dict[tuple[int, int, float | None], tuple[Survival, Survival, Worth]] = {}
+
+    def of(self, in_flight: Survival, further: Survival, deadline_secs: float | None) -> Worth:
+        """What a further request saves while one that was sent at 0 is in flight.
+
+        Args:
+            in_flight: How long the one in flight takes.
+            further: How long the further one takes.
+            deadline_secs: Only waiting beyond this time counts; None counts all.
+        """
+        key = (id(in_flight), id(further), deadline_secs)
+        found = self._known.get(key)
+        if found is not None:  # the entry holds the curves, so their ids are still theirs
+            return found[2]
+        if len(self._known) >= REMEMBERED:
+            self._known.clear()
+        worth = _worth(in_flight, further, _candidates(0.0), deadline_secs)
+        self._known[key] = (in_flight, further, worth)
+        return worth
 
 
 def savings(
@@ -87,56 +203,179 @@ def joint(in_flight: Sequence[tuple[Survival, float]]) -> Survival:
     return Survival.of(secs, shares, tail_secs)
 
 
+def _worth(
+    in_flight: Survival, further: Survival, at: Floats, deadline_secs: float | None
+) -> Worth:
+    saved = savings(in_flight, further, at, deadline_secs)
+    return Worth(at.tolist(), saved.tolist(), np.maximum.accumulate(saved).tolist())
+
+
 @dataclass(frozen=True, slots=True)
 class PricedDelay:
     """Sends another request when it is worth the price; a ``LaunchRule``.
 
     Parameters:
-        curves: What is known of each provider's latency.
-        price_secs: What an extra request must save, in seconds; not negative.
+        known: What is known of each provider.
+        shares: By the provider of the further request, the share of turns that may be hedged with
+            it now, from 0 to 1.
+        worth_secs: What a request must save to be worth sending at all, in seconds; not negative.
         deadline_secs: When the answer should be there, from the turn's start; None is as soon as
             possible.
+        worths: What has been computed for these curves before.
     """
 
-    curves: Mapping[str, Survival]
-    price_secs: float
+    known: Mapping[str, Known]
+    shares: Mapping[str, float]
+    worth_secs: float = 0.15
     deadline_secs: float | None = None
+    worths: Worths = field(default_factory=Worths)
 
     def __post_init__(self) -> None:
-        """Refuse a price that is none.
+        """Refuse what cannot work.
 
         Raises:
-            ConfigurationError: If the price is negative.
+            ConfigurationError: If a share is none, or the least worth is negative.
         """
-        if not self.price_secs >= 0:
-            raise ConfigurationError(f"price_secs must not be negative, got {self.price_secs}")
+        if not self.worth_secs >= 0:
+            raise ConfigurationError(f"worth_secs must not be negative, got {self.worth_secs}")
+        for provider, share in self.shares.items():
+            if not 0 <= share <= 1:
+                raise ConfigurationError(f"shares: {provider} must be from 0 to 1, got {share}")
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
         """Launch when the saving reaches the price; see ``LaunchRule``."""
-        sent = [
-            (self.curves[a.provider], a.launched_at - waiting.started_at) for a in waiting.in_flight
-        ]
-        at = _candidates(max(secs for _, secs in sent))
-        worth = savings(joint(sent), self.curves[waiting.next_provider], at, self.deadline_secs)
-        enough = np.flatnonzero(worth >= self.price_secs)
-        if not enough.size:
-            return LaunchDecision(
-                None,
-                f"tail too light: saves {float(worth.max()):.2f} s, price {self.price_secs:.2f} s",
+        further = self.known[waiting.next_provider]
+        share = self.shares[waiting.next_provider]
+        if share <= 0:
+            return LaunchDecision(None, "the budget is 0")
+        first, last = waiting.in_flight[0], waiting.in_flight[-1]
+        usual = self.known[first.provider].first_token
+        base = self.worths.of(usual, further.first_token, self.deadline_secs)
+        knee = _all_but(share, usual)
+        price = max(self.worth_secs, base.at_time(knee, base.best))
+        curve, since = self._wait_for(last, waiting.started_at)
+        latest = since + _all_but(LATE * share, curve)
+        is_first = len(waiting.in_flight) == 1
+        earliest = since + _all_but(EARLY * share, curve) if is_first else since
+        is_base = is_first and curve is usual and not since
+        worth = base if is_base else self._worth(waiting)
+        secs = worth.first_above(price, earliest)
+        if secs is None or secs > latest:
+            # Who has waited so long is worth any price, if anything is to be saved at all.
+            secs, price = worth.first_above(self.worth_secs, latest), self.worth_secs
+        if secs is None:
+            most = max(
+                (v for at, v in zip(worth.at, worth.saved, strict=True) if at >= earliest),
+                default=0.0,
             )
-        first = int(enough[0])
-        secs = float(at[first])
-        if first:  # between two candidates the saving is taken to change evenly
-            below, above = float(worth[first - 1]), float(worth[first])
-            share = (self.price_secs - below) / (above - below)
-            secs = float(at[first - 1]) + share * (secs - float(at[first - 1]))
+            return LaunchDecision(
+                None, f"tail too light: saves {most:.2f} s, price {self.worth_secs:.2f} s"
+            )
+        saves = worth.at_time(secs, worth.saved)
+        if secs > since + _all_but(RARE * share, curve):
+            at_knee = worth.at_time(since + _all_but(share, curve), worth.saved)
+            told = f"saves {at_knee:.2f} s, price {price:.2f} s"
+            return LaunchDecision(
+                waiting.started_at + secs, f"tail too light: {told}, until {secs:.2f} s"
+            )
         if self.deadline_secs is not None:
             reason = f"deadline {self.deadline_secs:g} s: hedge at {secs:.2f} s"
         else:
-            reason = (
-                f"saves {float(worth[first]):.2f} s at {secs:.2f} s, price {self.price_secs:.2f} s"
-            )
+            reason = f"saves {saves:.2f} s at {secs:.2f} s, price {price:.2f} s"
         return LaunchDecision(waiting.started_at + secs, reason)
+
+    def _worth(self, waiting: Waiting) -> Worth:
+        """What a further request saves with all of this in flight."""
+        sent = [self._wait_for(attempt, waiting.started_at) for attempt in waiting.in_flight]
+        further = self.known[waiting.next_provider]
+        curve = further.first_token
+        if further.sentence is not None and any(a.first_token_at for a in waiting.in_flight):
+            # Those in flight are nearer to their sentence than to a token; so it has further to go.
+            curve = curve.delayed(further.sentence.quantile(0.5))
+        at = _candidates(max(since for _, since in sent))
+        return _worth(joint(sent), curve, at, self.deadline_secs)
+
+    def _wait_for(self, attempt: InFlight, started_at: float) -> tuple[Survival, float]:
+        """What an attempt is waited for by, and since when, from the turn's start."""
+        known = self.known[attempt.provider]
+        if attempt.first_token_at is not None and known.sentence is not None:
+            return known.sentence, attempt.first_token_at - started_at
+        return known.first_token, attempt.launched_at - started_at
+
+
+@dataclass(frozen=True, slots=True)
+class QuantileDelay:
+    """Hedges when the attempt before has taken longer than a share p of its kind; a ``LaunchRule``.
+
+    Parameters:
+        known: What is known of each provider.
+        p: The share, from 0 to below 1: 0.95 hedges at the p95.
+    """
+
+    known: Mapping[str, Known]
+    p: float
+
+    def next_launch(self, waiting: Waiting) -> LaunchDecision:
+        """Launch at the quantile; see ``LaunchRule``."""
+        last = waiting.in_flight[-1]
+        secs = self.known[last.provider].first_token.quantile(self.p)
+        return LaunchDecision(last.launched_at + secs, f"p{100 * self.p:g} is {secs:.2f} s")
+
+
+@dataclass(frozen=True, slots=True)
+class SingleReissue:
+    """SingleR: one more request after ``secs``, in a share q of the turns; a ``LaunchRule``.
+
+    Parameters:
+        secs: The delay d, in seconds.
+        q: The probability of reissuing then.
+        drawn: This turn's number, drawn evenly from 0 to 1.
+    """
+
+    secs: float
+    q: float
+    drawn: float
+
+    def next_launch(self, waiting: Waiting) -> LaunchDecision:
+        """Launch after d if this turn was drawn; see ``LaunchRule``."""
+        if len(waiting.in_flight) > 1 or self.drawn >= self.q:
+            return LaunchDecision(None, f"reissued in {self.q:.0%} of turns, not in this one")
+        return LaunchDecision(waiting.started_at + self.secs, f"reissue after {self.secs:.2f} s")
+
+
+def best_reissue(
+    first: Survival, further: Survival, percentile: float, budget: float
+) -> tuple[float, float]:
+    """The delay d and the probability q that make one percentile smallest, at a budget.
+
+    Kaler, He and Elnikety, "Optimal reissue policies for reducing tail latency" (SPAA 2017):
+    P(T ≤ t) = F(t) + q·(1 − F(t))·G(t − d), with extra requests q·(1 − F(d)) ≤ budget.
+
+    Args:
+        first: How long the first request takes, F = 1 − survival.
+        further: How long the further one takes, G = 1 − survival.
+        percentile: The share of turns to be under the time that is made smallest, below 1.
+        budget: Extra requests per turn.
+
+    Returns:
+        ``(d, q)``, in seconds and as a share.
+    """
+    delays = np.array([first.quantile(p) for p in np.linspace(0.0, percentile, 49)])
+    q = np.minimum(1.0, budget / np.maximum(first.share_after(delays), 1e-9))
+    t = np.geomspace(max(first.quantile(percentile) / 50, 1e-3), first.quantile(percentile), 160)
+    left = first.share_after(t)[None, :]
+    reached = np.where(
+        t[None, :] >= delays[:, None], 1.0 - further.share_after(t[None, :] - delays[:, None]), 0.0
+    )
+    answered = 1.0 - left + q[:, None] * left * reached
+    first_time = np.where(answered >= percentile, t[None, :], np.inf).min(axis=1)
+    best = int(np.argmin(first_time))
+    return float(delays[best]), float(q[best])
+
+
+def _all_but(share: float, curve: Survival) -> float:
+    """The time by which all but a share have answered."""
+    return curve.quantile(1.0 - share) if 0 < share < 1 else (0.0 if share > 0 else math.inf)
 
 
 def _candidates(since: float) -> Floats:

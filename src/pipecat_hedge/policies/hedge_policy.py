@@ -14,20 +14,34 @@ from typing import Literal, TypeAlias, TypedDict, Unpack, get_args
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.facts import LaunchDecision, LaunchRule, Waiting
 
-__all__ = ["AfterSilence", "AtOnce", "HedgePolicy", "OnlyOnFailure", "PolicyOptions"]
+__all__ = [
+    "Adaptive",
+    "AfterSilence",
+    "AtOnce",
+    "AtQuantile",
+    "HedgePolicy",
+    "LearnedRule",
+    "OnlyOnFailure",
+    "PolicyOptions",
+    "SingleR",
+]
 
 Commit: TypeAlias = Literal["auto", "first_sentence", "first_token"]
 Losers: TypeAlias = Literal["cancel", "drain"]
+Order: TypeAlias = Literal["given", "learned"]
 
 
-class PolicyOptions(TypedDict, total=False):
-    """The keywords that all policies take; ``HedgePolicy`` says what they mean."""
-
+class _Common(TypedDict, total=False):
     commit: Commit
     losers: Losers
     stall_secs: float | None
-    deadline_secs: float | None
     fallback_text: str | None
+
+
+class PolicyOptions(_Common, total=False):
+    """The keywords that policies take; ``HedgePolicy`` says what they mean."""
+
+    deadline_secs: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +78,44 @@ class OnlyOnFailure:
         return LaunchDecision(None, "only a failure launches the next attempt")
 
 
+# ---- rules that need to know what has been learned; ``planning.py`` makes a LaunchRule of them
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive:
+    """Another request when it is worth its price; see ``HedgePolicy.adaptive``."""
+
+    budget: float
+    worth_secs: float
+    deadline_secs: float | None
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class AtQuantile:
+    """Another request when the one before is slower than a share p of its kind."""
+
+    p: float
+
+
+@dataclass(frozen=True, slots=True)
+class SingleR:
+    """One more request after the delay, with the probability, best for one percentile."""
+
+    percentile: float
+    budget: float
+
+
+LearnedRule: TypeAlias = Adaptive | AtQuantile | SingleR
+
+
 @dataclass(frozen=True, slots=True)
 class HedgePolicy:
     """How a turn is raced. Make one with its class methods; all take the same keywords.
 
     Example::
 
+        HedgePolicy.adaptive()     # a second one when it is worth it, for one turn in ten
         HedgePolicy.race(2)        # two providers at once, the first usable answer wins
         HedgePolicy.after(0.6)     # a second one if the first is silent for 0.6 s
         HedgePolicy.fallback()     # the next one only when the one before failed
@@ -87,11 +133,11 @@ class HedgePolicy:
             after which the next one is asked. None is never. A provider may have its own. The
             arguments of a tool call are silence until they are complete.
         deadline_secs: How long a turn may go without an answer before it has failed; None is for
-            ever.
+            ever. ``adaptive`` has a deadline of another kind.
         fallback_text: What the bot says when a turn has failed; None is nothing.
     """
 
-    rule: LaunchRule
+    rule: LaunchRule | LearnedRule
     name: str
     attempts: int = 2
     commit: Commit = "auto"
@@ -125,6 +171,92 @@ class HedgePolicy:
             raise ConfigurationError(
                 "fallback_text is empty: give the sentence to say, or None to say nothing"
             )
+
+    @classmethod
+    def adaptive(
+        cls,
+        budget: float = 0.1,
+        attempts: int = 2,
+        *,
+        deadline_secs: float | None = None,
+        worth_secs: float = 0.15,
+        order: Order = "given",
+        **options: Unpack[_Common],
+    ) -> HedgePolicy:
+        """The next attempt when it is worth its price, by what has been learned of the providers.
+
+        The price follows from the budget: hedges are sent where they save most. What is learned is
+        shared by all services of the process and kept between runs.
+
+        Args:
+            budget: Extra requests per turn, on average. A slow spell delays hedges and never
+                forbids them; attempts that replace a failed one are not counted. Where providers
+                have prices (``usd_per_mtok``), in units of the first provider's cost.
+            attempts: The most requests a turn may make.
+            deadline_secs: When the answer should be there: hedges are then sent so that it is, and
+                waiting before it counts for nothing. A turn that misses it goes on. None is as soon
+                as possible.
+            worth_secs: What an extra request must save on average to be sent at all, in seconds.
+            order: ``given`` asks the providers in the order in which they were given; ``learned``
+                puts another one first when the first has become much slower than it, and puts it
+                back when it has recovered.
+            **options: The keywords of all policies, see the class.
+
+        Raises:
+            ConfigurationError: If an argument cannot work.
+        """
+        is_number = isinstance(budget, (int, float)) and not isinstance(budget, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_number or not 0 <= budget < math.inf:
+            raise ConfigurationError(
+                f"budget must be a share of turns, not negative, got {budget!r}: "
+                "0.1 is one extra request in ten turns, 0 is none"
+            )
+        _one_of("order", order, get_args(Order))
+        deadline = None if deadline_secs is None else _seconds("deadline_secs", deadline_secs)
+        rule = Adaptive(float(budget), _seconds("worth_secs", worth_secs), deadline, order)
+        name = f"adaptive({100 * budget:g} %)"
+        return cls(rule=rule, attempts=attempts, name=name, **options)
+
+    @classmethod
+    def at_quantile(
+        cls, p: float = 0.95, attempts: int = 2, **options: Unpack[PolicyOptions]
+    ) -> HedgePolicy:
+        """The next attempt when the one before is slower than a share p of its kind.
+
+        The textbook rule, to compare with: it does nothing for the percentile itself, and hedges a
+        provider without a tail as often as one with.
+
+        Args:
+            p: The share, above 0 and below 1.
+            attempts: The most requests a turn may make.
+            **options: The keywords of all policies, see the class.
+
+        Raises:
+            ConfigurationError: If an argument cannot work.
+        """
+        rule = AtQuantile(_share("p", p))
+        return cls(rule=rule, attempts=attempts, name=f"at p{100 * p:g}", **options)
+
+    @classmethod
+    def single_r(
+        cls, percentile: float = 0.99, budget: float = 0.05, **options: Unpack[PolicyOptions]
+    ) -> HedgePolicy:
+        """One more request, after the delay and with the probability best for one percentile.
+
+        Kaler, He and Elnikety's rule (SPAA 2017), to compare with: the turns beyond its percentile
+        are given up.
+
+        Args:
+            percentile: The share of turns to be answered soonest, above 0 and below 1.
+            budget: Extra requests per turn, above 0 and below 1.
+            **options: The keywords of all policies, see the class.
+
+        Raises:
+            ConfigurationError: If an argument cannot work.
+        """
+        rule = SingleR(_share("percentile", percentile), _share("budget", budget))
+        name = f"SingleR(p{100 * percentile:g}, {100 * budget:g} %)"
+        return cls(rule=rule, attempts=2, name=name, **options)
 
     @classmethod
     def race(cls, attempts: int = 2, **options: Unpack[PolicyOptions]) -> HedgePolicy:
@@ -191,5 +323,13 @@ def _seconds(field: str, value: float) -> float:
     if value < 0:
         raise ConfigurationError(
             f"{field} must not be negative, got {value}: 0 is at once, None is never"
+        )
+    return float(value)
+
+
+def _share(field: str, value: float) -> float:
+    if not 0 < value < 1:
+        raise ConfigurationError(
+            f"{field} must be above 0 and below 1, got {value}: 0.95 is 95 of 100 turns"
         )
     return float(value)

@@ -129,6 +129,7 @@ class Race:
         self._phase = Phase.READY
         self._winner: Attempt | None = None
         self._commit_reason: str | None = None
+        self._launch_reason: str | None = None
         self._wake_at: float | None = None
         self._started_at = 0.0
         self._orders: list[Order] = []
@@ -152,6 +153,11 @@ class Race:
     def commit_reason(self) -> str | None:
         """What made the first winner win, or None without a winner."""
         return self._commit_reason
+
+    @property
+    def launch_reason(self) -> str | None:
+        """What the launch rule said last, when it was asked for a further attempt; or None."""
+        return self._launch_reason
 
     @property
     def started_at(self) -> float:
@@ -289,11 +295,11 @@ class Race:
     def _can_launch(self) -> bool:
         return self._spare_attempts > 0 and bool(self._lineup)
 
-    def _launch(self, reason: LaunchReason, now: float) -> None:
-        attempt = Attempt(len(self._attempts), self._lineup.pop(0), reason, now)
+    def _launch(self, reason: LaunchReason, now: float, detail: str | None = None) -> None:
+        attempt = Attempt(len(self._attempts), self._lineup.pop(0), reason, now, detail)
         self._spare_attempts -= 1
         self._attempts.append(attempt)
-        self._orders.append(Launch(attempt.number, attempt.provider, reason))
+        self._orders.append(Launch(attempt.number, attempt.provider, reason, detail))
 
     def _reconsider(self, now: float) -> None:
         """Do what time alone brings about, and set the alarm for the next of it."""
@@ -357,11 +363,12 @@ class Race:
             live = self._live()  # never empty: who fails has been replaced by now
             hedge_at = stalls_at = None
             if self._phase is Phase.WAITING:
-                hedge_at = self._rule.next_launch(self._waiting(live)).at
+                decision = self._rule.next_launch(self._waiting(live))
+                hedge_at, self._launch_reason = decision.at, decision.reason
             if hedge_at is None:  # a rule that names a time has its own idea of too long
                 stalls_at = _after(live[-1].heard_at, live[-1].stall_secs)
             if hedge_at is not None and hedge_at <= now:
-                self._launch("hedge", now)
+                self._launch("hedge", now, self._launch_reason)
             elif stalls_at is not None and stalls_at <= now:
                 self._stall(live[-1], now)
                 if self._phase is Phase.OVER:
@@ -438,7 +445,9 @@ class Race:
         return [attempt for attempt in self._attempts if attempt.outcome is None]
 
     def _waiting(self, live: Sequence[Attempt]) -> Waiting:
-        in_flight = tuple(InFlight(a.provider, a.launched_at, a.last_token_at) for a in live)
+        in_flight = tuple(
+            InFlight(a.provider, a.launched_at, a.last_token_at, a.first_token_at) for a in live
+        )
         return Waiting(self._started_at, in_flight, self._lineup[0].provider)
 
     # ---- the tables: what may happen when, and what it does. A missing row is an illegal fact.

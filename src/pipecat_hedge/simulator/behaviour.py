@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
+from pipecat_hedge.profiles import PROFILES, LatencyProfile
 from pipecat_hedge.simulator.faults import FAULTS, Fault
-from pipecat_hedge.simulator.profiles import PROFILES, LatencyProfile
 
 # A separator counts only before a key, so that answers and JSON may contain it.
 _SEPARATOR = re.compile(r"[&,](?=[a-z_]+=)")

@@ -6,9 +6,9 @@ import contextlib
 import signal
 import sys
 
+from pipecat_hedge.profiles import PROFILES
 from pipecat_hedge.simulator.behaviour import KEYS
 from pipecat_hedge.simulator.faults import FAULTS
-from pipecat_hedge.simulator.profiles import PROFILES
 from pipecat_hedge.simulator.server import Simulator
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
+from pipecat_hedge.profiles import PROFILES
 from pipecat_hedge.simulator.anthropic_wire import AnthropicWire
 from pipecat_hedge.simulator.behaviour import Behaviour, BehaviourError, override, parse_model
 from pipecat_hedge.simulator.exchange import Exchange
@@ -17,7 +18,6 @@ from pipecat_hedge.simulator.google_wire import GoogleWire
 from pipecat_hedge.simulator.ledger import Ledger
 from pipecat_hedge.simulator.openai_wire import OpenAIWire
 from pipecat_hedge.simulator.plan import plan
-from pipecat_hedge.simulator.profiles import PROFILES
 from pipecat_hedge.simulator.prompt import Prompt, PromptError
 from pipecat_hedge.simulator.wire import Wire, dumps
 

@@ -1,0 +1,91 @@
+"""One turn's dealings with what has been learned: it is asked before the race and told after it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from pipecat.processors.aggregators.llm_context import LLMContext
+
+from pipecat_hedge.attempt import Attempt
+from pipecat_hedge.facts import CommitOn
+from pipecat_hedge.members import Entry
+from pipecat_hedge.planning import learn, plan_turn
+from pipecat_hedge.policies.hedge_policy import HedgePolicy
+from pipecat_hedge.provider_stats import Backend, ProviderStats
+from pipecat_hedge.tokens import estimate_tokens
+
+__all__ = ["Learning"]
+
+_DICE = random.Random()
+
+
+class Learning:
+    """Plans a turn and learns from it.
+
+    Attributes:
+        plan: How the turn is raced.
+        line_up: Whom to ask, in the plan's order.
+        commit_on: What an attempt must have to win.
+        prompt_tokens: An estimate of the prompt's size.
+    """
+
+    def __init__(
+        self,
+        policy: HedgePolicy,
+        line_up: Sequence[Entry],
+        context: LLMContext,
+        stats: ProviderStats,
+        output_commits_on: CommitOn,
+        *,
+        whole_answers: bool = False,
+    ):
+        """Plan the turn.
+
+        Args:
+            policy: What the user wants.
+            line_up: Who can be asked, in the order in which they were given.
+            context: The conversation.
+            stats: What is known of them.
+            output_commits_on: What suits the text-to-speech.
+            whole_answers: Whether what counts is the whole answer, as in a one-shot inference.
+        """
+        self._stats = stats
+        self._backends = [_backend(entry, whole_answers) for entry in line_up]
+        self.commit_on: CommitOn = output_commits_on if policy.commit == "auto" else policy.commit
+        self.prompt_tokens = estimate_tokens(context)
+        self.plan = plan_turn(
+            policy,
+            self._backends,
+            stats,
+            prompt_tokens=self.prompt_tokens,
+            commit_on=self.commit_on,
+            dice=_DICE,
+        )
+        by_name = {entry.provider.name: entry for entry in line_up}
+        self.line_up = [by_name[name] for name in self.plan.order]
+
+    def learn(self, attempts: Sequence[Attempt]) -> None:
+        """Learn from a race that is over.
+
+        Args:
+            attempts: All its attempts.
+        """
+        learn(self._stats, self._backends, attempts, self.prompt_tokens, probe=self.plan.probe)
+
+    def learn_probe(self, attempt: Attempt, first_at: float | None, now: float) -> None:
+        """Learn from a probe that lost, and was let run to its first token.
+
+        Args:
+            attempt: The probe.
+            first_at: When its first token came, or None if it was ended before.
+            now: The time.
+        """
+        backend = next(b for b in self._backends if b.provider == attempt.provider)
+        secs = (now if first_at is None else first_at) - attempt.launched_at
+        self._stats.record_first_token(backend, secs, self.prompt_tokens, censored=first_at is None)
+
+
+def _backend(entry: Entry, whole_answers: bool) -> Backend:
+    provider = entry.provider
+    return Backend(provider.name, entry.contenders[0].model, provider.usd_per_mtok, whole_answers)

@@ -1,0 +1,185 @@
+"""What a turn will do: a policy, as the user states it, and what has been learned, made one.
+
+The same for a turn in the pipeline and for one in virtual time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pipecat_hedge.attempt import Attempt
+from pipecat_hedge.facts import CommitOn, Launch, LaunchRule
+from pipecat_hedge.policies.hedge_budget import HedgeBudget
+from pipecat_hedge.policies.hedge_delay import (
+    Known,
+    PricedDelay,
+    QuantileDelay,
+    SingleReissue,
+    best_reissue,
+)
+from pipecat_hedge.policies.hedge_policy import Adaptive, AtQuantile, HedgePolicy, SingleR
+from pipecat_hedge.policies.routing import Probing
+from pipecat_hedge.provider_stats import Backend, ProviderStats
+
+__all__ = ["Plan", "learn", "plan_turn"]
+
+USUAL_PROMPT, USUAL_ANSWER = 2_000, 100
+"""Tokens, where nothing better is known: costs are compared, so little depends on it."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """How one turn is raced.
+
+    Parameters:
+        order: The providers' names, in the order in which to ask them.
+        rule: When to launch the next attempt.
+        route_reason: Why this order, where it is not as given; or None.
+        prior_share: How much of what is known of the first provider is still assumed, from 0 to 1;
+            None where nothing that is learned is used.
+        probe: Who is asked only to see how it does; or None.
+    """
+
+    order: tuple[str, ...]
+    rule: LaunchRule
+    route_reason: str | None = None
+    prior_share: float | None = None
+    probe: str | None = None
+    _stats: ProviderStats | None = None
+    _purse: object = None
+    _budget: float = 0.0
+    _costs: dict[str, float] = field(default_factory=dict[str, float])
+
+    def launched(self, launch: Launch, *, is_waiting: bool = True) -> None:
+        """Pay for an attempt, if it is one that the budget is for.
+
+        Args:
+            launch: The attempt.
+            is_waiting: Whether nothing has been committed yet; if not, it is a rescue.
+        """
+        if self._stats is None or launch.reason not in ("hedge", "stall") or not is_waiting:
+            return
+        self._stats.withdraw(self._purse, self._budget, self._costs.get(launch.provider, 1.0))
+
+
+def plan_turn(
+    policy: HedgePolicy,
+    backends: Sequence[Backend],
+    stats: ProviderStats,
+    *,
+    prompt_tokens: int | None,
+    commit_on: CommitOn,
+    dice: random.Random,
+) -> Plan:
+    """Plan a turn.
+
+    Args:
+        policy: What the user wants.
+        backends: Whom to ask, in the given order; may be empty.
+        stats: What is known of them.
+        prompt_tokens: The size of the prompt; None where it is not known.
+        commit_on: What an attempt must have to win.
+        dice: Decides where a rule decides by chance.
+    """
+    rule = policy.rule
+    order = tuple(backend.provider for backend in backends)
+    if not isinstance(rule, (Adaptive, AtQuantile, SingleR)):
+        return Plan(order, rule)
+    if not backends:
+        return Plan(order, QuantileDelay({}, 0.95))
+    known = stats.known(backends, prompt_tokens, by_sentence=commit_on == "first_sentence")
+    prior_share = stats.prior_share(backends[0], prompt_tokens)
+    if isinstance(rule, AtQuantile):
+        return Plan(order, QuantileDelay(known, rule.p), prior_share=prior_share)
+    if isinstance(rule, SingleR):
+        reissue = _reissue(rule, known, order, stats, dice.random())
+        return Plan(order, reissue, prior_share=prior_share)
+    return _adaptive(rule, backends, known, stats, prompt_tokens, prior_share)
+
+
+def _adaptive(
+    rule: Adaptive,
+    backends: Sequence[Backend],
+    known: dict[str, Known],
+    stats: ProviderStats,
+    prompt_tokens: int | None,
+    prior_share: float,
+) -> Plan:
+    given = tuple(backend.provider for backend in backends)
+    purse = (rule, tuple(backend.key for backend in backends))
+    stats.begin_turn(purse, rule.budget)
+    order, probe, hedges, route_reason = given, None, 1.0, None
+    if rule.order == "learned":
+        route = stats.route(purse, backends, known, rule.budget)
+        order, probe, hedges = route.order, route.probe, route.hedges
+        route_reason = route.reason if order != given else None
+    by_name = {backend.provider: backend for backend in backends}
+    usual = _usd(by_name[order[0]], prompt_tokens)
+    costs = {
+        name: HedgeBudget.relative_cost(_usd(backend, prompt_tokens), usual)
+        for name, backend in by_name.items()
+    }
+    priced = PricedDelay(
+        known,
+        {name: hedges * stats.share(purse, rule.budget, cost) for name, cost in costs.items()},
+        rule.worth_secs,
+        rule.deadline_secs,
+        stats.worths,
+    )
+    return Plan(
+        order,
+        priced if probe is None else Probing(priced),
+        route_reason,
+        prior_share,
+        probe,
+        stats,
+        purse,
+        rule.budget,
+        costs,
+    )
+
+
+def _reissue(
+    rule: SingleR, known: dict[str, Known], order: Sequence[str], stats: ProviderStats, drawn: float
+) -> SingleReissue:
+    first, further = known[order[0]].first_token, known[order[1 % len(order)]].first_token
+    key = ("single_r", rule, order)
+    found = stats.remembered.get(key)
+    if found is None or found[0] is not first or found[1] is not further:
+        found = (first, further, best_reissue(first, further, rule.percentile, rule.budget))
+        stats.remembered[key] = found
+    delay, q = found[2]
+    return SingleReissue(delay, q, drawn)
+
+
+def _usd(backend: Backend, prompt_tokens: int | None) -> float | None:
+    if backend.usd_per_mtok is None:
+        return None
+    prompt = USUAL_PROMPT if prompt_tokens is None else prompt_tokens
+    return (prompt * backend.usd_per_mtok[0] + USUAL_ANSWER * backend.usd_per_mtok[1]) / 1e6
+
+
+def learn(
+    stats: ProviderStats,
+    backends: Sequence[Backend],
+    attempts: Sequence[Attempt],
+    prompt_tokens: int | None,
+    *,
+    probe: str | None = None,
+) -> None:
+    """Learn from the attempts of a turn that is over.
+
+    Args:
+        stats: Where to.
+        backends: Who was asked.
+        attempts: Every attempt of the turn.
+        prompt_tokens: The size of the prompt; None where it is not known.
+        probe: Whose superseded attempt is followed to its first token, and learned from then.
+    """
+    by_name = {backend.provider: backend for backend in backends}
+    for attempt in attempts:
+        if attempt.provider == probe and attempt.outcome == "superseded":
+            continue
+        stats.record(by_name[attempt.provider], attempt, prompt_tokens)

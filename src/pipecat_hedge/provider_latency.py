@@ -1,0 +1,177 @@
+"""What is known of one provider, put together from its latency models.
+
+Law: a curve that has been handed out stays what it is; a later one may differ.
+
+Prompts of 1,000 and of 50,000 tokens are different services, so latencies are kept by prompt size,
+in a few classes; a class that has seen too little is answered for by all of them together. Curves
+are not made anew for each observation, but when about 3 % more have come.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+from pipecat_hedge.policies.change_point import ChangePoint
+from pipecat_hedge.policies.hedge_delay import Known
+from pipecat_hedge.policies.latency_model import LatencyModel
+from pipecat_hedge.policies.priors import Prior
+from pipecat_hedge.survival import Survival
+
+__all__ = ["ProviderLatency"]
+
+CLASS_BOUNDS = (2_000, 8_000, 32_000)
+"""Prompt tokens at which a class begins."""
+CLASS_AT_LEAST = 64
+"""Observations that a class needs to answer for itself."""
+FRESHNESS = 32
+"""A curve is made anew when one in so many of its observations is new."""
+SAVED = 1024
+SENTENCE_PRIOR = Survival.of([0.02, 0.08, 0.15, 0.3, 0.6, 1.2], [1, 0.9, 0.5, 0.2, 0.05, 0.01], 0.5)
+"""From the first token to the end of the first sentence: ten to twenty tokens at 80 a second."""
+
+
+class _Learned:
+    """A model, and its curve as of lately."""
+
+    def __init__(self, prior: Survival):
+        self.model = LatencyModel(prior)
+        self.curve = prior
+        self._new = 0
+
+    def record(self, secs: float, *, censored: bool) -> None:
+        self.model.record(secs, censored=censored)
+        self._new += 1
+        if self._new * FRESHNESS >= len(self.model):
+            self.refresh()
+
+    def refresh(self) -> None:
+        self.curve, self._new = self.model.curve, 0
+
+
+class ProviderLatency:
+    """Learns how long one provider takes. Not safe for threads; ``ProviderStats`` sees to that.
+
+    Attributes:
+        prior: What was assumed at first.
+    """
+
+    def __init__(self, prior: Prior):
+        """Begin with what is assumed.
+
+        Args:
+            prior: The assumption.
+        """
+        self.prior = prior
+        self._all = _Learned(prior.curve)
+        self._classes = [_Learned(prior.curve) for _ in range(len(CLASS_BOUNDS) + 1)]
+        self._sentence = _Learned(SENTENCE_PRIOR)
+        self._watch = ChangePoint()
+        self._known: dict[tuple[int, bool], Known] = {}
+
+    def known(self, prompt_tokens: int | None, *, by_sentence: bool) -> Known:
+        """What is known of a prompt of a size.
+
+        Args:
+            prompt_tokens: The size; None where it is not known.
+            by_sentence: Whether a sentence is what wins.
+        """
+        curve = self._for(prompt_tokens).curve
+        sentence = self._sentence.curve if by_sentence else None
+        key = (_class_of(prompt_tokens), by_sentence)
+        known = self._known.get(key)
+        if known is None or known.first_token is not curve or known.sentence is not sentence:
+            known = self._known[key] = Known(curve, sentence)
+        return known
+
+    @property
+    def seen(self) -> int:
+        """How many observations of the first token are kept."""
+        return len(self._all.model)
+
+    @property
+    def seems_recovered(self) -> bool:
+        """Whether its latest answers were as they used to be before it changed."""
+        return self._watch.suspects_return
+
+    def prior_share(self, prompt_tokens: int | None) -> float:
+        """How much of what is known of a prompt of a size is still assumed, from 0 to 1."""
+        return self._for(prompt_tokens).model.prior_share
+
+    def record(self, secs: float, *, censored: bool, prompt_tokens: int | None = None) -> None:
+        """Take a time to first token.
+
+        Args:
+            secs: From the launch, in seconds; if censored, how long it was waited for.
+            censored: Whether the wait ended without a token, through no fault of the provider.
+            prompt_tokens: The size of the prompt; None where it is not known.
+        """
+        own = self._classes[_class_of(prompt_tokens)]
+        answering = self._for(prompt_tokens)
+        known = answering.curve
+        self._all.record(secs, censored=censored)
+        if prompt_tokens is not None:
+            own.model.rebase(self._all.curve)
+            own.record(secs, censored=censored)
+        # A longer prompt is not a slower provider: watched is only what is compared with its like.
+        if answering is own or prompt_tokens is None or len(own.model) > 0.8 * len(self._all.model):
+            change = self._watch.observe(secs, censored=censored, known=known)
+            if change is not None:
+                for learned in (self._all, *self._classes):
+                    is_seen = learned is self._all or learned is own
+                    learned.model.restart(change.prior, change.keep if is_seen else 0)
+                    learned.refresh()
+
+    def record_sentence(self, secs: float, *, censored: bool) -> None:
+        """Take a time from an attempt's first token to its first whole sentence.
+
+        Args:
+            secs: The time, in seconds; if censored, how long it was waited for.
+            censored: Whether the wait ended without a sentence.
+        """
+        self._sentence.record(secs, censored=censored)
+
+    def _for(self, prompt_tokens: int | None) -> _Learned:
+        own = self._classes[_class_of(prompt_tokens)]
+        thin = prompt_tokens is None or len(own.model) < CLASS_AT_LEAST
+        return self._all if thin else own
+
+    # ---- kept between runs
+
+    def saved(self) -> dict[str, Any]:
+        """The latest observations, as plain values for a file."""
+        return {
+            "first_token": _rows(self._all.model),
+            "by_class": [_rows(learned.model) for learned in self._classes],
+            "sentence": _rows(self._sentence.model),
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Take up observations from a file.
+
+        Args:
+            saved: What ``saved`` returned.
+
+        Raises:
+            KeyError, TypeError, ValueError: If it is something else.
+        """
+        rows: list[tuple[_Learned, Sequence[Any]]] = [
+            (self._all, saved["first_token"]),
+            (self._sentence, saved["sentence"]),
+            *zip(self._classes, saved["by_class"], strict=True),
+        ]
+        for learned, observations in rows:
+            if learned not in (self._all, self._sentence):
+                learned.model.rebase(self._all.curve)
+            for secs, censored in observations:
+                learned.model.record(float(secs), censored=bool(censored))
+            learned.refresh()
+
+
+def _class_of(prompt_tokens: int | None) -> int:
+    return 0 if prompt_tokens is None else bisect_right(CLASS_BOUNDS, prompt_tokens)
+
+
+def _rows(model: LatencyModel) -> list[list[float | int]]:
+    return [[round(secs, 4), int(censored)] for secs, censored in model.observations[-SAVED:]]

@@ -1,0 +1,279 @@
+"""What a process has learned of its providers: one registry for every service, loop and thread.
+
+A call has some twenty turns. Learned call by call, the tail of a provider would never be known, so
+what one call has seen is there for the next, and, through a store, for the next process.
+
+Everything is behind one lock, held for microseconds and never while anything is awaited or written.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipecat_hedge.attempt import MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
+from pipecat_hedge.policies.hedge_budget import HedgeBudget
+from pipecat_hedge.policies.hedge_delay import Known, Worths
+from pipecat_hedge.policies.priors import prior_for
+from pipecat_hedge.policies.routing import Route, Router
+from pipecat_hedge.provider_latency import ProviderLatency
+from pipecat_hedge.stats_store import StatsStore, default_store
+
+__all__ = ["Backend", "ProviderStats", "shared_stats"]
+
+VERSION = 1
+SAVE_EVERY_SECS = 60.0
+WHOLE_ANSWER = 5.0
+"""How many times as long as its first token a whole answer is taken to take, until it is known."""
+SEEN_AT_LEAST = 8
+"""Observations before a provider may be put before the one that was given first."""
+_WAITED = (STALLED, TIMED_OUT, MISSED_DEADLINE)
+"""Errors that say no more than that it was waited for so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Of whom statistics are kept.
+
+    Parameters:
+        provider: The provider's name.
+        model: Its model, or None if that is not known.
+        usd_per_mtok: Its price in US dollars per million ``(input, output)`` tokens, or None.
+        whole_answers: Whether what counts is the whole answer, as in a one-shot inference.
+    """
+
+    provider: str
+    model: str | None = None
+    usd_per_mtok: tuple[float, float] | None = None
+    whole_answers: bool = False
+
+    @property
+    def key(self) -> str:
+        """What its statistics are kept under."""
+        kind = " | whole answers" if self.whole_answers else ""
+        return f"{self.provider} | {self.model or ''}{kind}"
+
+
+class ProviderStats:
+    """The registry.
+
+    Attributes:
+        remembered: What rules have computed from curves, under keys of their own.
+
+    Services use the process's own unless they are given another: ``HedgedLLMService(stats=...)``.
+
+    Example::
+
+        stats = ProviderStats(FileStore("stats.json"))
+        llm = HedgedLLMService([...], stats=stats)
+    """
+
+    def __init__(
+        self, store: StatsStore | None = None, *, clock: Callable[[], float] = time.monotonic
+    ):
+        """Take up what was kept, if anything.
+
+        Args:
+            store: Where statistics are kept between runs; None keeps them in this process alone.
+            clock: Tells when to save again, in seconds.
+        """
+        self._store = store
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._latencies: dict[str, ProviderLatency] = {}
+        self._purses: dict[object, HedgeBudget] = {}
+        self._routers: dict[object, Router] = {}
+        self._worths = Worths()
+        self.remembered: dict[object, Any] = {}
+        self._kept: dict[str, Any] = {}
+        self._is_new = False
+        self._saved_at = clock()
+        self._load()
+
+    # ---- what is known
+
+    def known(
+        self, backends: Sequence[Backend], prompt_tokens: int | None, *, by_sentence: bool
+    ) -> dict[str, Known]:
+        """What is known of providers, by name.
+
+        Args:
+            backends: Who.
+            prompt_tokens: The size of the prompt; None where it is not known.
+            by_sentence: Whether a sentence is what wins.
+        """
+        with self._lock:
+            return {
+                b.provider: self._of(b).known(prompt_tokens, by_sentence=by_sentence)
+                for b in backends
+            }
+
+    def prior_share(self, backend: Backend, prompt_tokens: int | None = None) -> float:
+        """How much of what is known of a provider is still assumed, from 1 to nearly 0."""
+        with self._lock:
+            return self._of(backend).prior_share(prompt_tokens)
+
+    @property
+    def worths(self) -> Worths:
+        """What has been computed for pairs of curves."""
+        return self._worths
+
+    # ---- what happened
+
+    def record(self, backend: Backend, attempt: Attempt, prompt_tokens: int | None) -> None:
+        """Learn from an attempt that has ended.
+
+        An error says nothing of a provider's latency, unless it is that there was no answer.
+
+        Args:
+            backend: Who was asked.
+            attempt: The attempt.
+            prompt_tokens: The size of the prompt; None where it is not known.
+        """
+        if attempt.ended_at is None:
+            return
+        first = attempt.first_token_at
+        with self._lock:
+            self._is_new = True
+            latency = self._of(backend)
+            if first is None:
+                if attempt.outcome != "failed" or attempt.error in _WAITED:
+                    waited = attempt.ended_at - attempt.launched_at
+                    latency.record(waited, censored=True, prompt_tokens=prompt_tokens)
+                return
+            latency.record(first - attempt.launched_at, censored=False, prompt_tokens=prompt_tokens)
+            if attempt.speakable_at is not None:
+                latency.record_sentence(attempt.speakable_at - first, censored=False)
+            elif not attempt.called_tools and attempt.outcome != "failed":
+                latency.record_sentence(attempt.ended_at - first, censored=True)
+
+    def record_first_token(
+        self, backend: Backend, secs: float, prompt_tokens: int | None, *, censored: bool = False
+    ) -> None:
+        """Learn a time to first token that was measured apart from a race.
+
+        Args:
+            backend: Who was asked.
+            secs: From the request, in seconds; if censored, how long it was waited for.
+            prompt_tokens: The size of the prompt; None where it is not known.
+            censored: Whether the wait ended without a token.
+        """
+        with self._lock:
+            self._is_new = True
+            self._of(backend).record(secs, censored=censored, prompt_tokens=prompt_tokens)
+
+    # ---- what is shared by all who hedge alike
+
+    def begin_turn(self, purse: object, budget: float) -> None:
+        """Deposit a turn's budget.
+
+        Args:
+            purse: Whose purse: the same for all who hedge between the same providers alike.
+            budget: Extra requests per turn.
+        """
+        with self._lock:
+            self._purse(purse, budget).begin_turn()
+
+    def share(self, purse: object, budget: float, cost: float) -> float:
+        """The share of turns to hedge as things stand; see ``HedgeBudget.share``."""
+        with self._lock:
+            return self._purse(purse, budget).share(cost)
+
+    def withdraw(self, purse: object, budget: float, cost: float) -> None:
+        """Pay for an extra request; see ``HedgeBudget.withdraw``."""
+        with self._lock:
+            self._purse(purse, budget).withdraw(cost)
+
+    def route(
+        self,
+        purse: object,
+        given: Sequence[Backend],
+        known: Mapping[str, Known],
+        budget: float,
+    ) -> Route:
+        """Order the providers for a turn; see ``Router.route``."""
+        with self._lock:
+            seen = [b for b in given[1:] if self._of(b).seen >= SEEN_AT_LEAST]
+            medians = {
+                b.provider: known[b.provider].first_token.quantile(0.5) for b in (given[0], *seen)
+            }
+            router = self._routers.setdefault(purse, Router())
+            return router.route(
+                [b.provider for b in given],
+                medians,
+                budget,
+                seems_recovered=self._of(given[0]).seems_recovered,
+            )
+
+    # ---- kept between runs
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to save again."""
+        return (
+            self._store is not None
+            and self._is_new
+            and self._clock() - self._saved_at >= SAVE_EVERY_SECS
+        )
+
+    def save(self) -> None:
+        """Keep what is known, if there is anything new and a store to keep it in."""
+        with self._lock:
+            if self._store is None or not self._is_new:
+                return
+            self._is_new, self._saved_at = False, self._clock()
+            known = {key: latency.saved() for key, latency in self._latencies.items()}
+            text = json.dumps({"version": VERSION, "providers": {**self._kept, **known}})
+        self._store.save(text)
+
+    def _load(self) -> None:
+        text = None if self._store is None else self._store.load()
+        if self._store is None or text is None:
+            return
+        try:
+            found = json.loads(text)
+            version = found["version"]
+            if version == VERSION:
+                for key, saved in found["providers"].items():
+                    ProviderLatency(prior_for(key)).restore(saved)  # refuses what cannot be used
+                self._kept = dict(found["providers"])
+                return
+            why = f"of version {version}, which this release does not know"
+        except (ValueError, KeyError, TypeError, AttributeError):
+            why = "corrupt"
+        self._store.set_aside(why)
+
+    def _of(self, backend: Backend) -> ProviderLatency:
+        latency = self._latencies.get(backend.key)
+        if latency is None:
+            prior = prior_for(backend.provider, backend.model)
+            if backend.whole_answers:
+                prior = replace(prior, curve=prior.curve.scaled(WHOLE_ANSWER))
+            latency = ProviderLatency(prior)
+            if (saved := self._kept.pop(backend.key, None)) is not None:
+                latency.restore(saved)
+            self._latencies[backend.key] = latency
+        return latency
+
+    def _purse(self, purse: object, budget: float) -> HedgeBudget:
+        found = self._purses.get(purse)
+        if found is None:
+            found = self._purses[purse] = HedgeBudget(budget)
+        return found
+
+
+_shared: ProviderStats | None = None
+_shared_lock = threading.Lock()
+
+
+def shared_stats() -> ProviderStats:
+    """The process's own registry, made and loaded when it is first asked for."""
+    global _shared
+    with _shared_lock:
+        if _shared is None:
+            _shared = ProviderStats(default_store())
+        return _shared

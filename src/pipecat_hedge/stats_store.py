@@ -1,0 +1,105 @@
+"""Where statistics are kept between runs: a seam, and the file that fills it by default."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from loguru import logger
+from platformdirs import user_state_path
+
+__all__ = ["FileStore", "StatsStore", "default_store"]
+
+ENVIRONMENT = "PIPECAT_HEDGE_STATS"
+"""A path to keep statistics at, or ``off``."""
+
+
+class StatsStore(Protocol):
+    """Keeps one text, such as in a file or under a key of Redis."""
+
+    def load(self) -> str | None:
+        """The text kept last, or None if there is none. Never raises for a missing one."""
+        ...
+
+    def save(self, text: str) -> None:
+        """Keep a text in place of the one before."""
+        ...
+
+    def set_aside(self, why: str) -> None:
+        """Put away a text that could not be used, for a person to look at."""
+        ...
+
+
+class FileStore:
+    """Keeps statistics in a file, which is replaced as a whole.
+
+    Several processes may use one file: each replaces it with what it knows, the last one counts.
+    """
+
+    def __init__(self, path: str | Path):
+        """Name the file.
+
+        Args:
+            path: Where it is or will be; its folder is made when needed.
+        """
+        self.path = Path(path)
+
+    def __str__(self) -> str:
+        """The path."""
+        return str(self.path)
+
+    def load(self) -> str | None:
+        """The file's text, or None if there is no file."""
+        try:
+            return self.path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except UnicodeDecodeError:
+            return "not text"
+        except OSError as e:
+            logger.warning(f"cannot read statistics at {self.path}: {e.strerror}")
+            return None
+
+    def save(self, text: str) -> None:
+        """Replace the file in one step, so that nobody ever reads half of it.
+
+        A file that cannot be written is a warning: a full disk must not end a call.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(name, self.path)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(name)
+                raise
+        except OSError as e:
+            logger.warning(f"cannot keep statistics at {self.path}: {e.strerror}")
+
+    def set_aside(self, why: str) -> None:
+        """Rename the file, so that it is neither used nor lost."""
+        aside = self.path.with_name(f"{self.path.name}.set-aside")
+        try:
+            os.replace(self.path, aside)
+        except OSError as e:
+            logger.warning(f"statistics at {self.path} are {why}, and stay there: {e.strerror}")
+        else:
+            logger.warning(f"statistics at {self.path} are {why}: set aside as {aside}")
+
+
+def default_store() -> FileStore | None:
+    """The file that ``PIPECAT_HEDGE_STATS`` names, else one in the user's state folder; or None."""
+    named = os.environ.get(ENVIRONMENT, "").strip()
+    if named.lower() in ("off", "none", "0"):
+        return None
+    if named:
+        return FileStore(named)
+    return FileStore(user_state_path("pipecat-hedge", appauthor=False) / "stats.json")

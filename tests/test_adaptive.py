@@ -1,0 +1,258 @@
+"""What hedging does to many turns: the limits, the budget, shifts. In virtual time, throughout."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipecat_hedge import HedgePolicy
+from pipecat_hedge.profiles import PROFILES
+from pipecat_hedge.provider_stats import Backend, ProviderStats
+from tests.virtual import Floats, Turns, draws, run_turns
+
+HOSTED, LOCAL = "gemma-4-31b-baseten", "qwen3.8-27b-local"
+N = 20_000
+
+
+# ---- the limit
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.6])
+def test_no_policy_beats_the_product_and_ours_reach_it(delay: float) -> None:
+    """P(T > t) = P(X > t) · P(Y > t − d), at p50 … p99.9, within three standard errors."""
+    count = 200_000
+    latencies = {
+        "x": draws(HOSTED, count, 1, seed=1),
+        "y": draws("gpt-4.1", count, 1, seed=2),
+    }
+    policy = HedgePolicy.race(2) if delay == 0 else HedgePolicy.after(delay)
+    turns = run_turns(policy, latencies)
+    for p in (0.5, 0.9, 0.95, 0.99, 0.999):
+        at = turns.p(p)
+        later = 1.0 if at < delay else PROFILES["gpt-4.1"].survival(at - delay)
+        expected = PROFILES[HOSTED].survival(at) * later
+        error = math.sqrt(p * (1 - p) / count)
+        assert 1 - p == pytest.approx(expected, abs=3 * error)
+
+
+def test_grpcs_published_example() -> None:
+    """At least 2 s in 10 %, 5 s in 5 %, 10 s in 1 % of requests; three attempts, 1 s apart.
+
+    grpc-java's hedging example gives, for 2,000 requests, p90 6, p95 1003, p99 2002, p99.9 2011 ms.
+    """
+    dice = np.random.default_rng(7)
+    of_a_hundred = np.array([10.0] + [5.0] * 4 + [2.0] * 5 + [0.0] * 90)
+    requests = [dice.permutation(np.tile(of_a_hundred, 200)) for _ in range(3)]
+    latencies = np.stack(requests) + dice.uniform(0.001, 0.006, (3, 20_000))
+    turns = run_turns(
+        HedgePolicy.after(1.0, attempts=3), {"greeter": latencies}, seats=["greeter"] * 3
+    )
+    for p, published in ((0.9, 0.006), (0.95, 1.003), (0.99, 2.002), (0.999, 2.011)):
+        error = 2 * math.sqrt(p * (1 - p) / 2000)  # of a percentile of 2,000 requests
+        assert turns.p(p - error) - 0.01 <= published <= turns.p(min(p + error, 1)) + 0.01
+
+
+# ---- the hosted trace
+
+
+def optimum_p99(budget: float) -> float:
+    """The least p99 that one delay can give on the hosted trace within a budget."""
+    profile = PROFILES[HOSTED]
+    best = math.inf
+    for delay in np.linspace(0.3, 1.5, 241):
+        if profile.survival(delay) > budget:
+            continue
+        t = np.linspace(delay, 3.0, 2000)
+        left = [profile.survival(x) * profile.survival(x - delay) for x in t]
+        best = min(best, float(t[np.argmax(np.array(left) <= 0.01)]))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_on_the_hosted_trace_five_per_cent_more_requests_cut_the_tail(seed: int) -> None:
+    """From a cold start, over turns 200 to 20,000; the trace has its p99 at 6.1 s."""
+    turns = run_turns(
+        HedgePolicy.adaptive(0.05), {HOSTED: draws(HOSTED, N, 2, seed)}, seats=[HOSTED] * 2
+    ).after(200)
+    assert optimum_p99(0.05) == pytest.approx(1.1, abs=0.03)
+    assert turns.p(0.99) <= 1.2 * optimum_p99(0.05)
+    assert turns.p(0.999) <= 2.0
+    assert turns.worst_rate() <= 0.055
+
+
+def test_with_a_local_provider_second() -> None:
+    """It is asked late, just in time."""
+    latencies = {HOSTED: draws(HOSTED, N, 1, 4), LOCAL: draws(LOCAL, N, 1, 5)}
+    turns = run_turns(HedgePolicy.adaptive(0.05), latencies).after(200)
+    assert turns.p(0.99) <= 0.8
+    assert turns.p(0.999) <= 1.2
+    assert turns.worst_rate() <= 0.055
+
+
+def test_with_three_attempts_nobody_waits_for_long() -> None:
+    """The trace's longest answer takes 38 s."""
+    turns = run_turns(
+        HedgePolicy.adaptive(0.05, 3), {HOSTED: draws(HOSTED, N, 3, 6)}, seats=[HOSTED] * 3
+    ).after(200)
+    assert turns.secs.max() < 5.0
+    assert turns.worst_rate() <= 0.055
+
+
+def test_the_textbook_rules_are_worse() -> None:
+    """At the same budget: a quantile leaves the turns beyond it, and SingleR gives them up."""
+    latencies = {HOSTED: draws(HOSTED, 8000, 2, 8)}
+    seats = [HOSTED] * 2
+    ours, at_p95, single = (
+        run_turns(policy, latencies, seats=seats).after(500)
+        for policy in (
+            HedgePolicy.adaptive(0.05),
+            HedgePolicy.at_quantile(0.95),
+            HedgePolicy.single_r(0.95, 0.05),
+        )
+    )
+    assert ours.p(0.99) <= 1.05 * at_p95.p(0.99)
+    assert ours.p(0.999) < 0.5 * single.p(0.999)
+    assert single.rate == pytest.approx(0.05, abs=0.015)
+    assert at_p95.rate == pytest.approx(0.05, abs=0.015)
+
+
+# ---- light tails, deadlines, prices
+
+
+def test_a_light_tail_is_hardly_hedged_and_it_says_why() -> None:
+    """Gemini's published latencies."""
+    name = "gemini-3.6-flash"
+    turns = run_turns(HedgePolicy.adaptive(), {name: draws(name, 5000, 2)}, seats=[name] * 2)
+    assert turns.rate < 0.01
+    said = [reason for reason in turns.reasons[200:] if reason is not None]
+    assert sum("tail too light: saves " in reason for reason in said) > 0.99 * len(said)
+
+
+def test_a_deadline_is_met_more_often() -> None:
+    """Hedges go where they still help to meet it; not before."""
+    latencies = {"jagged": draws("jagged", 6000, 1, 3), LOCAL: draws(LOCAL, 6000, 1, 4)}
+    soon = run_turns(HedgePolicy.adaptive(0.2), latencies).after(300)
+    late = run_turns(HedgePolicy.adaptive(0.2, deadline_secs=1.5), latencies).after(300)
+    assert (late.secs > 1.5).mean() <= (soon.secs > 1.5).mean() + 0.002
+    assert any("deadline 1.5 s: hedge at " in (reason or "") for reason in late.reasons)
+
+
+def test_a_free_provider_is_asked_whenever_it_is_worth_it() -> None:
+    """With prices the budget is in dollars: what costs nothing is not limited by it."""
+    latencies = {HOSTED: draws(HOSTED, 3000, 1, 3), LOCAL: draws(LOCAL, 3000, 1, 4)}
+    policy = HedgePolicy.adaptive(0.02)
+    counted = run_turns(policy, latencies).after(300)
+    priced = run_turns(
+        policy, latencies, usd_per_mtok={HOSTED: (0.5, 1.0), LOCAL: (0.0, 0.0)}
+    ).after(300)
+    assert counted.rate < 0.03
+    assert priced.rate > 0.1
+    assert priced.p(0.95) < counted.p(0.95)
+
+
+def test_a_dear_provider_is_asked_less() -> None:
+    """In proportion to its price."""
+    latencies = {HOSTED: draws(HOSTED, 6000, 1, 3), "gpt-4.1": draws("gpt-4.1", 6000, 1, 4)}
+    prices = {HOSTED: (1.0, 1.0), "gpt-4.1": (3.0, 3.0)}
+    turns = run_turns(HedgePolicy.adaptive(0.1), latencies, usd_per_mtok=prices).after(300)
+    assert turns.rate < 0.045
+
+
+# ---- what is learned is not biased, and follows
+
+
+def test_hedging_at_the_learned_p95_stays_at_five_per_cent() -> None:
+    """Window after window: cancelled losers are counted as longer than so much."""
+    windows, size = 12, 4000
+    turns = run_turns(
+        HedgePolicy.at_quantile(0.95),
+        {HOSTED: draws(HOSTED, 1000 + windows * size, 2, 9)},
+        seats=[HOSTED] * 2,
+    ).after(1000)
+    rates = [turns.after(k * size, (k + 1) * size).rate for k in range(windows)]
+    assert 0.046 <= float(np.mean(rates)) <= 0.054
+    assert float(np.mean(rates[-4:])) == pytest.approx(float(np.mean(rates[:4])), abs=0.006)
+
+
+def shifted(seed: int, *, both: bool) -> tuple[Floats, Floats]:
+    """600 usual turns, 300 in which the first provider takes three times as long, 600 usual."""
+    first, second = draws(HOSTED, 1500, 1, 2 * seed + 20), draws(HOSTED, 1500, 1, 2 * seed + 21)
+    first[:, 600:900] *= 3
+    if both:
+        second[:, 600:900] *= 3
+    return first, second
+
+
+@pytest.mark.parametrize("budget", [0.05, 0.1])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_first_provider_that_turned_slow_is_replaced_and_comes_back(
+    seed: int, budget: float
+) -> None:
+    """Within 30 turns, and within 60 of its recovery; the callers between notice little."""
+    first, second = shifted(seed, both=False)
+    turns = run_turns(
+        HedgePolicy.adaptive(budget, order="learned"),
+        {"a": first, "b": second},
+        models={"a": HOSTED, "b": HOSTED},
+    )
+    assert set(turns.first[630:900]) == {"b"}
+    assert set(turns.first[960:]) == {"a"}
+    rest = turns.after(630, 900)
+    assert rest.p(0.95) < 1.1
+    assert rest.rate <= 1.25 * budget
+    assert turns.after(960).p(0.95) < 1.0
+
+
+@pytest.mark.parametrize("budget", [0.05, 0.1])
+@pytest.mark.parametrize("seed", range(4))
+def test_when_all_are_slow_the_load_stays_what_it_was(seed: int, budget: float) -> None:
+    """Constant work: under one and a half times the budget while it lasts."""
+    first, second = shifted(seed, both=True)
+    turns = run_turns(
+        HedgePolicy.adaptive(budget),
+        {"a": first, "b": second},
+        models={"a": HOSTED, "b": HOSTED},
+    )
+    assert turns.after(600, 900).rate < 1.5 * budget
+
+
+def test_the_first_turn_ever_is_hedged_by_what_is_published() -> None:
+    """Of a hosted model with a tail; and it is known to be an assumption."""
+    stats = ProviderStats()
+    slow = {HOSTED: np.array([[9.0], [0.4]])}
+    turns = run_turns(HedgePolicy.adaptive(), slow, seats=[HOSTED] * 2, stats=stats)
+    assert turns.secs[0] < 2.0
+    assert stats.prior_share(Backend("new", HOSTED)) == 1.0
+
+
+# ---- other shapes
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.floats(0.1, 1.5),
+    st.floats(0.05, 0.5),
+    st.floats(0.0, 0.08),
+    st.sampled_from([0.02, 0.05, 0.1, 0.25]),
+    st.integers(0, 10**6),
+)
+def test_the_budget_holds_for_any_shape(
+    median: float, spread: float, stalls: float, budget: float, seed: int
+) -> None:
+    """Log-normal bodies with stalls: the budget is kept, and nobody is worse off."""
+    dice = np.random.default_rng(seed)
+    body = np.exp(dice.normal(math.log(median), spread, (2, 6000)))
+    latencies = np.where(
+        dice.random(body.shape) < stalls, body + dice.exponential(6, body.shape), body
+    )
+    turns: Turns = run_turns(HedgePolicy.adaptive(budget), {"x": latencies}, seats=["x", "x"])
+    settled = turns.after(300)
+    assert settled.worst_rate() <= max(1.15 * budget, budget + 0.006)
+    assert np.all(turns.secs <= latencies[0] + 1e-9)
+    if stalls > 0.02 and budget >= 0.05:
+        unhedged = Turns(latencies[0][300:], settled.extra)
+        assert settled.p(0.995) < 0.7 * unhedged.p(0.995)

@@ -1,0 +1,126 @@
+"""Many turns in virtual time, with the service's own policies and what they learn."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from pipecat_hedge.facts import Launch, Seat
+from pipecat_hedge.planning import learn, plan_turn
+from pipecat_hedge.policies.hedge_policy import HedgePolicy
+from pipecat_hedge.policies.race import Race
+from pipecat_hedge.profiles import PROFILES
+from pipecat_hedge.provider_stats import Backend, ProviderStats
+from pipecat_hedge.virtual_race import Latency, run_virtual
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass
+class Turns:
+    """What came of them.
+
+    Parameters:
+        secs: When each was answered; shape (n,).
+        extra: Requests beyond the first; shape (n,).
+        first: Whom each asked first.
+        reasons: What the policy said last in each.
+    """
+
+    secs: Floats
+    extra: npt.NDArray[np.int64]
+    first: list[str] = field(default_factory=list[str])
+    reasons: list[str | None] = field(default_factory=list[str | None])
+
+    def after(self, turn: int, until: int | None = None) -> Turns:
+        """Those from ``turn`` on."""
+        part = slice(turn, until)
+        return Turns(self.secs[part], self.extra[part], self.first[part], self.reasons[part])
+
+    def p(self, share: float) -> float:
+        """The time under which a share of them stayed, in seconds."""
+        return float(np.sort(self.secs)[math.ceil(share * len(self.secs)) - 1])
+
+    @property
+    def rate(self) -> float:
+        """Extra requests per turn."""
+        return float(self.extra.mean())
+
+    def worst_rate(self, turns: int = 2000) -> float:
+        """Extra requests per turn over the worst stretch of so many turns."""
+        spent = np.concatenate(([0], np.cumsum(self.extra)))
+        return float((spent[turns:] - spent[:-turns]).max() / turns)
+
+
+def draws(profile: str, turns: int, attempts: int = 2, seed: int = 0) -> Floats:
+    """Latencies of a profile, one row for each attempt of a turn; shape (attempts, turns)."""
+    return np.stack(
+        [PROFILES[profile].samples(turns, seed=1000 * seed + k) for k in range(attempts)]
+    )
+
+
+def run_turns(
+    policy: HedgePolicy,
+    latencies: dict[str, Floats],
+    *,
+    seats: Sequence[str] | None = None,
+    stats: ProviderStats | None = None,
+    models: dict[str, str] | None = None,
+    usd_per_mtok: dict[str, tuple[float, float]] | None = None,
+    after_turn: Callable[[int], None] = lambda turn: None,
+) -> Turns:
+    """Run one turn after the other.
+
+    Args:
+        policy: The policy.
+        latencies: By provider, one row for each attempt of a turn; shape (attempts, turns).
+        seats: The places in the line-up; every provider once by default.
+        stats: What is known; nothing by default.
+        models: The providers' models, which decide what is assumed of them.
+        usd_per_mtok: The providers' prices.
+        after_turn: Called after each turn.
+    """
+    stats = stats or ProviderStats()
+    seats = seats or list(latencies)
+    backends = [
+        Backend(name, (models or {}).get(name, name), (usd_per_mtok or {}).get(name))
+        for name in dict.fromkeys(seats)
+    ]
+    count = next(iter(latencies.values())).shape[1]
+    turns = Turns(np.full(count, np.inf), np.zeros(count, np.int64))
+    dice = random.Random(1)
+    for turn in range(count):
+        plan = plan_turn(
+            policy, backends, stats, prompt_tokens=None, commit_on="first_token", dice=dice
+        )
+        spare = list(seats)
+        for name in plan.order:
+            spare.remove(name)
+        race = Race(
+            [Seat(name) for name in (*plan.order, *spare)], plan.rule, attempts=policy.attempts
+        )
+
+        def draw(launch: Launch, turn: int = turn) -> Latency:
+            rows = latencies[launch.provider]
+            return Latency(float(rows[min(launch.attempt, len(rows) - 1), turn]))
+
+        answered = run_virtual(race, draw, plan.launched)
+        learn(stats, backends, race.attempts, None, probe=plan.probe)
+        for attempt in race.attempts:
+            if attempt.provider == plan.probe and attempt.outcome == "superseded":
+                backend = next(b for b in backends if b.provider == plan.probe)
+                rows = latencies[attempt.provider]
+                seen = float(rows[min(attempt.number, len(rows) - 1), turn])
+                stats.record_first_token(backend, seen, None)
+        if answered is not None:
+            turns.secs[turn] = answered
+        turns.extra[turn] = len(race.attempts) - 1
+        turns.first.append(plan.order[0])
+        turns.reasons.append(race.launch_reason)
+        after_turn(turn)
+    return turns
