@@ -49,6 +49,7 @@ LAYERS = {
     "testing": TOOLS,
     "simulator": TOOLS,
     "overhead": TOOLS,
+    "whatif": TOOLS,
     "cli": TOOLS,
 }
 STANDARD_LIBRARY_ONLY = (WORDS, POLICIES)

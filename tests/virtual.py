@@ -110,7 +110,7 @@ def run_turns(
             return Latency(float(rows[min(launch.attempt, len(rows) - 1), turn]))
 
         answered = run_virtual(race, draw, plan.launched)
-        learn(stats, backends, race.attempts, None, probe=plan.probe)
+        learn(stats, backends, race.attempts, None, probe=plan.probe, with_sentences=False)
         for attempt in race.attempts:
             if attempt.provider == plan.probe and attempt.outcome == "superseded":
                 backend = next(b for b in backends if b.provider == plan.probe)

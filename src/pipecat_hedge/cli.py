@@ -12,6 +12,10 @@ _COMMANDS = {
         "pipecat_hedge.simulator.command",
         "run simulated LLM providers (OpenAI, Anthropic and Google protocols) on loopback",
     ),
+    "whatif": (
+        "pipecat_hedge.whatif.command",
+        "replay recorded turns under other policies, and recommend one",
+    ),
     "overhead": (
         "pipecat_hedge.overhead",
         "measure what the hedged service costs over the bare one, in one run",

@@ -115,15 +115,13 @@ def _adaptive(
         route = stats.route(purse, backends, known, rule.budget)
         order, probe, hedges = route.order, route.probe, route.hedges
         route_reason = route.reason if order != given else None
-    by_name = {backend.provider: backend for backend in backends}
-    usual = _usd(by_name[order[0]], prompt_tokens)
-    costs = {
-        name: HedgeBudget.relative_cost(_usd(backend, prompt_tokens), usual)
-        for name, backend in by_name.items()
+    costs = _costs(backends, order[0], prompt_tokens)
+    share_at = {
+        cost: hedges * stats.share(purse, rule.budget, cost) for cost in set(costs.values())
     }
     priced = PricedDelay(
         known,
-        {name: hedges * stats.share(purse, rule.budget, cost) for name, cost in costs.items()},
+        {name: share_at[cost] for name, cost in costs.items()},
         rule.worth_secs,
         rule.deadline_secs,
         stats.worths,
@@ -154,6 +152,14 @@ def _reissue(
     return SingleReissue(delay, q, drawn)
 
 
+def _costs(backends: Sequence[Backend], first: str, prompt_tokens: int | None) -> dict[str, float]:
+    """What a request to each costs, in requests to the first."""
+    if all(backend.usd_per_mtok is None for backend in backends):
+        return dict.fromkeys((backend.provider for backend in backends), 1.0)
+    usual = next(_usd(b, prompt_tokens) for b in backends if b.provider == first)
+    return {b.provider: HedgeBudget.relative_cost(_usd(b, prompt_tokens), usual) for b in backends}
+
+
 def _usd(backend: Backend, prompt_tokens: int | None) -> float | None:
     if backend.usd_per_mtok is None:
         return None
@@ -168,6 +174,7 @@ def learn(
     prompt_tokens: int | None,
     *,
     probe: str | None = None,
+    with_sentences: bool = True,
 ) -> None:
     """Learn from the attempts of a turn that is over.
 
@@ -177,9 +184,11 @@ def learn(
         attempts: Every attempt of the turn.
         prompt_tokens: The size of the prompt; None where it is not known.
         probe: Whose superseded attempt is followed to its first token, and learned from then.
+        with_sentences: Whether times to the first sentence are to be learned too.
     """
     by_name = {backend.provider: backend for backend in backends}
     for attempt in attempts:
         if attempt.provider == probe and attempt.outcome == "superseded":
             continue
-        stats.record(by_name[attempt.provider], attempt, prompt_tokens)
+        backend = by_name[attempt.provider]
+        stats.record(backend, attempt, prompt_tokens, with_sentence=with_sentences)

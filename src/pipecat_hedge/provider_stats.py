@@ -124,7 +124,14 @@ class ProviderStats:
 
     # ---- what happened
 
-    def record(self, backend: Backend, attempt: Attempt, prompt_tokens: int | None) -> None:
+    def record(
+        self,
+        backend: Backend,
+        attempt: Attempt,
+        prompt_tokens: int | None,
+        *,
+        with_sentence: bool = True,
+    ) -> None:
         """Learn from an attempt that has ended.
 
         An error says nothing of a provider's latency, unless it is that there was no answer.
@@ -133,6 +140,7 @@ class ProviderStats:
             backend: Who was asked.
             attempt: The attempt.
             prompt_tokens: The size of the prompt; None where it is not known.
+            with_sentence: Whether the time to its first sentence is to be learned too.
         """
         if attempt.ended_at is None:
             return
@@ -146,6 +154,8 @@ class ProviderStats:
                     latency.record(waited, censored=True, prompt_tokens=prompt_tokens)
                 return
             latency.record(first - attempt.launched_at, censored=False, prompt_tokens=prompt_tokens)
+            if not with_sentence:
+                return
             if attempt.speakable_at is not None:
                 latency.record_sentence(attempt.speakable_at - first, censored=False)
             elif not attempt.called_tools and attempt.outcome != "failed":

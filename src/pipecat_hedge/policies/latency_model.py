@@ -18,7 +18,9 @@ among the waiting until it was cancelled.
   1/(n + 1): the expected share of answers slower than the slowest of n is exactly that, where the
   bare estimate would call them impossible. The mean of the tail is the exponential's
   maximum-likelihood estimate from the slowest twentieth that came: all waiting beyond the beginning
-  of it, that for cancelled answers included, divided by the answers.
+  of it, that for cancelled answers included, divided by the answers. If the slowest eight alone say
+  more than twice as much, which chance hardly does, they are believed: early hedges cut most of a
+  tail off, and what is left of the twentieth is the body's edge.
 - Recent observations weigh more: the weight of one halves with every ``half_life`` that follow it.
 - Until there is enough data the curve is mixed with a prior whose share of the curve is
   (w / (w + n))² after n observations: a quarter after as many as its weight w. The share of a
@@ -43,6 +45,8 @@ __all__ = ["LatencyModel"]
 TAIL_SHARE = 0.05
 TAIL_AT_LEAST = 8
 """The tail's mean is taken from the slowest twentieth, and from no fewer answers than so many."""
+HEAVIER = 2.0
+"""By how much the slowest few must wait longer than the twentieth to be believed instead."""
 
 
 class LatencyModel:
@@ -169,6 +173,11 @@ class LatencyModel:
         slowest = max(TAIL_AT_LEAST, round(TAIL_SHARE * secs.size))
         if answered.size <= slowest:
             return self._prior.tail_secs
-        begins = int(answered[-slowest - 1]) + 1
-        waited = float(((secs[begins:] - secs[begins - 1]) * weights[begins:]).sum())
-        return max(waited / float(weights[begins:][came[begins:]].sum()), 1e-3)
+
+        def mean_wait(count: int) -> float:
+            begins = int(answered[-count - 1]) + 1
+            waited = float(((secs[begins:] - secs[begins - 1]) * weights[begins:]).sum())
+            return max(waited / float(weights[begins:][came[begins:]].sum()), 1e-3)
+
+        usual, far_out = mean_wait(slowest), mean_wait(TAIL_AT_LEAST)
+        return far_out if far_out > HEAVIER * usual else usual

@@ -1,0 +1,17 @@
+"""What another policy would have done to the turns of yesterday, and at what cost."""
+
+from pipecat_hedge.whatif.answer import Answer, Outcome
+from pipecat_hedge.whatif.reading import Measured, ReadingError, Recorded, read_latencies
+from pipecat_hedge.whatif.replaying import Costs, Question, what_if
+
+__all__ = [
+    "Answer",
+    "Costs",
+    "Measured",
+    "Outcome",
+    "Question",
+    "ReadingError",
+    "Recorded",
+    "read_latencies",
+    "what_if",
+]

@@ -1,0 +1,72 @@
+"""A picture of an answer: how long callers wait, with the tail drawn large."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from pipecat_hedge.errors import ConfigurationError
+from pipecat_hedge.whatif.answer import Answer
+
+__all__ = ["plot"]
+
+MOST_POINTS = 2000
+
+
+def plot(answer: Answer, path: str | Path) -> None:
+    """Draw the distribution of each policy.
+
+    Across: the wait, on a logarithmic scale. Up: the share of turns, so that each further nine of
+    it (90, 99, 99.9 %) is as high as the one before.
+
+    Args:
+        answer: The answer.
+        path: The picture; its ending says which kind (``.png``, ``.svg``, ``.pdf``).
+
+    Raises:
+        ConfigurationError: If matplotlib is not installed, or does not know the kind.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as e:
+        raise ConfigurationError("plot needs matplotlib: pip install 'pipecat-hedge[plot]'") from e
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for outcome in answer.outcomes:
+        secs = np.sort(outcome.secs[np.isfinite(outcome.secs)])
+        depth = -np.log10(1 - (np.arange(len(secs)) + 0.5) / len(outcome.secs))
+        shown = np.unique(np.searchsorted(depth, np.linspace(0, depth[-1], MOST_POINTS)))
+        shown = shown[shown < len(secs)]
+        is_plain = outcome.policy == answer.outcomes[0].policy
+        is_chosen = outcome.policy == answer.recommended
+        label = "one request" if is_plain else outcome.policy
+        axes.plot(
+            secs[shown],
+            depth[shown],
+            color="black" if is_plain else None,
+            linewidth=2.6 if is_chosen else 1.2,
+            label=f"{label} (take this)" if is_chosen else label,
+        )
+    if answer.deadline_secs is not None:
+        axes.axvline(answer.deadline_secs, color="grey", linestyle=":", label="deadline")
+    axes.set_xscale("log")
+    axes.set_xlabel("wait for the first token (s)")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_ylabel("share of turns answered")
+    nines = int(np.ceil(np.log10(max(len(answer.outcomes[0].secs), 10))))
+    axes.set_ylim(0, nines)
+    axes.set_yticks(range(nines + 1), ["0 %", "90 %", *(_nines(n) for n in range(2, nines + 1))])
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", fontsize="small")
+    axes.set_title("the wait of one request, and the wait that callers perceive", fontsize="medium")
+    try:
+        figure.savefig(path, dpi=150)
+    except ValueError as e:
+        raise ConfigurationError(f"plot: {e}") from e
+    except OSError as e:
+        raise ConfigurationError(f"plot: {path} cannot be written: {e.strerror}") from e
+
+
+def _nines(count: int) -> str:
+    return "99 %" if count == 2 else f"99.{'9' * (count - 2)} %"

@@ -1,0 +1,350 @@
+"""Latencies from files: the turn logs of the service, and whatever else people have.
+
+Law: a line that cannot be used is counted and named, never guessed at.
+
+Read are
+
+- turn logs, as ``HedgedLLMService(turn_log=...)`` writes them: each attempt is an observation of
+  its provider. One that was cancelled before its first token is *longer than so much*; one that
+  failed is a failure;
+- JSONL: a number a line, or an object a line whose numeric fields are columns;
+- CSV, with or without a header: a number a line, or a column a provider.
+
+Seconds or milliseconds: as the column's name says (``…_ms``, ``…_secs``), or as the median tells,
+because nobody waits half a minute for the usual answer; and ``unit`` overrules both.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pipecat_hedge.errors import HedgeError
+
+__all__ = ["Measured", "ReadingError", "Recorded", "Unit", "read_latencies"]
+
+Unit: TypeAlias = Literal["auto", "s", "ms"]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+NAMED = 5
+"""So many bad lines are named; the rest are counted."""
+SURELY_MS = 30.0
+"""A median above this is taken for milliseconds."""
+COLUMN = "latency"
+"""What a provider is called whose file does not name it."""
+_NO_LATENCY = ("at", "time", "timestamp", "turn", "id", "date", "index", "status")
+"""Numeric fields that are no latencies."""
+
+
+class ReadingError(HedgeError, ValueError):
+    """A file that nothing can be learned from; the message says why, and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured of one provider, in the order of time.
+
+    Parameters:
+        name: What it is called.
+        secs: Times to first token in seconds; shape (n,).
+        censored: Which of them were cut short, and would have taken longer; shape (n,).
+        failed: Which of them are not an answer but a failure; shape (n,).
+        row: The turn that each belongs to; shape (n,).
+    """
+
+    name: str
+    secs: Floats
+    censored: Bools
+    failed: Bools
+    row: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What files hold.
+
+    Parameters:
+        providers: By name, those measured first in a turn before the others.
+        turns: How many turns there were.
+        bad_lines: How many lines could not be used.
+        named_bad_lines: The first of them, each with its file, its number and what is wrong.
+        unit: ``s`` or ``ms``: what the figures were taken to be.
+        prompt_tokens: The mean size of a prompt, where logs tell.
+        lost_tokens: The mean output of an attempt that lost, where logs tell.
+        lost_usd: The mean price of an attempt that lost, where logs tell.
+    """
+
+    providers: dict[str, Measured]
+    turns: int
+    bad_lines: int
+    named_bad_lines: tuple[str, ...]
+    unit: str
+    prompt_tokens: float | None = None
+    lost_tokens: float | None = None
+    lost_usd: float | None = None
+
+
+@dataclass(slots=True)
+class _Found:
+    secs: list[float] = field(default_factory=list[float])
+    censored: list[bool] = field(default_factory=list[bool])
+    failed: list[bool] = field(default_factory=list[bool])
+    row: list[int] = field(default_factory=list[int])
+
+    def add(self, secs: float, row: int, *, censored: bool = False, failed: bool = False) -> None:
+        self.secs.append(secs)
+        self.censored.append(censored)
+        self.failed.append(failed)
+        self.row.append(row)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.found: dict[str, _Found] = {}
+        self.firsts: Counter[str] = Counter()
+        self.turns = 0
+        self.bad = 0
+        self.named: list[str] = []
+        self.prompt_tokens: list[float] = []
+        self.lost_tokens: list[float] = []
+        self.lost_usd: list[float] = []
+        self.named_units: set[str] = set()
+
+    def bad_line(self, path: Path, number: int, why: str) -> None:
+        self.bad += 1
+        if len(self.named) < NAMED:
+            self.named.append(f"{path}:{number}: {why}")
+
+    def add(self, name: str, secs: float, **kind: bool) -> None:
+        self.found.setdefault(name, _Found()).add(secs, self.turns, **kind)
+
+    # ---- one record a line
+
+    def number(self, value: Any) -> None:
+        self.add(COLUMN, _latency(value))
+        self.turns += 1
+
+    def columns(self, record: dict[str, Any]) -> None:
+        numeric = {
+            name: value
+            for name, value in record.items()
+            if isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and name.lower() not in _NO_LATENCY
+        }
+        if isinstance(provider := record.get("provider"), str) and len(numeric) == 1:
+            numeric = {provider: self._in_unit(*next(iter(numeric.items())))[1]}
+        if not numeric:
+            raise ValueError("no latency in it: no field is a number")
+        checked = [self._in_unit(name, value) for name, value in numeric.items()]
+        for name, value in checked:
+            self.add(name, value)
+        self.turns += 1
+
+    def _in_unit(self, name: str, value: Any) -> tuple[str, float]:
+        secs = _latency(value)
+        for suffix, unit in (("_ms", "ms"), ("_secs", "s"), ("_s", "s"), (" (ms)", "ms")):
+            if name.lower().endswith(suffix):
+                self.named_units.add(unit)
+                return name[: -len(suffix)] or COLUMN, secs
+        return name, secs
+
+    def turn(self, record: dict[str, Any]) -> None:
+        attempts = record["attempts"]
+        if not isinstance(attempts, list) or not attempts:
+            raise ValueError("a turn without attempts")
+        parsed = [self._attempt(attempt) for attempt in attempts]
+        self.named_units.add("s")
+        for number, observed in enumerate(parsed):
+            if observed is not None:
+                name, secs, kind = observed
+                self.add(name, secs, **kind)
+                if number == 0:
+                    self.firsts[name] += 1
+        for attempt in attempts:
+            if attempt.get("outcome") == "superseded":
+                _note(self.lost_tokens, attempt.get("output_tokens"))
+                _note(self.lost_usd, attempt.get("usd"))
+        _note(self.prompt_tokens, attempts[0].get("input_tokens"))
+        self.turns += 1
+
+    def _attempt(self, attempt: Any) -> tuple[str, float, dict[str, bool]] | None:
+        if not isinstance(attempt, dict) or not isinstance(attempt.get("provider"), str):
+            raise ValueError("an attempt without a provider")
+        name, ttft = attempt["provider"], attempt.get("ttft_secs")
+        if ttft is not None:
+            return name, _latency(ttft), {}
+        waited = _latency(attempt["ended_secs"] - attempt["launched_secs"])
+        if attempt.get("error_category") in (None, "timeout", "stalled", "deadline"):
+            return name, waited, {"censored": True}
+        return name, waited, {"failed": True}
+
+
+def read_latencies(paths: Sequence[str | Path], *, unit: Unit = "auto") -> Recorded:
+    """Read files, as one stretch of turns in the order given.
+
+    Args:
+        paths: Turn logs, JSONL or CSV.
+        unit: What plain figures are: ``s``, ``ms``, or ``auto`` to tell by names and size.
+
+    Returns:
+        What they hold.
+
+    Raises:
+        ReadingError: If a file cannot be read, or there is no latency in any.
+    """
+    reader = _Reader()
+    for path in map(Path, paths):
+        try:
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                _read(reader, path, file)
+        except OSError as e:
+            raise ReadingError(f"{path} cannot be read: {e.strerror}") from e
+        except UnicodeDecodeError as e:
+            raise ReadingError(f"{path} is not text: give a turn log, JSONL or CSV") from e
+    if not reader.turns:
+        named = ", ".join(map(str, paths))
+        detail = f"; {reader.named[0]}" if reader.named else ""
+        raise ReadingError(
+            f"there is no latency in {named} ({reader.bad} bad lines{detail}): "
+            "give a turn log, or one number a line or column"
+        )
+    return _recorded(reader, unit)
+
+
+def _read(reader: _Reader, path: Path, file: Iterable[str]) -> None:
+    lines = ((number, line.strip()) for number, line in enumerate(file, 1))
+    filled = ((number, line) for number, line in lines if line)
+    first = next(filled, None)
+    if first is None:
+        return
+    rest = _chain(first, filled)
+    if first[1][0] in "{[" or path.suffix in (".jsonl", ".ndjson", ".json"):
+        _read_jsonl(reader, path, rest)
+    else:
+        _read_csv(reader, path, rest)
+
+
+def _chain(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    yield first
+    yield from rest
+
+
+def _read_jsonl(reader: _Reader, path: Path, lines: Iterator[tuple[int, str]]) -> None:
+    for number, line in lines:
+        try:
+            record = json.loads(line)
+            if isinstance(record, dict) and "attempts" in record:
+                reader.turn(record)
+            elif isinstance(record, dict):
+                reader.columns(record)
+            elif isinstance(record, list):
+                reader.columns({f"{COLUMN} {i + 1}": value for i, value in enumerate(record)})
+            else:
+                reader.number(record)
+        except json.JSONDecodeError:
+            reader.bad_line(path, number, f"{_short(line)} is not JSON")
+        except KeyError as e:
+            reader.bad_line(path, number, f"no {e.args[0]} in it")
+        except (ValueError, TypeError) as e:
+            reader.bad_line(path, number, str(e))
+
+
+def _read_csv(reader: _Reader, path: Path, lines: Iterator[tuple[int, str]]) -> None:
+    header: list[str] | None = None
+    for number, line in lines:
+        cells = [cell.strip() for cell in next(csv.reader([line]))]
+        if header is None:
+            is_header = not any(_is_number(cell) for cell in cells)
+            if is_header and (len(cells) > 1 or not cells[0][:1].isdigit()):
+                header = cells
+                continue
+            header = (
+                [COLUMN] if len(cells) == 1 else [f"{COLUMN} {i + 1}" for i in range(len(cells))]
+            )
+        try:
+            if len(cells) > len(header):
+                raise ValueError(f"{len(cells)} cells under {len(header)} columns")
+            given = dict(zip(header, cells, strict=False))
+            reader.columns({name: _cell(cell) for name, cell in given.items() if cell})
+        except (ValueError, TypeError) as e:
+            reader.bad_line(path, number, str(e))
+
+
+def _cell(cell: str) -> float | str:
+    return float(cell) if _is_number(cell) else cell
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _latency(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{_short(repr(value))} is not a number")
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{value} is not a latency")
+    return float(value)
+
+
+def _note(values: list[float], value: Any) -> None:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        values.append(float(value))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _recorded(reader: _Reader, unit: Unit) -> Recorded:
+    if unit == "auto" and len(reader.named_units) > 1:
+        raise ReadingError("some columns are in seconds and some in milliseconds: say unit s or ms")
+    if unit == "auto" and reader.named_units:
+        found = reader.named_units.pop()
+    elif unit == "auto":
+        every = np.concatenate([np.asarray(f.secs) for f in reader.found.values()])
+        found = "ms" if float(np.median(every)) > SURELY_MS else "s"
+    else:
+        found = unit
+    factor = 1e-3 if found == "ms" else 1.0
+    names = sorted(
+        reader.found, key=lambda name: (-reader.firsts[name], -len(reader.found[name].secs))
+    )
+    return Recorded(
+        {name: _measured(name, reader.found[name], factor) for name in names},
+        reader.turns,
+        reader.bad,
+        tuple(reader.named),
+        found,
+        _mean(reader.prompt_tokens),
+        _mean(reader.lost_tokens),
+        _mean(reader.lost_usd),
+    )
+
+
+def _measured(name: str, found: _Found, factor: float) -> Measured:
+    return Measured(
+        name,
+        np.asarray(found.secs, np.float64) * factor,
+        np.asarray(found.censored, np.bool_),
+        np.asarray(found.failed, np.bool_),
+        np.asarray(found.row, np.int64),
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None

@@ -1,0 +1,89 @@
+"""Which policy to take: the last extra request that is still worth its price. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipecat_hedge.whatif.answer import Outcome
+
+__all__ = ["recommend"]
+
+
+def recommend(
+    outcomes: Sequence[Outcome], worth_secs: float, deadline_secs: float | None
+) -> tuple[str, str]:
+    """Choose a policy.
+
+    Fixed delays are left out: they were chosen with the file in hand, and do not follow a provider
+    that changes. The others are gone through by what they cost. The next one is taken as long as
+    each extra request that it adds saves at least its worth: waiting, or waiting beyond the
+    deadline if there is one.
+
+    Args:
+        outcomes: What each would have done, the one without hedging first.
+        worth_secs: What an extra request must save, in seconds.
+        deadline_secs: When an answer should be there, or None.
+
+    Returns:
+        Its name, and why.
+    """
+    none = outcomes[0]
+    by_cost = sorted(
+        (o for o in outcomes[1:] if o.is_choice),
+        key=lambda o: (o.extra_requests, _waited(o, deadline_secs)),
+    )
+    chosen, passed = none, None
+    for outcome in by_cost:
+        more = outcome.extra_requests - chosen.extra_requests
+        saved = _waited(chosen, deadline_secs) - _waited(outcome, deadline_secs)
+        if saved <= 0:
+            continue
+        if more <= 0 or saved / more >= worth_secs:
+            chosen, passed = outcome, None
+        elif passed is None:
+            passed = (outcome, saved / more)
+    if chosen is none:
+        return none.policy, _not_worth_it(by_cost, none, worth_secs, deadline_secs)
+    why = (
+        f"p99 {_secs(chosen.percentiles['p99'])} instead of {_secs(none.percentiles['p99'])}, for "
+        f"{chosen.extra_requests:.1%} more requests"
+    )
+    if chosen.under_deadline is not None and none.under_deadline is not None:
+        why += (
+            f"; {chosen.under_deadline:.2%} of turns within {deadline_secs:g} s instead of "
+            f"{none.under_deadline:.2%}"
+        )
+    if passed is not None:
+        outcome, saves = passed
+        why += (
+            f". {outcome.policy} would save {saves:.2f} s by each request that it adds, less than "
+            f"the {worth_secs:g} s that one is worth"
+        )
+    return chosen.policy, why
+
+
+def _not_worth_it(
+    by_cost: Sequence[Outcome], none: Outcome, worth_secs: float, deadline_secs: float | None
+) -> str:
+    gains = [
+        (_waited(none, deadline_secs) - _waited(o, deadline_secs)) / o.extra_requests
+        for o in by_cost
+        if o.extra_requests > 0
+    ]
+    most = max(gains, default=0.0)
+    return (
+        f"the tail is too light to hedge: an extra request saves {most:.2f} s at most, less than "
+        f"the {worth_secs:g} s that one is worth"
+    )
+
+
+def _waited(outcome: Outcome, deadline_secs: float | None) -> float:
+    """The mean wait, or the mean wait beyond the deadline; an unanswered turn counts a minute."""
+    secs = np.minimum(outcome.secs, 60.0)
+    return float(np.maximum(secs - (deadline_secs or 0.0), 0.0).mean())
+
+
+def _secs(value: float) -> str:
+    return "never" if value == float("inf") else f"{value:.2f} s"

@@ -1,0 +1,185 @@
+"""What is read of files, and what is said of lines that cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipecat_hedge.whatif import ReadingError, Recorded, read_latencies
+
+
+def read(tmp_path: Path, text: str, name: str = "file.csv", **options: Any) -> Recorded:
+    (tmp_path / name).write_text(text)
+    return read_latencies([tmp_path / name], **options)
+
+
+def secs(recorded: Recorded) -> dict[str, list[float]]:
+    return {name: measured.secs.round(6).tolist() for name, measured in recorded.providers.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0.5\n0.6\n", {"latency": [0.5, 0.6]}),
+        ("\ufeff0.5\r\n\r\n0.6", {"latency": [0.5, 0.6]}),
+        ("latency\n0.5\n0.6\n", {"latency": [0.5, 0.6]}),
+        ("ttft_ms\n500\n600\n", {"ttft": [0.5, 0.6]}),
+        ("ttft_secs\n500\n600\n", {"ttft": [500, 600]}),
+        ("500\n600\n", {"latency": [0.5, 0.6]}),
+        ("claude,local\n0.5,0.1\n0.6,0.2\n", {"claude": [0.5, 0.6], "local": [0.1, 0.2]}),
+        ('"claude",local\n0.5,\n,0.2\n', {"claude": [0.5], "local": [0.2]}),
+        ("0.5,0.1\n0.6,0.2\n", {"latency 1": [0.5, 0.6], "latency 2": [0.1, 0.2]}),
+        ("timestamp,ttft\n1700000000,0.5\n", {"ttft": [0.5]}),
+        ("model,ttft\ngpt,0.5\n", {"ttft": [0.5]}),
+    ],
+)
+def test_csv(tmp_path: Path, text: str, expected: dict[str, list[float]]) -> None:
+    """One a line or a column a provider, with a header or without."""
+    recorded = read(tmp_path, text)
+    assert secs(recorded) == expected
+    assert recorded.bad_lines == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0.5\n0.6\n", {"latency": [0.5, 0.6]}),
+        ('{"ttft": 0.5}\n{"ttft": 0.6}\n', {"ttft": [0.5, 0.6]}),
+        ('{"claude": 0.5, "local": 0.1}\n', {"claude": [0.5], "local": [0.1]}),
+        (
+            '{"provider": "claude", "ttft_ms": 500}\n{"provider": "local", "ttft_ms": 100}\n',
+            {"claude": [0.5], "local": [0.1]},
+        ),
+        ("[0.5, 0.1]\n[0.6, 0.2]\n", {"latency 1": [0.5, 0.6], "latency 2": [0.1, 0.2]}),
+    ],
+)
+def test_jsonl(tmp_path: Path, text: str, expected: dict[str, list[float]]) -> None:
+    """A number, an object or a list a line."""
+    recorded = read(tmp_path, text, "file.jsonl")
+    assert secs(recorded) == expected
+    assert recorded.bad_lines == 0
+
+
+def test_the_unit_can_be_said(tmp_path: Path) -> None:
+    """And is told where it is not."""
+    assert secs(read(tmp_path, "500\n", unit="s")) == {"latency": [500]}
+    assert secs(read(tmp_path, "0.5\n", unit="ms")) == {"latency": [0.0005]}
+    assert read(tmp_path, "500\n").unit == "ms"
+    assert read(tmp_path, "0.5\n").unit == "s"
+    with pytest.raises(ReadingError, match="some columns are in seconds and some in milliseconds"):
+        read(tmp_path, "a_ms,b_secs\n500,0.5\n")
+
+
+def turn(*attempts: dict[str, Any]) -> str:
+    return json.dumps({"turn": 1, "attempts": attempts})
+
+
+def attempt(provider: str, ttft: float | None, **fields: Any) -> dict[str, Any]:
+    return {
+        "provider": provider,
+        "ttft_secs": ttft,
+        "launched_secs": 0.0,
+        "ended_secs": 2.0,
+        "outcome": "won",
+        "error_category": None,
+        **fields,
+    }
+
+
+def test_a_turn_log(tmp_path: Path) -> None:
+    """Each attempt is an observation: an answer, longer than so much, or a failure."""
+    lines = [
+        turn(attempt("a", 0.5, input_tokens=4000)),
+        turn(
+            attempt("a", None, ended_secs=1.1, outcome="superseded", output_tokens=7, usd=0.002),
+            attempt("b", 0.4, launched_secs=0.7),
+        ),
+        turn(
+            attempt("a", None, ended_secs=0.1, outcome="failed", error_category="rate_limit"),
+            attempt("b", 0.3, launched_secs=0.1),
+        ),
+        turn(attempt("a", None, ended_secs=30, outcome="failed", error_category="timeout")),
+    ]
+    recorded = read(tmp_path, "\n".join(lines), "turns.jsonl")
+    a, b = recorded.providers["a"], recorded.providers["b"]
+    assert list(recorded.providers) == ["a", "b"]
+    assert a.secs.tolist() == pytest.approx([0.5, 1.1, 0.1, 30])
+    assert a.censored.tolist() == [False, True, False, True]
+    assert a.failed.tolist() == [False, False, True, False]
+    assert a.row.tolist() == [0, 1, 2, 3]
+    assert b.row.tolist() == [1, 2]
+    assert (recorded.prompt_tokens, recorded.lost_tokens, recorded.lost_usd) == (4000, 7, 0.002)
+    assert recorded.turns == 4
+
+
+def test_bad_lines_are_counted_and_named(tmp_path: Path) -> None:
+    """The first five by file, number and fault; the others are used."""
+    recorded = read(
+        tmp_path,
+        "0.5\nnever\n-1\nnan\n0.5,0.6\ninf\n0.7\nsoon\n",
+    )
+    assert secs(recorded) == {"latency": [0.5, 0.7]}
+    assert recorded.bad_lines == 6
+    path = tmp_path / "file.csv"
+    assert recorded.named_bad_lines == (
+        f"{path}:2: no latency in it: no field is a number",
+        f"{path}:3: -1.0 is not a latency",
+        f"{path}:4: nan is not a latency",
+        f"{path}:5: 2 cells under 1 columns",
+        f"{path}:6: inf is not a latency",
+    )
+
+
+def test_bad_lines_of_a_log(tmp_path: Path) -> None:
+    """What is missing is named."""
+    bad = [
+        '{"attempts": []}',
+        '{"attempts": [{"provider": 3}]}',
+        '{"attempts": [{"provider": "a", "ttft_secs": null}]}',
+        '{"attempts": [{"provider": "a", "ttft_secs": "soon"}]}',
+        "{",
+        '"soon"',
+        "true",
+    ]
+    recorded = read(tmp_path, "\n".join([turn(attempt("a", 0.5)), *bad]), "turns.jsonl")
+    assert recorded.turns == 1
+    assert recorded.bad_lines == len(bad)
+    told = [line.split(": ", 1)[1] for line in recorded.named_bad_lines]
+    assert told == [
+        "a turn without attempts",
+        "an attempt without a provider",
+        "no ended_secs in it",
+        "'soon' is not a number",
+        "{ is not JSON",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "nothing\nhere\n"])
+def test_a_file_without_latencies_is_a_clear_error(tmp_path: Path, text: str) -> None:
+    """With the remedy."""
+    with pytest.raises(ReadingError, match=r"there is no latency in .*: give a turn log, or one"):
+        read(tmp_path, text)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    """Missing, a folder, or no text."""
+    with pytest.raises(ReadingError, match=r"none\.csv cannot be read: No such file"):
+        read_latencies([tmp_path / "none.csv"])
+    with pytest.raises(ReadingError, match="cannot be read: Is a directory"):
+        read_latencies([tmp_path])
+    (tmp_path / "x.wav").write_bytes(bytes(range(200, 256)) * 10)
+    with pytest.raises(ReadingError, match="is not text: give a turn log, JSONL or CSV"):
+        read_latencies([tmp_path / "x.wav"])
+
+
+def test_several_files_are_one_stretch(tmp_path: Path) -> None:
+    """In the order given."""
+    (tmp_path / "one.csv").write_text("0.5\n")
+    (tmp_path / "two.jsonl").write_text("0.6\n")
+    recorded = read_latencies([tmp_path / "one.csv", tmp_path / "two.jsonl"])
+    assert np.array_equal(recorded.providers["latency"].secs, [0.5, 0.6])
+    assert recorded.providers["latency"].row.tolist() == [0, 1]

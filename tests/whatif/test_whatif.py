@@ -1,0 +1,371 @@
+"""What another policy would have done, and how far the answer can be trusted."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pipecat_hedge import HedgeError
+from pipecat_hedge.cli import main
+from pipecat_hedge.profiles import PROFILES
+from pipecat_hedge.whatif import Answer, Measured, Outcome, Question, Recorded, what_if
+from pipecat_hedge.whatif.trust import percentile
+
+Floats = npt.NDArray[np.float64]
+HOSTED, LOCAL = "gemma-4-31b-baseten", "qwen3.8-27b-local"
+FAST = Question(budgets=(0.05,), least_turns=2000)
+
+
+def measured(
+    name: str, secs: Floats, censored: Floats | None = None, failed: Floats | None = None
+) -> Measured:
+    no = np.zeros(len(secs), np.bool_)
+    return Measured(
+        name,
+        np.asarray(secs, np.float64),
+        no if censored is None else np.asarray(censored, np.bool_),
+        no if failed is None else np.asarray(failed, np.bool_),
+        np.arange(len(secs)),
+    )
+
+
+def recorded(*providers: Measured) -> Recorded:
+    return Recorded({m.name: m for m in providers}, len(providers[0].secs), 0, (), "s")
+
+
+def trace(profile: str, count: int, seed: int = 1) -> Floats:
+    return PROFILES[profile].samples(count, seed)
+
+
+def of(answer: Answer, policy: str) -> Outcome:
+    return next(o for o in answer.outcomes if o.policy == policy)
+
+
+@pytest.fixture(scope="module")
+def hosted() -> Answer:
+    return what_if(
+        recorded(measured("claude", trace(HOSTED, 6000))),
+        Question(deadline_secs=1.2, least_turns=1),
+    )
+
+
+# ---- the figures
+
+
+def test_without_hedging_it_is_the_file_itself(hosted: Answer) -> None:
+    """Percentiles, maximum and mean of what was measured."""
+    none, secs = hosted.outcomes[0], np.sort(trace(HOSTED, 6000))
+    assert none.policy == "no hedging"
+    for name, p in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("p99.9", 0.999)):
+        assert none.percentiles[name] == percentile(secs, p)
+    assert none.max_secs == secs[-1]
+    assert none.mean_secs == pytest.approx(float(secs.mean()))
+    assert none.under_deadline == pytest.approx(float((secs <= 1.2).mean()))
+    assert none.extra_requests == 0
+
+
+def test_every_policy_is_there(hosted: Answer) -> None:
+    """The same turns under each."""
+    assert [o.policy for o in hosted.outcomes] == [
+        "no hedging",
+        "race(2)",
+        f"after({np.quantile(trace(HOSTED, 6000), 0.95):.3f} s)",
+        "SingleR(p99, 5 %)",
+        "adaptive(1 %)",
+        "adaptive(2 %)",
+        "adaptive(5 %)",
+        "adaptive(10 %)",
+        "adaptive(25 %)",
+    ]
+    race, adaptive = of(hosted, "race(2)"), of(hosted, "adaptive(5 %)")
+    assert race.extra_requests == 1.0
+    assert 0.03 < adaptive.extra_requests < 0.055
+    assert adaptive.percentiles["p99"] < 0.3 * hosted.outcomes[0].percentiles["p99"]
+    assert race.percentiles["p99.9"] < adaptive.percentiles["p99.9"]
+
+
+def test_it_recommends_the_last_request_that_is_worth_it(hosted: Answer) -> None:
+    """And says what it brings, and what more would bring."""
+    assert hosted.recommended.startswith("adaptive(")
+    assert hosted.why.startswith("p99 ")
+    assert "instead of" in hosted.why
+    assert "% of turns within 1.2 s instead of" in hosted.why
+    assert "less than the 0.15 s that one is worth" in hosted.why
+
+
+def test_a_light_tail_is_not_to_be_hedged() -> None:
+    """With the figure that says so."""
+    answer = what_if(recorded(measured("gemini", trace("gemini-3.6-flash", 3000))), FAST)
+    assert answer.recommended == "no hedging"
+    assert answer.why.startswith("the tail is too light to hedge: an extra request saves 0.")
+
+
+def test_where_a_request_is_worth_a_lot_more_are_sent() -> None:
+    """The worth is the user's to say."""
+    file = recorded(measured("gpt", trace("gpt-4.1", 3000)))
+    thrifty = what_if(file, Question(worth_secs=1.0, least_turns=1))
+    generous = what_if(file, Question(worth_secs=0.0, least_turns=1))
+    assert (
+        of(thrifty, thrifty.recommended).extra_requests
+        < of(generous, generous.recommended).extra_requests
+    )
+    assert generous.recommended == "race(2)"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_three_hundred_latencies_of_ones_own(seed: int) -> None:
+    """The faster of each two in a row is within the interval of racing two."""
+    secs = trace(HOSTED, 300, seed)
+    race = of(what_if(recorded(measured("mine", secs)), FAST), "race(2)")
+    pairs = np.sort(secs.reshape(150, 2).min(axis=1))
+    for name, p in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
+        interval = race.intervals[name]
+        assert interval.low * 0.99 <= percentile(pairs, p) <= interval.high * 1.01
+        assert interval.low <= race.percentiles[name] <= interval.high
+
+
+def test_an_interval_holds_what_other_files_of_the_size_show() -> None:
+    """Nineteen of twenty of them, or nearly."""
+    answer = what_if(recorded(measured("mine", trace(HOSTED, 1000, 50))), FAST)
+    inside = 0
+    for seed in range(40):
+        first, second = trace(HOSTED, 1000, 100 + seed), trace(HOSTED, 1000, 500 + seed)
+        interval = of(answer, "race(2)").intervals["p95"]
+        inside += (
+            interval.low <= percentile(np.sort(np.minimum(first, second)), 0.95) <= interval.high
+        )
+    assert inside >= 32
+
+
+# ---- two providers
+
+
+def test_a_second_provider_is_hedged_to() -> None:
+    """The first that was measured is asked first, unless the question says otherwise."""
+    file = recorded(
+        measured("claude", trace(HOSTED, 4000)), measured("local", trace(LOCAL, 900, 5))
+    )
+    answer = what_if(file, FAST)
+    assert (answer.first, answer.second) == ("claude", "local")
+    assert of(answer, "adaptive(5 %)").percentiles["p99"] < 0.9
+    turned = what_if(file, Question(first="local", budgets=(0.05,), least_turns=1))
+    assert (turned.first, turned.second) == ("local", "claude")
+    itself = what_if(file, Question(second="claude", budgets=(0.05,), least_turns=1))
+    assert (itself.first, itself.second) == ("claude", "claude")
+    with pytest.raises(HedgeError, match="second: 'gpt' was not measured; measured: claude, local"):
+        what_if(file, Question(second="gpt"))
+
+
+def test_what_was_measured_side_by_side_needs_no_assumption() -> None:
+    """Two columns that are slow together are raced as they were."""
+    dice = np.random.default_rng(3)
+    slow = dice.random(3000) < 0.05
+    one = np.where(slow, 5.0, 0.5) + dice.uniform(0, 0.1, 3000)
+    other = np.where(slow, 5.0, 0.5) + dice.uniform(0, 0.1, 3000)
+    answer = what_if(recorded(measured("a", one), measured("b", other)), FAST)
+    race = of(answer, "race(2)")
+    assert race.percentiles["p99"] > 5.0
+    assert race.percentiles["p50"] == pytest.approx(
+        float(np.median(np.minimum(one, other))), abs=0.01
+    )
+    assert answer.independence.is_measured
+    assert "both providers were measured in the same turns" in answer.independence.text
+
+
+# ---- trust
+
+
+def test_independent_turns_are_found_independent() -> None:
+    """Within what chance explains."""
+    independence = what_if(recorded(measured("x", trace(HOSTED, 3000))), FAST).independence
+    assert independence.holds
+    assert abs(independence.rank_correlation) < 1.5 * independence.noise
+    assert independence.text.startswith("independence holds here: ")
+
+
+def test_turns_that_are_slow_together_are_found_out() -> None:
+    """And the answer says what that does to it."""
+    secs = trace(HOSTED, 4000)
+    spell = np.random.default_rng(2).random(200) < 0.04
+    secs[np.repeat(spell, 20)] += 4.0
+    answer = what_if(recorded(measured("x", secs)), FAST)
+    assert not answer.independence.holds
+    assert answer.independence.clustering > 3
+    assert "Hedging to the same provider will help less" in answer.independence.text
+    race = of(answer, "race(2)")
+    assert race.if_slow_together is not None
+    assert race.if_slow_together > 1.5 * race.percentiles["p99"]
+
+
+def test_too_few_turns_to_tell() -> None:
+    """Is said."""
+    answer = what_if(recorded(measured("x", trace(HOSTED, 8))), FAST)
+    assert "too few turns" in answer.independence.text
+    assert any("8 turns say little beyond" in note for note in answer.notes)
+
+
+# ---- what logs leave out
+
+
+def test_what_was_cut_short_is_filled_in() -> None:
+    """As if the hedges had not been: within what chance explains of the truth."""
+    truth, hedge = trace("gpt-4.1", 20_000, 3), trace("gpt-4.1", 20_000, 4)
+    won = np.minimum(truth, 1.2 + hedge)
+    cut = truth > won
+    file = recorded(measured("gpt", np.where(cut, won, truth), censored=cut))
+    answer = what_if(file, FAST)
+    filled = answer.outcomes[0].percentiles
+    for name, p in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
+        assert filled[name] == pytest.approx(percentile(np.sort(truth), p), rel=0.1)
+    assert any(f"{int(cut.sum())} latencies of gpt were cut short" in n for n in answer.notes)
+    assert answer.sources[0].cut_short == int(cut.sum())
+
+
+def test_failures_are_replayed_as_failures() -> None:
+    """Without a second attempt they are turns without an answer."""
+    secs = trace(HOSTED, 3000)
+    failed = np.random.default_rng(1).random(3000) < 0.05
+    answer = what_if(recorded(measured("x", np.where(failed, 0.05, secs), failed=failed)), FAST)
+    assert answer.outcomes[0].unanswered == pytest.approx(float(failed.mean()))
+    assert answer.outcomes[0].percentiles["p99"] == math.inf
+    adaptive = of(answer, "adaptive(5 %)")
+    assert adaptive.unanswered == pytest.approx(0.0025, abs=0.002)
+    assert adaptive.extra_requests == pytest.approx(0.1, abs=0.03)
+
+
+# ---- sizes
+
+
+def test_a_larger_file_is_sampled_and_it_says_so() -> None:
+    """In blocks of consecutive turns."""
+    answer = what_if(
+        recorded(measured("x", trace(HOSTED, 30_000))), Question(budgets=(0.05,), most_turns=5000)
+    )
+    assert answer.sampled
+    assert answer.replayed == 5000
+    assert "5,000 of 30,000 turns were replayed, in blocks of 1,000" in answer.notes[0]
+
+
+def test_a_hundred_thousand_turns_take_under_a_minute(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of a processor's time, under all policies; taken of a tenth of them."""
+    file = recorded(measured("x", trace(HOSTED, 10_000)))
+    shares: list[float] = []
+    began = time.process_time()
+    what_if(file, Question(least_turns=1), progress=lambda _, share: shares.append(share))
+    spent = 10 * (time.process_time() - began)
+    with capsys.disabled():
+        print(f"\n100,000 turns under all policies: {spent:.0f} s")
+    assert spent < 60
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert len(shares) > 100
+
+
+@pytest.mark.parametrize(
+    ("question", "told"),
+    [
+        (lambda: Question(attempts=1), "attempts must be at least 2 to hedge, got 1"),
+        (lambda: Question(most_turns=10), "turns must be at least 1000, got 10"),
+    ],
+)
+def test_questions_that_cannot_be_asked(question: object, told: str) -> None:
+    """Name the field."""
+    assert callable(question)
+    with pytest.raises(HedgeError, match=told):
+        question()
+
+
+# ---- the command
+
+
+def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One row a policy, what to take, how far to trust it, and the bad lines."""
+    file = tmp_path / "mine.csv"
+    file.write_text(
+        "ttft_ms\n" + "\n".join(f"{1000 * s:.0f}" for s in trace(HOSTED, 600)) + "\nx\n"
+    )
+    status = main(
+        ["whatif", str(file), "--budget", "0.05", "--deadline", "1", "--after", "0.7",
+         "--prompt-tokens", "4000", "--usd-per-mtok", "3", "15"]
+    )  # fmt: skip
+    told = capsys.readouterr().out
+    assert status == 0
+    for expected in (
+        "600 turns: ttft alone, and hedged to itself",
+        "no hedging",
+        "after(0.7 s)",
+        "▶ adaptive(5 %)",
+        "≤ 1 s",
+        "tokens/turn",
+        "$/1,000",
+        "4,000",
+        "12.000",
+        "independence holds here",
+        "1 bad lines skipped",
+        "mine.csv:602: ",
+        "the figures were taken for milliseconds",
+    ):
+        assert expected in " ".join(told.split()), expected
+
+
+def test_json_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """For programs and for slides."""
+    file = tmp_path / "mine.csv"
+    file.write_text("\n".join(f"{s:.3f}" for s in trace(HOSTED, 300)))
+    picture = tmp_path / "out.png"
+    status = main(["whatif", str(file), "--budget", "0.05", "--json", "--plot", str(picture)])
+    answer = json.loads(capsys.readouterr().out)
+    assert status == 0
+    assert answer["version"] == 1
+    assert answer["turns"] == 300
+    assert answer["recommended"] in [policy["policy"] for policy in answer["policies"]]
+    race = next(policy for policy in answer["policies"] if policy["policy"] == "race(2)")
+    assert race["extra_requests"] == 1.0
+    interval = race["intervals"]["p95"]
+    assert interval["low"] <= race["percentiles"]["p95"] <= interval["high"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["none.csv"], "none.csv cannot be read: No such file"),
+        (["empty.csv"], "there is no latency in"),
+        (["one.csv", "--attempts", "1"], "attempts must be at least 2"),
+        (["one.csv", "--budget", "-1"], "budget must be a share of turns"),
+        (["one.csv", "--first", "x"], "first: 'x' was not measured; measured: latency"),
+        (["one.csv", "--budget", "0.05", "--plot", "out.docx"], "plot: "),
+        (["one.csv", "--budget", "0.05", "--plot", "none/out.png"], "cannot be written: No such"),
+    ],
+)
+def test_what_cannot_be_answered(
+    arguments: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Is one line on the error stream, and status 2."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "one.csv").write_text("0.5\n0.6\n0.7\n")
+    assert main(["whatif", *arguments]) == 2
+    errors = " ".join(capsys.readouterr().err.split())
+    assert errors.startswith("pipecat-hedge whatif: ")
+    assert told in errors
+
+
+def test_the_command_does_not_load_pipecat(tmp_path: Path) -> None:
+    """It starts in a moment."""
+    code = "import sys, pipecat_hedge.whatif.command; sys.exit('pipecat' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
