@@ -45,8 +45,8 @@ format: $(STAMP) ## fix what ruff can fix
 fixtures: $(STAMP) ## make the audio fixtures again (needs espeak-ng and flite)
 	$(BIN)/python scripts/make_fixtures.py
 
-bench: $(STAMP) ## what the hedged service costs over the bare one, in one run
-	$(BIN)/pipecat-hedge overhead $(ARGS)
+bench: $(STAMP) ## compare the bare service, Pipecat's failover and hedging, in one run of some minutes
+	$(BIN)/pipecat-hedge bench $(ARGS)
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist

@@ -49,6 +49,7 @@ LAYERS = {
     "testing": TOOLS,
     "simulator": TOOLS,
     "overhead": TOOLS,
+    "bench": TOOLS,
     "whatif": TOOLS,
     "cli": TOOLS,
 }

@@ -16,6 +16,10 @@ _COMMANDS = {
         "pipecat_hedge.whatif.command",
         "replay recorded turns under other policies, and recommend one",
     ),
+    "bench": (
+        "pipecat_hedge.bench",
+        "compare the bare service, Pipecat's failover and hedging on simulated providers",
+    ),
     "overhead": (
         "pipecat_hedge.overhead",
         "measure what the hedged service costs over the bare one, in one run",

@@ -13,7 +13,7 @@ import argparse
 import asyncio
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from loguru import logger
@@ -27,12 +27,11 @@ from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
-from pipecat.services.llm_service import LLMService
 from pipecat.workers.runner import WorkerRunner
 
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.service import HedgedLLMService
-from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
+from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
 
 TOKENS = 500
 
@@ -88,19 +87,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-async def measure(rounds: int) -> Overhead:
+def _hedged(script: Sequence[Step]) -> FrameProcessor:
+    return HedgedLLMService([ScriptedLLMService(script)], policy=HedgePolicy.race(1))
+
+
+async def measure(
+    rounds: int, build: Callable[[Sequence[Step]], FrameProcessor] = _hedged
+) -> Overhead:
     """Measure the overhead on the running loop.
 
     Args:
         rounds: How many turns of each kind to time.
+        build: Makes what is compared with the bare service, of the script that it is to play.
     """
-    short, long = [Say("Yes.")], [Say("Yes."), *[Wait(0), Say(" token")] * TOKENS]
-    services: list[LLMService] = []
+    short: list[Step] = [Say("Yes.")]
+    long: list[Step] = [Say("Yes."), *[Wait(0), Say(" token")] * TOKENS]
+    services: list[FrameProcessor] = []
     for script in (short, long):
-        services += [
-            ScriptedLLMService(script),
-            HedgedLLMService([ScriptedLLMService(script)], policy=HedgePolicy.race(1)),
-        ]
+        services += [ScriptedLLMService(script), build(script)]
     lines = [_Stopwatch(service) for service in services]
     await asyncio.gather(*(line.start() for line in lines))
     try:
@@ -130,7 +134,7 @@ def _median(values: Sequence[float]) -> float:
 class _Stopwatch(FrameProcessor):
     """A pipeline around one service, and the time that a turn takes through it."""
 
-    def __init__(self, llm: LLMService):
+    def __init__(self, llm: FrameProcessor):
         super().__init__(enable_direct_mode=True)
         self._over = asyncio.Event()
         self._worker = PipelineWorker(
