@@ -108,6 +108,7 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
         llms=make_llms(choices, os.environ),
         policy=choices.policy,
         settings=LLMSettings(system_instruction=INSTRUCTIONS),
+        turn_log=choices.turn_log,
     )
 
     context = LLMContext(tools=[book_table, cancel_booking])

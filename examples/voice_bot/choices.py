@@ -54,7 +54,12 @@ SETTINGS = (
     Setting("DEEPGRAM_API_KEY", "hear with Deepgram; without it offline with pocketsphinx"),
     Setting("CARTESIA_API_KEY", "speak with Cartesia; without it offline with espeak-ng"),
     Setting("CARTESIA_VOICE_ID", "its voice", "71a7ad14-091c-4e8e-a314-022ece01c121"),
-    Setting("HEDGE_POLICY", "race, race:3, after:0.6 (seconds) or fallback", "after:0.6"),
+    Setting(
+        "HEDGE_POLICY",
+        "adaptive, adaptive:0.05 (share of turns), race, race:3, after:0.6 (seconds) or fallback",
+        "adaptive",
+    ),
+    Setting("TURN_LOG", "a file that every turn is appended to, for pipecat-hedge whatif"),
     Setting(
         "FALLBACK_TEXT",
         "what the bot says when every provider has failed",
@@ -89,6 +94,7 @@ class Choices:
         tts: What speaks.
         llms: Whom to race, in the order in which they are asked.
         policy: When the next one is asked.
+        turn_log: The file that every turn is appended to, or None.
         turn_silence_secs: The silence that ends the caller's turn; None leaves it to a model that
             listens for how a sentence sounds when it is complete.
     """
@@ -97,6 +103,7 @@ class Choices:
     tts: Literal["cartesia", "espeak"]
     llms: tuple[LLMChoice, ...]
     policy: HedgePolicy
+    turn_log: str | None
     turn_silence_secs: float | None
 
     @property
@@ -129,6 +136,7 @@ def choose(env: Mapping[str, str]) -> Choices:
             _policy(setting_in(env, "HEDGE_POLICY"), attempts=max(2, len(llms))),
             fallback_text=setting_in(env, "FALLBACK_TEXT"),
         ),
+        turn_log=env.get("TURN_LOG"),
         turn_silence_secs=_turn_silence(setting_in(env, "TURN_DETECTION")),
     )
 
@@ -176,6 +184,8 @@ def _simulated(models: str) -> tuple[LLMChoice, ...]:
 def _policy(said: str, *, attempts: int) -> HedgePolicy:
     name, _, argument = said.partition(":")
     try:
+        if name == "adaptive":
+            return HedgePolicy.adaptive(float(argument or 0.1), attempts=attempts)
         if name == "race":
             return HedgePolicy.race(int(argument) if argument else 2)
         if name == "after" and argument:
@@ -185,7 +195,8 @@ def _policy(said: str, *, attempts: int) -> HedgePolicy:
     except ValueError as error:  # ConfigurationError is one
         raise SettingError(f"HEDGE_POLICY={said}: {error}") from None
     raise SettingError(
-        f"HEDGE_POLICY={said}: not a policy; write race, race:3, after:0.6 or fallback"
+        f"HEDGE_POLICY={said}: not a policy; write adaptive, adaptive:0.05, race, race:3, "
+        "after:0.6 or fallback"
     )
 
 

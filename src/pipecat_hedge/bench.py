@@ -48,7 +48,7 @@ from rich.table import Table
 from pipecat_hedge.overhead import measure
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.provider import Provider
-from pipecat_hedge.provider_stats import ProviderStats
+from pipecat_hedge.provider_stats import Backend, ProviderStats
 from pipecat_hedge.service import HedgedLLMService
 from pipecat_hedge.simulator.process import SimulatorProcess
 from pipecat_hedge.task_scope import TaskScope
@@ -61,9 +61,9 @@ PROFILES = {
     "gemma-4-31b-baseten": "gemma-4-31b-baseten",
     "gpt-4.1": "gpt-4.1",
     "jagged": "jagged",
-    "gemma-4-31b-baseten, 1 % faults": "gemma-4-31b-baseten?fault=529&rate=0.01",
+    "gemma-…, 1 % faults": "gemma-4-31b-baseten?fault=error_in_band&rate=0.01",
 }
-"""What is shown, and the simulator's model that stands for it."""
+"""What is shown, and the simulator's model that stands for it. No SDK hides that fault."""
 ANSWER = "Yes, we are open until nine. Do come by!"
 GIVE_UP_SECS = 60.0
 
@@ -100,7 +100,7 @@ class Measured:
     wasted_tokens: float
 
 
-def _openai(url: str, model: str, tag: str) -> OpenAILLMService:
+def _openai(url: str, model: str, tag: str) -> LLMService[Any]:
     sign = "&" if "?" in model else "?"
     return OpenAILLMService(
         api_key="any",
@@ -114,7 +114,7 @@ def _bare(url: str, model: str, stats: ProviderStats) -> FrameProcessor:
 
 
 def _switcher(url: str, model: str, stats: ProviderStats) -> FrameProcessor:
-    services: list[LLMService] = [_openai(url, model, " B"), _openai(url, model, " B")]
+    services = [_openai(url, model, " B"), _openai(url, model, " B")]
     return LLMSwitcher(services, ServiceSwitcherStrategyFailover)
 
 
@@ -264,10 +264,15 @@ def _play_switcher(script: Sequence[Step]) -> FrameProcessor:
 
 def _play(policy: HedgePolicy) -> Callable[[Sequence[Step]], FrameProcessor]:
     def build(script: Sequence[Step]) -> FrameProcessor:
-        slow = ScriptedLLMService([Wait(9)])
-        return HedgedLLMService(
-            [ScriptedLLMService(script), slow], policy=policy, stats=ProviderStats()
-        )
+        stats = ProviderStats()
+        for name in ("a", "b"):  # as in a process that has been running for a while
+            for number in range(1000):
+                stats.record_first_token(Backend(name, "scripted"), number % 50 / 1e6, 10)
+        providers = [
+            Provider("a", ScriptedLLMService(script)),
+            Provider("b", ScriptedLLMService([Wait(9)])),
+        ]
+        return HedgedLLMService(providers, policy=policy, stats=stats)
 
     return build
 
@@ -359,8 +364,9 @@ def _show(measured: Sequence[Measured], overheads: dict[str, tuple[float, float]
     table = Table(title="time to first token, over real sockets", title_justify="left")
     for name in ("profile", "arrangement"):
         table.add_column(name, no_wrap=True)
-    for name in ("p50", "p95", "p99", "max", "no answer", "extra requests", "wasted tokens",
-                 "µs/token", "ms/turn"):  # fmt: skip
+    for name in ("p50", "p95", "p99", "max"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("no answer", "extra requests", "wasted tokens", "µs a token", "ms a turn"):
         table.add_column(name, justify="right")
     last = ""
     for row in measured:
@@ -383,7 +389,9 @@ def _show(measured: Sequence[Measured], overheads: dict[str, tuple[float, float]
 
 
 def _ms(secs: float | None) -> str:
-    return "never" if secs is None else f"{1000 * secs:,.0f} ms"
+    if secs is None:
+        return "never"
+    return f"{1000 * secs:.0f} ms" if secs < 1 else f"{secs:.2f} s"
 
 
 def _keep(

@@ -25,29 +25,35 @@ CLASS_BOUNDS = (2_000, 8_000, 32_000)
 """Prompt tokens at which a class begins."""
 CLASS_AT_LEAST = 64
 """Observations that a class needs to answer for itself."""
-FRESHNESS = 32
-"""A curve is made anew when one in so many of its observations is new."""
+FRESHNESS, FEW = 32, 4
+"""A curve is made anew when one in so many of its observations is new, and not for fewer than so
+many, but for the first ones."""
 SAVED = 1024
 SENTENCE_PRIOR = Survival.of([0.02, 0.08, 0.15, 0.3, 0.6, 1.2], [1, 0.9, 0.5, 0.2, 0.05, 0.01], 0.5)
 """From the first token to the end of the first sentence: ten to twenty tokens at 80 a second."""
 
 
 class _Learned:
-    """A model, and its curve as of lately."""
+    """A model, and its curve as of lately: made when it is asked for."""
 
     def __init__(self, prior: Survival):
         self.model = LatencyModel(prior)
-        self.curve = prior
+        self._curve = prior
         self._new = 0
 
     def record(self, secs: float, *, censored: bool) -> None:
         self.model.record(secs, censored=censored)
         self._new += 1
-        if self._new * FRESHNESS >= len(self.model):
+
+    @property
+    def curve(self) -> Survival:
+        kept = len(self.model)
+        if self._new * FRESHNESS >= kept and (self._new >= FEW or 0 < kept < 2 * FEW):
             self.refresh()
+        return self._curve
 
     def refresh(self) -> None:
-        self.curve, self._new = self.model.curve, 0
+        self._curve, self._new = self.model.curve, 0
 
 
 class ProviderLatency:

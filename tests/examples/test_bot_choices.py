@@ -31,7 +31,7 @@ def test_without_keys_everything_is_offline_and_both_wires_are_raced() -> None:
     assert (choices.stt, choices.tts) == ("pocketsphinx", "espeak")
     assert [llm.kind for llm in choices.llms] == ["simulated-openai", "simulated-anthropic"]
     assert choices.simulated
-    assert choices.policy == HedgePolicy.after(0.6, attempts=2, fallback_text=SORRY)
+    assert choices.policy == HedgePolicy.adaptive(0.1, fallback_text=SORRY)
     assert choices.turn_silence_secs is None
 
 
@@ -60,7 +60,7 @@ def test_providers_with_keys_take_the_simulators_place(
 def test_all_providers_may_be_asked_in_one_turn() -> None:
     """With four providers a turn may make four requests before it fails."""
     assert choose({"OPENAI_API_KEY": "k", "ANTHROPIC_API_KEY": "k", **AWS, **VLLM}).policy == (
-        HedgePolicy.after(0.6, attempts=4, fallback_text=SORRY)
+        HedgePolicy.adaptive(0.1, attempts=4, fallback_text=SORRY)
     )
 
 
@@ -89,6 +89,8 @@ def test_half_of_the_aws_credentials_is_an_error(set_one: str, missing: str) -> 
 @pytest.mark.parametrize(
     ("said", "policy"),
     [
+        ("adaptive", HedgePolicy.adaptive()),
+        ("adaptive:0.05", HedgePolicy.adaptive(0.05)),
         ("race", HedgePolicy.race(2)),
         ("race:3", HedgePolicy.race(3)),
         ("after:0.5", HedgePolicy.after(0.5)),
@@ -103,7 +105,8 @@ def test_policies(said: str, policy: HedgePolicy) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ["often", "after", "after:soon", "after:-1", "race:0", "race:x", "fallback:2"]
+    "said",
+    ["often", "after", "after:soon", "after:-1", "race:0", "race:x", "fallback:2", "adaptive:-1"],
 )
 def test_a_policy_that_cannot_work_is_an_error(said: str) -> None:
     """The error names the setting and what it said."""

@@ -20,12 +20,13 @@ from pipecat_hedge.whatif import Answer, Measured, Outcome, Question, Recorded, 
 from pipecat_hedge.whatif.trust import percentile
 
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 HOSTED, LOCAL = "gemma-4-31b-baseten", "qwen3.8-27b-local"
 FAST = Question(budgets=(0.05,), least_turns=2000)
 
 
 def measured(
-    name: str, secs: Floats, censored: Floats | None = None, failed: Floats | None = None
+    name: str, secs: Floats, censored: Bools | None = None, failed: Bools | None = None
 ) -> Measured:
     no = np.zeros(len(secs), np.bool_)
     return Measured(
