@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from pipecat_hedge.metrics import HedgeMetricsData
     from pipecat_hedge.policies.hedge_policy import HedgePolicy
     from pipecat_hedge.provider import Provider
+    from pipecat_hedge.provider_stats import ProviderStats
     from pipecat_hedge.reports import AttemptReport, TurnReport
     from pipecat_hedge.service import HedgedLLMService
 
@@ -19,6 +20,7 @@ __all__ = [
     "HedgePolicy",
     "HedgedLLMService",
     "Provider",
+    "ProviderStats",
     "TurnReport",
 ]
 
@@ -31,6 +33,7 @@ _HOMES = {
     "HedgePolicy": "policies.hedge_policy",
     "HedgedLLMService": "service",
     "Provider": "provider",
+    "ProviderStats": "provider_stats",
     "TurnReport": "reports",
 }
 
