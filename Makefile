@@ -33,7 +33,7 @@ types: $(STAMP)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	@sh scripts/run_tests.sh $(BIN)/python $(ARGS)
 
 explore: $(STAMP) ## look for schedules and texts that break the policies, with new examples each time
 	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest --timeout 1800 tests/policies $(ARGS)

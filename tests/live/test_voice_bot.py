@@ -17,7 +17,7 @@ from tests.live.bot_process import BotProcess
 from tests.live.caller import Caller, Message
 from tests.live.conftest import Row
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.live, pytest.mark.realtime, pytest.mark.timeout(300)]
 
 RECORDINGS = load_manifest(Path(__file__).parents[2] / "fixtures/audio/manifest.toml")
 WAITS = "after 1.2 s of silence and a tool call"

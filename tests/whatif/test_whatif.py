@@ -297,7 +297,7 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
     status = main(
         ["whatif", str(file), "--budget", "0.05", "--deadline", "1", "--after", "0.7",
-         "--prompt-tokens", "4000", "--usd-per-mtok", "3", "15"]
+         "--least-turns", "1", "--prompt-tokens", "4000", "--usd-per-mtok", "3", "15"]
     )  # fmt: skip
     told = capsys.readouterr().out
     assert status == 0
@@ -324,7 +324,19 @@ def test_json_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     file = tmp_path / "mine.csv"
     file.write_text("\n".join(f"{s:.3f}" for s in trace(HOSTED, 300)))
     picture = tmp_path / "out.png"
-    status = main(["whatif", str(file), "--budget", "0.05", "--json", "--plot", str(picture)])
+    status = main(
+        [
+            "whatif",
+            str(file),
+            "--budget",
+            "0.05",
+            "--json",
+            "--plot",
+            str(picture),
+            "--least-turns",
+            "1",
+        ]
+    )
     answer = json.loads(capsys.readouterr().out)
     assert status == 0
     assert answer["version"] == 1
@@ -345,8 +357,14 @@ def test_json_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["one.csv", "--attempts", "1"], "attempts must be at least 2"),
         (["one.csv", "--budget", "-1"], "budget must be a share of turns"),
         (["one.csv", "--first", "x"], "first: 'x' was not measured; measured: latency"),
-        (["one.csv", "--budget", "0.05", "--plot", "out.docx"], "plot: "),
-        (["one.csv", "--budget", "0.05", "--plot", "none/out.png"], "cannot be written: No such"),
+        (
+            ["one.csv", "--budget", "0.05", "--plot", "out.docx"],
+            "plot: out.docx is of no kind that can be",
+        ),
+        (
+            ["one.csv", "--budget", "0.05", "--plot", "none/out.png"],
+            "plot: there is no folder none",
+        ),
     ],
 )
 def test_what_cannot_be_answered(

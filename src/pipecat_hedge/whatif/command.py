@@ -11,9 +11,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pipecat_hedge.errors import HedgeError
-from pipecat_hedge.whatif.plotting import plot
+from pipecat_hedge.whatif.plotting import check_picture, plot
 from pipecat_hedge.whatif.reading import read_latencies
-from pipecat_hedge.whatif.replaying import BUDGETS, MOST_TURNS, Costs, Question, what_if
+from pipecat_hedge.whatif.replaying import (
+    BUDGETS,
+    LEAST_TURNS,
+    MOST_TURNS,
+    Costs,
+    Question,
+    what_if,
+)
 from pipecat_hedge.whatif.showing import as_dict, show
 
 __all__ = ["configure", "run"]
@@ -82,6 +89,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"sample larger files (default {MOST_TURNS})",
     )
+    parser.add_argument(
+        "--least-turns",
+        type=int,
+        default=LEAST_TURNS,
+        metavar="N",
+        help=f"go through smaller files several times (default {LEAST_TURNS})",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument(
@@ -111,9 +125,12 @@ def run(args: argparse.Namespace) -> int:
             costs=Costs(
                 args.prompt_tokens, None if args.usd_per_mtok is None else tuple(args.usd_per_mtok)
             ),
+            least_turns=args.least_turns,
             most_turns=args.turns,
             seed=args.seed,
         )
+        if args.plot is not None:
+            check_picture(args.plot)
         recorded = read_latencies(args.files, unit=args.unit)
         with Progress(
             TextColumn("{task.description:20}"),

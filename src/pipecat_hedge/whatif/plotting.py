@@ -3,15 +3,44 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.whatif.answer import Answer
 
-__all__ = ["plot"]
+__all__ = ["check_picture", "plot"]
 
 MOST_POINTS = 2000
+
+
+def check_picture(path: str | Path) -> None:
+    """See that a picture can be drawn, before it takes a minute to know what of.
+
+    Args:
+        path: The picture.
+
+    Raises:
+        ConfigurationError: If matplotlib is not installed, or it cannot be written there.
+    """
+    figure = _figure()
+    known = figure.canvas.get_supported_filetypes()
+    kind = Path(path).suffix.removeprefix(".").lower()
+    if kind not in known:
+        raise ConfigurationError(
+            f"plot: {path} is of no kind that can be drawn: write .png, .svg or .pdf"
+        )
+    if not Path(path).parent.is_dir():
+        raise ConfigurationError(f"plot: there is no folder {Path(path).parent}: make it first")
+
+
+def _figure() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as e:
+        raise ConfigurationError("plot needs matplotlib: pip install 'pipecat-hedge[plot]'") from e
+    return Figure(figsize=(8, 5), layout="constrained")
 
 
 def plot(answer: Answer, path: str | Path) -> None:
@@ -25,13 +54,10 @@ def plot(answer: Answer, path: str | Path) -> None:
         path: The picture; its ending says which kind (``.png``, ``.svg``, ``.pdf``).
 
     Raises:
-        ConfigurationError: If matplotlib is not installed, or does not know the kind.
+        ConfigurationError: If matplotlib is not installed, or it cannot be written there.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as e:
-        raise ConfigurationError("plot needs matplotlib: pip install 'pipecat-hedge[plot]'") from e
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    check_picture(path)
+    figure = _figure()
     axes = figure.add_subplot()
     for outcome in answer.outcomes:
         secs = np.sort(outcome.secs[np.isfinite(outcome.secs)])
@@ -62,8 +88,6 @@ def plot(answer: Answer, path: str | Path) -> None:
     axes.set_title("the wait of one request, and the wait that callers perceive", fontsize="medium")
     try:
         figure.savefig(path, dpi=150)
-    except ValueError as e:
-        raise ConfigurationError(f"plot: {e}") from e
     except OSError as e:
         raise ConfigurationError(f"plot: {path} cannot be written: {e.strerror}") from e
 

@@ -37,7 +37,7 @@ __all__ = ["Costs", "Question", "what_if"]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-MOST_TURNS = 100_000
+LEAST_TURNS, MOST_TURNS = 20_000, 100_000
 BLOCK = 1000
 """Of a larger file, blocks of so many consecutive turns are replayed."""
 NEARBY = 10
@@ -84,7 +84,7 @@ class Question:
     deadline_secs: float | None = None
     worth_secs: float = 0.15
     costs: Costs = Costs()
-    least_turns: int = 20_000
+    least_turns: int = LEAST_TURNS
     most_turns: int = MOST_TURNS
     seed: int = 1
 
