@@ -19,6 +19,7 @@ from pipecat_hedge.policies.hedge_delay import (
     PricedDelay,
     QuantileDelay,
     SingleReissue,
+    Worth,
     Worths,
     best_reissue,
     joint,
@@ -229,6 +230,16 @@ def test_what_was_computed_is_remembered_for_the_same_curves() -> None:
         assert worths.of(one, other, None).saved[0] == pytest.approx(
             float(savings(one, other, np.array([0.0]))[0])
         )
+
+
+def test_between_and_beyond_the_times_that_were_computed() -> None:
+    """Evenly between two, and as at the last one beyond it."""
+    worth = Worth((0.0, 1.0, 2.0), (0.0, 2.0, 1.0), (0.0, 2.0, 2.0))
+    assert [worth.at_time(t, worth.saved) for t in (0.0, 0.5, 1.5, 2.0, 9.0)] == [0, 1, 1.5, 1, 1]
+    assert worth.first_above(1.0, 0.0) == 0.5
+    assert worth.first_above(1.0, 0.75) == 0.75
+    assert worth.first_above(3.0, 0.0) is None
+    assert worth.first_above(1.5, 1.9) is None
 
 
 def test_at_a_quantile() -> None:

@@ -95,6 +95,14 @@ def test_the_area_is_that_under_the_curve() -> None:
         assert model.curve.area_after(t) == pytest.approx(summed, rel=0.01, abs=1e-3)
 
 
+def test_the_model_answers_for_its_curve() -> None:
+    """The three questions, without the detour."""
+    model = learned(*(0.1 * k for k in range(1, 101)))
+    assert model.survival(5.0) == pytest.approx(0.5, abs=0.011)
+    assert model.quantile(0.95) == pytest.approx(9.5, abs=0.11)
+    assert model.expected_remaining(5.0) == model.curve.expected_remaining(5.0)
+
+
 def test_the_tail_is_that_of_the_slowest() -> None:
     """Of exponential latencies the same wait is always left, though many were cancelled."""
     dice = random.Random(5)

@@ -553,6 +553,7 @@ def test_it_remembers_what_each_attempt_did() -> None:
     assert (fast.outcome, fast.launched_at, fast.first_token_at) == ("won", 10.6, 10.7)
     assert (fast.speakable_at, fast.last_token_at, fast.ended_at) == (10.8, 10.9, 11.5)
     assert race.winner is fast
+    assert race.launch_reason is not None
     assert race.commit_reason == "first_token"
     assert race.started_at == 10.0
     assert race.phase is Phase.OVER

@@ -210,7 +210,7 @@ def test_too_few_turns_to_tell() -> None:
     """Is said."""
     answer = what_if(recorded(measured("x", trace(HOSTED, 8))), FAST)
     assert "too few turns" in answer.independence.text
-    assert any("8 turns say little beyond" in note for note in answer.notes)
+    assert any("8 turns say nothing of a tail" in note for note in answer.notes)
 
 
 # ---- what logs leave out

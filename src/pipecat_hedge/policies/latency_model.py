@@ -57,7 +57,7 @@ class LatencyModel:
         model = LatencyModel(prior)
         model.record(0.48)
         model.record(0.61, censored=True)   # cancelled after 0.61 s
-        model.curve.quantile(0.95)
+        model.quantile(0.95)
     """
 
     def __init__(
@@ -155,6 +155,18 @@ class LatencyModel:
             measured = self._kaplan_meier()
             self._curve = measured.mixed_with(self._prior, self.prior_share)
         return self._curve
+
+    def survival(self, secs: float) -> float:
+        """P(T > t): the share of answers that take longer than so many seconds."""
+        return float(self.curve.share_after(secs))
+
+    def quantile(self, p: float) -> float:
+        """The time in seconds by which a share p has answered; see ``Survival.quantile``."""
+        return self.curve.quantile(p)
+
+    def expected_remaining(self, elapsed_secs: float) -> float:
+        """The mean wait that is left after so many seconds without an answer, in seconds."""
+        return self.curve.expected_remaining(elapsed_secs)
 
     def _kaplan_meier(self) -> Survival:
         count = len(self._secs)

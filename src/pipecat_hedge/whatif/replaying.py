@@ -40,6 +40,7 @@ Ints = npt.NDArray[np.int64]
 LEAST_TURNS, MOST_TURNS = 20_000, 100_000
 BLOCK = 1000
 """Of a larger file, blocks of so many consecutive turns are replayed."""
+FEW = 100
 NEARBY = 10
 """How far away a request is drawn from that is as slow as the turns around it."""
 BUDGETS = (0.01, 0.02, 0.05, 0.1, 0.25)
@@ -425,8 +426,10 @@ def _notes(
                 f"{cut} latencies of {measured} were cut short by a hedge, and drawn from what is "
                 "known of the rest (Kaplan-Meier)"
             )
-    if count < 1000:
-        notes.append(f"{count} turns say little beyond the p{100 * (1 - 10 / max(count, 11)):.0f}")
+    if count < FEW:
+        notes.append(f"{count} turns say nothing of a tail: take this for no more than a hint")
+    elif count < 1000:
+        notes.append(f"{count} turns say little beyond the p{100 * (1 - 10 / count):.0f}")
     if recorded.unit == "ms":
         notes.append("the figures were taken for milliseconds")
     return notes
