@@ -50,6 +50,7 @@ LAYERS = {
     "simulator": TOOLS,
     "overhead": TOOLS,
     "bench": TOOLS,
+    "timed_pipeline": TOOLS,
     "whatif": TOOLS,
     "cli": TOOLS,
 }

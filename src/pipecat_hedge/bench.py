@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import math
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,22 +23,11 @@ from typing import Any
 from urllib.parse import quote
 
 from loguru import logger
-from pipecat.frames.frames import (
-    EndFrame,
-    Frame,
-    LLMContextFrame,
-    LLMFullResponseEndFrame,
-    LLMTextFrame,
-)
 from pipecat.pipeline.llm_switcher import LLMSwitcher
-from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.service_switcher import ServiceSwitcherStrategyFailover
-from pipecat.pipeline.worker import PipelineParams, PipelineWorker
-from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.services.llm_service import LLMService
 from pipecat.services.openai.llm import OpenAILLMService
-from pipecat.workers.runner import WorkerRunner
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -53,6 +40,7 @@ from pipecat_hedge.service import HedgedLLMService
 from pipecat_hedge.simulator.process import SimulatorProcess
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.testing import ScriptedLLMService, Step, Wait
+from pipecat_hedge.timed_pipeline import TimedPipeline
 
 __all__ = ["Measured", "configure", "run"]
 
@@ -150,52 +138,18 @@ ARRANGEMENTS: dict[str, tuple[str, Build]] = {
 }
 
 
-class _Caller(FrameProcessor):
-    """One call: a pipeline of its own, and the times of its turns."""
-
-    def __init__(self, llm: FrameProcessor):
-        super().__init__(enable_direct_mode=True)
-        self._first_at: float | None = None
-        self._over = asyncio.Event()
-        self._worker = PipelineWorker(
-            Pipeline([llm, self]),
-            cancel_on_idle_timeout=False,
-            enable_rtvi=False,
-            params=PipelineParams(enable_metrics=True, enable_usage_metrics=True),
-        )
-
-    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
-        await super().process_frame(frame, direction)
-        if isinstance(frame, LLMTextFrame) and self._first_at is None:
-            self._first_at = time.perf_counter()
-        elif isinstance(frame, LLMFullResponseEndFrame):
-            self._over.set()
-        await self.push_frame(frame, direction)
-
-    async def call(self, turns: int, taken: Callable[[float], None]) -> None:
-        """Make turns; each one's time to first token is taken, infinite for none."""
-        started = asyncio.Event()
-
-        @self._worker.event_handler("on_pipeline_started")
-        async def on_started(_: object, __: object) -> None:
-            started.set()
-
-        runner = WorkerRunner(handle_sigint=False)
-        await runner.add_workers(self._worker)
-        async with TaskScope() as scope:
-            running = scope.start(runner.run(), name="the call's pipeline")
-            await started.wait()
-            for _ in range(turns):
-                self._over.clear()
-                self._first_at = None
-                context = LLMContext([{"role": "user", "content": "Are you open?"}])
-                began = time.perf_counter()
-                await self._worker.queue_frame(LLMContextFrame(context))
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._over.wait(), GIVE_UP_SECS)
-                taken(math.inf if self._first_at is None else self._first_at - began)
-            await self._worker.queue_frame(EndFrame())
-            await asyncio.wait([running], timeout=5)
+async def _call(
+    llm: FrameProcessor, turns: int, taken: Callable[[float], None], after_secs: float
+) -> None:
+    """Make a call of so many turns; each one's time to first token is taken."""
+    await asyncio.sleep(after_secs)  # calls do not begin in step
+    line = TimedPipeline(llm)
+    await line.start()
+    try:
+        for _ in range(turns):
+            taken((await line.turn("Are you open?", GIVE_UP_SECS)).ttft_secs)
+    finally:
+        await line.stop()
 
 
 async def _profile(
@@ -215,17 +169,11 @@ async def _profile(
                 taken()
 
             for _ in range(calls):
-                caller = _Caller(build(url, PROFILES[name], stats))
-                tasks.append(
-                    scope.start(_later(dice.random(), caller, turns // calls, took), name=name)
-                )
+                llm = build(url, PROFILES[name], stats)
+                call = _call(llm, turns // calls, took, dice.random())
+                tasks.append(scope.start(call, name=f"{arrangement} on {name}"))
         await asyncio.gather(*tasks)
     return times
-
-
-async def _later(secs: float, caller: _Caller, turns: int, taken: Callable[[float], None]) -> None:
-    await asyncio.sleep(secs)  # calls do not begin in step
-    await caller.call(turns, taken)
 
 
 def _sum_up(

@@ -12,26 +12,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from loguru import logger
-from pipecat.frames.frames import (
-    EndFrame,
-    Frame,
-    LLMContextFrame,
-    LLMFullResponseEndFrame,
-)
-from pipecat.pipeline.pipeline import Pipeline
-from pipecat.pipeline.worker import PipelineParams, PipelineWorker
-from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
-from pipecat.workers.runner import WorkerRunner
+from pipecat.processors.frame_processor import FrameProcessor
 
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.service import HedgedLLMService
 from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
+from pipecat_hedge.timed_pipeline import TimedPipeline
 
 TOKENS = 500
 
@@ -105,12 +95,12 @@ async def measure(
     services: list[FrameProcessor] = []
     for script in (short, long):
         services += [ScriptedLLMService(script), build(script)]
-    lines = [_Stopwatch(service) for service in services]
+    lines = [TimedPipeline(service) for service in services]
     await asyncio.gather(*(line.start() for line in lines))
     try:
         for line in lines:  # the first turn pays for imports and caches
-            await line.time_turn()
-        times = [[await line.time_turn() for line in lines] for _ in range(rounds)]
+            await line.turn()
+        times = [[(await line.turn()).processor_secs for line in lines] for _ in range(rounds)]
     finally:
         await asyncio.gather(*(line.stop() for line in lines))
     return Overhead(
@@ -129,47 +119,3 @@ async def measure(
 
 def _median(values: Sequence[float]) -> float:
     return statistics.median(values)
-
-
-class _Stopwatch(FrameProcessor):
-    """A pipeline around one service, and the time that a turn takes through it."""
-
-    def __init__(self, llm: FrameProcessor):
-        super().__init__(enable_direct_mode=True)
-        self._over = asyncio.Event()
-        self._worker = PipelineWorker(
-            Pipeline([llm, self]),
-            cancel_on_idle_timeout=False,
-            enable_rtvi=False,
-            params=PipelineParams(enable_metrics=True, enable_usage_metrics=True),
-        )
-
-    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
-        await super().process_frame(frame, direction)
-        if isinstance(frame, LLMFullResponseEndFrame):
-            self._over.set()
-        await self.push_frame(frame, direction)
-
-    async def start(self) -> None:
-        started = asyncio.Event()
-
-        @self._worker.event_handler("on_pipeline_started")
-        async def on_started(_: object, __: object) -> None:
-            started.set()
-
-        runner = WorkerRunner(handle_sigint=False)
-        await runner.add_workers(self._worker)
-        self._running = asyncio.create_task(runner.run())
-        await started.wait()
-
-    async def time_turn(self) -> float:
-        self._over.clear()
-        context = LLMContext([{"role": "user", "content": "Hello?"}])
-        began = time.process_time()
-        await self._worker.queue_frame(LLMContextFrame(context))
-        await self._over.wait()
-        return time.process_time() - began
-
-    async def stop(self) -> None:
-        await self._worker.queue_frame(EndFrame())
-        await self._running
