@@ -251,7 +251,9 @@ def test_the_budget_holds_for_any_shape(
     )
     turns: Turns = run_turns(HedgePolicy.adaptive(budget), {"x": latencies}, seats=["x", "x"])
     settled = turns.after(300)
-    assert settled.worst_rate() <= max(1.15 * budget, budget + 0.006)
+    # Who has waited five seconds is helped at any price, also where those are more than the budget.
+    any_price = Turns(settled.secs, (latencies[0][300:] > 5.0).astype(np.int64)).worst_rate()
+    assert settled.worst_rate() <= max(1.15 * budget, budget + 0.006, any_price + 0.006)
     assert np.all(turns.secs <= latencies[0] + 1e-9)
     if stalls > 0.02 and budget >= 0.05:
         unhedged = Turns(latencies[0][300:], settled.extra)

@@ -273,3 +273,66 @@ async def test_a_one_shot_inference_is_hedged_by_what_whole_answers_take() -> No
     stats = shared_stats()
     assert stats.prior_share(Backend("a", "gemma")) == 1.0
     assert stats.prior_share(Backend("a", "gemma", whole_answers=True)) < 0.2
+
+
+async def test_a_first_provider_that_hangs_is_never_waited_for_for_long() -> None:
+    """Turn after turn, whatever is learned of it and however deep the debt: five seconds."""
+    dead = ScriptedLLMService([Wait(1e6)], model="gemma")
+    llm = HedgedLLMService([Provider("a", dead), provider("b", 0.4)])
+    async with Line(llm) as line:
+        for _ in range(60):
+            await line.ask()
+        reports = [await line.report(number + 1) for number in range(60)]
+    assert [report.winner for report in reports] == ["b"] * 60
+    assert max(report.ttft_secs or 99 for report in reports) <= 5.5
+    assert line.errors == []
+
+
+async def test_a_stream_that_dribbles_is_overtaken_by_its_sentence() -> None:
+    """Its first token is on time; the next provider says a whole sentence first."""
+    usual = [Wait(0.4), Say("Yes. "), Wait(0.05), Say("Do come.")]
+    dribble: list[Step] = [Wait(0.4)]
+    dribble += [Say("and "), Wait(0.4)] * 70
+    llm = HedgedLLMService(
+        [
+            Provider("a", ScriptedLLMService(*[usual] * 60, dribble, model="gemini-3.6-flash")),
+            provider("b", 0.4),
+        ],
+        policy=HedgePolicy.adaptive(commit="first_sentence"),
+    )
+    async with Line(llm) as line:
+        for _ in range(61):
+            await line.ask()
+        report = await line.report(61)
+    assert report.winner == "b"
+    assert report.ttfs_secs is not None
+    assert report.ttfs_secs < 4.0
+
+
+async def test_a_store_and_a_log_that_fail_end_no_call(tmp_path: Path) -> None:
+    """The turn is reported, the members are released."""
+
+    class Down:
+        def load(self) -> str | None:
+            raise ConnectionError("redis is down")
+
+        def save(self, text: str) -> None:
+            raise ConnectionError("redis is down")
+
+        def set_aside(self, why: str) -> None:
+            raise ConnectionError("redis is down")
+
+    now = [0.0]
+    stats = ProviderStats(Down(), clock=lambda: now[0])
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    llm = HedgedLLMService([provider("a", 0.2)], stats=stats, turn_log=folder / "turns.jsonl")
+    async with Line(llm) as line:
+        await line.ask()
+        await line.report(1)
+        (folder / "turns.jsonl").unlink(missing_ok=True)
+        folder.rmdir()
+        now[0] = 61.0
+        await line.ask()
+        assert (await line.report(2)).winner == "a"
+    assert line.errors == []

@@ -279,6 +279,9 @@ def run(args: argparse.Namespace) -> int:
     if args.calls < 1 or args.turns < args.calls or args.rounds < 1:
         print("pipecat-hedge bench: --turns must be at least --calls, and all at least 1")
         return 2
+    if not args.out.parent.is_dir():
+        print(f"pipecat-hedge bench: --out: there is no folder {args.out.parent}: make it first")
+        return 2
     logger.remove()  # a bench that fails a request in a hundred is not to fill the screen
     measured: list[Measured] = []
     profiles = args.profile or list(PROFILES)

@@ -85,6 +85,6 @@ async def race_inference(
             racing = Racing(race, scope, ask, deliver, released)
             await racing.run(asyncio.get_running_loop().time())
     finally:
-        learning.learn(race.attempts)
+        learning.learn(race.attempts, follows_probes=False)
     errors = [(a.provider, a.error) for a in race.attempts if a.error is not None]
     return (answers[0] if answers else None), errors

@@ -65,13 +65,15 @@ class Learning:
         by_name = {entry.provider.name: entry for entry in line_up}
         self.line_up = [by_name[name] for name in self.plan.order]
 
-    def learn(self, attempts: Sequence[Attempt]) -> None:
+    def learn(self, attempts: Sequence[Attempt], *, follows_probes: bool = True) -> None:
         """Learn from a race that is over.
 
         Args:
             attempts: All its attempts.
+            follows_probes: Whether a probe that lost goes on to its first token.
         """
-        learn(self._stats, self._backends, attempts, self.prompt_tokens, probe=self.plan.probe)
+        probe = self.plan.probe if follows_probes else None
+        learn(self._stats, self._backends, attempts, self.prompt_tokens, probe=probe)
 
     def learn_probe(self, attempt: Attempt, first_at: float | None, now: float) -> None:
         """Learn from a probe that lost, and was let run to its first token.

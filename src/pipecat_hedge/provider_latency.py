@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
-from pipecat_hedge.policies.change_point import ChangePoint
+from pipecat_hedge.policies.change_point import Change, ChangePoint
 from pipecat_hedge.policies.hedge_delay import Known
 from pipecat_hedge.policies.latency_model import LatencyModel
 from pipecat_hedge.policies.priors import Prior
@@ -73,7 +73,7 @@ class ProviderLatency:
         self._all = _Learned(prior.curve)
         self._classes = [_Learned(prior.curve) for _ in range(len(CLASS_BOUNDS) + 1)]
         self._sentence = _Learned(SENTENCE_PRIOR)
-        self._watch = ChangePoint()
+        self._watches = [ChangePoint() for _ in range(len(CLASS_BOUNDS) + 1)]
         self._known: dict[tuple[int, bool], Known] = {}
 
     def known(self, prompt_tokens: int | None, *, by_sentence: bool) -> Known:
@@ -99,7 +99,7 @@ class ProviderLatency:
     @property
     def seems_recovered(self) -> bool:
         """Whether its latest answers were as they used to be before it changed."""
-        return self._watch.suspects_return
+        return any(watch.suspects_return for watch in self._watches)
 
     def prior_share(self, prompt_tokens: int | None) -> float:
         """How much of what is known of a prompt of a size is still assumed, from 0 to 1."""
@@ -122,12 +122,21 @@ class ProviderLatency:
             own.record(secs, censored=censored)
         # A longer prompt is not a slower provider: watched is only what is compared with its like.
         if answering is own or prompt_tokens is None or len(own.model) > 0.8 * len(self._all.model):
-            change = self._watch.observe(secs, censored=censored, known=known)
+            watch = self._watches[_class_of(prompt_tokens)]
+            change = watch.observe(secs, censored=censored, known=known)
             if change is not None:
-                for learned in (self._all, *self._classes):
-                    is_seen = learned is self._all or learned is own
-                    learned.model.restart(change.prior, change.keep if is_seen else 0)
-                    learned.refresh()
+                self._change(change, answering, own)
+
+    def _change(self, change: Change, watched: _Learned, own: _Learned) -> None:
+        """What was known of one size is no longer true, and so by the same factor of all."""
+        for learned in (self._all, *self._classes):
+            if learned is watched or learned is own:
+                learned.model.restart(change.prior, change.keep)
+            else:
+                learned.model.restart(learned.curve.scaled(change.factor))
+            learned.refresh()
+        for watch in self._watches:
+            watch.begin_again()
 
     def record_sentence(self, secs: float, *, censored: bool) -> None:
         """Take a time from an attempt's first token to its first whole sentence.

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from loguru import logger
+
 from pipecat_hedge.attempt import MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
 from pipecat_hedge.policies.hedge_budget import HedgeBudget
 from pipecat_hedge.policies.hedge_delay import Known, Worths
@@ -237,12 +239,22 @@ class ProviderStats:
                 return
             self._is_new, self._saved_at = False, self._clock()
             known = {key: latency.saved() for key, latency in self._latencies.items()}
-            text = json.dumps({"version": VERSION, "providers": {**self._kept, **known}})
-        self._store.save(text)
+            kept = {"version": VERSION, "providers": {**self._kept, **known}}
+        try:
+            self._store.save(json.dumps(kept))
+        except Exception as e:
+            self._is_new = True
+            logger.warning(f"statistics could not be kept: {type(e).__name__}")
 
     def _load(self) -> None:
-        text = None if self._store is None else self._store.load()
-        if self._store is None or text is None:
+        if self._store is None:
+            return
+        try:
+            text = self._store.load()
+        except Exception as e:
+            logger.warning(f"statistics could not be read: {type(e).__name__}")
+            return
+        if text is None:
             return
         try:
             found = json.loads(text)
@@ -253,9 +265,12 @@ class ProviderStats:
                 self._kept = dict(found["providers"])
                 return
             why = f"of version {version}, which this release does not know"
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except Exception:  # whatever it holds, it must not keep a service from starting
             why = "corrupt"
-        self._store.set_aside(why)
+        try:
+            self._store.set_aside(why)
+        except Exception as e:
+            logger.warning(f"statistics are {why}, and stay where they are: {type(e).__name__}")
 
     def _of(self, backend: Backend) -> ProviderLatency:
         latency = self._latencies.get(backend.key)

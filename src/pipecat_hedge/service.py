@@ -145,9 +145,11 @@ class HedgedLLMService(FrontService):
 
     async def cleanup(self) -> None:
         """Release this service's and its members' resources."""
-        await self._drains.close()
-        await asyncio.to_thread(self._stats.save)
-        await super().cleanup()
+        try:
+            await self._drains.close()
+            await asyncio.to_thread(self._stats.save)
+        finally:
+            await super().cleanup()
 
     # ---- frames
 
@@ -253,10 +255,10 @@ class HedgedLLMService(FrontService):
 
     async def _report_turn(self, turn: Turn) -> None:
         report = turn.report()
+        await self._call_event_handler("on_turn_report", report)
         if self._turn_log is not None:
             line = {"at": time.time(), "policy": self._policy.name, **dataclasses.asdict(report)}
             _append(self._turn_log, json.dumps(line))
-        await self._call_event_handler("on_turn_report", report)
         if self.metrics_enabled:
             model = next((a.model for a in report.attempts if a.outcome == "won"), None)
             data = HedgeMetricsData(processor=self.name, model=model, report=report)
@@ -353,5 +355,8 @@ def _log_file(field: str, path: str | Path | None) -> Path | None:
 
 def _append(path: Path, line: str) -> None:
     # On the loop's own thread: tens of microseconds, and lines cannot overtake each other.
-    with path.open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    except OSError as e:  # a full disk must not end a call
+        logger.warning(f"cannot write to {path}: {e.strerror}")

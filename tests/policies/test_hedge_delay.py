@@ -117,15 +117,33 @@ def test_a_light_tail_is_not_worth_it() -> None:
     """Not before hardly anybody is waiting, and the reason says by how much it falls short."""
     decision = asked(rule(LIGHT, LIGHT))
     assert decision.at is None or LIGHT.share_after(decision.at) < 0.01
-    assert decision.reason.startswith("tail too light: saves 0.0")
+    assert decision.reason.startswith("tail too light: saves 0.")
     assert "price 0.15 s" in decision.reason
 
 
-def test_what_is_never_worth_it_is_never_launched() -> None:
-    """With a worth that no request reaches."""
+def test_what_is_never_worth_it_is_launched_only_when_it_hangs() -> None:
+    """After a wait that no curve knows: twice the longest usual one."""
     decision = asked(rule(LIGHT, LIGHT, worth_secs=60.0))
-    assert decision.at is None
-    assert decision.reason.endswith(" s, price 60.00 s")
+    assert decision.at == pytest.approx(2 * LIGHT.quantile(0.998))
+    assert decision.reason.endswith(" s, price 60.00 s, unless it hangs")
+
+
+def test_who_has_waited_five_seconds_is_worth_any_price() -> None:
+    """Whatever the purse says, and however long a provider is known to hang."""
+    hangs = Survival.of([0.4, 30.0], [0.6, 0.5], 30.0)
+    fast = lognormal(0.4, 0.1)
+    for share in (0.5, 0.1, 1e-3, 1e-12, 1e-300):
+        decision = asked(rule(hangs, fast, share=share))
+        assert decision.at is not None
+        assert decision.at <= 5.0 + 1e-9
+
+
+def test_everybody_slow_is_no_reason_to_hedge() -> None:
+    """A wait that is usual for both is not shortened by another one: constant work."""
+    slow = lognormal(5.0, 0.05)
+    decision = asked(rule(slow, slow))
+    assert decision.at is not None
+    assert decision.at > 2 * slow.quantile(0.5)
 
 
 def test_without_a_budget_there_is_no_hedge() -> None:

@@ -131,6 +131,19 @@ def test_the_prior_gives_way() -> None:
     assert model.curve.quantile(0.5) == 3.0
 
 
+def test_what_was_cut_short_at_once_says_nothing() -> None:
+    """A hundred calls interrupted at their beginning leave what was assumed as it is."""
+    model = LatencyModel(PRIOR)
+    for _ in range(100):
+        model.record(0.01, censored=True)
+    assert model.prior_share == 1.0
+    assert model.quantile(0.5) == PRIOR.quantile(0.5)
+    for _ in range(100):
+        model.record(9.0, censored=True)
+    assert model.prior_share < 0.05
+    assert model.quantile(0.1) > 9.0
+
+
 def test_recent_observations_weigh_more() -> None:
     """After a shift the curve follows before the window has turned over."""
     model = LatencyModel(PRIOR, prior_weight=0, window=512, half_life=64)
@@ -199,6 +212,7 @@ def test_cancelled_answers_do_not_make_a_provider_look_fast() -> None:
         (lambda: LatencyModel(PRIOR, prior_weight=-1), "prior_weight must not be negative"),
         (lambda: LatencyModel(PRIOR).record(-0.1), "secs must not be negative, got -0.1"),
         (lambda: LatencyModel(PRIOR).record(float("nan")), "secs must not be negative, got nan"),
+        (lambda: LatencyModel(PRIOR).record(float("inf")), "got inf: it must be finite"),
         (lambda: PRIOR.quantile(1.0), "p must be from 0 to below 1, got 1.0"),
         (lambda: Survival.of([], [], 1), "secs and shares must be of one length and not empty"),
         (lambda: Survival.of([2, 1], [1, 0.5], 1), "secs must be ascending"),

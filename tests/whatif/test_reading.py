@@ -70,8 +70,36 @@ def test_the_unit_can_be_said(tmp_path: Path) -> None:
     assert secs(read(tmp_path, "0.5\n", unit="ms")) == {"latency": [0.0005]}
     assert read(tmp_path, "500\n").unit == "ms"
     assert read(tmp_path, "0.5\n").unit == "s"
-    with pytest.raises(ReadingError, match="some columns are in seconds and some in milliseconds"):
-        read(tmp_path, "a_ms,b_secs\n500,0.5\n")
+    assert secs(read(tmp_path, "a_ms,b_secs\n500,0.5\n")) == {"a": [0.5], "b": [0.5]}
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "taken"),
+    [
+        ("created_at,request_id,ttft_ms", "1700000000,17,500", {"ttft": [0.5]}),
+        ("ts,model,prompt_tokens,ttft", "1,gpt,4000,0.5", {"ttft": [0.5]}),
+        (",ttft", "0,0.5", {"ttft": [0.5]}),
+        ("ttft_ms,duration_ms", "500,2000", {"ttft": [0.5]}),
+        ("claude_ms,local_ms,row", "500,100,1", {"claude": [0.5], "local": [0.1]}),
+        ("claude,local,completion_tokens", "0.5,0.1,80", {"claude": [0.5], "local": [0.1]}),
+    ],
+)
+def test_what_is_no_latency_is_left_out_and_named(
+    tmp_path: Path, header: str, row: str, taken: dict[str, list[float]]
+) -> None:
+    """Counts, times of day and numbers of rows; and what a column says that it is counts."""
+    recorded = read(tmp_path, f"{header}\n{row}\n")
+    assert secs(recorded) == taken
+    assert recorded.ignored
+
+
+def test_a_provider_is_not_read_for_a_unit(tmp_path: Path) -> None:
+    """Nor a log together with milliseconds for seconds."""
+    assert secs(read(tmp_path, "provider,ttft_ms\ngpt_s,500\n")) == {"gpt_s": [0.5]}
+    (tmp_path / "log.jsonl").write_text(turn(attempt("x", 0.5)))
+    (tmp_path / "y.csv").write_text("y\n550\n")
+    both = read_latencies([tmp_path / "log.jsonl", tmp_path / "y.csv"])
+    assert secs(both) == {"x": [0.5], "y": [0.55]}
 
 
 def turn(*attempts: dict[str, Any]) -> str:

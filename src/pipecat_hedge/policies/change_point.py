@@ -87,6 +87,14 @@ class ChangePoint:
         """Whether the latest observations speak for the old level, but not yet loudly enough."""
         return self._evidence > 0
 
+    def begin_again(self) -> None:
+        """Forget the latest observations: they have been compared with what is no longer known."""
+        self._recent.clear()
+        self._then_known.clear()
+        self._slow.clear()
+        self._fast.clear()
+        self._evidence, self._supporting, self._held = 0.0, 0, 0
+
     def observe(self, secs: float, *, censored: bool, known: Survival) -> Change | None:
         """Take an observation.
 
@@ -122,7 +130,7 @@ class ChangePoint:
         if self._before is None or self._held >= SETTLED:
             self._before = known
         change = Change(known.scaled(factor), len(present), factor)
-        self._begin_again()
+        self.begin_again()
         return change
 
     def _is_back(self, secs: float, censored: bool, known: Survival) -> Change | None:
@@ -144,15 +152,8 @@ class ChangePoint:
         factor = old / max(self._median, 1e-3)
         change = Change(before, self._supporting, factor)
         self._before = None
-        self._begin_again()
+        self.begin_again()
         return change
-
-    def _begin_again(self) -> None:
-        self._recent.clear()
-        self._then_known.clear()
-        self._slow.clear()
-        self._fast.clear()
-        self._evidence, self._supporting, self._held = 0.0, 0, 0
 
 
 def _within_doubt(share: float) -> float:

@@ -12,7 +12,9 @@ With the learned curve that share is a time (``hedge_delay.py``): in debt hedges
 credit earlier. A debt is worked off within some hundred turns, so that the extra requests over any
 2,000 turns stay within a tenth of the budget, while the share itself stays near it. The share has a
 floor for any debt that chance explains; a debt beyond that means that something has changed for all
-turns at once, and then the share falls further: constant work, whatever happens.
+turns at once, and then the share falls further: constant work, whatever happens. A purse that fills
+up means that nothing is worth the price at that share, as when more turns are slow than may be
+hedged: then the share is raised until some are.
 
 Failures' replacements are not counted: a budget never turns into silence.
 """
@@ -27,8 +29,12 @@ __all__ = ["HedgeBudget"]
 
 SCALE = 6.0
 """The debt, in requests, at which the share is 1/e of the budget, but for the bounds."""
-MOST_CREDIT = 4.0
-"""More is not saved: a calm hour does not pay for a storm of requests."""
+MOST_CREDIT, MOST_DEBT = 4.0, 20.0
+"""More is not saved, and not owed: an hour, calm or stormy, does not rule the next."""
+UNUSED = 3.0
+"""A credit that nobody uses: no request is worth it at such a share, so the share is raised."""
+RAISED_BY = 20.0
+"""How much a full purse raises the share."""
 LOWEST, HIGHEST = 0.6, 1.2
 """Of the budget, for debts and credits that chance explains."""
 CHANCE = 4.0
@@ -71,7 +77,7 @@ class HedgeBudget:
         Args:
             cost: What it costs, in usual requests; see ``relative_cost``.
         """
-        self.balance -= cost
+        self.balance = max(self.balance - cost, -MOST_DEBT)
 
     def share(self, cost: float = 1.0) -> float:
         """The share of turns to hedge as things stand.
@@ -85,6 +91,8 @@ class HedgeBudget:
         factor = min(max(math.exp(self.balance / SCALE), LOWEST), HIGHEST)
         if self.balance < -CHANCE:
             factor *= math.exp((self.balance + CHANCE) / SCALE)
+        if self.balance > UNUSED:
+            factor *= RAISED_BY ** ((self.balance - UNUSED) / (MOST_CREDIT - UNUSED))
         allowed = self.budget * factor
         return min(allowed / cost, 1.0) if cost > 0 else 1.0
 

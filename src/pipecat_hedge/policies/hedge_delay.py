@@ -27,7 +27,9 @@ request must save to be worth sending at all. Why not simply hedge at that time?
 only roughly, from the few slow answers in the window, whereas V rises steeply where the body of the
 latencies ends and the tail begins, wherever in its spread the estimate lies. But V is an estimate
 too, and flat beyond the knee. So the time stays between those by which all but ``EARLY`` and
-``LATE`` times the share have answered: a turn that has waited longer is worth any price.
+``LATE`` times the share have answered: a turn that has waited longer is worth any price, and so
+is one that has waited ``ANY_PRICE_SECS``, whatever the purse says. As no curve knows of what has
+never happened before, a wait of twice the longest usual one is taken for a hang, and hedged.
 
 Computed with Y as ``QUANTILES`` equally likely latencies y: then V(t) is the mean over y of the
 area under S beyond t + y (or beyond the deadline), divided by S(t), which a curve has at hand.
@@ -43,7 +45,6 @@ it holds.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,6 +72,11 @@ CANDIDATES = 64
 HORIZON_SECS = 120.0
 """Beyond it nobody waits for an answer."""
 EARLY, LATE = 1.6, 0.8
+ANY_PRICE_SECS = 5.0
+"""Who has waited so long is worth any price: the learned times do not go beyond it."""
+UNHEARD_OF, TIMES, AT_LEAST_SECS = 0.002, 2.0, 1.0
+"""A wait of twice the time by which all but so few have answered is on no curve: it hangs."""
+LEAST_SHARE = 1e-6
 RARE = 0.2
 """A launch that so small a part of the share will live to see is called what it is."""
 REMEMBERED = 64
@@ -254,30 +260,27 @@ class PricedDelay:
         knee = _all_but(share, usual)
         price = max(self.worth_secs, base.at_time(knee, base.best))
         curve, since = self._wait_for(last, waiting.started_at)
-        latest = since + _all_but(LATE * share, curve)
+        latest = since + min(_all_but(LATE * share, curve), ANY_PRICE_SECS)
         is_first = len(waiting.in_flight) == 1
-        earliest = since + _all_but(EARLY * share, curve) if is_first else since
+        early = _all_but(EARLY * share, curve) if is_first else 0.0
+        earliest = min(since + early, latest)
         is_base = is_first and curve is usual and not since
         worth = base if is_base else self._worth(waiting)
         secs = worth.first_above(price, earliest)
         if secs is None or secs > latest:
             # Who has waited so long is worth any price, if anything is to be saved at all.
             secs, price = worth.first_above(self.worth_secs, latest), self.worth_secs
-        if secs is None:
-            most = max(
-                (v for at, v in zip(worth.at, worth.saved, strict=True) if at >= earliest),
-                default=0.0,
-            )
-            return LaunchDecision(
-                None, f"tail too light: saves {most:.2f} s, price {self.worth_secs:.2f} s"
-            )
-        saves = worth.at_time(secs, worth.saved)
-        if secs > since + _all_but(RARE * share, curve):
+        if secs is None or secs > since + AT_LEAST_SECS:
+            hangs = since + max(TIMES * _all_but(UNHEARD_OF, curve), AT_LEAST_SECS)
+        else:
+            hangs = HORIZON_SECS
+        if secs is None or secs > hangs or secs > since + _all_but(RARE * share, curve):
             at_knee = worth.at_time(since + _all_but(share, curve), worth.saved)
-            told = f"saves {at_knee:.2f} s, price {price:.2f} s"
-            return LaunchDecision(
-                waiting.started_at + secs, f"tail too light: {told}, until {secs:.2f} s"
-            )
+            light = f"tail too light: saves {at_knee:.2f} s, price {price:.2f} s"
+            if secs is None or secs > hangs:
+                return LaunchDecision(waiting.started_at + hangs, f"{light}, unless it hangs")
+            return LaunchDecision(waiting.started_at + secs, f"{light}, until {secs:.2f} s")
+        saves = worth.at_time(secs, worth.saved)
         if self.deadline_secs is not None:
             reason = f"deadline {self.deadline_secs:g} s: hedge at {secs:.2f} s"
         else:
@@ -375,7 +378,7 @@ def best_reissue(
 
 def _all_but(share: float, curve: Survival) -> float:
     """The time by which all but a share have answered."""
-    return curve.quantile(1.0 - share) if 0 < share < 1 else (0.0 if share > 0 else math.inf)
+    return curve.quantile(1.0 - max(share, LEAST_SHARE)) if share < 1 else 0.0
 
 
 def _candidates(since: float) -> Floats:

@@ -23,7 +23,8 @@ among the waiting until it was cancelled.
   tail off, and what is left of the twentieth is the body's edge.
 - Recent observations weigh more: the weight of one halves with every ``half_life`` that follow it.
 - Until there is enough data the curve is mixed with a prior whose share of the curve is
-  (w / (w + n))² after n observations: a quarter after as many as its weight w. The share of a
+  (w / (w + n))² after n observations: a quarter after as many as its weight w. (One that was cut
+  short counts for as much as the prior would have expected to see of it.) The share of a
   conjugate prior, w / (w + n), falls too slowly for the tail: 5 % of a slower prior after 400
   observations is still as much as all that is known beyond the p95.
 
@@ -33,6 +34,7 @@ sudden changes, which ``change_point.py`` detects.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import numpy as np
@@ -90,6 +92,8 @@ class LatencyModel:
         self._half_life = half_life
         self._secs: deque[float] = deque(maxlen=window)
         self._came: deque[bool] = deque(maxlen=window)
+        self._told: deque[float] = deque(maxlen=window)
+        self._told_in_all = 0.0
         self._weights = np.exp2(-np.arange(window)[::-1] / half_life)
         self._curve: Survival | None = prior
 
@@ -100,8 +104,8 @@ class LatencyModel:
     @property
     def prior_share(self) -> float:
         """How much of the curve is still the prior, from 1 to nearly 0."""
-        total = len(self._secs) + self._prior_weight
-        return (self._prior_weight / total) ** 2 if total else 0.0
+        total = self._told_in_all + self._prior_weight
+        return min((self._prior_weight / total) ** 2, 1.0) if total > 0 else 0.0
 
     def rebase(self, prior: Survival) -> None:
         """Take another prior from the next observation on.
@@ -123,6 +127,8 @@ class LatencyModel:
         recent = self.observations
         self._secs.clear()
         self._came.clear()
+        self._told.clear()
+        self._told_in_all = 0.0
         self._prior, self._curve = prior, prior
         for secs, censored in recent[-keep:] if keep else []:
             self.record(secs, censored=censored)
@@ -142,8 +148,13 @@ class LatencyModel:
         Raises:
             ConfigurationError: If ``secs`` is negative or no number.
         """
-        if not secs >= 0:
-            raise ConfigurationError(f"secs must not be negative, got {secs}")
+        if not 0 <= secs < math.inf:
+            raise ConfigurationError(f"secs must not be negative, got {secs}: it must be finite")
+        told = 1.0 - float(self._prior.share_after(secs)) if censored else 1.0
+        if len(self._told) == self._told.maxlen:
+            self._told_in_all -= self._told[0]
+        self._told.append(told)
+        self._told_in_all += told
         self._secs.append(secs)
         self._came.append(not censored)
         self._curve = None

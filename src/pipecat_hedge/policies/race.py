@@ -239,10 +239,13 @@ class Race:
         attempt.last_token_at = now
 
     def _token_while_waiting(self, attempt: Attempt, now: float) -> None:
+        is_first = attempt.first_token_at is None
         self._token(attempt, now)
         if self._commit_on == "first_token":
             self._release(attempt, "first_token", now)
             self._reconsider(now)
+        elif is_first and self._phase is Phase.WAITING:
+            self._reconsider(now)  # a rule may now know better how long its sentence takes
 
     def _speakable(self, attempt: Attempt, now: float) -> None:
         if attempt.speakable_at is None:

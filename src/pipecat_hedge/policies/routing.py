@@ -98,7 +98,8 @@ class Router:
         probe = first if seems_recovered or self._since_probe >= every else None
         if probe is not None:
             self._since_probe = 0
-        order = (other, first, *(name for name in given[1:] if name != other))
+        rest = [name for name in given[1:] if name != other]
+        order = (other, *rest, first) if probe is None else (other, first, *rest)
         told = f"{first} takes {mine:.2f} s at the median, {other} {best:.2f} s"
         return Route(order, probe, 1.0 - PROBES, told)
 

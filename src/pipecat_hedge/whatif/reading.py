@@ -11,7 +11,7 @@ Read are
 - CSV, with or without a header: a number a line, or a column a provider.
 
 Seconds or milliseconds: as the column's name says (``…_ms``, ``…_secs``), or as the median tells,
-because nobody waits half a minute for the usual answer; and ``unit`` overrules both.
+because nobody waits half a minute for the usual answer; ``unit`` says it for columns that do not.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -42,8 +43,12 @@ SURELY_MS = 30.0
 """A median above this is taken for milliseconds."""
 COLUMN = "latency"
 """What a provider is called whose file does not name it."""
-_NO_LATENCY = ("at", "time", "timestamp", "turn", "id", "date", "index", "status")
-"""Numeric fields that are no latencies."""
+_NO_LATENCY = re.compile(
+    r"|at|ts|time|timestamp|turn|row|date|index|status|.*(^|_)(id|at|tokens?|count|code)", re.I
+)
+"""Columns of numbers that are no latencies; one without a name is an index."""
+_UNITS = {"_ms": "ms", " (ms)": "ms", "_secs": "s", "_seconds": "s", "_s": "s", " (s)": "s"}
+_LATENCY = re.compile(r".*(ttft|latency|first_token).*", re.I)
 
 
 class ReadingError(HedgeError, ValueError):
@@ -82,6 +87,7 @@ class Recorded:
         prompt_tokens: The mean size of a prompt, where logs tell.
         lost_tokens: The mean output of an attempt that lost, where logs tell.
         lost_usd: The mean price of an attempt that lost, where logs tell.
+        ignored: Columns of numbers that were not taken for latencies.
     """
 
     providers: dict[str, Measured]
@@ -92,6 +98,7 @@ class Recorded:
     prompt_tokens: float | None = None
     lost_tokens: float | None = None
     lost_usd: float | None = None
+    ignored: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -118,7 +125,8 @@ class _Reader:
         self.prompt_tokens: list[float] = []
         self.lost_tokens: list[float] = []
         self.lost_usd: list[float] = []
-        self.named_units: set[str] = set()
+        self.named_units: dict[str, str] = {}
+        self.ignored: dict[str, None] = {}
 
     def bad_line(self, path: Path, number: int, why: str) -> None:
         self.bad += 1
@@ -138,33 +146,27 @@ class _Reader:
         numeric = {
             name: value
             for name, value in record.items()
-            if isinstance(value, (int, float))
-            and not isinstance(value, bool)
-            and name.lower() not in _NO_LATENCY
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
         }
-        if isinstance(provider := record.get("provider"), str) and len(numeric) == 1:
-            numeric = {provider: self._in_unit(*next(iter(numeric.items())))[1]}
-        if not numeric:
+        taken = _latency_columns(numeric)
+        self.ignored.update(dict.fromkeys(name for name in numeric if name not in taken))
+        if not taken:
             raise ValueError("no latency in it: no field is a number")
-        checked = [self._in_unit(name, value) for name, value in numeric.items()]
-        for name, value in checked:
-            self.add(name, value)
+        checked = [(*_named_unit(name), _latency(numeric[name])) for name in taken]
+        provider = record.get("provider")
+        for name, unit, value in checked:
+            whose = provider if isinstance(provider, str) and len(checked) == 1 else name
+            if unit is not None:
+                self.named_units[whose] = unit
+            self.add(whose, value)
         self.turns += 1
-
-    def _in_unit(self, name: str, value: Any) -> tuple[str, float]:
-        secs = _latency(value)
-        for suffix, unit in (("_ms", "ms"), ("_secs", "s"), ("_s", "s"), (" (ms)", "ms")):
-            if name.lower().endswith(suffix):
-                self.named_units.add(unit)
-                return name[: -len(suffix)] or COLUMN, secs
-        return name, secs
 
     def turn(self, record: dict[str, Any]) -> None:
         attempts = record["attempts"]
         if not isinstance(attempts, list) or not attempts:
             raise ValueError("a turn without attempts")
         parsed = [self._attempt(attempt) for attempt in attempts]
-        self.named_units.add("s")
+        self.named_units.update({name: "s" for name, *_ in filter(None, parsed)})
         for number, observed in enumerate(parsed):
             if observed is not None:
                 name, secs, kind = observed
@@ -220,6 +222,32 @@ def read_latencies(paths: Sequence[str | Path], *, unit: Unit = "auto") -> Recor
             "give a turn log, or one number a line or column"
         )
     return _recorded(reader, unit)
+
+
+def _latency_columns(numeric: dict[str, Any]) -> list[str]:
+    """Which columns are latencies: those that say so, if any does, else all that may be."""
+    possible = [name for name in numeric if not _NO_LATENCY.fullmatch(name)]
+    for says_so in (_LATENCY.fullmatch, lambda name: _named_unit(name)[1]):
+        if named := [name for name in possible if says_so(name)]:
+            return named
+    return possible
+
+
+def _named_unit(name: str) -> tuple[str, str | None]:
+    """A column's name without its unit, and the unit that it names, if any."""
+    for suffix, unit in _UNITS.items():
+        if name.lower().endswith(suffix):
+            return name[: -len(suffix)] or COLUMN, unit
+    return name, None
+
+
+def _unit_of(name: str, found: _Found, reader: _Reader, unit: Unit) -> str:
+    """What a provider's figures are: as its column says, as the user says, or by their size."""
+    if name in reader.named_units:
+        return reader.named_units[name]
+    if unit != "auto":
+        return unit
+    return "ms" if float(np.median(found.secs)) > SURELY_MS else "s"
 
 
 def _read(reader: _Reader, path: Path, file: Iterable[str]) -> None:
@@ -311,28 +339,23 @@ def _short(text: str) -> str:
 
 
 def _recorded(reader: _Reader, unit: Unit) -> Recorded:
-    if unit == "auto" and len(reader.named_units) > 1:
-        raise ReadingError("some columns are in seconds and some in milliseconds: say unit s or ms")
-    if unit == "auto" and reader.named_units:
-        found = reader.named_units.pop()
-    elif unit == "auto":
-        every = np.concatenate([np.asarray(f.secs) for f in reader.found.values()])
-        found = "ms" if float(np.median(every)) > SURELY_MS else "s"
-    else:
-        found = unit
-    factor = 1e-3 if found == "ms" else 1.0
+    units = {name: _unit_of(name, found, reader, unit) for name, found in reader.found.items()}
     names = sorted(
         reader.found, key=lambda name: (-reader.firsts[name], -len(reader.found[name].secs))
     )
     return Recorded(
-        {name: _measured(name, reader.found[name], factor) for name in names},
+        {
+            name: _measured(name, reader.found[name], 1e-3 if units[name] == "ms" else 1.0)
+            for name in names
+        },
         reader.turns,
         reader.bad,
         tuple(reader.named),
-        found,
+        "ms" if "ms" in units.values() else "s",
         _mean(reader.prompt_tokens),
         _mean(reader.lost_tokens),
         _mean(reader.lost_usd),
+        tuple(reader.ignored),
     )
 
 

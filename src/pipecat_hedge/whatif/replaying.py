@@ -41,8 +41,11 @@ LEAST_TURNS, MOST_TURNS = 20_000, 100_000
 BLOCK = 1000
 """Of a larger file, blocks of so many consecutive turns are replayed."""
 FEW = 100
+MEASURED_TOGETHER = 0.9
+"""The share of the turns in which both were measured that makes them measured side by side."""
 NEARBY = 10
 """How far away a request is drawn from that is as slow as the turns around it."""
+UNSEEN = 0.01
 BUDGETS = (0.01, 0.02, 0.05, 0.1, 0.25)
 
 
@@ -97,6 +100,8 @@ class Question:
         """
         if self.attempts < 2:
             raise ConfigurationError(f"attempts must be at least 2 to hedge, got {self.attempts}")
+        if self.seed < 0:
+            raise ConfigurationError(f"seed must not be negative, got {self.seed}")
         if self.most_turns < BLOCK:
             raise ConfigurationError(f"turns must be at least {BLOCK}, got {self.most_turns}")
 
@@ -132,6 +137,12 @@ def what_if(
         ReadingError: If a provider is named that was not measured.
     """
     first, second = _who(recorded, question)
+    for measured in (first, second):
+        if not (~measured.censored & ~measured.failed).any():
+            raise ReadingError(
+                f"no request of {measured.name} was answered: there is no latency to replay"
+            )
+    first, second = _side_by_side(first, second)
     dice = np.random.default_rng(question.seed)
     mine, others = _filled_in(first, dice), _filled_in(second, dice)
     pairs = _paired(first, second)
@@ -158,6 +169,12 @@ def what_if(
         outcomes.append(outcome)
     progress("", 1.0)
     recommended, why = recommend(outcomes, question.worth_secs, question.deadline_secs)
+    unseen = float(first.censored.mean())
+    if unseen > UNSEEN and recommended == outcomes[0].policy:
+        why += (
+            f". But {unseen:.1%} of the requests to {first.name} were cut short, so these turns "
+            "cannot tell how long its tail is: log some under HedgePolicy.fallback() first"
+        )
     return Answer(
         turns=recorded.turns,
         replayed=len(rows),
@@ -237,8 +254,30 @@ def _filled_in(measured: Measured, dice: np.random.Generator) -> Floats:
     return secs
 
 
+def _side_by_side(first: Measured, second: Measured) -> tuple[Measured, Measured]:
+    """Both, without the few turns in which only one was measured."""
+    if first is second or first.censored.any() or second.censored.any():
+        return first, second
+    common, mine, others = np.intersect1d(
+        first.row, second.row, assume_unique=True, return_indices=True
+    )
+    if len(common) < MEASURED_TOGETHER * max(len(first.row), len(second.row)):
+        return first, second
+    return _only(first, mine), _only(second, others)
+
+
+def _only(measured: Measured, index: Ints) -> Measured:
+    return Measured(
+        measured.name,
+        measured.secs[index],
+        measured.censored[index],
+        measured.failed[index],
+        measured.row[index],
+    )
+
+
 def _paired(first: Measured, second: Measured) -> tuple[Floats, Floats] | None:
-    """Both latencies of each turn, if both were measured, uncut, in nearly every turn."""
+    """Both latencies of each turn, if both were measured, uncut, in every turn that is left."""
     if first is second or first.censored.any() or second.censored.any():
         return None
     if len(first.secs) != len(second.secs) or not np.array_equal(first.row, second.row):
@@ -415,16 +454,21 @@ def _notes(
         more = recorded.bad_lines - len(recorded.named_bad_lines)
         rest = f"; and {more} more" if more else ""
         notes.append(f"{recorded.bad_lines} bad lines skipped: {named}{rest}")
+    if recorded.ignored:
+        notes.append(f"columns that were not taken for latencies: {', '.join(recorded.ignored)}")
     if count > question.most_turns:
         notes.append(f"{len(rows):,} of {count:,} turns were replayed, in blocks of {BLOCK:,}")
     elif len(rows) > count:
         notes.append(f"the {count:,} turns were gone through {len(rows) // count} times")
     for measured in dict.fromkeys((first.name, second.name)):
-        cut = int(recorded.providers[measured].censored.sum())
+        known = recorded.providers[measured]
+        cut = int(known.censored.sum())
         if cut:
+            came = np.sort(known.secs[~known.censored & ~known.failed])
+            seen_to = float(came[-min(10, len(came))])
             notes.append(
-                f"{cut} latencies of {measured} were cut short by a hedge, and drawn from what is "
-                "known of the rest (Kaplan-Meier)"
+                f"{cut} latencies of {measured} were cut short, and drawn from what is known of "
+                f"the rest (Kaplan-Meier); beyond {seen_to:.2f} s little is known of it"
             )
     if count < FEW:
         notes.append(f"{count} turns say nothing of a tail: take this for no more than a hint")

@@ -129,6 +129,12 @@ def intervals(
     }
 
 
+def _ranks(values: Floats) -> Floats:
+    """Ranks, those of equal values their mean, as they have no order; shape (n,)."""
+    _, index, count = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2)[index]
+
+
 def _drawn_again(turns: int, dice: np.random.Generator) -> Floats:
     """How often each turn is in a file drawn from this one; shape (turns,)."""
     block = min(BLOCK, max(turns // 10, 1))
@@ -138,7 +144,7 @@ def _drawn_again(turns: int, dice: np.random.Generator) -> Floats:
 
 
 def _rank_correlation(one: Floats, other: Floats) -> float:
-    ranks = [np.argsort(np.argsort(values, kind="stable")) for values in (one, other)]
+    ranks = [_ranks(values) for values in (one, other)]
     if any(np.ptp(values) == 0 for values in (one, other)):
         return 0.0
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
