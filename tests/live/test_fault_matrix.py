@@ -217,8 +217,9 @@ def check(cell: Cell, heard: Heard) -> None:
         and cell.fault in SPEAKS_FIRST
         and outcomes == ["failed", "superseded"]
     ):
-        # It had won before it broke, and with the loser both requests were spent.
-        assert cell.policy != "fallback", cell
+        # It had won before it broke, and with the loser both requests were spent. Under fallback
+        # only a primary that was silent for stall_secs, as on a busy machine, has a rival.
+        assert cell.policy != "fallback" or report.attempts[1].launch_reason == "stall", cell
         parts = WHOLE if cell.commit == "first_sentence" else [ANSWER[:n] for n in range(1, 99)]
         assert heard.text in parts, (cell, heard.text)
         return
