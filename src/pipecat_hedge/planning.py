@@ -114,7 +114,7 @@ def _adaptive(
     if rule.order == "learned":
         route = stats.route(purse, backends, known, rule.budget)
         order, probe, hedges = route.order, route.probe, route.hedges
-        route_reason = route.reason if order != given else None
+        route_reason = route.reason if order != given or probe is not None else None
     costs = _costs(backends, order[0], prompt_tokens)
     share_at = {
         cost: hedges * stats.share(purse, rule.budget, cost) for cost in set(costs.values())

@@ -209,15 +209,18 @@ class ProviderStats:
     ) -> Route:
         """Order the providers for a turn; see ``Router.route``."""
         with self._lock:
-            seen = [b for b in given[1:] if self._of(b).seen >= SEEN_AT_LEAST]
-            medians = {
-                b.provider: known[b.provider].first_token.quantile(0.5) for b in (given[0], *seen)
-            }
+            medians: dict[str, float] = {}
+            assumed: dict[str, float] = {}
+            for backend in given:
+                is_known = backend is given[0] or self._of(backend).seen >= SEEN_AT_LEAST
+                median = known[backend.provider].first_token.quantile(0.5)
+                (medians if is_known else assumed)[backend.provider] = median
             router = self._routers.setdefault(purse, Router())
             return router.route(
                 [b.provider for b in given],
                 medians,
                 budget,
+                assumed_secs=assumed,
                 seems_recovered=self._of(given[0]).seems_recovered,
             )
 

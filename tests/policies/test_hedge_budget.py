@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge import HedgeError
-from pipecat_hedge.policies.hedge_budget import HIGHEST, LOWEST, MOST_CREDIT, HedgeBudget
+from pipecat_hedge.policies.hedge_budget import HIGHEST, LOWEST, UNUSED, HedgeBudget
 
 
 @given(st.floats(0.01, 0.5), st.lists(st.booleans(), max_size=200))
@@ -20,8 +21,10 @@ def test_a_debt_delays_and_a_credit_hastens(budget: float, hedged: list[bool]) -
         purse.begin_turn()
         if spent:
             purse.withdraw()
-        assert 0 < purse.share() <= min(HIGHEST * budget, 1.0)
-        assert purse.balance <= MOST_CREDIT
+        assert 0 < purse.share() <= 1.0
+        assert purse.balance <= purse.most_credit
+        if purse.balance <= UNUSED * purse.most_credit:
+            assert purse.share() <= HIGHEST * budget
         if purse.balance < 0:
             assert purse.share() <= budget
         elif purse.balance > 0:
@@ -31,10 +34,12 @@ def test_a_debt_delays_and_a_credit_hastens(budget: float, hedged: list[bool]) -
 def test_a_debt_that_chance_explains_changes_little() -> None:
     """And one beyond it more and more: then something has happened to all turns at once."""
     purse = HedgeBudget(0.05)
-    purse.withdraw(4)
-    assert purse.share() == pytest.approx(LOWEST * 0.05)
+    purse.withdraw(2)
+    assert purse.share() == pytest.approx(max(LOWEST, math.exp(-2 / 6)) * 0.05)
+    purse.withdraw(2)
+    assert purse.share() == pytest.approx(LOWEST * 0.05 * math.exp(-2 / 6))
     purse.withdraw(6)
-    assert purse.share() == pytest.approx(LOWEST * 0.05 / 2.718, rel=0.01)
+    assert purse.share() == pytest.approx(LOWEST * 0.05 * math.exp(-8 / 6))
 
 
 @pytest.mark.parametrize("budget", [0.02, 0.05, 0.1, 0.25])

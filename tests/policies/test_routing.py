@@ -50,6 +50,18 @@ def test_who_was_replaced_is_probed_out_of_the_budget() -> None:
     assert {r.hedges for r in routes} == {0.25}
 
 
+def test_who_is_hardly_known_is_tried_out_beside_a_slow_first() -> None:
+    """Never put first on an assumption; and only if it is assumed to be much faster."""
+    router = Router()
+    assumed = {"b": 1.4, "c": 0.5}
+    routes = [router.route(NAMES, {"a": 1.5}, 0.1, assumed_secs=assumed) for _ in range(42)]
+    assert {route.order[0] for route in routes} == {"a"}
+    assert [i for i, route in enumerate(routes) if route.probe == "c"] == [13, 27, 41]
+    assert routes[13].order == ("a", "c", "b")
+    assert routes[13].reason == "a takes 1.50 s at the median, c may take 0.50 s"
+    assert Router().route(NAMES, {"a": 1.5}, 0.1, assumed_secs={"b": 1.4}).hedges == 1.0
+
+
 def test_a_probe_that_finds_it_recovered_is_repeated_at_once() -> None:
     """The next turn shows whether it was chance."""
     router = Router()

@@ -12,9 +12,10 @@ With the learned curve that share is a time (``hedge_delay.py``): in debt hedges
 credit earlier. A debt is worked off within some hundred turns, so that the extra requests over any
 2,000 turns stay within a tenth of the budget, while the share itself stays near it. The share has a
 floor for any debt that chance explains; a debt beyond that means that something has changed for all
-turns at once, and then the share falls further: constant work, whatever happens. A purse that fills
-up means that nothing is worth the price at that share, as when more turns are slow than may be
-hedged: then the share is raised until some are.
+turns at once, and then the share falls further: constant work, whatever happens. Little is saved
+up, or the first minutes of a bad hour would spend the savings of the good one before it. A purse
+that fills up means that nothing is worth the price at that share, as when more turns are slow than
+may be hedged: then the share is raised until some are.
 
 Failures' replacements are not counted: a budget never turns into silence.
 """
@@ -29,16 +30,19 @@ __all__ = ["HedgeBudget"]
 
 SCALE = 6.0
 """The debt, in requests, at which the share is 1/e of the budget, but for the bounds."""
-MOST_CREDIT, MOST_DEBT = 4.0, 20.0
-"""More is not saved, and not owed: an hour, calm or stormy, does not rule the next."""
-UNUSED = 3.0
-"""A credit that nobody uses: no request is worth it at such a share, so the share is raised."""
+SAVED_TURNS, LEAST_SAVED = 40, 2.0
+"""No more is saved than the deposits of so many turns, or so many requests if those are more."""
+MOST_DEBT = 20.0
+"""More is not owed: a stormy hour does not rule the next."""
+UNUSED = 0.75
+"""Of the most that is saved: a credit that nobody uses. No request is worth it at such a share, so
+the share is raised."""
 RAISED_BY = 20.0
 """How much a full purse raises the share."""
 LOWEST, HIGHEST = 0.6, 1.2
 """Of the budget, for debts and credits that chance explains."""
-CHANCE = 4.0
-"""The debt beyond which chance explains nothing: twice its standard deviation, √(SCALE / 2)."""
+CHANCE = 2.0
+"""The debt that chance explains: about its standard deviation, √(SCALE / 2)."""
 DEAREST = 10.0
 """The most that one extra request counts for."""
 
@@ -49,6 +53,7 @@ class HedgeBudget:
     Attributes:
         budget: Extra requests per turn, on average.
         balance: What is in the purse, in requests; negative is a debt.
+        most_credit: The most that is saved, in requests.
     """
 
     def __init__(self, budget: float):
@@ -66,10 +71,11 @@ class HedgeBudget:
             )
         self.budget = budget
         self.balance = 0.0
+        self.most_credit = max(SAVED_TURNS * budget, LEAST_SAVED)
 
     def begin_turn(self) -> None:
         """Deposit a turn's budget."""
-        self.balance = min(self.balance + self.budget, MOST_CREDIT)
+        self.balance = min(self.balance + self.budget, self.most_credit)
 
     def withdraw(self, cost: float = 1.0) -> None:
         """Pay for an extra request.
@@ -91,8 +97,9 @@ class HedgeBudget:
         factor = min(max(math.exp(self.balance / SCALE), LOWEST), HIGHEST)
         if self.balance < -CHANCE:
             factor *= math.exp((self.balance + CHANCE) / SCALE)
-        if self.balance > UNUSED:
-            factor *= RAISED_BY ** ((self.balance - UNUSED) / (MOST_CREDIT - UNUSED))
+        full = self.balance / self.most_credit
+        if full > UNUSED:
+            factor *= RAISED_BY ** ((full - UNUSED) / (1.0 - UNUSED))
         allowed = self.budget * factor
         return min(allowed / cost, 1.0) if cost > 0 else 1.0
 

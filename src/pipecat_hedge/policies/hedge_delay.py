@@ -27,9 +27,11 @@ request must save to be worth sending at all. Why not simply hedge at that time?
 only roughly, from the few slow answers in the window, whereas V rises steeply where the body of the
 latencies ends and the tail begins, wherever in its spread the estimate lies. But V is an estimate
 too, and flat beyond the knee. So the time stays between those by which all but ``EARLY`` and
-``LATE`` times the share have answered: a turn that has waited longer is worth any price, and so
-is one that has waited ``ANY_PRICE_SECS``, whatever the purse says. As no curve knows of what has
-never happened before, a wait of twice the longest usual one is taken for a hang, and hedged.
+``LATE`` times the share have answered: a turn that has waited longer is worth any price. So is one
+that has waited ``ANY_PRICE_SECS``, whatever the purse says, if the request would spare the caller
+``MOST`` of what is left: that is a provider that hangs beside one that does not. Where everybody is
+slow at once a request spares about half, and the load stays what the purse allows. As no curve
+knows of what has never happened before, a wait of twice the longest usual one is taken for a hang.
 
 Computed with Y as ``QUANTILES`` equally likely latencies y: then V(t) is the mean over y of the
 area under S beyond t + y (or beyond the deadline), divided by S(t), which a curve has at hand.
@@ -72,8 +74,8 @@ CANDIDATES = 64
 HORIZON_SECS = 120.0
 """Beyond it nobody waits for an answer."""
 EARLY, LATE = 1.6, 0.8
-ANY_PRICE_SECS = 5.0
-"""Who has waited so long is worth any price: the learned times do not go beyond it."""
+ANY_PRICE_SECS, MOST = 5.0, 0.8
+"""Who has waited so long is worth any price, if that much of the rest is spared."""
 UNHEARD_OF, TIMES, AT_LEAST_SECS = 0.002, 2.0, 1.0
 """A wait of twice the time by which all but so few have answered is on no curve: it hangs."""
 LEAST_SHARE = 1e-6
@@ -260,12 +262,16 @@ class PricedDelay:
         knee = _all_but(share, usual)
         price = max(self.worth_secs, base.at_time(knee, base.best))
         curve, since = self._wait_for(last, waiting.started_at)
-        latest = since + min(_all_but(LATE * share, curve), ANY_PRICE_SECS)
         is_first = len(waiting.in_flight) == 1
-        early = _all_but(EARLY * share, curve) if is_first else 0.0
-        earliest = min(since + early, latest)
         is_base = is_first and curve is usual and not since
         worth = base if is_base else self._worth(waiting)
+        latest = since + _all_but(LATE * share, curve)
+        if latest > since + ANY_PRICE_SECS:
+            spared = worth.at_time(since + ANY_PRICE_SECS, worth.saved)
+            if spared >= MOST * curve.expected_remaining(ANY_PRICE_SECS):
+                latest = since + ANY_PRICE_SECS
+        early = _all_but(EARLY * share, curve) if is_first else 0.0
+        earliest = min(since + early, latest)
         secs = worth.first_above(price, earliest)
         if secs is None or secs > latest:
             # Who has waited so long is worth any price, if anything is to be saved at all.

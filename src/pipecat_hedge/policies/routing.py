@@ -17,6 +17,10 @@ probed: asked beside the first one at the start of a turn, and never alone. Prob
 budget for extra requests (``PROBES``) for as long as the order is not as given; one that finds it
 recovered is repeated at once.
 
+Who has hardly been asked yet is never put first on an assumption. But where the first one is slow,
+and another is assumed to be much faster, that one is probed in the same way until it is known:
+else a first provider without a tail, slow and never hedged, would stay first for ever.
+
 Left out: prices. Who comes first is the user's choice; this departs from it only for the caller.
 """
 
@@ -69,6 +73,7 @@ class Router:
         median_secs: Mapping[str, float],
         budget: float,
         *,
+        assumed_secs: Mapping[str, float] | None = None,
         seems_recovered: bool = False,
     ) -> Route:
         """Order the providers for a turn.
@@ -78,30 +83,56 @@ class Router:
             median_secs: The time in which each answers half of the turns; of the first, and of
                 those others that enough is known of to put them first.
             budget: Extra requests per turn.
+            assumed_secs: The same of those of whom too little is known: what is assumed.
             seems_recovered: Whether the first one's latest answers were as they once used to be.
         """
         first = given[0]
         others = [name for name in given[1:] if name in median_secs]
-        if not others:
-            return Route(tuple(given), None, 1.0, "nobody else is known")
-        other = min(others, key=lambda name: median_secs[name])
+        other = min(others, key=lambda name: median_secs[name], default=first)
         mine, best = median_secs[first], median_secs[other]
         if self._replaced == first:
             if mine < LITTLE * best:
                 self._replaced = None
-        elif mine > MUCH * best and mine > best + BY_SECS:
+        elif _is_much_faster(best, mine):
             self._replaced, self._since_probe = first, 0
         if self._replaced != first:
+            return self._as_given(given, mine, budget, assumed_secs or {})
+        is_probed = self._is_probes_turn(budget, at_once=seems_recovered)
+        rest = [name for name in given[1:] if name != other]
+        order = (other, first, *rest) if is_probed else (other, *rest, first)
+        told = f"{first} takes {mine:.2f} s at the median, {other} {best:.2f} s"
+        return Route(order, first if is_probed else None, 1.0 - PROBES, told)
+
+    def _as_given(
+        self, given: Sequence[str], mine: float, budget: float, assumed_secs: Mapping[str, float]
+    ) -> Route:
+        """The given order, unless somebody should be tried out."""
+        first = given[0]
+        untried = [
+            name for name in given[1:] if _is_much_faster(assumed_secs.get(name, mine), mine)
+        ]
+        if not untried:
             return Route(tuple(given), None, 1.0, "as given")
+        probe = min(untried, key=lambda name: assumed_secs[name])
+        theirs = assumed_secs[probe]
+        told = f"{first} takes {mine:.2f} s at the median, {probe} may take {theirs:.2f} s"
+        if not self._is_probes_turn(budget):
+            return Route(tuple(given), None, 1.0 - PROBES, told)
+        rest = [name for name in given[1:] if name != probe]
+        return Route((first, probe, *rest), probe, 1.0 - PROBES, told)
+
+    def _is_probes_turn(self, budget: float, *, at_once: bool = False) -> bool:
+        """Whether this turn is one of those that have a probe."""
         self._since_probe += 1
         every = math.ceil(1 / max(PROBES * budget, LEAST_PROBES))
-        probe = first if seems_recovered or self._since_probe >= every else None
-        if probe is not None:
-            self._since_probe = 0
-        rest = [name for name in given[1:] if name != other]
-        order = (other, *rest, first) if probe is None else (other, first, *rest)
-        told = f"{first} takes {mine:.2f} s at the median, {other} {best:.2f} s"
-        return Route(order, probe, 1.0 - PROBES, told)
+        if not at_once and self._since_probe < every:
+            return False
+        self._since_probe = 0
+        return True
+
+
+def _is_much_faster(secs: float, than_secs: float) -> bool:
+    return than_secs > MUCH * secs and than_secs > secs + BY_SECS
 
 
 @dataclass(frozen=True, slots=True)
