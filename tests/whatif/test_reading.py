@@ -35,6 +35,17 @@ def secs(recorded: Recorded) -> dict[str, list[float]]:
         ("0.5,0.1\n0.6,0.2\n", {"latency 1": [0.5, 0.6], "latency 2": [0.1, 0.2]}),
         ("timestamp,ttft\n1700000000,0.5\n", {"ttft": [0.5]}),
         ("model,ttft\ngpt,0.5\n", {"ttft": [0.5]}),
+        ("claude;local\n0,5;0,1\n0,6;0,2\n", {"claude": [0.5, 0.6], "local": [0.1, 0.2]}),
+        ("claude\tlocal\n0.5\t0.1\n", {"claude": [0.5], "local": [0.1]}),
+        ("claude|local\n0.5|0.1\n", {"claude": [0.5], "local": [0.1]}),
+        ("0.5  0.1\n0.6 0.2\n", {"latency 1": [0.5, 0.6], "latency 2": [0.1, 0.2]}),
+        ("487 ms\n1.2 s\n", {"latency": [0.487, 1.2]}),
+        ("ttft_ms,other\n487ms,1\n", {"ttft": [0.487]}),
+        ("x,x\n0.5,0.1\n", {"x": [0.5], "x 2": [0.1]}),
+        ("ttft_us\n487000\n", {"ttft": [0.487]}),
+        ("ttft [ms]\n487\n", {"ttft": [0.487]}),
+        ("ttft (s)\n487\n", {"ttft": [487.0]}),
+        ("ttft ns\n487000000\n", {"ttft": [0.487]}),
     ],
 )
 def test_csv(tmp_path: Path, text: str, expected: dict[str, list[float]]) -> None:
@@ -54,6 +65,8 @@ def test_csv(tmp_path: Path, text: str, expected: dict[str, list[float]]) -> Non
             '{"provider": "claude", "ttft_ms": 500}\n{"provider": "local", "ttft_ms": 100}\n',
             {"claude": [0.5], "local": [0.1]},
         ),
+        ("[0.5, 0.6]\n", {"latency": [0.5, 0.6]}),
+        ('[\n  {"ttft": 0.5},\n  {"ttft": 0.6}\n]\n', {"ttft": [0.5, 0.6]}),
         ("[0.5, 0.1]\n[0.6, 0.2]\n", {"latency 1": [0.5, 0.6], "latency 2": [0.1, 0.2]}),
     ],
 )
@@ -62,6 +75,24 @@ def test_jsonl(tmp_path: Path, text: str, expected: dict[str, list[float]]) -> N
     recorded = read(tmp_path, text, "file.jsonl")
     assert secs(recorded) == expected
     assert recorded.bad_lines == 0
+
+
+def test_the_columns_can_be_said(tmp_path: Path) -> None:
+    """Then nothing else is taken, whatever it is called."""
+    text = "count,ttft\n0.5,0.1\n0.6,\n,0.2\n"
+    recorded = read(tmp_path, text, columns=["count"])
+    assert secs(recorded) == {"count": [0.5, 0.6]}
+    assert recorded.named_bad_lines[0].endswith(
+        "csv:4: no latency in it: no field called count is a number"
+    )
+
+
+def test_a_log_as_one_list(tmp_path: Path) -> None:
+    """As an export of turns may be; what is wrong is named by its place."""
+    text = f"[{turn(attempt('a', 0.5))},\n{turn()},\n{turn(attempt('a', 0.6))}]"
+    recorded = read(tmp_path, text, "turns.json")
+    assert secs(recorded) == {"a": [0.5, 0.6]}
+    assert recorded.named_bad_lines == (f"{tmp_path}/turns.json:2: a turn without attempts",)
 
 
 def test_the_unit_can_be_said(tmp_path: Path) -> None:

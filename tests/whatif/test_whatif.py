@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import subprocess
@@ -12,11 +13,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from rich.console import Console
 
 from pipecat_hedge import HedgeError
 from pipecat_hedge.cli import main
 from pipecat_hedge.profiles import PROFILES
-from pipecat_hedge.whatif import Answer, Measured, Outcome, Question, Recorded, what_if
+from pipecat_hedge.whatif import Answer, Costs, Measured, Outcome, Question, Recorded, what_if
+from pipecat_hedge.whatif.showing import show
 from pipecat_hedge.whatif.trust import percentile
 
 Floats = npt.NDArray[np.float64]
@@ -106,7 +109,8 @@ def test_a_light_tail_is_not_to_be_hedged() -> None:
     """With the figure that says so."""
     answer = what_if(recorded(measured("gemini", trace("gemini-3.6-flash", 3000))), FAST)
     assert answer.recommended == "no hedging"
-    assert answer.why.startswith("the tail is too light to hedge: an extra request saves 0.")
+    assert answer.why.startswith("an extra request saves 0.")
+    assert "the tail is too light to hedge, the p99 is 1." in answer.why
 
 
 def test_where_a_request_is_worth_a_lot_more_are_sent() -> None:
@@ -179,6 +183,7 @@ def test_what_was_measured_side_by_side_needs_no_assumption() -> None:
     )
     assert answer.independence.is_measured
     assert "both providers were measured in the same turns" in answer.independence.text
+    assert answer.independence.slow_together == pytest.approx(0.5, abs=0.15)  # 5 % of the slow 10 %
 
 
 def test_a_hole_does_not_undo_what_was_measured_side_by_side() -> None:
@@ -209,7 +214,12 @@ def test_a_log_of_races_cannot_tell_how_long_a_tail_is() -> None:
         measured("a", won, censored=one > won), measured("b", won, censored=other > won)
     )
     answer = what_if(file, FAST)
-    assert any("cut short" in note and "little is known" in note for note in answer.notes)
+    assert any("were cut short by a hedge or an interruption" in note for note in answer.notes)
+    assert answer.known_to_secs is not None
+    told = io.StringIO()
+    show(answer, Console(file=told, width=120))
+    unhedged = next(line for line in told.getvalue().splitlines() if "no hedging" in line)
+    assert f"> {1000 * answer.known_to_secs:.0f} ms" in unhedged
     if answer.recommended == "no hedging":
         assert "cannot tell how long its tail is" in answer.why
 
@@ -247,6 +257,33 @@ def test_turns_that_are_slow_together_are_found_out() -> None:
     assert race.if_slow_together > 1.5 * race.percentiles["p99"]
 
 
+def test_why_it_is_not_worth_it() -> None:
+    """The second is slow in the same turns; it is slow at all; or the deadline is met anyhow."""
+    slow = np.random.default_rng(3).random(3000) < 0.1
+    secs = np.where(slow, 5.0, 0.5) + np.random.default_rng(4).uniform(0, 0.01, 3000)
+    together = what_if(recorded(measured("a", secs), measured("b", secs + 0.01)), FAST)
+    assert together.recommended == "no hedging"
+    assert "% of its slowest turns, the second provider is slow as well" in together.why
+    slower = what_if(recorded(measured("a", secs), measured("b", np.full(99, 9.0))), FAST)
+    assert slower.recommended == "no hedging"
+    assert slower.why.endswith("the second request is too slow to overtake the first")
+    met = what_if(
+        recorded(measured("a", trace(HOSTED, 2000))),
+        Question(budgets=(0.05,), least_turns=1, deadline_secs=60.0),
+    )
+    assert met.recommended == "no hedging"
+    assert met.why.endswith("100.00% of turns are within 60 s without it")
+
+
+def test_slow_spells_when_another_provider_is_hedged_to() -> None:
+    """May be its spells too, or not: the file cannot tell."""
+    secs = trace(HOSTED, 4000)
+    secs[np.repeat(np.random.default_rng(2).random(200) < 0.04, 20)] += 4.0
+    answer = what_if(recorded(measured("x", secs), measured("y", trace(LOCAL, 900))), FAST)
+    assert "measure both side by side" in answer.independence.text
+    assert of(answer, "race(2)").if_slow_together is None
+
+
 def test_too_few_turns_to_tell() -> None:
     """Is said."""
     answer = what_if(recorded(measured("x", trace(HOSTED, 8))), FAST)
@@ -267,7 +304,7 @@ def test_what_was_cut_short_is_filled_in() -> None:
     filled = answer.outcomes[0].percentiles
     for name, p in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
         assert filled[name] == pytest.approx(percentile(np.sort(truth), p), rel=0.1)
-    assert any(f"{int(cut.sum())} latencies of gpt were cut short, " in n for n in answer.notes)
+    assert any(f"{int(cut.sum())} latencies of gpt were cut short by " in n for n in answer.notes)
     assert answer.sources[0].cut_short == int(cut.sum())
 
 
@@ -280,7 +317,21 @@ def test_failures_are_replayed_as_failures() -> None:
     assert answer.outcomes[0].percentiles["p99"] == math.inf
     adaptive = of(answer, "adaptive(5 %)")
     assert adaptive.unanswered == pytest.approx(0.0025, abs=0.002)
-    assert adaptive.extra_requests == pytest.approx(0.1, abs=0.03)
+    assert adaptive.extra_requests <= 0.055
+    assert adaptive.replacements == pytest.approx(0.05, abs=0.01)
+    fallback = answer.outcomes[1]
+    assert fallback.policy == "fallback(2)"
+    assert fallback.extra_requests == 0
+    assert fallback.replacements == pytest.approx(float(failed.mean()), abs=0.005)
+    assert fallback.percentiles["p99"] < math.inf
+
+
+def test_failures_alone_are_no_reason_to_hedge() -> None:
+    """They are replaced without: what is compared is what hedging does beyond that."""
+    secs = np.random.default_rng(2).normal(0.5, 0.03, 2000)
+    failed = np.random.default_rng(1).random(2000) < 0.05
+    answer = what_if(recorded(measured("x", secs, failed=failed)), FAST)
+    assert answer.recommended == "fallback(2)"
 
 
 # ---- sizes
@@ -317,6 +368,9 @@ def test_a_hundred_thousand_turns_take_under_a_minute(
     ("question", "told"),
     [
         (lambda: Question(attempts=1), "attempts must be at least 2 to hedge, got 1"),
+        (lambda: Costs(prompt_tokens=-1.0), r"prompt_tokens must be positive, got -1\.0"),
+        (lambda: Costs(prompt_tokens=math.nan), "prompt_tokens must be positive, got nan"),
+        (lambda: Costs(1.0, (1.0, -1.0)), "usd_per_mtok must be two prices, not negative"),
         (lambda: Question(most_turns=10), "turns must be at least 1000, got 10"),
     ],
 )
@@ -348,8 +402,8 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "after(0.7 s)",
         "▶ adaptive(5 %)",
         "≤ 1 s",
-        "tokens/turn",
-        "$/1,000",
+        "tokens",
+        "$ per",
         "4,000",
         "12.000",
         "independence holds here",
@@ -396,6 +450,8 @@ def test_json_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["none.csv"], "none.csv cannot be read: No such file"),
         (["empty.csv"], "there is no latency in"),
         (["one.csv", "--attempts", "1"], "attempts must be at least 2"),
+        (["one.csv", "--usd-per-mtok", "3", "15"], "usd_per_mtok needs prompt_tokens"),
+        (["one.csv", "--column", "ttft"], "no field called ttft is a number"),
         (["one.csv", "--budget", "-1"], "budget must be a share of turns"),
         (["one.csv", "--first", "x"], "first: 'x' was not measured; measured: latency"),
         (

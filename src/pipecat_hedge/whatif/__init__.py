@@ -1,8 +1,9 @@
 """What another policy would have done to the turns of yesterday, and at what cost."""
 
 from pipecat_hedge.whatif.answer import Answer, Outcome
+from pipecat_hedge.whatif.question import Costs, Question
 from pipecat_hedge.whatif.reading import Measured, ReadingError, Recorded, read_latencies
-from pipecat_hedge.whatif.replaying import Costs, Question, what_if
+from pipecat_hedge.whatif.replaying import what_if
 
 __all__ = [
     "Answer",

@@ -33,7 +33,8 @@ class Source:
     Parameters:
         name: Its name.
         observations: How many there were.
-        cut_short: How many of them were cancelled by a hedge and filled in from the others.
+        cut_short: How many of them were cancelled before they answered, by a hedge or an
+            interruption, and filled in from the others.
         failed: How many were failures.
     """
 
@@ -53,7 +54,9 @@ class Independence:
         clustering: How many times as likely a slow turn is after a slow one as at any time.
         is_measured: Whether the second's latencies were measured in the same turns, so that nothing
             is assumed.
-        holds: Whether the file speaks against it.
+        slow_together: The share of the first one's slowest turns that are among the second's
+            slowest; None if it was not measured.
+        holds: False if the file speaks against it.
         text: What that means, in a sentence.
     """
 
@@ -61,6 +64,7 @@ class Independence:
     noise: float
     clustering: float
     is_measured: bool
+    slow_together: float | None
     holds: bool
     text: str
 
@@ -78,7 +82,8 @@ class Outcome:
         mean_secs: The mean, in seconds.
         under_deadline: The share of turns answered by the deadline; None without a deadline.
         unanswered: The share of turns without any answer.
-        extra_requests: Requests beyond the first, per turn.
+        extra_requests: Requests beyond the first, per turn, without replacements.
+        replacements: Requests that replaced one that had failed, per turn.
         extra_tokens: What they add, in tokens per turn; None if the size of a prompt is not known.
         extra_usd: What they add, in US dollars per 1,000 turns; None if no price is known.
         secs: Every turn, in seconds, for a picture; shape (n,).
@@ -95,6 +100,7 @@ class Outcome:
     under_deadline: float | None
     unanswered: float
     extra_requests: float
+    replacements: float
     extra_tokens: float | None
     extra_usd: float | None
     secs: npt.NDArray[np.float64] = field(repr=False)
@@ -119,6 +125,8 @@ class Answer:
         recommended: The name of the policy to take.
         why: Why, in a sentence or two.
         notes: What else there is to say.
+        known_to_secs: The wait beyond which too little was seen, as hedges cut it short: a figure
+            that is longer says no more than that. None if nothing was cut short.
     """
 
     turns: int
@@ -133,3 +141,4 @@ class Answer:
     recommended: str
     why: str
     notes: tuple[str, ...]
+    known_to_secs: float | None = None

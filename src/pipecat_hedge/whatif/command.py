@@ -12,15 +12,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pipecat_hedge.errors import HedgeError
 from pipecat_hedge.whatif.plotting import check_picture, plot
+from pipecat_hedge.whatif.question import BUDGETS, LEAST_TURNS, MOST_TURNS, Costs, Question
 from pipecat_hedge.whatif.reading import read_latencies
-from pipecat_hedge.whatif.replaying import (
-    BUDGETS,
-    LEAST_TURNS,
-    MOST_TURNS,
-    Costs,
-    Question,
-    what_if,
-)
+from pipecat_hedge.whatif.replaying import what_if
 from pipecat_hedge.whatif.showing import as_dict, show
 
 __all__ = ["configure", "run"]
@@ -71,7 +65,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=0.15,
         help="what an extra request must save to be worth it (default 0.15)",
     )
-    parser.add_argument("--unit", choices=("auto", "s", "ms"), default="auto")
+    parser.add_argument(
+        "--unit",
+        choices=("auto", "s", "ms"),
+        default="auto",
+        help="what plain figures are (default: told by names and size)",
+    )
+    parser.add_argument(
+        "--column",
+        action="append",
+        metavar="NAME",
+        default=None,
+        help="a column that holds latencies; may be repeated (default: told by names)",
+    )
     parser.add_argument(
         "--prompt-tokens", type=float, metavar="N", help="size of a prompt, to count tokens"
     )
@@ -131,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
         )
         if args.plot is not None:
             check_picture(args.plot)
-        recorded = read_latencies(args.files, unit=args.unit)
+        recorded = read_latencies(args.files, unit=args.unit, columns=args.column or ())
         with Progress(
             TextColumn("{task.description:20}"),
             BarColumn(),

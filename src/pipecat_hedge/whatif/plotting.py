@@ -13,6 +13,8 @@ from pipecat_hedge.whatif.answer import Answer
 __all__ = ["check_picture", "plot"]
 
 MOST_POINTS = 2000
+LEAST_SECS = 1e-4
+"""A logarithmic scale has no 0."""
 
 
 def check_picture(path: str | Path) -> None:
@@ -60,7 +62,7 @@ def plot(answer: Answer, path: str | Path) -> None:
     figure = _figure()
     axes = figure.add_subplot()
     for outcome in answer.outcomes:
-        secs = np.sort(outcome.secs[np.isfinite(outcome.secs)])
+        secs = np.maximum(np.sort(outcome.secs[np.isfinite(outcome.secs)]), LEAST_SECS)
         depth = -np.log10(1 - (np.arange(len(secs)) + 0.5) / len(outcome.secs))
         shown = np.unique(np.searchsorted(depth, np.linspace(0, depth[-1], MOST_POINTS)))
         shown = shown[shown < len(secs)]
@@ -76,6 +78,8 @@ def plot(answer: Answer, path: str | Path) -> None:
         )
     if answer.deadline_secs is not None:
         axes.axvline(answer.deadline_secs, color="grey", linestyle=":", label="deadline")
+    if answer.known_to_secs is not None:
+        axes.axvspan(answer.known_to_secs, axes.get_xlim()[1], color="grey", alpha=0.15)
     axes.set_xscale("log")
     axes.set_xlabel("wait for the first token (s)")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

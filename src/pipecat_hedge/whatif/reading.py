@@ -7,21 +7,21 @@ Read are
 - turn logs, as ``HedgedLLMService(turn_log=...)`` writes them: each attempt is an observation of
   its provider. One that was cancelled before its first token is *longer than so much*; one that
   failed is a failure;
-- JSONL: a number a line, or an object a line whose numeric fields are columns;
-- CSV, with or without a header: a number a line, or a column a provider.
+- JSONL, or a JSON list: a number a turn, or an object whose numeric fields are columns;
+- CSV, with or without a header: a number a line, or a column a provider. Columns are separated by
+  commas, semicolons, tabs, bars or blanks.
 
-Seconds or milliseconds: as the column's name says (``…_ms``, ``…_secs``), or as the median tells,
-because nobody waits half a minute for the usual answer; ``unit`` says it for columns that do not.
+Seconds or milliseconds: as the cell says (``487 ms``), or the column's name (``…_ms``, ``…_secs``),
+or as the median tells, because nobody waits half a minute for the usual answer; ``unit`` says it
+for columns that do not.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipecat_hedge.errors import HedgeError
+from pipecat_hedge.whatif.tables import COLUMN, FACTORS, Line, Seconds, read_lines, shortened
 
 __all__ = ["Measured", "ReadingError", "Recorded", "Unit", "read_latencies"]
 
@@ -41,13 +42,14 @@ NAMED = 5
 """So many bad lines are named; the rest are counted."""
 SURELY_MS = 30.0
 """A median above this is taken for milliseconds."""
-COLUMN = "latency"
-"""What a provider is called whose file does not name it."""
+ABSURD = 1e12
+"""No latency is as large as that in any unit."""
 _NO_LATENCY = re.compile(
     r"|at|ts|time|timestamp|turn|row|date|index|status|.*(^|_)(id|at|tokens?|count|code)", re.I
 )
 """Columns of numbers that are no latencies; one without a name is an index."""
-_UNITS = {"_ms": "ms", " (ms)": "ms", "_secs": "s", "_seconds": "s", "_s": "s", " (s)": "s"}
+_UNIT = re.compile(r"(.*?)(?:_|\s?[(\[]|\s)(ms|us|µs|ns|secs|seconds|sec|s)[)\]]?", re.I)
+"""A column's name, and the unit that it names."""
 _LATENCY = re.compile(r".*(ttft|latency|first_token).*", re.I)
 
 
@@ -83,7 +85,7 @@ class Recorded:
         turns: How many turns there were.
         bad_lines: How many lines could not be used.
         named_bad_lines: The first of them, each with its file, its number and what is wrong.
-        unit: ``s`` or ``ms``: what the figures were taken to be.
+        unit: ``s``, ``ms``, ``us`` or ``ns``: what the figures were taken to be.
         prompt_tokens: The mean size of a prompt, where logs tell.
         lost_tokens: The mean output of an attempt that lost, where logs tell.
         lost_usd: The mean price of an attempt that lost, where logs tell.
@@ -116,7 +118,8 @@ class _Found:
 
 
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.wanted = columns
         self.found: dict[str, _Found] = {}
         self.firsts: Counter[str] = Counter()
         self.turns = 0
@@ -128,7 +131,7 @@ class _Reader:
         self.named_units: dict[str, str] = {}
         self.ignored: dict[str, None] = {}
 
-    def bad_line(self, path: Path, number: int, why: str) -> None:
+    def _bad_line(self, path: Path, number: int, why: str) -> None:
         self.bad += 1
         if len(self.named) < NAMED:
             self.named.append(f"{path}:{number}: {why}")
@@ -136,23 +139,39 @@ class _Reader:
     def add(self, name: str, secs: float, **kind: bool) -> None:
         self.found.setdefault(name, _Found()).add(secs, self.turns, **kind)
 
-    # ---- one record a line
+    def take(self, path: Path, line: Line) -> None:
+        record = line.record
+        try:
+            if line.wrong is not None:
+                raise ValueError(line.wrong)
+            if isinstance(record, dict) and "attempts" in record:
+                self._turn(record)
+            elif isinstance(record, dict):
+                self._columns(record)
+            elif isinstance(record, list):
+                self._columns({f"{COLUMN} {i + 1}": value for i, value in enumerate(record)})
+            else:
+                self.add(COLUMN, _latency(record))
+                self.turns += 1
+        except KeyError as e:
+            self._bad_line(path, line.number, f"no {e.args[0]} in it")
+        except (ValueError, TypeError) as e:
+            self._bad_line(path, line.number, str(e))
 
-    def number(self, value: Any) -> None:
-        self.add(COLUMN, _latency(value))
-        self.turns += 1
-
-    def columns(self, record: dict[str, Any]) -> None:
+    def _columns(self, record: dict[str, Any]) -> None:
         numeric = {
             name: value
             for name, value in record.items()
             if isinstance(value, (int, float)) and not isinstance(value, bool)
         }
-        taken = _latency_columns(numeric)
+        taken = [name for name in self.wanted if name in numeric]
+        if not self.wanted:
+            taken = _latency_columns(numeric)
         self.ignored.update(dict.fromkeys(name for name in numeric if name not in taken))
         if not taken:
-            raise ValueError("no latency in it: no field is a number")
-        checked = [(*_named_unit(name), _latency(numeric[name])) for name in taken]
+            wanted = f" called {' or '.join(self.wanted)}" if self.wanted else ""
+            raise ValueError(f"no latency in it: no field{wanted} is a number")
+        checked = [(*_named_unit(name, numeric[name]), _latency(numeric[name])) for name in taken]
         provider = record.get("provider")
         for name, unit, value in checked:
             whose = provider if isinstance(provider, str) and len(checked) == 1 else name
@@ -161,7 +180,7 @@ class _Reader:
             self.add(whose, value)
         self.turns += 1
 
-    def turn(self, record: dict[str, Any]) -> None:
+    def _turn(self, record: dict[str, Any]) -> None:
         attempts = record["attempts"]
         if not isinstance(attempts, list) or not attempts:
             raise ValueError("a turn without attempts")
@@ -192,12 +211,15 @@ class _Reader:
         return name, waited, {"failed": True}
 
 
-def read_latencies(paths: Sequence[str | Path], *, unit: Unit = "auto") -> Recorded:
+def read_latencies(
+    paths: Sequence[str | Path], *, unit: Unit = "auto", columns: Sequence[str] = ()
+) -> Recorded:
     """Read files, as one stretch of turns in the order given.
 
     Args:
         paths: Turn logs, JSONL or CSV.
         unit: What plain figures are: ``s``, ``ms``, or ``auto`` to tell by names and size.
+        columns: The columns that are latencies; none is to tell by their names.
 
     Returns:
         What they hold.
@@ -205,11 +227,12 @@ def read_latencies(paths: Sequence[str | Path], *, unit: Unit = "auto") -> Recor
     Raises:
         ReadingError: If a file cannot be read, or there is no latency in any.
     """
-    reader = _Reader()
+    reader = _Reader(columns)
     for path in map(Path, paths):
         try:
             with path.open(encoding="utf-8-sig", newline="") as file:
-                _read(reader, path, file)
+                for line in read_lines(path, file):
+                    reader.take(path, line)
         except OSError as e:
             raise ReadingError(f"{path} cannot be read: {e.strerror}") from e
         except UnicodeDecodeError as e:
@@ -233,12 +256,13 @@ def _latency_columns(numeric: dict[str, Any]) -> list[str]:
     return possible
 
 
-def _named_unit(name: str) -> tuple[str, str | None]:
-    """A column's name without its unit, and the unit that it names, if any."""
-    for suffix, unit in _UNITS.items():
-        if name.lower().endswith(suffix):
-            return name[: -len(suffix)] or COLUMN, unit
-    return name, None
+def _named_unit(name: str, value: Any = None) -> tuple[str, str | None]:
+    """A column's name without its unit, and the unit that the figure or the name says, if any."""
+    named = _UNIT.fullmatch(name)
+    whose, unit = (name, None) if named is None else (named[1] or COLUMN, named[2].lower())
+    if unit is not None:
+        unit = unit.replace("µ", "u") if unit.replace("µ", "u") in FACTORS else "s"
+    return whose, "s" if isinstance(value, Seconds) else unit
 
 
 def _unit_of(name: str, found: _Found, reader: _Reader, unit: Unit) -> str:
@@ -250,81 +274,10 @@ def _unit_of(name: str, found: _Found, reader: _Reader, unit: Unit) -> str:
     return "ms" if float(np.median(found.secs)) > SURELY_MS else "s"
 
 
-def _read(reader: _Reader, path: Path, file: Iterable[str]) -> None:
-    lines = ((number, line.strip()) for number, line in enumerate(file, 1))
-    filled = ((number, line) for number, line in lines if line)
-    first = next(filled, None)
-    if first is None:
-        return
-    rest = _chain(first, filled)
-    if first[1][0] in "{[" or path.suffix in (".jsonl", ".ndjson", ".json"):
-        _read_jsonl(reader, path, rest)
-    else:
-        _read_csv(reader, path, rest)
-
-
-def _chain(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    yield first
-    yield from rest
-
-
-def _read_jsonl(reader: _Reader, path: Path, lines: Iterator[tuple[int, str]]) -> None:
-    for number, line in lines:
-        try:
-            record = json.loads(line)
-            if isinstance(record, dict) and "attempts" in record:
-                reader.turn(record)
-            elif isinstance(record, dict):
-                reader.columns(record)
-            elif isinstance(record, list):
-                reader.columns({f"{COLUMN} {i + 1}": value for i, value in enumerate(record)})
-            else:
-                reader.number(record)
-        except json.JSONDecodeError:
-            reader.bad_line(path, number, f"{_short(line)} is not JSON")
-        except KeyError as e:
-            reader.bad_line(path, number, f"no {e.args[0]} in it")
-        except (ValueError, TypeError) as e:
-            reader.bad_line(path, number, str(e))
-
-
-def _read_csv(reader: _Reader, path: Path, lines: Iterator[tuple[int, str]]) -> None:
-    header: list[str] | None = None
-    for number, line in lines:
-        cells = [cell.strip() for cell in next(csv.reader([line]))]
-        if header is None:
-            is_header = not any(_is_number(cell) for cell in cells)
-            if is_header and (len(cells) > 1 or not cells[0][:1].isdigit()):
-                header = cells
-                continue
-            header = (
-                [COLUMN] if len(cells) == 1 else [f"{COLUMN} {i + 1}" for i in range(len(cells))]
-            )
-        try:
-            if len(cells) > len(header):
-                raise ValueError(f"{len(cells)} cells under {len(header)} columns")
-            given = dict(zip(header, cells, strict=False))
-            reader.columns({name: _cell(cell) for name, cell in given.items() if cell})
-        except (ValueError, TypeError) as e:
-            reader.bad_line(path, number, str(e))
-
-
-def _cell(cell: str) -> float | str:
-    return float(cell) if _is_number(cell) else cell
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
 def _latency(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{_short(repr(value))} is not a number")
-    if not math.isfinite(value) or value < 0:
+        raise TypeError(f"{shortened(repr(value))} is not a number")
+    if not math.isfinite(value) or value < 0 or value > ABSURD:
         raise ValueError(f"{value} is not a latency")
     return float(value)
 
@@ -334,24 +287,17 @@ def _note(values: list[float], value: Any) -> None:
         values.append(float(value))
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 40 else text[:37] + "..."
-
-
 def _recorded(reader: _Reader, unit: Unit) -> Recorded:
     units = {name: _unit_of(name, found, reader, unit) for name, found in reader.found.items()}
     names = sorted(
         reader.found, key=lambda name: (-reader.firsts[name], -len(reader.found[name].secs))
     )
     return Recorded(
-        {
-            name: _measured(name, reader.found[name], 1e-3 if units[name] == "ms" else 1.0)
-            for name in names
-        },
+        {name: _measured(name, reader.found[name], FACTORS[units[name]]) for name in names},
         reader.turns,
         reader.bad,
         tuple(reader.named),
-        "ms" if "ms" in units.values() else "s",
+        next((found for found in units.values() if found != "s"), "s"),
         _mean(reader.prompt_tokens),
         _mean(reader.lost_tokens),
         _mean(reader.lost_usd),

@@ -10,9 +10,17 @@ from pipecat_hedge.whatif.answer import Outcome
 
 __all__ = ["recommend"]
 
+LIGHT = 4.0
+"""The p99 in units of the p50, below which a tail is called light."""
+SLOW_TOGETHER = 0.3
+"""Three times what chance makes of it."""
+
 
 def recommend(
-    outcomes: Sequence[Outcome], worth_secs: float, deadline_secs: float | None
+    outcomes: Sequence[Outcome],
+    worth_secs: float,
+    deadline_secs: float | None,
+    slow_together: float | None = None,
 ) -> tuple[str, str]:
     """Choose a policy.
 
@@ -25,6 +33,8 @@ def recommend(
         outcomes: What each would have done, the one without hedging first.
         worth_secs: What an extra request must save, in seconds.
         deadline_secs: When an answer should be there, or None.
+        slow_together: The share of the first provider's slowest turns in which the second is slow
+            as well; None if it was not measured.
 
     Returns:
         Its name, and why.
@@ -45,11 +55,16 @@ def recommend(
         elif passed is None:
             passed = (outcome, saved / more)
     if chosen is none:
-        return none.policy, _not_worth_it(by_cost, none, worth_secs, deadline_secs)
+        return none.policy, _not_worth_it(by_cost, none, worth_secs, deadline_secs, slow_together)
+    saves = (_waited(none, deadline_secs) - _waited(chosen, deadline_secs)) / max(
+        chosen.extra_requests - none.extra_requests, 1e-9
+    )
     why = (
         f"p99 {_secs(chosen.percentiles['p99'])} instead of {_secs(none.percentiles['p99'])}, for "
-        f"{chosen.extra_requests:.1%} more requests"
+        f"{chosen.extra_requests:.1%} more requests, each of which saves {_digits(saves)} s"
     )
+    if deadline_secs is not None:
+        why += " beyond the deadline"
     if chosen.under_deadline is not None and none.under_deadline is not None:
         why += (
             f"; {chosen.under_deadline:.2%} of turns within {deadline_secs:g} s instead of "
@@ -58,14 +73,18 @@ def recommend(
     if passed is not None:
         outcome, saves = passed
         why += (
-            f". {outcome.policy} would save {saves:.2f} s by each request that it adds, less than "
-            f"the {worth_secs:g} s that one is worth"
+            f". {outcome.policy} would save {_digits(saves)} s by each request that it adds, less "
+            f"than the {worth_secs:g} s that one is worth"
         )
     return chosen.policy, why
 
 
 def _not_worth_it(
-    by_cost: Sequence[Outcome], none: Outcome, worth_secs: float, deadline_secs: float | None
+    by_cost: Sequence[Outcome],
+    none: Outcome,
+    worth_secs: float,
+    deadline_secs: float | None,
+    slow_together: float | None,
 ) -> str:
     gains = [
         (_waited(none, deadline_secs) - _waited(o, deadline_secs)) / o.extra_requests
@@ -74,9 +93,21 @@ def _not_worth_it(
     ]
     most = max(gains, default=0.0)
     return (
-        f"the tail is too light to hedge: an extra request saves {most:.2f} s at most, less than "
-        f"the {worth_secs:g} s that one is worth"
+        f"an extra request saves {_digits(most)} s at most, less than the {worth_secs:g} s that "
+        f"one is worth: {_because(none, deadline_secs, slow_together)}"
     )
+
+
+def _because(none: Outcome, deadline_secs: float | None, slow_together: float | None) -> str:
+    """Why a further request saves little."""
+    if none.under_deadline is not None and none.under_deadline > 0.99:
+        return f"{none.under_deadline:.2%} of turns are within {deadline_secs:g} s without it"
+    if slow_together is not None and slow_together > SLOW_TOGETHER:
+        return f"in {slow_together:.0%} of its slowest turns, the second provider is slow as well"
+    times = none.percentiles["p99"] / max(none.percentiles["p50"], 1e-9)
+    if times < LIGHT:
+        return f"the tail is too light to hedge, the p99 is {times:.1f} times the p50"
+    return "the second request is too slow to overtake the first"
 
 
 def _waited(outcome: Outcome, deadline_secs: float | None) -> float:
@@ -87,3 +118,8 @@ def _waited(outcome: Outcome, deadline_secs: float | None) -> float:
 
 def _secs(value: float) -> str:
     return "never" if value == float("inf") else f"{value:.2f} s"
+
+
+def _digits(secs: float) -> str:
+    """With digits enough that little is not nothing."""
+    return f"{secs:.2f}" if abs(secs) >= 0.1 or secs == 0 else f"{secs:.2g}"

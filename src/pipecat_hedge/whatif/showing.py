@@ -62,24 +62,33 @@ def render(answer: Answer) -> RenderableType:
     if answer.deadline_secs is not None:
         table.add_column(f"≤ {answer.deadline_secs:g} s", justify="right")
     if any(o.unanswered for o in answer.outcomes):
-        table.add_column("no answer", justify="right")
-    table.add_column("extra requests", justify="right")
+        table.add_column("no\nanswer", justify="right")
+    table.add_column("p99 in\n19 of 20", justify="right")
+    table.add_column("extra\nrequests", justify="right")
+    with_replacements = any(o.replacements for o in answer.outcomes)
+    if with_replacements:
+        table.add_column("replace-\nments", justify="right")
     with_tokens = any(o.extra_tokens is not None for o in answer.outcomes)
     with_usd = any(o.extra_usd is not None for o in answer.outcomes)
     if with_tokens:
-        table.add_column("tokens/turn", justify="right")
+        table.add_column("tokens\na turn", justify="right")
     if with_usd:
-        table.add_column("$/1,000 turns", justify="right")
+        table.add_column("$ per\n1,000 turns", justify="right")
+    known = answer.known_to_secs
     for outcome in answer.outcomes:
         chosen = outcome.policy == answer.recommended
         cells = [("▶ " if chosen else "  ") + outcome.policy]
-        cells += [_secs(outcome.percentiles[name]) for name in PERCENTILES]
-        cells.append(_secs(outcome.max_secs))
+        cells += [_secs(outcome.percentiles[name], known) for name in PERCENTILES]
+        cells.append(_secs(outcome.max_secs, known))
         if outcome.under_deadline is not None:
             cells.append(f"{outcome.under_deadline:.2%}")
         if any(o.unanswered for o in answer.outcomes):
             cells.append(f"{outcome.unanswered:.2%}")
+        p99 = outcome.intervals["p99"]
+        cells.append(f"{_secs(p99.low, known)} - {_secs(p99.high, known)}")
         cells.append(f"{outcome.extra_requests:.1%}")
+        if with_replacements:
+            cells.append(f"{outcome.replacements:.1%}")
         if with_tokens:
             cells.append("-" if outcome.extra_tokens is None else f"{outcome.extra_tokens:,.0f}")
         if with_usd:
@@ -90,13 +99,14 @@ def render(answer: Answer) -> RenderableType:
 
 def _said(answer: Answer) -> list[tuple[str, str]]:
     chosen = next(o for o in answer.outcomes if o.policy == answer.recommended)
-    p99 = chosen.intervals["p99"]
+    p99, known = chosen.intervals["p99"], answer.known_to_secs
     said = [
         ("take", f"{answer.recommended}: {answer.why}."),
         (
             "trust",
             f"{answer.independence.text}. In 19 of 20 files of this size the p99 of "
-            f"{answer.recommended} would lie between {_secs(p99.low)} and {_secs(p99.high)}.",
+            f"{answer.recommended} would lie between {_secs(p99.low, known)} and "
+            f"{_secs(p99.high, known)}.",
         ),
     ]
     if chosen.if_slow_together is not None:
@@ -104,7 +114,7 @@ def _said(answer: Answer) -> list[tuple[str, str]]:
             (
                 "but",
                 "were a hedge as slow as the turns around it, the p99 would be "
-                f"{_secs(chosen.if_slow_together)}. Hedge to another provider.",
+                f"{_secs(chosen.if_slow_together, known)}. Hedge to another provider.",
             )
         )
     return [*said, *(("note", f"{note}.") for note in answer.notes)]
@@ -118,7 +128,9 @@ def _paragraph(word: str, text: str) -> RenderableType:
     return line
 
 
-def _secs(secs: float) -> str:
+def _secs(secs: float, known_to_secs: float | None = None) -> str:
+    if known_to_secs is not None and known_to_secs < secs < math.inf:
+        return f"> {_secs(known_to_secs)}"
     if math.isinf(secs):
         return "never"
     return f"{secs * 1000:.0f} ms" if secs < 1 else f"{secs:.2f} s"

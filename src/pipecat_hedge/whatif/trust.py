@@ -40,20 +40,23 @@ def percentile(secs: Floats, p: float) -> float:
     return float(secs[max(math.ceil(p * len(secs)) - 1, 0)])
 
 
-def independence_of(first: Floats, pairs: tuple[Floats, Floats] | None) -> Independence:
+def independence_of(
+    first: Floats, pairs: tuple[Floats, Floats] | None, *, to_itself: bool = True
+) -> Independence:
     """Compare consecutive turns, and the two providers where both were measured in each turn.
 
     Args:
         first: The first provider's latencies in the order of time; shape (n,).
         pairs: Both providers' latencies, turn by turn, if they were measured side by side.
+        to_itself: Whether the second request goes to the same provider.
     """
     if len(first) < 20:
         return Independence(
-            0.0, 1.0, 1.0, False, True, "too few turns to tell whether they are independent"
+            0.0, 1.0, 1.0, False, None, True, "too few turns to tell whether they are independent"
         )
     correlation = _rank_correlation(first[:-1], first[1:])
     noise = 2 / math.sqrt(len(first) - 1)
-    slow = first > np.quantile(first, 1 - SLOW_SHARE)
+    slow = _slowest(first)
     share = float(slow.mean())
     after_slow = float(slow[1:][slow[:-1]].mean()) if slow[:-1].any() else 0.0
     clustering = after_slow / share if share else 1.0
@@ -67,23 +70,23 @@ def independence_of(first: Floats, pairs: tuple[Floats, Floats] | None) -> Indep
     )
     if pairs is not None:
         both = _rank_correlation(*pairs)
+        together = float(_slowest(pairs[1])[_slowest(pairs[0])].mean())
         text = (
-            "both providers were measured in the same turns, so nothing is assumed; they correlate "
-            f"by {both:+.2f}"
+            "both providers were measured in the same turns, so nothing is assumed; they "
+            f"correlate by {both:+.2f}, and {together:.0%} of the first one's slowest turns are "
+            "slow with the second as well"
         )
-        return Independence(correlation, noise, clustering, True, True, text)
-    if holds:
-        return Independence(
-            correlation, noise, clustering, False, True, f"independence holds here: {seen}"
+        return Independence(correlation, noise, clustering, True, together, True, text)
+    text = f"independence holds here: {seen}"
+    if not holds:
+        helps = (
+            "Hedging to the same provider will help less than this"
+            if to_itself
+            else "If the other provider has its slow spells at the same time, hedging will help "
+            "less than this: measure both side by side"
         )
-    return Independence(
-        correlation,
-        noise,
-        clustering,
-        False,
-        False,
-        f"slow turns come together: {seen}. Hedging to the same provider will help less than this",
-    )
+        text = f"slow turns come together: {seen}. {helps}"
+    return Independence(correlation, noise, clustering, False, None, holds, text)
 
 
 def intervals(
@@ -127,6 +130,12 @@ def intervals(
         name: Interval(*(percentile(np.sort(np.asarray(values)), p) for p in (0.025, 0.975)))
         for name, values in found.items()
     }
+
+
+def _slowest(values: Floats) -> npt.NDArray[np.bool_]:
+    """Which of them are slow; not all, if the slowest are equal."""
+    bound = np.quantile(values, 1 - SLOW_SHARE)
+    return values > bound if (values > bound).any() else values >= bound
 
 
 def _ranks(values: Floats) -> Floats:
