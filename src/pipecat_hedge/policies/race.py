@@ -352,7 +352,7 @@ class Race:
     def _patience(self, attempt: Attempt) -> tuple[float | None, AttemptError]:
         """Until when an attempt may be silent, and what it has then done."""
         expires = _after(attempt.heard_at, attempt.timeout_secs)
-        if self._phase in (Phase.COMMITTED, Phase.RESCUING) and not self._can_launch():
+        if self._phase is not Phase.WAITING and not self._can_launch():
             # Nobody is left to take over: the caller is told, rather than kept in silence. The
             # latest to be asked has its time, and those before it may answer until then.
             stalls = _after(self._live()[-1].heard_at, attempt.stall_secs)
