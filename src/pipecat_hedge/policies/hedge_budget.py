@@ -30,7 +30,7 @@ __all__ = ["HedgeBudget"]
 
 SCALE = 6.0
 """The debt, in requests, at which the share is 1/e of the budget, but for the bounds."""
-SAVED_TURNS, LEAST_SAVED = 40, 2.0
+SAVED_TURNS, LEAST_SAVED = 40, 4.0
 """No more is saved than the deposits of so many turns, or so many requests if those are more."""
 MOST_DEBT = 20.0
 """More is not owed: a stormy hour does not rule the next."""

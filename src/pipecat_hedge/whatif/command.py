@@ -163,6 +163,6 @@ def run(args: argparse.Namespace) -> int:
         json.dump(as_dict(answer), sys.stdout, indent=2)
         sys.stdout.write("\n")
     else:
-        width = None if sys.stdout.isatty() else 120
+        width = None if sys.stdout.isatty() else 130
         show(answer, Console(highlight=False, width=width))
     return 0

@@ -21,6 +21,7 @@ def recommend(
     worth_secs: float,
     deadline_secs: float | None,
     slow_together: float | None = None,
+    known_to_secs: float | None = None,
 ) -> tuple[str, str]:
     """Choose a policy.
 
@@ -35,6 +36,7 @@ def recommend(
         deadline_secs: When an answer should be there, or None.
         slow_together: The share of the first provider's slowest turns in which the second is slow
             as well; None if it was not measured.
+        known_to_secs: The wait beyond which too little was seen to know a tail; None if all was.
 
     Returns:
         Its name, and why.
@@ -54,15 +56,16 @@ def recommend(
             chosen, passed = outcome, None
         elif passed is None:
             passed = (outcome, saved / more)
+    caution = _unseen(none, known_to_secs)
     if chosen is none:
-        return none.policy, _not_worth_it(by_cost, none, worth_secs, deadline_secs, slow_together)
+        told = _not_worth_it(by_cost, none, worth_secs, deadline_secs, slow_together)
+        return none.policy, told + caution
     saves = (_waited(none, deadline_secs) - _waited(chosen, deadline_secs)) / max(
         chosen.extra_requests - none.extra_requests, 1e-9
     )
-    why = (
-        f"p99 {_secs(chosen.percentiles['p99'])} instead of {_secs(none.percentiles['p99'])}, for "
-        f"{chosen.extra_requests:.1%} more requests, each of which saves {_digits(saves)} s"
-    )
+    p99s = [_secs(o.percentiles["p99"], known_to_secs) for o in (chosen, none)]
+    told = "" if p99s[0] == p99s[1] else f"p99 {p99s[0]} instead of {p99s[1]}, for "
+    why = f"{told}{chosen.extra_requests:.1%} more requests, each of which saves {_digits(saves)} s"
     if deadline_secs is not None:
         why += " beyond the deadline"
     if chosen.under_deadline is not None and none.under_deadline is not None:
@@ -76,7 +79,7 @@ def recommend(
             f". {outcome.policy} would save {_digits(saves)} s by each request that it adds, less "
             f"than the {worth_secs:g} s that one is worth"
         )
-    return chosen.policy, why
+    return chosen.policy, why + caution
 
 
 def _not_worth_it(
@@ -116,8 +119,20 @@ def _waited(outcome: Outcome, deadline_secs: float | None) -> float:
     return float(np.maximum(secs - (deadline_secs or 0.0), 0.0).mean())
 
 
-def _secs(value: float) -> str:
-    return "never" if value == float("inf") else f"{value:.2f} s"
+def _unseen(none: Outcome, known_to_secs: float | None) -> str:
+    """What must be said where hedges have cut the tail off that hedging is about."""
+    if known_to_secs is None or none.percentiles["p99"] <= known_to_secs:
+        return ""
+    return (
+        f". But hedges cut short what took longer than {known_to_secs:.2f} s, so these turns "
+        "cannot tell how long the tail is: log some under HedgePolicy.fallback() first"
+    )
+
+
+def _secs(secs: float, known_to_secs: float | None) -> str:
+    if known_to_secs is not None and known_to_secs < secs < float("inf"):
+        return f"> {known_to_secs:.2f} s"
+    return "never" if secs == float("inf") else f"{secs:.2f} s"
 
 
 def _digits(secs: float) -> str:

@@ -29,9 +29,6 @@ __all__ = ["what_if"]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-UNSEEN = 0.01
-"""A share of requests cut short that leaves the tail unknown."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
@@ -95,14 +92,12 @@ def what_if(
     # Where requests fail, what is compared is what hedging does beyond replacing those.
     candidates = outcomes[1:] if material.with_failures else outcomes
     recommended, why = recommend(
-        candidates, question.worth_secs, question.deadline_secs, independence.slow_together
+        candidates,
+        question.worth_secs,
+        question.deadline_secs,
+        independence.slow_together,
+        material.known_to_secs,
     )
-    unseen = float(first.censored.mean())
-    if unseen > UNSEEN and recommended == candidates[0].policy:
-        why += (
-            f". But {unseen:.1%} of the requests to {first.name} were cut short, so these turns "
-            "cannot tell how long its tail is: log some under HedgePolicy.fallback() first"
-        )
     return Answer(
         turns=recorded.turns,
         replayed=len(draws.rows),

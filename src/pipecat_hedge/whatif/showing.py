@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pipecat_hedge.whatif.answer import PERCENTILES, Answer, Outcome
+from pipecat_hedge.whatif.answer import PERCENTILES, Answer, Interval, Outcome
 
 __all__ = ["as_dict", "render", "show"]
 
@@ -63,7 +63,7 @@ def render(answer: Answer) -> RenderableType:
         table.add_column(f"≤ {answer.deadline_secs:g} s", justify="right")
     if any(o.unanswered for o in answer.outcomes):
         table.add_column("no\nanswer", justify="right")
-    table.add_column("p99 in\n19 of 20", justify="right")
+    table.add_column("p99 in\n19 of 20", justify="right", no_wrap=True)
     table.add_column("extra\nrequests", justify="right")
     with_replacements = any(o.replacements for o in answer.outcomes)
     if with_replacements:
@@ -84,8 +84,7 @@ def render(answer: Answer) -> RenderableType:
             cells.append(f"{outcome.under_deadline:.2%}")
         if any(o.unanswered for o in answer.outcomes):
             cells.append(f"{outcome.unanswered:.2%}")
-        p99 = outcome.intervals["p99"]
-        cells.append(f"{_secs(p99.low, known)} - {_secs(p99.high, known)}")
+        cells.append(_between(outcome.intervals["p99"], known))
         cells.append(f"{outcome.extra_requests:.1%}")
         if with_replacements:
             cells.append(f"{outcome.replacements:.1%}")
@@ -99,14 +98,14 @@ def render(answer: Answer) -> RenderableType:
 
 def _said(answer: Answer) -> list[tuple[str, str]]:
     chosen = next(o for o in answer.outcomes if o.policy == answer.recommended)
-    p99, known = chosen.intervals["p99"], answer.known_to_secs
+    known = answer.known_to_secs
+    where = _between(chosen.intervals["p99"], known)
     said = [
         ("take", f"{answer.recommended}: {answer.why}."),
         (
             "trust",
             f"{answer.independence.text}. In 19 of 20 files of this size the p99 of "
-            f"{answer.recommended} would lie between {_secs(p99.low, known)} and "
-            f"{_secs(p99.high, known)}.",
+            f"{answer.recommended} would be {where}.",
         ),
     ]
     if chosen.if_slow_together is not None:
@@ -126,6 +125,16 @@ def _paragraph(word: str, text: str) -> RenderableType:
     line.add_column()
     line.add_row(word, Text(text))
     return line
+
+
+def _between(interval: Interval, known_to_secs: float | None) -> str:
+    """An interval in seconds, as far as it is known."""
+    known = math.inf if known_to_secs is None else known_to_secs
+    if interval.low > known or math.isinf(interval.low):
+        return _secs(interval.low, known_to_secs)
+    if interval.high > known or math.isinf(interval.high):
+        return f"> {interval.low:.2f} s"
+    return f"{interval.low:.2f}-{interval.high:.2f} s"
 
 
 def _secs(secs: float, known_to_secs: float | None = None) -> str:
