@@ -241,8 +241,12 @@ class ProviderStats:
             if self._store is None or not self._is_new:
                 return
             self._is_new, self._saved_at = False, self._clock()
-            known = {key: latency.saved() for key, latency in self._latencies.items()}
-            kept = {"version": VERSION, "providers": {**self._kept, **known}}
+            providers = dict(self._kept)
+            latencies = list(self._latencies.items())
+        for key, latency in latencies:
+            with self._lock:  # for each of them anew: a turn waits for one at most
+                providers[key] = latency.saved()
+        kept = {"version": VERSION, "providers": providers}
         try:
             self._store.save(json.dumps(kept))
         except Exception as e:
