@@ -272,7 +272,7 @@ async def test_a_one_shot_inference_is_hedged_by_what_whole_answers_take() -> No
             await llm.run_inference(LLMContext([{"role": "user", "content": "Sum it up."}]))
     stats = shared_stats()
     assert stats.prior_share(Backend("a", "gemma")) == 1.0
-    assert stats.prior_share(Backend("a", "gemma", whole_answers=True)) < 0.2
+    assert stats.prior_share(Backend("a", "gemma", measures="whole_answer")) < 0.2
 
 
 async def test_a_first_provider_that_hangs_is_never_waited_for_for_long() -> None:

@@ -101,7 +101,7 @@ def test_models_of_one_provider_are_known_apart() -> None:
     for _ in range(50):
         stats.record(CLAUDE, attempt(ttft=0.2), None)
     other = Backend("claude", "claude-sonnet-4-6")
-    whole = Backend("claude", "claude-haiku-4-5", whole_answers=True)
+    whole = Backend("claude", "claude-haiku-4-5", measures="whole_answer")
     assert median(stats, other) == prior_for("claude", "claude-sonnet-4-6").curve.quantile(0.5)
     assert median(stats, whole) == 5 * prior_for("claude", "claude-haiku-4-5").curve.quantile(0.5)
 

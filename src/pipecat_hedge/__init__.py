@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipecat_hedge.errors import AllProvidersFailed, HedgeError
+    from pipecat_hedge.filler import FillerProcessor
     from pipecat_hedge.metrics import HedgeMetricsData
     from pipecat_hedge.policies.hedge_policy import HedgePolicy
     from pipecat_hedge.provider import Provider
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AllProvidersFailed",
     "AttemptReport",
+    "FillerProcessor",
     "HedgeError",
     "HedgeMetricsData",
     "HedgePolicy",
@@ -28,6 +30,7 @@ __all__ = [
 _HOMES = {
     "AllProvidersFailed": "errors",
     "AttemptReport": "reports",
+    "FillerProcessor": "filler",
     "HedgeError": "errors",
     "HedgeMetricsData": "metrics",
     "HedgePolicy": "policies.hedge_policy",

@@ -89,5 +89,6 @@ class Learning:
 
 
 def _backend(entry: Entry, whole_answers: bool) -> Backend:
+    measures = "whole_answer" if whole_answers else "first_token"
     provider = entry.provider
-    return Backend(provider.name, entry.contenders[0].model, provider.usd_per_mtok, whole_answers)
+    return Backend(provider.name, entry.contenders[0].model, provider.usd_per_mtok, measures)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipecat.pipeline.pipeline import PipelineSink
+from pipecat.pipeline.pipeline import PipelineSink, PipelineSource
 from pipecat.processors.aggregators.llm_text_processor import LLMTextProcessor
 from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.services.tts_service import TextAggregationMode, TTSService
 
 from pipecat_hedge.facts import CommitOn
 
-__all__ = ["Output", "find_output"]
+__all__ = ["Output", "downstream_of", "find_output", "upstream_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def find_output(processor: FrameProcessor) -> Output:
         What was found: a text-to-speech service, or a processor that puts sentences together for
         one. Without either the text streams token by token.
     """
-    for found in _downstream(processor):
+    for found in downstream_of(processor):
         if isinstance(found, LLMTextProcessor):
             return Output("first_sentence", collector=found)
         if isinstance(found, TTSService):
@@ -55,13 +55,32 @@ def find_output(processor: FrameProcessor) -> Output:
     return Output()
 
 
-def _downstream(processor: FrameProcessor) -> Iterator[FrameProcessor]:
+def downstream_of(processor: FrameProcessor) -> Iterator[FrameProcessor]:
+    """Everything behind a processor, in the order of the pipeline.
+
+    Args:
+        processor: A processor in a pipeline that has been built.
+    """
     after = processor.next
     while after is not None:
         yield from _with_inner(after)
         if isinstance(after, PipelineSink):  # what it hands on comes out of the pipeline around it
             after = getattr(after._downstream_push_frame, "__self__", None)
         after = after.next if isinstance(after, FrameProcessor) else None
+
+
+def upstream_of(processor: FrameProcessor) -> Iterator[FrameProcessor]:
+    """Everything in front of a processor, the nearest first.
+
+    Args:
+        processor: A processor in a pipeline that has been built.
+    """
+    before = processor.previous
+    while before is not None:
+        yield from _with_inner(before)
+        if isinstance(before, PipelineSource):
+            before = getattr(before._upstream_push_frame, "__self__", None)
+        before = before.previous if isinstance(before, FrameProcessor) else None
 
 
 def _with_inner(processor: FrameProcessor) -> Iterator[FrameProcessor]:

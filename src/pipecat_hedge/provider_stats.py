@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from loguru import logger
 
@@ -24,8 +24,11 @@ from pipecat_hedge.policies.priors import prior_for
 from pipecat_hedge.policies.routing import Route, Router
 from pipecat_hedge.provider_latency import ProviderLatency
 from pipecat_hedge.stats_store import StatsStore, default_store
+from pipecat_hedge.survival import Survival
 
 __all__ = ["Backend", "ProviderStats", "shared_stats"]
+
+Measures: TypeAlias = Literal["first_token", "whole_answer", "wait"]
 
 VERSION = 1
 SAVE_EVERY_SECS = 60.0
@@ -33,6 +36,13 @@ WHOLE_ANSWER = 5.0
 """How many times as long as its first token a whole answer is taken to take, until it is known."""
 SEEN_AT_LEAST = 8
 """Observations before a provider may be put before the one that was given first."""
+_IN_DOUBT = ((2.0, 0.2), (4.0, 0.1))
+"""How many times as long as assumed a wait may be, and how likely that is."""
+_KINDS: dict[Measures, str] = {
+    "first_token": "",
+    "whole_answer": " | whole answers",
+    "wait": " | waits",
+}
 _WAITED = (STALLED, TIMED_OUT, MISSED_DEADLINE)
 """Errors that say no more than that it was waited for so long."""
 
@@ -45,19 +55,19 @@ class Backend:
         provider: The provider's name.
         model: Its model, or None if that is not known.
         usd_per_mtok: Its price in US dollars per million ``(input, output)`` tokens, or None.
-        whole_answers: Whether what counts is the whole answer, as in a one-shot inference.
+        measures: What counts: the first token; the whole answer, as of a one-shot inference; or how
+            long a caller waits for the provider, whatever that is behind it.
     """
 
     provider: str
     model: str | None = None
     usd_per_mtok: tuple[float, float] | None = None
-    whole_answers: bool = False
+    measures: Measures = "first_token"
 
     @property
     def key(self) -> str:
         """What its statistics are kept under."""
-        kind = " | whole answers" if self.whole_answers else ""
-        return f"{self.provider} | {self.model or ''}{kind}"
+        return f"{self.provider} | {self.model or ''}{_KINDS[self.measures]}"
 
 
 class ProviderStats:
@@ -283,8 +293,10 @@ class ProviderStats:
         latency = self._latencies.get(backend.key)
         if latency is None:
             prior = prior_for(backend.provider, backend.model)
-            if backend.whole_answers:
+            if backend.measures == "whole_answer":
                 prior = replace(prior, curve=prior.curve.scaled(WHOLE_ANSWER))
+            elif backend.measures == "wait":
+                prior = replace(prior, curve=_in_doubt(prior.curve))
             latency = ProviderLatency(prior)
             if (saved := self._kept.pop(backend.key, None)) is not None:
                 latency.restore(saved)
@@ -296,6 +308,13 @@ class ProviderStats:
         if found is None:
             found = self._purses[purse] = HedgeBudget(budget)
         return found
+
+
+def _in_doubt(curve: Survival) -> Survival:
+    """What may be quite different from what is assumed: then a long wait says that it is."""
+    for times, share in _IN_DOUBT:
+        curve = curve.mixed_with(curve.scaled(times), share)
+    return curve
 
 
 _shared: ProviderStats | None = None

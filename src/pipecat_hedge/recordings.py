@@ -18,7 +18,7 @@ import soxr
 
 from pipecat_hedge.errors import ConfigurationError
 
-__all__ = ["Recording", "load_manifest", "read_samples"]
+__all__ = ["Recording", "load_manifest", "read_audio", "read_samples"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +124,32 @@ def read_samples(recording: Recording, sample_rate: int = 48000) -> npt.NDArray[
     Raises:
         ConfigurationError: If the file has gone, or is no longer audio.
     """
+    return read_audio(recording.path, sample_rate)
+
+
+def read_audio(path: Path, sample_rate: int) -> npt.NDArray[np.int16]:
+    """Read the first channel of an audio file: 16 bit.
+
+    Args:
+        path: The file, of any kind that libsndfile reads, such as WAV or FLAC.
+        sample_rate: In Hz; the samples are converted to it.
+
+    Returns:
+        An array of one dimension.
+
+    Raises:
+        ConfigurationError: If there is no such file, or it is not audio.
+    """
     if sample_rate <= 0:
         raise ConfigurationError(f"sample_rate: {sample_rate} is not a rate. Use 48000 or 16000.")
     try:
-        samples, _ = soundfile.read(recording.path, dtype="int16", always_2d=True)
+        samples, found = soundfile.read(path, dtype="int16", always_2d=True)
     except (soundfile.SoundFileError, OSError) as error:
-        raise _unreadable(recording.path, error) from error
+        raise _unreadable(path, error) from error
     mono = np.asarray(samples[:, 0], dtype=np.int16)
-    if sample_rate == recording.sample_rate:
+    if sample_rate == found:
         return mono
-    return np.asarray(soxr.resample(mono, recording.sample_rate, sample_rate), dtype=np.int16)
+    return np.asarray(soxr.resample(mono, found, sample_rate), dtype=np.int16)
 
 
 def _recording(manifest: Path, number: int, table: dict[str, Any]) -> Recording:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipecat_hedge.facts import AttemptOutcome, CommitOn, LaunchReason, TurnOutcome
+from pipecat_hedge.facts import AttemptOutcome, CommitOn, FillerCause, LaunchReason, TurnOutcome
 
 __all__ = ["AttemptReport", "DrainedAnswer", "TurnReport"]
 
@@ -51,6 +51,24 @@ class AttemptReport:
 
 
 @dataclass(frozen=True, slots=True)
+class FillerReport:
+    """What was done about the silence while the caller waited.
+
+    Parameters:
+        cause: Why the answer was late: ``slow``, ``tool`` or ``failing``.
+        spoken_secs: When a filler was spoken, from the beginning of the wait: of the LLM's turn, or
+            of the tools' run; None if none was.
+        reason: Why, or why not.
+        was_cut: Whether it was withdrawn before it sounded, because the answer came.
+    """
+
+    cause: FillerCause
+    spoken_secs: float | None
+    reason: str
+    was_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TurnReport:
     """One LLM turn: from the context frame to the end of the answer.
 
@@ -75,7 +93,8 @@ class TurnReport:
         prior_share: How much of what the policy took to be known of the first provider's latency
             was only assumed, from the published figures of its kind: 1 for the first turn ever,
             nearly 0 after some hundred; None under policies that use nothing learned.
-        filler: What was said while waiting, or why nothing was; None where fillers are not used.
+        filler: What was done about the silence, and why; None where fillers are not used. It says
+            nothing of the answer: no other field counts a filler.
     """
 
     turn: int
@@ -91,7 +110,7 @@ class TurnReport:
     hedge_reason: str | None = None
     order_reason: str | None = None
     prior_share: float | None = None
-    filler: str | None = None
+    filler: FillerReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

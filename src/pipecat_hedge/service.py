@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from pipecat_hedge.output import find_output
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.provider import Provider, as_providers
 from pipecat_hedge.provider_stats import ProviderStats, shared_stats
-from pipecat_hedge.reports import DrainedAnswer
+from pipecat_hedge.reports import DrainedAnswer, FillerReport
 from pipecat_hedge.take_back import TakeBack, TakeBackFrame
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.turn import Turn
@@ -121,6 +121,8 @@ class HedgedLLMService(FrontService):
         self._turn_log = _log_file("turn_log", turn_log)
         self._drained_log = _log_file("drained_log", drained_log)
         self._timed_first_text = False
+        self._turn: Turn | None = None
+        self._filler: Callable[[], FillerReport | None] = lambda: None
         self._register_event_handler("on_turn_report")
         self._register_event_handler("on_loser_drained")
 
@@ -138,6 +140,19 @@ class HedgedLLMService(FrontService):
     def policy(self) -> HedgePolicy:
         """When the next provider is asked."""
         return self._policy
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether a turn is running in which nobody has answered, and somebody has failed."""
+        return self._turn is not None and self._turn.is_failing
+
+    def report_fillers(self, filler: Callable[[], FillerReport | None]) -> None:
+        """Have turns' reports say what was done about the silence.
+
+        Args:
+            filler: Asked at the end of each turn, by whoever speaks the fillers.
+        """
+        self._filler = filler
 
     def can_generate_metrics(self) -> bool:
         """Whether this service reports metrics: it does, under its own name."""
@@ -202,6 +217,7 @@ class HedgedLLMService(FrontService):
             drained=self._report_drained,
             may_wait=self._filter_incomplete_user_turns,
         )
+        self._turn = turn
         ended = False
 
         async def end() -> None:
@@ -224,6 +240,7 @@ class HedgedLLMService(FrontService):
         finally:
             if not ended:
                 await end()
+            self._turn = None
             self._learn(turn.errors)
             await self._report_turn(turn)
         if self._stats.is_due:
@@ -254,7 +271,7 @@ class HedgedLLMService(FrontService):
         await self.push_error(str(failure), exception=failure, category=category)
 
     async def _report_turn(self, turn: Turn) -> None:
-        report = turn.report()
+        report = dataclasses.replace(turn.report(), filler=self._filler())
         await self._call_event_handler("on_turn_report", report)
         if self._turn_log is not None:
             line = {"at": time.time(), "policy": self._policy.name, **dataclasses.asdict(report)}

@@ -168,6 +168,14 @@ class Turn:
         return self._first_winner is not None and not _is_silent(self._release.said)
 
     @property
+    def is_failing(self) -> bool:
+        """Whether nobody has answered, and somebody has failed."""
+        attempts = self._race.attempts
+        return any(a.outcome == "failed" for a in attempts) and not any(
+            a.first_token_at is not None for a in attempts
+        )
+
+    @property
     def winner_usage(self) -> LLMTokenUsage | None:
         """The winner's own count of tokens, or None if it sent none."""
         winner = self._race.winner

@@ -1,0 +1,166 @@
+"""Whether to fill the silence, and when."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipecat_hedge import HedgeError
+from pipecat_hedge.policies.filler import FillerDecision, FillerRule, FillerWords, Silence
+from pipecat_hedge.survival import Survival
+
+FILLER = 0.8
+RULE = FillerRule(after_secs=0.8, margin_secs=0.4)
+
+
+def fixed(secs: float) -> Survival:
+    """All answers after so long, give or take a tenth; a few never before much later."""
+    return Survival.of([0.9 * secs, secs, 1.1 * secs], [0.9, 0.5, 0.01], 0.1)
+
+
+def decided(wait: Survival, rule: FillerRule = RULE, **known: Any) -> FillerDecision:
+    facts: dict[str, Any] = {"turn": 5, "waited_secs": 0.0, "filler_secs": FILLER, **known}
+    return rule.decide(Silence(wait=wait, **facts))
+
+
+def test_a_long_wait_is_filled_as_soon_as_it_may_be() -> None:
+    """With what is left, and what a filler needs."""
+    decision = decided(fixed(2.5))
+    assert decision.at_secs == 0.8
+    assert decision.reason == "1.80 s left to wait at 0.80 s, a filler needs 1.20 s"
+
+
+def test_a_short_wait_is_not() -> None:
+    """However long the caller has waited when nearly all have been answered."""
+    decision = decided(fixed(0.6))
+    assert decision.at_secs is None
+    assert decision.reason.endswith("s left to wait at 0.80 s, a filler needs 1.20 s")
+
+
+def test_an_answer_that_is_about_to_land_is_not_spoken_over() -> None:
+    """Though a few turns of half a minute make the mean rest long."""
+    wait = Survival.of([1.2, 1.3], [0.1, 0.1], 30.0)
+    assert wait.expected_remaining(0.8) > 3.0
+    decision = decided(wait)
+    assert decision.at_secs == 1.2, "then it has not landed, and the rest is long"
+
+
+def test_a_turn_that_outlives_the_body_of_the_curve_is_filled() -> None:
+    """When the tail has begun, not before."""
+    body = np.linspace(0.3, 0.6, 40)
+    shares = np.concatenate((np.linspace(1.0, 0.05, 39), [0.04]))
+    decision = decided(Survival.of(body, shares, 8.0), FillerRule(after_secs=0.0))
+    assert decision.at_secs is not None
+    assert 0.5 < decision.at_secs <= 0.61
+
+
+@given(
+    st.lists(st.floats(0.05, 8.0), min_size=3, max_size=30),
+    st.floats(0.0, 2.0),
+    st.floats(0.2, 2.0),
+    st.floats(0.05, 5.0),
+)
+def test_it_is_the_first_time_at_which_it_pays(
+    answers: list[float], waited: float, filler_secs: float, tail: float
+) -> None:
+    """Compared with looking at every hundredth of a second."""
+    secs = np.sort(np.array(answers))
+    wait = Survival.of(secs, 1.0 - np.arange(1, len(secs) + 1) / (len(secs) + 1), tail)
+    decision = decided(wait, waited_secs=waited, filler_secs=filler_secs)
+
+    def pays(at: float) -> bool:
+        landing = 1.0 - float(wait.share_after(at + filler_secs) / wait.share_after(at))
+        return wait.expected_remaining(at) >= filler_secs + 0.4 and landing <= 0.5
+
+    begins = max(waited, 0.8)
+    if decision.at_secs is None:
+        assert not any(pays(at) for at in np.arange(begins, begins + 10, 0.01))
+    else:
+        assert pays(decision.at_secs - 1e-9) or pays(decision.at_secs + 1e-9)
+        assert not any(pays(at) for at in np.arange(begins, decision.at_secs - 1e-6, 0.01))
+
+
+def test_manners() -> None:
+    """Not in the first turn, once a turn, and not soon after the last one."""
+    wait = fixed(5.0)
+    assert decided(wait, turn=1) == FillerDecision(None, "no fillers before turn 2")
+    assert decided(wait, turn=2).at_secs == 0.8
+    assert decided(wait, fillers=1).reason == "1 spoken in this turn, which is enough"
+    assert decided(wait, FillerRule(per_turn=2), fillers=1).at_secs == 0.8
+    assert decided(wait, since_filler_secs=12.5).at_secs == pytest.approx(2.5)
+    assert decided(wait, since_filler_secs=10.5).at_secs is None, "then little is left to wait"
+    assert decided(wait, since_filler_secs=60.0).at_secs == 0.8
+
+
+def test_a_wait_beyond_all_that_was_seen_is_judged_by_its_tail() -> None:
+    """Also where the curve says that nobody waits so long."""
+    assert decided(fixed(1.0), waited_secs=9.0).at_secs is None
+    ended = Survival.of([1.0, 2.0], [0.5, 0.0], 5.0)
+    assert decided(ended, waited_secs=9.0).at_secs is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"after_secs": -1.0}, "after_secs must be seconds, not negative, got -1.0"),
+        ({"margin_secs": float("nan")}, "margin_secs must be seconds"),
+        ({"every_secs": float("inf")}, "every_secs must be seconds"),
+        ({"per_turn": 0}, "per_turn must be at least 1, got 0"),
+        ({"not_before_turn": 0}, "not_before_turn must be at least 1, got 0"),
+    ],
+)
+def test_rules_that_cannot_work(fields: dict[str, Any], told: str) -> None:
+    """The error names the field."""
+    with pytest.raises(HedgeError, match=told):
+        FillerRule(**fields)
+
+
+# ---- words
+
+
+def test_the_same_is_not_said_twice_in_a_row() -> None:
+    """And all of them are said."""
+    words, dice = FillerWords(), random.Random(1)
+    said: list[str] = []
+    for _ in range(60):
+        phrase, *others = words.choices("slow", dice)
+        assert [len(other) for other in others] == sorted(len(other) for other in others)
+        words.said(phrase)
+        said.append(phrase)
+    assert all(one != other for one, other in itertools.pairwise(said))
+    assert len(set(said)) == 4
+
+
+def test_the_only_phrase_is_said_again() -> None:
+    """Where there is no other; and nothing where there is none."""
+    words, dice = FillerWords({"slow": ["Hm."]}), random.Random(1)
+    assert words.choices("slow", dice) == ["Hm."]
+    words.said("Hm.")
+    assert words.choices("slow", dice) == ["Hm."]
+    assert words.choices("tool", dice) == []
+
+
+def test_how_long_a_phrase_takes() -> None:
+    """By its words."""
+    assert FillerWords.secs("Hm.") == 0.4
+    assert FillerWords.secs("One moment, I'm checking.") == pytest.approx(4 / 2.6)
+
+
+@pytest.mark.parametrize(
+    ("phrases", "told"),
+    [
+        ({"late": ["Hm."]}, "phrases: 'late' is no cause: give phrases for slow, tool, failing"),
+        ({"slow": "Hm."}, "phrases: slow must be a list of phrases, none empty"),
+        ({"slow": ["Hm.", " "]}, "phrases: slow must be a list of phrases, none empty"),
+    ],
+)
+def test_words_that_cannot_be_said(phrases: Any, told: str) -> None:
+    """The error names the cause."""
+    with pytest.raises(HedgeError, match=told):
+        FillerWords(phrases)
