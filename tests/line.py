@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TypeVar
 
+from pipecat.clocks.base_clock import BaseClock
 from pipecat.frames.frames import (
     EndFrame,
     ErrorFrame,
@@ -17,6 +18,7 @@ from pipecat.frames.frames import (
     LLMFullResponseStartFrame,
     LLMTextFrame,
 )
+from pipecat.observers.base_observer import BaseObserver
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.aggregators.llm_context import LLMContext
@@ -27,6 +29,16 @@ from pipecat.workers.runner import WorkerRunner
 from pipecat_hedge import TurnReport
 
 FrameT = TypeVar("FrameT", bound=Frame)
+
+
+class _LoopClock(BaseClock):
+    """The pipeline's clock is the loop's, which may be a virtual one."""
+
+    def start(self) -> None:
+        pass
+
+    def get_time(self) -> int:
+        return round(asyncio.get_running_loop().time() * 1e9)
 
 
 class _Ear(FrameProcessor):
@@ -67,6 +79,7 @@ class Line:
         after: Sequence[FrameProcessor] = (),
         tracing: bool = False,
         nested: FrameProcessor | None = None,
+        observers: Sequence[BaseObserver] = (),
     ):
         self._up, self._down = _Ear(FrameDirection.UPSTREAM), _Ear(FrameDirection.DOWNSTREAM)
         self._worker = PipelineWorker(
@@ -74,6 +87,8 @@ class Line:
             cancel_on_idle_timeout=False,
             enable_rtvi=False,
             enable_tracing=tracing,
+            observers=list(observers),
+            clock=_LoopClock() if observers else None,
             params=PipelineParams(enable_metrics=True, enable_usage_metrics=True),
         )
         self.service = service

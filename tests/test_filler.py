@@ -55,6 +55,7 @@ class Voice(TTSService):
             **kwargs,
         )
         self._delay_secs = delay_secs
+        self.audio_secs = 0.1
         self.asked: list[tuple[float, str]] = []
 
     async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame, None]:
@@ -64,7 +65,9 @@ class Voice(TTSService):
 
     async def _speak(self, text: str, context_id: str) -> None:
         await asyncio.sleep(self._delay_secs)
-        audio = TTSAudioRawFrame(b"\1\1" * 1600, RATE, 1, context_id=context_id)
+        audio = TTSAudioRawFrame(
+            b"\1\1" * round(self.audio_secs * RATE), RATE, 1, context_id=context_id
+        )
         await self.append_to_audio_context(context_id, audio)
         await self.remove_audio_context(context_id)
 

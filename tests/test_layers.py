@@ -48,6 +48,8 @@ LAYERS = {
     "recordings": MECHANISM,
     "filler": PIPECAT,
     "filler_voice": PIPECAT,
+    "line_log": MECHANISM,
+    "turn_latency": PIPECAT,
     "testing": TOOLS,
     "simulator": TOOLS,
     "overhead": TOOLS,

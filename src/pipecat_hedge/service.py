@@ -34,6 +34,7 @@ from pipecat_hedge.errors import AllProvidersFailed, AttemptError, Configuration
 from pipecat_hedge.front import FrontService
 from pipecat_hedge.inference import race_inference
 from pipecat_hedge.learning import Learning
+from pipecat_hedge.line_log import LineLog
 from pipecat_hedge.metrics import HedgeMetricsData
 from pipecat_hedge.output import find_output
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
@@ -118,8 +119,8 @@ class HedgedLLMService(FrontService):
         self._turns = 0
         self._drains = TaskScope()
         self._take_back = TakeBack()
-        self._turn_log = _log_file("turn_log", turn_log)
-        self._drained_log = _log_file("drained_log", drained_log)
+        self._turn_log = LineLog("turn_log", turn_log)
+        self._drained_log = LineLog("drained_log", drained_log)
         self._timed_first_text = False
         self._turn: Turn | None = None
         self._filler: Callable[[], FillerReport | None] = lambda: None
@@ -273,9 +274,9 @@ class HedgedLLMService(FrontService):
     async def _report_turn(self, turn: Turn) -> None:
         report = dataclasses.replace(turn.report(), filler=self._filler())
         await self._call_event_handler("on_turn_report", report)
-        if self._turn_log is not None:
+        if self._turn_log:
             line = {"at": time.time(), "policy": self._policy.name, **dataclasses.asdict(report)}
-            _append(self._turn_log, json.dumps(line))
+            self._turn_log.append(json.dumps(line))
         if self.metrics_enabled:
             model = next((a.model for a in report.attempts if a.outcome == "won"), None)
             data = HedgeMetricsData(processor=self.name, model=model, report=report)
@@ -283,8 +284,9 @@ class HedgedLLMService(FrontService):
 
     async def _report_drained(self, answer: DrainedAnswer) -> None:
         await self._call_event_handler("on_loser_drained", answer)
-        if self._drained_log is not None:
-            _append(self._drained_log, json.dumps(dataclasses.asdict(answer), ensure_ascii=False))
+        if self._drained_log:
+            told = json.dumps(dataclasses.asdict(answer), ensure_ascii=False)
+            self._drained_log.append(told)
 
     # ---- out of the pipeline
 
@@ -359,21 +361,3 @@ class HedgedLLMService(FrontService):
         """
         await self.stop_ttfb_metrics(end_time=wall_time)
         await self.push_frame(frame)
-
-
-def _log_file(field: str, path: str | Path | None) -> Path | None:
-    if path is None:
-        return None
-    file = Path(path)
-    if not file.parent.is_dir():
-        raise ConfigurationError(f"{field}: there is no folder {file.parent}: make it first")
-    return file
-
-
-def _append(path: Path, line: str) -> None:
-    # On the loop's own thread: tens of microseconds, and lines cannot overtake each other.
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-    except OSError as e:  # a full disk must not end a call
-        logger.warning(f"cannot write to {path}: {e.strerror}")
