@@ -17,6 +17,7 @@ LAYERS = {
     "facts": WORDS,
     "attempt": WORDS,
     "survival": WORDS,
+    "savings": WORDS,
     "reports": WORDS,
     "profiles": WORDS,
     "policies": POLICIES,

@@ -19,10 +19,11 @@ from loguru import logger
 
 from pipecat_hedge.attempt import MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
 from pipecat_hedge.policies.hedge_budget import HedgeBudget
-from pipecat_hedge.policies.hedge_delay import Known, Worths
+from pipecat_hedge.policies.hedge_delay import Known
 from pipecat_hedge.policies.priors import prior_for
 from pipecat_hedge.policies.routing import Route, Router
 from pipecat_hedge.provider_latency import ProviderLatency
+from pipecat_hedge.savings import Worths
 from pipecat_hedge.stats_store import StatsStore, default_store
 from pipecat_hedge.survival import Survival
 
@@ -232,6 +233,7 @@ class ProviderStats:
                 budget,
                 assumed_secs=assumed,
                 seems_recovered=self._of(given[0]).seems_recovered,
+                in_debt=self._purse(purse, budget).in_debt,
             )
 
     # ---- kept between runs

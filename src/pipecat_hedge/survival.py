@@ -126,6 +126,20 @@ class Survival:
             return float(self.secs[index])
         return float(self.secs[-1]) + self.tail_secs * math.log(float(self.shares[-1]) / left)
 
+    def quantiles(self, left: Floats) -> Floats:
+        """The times by which all but given shares have answered.
+
+        Args:
+            left: The shares that have not, above 0; shape (n,).
+
+        Returns:
+            For each the smallest t with P(T > t) ≤ left, in seconds; shape (n,).
+        """
+        index = self.secs.size - self.shares[::-1].searchsorted(left + 1e-12, side="right")
+        beyond = self.tail_secs * np.log(np.maximum(self.shares[-1], 1e-12) / left)
+        steps = self.secs[np.minimum(index, self.secs.size - 1)]
+        return np.where(index < self.secs.size, steps, self.secs[-1] + beyond)
+
     def expected_remaining(self, elapsed_secs: float) -> float:
         """How much longer on average, given that so long has passed without an answer.
 

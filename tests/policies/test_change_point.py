@@ -32,11 +32,17 @@ class Provider:
             self.curve = self.model.curve
         return change
 
-    def run(self, turns: int, factor: float = 1.0, censored_after: float = 1e9) -> list[int]:
+    def run(
+        self,
+        turns: int,
+        factor: float = 1.0,
+        censored_after: float = 1e9,
+        spread: float = 0.15,
+    ) -> list[int]:
         """The turns at which a change was seen."""
         found: list[int] = []
         for turn in range(turns):
-            secs = factor * self.dice.lognormvariate(-0.7, 0.15)
+            secs = factor * self.dice.lognormvariate(-0.7, spread)
             cut = secs > censored_after
             if self.take(min(secs, censored_after), censored=cut) is not None:
                 found.append(turn)
@@ -58,6 +64,30 @@ def test_a_change_is_seen_within_a_dozen_turns(factor: float) -> None:
     after = provider.curve
     assert after.quantile(0.5) == pytest.approx(factor * before.quantile(0.5), rel=0.15)
     assert after.quantile(0.99) == pytest.approx(factor * before.quantile(0.99), rel=0.4)
+
+
+@pytest.mark.parametrize("factor", [3.0, 1 / 3])
+def test_a_change_shows_through_a_wide_spread(factor: float) -> None:
+    """Though half of the answers still come in their usual time; and chance hardly ever shows."""
+    found, ratios, false_alarms = 0, list[float](), 0
+    for seed in range(4):
+        provider = Provider(seed)
+        false_alarms += len([turn for turn in provider.run(2_000, spread=1.2) if turn > 50])
+        usual = provider.curve.quantile(0.5)
+        found += bool(provider.run(60, factor, spread=1.2))
+        ratios.append(provider.curve.quantile(0.5) / (factor * usual))
+    assert found >= 3
+    assert 0.6 < sorted(ratios)[2] < 1.6
+    assert false_alarms <= 2, "in 8,000 turns"
+
+
+def test_a_clock_that_trembles_is_no_change() -> None:
+    """Answers that always take the same lie above and below their own p20 by nanoseconds."""
+    provider = Provider()
+    for _ in range(100):
+        provider.take(0.5)
+    found = [provider.take(0.5 - 1e-9 * (turn % 7)) for turn in range(300)]
+    assert found == [None] * 300
 
 
 def test_cancelled_answers_show_it_too() -> None:

@@ -26,6 +26,18 @@ def test_a_slow_first_is_replaced_by_the_fastest_and_asked_last() -> None:
     assert route.reason == "a takes 1.50 s at the median, c 0.50 s"
 
 
+def test_nobody_is_probed_on_credit() -> None:
+    """Nor without a budget, however likely it is that the first one has recovered."""
+    slow = {"a": 1.5, "b": 0.5}
+    for budget, in_debt in ((0.1, True), (0.0, False)):
+        router = Router()
+        for recovered in (False, True) * 50:
+            route = router.route(
+                ("a", "b"), slow, budget, seems_recovered=recovered, in_debt=in_debt
+            )
+            assert (route.order, route.probe) == (("b", "a"), None)
+
+
 def test_between_much_and_little_nothing_changes() -> None:
     """In either direction."""
     router = Router()

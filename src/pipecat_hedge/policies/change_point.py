@@ -10,10 +10,15 @@ a change: by chance that happens once in 100,000 turns or so (66 · 0.2¹⁰ a t
 turns share their windows). What was known is then forgotten but for those observations, and the old
 curve, scaled to their median, is what is assumed: the level is new, the shape probably the old one.
 
-A way back needs less evidence, because it is known what to expect: Page's cumulative sum (1954) of
-the log likelihood ratio between the level before and the level now, each observation counted as
-above or below the geometric mean of the two medians. A provider that is asked rarely, because it
-has been slow, is believed after two answers at its old speed.
+Where latencies are spread so widely that a provider three times as slow still answers many turns in
+its usual time, ten of twelve never come together. For those, Page's cumulative sum (1954) adds up
+how much likelier each observation is at twice, or at half, the known latencies, by which tenths of
+the two curves it falls into. No observation counts for more than ``MOST_TOLD``, so that it takes
+ten slow turns here too, and not three long stalls.
+
+A way back needs less evidence, because it is known what to expect: such a sum again, with the curve
+before the change in place of a multiple of the known one. A provider that is asked rarely, because
+it has been slow, is believed after two answers that would be unlikely now and were usual then.
 
 Left out: slow drifts, which the window follows, and changes of the tail alone, which the window
 learns as fast as its rare observations come.
@@ -22,23 +27,35 @@ learns as fast as its rare observations come.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipecat_hedge.survival import Survival
+import numpy as np
+
+from pipecat_hedge.survival import Floats, Survival
 
 __all__ = ["Change", "ChangePoint"]
 
 WATCHED = 12
 ENOUGH = 10
-SLOW, FAST = 0.8, 0.2
-CONVINCED = math.log(100)
-"""How much likelier the old level must be than the present one to be taken for back."""
-DOUBT = 0.02
-"""No observation is taken to be less likely than this under either level, so it takes two."""
+SLOW, FAST = 7, 1
+"""The tenths of a curve that its p80 and its p20 end."""
+SUSPECTED, CONVINCED = 1.0, math.log(100)
+"""How much likelier the old level must be than the present one to be looked at, and to be back."""
+DOUBT = 0.04
+"""Either curve may be wrong about one in so many observations, so it takes two to be convinced."""
 SETTLED = 100
 """After so many observations at a level, that is the one to come back to."""
+DRIFTS = (0.5, 2.0)
+"""Changes of level that are watched for in widely spread latencies."""
+MOST_TOLD, SURE = 1.0, 10.0
+"""How much one observation may tell, and how much is enough: e¹⁰ of them between false alarms."""
+KEPT = 64
+TENTHS = 1.0 - np.arange(1, 10) / 10
+"""The shares that have not answered where each tenth of a curve ends."""
+LEAST = 1.1
+"""A level that differs by less is the same one, be its spread as narrow as the clock allows."""
 RATIO = (0.05, 20.0)
 """The largest change of level that one change point is taken for."""
 
@@ -58,6 +75,63 @@ class Change:
     factor: float
 
 
+class _Evidence:
+    """Page's cumulative sum of what speaks for another curve than the known one.
+
+    Attributes:
+        total: The evidence, in nats; not negative.
+        since: The observations since it was last nought.
+    """
+
+    def __init__(self, most_told: float = math.inf):
+        self._most_told = most_told
+        self._known: _Tenths | None = None
+        self._other: Survival | None = None
+        self._edges: list[float] = []
+        self._came: list[float] = []
+        self._waited: list[float] = []
+        self.total = 0.0
+        self.since = 0
+
+    def begin_again(self) -> None:
+        self.total, self.since = 0.0, 0
+
+    def observe(self, secs: float, *, censored: bool, known: _Tenths, other: Survival) -> None:
+        """Take an observation; counts by which tenths of both curves it falls into."""
+        if self._known is not known or self._other is not other:
+            self._known, self._other = known, other
+            self._weigh(known, other)
+        told = (self._waited if censored else self._came)[bisect_left(self._edges, secs)]
+        self.total = max(self.total + told, 0.0)
+        self.since = self.since + 1 if self.total else 0
+
+    def _weigh(self, known: _Tenths, other: Survival) -> None:
+        edges = np.sort(np.concatenate(([0.0], known.edges, other.quantiles(TENTHS))))
+        self._edges = edges[1:].tolist()
+        now = np.append(known.curve.share_after(edges), 0.0)
+        then = np.append(other.share_after(edges), 0.0)
+        came = _log_ratio(-np.diff(then), -np.diff(now))
+        waited = _log_ratio(then[:-1], now[:-1])
+        self._came = np.clip(came, -self._most_told, self._most_told).tolist()
+        self._waited = np.clip(waited, -self._most_told, self._most_told).tolist()
+
+
+class _Tenths:
+    """A curve, where its tenths begin, and what it would be at other levels."""
+
+    def __init__(self, curve: Survival):
+        self.curve = curve
+        self.edges = curve.quantiles(TENTHS)
+        self.low, self.high = float(self.edges[FAST]), float(self.edges[SLOW])
+        self.drifted = [curve.scaled(factor) for factor in DRIFTS]
+
+
+def _log_ratio(then: Floats, now: Floats) -> Floats:
+    """How much likelier each cell is under one curve, each of which is in doubt."""
+    either = DOUBT * (then + now) / 2 + 1e-12
+    return np.log(((1 - DOUBT) * then + either) / ((1 - DOUBT) * now + either))
+
+
 class ChangePoint:
     """Watches one provider.
 
@@ -71,21 +145,20 @@ class ChangePoint:
 
     def __init__(self) -> None:
         """Begin with nothing seen."""
-        self._recent: deque[float] = deque(maxlen=WATCHED)
-        self._then_known: deque[Survival] = deque(maxlen=WATCHED)
+        self._recent: deque[float] = deque(maxlen=KEPT)
+        self._then_known: deque[Survival] = deque(maxlen=KEPT)
+        self._drifts = [_Evidence(MOST_TOLD) for _ in DRIFTS]
+        self._back = _Evidence()
         self._slow: deque[bool] = deque(maxlen=WATCHED)
         self._fast: deque[bool] = deque(maxlen=WATCHED)
-        self._known: Survival | None = None
-        self._low = self._high = self._median = 0.0
+        self._known: _Tenths | None = None
         self._before: Survival | None = None
-        self._evidence = 0.0
-        self._supporting = 0
         self._held = 0
 
     @property
     def suspects_return(self) -> bool:
         """Whether the latest observations speak for the old level, but not yet loudly enough."""
-        return self._evidence > 0
+        return self._back.total > SUSPECTED
 
     def begin_again(self) -> None:
         """Forget the latest observations: they have been compared with what is no longer known."""
@@ -93,7 +166,9 @@ class ChangePoint:
         self._then_known.clear()
         self._slow.clear()
         self._fast.clear()
-        self._evidence, self._supporting, self._held = 0.0, 0, 0
+        for evidence in (*self._drifts, self._back):
+            evidence.begin_again()
+        self._held = 0
 
     def observe(self, secs: float, *, censored: bool, known: Survival) -> Change | None:
         """Take an observation.
@@ -106,55 +181,43 @@ class ChangePoint:
         Returns:
             The change, if this observation has given it away.
         """
-        if known is not self._known:
-            self._known = known
-            self._low, self._high = known.quantile(FAST), known.quantile(SLOW)
-            self._median = known.quantile(0.5)
+        if self._known is None or self._known.curve is not known:
+            self._known = _Tenths(known)
         self._held += 1
         self._recent.append(secs)
         self._then_known.append(known)
-        self._slow.append(secs > self._high)
-        self._fast.append(secs < self._low and not censored)
-        if (back := self._is_back(secs, censored, known)) is not None:
-            return back
-        if max(sum(self._slow), sum(self._fast)) < ENOUGH:
-            return None
-        return self._changed(self._slow if sum(self._slow) >= ENOUGH else self._fast)
+        self._slow.append(secs > self._known.high)
+        self._fast.append(secs < self._known.low and not censored)
+        if self._before is not None:
+            self._back.observe(secs, censored=censored, known=self._known, other=self._before)
+            if self._back.total >= CONVINCED:
+                return self._returned(self._before, known)
+        for signs in (self._slow, self._fast):
+            if sum(signs) >= ENOUGH:
+                return self._changed(len(signs) - signs.index(True))
+        for drift, curve in zip(self._drifts, self._known.drifted, strict=True):
+            drift.observe(secs, censored=censored, known=self._known, other=curve)
+            if drift.total >= SURE:
+                return self._changed(min(drift.since, len(self._recent)))
+        return None
 
-    def _changed(self, signs: Sequence[bool]) -> Change:
-        began = signs.index(True)
-        present, known = list(self._recent)[began:], self._then_known[began]
+    def _changed(self, turns: int) -> Change | None:
+        present, known = list(self._recent)[-turns:], self._then_known[-turns]
         # Of censored waits only the lower end is known, which is enough to tell the level's.
         level = sorted(present)[len(present) // 2]
         factor = min(max(level / max(known.quantile(0.5), 1e-3), RATIO[0]), RATIO[1])
+        if 1 / LEAST < factor < LEAST:
+            self.begin_again()
+            return None
         if self._before is None or self._held >= SETTLED:
             self._before = known
         change = Change(known.scaled(factor), len(present), factor)
         self.begin_again()
         return change
 
-    def _is_back(self, secs: float, censored: bool, known: Survival) -> Change | None:
-        before = self._before
-        if before is None:
-            return None
-        old = before.quantile(0.5)
-        middle = math.sqrt(max(old, 1e-3) * max(self._median, 1e-3))
-        if censored and secs < middle:
-            return None  # it says nothing about either
-        below_then = _within_doubt(1.0 - float(before.share_after(middle)))
-        below_now = _within_doubt(1.0 - float(known.share_after(middle)))
-        is_below = secs < middle
-        then, now = (below_then, below_now) if is_below else (1 - below_then, 1 - below_now)
-        self._evidence = max(self._evidence + math.log(then / now), 0.0)
-        self._supporting = self._supporting + 1 if self._evidence else 0
-        if self._evidence < CONVINCED:
-            return None
-        factor = old / max(self._median, 1e-3)
-        change = Change(before, self._supporting, factor)
+    def _returned(self, before: Survival, known: Survival) -> Change:
+        factor = before.quantile(0.5) / max(known.quantile(0.5), 1e-3)
+        change = Change(before, min(self._back.since, len(self._recent)), factor)
         self._before = None
         self.begin_again()
         return change
-
-
-def _within_doubt(share: float) -> float:
-    return min(max(share, DOUBT), 1.0 - DOUBT)

@@ -43,6 +43,8 @@ LOWEST, HIGHEST = 0.6, 1.2
 """Of the budget, for debts and credits that chance explains."""
 CHANCE = 2.0
 """The debt that chance explains: about its standard deviation, √(SCALE / 2)."""
+MOST_SHARE = 0.95
+"""Of turns; only what costs nothing is asked in all."""
 DEAREST = 10.0
 """The most that one extra request counts for."""
 
@@ -95,13 +97,18 @@ class HedgeBudget:
             The share, from 0 to 1.
         """
         factor = min(max(math.exp(self.balance / SCALE), LOWEST), HIGHEST)
-        if self.balance < -CHANCE:
+        if self.in_debt:
             factor *= math.exp((self.balance + CHANCE) / SCALE)
         full = self.balance / self.most_credit
         if full > UNUSED:
             factor *= RAISED_BY ** ((full - UNUSED) / (1.0 - UNUSED))
         allowed = self.budget * factor
-        return min(allowed / cost, 1.0) if cost > 0 else 1.0
+        return min(allowed / cost, MOST_SHARE) if cost > 0 else 1.0
+
+    @property
+    def in_debt(self) -> bool:
+        """Whether more has been spent than chance explains."""
+        return self.balance < -CHANCE
 
     @staticmethod
     def relative_cost(extra: float | None, usual: float | None) -> float:

@@ -33,8 +33,9 @@ that has waited ``ANY_PRICE_SECS``, whatever the purse says, if the request woul
 slow at once a request spares about half, and the load stays what the purse allows. As no curve
 knows of what has never happened before, a wait of twice the longest usual one is taken for a hang.
 
-Computed with Y as ``QUANTILES`` equally likely latencies y: then V(t) is the mean over y of the
-area under S beyond t + y (or beyond the deadline), divided by S(t), which a curve has at hand.
+A budget that is larger than what pays is not used up: where the requests of the next moments would
+nearly all be in vain, because their turns are about to be answered, the launch waits for the end of
+the body. It waits only for that, and not where a deadline counts or the request is free.
 
 Where a sentence is what wins, an attempt that has produced a token is judged by what is known of
 the time from there to the sentence: one that dribbles is overtaken.
@@ -47,41 +48,28 @@ it holds.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.facts import InFlight, LaunchDecision, Waiting
-from pipecat_hedge.survival import Floats, Survival
+from pipecat_hedge.savings import HORIZON_SECS, Worth, Worths, joint
+from pipecat_hedge.survival import Survival
 
-__all__ = [
-    "Known",
-    "PricedDelay",
-    "QuantileDelay",
-    "SingleReissue",
-    "Worth",
-    "Worths",
-    "best_reissue",
-    "joint",
-    "savings",
-]
+__all__ = ["Known", "PricedDelay", "QuantileDelay", "SingleReissue", "best_reissue"]
 
-QUANTILES = 24
-CANDIDATES = 64
-HORIZON_SECS = 120.0
-"""Beyond it nobody waits for an answer."""
 EARLY, LATE = 1.6, 0.8
 ANY_PRICE_SECS, MOST = 5.0, 0.8
 """Who has waited so long is worth any price, if that much of the rest is spared."""
+IN_VAIN = 0.1
+"""A request that brings less than that share of the least worth over a later one is in vain."""
 UNHEARD_OF, TIMES, AT_LEAST_SECS = 0.002, 2.0, 1.0
 """A wait of twice the time by which all but so few have answered is on no curve: it hangs."""
 LEAST_SHARE = 1e-6
 RARE = 0.2
 """A launch that so small a part of the share will live to see is called what it is."""
-REMEMBERED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,127 +83,6 @@ class Known:
 
     first_token: Survival
     sentence: Survival | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Worth:
-    """What a further request saves, by the time at which it is sent.
-
-    Parameters:
-        at: Times from the turn's start, ascending, in seconds.
-        saved: V(t) at each, in seconds.
-        best: The most that V reaches up to each, in seconds.
-    """
-
-    at: Sequence[float]
-    saved: Sequence[float]
-    best: Sequence[float]
-
-    def at_time(self, secs: float, values: Sequence[float]) -> float:
-        """``saved`` or ``best`` at a time; between two times it is taken to change evenly.
-
-        Args:
-            secs: The time, in seconds.
-            values: Which of them.
-        """
-        index = bisect_left(self.at, secs)
-        if index == 0:
-            return values[0]
-        if index == len(self.at):
-            return values[-1]
-        before, after = self.at[index - 1], self.at[index]
-        share = (secs - before) / (after - before)
-        return values[index - 1] + share * (values[index] - values[index - 1])
-
-    def first_above(self, price_secs: float, since: float) -> float | None:
-        """The first time from ``since`` at which V is at least the price, or None.
-
-        Args:
-            price_secs: The price, in seconds.
-            since: The earliest time, in seconds.
-        """
-        before, below = since, self.at_time(since, self.saved)
-        if below >= price_secs - 1e-9:
-            return since
-        for index in range(bisect_right(self.at, since), len(self.at)):
-            at, saved = self.at[index], self.saved[index]
-            if saved >= price_secs:
-                return before + (price_secs - below) / (saved - below) * (at - before)
-            before, below = at, saved
-        return None
-
-
-class Worths:
-    """Remembers what has been computed for a pair of curves; a curve is a value."""
-
-    def __init__(self) -> None:
-        """Begin with nothing."""
-        self._known: dict[tuple[int, int, float | None], tuple[Survival, Survival, Worth]] = {}
-
-    def of(self, in_flight: Survival, further: Survival, deadline_secs: float | None) -> Worth:
-        """What a further request saves while one that was sent at 0 is in flight.
-
-        Args:
-            in_flight: How long the one in flight takes.
-            further: How long the further one takes.
-            deadline_secs: Only waiting beyond this time counts; None counts all.
-        """
-        key = (id(in_flight), id(further), deadline_secs)
-        found = self._known.get(key)
-        if found is not None:  # the entry holds the curves, so their ids are still theirs
-            return found[2]
-        if len(self._known) >= REMEMBERED:
-            self._known.clear()
-        worth = _worth(in_flight, further, _candidates(0.0), deadline_secs)
-        self._known[key] = (in_flight, further, worth)
-        return worth
-
-
-def savings(
-    in_flight: Survival, further: Survival, at: Floats, deadline_secs: float | None = None
-) -> Floats:
-    """V(t): the seconds that a further request saves on average if it is sent at t.
-
-    Args:
-        in_flight: How long the requests in flight take, as one.
-        further: How long the further request takes.
-        at: The times t, from the turn's start, in seconds; shape (n,).
-        deadline_secs: Only waiting beyond this time counts; None counts all.
-
-    Returns:
-        The savings in seconds, shape (n,).
-    """
-    latencies = _quantiles(further)
-    begins = at[:, None] + latencies[None, :]
-    if deadline_secs is not None:
-        begins = np.maximum(begins, deadline_secs)
-    shares = in_flight.share_after(at)
-    saved = in_flight.area_after(begins).mean(axis=1)
-    # Impossible by the curve, and yet it has happened: then only the tail is known.
-    return np.where(shares > 0, saved / np.where(shares > 0, shares, 1.0), in_flight.tail_secs)
-
-
-def joint(in_flight: Sequence[tuple[Survival, float]]) -> Survival:
-    """How long several requests take until the first of them answers.
-
-    Args:
-        in_flight: Each with the time at which it was sent, in seconds from the turn's start.
-    """
-    if len(in_flight) == 1 and in_flight[0][1] == 0:
-        return in_flight[0][0]
-    secs = np.unique(np.concatenate([curve.secs + sent for curve, sent in in_flight]))
-    shares = np.ones_like(secs)
-    for curve, sent in in_flight:
-        shares *= curve.share_after(secs - sent)
-    tail_secs = 1.0 / sum(1.0 / curve.tail_secs for curve, _ in in_flight)
-    return Survival.of(secs, shares, tail_secs)
-
-
-def _worth(
-    in_flight: Survival, further: Survival, at: Floats, deadline_secs: float | None
-) -> Worth:
-    saved = savings(in_flight, further, at, deadline_secs)
-    return Worth(at.tolist(), saved.tolist(), np.maximum.accumulate(saved).tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,21 +143,24 @@ class PricedDelay:
         if secs is None or secs > latest:
             # Who has waited so long is worth any price, if anything is to be saved at all.
             secs, price = worth.first_above(self.worth_secs, latest), self.worth_secs
+        is_rare = secs is not None and secs > latest
+        if secs is not None and self.deadline_secs is None and share < 1:
+            secs = worth.worth_waiting_for(secs, IN_VAIN * self.worth_secs)
+        hangs = HORIZON_SECS
         if secs is None or secs > since + AT_LEAST_SECS:
             hangs = since + max(TIMES * _all_but(UNHEARD_OF, curve), AT_LEAST_SECS)
-        else:
-            hangs = HORIZON_SECS
-        if secs is None or secs > hangs or secs > since + _all_but(RARE * share, curve):
-            at_knee = worth.at_time(since + _all_but(share, curve), worth.saved)
-            light = f"tail too light: saves {at_knee:.2f} s, price {price:.2f} s"
-            if secs is None or secs > hangs:
-                return LaunchDecision(waiting.started_at + hangs, f"{light}, unless it hangs")
-            return LaunchDecision(waiting.started_at + secs, f"{light}, until {secs:.2f} s")
+        if secs is None or secs > hangs:
+            at_last = worth.at_time(latest, worth.saved)
+            light = f"tail too light: saves {at_last:.2f} s, price {self.worth_secs:.2f} s"
+            return LaunchDecision(waiting.started_at + hangs, f"{light}, unless it hangs")
         saves = worth.at_time(secs, worth.saved)
-        if self.deadline_secs is not None:
+        if is_rare and secs > since + _all_but(RARE * share, curve):
+            at_last = worth.at_time(latest, worth.saved)
+            reason = f"tail too light: saves {at_last:.2f} s until {secs:.2f} s"
+        elif self.deadline_secs is not None:
             reason = f"deadline {self.deadline_secs:g} s: hedge at {secs:.2f} s"
         else:
-            reason = f"saves {saves:.2f} s at {secs:.2f} s, price {price:.2f} s"
+            reason = f"saves {saves:.2f} s at {secs:.2f} s, price {min(price, saves):.2f} s"
         return LaunchDecision(waiting.started_at + secs, reason)
 
     def _worth(self, waiting: Waiting) -> Worth:
@@ -301,8 +171,7 @@ class PricedDelay:
         if further.sentence is not None and any(a.first_token_at for a in waiting.in_flight):
             # Those in flight are nearer to their sentence than to a token; so it has further to go.
             curve = curve.delayed(further.sentence.quantile(0.5))
-        at = _candidates(max(since for _, since in sent))
-        return _worth(joint(sent), curve, at, self.deadline_secs)
+        return Worth.of(joint(sent), curve, self.deadline_secs, max(since for _, since in sent))
 
     def _wait_for(self, attempt: InFlight, started_at: float) -> tuple[Survival, float]:
         """What an attempt is waited for by, and since when, from the turn's start."""
@@ -385,17 +254,3 @@ def best_reissue(
 def _all_but(share: float, curve: Survival) -> float:
     """The time by which all but a share have answered."""
     return curve.quantile(1.0 - max(share, LEAST_SHARE)) if share < 1 else 0.0
-
-
-def _candidates(since: float) -> Floats:
-    """Times at which a launch is considered: dense at first, as the body of a curve is."""
-    return since + np.concatenate(([0.0], np.geomspace(0.02, HORIZON_SECS, CANDIDATES - 1)))
-
-
-def _quantiles(curve: Survival) -> Floats:
-    """Equally likely latencies that stand for a curve; shape (QUANTILES,), in seconds."""
-    left = 1.0 - (np.arange(QUANTILES) + 0.5) / QUANTILES
-    index = np.searchsorted(-curve.shares, -left - 1e-12, side="left")
-    beyond = curve.tail_secs * np.log(np.maximum(curve.shares[-1], 1e-12) / left)
-    steps = curve.secs[np.minimum(index, curve.secs.size - 1)]
-    return np.where(index < curve.secs.size, steps, curve.secs[-1] + np.maximum(beyond, 0.0))

@@ -351,7 +351,8 @@ class Race:
 
     def _patience(self, attempt: Attempt) -> tuple[float | None, AttemptError]:
         """Until when an attempt may be silent, and what it has then done."""
-        expires = _after(attempt.heard_at, attempt.timeout_secs)
+        timeout_secs = attempt.timeout_secs
+        expires = None if timeout_secs is None else attempt.heard_at + timeout_secs
         if self._phase is not Phase.WAITING and not self._can_launch():
             # Nobody is left to take over: the caller is told, rather than kept in silence. The
             # latest to be asked has its time, and those before it may answer until then.

@@ -15,7 +15,8 @@ changes.
 Who has been replaced is hardly asked any more, so nobody would see it recover. It is therefore
 probed: asked beside the first one at the start of a turn, and never alone. Probes take most of the
 budget for extra requests (``PROBES``) for as long as the order is not as given; one that finds it
-recovered is repeated at once.
+recovered is repeated at once. A debt beyond chance, or no budget at all, ends the probing for as
+long as it lasts.
 
 Who has hardly been asked yet is never put first on an assumption. But where the first one is slow,
 and another is assumed to be much faster, that one is probed in the same way until it is known:
@@ -75,6 +76,7 @@ class Router:
         *,
         assumed_secs: Mapping[str, float] | None = None,
         seems_recovered: bool = False,
+        in_debt: bool = False,
     ) -> Route:
         """Order the providers for a turn.
 
@@ -85,6 +87,7 @@ class Router:
             budget: Extra requests per turn.
             assumed_secs: The same of those of whom too little is known: what is assumed.
             seems_recovered: Whether the first one's latest answers were as they once used to be.
+            in_debt: Whether more has been spent than chance explains: then nobody is probed.
         """
         first = given[0]
         others = [name for name in given[1:] if name in median_secs]
@@ -96,8 +99,8 @@ class Router:
         elif _is_much_faster(best, mine):
             self._replaced, self._since_probe = first, 0
         if self._replaced != first:
-            return self._as_given(given, mine, budget, assumed_secs or {})
-        is_probed = self._is_probes_turn(budget, at_once=seems_recovered)
+            return self._as_given(given, mine, 0.0 if in_debt else budget, assumed_secs or {})
+        is_probed = self._is_probes_turn(0.0 if in_debt else budget, at_once=seems_recovered)
         rest = [name for name in given[1:] if name != other]
         order = (other, first, *rest) if is_probed else (other, *rest, first)
         told = f"{first} takes {mine:.2f} s at the median, {other} {best:.2f} s"
@@ -124,6 +127,8 @@ class Router:
     def _is_probes_turn(self, budget: float, *, at_once: bool = False) -> bool:
         """Whether this turn is one of those that have a probe."""
         self._since_probe += 1
+        if not budget:
+            return False
         every = math.ceil(1 / max(PROBES * budget, LEAST_PROBES))
         if not at_once and self._since_probe < every:
             return False

@@ -88,8 +88,8 @@ class Outcome:
         extra_usd: What they add, in US dollars per 1,000 turns; None if no price is known.
         secs: Every turn, in seconds, for a picture; shape (n,).
         is_choice: Whether it can be recommended; if not, it is there to compare with.
-        if_slow_together: ``p99`` if a hedge were as slow as the turns around it, in seconds; None
-            where it makes no difference.
+        if_slow_together: Of the recommended policy, ``p99`` if a hedge were as slow as the turns
+            around it, in seconds; None where it makes no difference.
     """
 
     policy: str

@@ -70,25 +70,20 @@ def what_if(
     material = Material(first, second, question)
     draws = material.draws()
     independence = independence_of(material.secs, material.pairs, to_itself=first is second)
-    together = None
-    if not independence.holds and first is second:
-        together = material.slow_together()
     answered = material.secs[~material.first.failed]
     policies = compared(question, answered, with_failures=material.with_failures)
+    is_in_doubt = not independence.holds and first is second
+    rounds = len(policies) + is_in_doubt
     outcomes: list[Outcome] = []
     for number, (name, policy) in enumerate(policies):
 
         def told(share: float, name: str = name, number: int = number) -> None:
-            progress(name, (number + share) / len(policies))
+            progress(name, (number + share) / rounds)
 
         replayed = _replay(policy, first.name, second.name, draws, told)
-        outcome = _outcome(name, policy, replayed, draws, question, cost_of_one, len(material.secs))
-        if together is not None and policy.attempts > 1:
-            pessimistic = _replay(policy, first.name, second.name, together, told)
-            p99 = percentile(np.sort(pessimistic.secs), 0.99)
-            outcome = replace(outcome, if_slow_together=p99)
-        outcomes.append(outcome)
-    progress("", 1.0)
+        outcomes.append(
+            _outcome(name, policy, replayed, draws, question, cost_of_one, len(material.secs))
+        )
     # Where requests fail, what is compared is what hedging does beyond replacing those.
     candidates = outcomes[1:] if material.with_failures else outcomes
     recommended, why = recommend(
@@ -98,6 +93,18 @@ def what_if(
         independence.slow_together,
         material.known_to_secs,
     )
+    chosen = next(n for n, outcome in enumerate(outcomes) if outcome.policy == recommended)
+    if is_in_doubt and policies[chosen][1].attempts > 1:
+        together = _replay(
+            policies[chosen][1],
+            first.name,
+            second.name,
+            material.slow_together(),
+            lambda share: progress("slow together", (len(policies) + share) / rounds),
+        )
+        p99 = percentile(np.sort(together.secs), 0.99)
+        outcomes[chosen] = replace(outcomes[chosen], if_slow_together=p99)
+    progress("", 1.0)
     return Answer(
         turns=recorded.turns,
         replayed=len(draws.rows),
