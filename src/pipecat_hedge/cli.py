@@ -1,6 +1,7 @@
 """The command ``pipecat-hedge``: one sub-command a tool, each in a module of its own."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -46,7 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             loaded.configure(command)
             command.set_defaults(run=loaded.run)
     args = top.parse_args(arguments)
-    return args.run(args)
+    try:
+        return args.run(args)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 if __name__ == "__main__":

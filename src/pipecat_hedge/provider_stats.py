@@ -3,7 +3,8 @@
 A call has some twenty turns. Learned call by call, the tail of a provider would never be known, so
 what one call has seen is there for the next, and, through a store, for the next process.
 
-Everything is behind one lock, held for microseconds and never while anything is awaited or written.
+Everything is behind one lock, held for microseconds as a rule, for a millisecond when a curve is
+made anew, and never while anything is awaited or written.
 """
 
 from __future__ import annotations
@@ -97,6 +98,7 @@ class ProviderStats:
         self._store = store
         self._clock = clock
         self._lock = threading.Lock()
+        self._saving = threading.Lock()
         self._latencies: dict[str, ProviderLatency] = {}
         self._purses: dict[object, HedgeBudget] = {}
         self._routers: dict[object, Router] = {}
@@ -249,21 +251,24 @@ class ProviderStats:
 
     def save(self) -> None:
         """Keep what is known, if there is anything new and a store to keep it in."""
-        with self._lock:
-            if self._store is None or not self._is_new:
-                return
-            self._is_new, self._saved_at = False, self._clock()
-            providers = dict(self._kept)
-            latencies = list(self._latencies.items())
-        for key, latency in latencies:
-            with self._lock:  # for each of them anew: a turn waits for one at most
-                providers[key] = latency.saved()
-        kept = {"version": VERSION, "providers": providers}
-        try:
-            self._store.save(json.dumps(kept))
-        except Exception as e:
-            self._is_new = True
-            logger.warning(f"statistics could not be kept: {type(e).__name__}")
+        if self._store is None:
+            return
+        with self._saving:  # one after the other, or an older one might come last
+            with self._lock:
+                if not self._is_new:
+                    return
+                self._is_new, self._saved_at = False, self._clock()
+                providers = dict(self._kept)
+                latencies = list(self._latencies.items())
+            for key, latency in latencies:
+                with self._lock:  # for each of them anew: a turn waits for one at most
+                    providers[key] = latency.saved()
+            try:
+                self._store.save(json.dumps({"version": VERSION, "providers": providers}))
+            except Exception as e:
+                self._is_new = True  # the next time is another try
+                why = (e.strerror if isinstance(e, OSError) else None) or type(e).__name__
+                logger.warning(f"statistics could not be kept in {self._store}: {why}")
 
     def _load(self) -> None:
         if self._store is None:

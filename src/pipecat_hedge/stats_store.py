@@ -25,7 +25,7 @@ class StatsStore(Protocol):
         ...
 
     def save(self, text: str) -> None:
-        """Keep a text in place of the one before."""
+        """Keep a text in place of the one before; whatever it raises is a warning."""
         ...
 
     def set_aside(self, why: str) -> None:
@@ -66,23 +66,21 @@ class FileStore:
     def save(self, text: str) -> None:
         """Replace the file in one step, so that nobody ever reads half of it.
 
-        A file that cannot be written is a warning: a full disk must not end a call.
+        Raises:
+            OSError: If it cannot be written.
         """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(text)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(name, self.path)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(name)
-                raise
-        except OSError as e:
-            logger.warning(f"cannot keep statistics at {self.path}: {e.strerror}")
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, self.path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(name)
+            raise
 
     def set_aside(self, why: str) -> None:
         """Rename the file, so that it is neither used nor lost."""

@@ -77,13 +77,30 @@ def test_jsonl(tmp_path: Path, text: str, expected: dict[str, list[float]]) -> N
     assert recorded.bad_lines == 0
 
 
+def test_slow_answers_are_not_dropped(tmp_path: Path) -> None:
+    """Thousands with their commas, and answers that never came, which take long or none."""
+    text = 'latency\n998\n"1,234.5"\ntimeout\n700\nerror\n'
+    measured = read(tmp_path, text).providers["latency"]
+    assert measured.secs.tolist() == pytest.approx([0.998, 1.2345, 1.2345, 0.7, 0.0])
+    assert measured.failed.tolist() == [False, False, True, False, True]
+    status = read(tmp_path, "outcome,ttft\nok,0.5\ntimeout,0.6\n")
+    assert secs(status) == {"ttft": [0.5, 0.6]}
+
+
+def test_a_unit_that_cannot_be_is_not_guessed(tmp_path: Path) -> None:
+    """Nobody waits eight minutes for the usual answer; whose column says so, does."""
+    with pytest.raises(ReadingError, match="half of the latencies of x would be over 490 s: say"):
+        read(tmp_path, "x\n490000\n480000\n490000\n")
+    assert secs(read(tmp_path, "x\n490000\n", unit="us")) == {"x": [0.49]}
+
+
 def test_the_columns_can_be_said(tmp_path: Path) -> None:
     """Then nothing else is taken, whatever it is called."""
     text = "count,ttft\n0.5,0.1\n0.6,\n,0.2\n"
     recorded = read(tmp_path, text, columns=["count"])
     assert secs(recorded) == {"count": [0.5, 0.6]}
     assert recorded.named_bad_lines[0].endswith(
-        "csv:4: no latency in it: no field called count is a number"
+        "csv:4: no latency in it: no field called count is a number, but 0.2"
     )
 
 
@@ -185,7 +202,7 @@ def test_bad_lines_are_counted_and_named(tmp_path: Path) -> None:
     assert recorded.bad_lines == 6
     path = tmp_path / "file.csv"
     assert recorded.named_bad_lines == (
-        f"{path}:2: no latency in it: no field is a number",
+        f"{path}:2: no latency in it: no field is a number, but 'never'",
         f"{path}:3: -1.0 is not a latency",
         f"{path}:4: nan is not a latency",
         f"{path}:5: 2 cells under 1 columns",

@@ -79,6 +79,8 @@ class Outcome:
             turns had an answer, in seconds; infinite where they had none.
         intervals: The same, for files of this size.
         max_secs: The slowest turn, in seconds.
+        at_least: Of those percentiles (and ``max``) that rest on requests which hedges cut short,
+            what they are at the least, in seconds: more cannot be known.
         mean_secs: The mean, in seconds.
         under_deadline: The share of turns answered by the deadline; None without a deadline.
         unanswered: The share of turns without any answer.
@@ -96,6 +98,7 @@ class Outcome:
     percentiles: Mapping[str, float]
     intervals: Mapping[str, Interval]
     max_secs: float
+    at_least: Mapping[str, float]
     mean_secs: float
     under_deadline: float | None
     unanswered: float
@@ -125,8 +128,6 @@ class Answer:
         recommended: The name of the policy to take.
         why: Why, in a sentence or two.
         notes: What else there is to say.
-        known_to_secs: The wait beyond which too little was seen, as hedges cut it short: a figure
-            that is longer says no more than that. None if nothing was cut short.
     """
 
     turns: int
@@ -141,4 +142,3 @@ class Answer:
     recommended: str
     why: str
     notes: tuple[str, ...]
-    known_to_secs: float | None = None

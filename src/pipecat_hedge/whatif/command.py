@@ -67,7 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--unit",
-        choices=("auto", "s", "ms"),
+        choices=("auto", "s", "ms", "us", "ns"),
         default="auto",
         help="what plain figures are (default: told by names and size)",
     )
@@ -124,8 +124,8 @@ def run(args: argparse.Namespace) -> int:
             first=args.first,
             second=args.second,
             attempts=args.attempts,
-            after_secs=args.after or (),
-            budgets=args.budget or BUDGETS,
+            after_secs=tuple(dict.fromkeys(args.after or ())),
+            budgets=tuple(dict.fromkeys(args.budget or BUDGETS)),
             deadline_secs=args.deadline,
             worth_secs=args.worth,
             costs=Costs(

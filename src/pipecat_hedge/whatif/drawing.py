@@ -28,10 +28,10 @@ Ints = npt.NDArray[np.int64]
 
 MEASURED_TOGETHER = 0.9
 """The share of the turns in which both were measured that makes them measured side by side."""
+WAITED_FOR = 10
+"""Beyond a time that fewer requests than this were waited for, a curve is not known."""
 NEARBY = 10
 """How far away a request is drawn from that is as slow as the turns around it."""
-SEEN_AT_LEAST = 10
-"""Beyond a time that fewer answers than this took, a curve that was cut short is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,8 @@ class Draws:
     Parameters:
         secs: When it answers or fails, in seconds from its launch.
         fails: Whether it fails; None where none does.
+        cut: Where it was cut short, and filled in beyond what is known, how long it took at the
+            least, in seconds from its launch; else infinite. None where nothing was cut short.
         rows: The observation that each turn's first latency is; shape (m,).
         other_rows: The observation that its second latency is; shape (m,).
         other_count: How many observations those are of; None if they are the first's.
@@ -48,6 +50,7 @@ class Draws:
 
     secs: list[list[float]]
     fails: list[list[bool]] | None
+    cut: list[list[float]] | None
     rows: Ints
     other_rows: Ints
     other_count: int | None
@@ -84,12 +87,6 @@ class Material:
         """Whether any request failed."""
         return bool(self.first.failed.any() or self.second.failed.any())
 
-    @property
-    def known_to_secs(self) -> float | None:
-        """The wait beyond which too little was seen, because it was cut short; None if all was."""
-        ends = [_seen_to(m) for m in (self.first, self.second) if m.censored.any()]
-        return min(ends, default=None)
-
     def draws(self) -> Draws:
         """The turns as they were, their further requests drawn independently."""
         drawn = [
@@ -117,12 +114,22 @@ class Material:
         if self.with_failures:
             failed = [self.second.failed[index] for index in drawn]
             fails = np.stack([self.first.failed[self._rows], *failed], axis=1).tolist()
-        return Draws(secs.tolist(), fails, self._rows, drawn[0], other_count)
+        cut = None
+        if self.first.censored.any() or self.second.censored.any():
+            mine, others = _unknown(self.first, self.secs), _unknown(self.second, self._others)
+            cut = np.stack([mine[self._rows], *(others[index] for index in drawn)], axis=1).tolist()
+        return Draws(secs.tolist(), fails, cut, self._rows, drawn[0], other_count)
 
 
-def _seen_to(measured: Measured) -> float:
-    came = np.sort(measured.secs[~measured.censored & ~measured.failed])
-    return float(came[-min(SEEN_AT_LEAST, len(came))])
+def _unknown(measured: Measured, filled: Floats) -> Floats:
+    """For what was filled in beyond what is known of the provider, how long it took at the least.
+
+    Known is what so many requests were waited for, be it that they were cut short later.
+    """
+    waited = np.sort(measured.secs[~measured.failed])
+    known_to = waited[-min(WAITED_FOR, len(waited))]
+    is_guess = measured.censored & (filled > known_to)
+    return np.where(is_guess, np.maximum(measured.secs, known_to), np.inf)
 
 
 def _filled_in(measured: Measured, dice: np.random.Generator) -> Floats:

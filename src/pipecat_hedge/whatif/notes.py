@@ -48,9 +48,16 @@ def notes_on(
                 f"{int(known.censored.sum())} latencies of {name} were cut short by a hedge or an "
                 "interruption, and drawn from what is known of the rest (Kaplan-Meier)"
             )
-    if material.known_to_secs is not None:
+    answers = int((~material.second.censored & ~material.second.failed).sum())
+    if answers < FEW <= count:
+        notes.append(f"only {answers} answers of {material.second.name} are known")
+    unused = [n for n in recorded.providers if n not in (material.first.name, material.second.name)]
+    if unused:
+        notes.append(f"measured too: {', '.join(unused)}; --second names who is hedged to")
+    if question.costs.usd_per_mtok is not None and recorded.lost_tokens is None:
         notes.append(
-            f"beyond {material.known_to_secs:.2f} s too little was seen, so no figure goes further"
+            "a request is priced by its prompt alone, at one price for all: the files do not tell "
+            "what losers say before they are cancelled"
         )
     if count < FEW:
         notes.append(f"{count} turns say nothing of a tail: take this for no more than a hint")

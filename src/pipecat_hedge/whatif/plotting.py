@@ -78,8 +78,6 @@ def plot(answer: Answer, path: str | Path) -> None:
         )
     if answer.deadline_secs is not None:
         axes.axvline(answer.deadline_secs, color="grey", linestyle=":", label="deadline")
-    if answer.known_to_secs is not None:
-        axes.axvspan(answer.known_to_secs, axes.get_xlim()[1], color="grey", alpha=0.15)
     axes.set_xscale("log")
     axes.set_xlabel("wait for the first token (s)")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

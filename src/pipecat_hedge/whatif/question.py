@@ -88,6 +88,8 @@ class Question:
             raise ConfigurationError(f"attempts must be at least 2 to hedge, got {self.attempts}")
         if self.seed < 0:
             raise ConfigurationError(f"seed must not be negative, got {self.seed}")
+        if self.least_turns < 1:
+            raise ConfigurationError(f"least_turns must be at least 1, got {self.least_turns}")
         if self.most_turns < BLOCK:
             raise ConfigurationError(f"turns must be at least {BLOCK}, got {self.most_turns}")
 

@@ -30,11 +30,19 @@ import numpy as np
 import numpy.typing as npt
 
 from pipecat_hedge.errors import HedgeError
-from pipecat_hedge.whatif.tables import COLUMN, FACTORS, Line, Seconds, read_lines, shortened
+from pipecat_hedge.whatif.tables import (
+    COLUMN,
+    FACTORS,
+    Failure,
+    Line,
+    Seconds,
+    read_lines,
+    shortened,
+)
 
 __all__ = ["Measured", "ReadingError", "Recorded", "Unit", "read_latencies"]
 
-Unit: TypeAlias = Literal["auto", "s", "ms"]
+Unit: TypeAlias = Literal["auto", "s", "ms", "us", "ns"]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
@@ -42,6 +50,8 @@ NAMED = 5
 """So many bad lines are named; the rest are counted."""
 SURELY_MS = 30.0
 """A median above this is taken for milliseconds."""
+ABSURD_SECS = 60.0
+"""Nobody waits so long for the usual answer."""
 ABSURD = 1e12
 """No latency is as large as that in any unit."""
 _NO_LATENCY = re.compile(
@@ -162,23 +172,38 @@ class _Reader:
         numeric = {
             name: value
             for name, value in record.items()
-            if isinstance(value, (int, float)) and not isinstance(value, bool)
+            if isinstance(value, (int, float, Failure)) and not isinstance(value, bool)
         }
         taken = [name for name in self.wanted if name in numeric]
         if not self.wanted:
+            # A word such as "error" is a failure only where figures stand otherwise.
             taken = _latency_columns(numeric)
-        self.ignored.update(dict.fromkeys(name for name in numeric if name not in taken))
+            taken = [n for n in taken if not isinstance(numeric[n], Failure) or self._knows(n)]
+        ignored = (n for n, value in numeric.items() if not isinstance(value, Failure))
+        self.ignored.update(dict.fromkeys(name for name in ignored if name not in taken))
         if not taken:
             wanted = f" called {' or '.join(self.wanted)}" if self.wanted else ""
-            raise ValueError(f"no latency in it: no field{wanted} is a number")
-        checked = [(*_named_unit(name, numeric[name]), _latency(numeric[name])) for name in taken]
+            found = ", ".join(_told(value) for value in record.values())
+            raise ValueError(f"no latency in it: no field{wanted} is a number, but {found}")
         provider = record.get("provider")
-        for name, unit, value in checked:
-            whose = provider if isinstance(provider, str) and len(checked) == 1 else name
+        for name in taken:
+            _check(numeric[name])
+        for name in taken:
+            value = numeric[name]
+            whose, unit = _named_unit(name, value)
+            if isinstance(provider, str) and len(taken) == 1:
+                whose = provider
+            if isinstance(value, Failure):
+                # How long it took is not told: a timeout as long as the slowest answer.
+                self.add(whose, math.nan if value.is_late else 0.0, failed=True)
+                continue
             if unit is not None:
                 self.named_units[whose] = unit
-            self.add(whose, value)
+            self.add(whose, float(value))
         self.turns += 1
+
+    def _knows(self, column: str) -> bool:
+        return _named_unit(column)[0] in self.found
 
     def _turn(self, record: dict[str, Any]) -> None:
         attempts = record["attempts"]
@@ -218,14 +243,16 @@ def read_latencies(
 
     Args:
         paths: Turn logs, JSONL or CSV.
-        unit: What plain figures are: ``s``, ``ms``, or ``auto`` to tell by names and size.
+        unit: What plain figures are: ``s``, ``ms``, ``us``, ``ns``, or ``auto`` to tell by names
+            and size.
         columns: The columns that are latencies; none is to tell by their names.
 
     Returns:
         What they hold.
 
     Raises:
-        ReadingError: If a file cannot be read, or there is no latency in any.
+        ReadingError: If a file cannot be read, there is no latency in any, or they cannot be in
+            the unit that they seem to be in.
     """
     reader = _Reader(columns)
     for path in map(Path, paths):
@@ -271,7 +298,21 @@ def _unit_of(name: str, found: _Found, reader: _Reader, unit: Unit) -> str:
         return reader.named_units[name]
     if unit != "auto":
         return unit
-    return "ms" if float(np.median(found.secs)) > SURELY_MS else "s"
+    return "ms" if _median(found) > SURELY_MS else "s"
+
+
+def _median(found: _Found) -> float:
+    answers = [secs for secs, failed in zip(found.secs, found.failed, strict=True) if not failed]
+    return float(np.median(answers)) if answers else 0.0
+
+
+def _told(value: Any) -> str:
+    return "a failure" if isinstance(value, Failure) else shortened(repr(value))
+
+
+def _check(value: Any) -> None:
+    if not isinstance(value, Failure):
+        _latency(value)
 
 
 def _latency(value: Any) -> float:
@@ -289,6 +330,13 @@ def _note(values: list[float], value: Any) -> None:
 
 def _recorded(reader: _Reader, unit: Unit) -> Recorded:
     units = {name: _unit_of(name, found, reader, unit) for name, found in reader.found.items()}
+    for name, found in reader.found.items():
+        is_guessed = unit == "auto" and name not in reader.named_units
+        if is_guessed and (median := _median(found) * FACTORS[units[name]]) > ABSURD_SECS:
+            raise ReadingError(
+                f"half of the latencies of {name} would be over {median:,.0f} s: say what the "
+                "figures are, as with --unit us"
+            )
     names = sorted(
         reader.found, key=lambda name: (-reader.firsts[name], -len(reader.found[name].secs))
     )
@@ -306,9 +354,11 @@ def _recorded(reader: _Reader, unit: Unit) -> Recorded:
 
 
 def _measured(name: str, found: _Found, factor: float) -> Measured:
+    secs = np.asarray(found.secs, np.float64) * factor
+    slowest = float(np.nanmax(secs, initial=0.0))
     return Measured(
         name,
-        np.asarray(found.secs, np.float64) * factor,
+        np.where(np.isnan(secs), slowest, secs),
         np.asarray(found.censored, np.bool_),
         np.asarray(found.failed, np.bool_),
         np.asarray(found.row, np.int64),

@@ -21,7 +21,6 @@ def recommend(
     worth_secs: float,
     deadline_secs: float | None,
     slow_together: float | None = None,
-    known_to_secs: float | None = None,
 ) -> tuple[str, str]:
     """Choose a policy.
 
@@ -36,7 +35,6 @@ def recommend(
         deadline_secs: When an answer should be there, or None.
         slow_together: The share of the first provider's slowest turns in which the second is slow
             as well; None if it was not measured.
-        known_to_secs: The wait beyond which too little was seen to know a tail; None if all was.
 
     Returns:
         Its name, and why.
@@ -56,19 +54,23 @@ def recommend(
             chosen, passed = outcome, None
         elif passed is None:
             passed = (outcome, saved / more)
-    caution = _unseen(none, known_to_secs)
+    caution = _unseen(none)
     if chosen is none:
         told = _not_worth_it(by_cost, none, worth_secs, deadline_secs, slow_together)
         return none.policy, told + caution
     saves = (_waited(none, deadline_secs) - _waited(chosen, deadline_secs)) / max(
         chosen.extra_requests - none.extra_requests, 1e-9
     )
-    p99s = [_secs(o.percentiles["p99"], known_to_secs) for o in (chosen, none)]
+    p99s = [_p99(o) for o in (chosen, none)]
     told = "" if p99s[0] == p99s[1] else f"p99 {p99s[0]} instead of {p99s[1]}, for "
     why = f"{told}{chosen.extra_requests:.1%} more requests, each of which saves {_digits(saves)} s"
     if deadline_secs is not None:
         why += " beyond the deadline"
-    if chosen.under_deadline is not None and none.under_deadline is not None:
+    if (
+        chosen.under_deadline is not None
+        and none.under_deadline is not None
+        and f"{chosen.under_deadline:.2%}" != f"{none.under_deadline:.2%}"
+    ):
         why += (
             f"; {chosen.under_deadline:.2%} of turns within {deadline_secs:g} s instead of "
             f"{none.under_deadline:.2%}"
@@ -119,19 +121,20 @@ def _waited(outcome: Outcome, deadline_secs: float | None) -> float:
     return float(np.maximum(secs - (deadline_secs or 0.0), 0.0).mean())
 
 
-def _unseen(none: Outcome, known_to_secs: float | None) -> str:
+def _unseen(none: Outcome) -> str:
     """What must be said where hedges have cut the tail off that hedging is about."""
-    if known_to_secs is None or none.percentiles["p99"] <= known_to_secs:
+    if (least := none.at_least.get("p99")) is None:
         return ""
     return (
-        f". But hedges cut short what took longer than {known_to_secs:.2f} s, so these turns "
-        "cannot tell how long the tail is: log some under HedgePolicy.fallback() first"
+        f". But hedges cut short what took longer than {least:.2f} s, so these turns cannot tell "
+        "how long the tail is: log some under HedgePolicy.fallback() first"
     )
 
 
-def _secs(secs: float, known_to_secs: float | None) -> str:
-    if known_to_secs is not None and known_to_secs < secs < float("inf"):
-        return f"> {known_to_secs:.2f} s"
+def _p99(outcome: Outcome) -> str:
+    if (least := outcome.at_least.get("p99")) is not None:
+        return f"> {least:.2f} s"
+    secs = outcome.percentiles["p99"]
     return "never" if secs == float("inf") else f"{secs:.2f} s"
 
 

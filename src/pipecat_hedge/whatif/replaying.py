@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,12 +30,20 @@ __all__ = ["what_if"]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+SAME = 1.02
+"""A figure that cannot be more than that times its least is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
-    """When each turn was answered, infinite for never, and its requests beyond the first one."""
+    """When each turn was answered, infinite for never, and its requests beyond the first one.
+
+    ``least`` is when, at the least, where the answer is one that was cut short and filled in; else
+    not a number.
+    """
 
     secs: Floats
+    least: Floats
     extra: Ints
     replaced: Ints
 
@@ -82,7 +91,16 @@ def what_if(
 
         replayed = _replay(policy, first.name, second.name, draws, told)
         outcomes.append(
-            _outcome(name, policy, replayed, draws, question, cost_of_one, len(material.secs))
+            _outcome(
+                name,
+                policy,
+                replayed,
+                draws,
+                question,
+                cost_of_one,
+                len(material.secs),
+                independence.rank_correlation,
+            )
         )
     # Where requests fail, what is compared is what hedging does beyond replacing those.
     candidates = outcomes[1:] if material.with_failures else outcomes
@@ -91,7 +109,6 @@ def what_if(
         question.worth_secs,
         question.deadline_secs,
         independence.slow_together,
-        material.known_to_secs,
     )
     chosen = next(n for n, outcome in enumerate(outcomes) if outcome.policy == recommended)
     if is_in_doubt and policies[chosen][1].attempts > 1:
@@ -121,7 +138,6 @@ def what_if(
         recommended=recommended,
         why=why,
         notes=tuple(notes_on(recorded, material, question, len(draws.rows))),
-        known_to_secs=material.known_to_secs,
     )
 
 
@@ -150,7 +166,10 @@ def _replay(
     count = len(draws.secs)
     every = max(count // 50, 1)
     replayed = _Replayed(
-        np.full(count, np.inf), np.zeros(count, np.int64), np.zeros(count, np.int64)
+        np.full(count, np.inf),
+        np.full(count, np.nan),
+        np.zeros(count, np.int64),
+        np.zeros(count, np.int64),
     )
     lineup = [Seat(first), *(Seat(second) for _ in range(policy.attempts - 1))]
     plan = None
@@ -175,6 +194,10 @@ def _replay(
             learn(stats, backends, race.attempts, None, with_sentences=False)
         if answered is not None:
             replayed.secs[turn] = answered
+            if draws.cut is not None and (winner := race.winner) is not None:
+                cut = draws.cut[turn][winner.number]
+                if cut < math.inf:
+                    replayed.least[turn] = winner.launched_at + cut
         replaced = sum(attempt.reason == "failure" for attempt in race.attempts)
         replayed.replaced[turn] = replaced
         replayed.extra[turn] = len(race.attempts) - 1 - replaced
@@ -191,6 +214,7 @@ def _outcome(
     question: Question,
     cost_of_one: tuple[float | None, float | None],
     turns: int,
+    rank_correlation: float,
 ) -> Outcome:
     secs = replayed.secs
     ascending = np.sort(secs)
@@ -210,8 +234,10 @@ def _outcome(
             draws.other_count,
             1.0 + more,
             question.seed,
+            rank_correlation,
         ),
         max_secs=float(ascending[-1]),
+        at_least=_at_least(replayed),
         mean_secs=float(answered.mean()) if answered.size else float("inf"),
         under_deadline=None if deadline is None else float((secs <= deadline).mean()),
         unanswered=1.0 - answered.size / len(secs),
@@ -222,6 +248,18 @@ def _outcome(
         secs=secs,
         is_choice=not isinstance(policy.rule, (AfterSilence, SingleR)),
     )
+
+
+def _at_least(replayed: _Replayed) -> dict[str, float]:
+    """Which percentiles rest on what was filled in, and what they are at the least."""
+    unsure = ~np.isnan(replayed.least)
+    if not unsure.any():
+        return {}
+    low = np.sort(np.where(unsure, replayed.least, replayed.secs))
+    high = np.sort(np.where(unsure, np.inf, replayed.secs))
+    bounds = {key: (percentile(low, p), percentile(high, p)) for key, p in PERCENTILES.items()}
+    bounds["max"] = float(low[-1]), float(high[-1])
+    return {key: least for key, (least, most) in bounds.items() if most > SAME * least}
 
 
 def _cost_of_one(question: Question, recorded: Recorded) -> tuple[float | None, float | None]:

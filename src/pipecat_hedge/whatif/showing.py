@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pipecat_hedge.whatif.answer import PERCENTILES, Answer, Interval, Outcome
+from pipecat_hedge.whatif.answer import PERCENTILES, Answer, Outcome
 
 __all__ = ["as_dict", "render", "show"]
 
@@ -74,17 +74,17 @@ def render(answer: Answer) -> RenderableType:
         table.add_column("tokens\na turn", justify="right")
     if with_usd:
         table.add_column("$ per\n1,000 turns", justify="right")
-    known = answer.known_to_secs
+    mark = "" if answer.independence.holds else " ?"
     for outcome in answer.outcomes:
         chosen = outcome.policy == answer.recommended
         cells = [("▶ " if chosen else "  ") + outcome.policy]
-        cells += [_secs(outcome.percentiles[name], known) for name in PERCENTILES]
-        cells.append(_secs(outcome.max_secs, known))
+        cells += [_figure(outcome, name) for name in PERCENTILES]
+        cells.append(_figure(outcome, "max"))
         if outcome.under_deadline is not None:
             cells.append(f"{outcome.under_deadline:.2%}")
         if any(o.unanswered for o in answer.outcomes):
             cells.append(f"{outcome.unanswered:.2%}")
-        cells.append(_between(outcome.intervals["p99"], known))
+        cells.append(_interval(outcome) + mark)
         cells.append(f"{outcome.extra_requests:.1%}")
         if with_replacements:
             cells.append(f"{outcome.replacements:.1%}")
@@ -98,8 +98,7 @@ def render(answer: Answer) -> RenderableType:
 
 def _said(answer: Answer) -> list[tuple[str, str]]:
     chosen = next(o for o in answer.outcomes if o.policy == answer.recommended)
-    known = answer.known_to_secs
-    where = _between(chosen.intervals["p99"], known)
+    where = _interval(chosen)
     said = [
         ("take", f"{answer.recommended}: {answer.why}."),
         (
@@ -113,7 +112,8 @@ def _said(answer: Answer) -> list[tuple[str, str]]:
             (
                 "but",
                 "were a hedge as slow as the turns around it, the p99 would be "
-                f"{_secs(chosen.if_slow_together, known)}. Hedge to another provider.",
+                f"{_secs(chosen.if_slow_together)}, which the intervals do not count. Hedge "
+                "to another provider.",
             )
         )
     return [*said, *(("note", f"{note}.") for note in answer.notes)]
@@ -127,19 +127,23 @@ def _paragraph(word: str, text: str) -> RenderableType:
     return line
 
 
-def _between(interval: Interval, known_to_secs: float | None) -> str:
-    """An interval in seconds, as far as it is known."""
-    known = math.inf if known_to_secs is None else known_to_secs
-    if interval.low > known or math.isinf(interval.low):
-        return _secs(interval.low, known_to_secs)
-    if interval.high > known or math.isinf(interval.high):
+def _figure(outcome: Outcome, name: str) -> str:
+    if (least := outcome.at_least.get(name)) is not None:
+        return f"> {_secs(least)}"
+    return _secs(outcome.max_secs if name == "max" else outcome.percentiles[name])
+
+
+def _interval(outcome: Outcome) -> str:
+    """Where the p99 would lie, as far as it is known."""
+    interval = outcome.intervals["p99"]
+    if "p99" in outcome.at_least or math.isinf(interval.low):
+        return _figure(outcome, "p99")
+    if math.isinf(interval.high):
         return f"> {interval.low:.2f} s"
     return f"{interval.low:.2f}-{interval.high:.2f} s"
 
 
-def _secs(secs: float, known_to_secs: float | None = None) -> str:
-    if known_to_secs is not None and known_to_secs < secs < math.inf:
-        return f"> {_secs(known_to_secs)}"
+def _secs(secs: float) -> str:
     if math.isinf(secs):
         return "never"
     return f"{secs * 1000:.0f} ms" if secs < 1 else f"{secs:.2f} s"

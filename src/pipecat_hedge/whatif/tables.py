@@ -15,18 +15,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["COLUMN", "FACTORS", "Line", "Seconds", "read_lines", "shortened"]
+__all__ = ["COLUMN", "FACTORS", "Failure", "Line", "Seconds", "read_lines", "shortened"]
 
 COLUMN = "latency"
 """What a provider is called whose file does not name it."""
 FACTORS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 """Units, in seconds."""
 _CELL = re.compile(r"([-+]?[\d.]+(?:e[-+]?\d+)?)\s*(s|sec|secs|seconds|ms|us|µs|ns)", re.I)
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_FAILED = re.compile(r"(timed?[ _-]?out)|error|failed|failure|exception", re.I)
 _SEPARATORS = (";", "\t", "|", ",")
 
 
 class Seconds(float):
     """A figure whose unit the cell itself has named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A cell that says that there was no answer.
+
+    Parameters:
+        is_late: Whether that took long, as a timeout does.
+    """
+
+    is_late: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +162,12 @@ def _numbered(count: int) -> list[str]:
     return [f"{COLUMN} {i + 1}" for i in range(count)]
 
 
-def _cell(cell: str, separator: str) -> float | str:
-    """A figure, one with its unit in seconds; or the text that it is."""
+def _cell(cell: str, separator: str) -> float | str | Failure:
+    """A figure, one with its unit in seconds; a failure; or the text that it is."""
+    if (failed := _FAILED.fullmatch(cell)) is not None:
+        return Failure(is_late=failed[1] is not None)
+    if separator == "," and _THOUSANDS.fullmatch(cell):  # within quotes, or it were two cells
+        return float(cell.replace(",", ""))
     plain = cell.replace(",", ".") if separator != "," and cell.count(",") == 1 else cell
     try:
         return float(plain)
@@ -167,5 +184,5 @@ def _unit(name: str) -> str:
     return lower if lower in FACTORS else "s"
 
 
-def _is_number(cell: float | str) -> bool:
-    return not isinstance(cell, str)
+def _is_number(cell: float | str | Failure) -> bool:
+    return isinstance(cell, float)
