@@ -6,6 +6,7 @@ import json
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipecat_hedge import HedgePolicy, provider_stats
@@ -16,7 +17,7 @@ from pipecat_hedge.policies.priors import prior_for
 from pipecat_hedge.provider_latency import CLASS_AT_LEAST, ProviderLatency
 from pipecat_hedge.provider_stats import Backend, ProviderStats, shared_stats
 from pipecat_hedge.stats_store import ENVIRONMENT, FileStore, default_store
-from tests.virtual import draws, run_turns
+from tests.virtual import run_turns
 
 CLAUDE = Backend("claude", "claude-haiku-4-5")
 
@@ -291,11 +292,11 @@ def test_threads_learn_side_by_side(tmp_path: Path) -> None:
             stats.save()
 
     def learn(seed: int) -> None:
-        run_turns(
-            HedgePolicy.adaptive(order="learned"),
-            {"a": draws("gpt-4.1", 300, 1, seed), "b": draws("gpt-4.1", 300, 1, seed + 50)},
-            stats=stats,
-        )
+        # Of a steady kind: a change of level would rightly have them forgotten.
+        latencies = {
+            name: np.random.default_rng(seed).normal(0.5, 0.02, (1, 300)) for name in ("a", "b")
+        }
+        run_turns(HedgePolicy.adaptive(order="learned"), latencies, stats=stats)
 
     threads = [threading.Thread(target=learn, args=(seed,)) for seed in range(4)]
     saving = threading.Thread(target=save)

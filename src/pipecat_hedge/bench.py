@@ -365,9 +365,14 @@ def _keep(
 
 
 def _commit() -> str | None:
-    """The commit that is measured, with a mark if the tree differs from it; None outside of one."""
+    """The commit that is measured, marked if the package differs from it; None outside of one."""
+    commit = _git("describe", "--always", "--abbrev=12")
+    return f"{commit}-dirty" if commit and _git("status", "--porcelain", "--", ".") else commit
+
+
+def _git(*arguments: str) -> str | None:
     told = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+        ["git", *arguments],
         cwd=Path(__file__).parent,
         capture_output=True,
         text=True,
