@@ -1,7 +1,8 @@
 """A restaurant's telephone line: a Pipecat voice bot whose LLM is several, raced.
 
 Run it with `make bot`, or `python -m examples.voice_bot`. Everything in here is Pipecat as usual
-but for `HedgedLLMService`, which stands where one LLM service stands, and reports every turn.
+but for `HedgedLLMService`, which stands where one LLM service stands and reports every turn, and
+`FillerProcessor`, which fills the silence when an answer is late.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from pipecat.audio.turn.smart_turn.base_smart_turn import SmartTurnParams
 from pipecat.audio.turn.smart_turn.local_smart_turn_v3 import LocalSmartTurnAnalyzerV3
 from pipecat.audio.vad.silero import SileroVADAnalyzer
 from pipecat.frames.frames import LLMRunFrame
-from pipecat.observers.user_bot_latency_observer import UserBotLatencyObserver
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.aggregators.llm_context import LLMContext
@@ -40,8 +40,9 @@ from pipecat.workers.runner import WorkerRunner
 
 from examples.voice_bot.choices import Choices, choose
 from examples.voice_bot.services import make_llms, make_stt, make_tts
-from examples.voice_bot.turn_log import LoggedTurn, TurnLog
-from pipecat_hedge import HedgedLLMService, TurnReport
+from examples.voice_bot.turn_log import logged
+from pipecat_hedge import FillerProcessor, HedgedLLMService
+from pipecat_hedge.turn_latency import TurnLatency, TurnLatencyObserver
 
 INSTRUCTIONS = (
     "You answer the telephone of the restaurant Harbour Kitchen. Your answers are spoken aloud: "
@@ -125,12 +126,13 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
             stt,
             aggregators.user(),
             llm,
+            FillerProcessor(),
             tts,
             transport.output(),
             aggregators.assistant(),
         ]
     )
-    latency = UserBotLatencyObserver()
+    latency = TurnLatencyObserver()
     worker = PipelineWorker(
         pipeline,
         params=PipelineParams(enable_metrics=True, enable_usage_metrics=True),
@@ -142,26 +144,13 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
         ),
     )
 
-    # ---- one line and one message to the page for each turn
+    # ---- one line and one message to the page for each race
 
-    log = TurnLog()
-
-    async def log_turns(turns: list[LoggedTurn]) -> None:
-        for turn in turns:
-            logger.info(turn.line())
-            await worker.queue_frame(RTVIServerMessageFrame(data=turn.message()))
-
-    @llm.event_handler("on_turn_report")
-    async def on_turn_report(service: HedgedLLMService, report: TurnReport) -> None:
-        await log_turns(log.reported(report))
-
-    @latency.event_handler("on_latency_measured")
-    async def on_latency_measured(observer: UserBotLatencyObserver, secs: float) -> None:
-        await log_turns(log.heard(secs))
-
-    @latency.event_handler("on_first_bot_speech_latency")
-    async def on_first_bot_speech_latency(observer: UserBotLatencyObserver, secs: float) -> None:
-        await log_turns(log.heard(None))
+    @latency.event_handler("on_turn_latency")
+    async def on_turn_latency(observer: TurnLatencyObserver, turn: TurnLatency) -> None:
+        for race in logged(turn):
+            logger.info(race.line())
+            await worker.queue_frame(RTVIServerMessageFrame(data=race.message()))
 
     # ---- the call
 
@@ -190,7 +179,6 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
     runner = WorkerRunner(handle_sigint=runner_args.handle_sigint, force_gc=True)
     await runner.add_workers(worker)
     await runner.run()
-    await log_turns(log.close())
 
 
 async def bot(runner_args: RunnerArguments) -> None:

@@ -1,20 +1,18 @@
-"""One line for each turn: what the race did, and how long the caller waited to hear it.
+"""One line for each race: what it did, and how long the caller waited to hear of it.
 
-The race reports a turn when its answer is complete; Pipecat's latency observer measures it when
-the bot is first heard. Either can be first: a long answer is heard before it is complete, a short
-one is complete before it is heard. Some turns are never heard (interrupted, failed, or a tool call
-without words), and nothing says so. So a turn that may still be heard waits for its latency until
-the next turn or the end of the call, and one that cannot be heard any more waits for nothing.
+A turn in which a tool was called has several races; what the caller heard belongs to the last.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 from pipecat_hedge import AttemptReport, TurnReport
+from pipecat_hedge.turn_latency import TurnLatency
 
-__all__ = ["LoggedTurn", "TurnLog"]
+__all__ = ["LoggedTurn", "logged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +21,22 @@ class LoggedTurn:
 
     Parameters:
         report: What the race did.
-        voice_to_voice_secs: From the end of the caller's speech to the beginning of the bot's, as
-            Pipecat's observer measures it; None if it was not heard or answered no speech.
+        voice_to_voice_secs: From the end of the caller's speech to the beginning of the answer;
+            None if it was not heard or answered no speech.
+        first_sound_secs: The same to the first sound, which may be a filler's.
     """
 
     report: TurnReport
-    voice_to_voice_secs: float | None
+    voice_to_voice_secs: float | None = None
+    first_sound_secs: float | None = None
 
     def line(self) -> str:
         """The turn in one line, without a word of what was said."""
         report = self.report
         heard = _secs(self.voice_to_voice_secs)
         attempts = "; ".join(_attempt(attempt) for attempt in report.attempts) or "none"
+        if report.filler is not None and report.filler.spoken_secs is not None:
+            heard += f" (a filler at {_secs(self.first_sound_secs)})"
         return (
             f"turn {report.turn}: {report.outcome}, winner {report.winner or 'none'}, "
             f"TTFT {_secs(report.ttft_secs)}, voice-to-voice {heard}, attempts: {attempts}"
@@ -51,6 +53,8 @@ class LoggedTurn:
             "ttft_secs": report.ttft_secs,
             "duration_secs": report.duration_secs,
             "voice_to_voice_secs": self.voice_to_voice_secs,
+            "first_sound_secs": self.first_sound_secs,
+            "filler": None if report.filler is None else dataclasses.asdict(report.filler),
             "attempts": [
                 {
                     "provider": attempt.provider,
@@ -66,46 +70,18 @@ class LoggedTurn:
         }
 
 
-class TurnLog:
-    """Joins the reports and the latencies of one call. What it returns is to be logged now."""
+def logged(turn: TurnLatency) -> list[LoggedTurn]:
+    """A turn's races, the last one with what the caller heard.
 
-    def __init__(self) -> None:
-        self._unheard: TurnReport | None = None
-        self._heard = False
-        self._heard_secs: float | None = None
-
-    def reported(self, report: TurnReport) -> list[LoggedTurn]:
-        """Take the report of a turn.
-
-        Args:
-            report: What the race did.
-        """
-        finished = self.close()
-        spoke = report.outcome == "answered" or report.ttfs_secs is not None
-        if spoke and not self._heard and report.outcome not in ("interrupted", "failed"):
-            self._unheard = report
-        else:
-            finished.append(LoggedTurn(report, self._heard_secs))
-            self._heard, self._heard_secs = False, None
-        return finished
-
-    def heard(self, voice_to_voice_secs: float | None) -> list[LoggedTurn]:
-        """Take note that the bot begins to speak.
-
-        Args:
-            voice_to_voice_secs: Since the caller fell silent; None if it answers no speech, as a
-                greeting.
-        """
-        if self._unheard is None:
-            self._heard, self._heard_secs = True, voice_to_voice_secs
-            return []
-        report, self._unheard = self._unheard, None
-        return [LoggedTurn(report, voice_to_voice_secs)]
-
-    def close(self) -> list[LoggedTurn]:
-        """Give up waiting: the turn that has not been heard will not be any more."""
-        report, self._unheard = self._unheard, None
-        return [] if report is None else [LoggedTurn(report, None)]
+    Args:
+        turn: The turn, as the caller lived it.
+    """
+    *before, last = turn.reports or (None,)
+    races = [LoggedTurn(report) for report in before if report is not None]
+    if last is not None:
+        sound = turn.first_sound_secs if turn.anchor == "user_silence" else None
+        races.append(LoggedTurn(last, turn.voice_to_voice_secs, sound))
+    return races
 
 
 def _attempt(attempt: AttemptReport) -> str:

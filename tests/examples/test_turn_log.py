@@ -1,10 +1,13 @@
-"""A turn's report and its latency become one line, whichever comes first."""
+"""A turn becomes one line for each of its races."""
 
-import pytest
-from examples.voice_bot.turn_log import LoggedTurn, TurnLog
+from typing import Any
+
+from examples.voice_bot.turn_log import LoggedTurn, logged
 
 from pipecat_hedge import AttemptReport, TurnReport
 from pipecat_hedge.facts import TurnOutcome
+from pipecat_hedge.reports import FillerReport
+from pipecat_hedge.turn_latency import TurnLatency
 
 
 def a_report(turn: int = 1, outcome: TurnOutcome = "answered", **changes: object) -> TurnReport:
@@ -22,65 +25,34 @@ def a_report(turn: int = 1, outcome: TurnOutcome = "answered", **changes: object
     return TurnReport(**values)  # type: ignore[arg-type]
 
 
-def test_a_short_answer_is_complete_before_it_is_heard() -> None:
-    """The report waits for the latency."""
-    log, report = TurnLog(), a_report()
-    assert log.reported(report) == []
-    assert log.heard(0.6) == [LoggedTurn(report, 0.6)]
-    assert log.close() == []
+def a_turn(*reports: TurnReport, **moments: Any) -> TurnLatency:
+    heard = {"anchor": "user_silence", "first_sound_secs": 0.6, "first_answer_secs": 0.6}
+    return TurnLatency(turn=1, at=0.0, reports=reports, **heard | moments)
 
 
-def test_a_long_answer_is_heard_before_it_is_complete() -> None:
-    """The latency waits for the report."""
-    log, report = TurnLog(), a_report()
-    assert log.heard(0.6) == []
-    assert log.reported(report) == [LoggedTurn(report, 0.6)]
-
-
-def test_a_latency_belongs_to_one_turn() -> None:
-    """It is not told again for the next one."""
-    log = TurnLog()
-    log.heard(0.6)
-    log.reported(a_report(1))
-    assert log.reported(a_report(2)) == []
-    assert log.close() == [LoggedTurn(a_report(2), None)]
-
-
-@pytest.mark.parametrize("outcome", ["interrupted", "failed", "answered_with_tools"])
-def test_a_turn_that_cannot_be_heard_is_logged_at_once(outcome: TurnOutcome) -> None:
-    """An interrupted turn, a failed one and a tool call without words wait for nothing."""
-    log, report = TurnLog(), a_report(outcome=outcome)
-    assert log.reported(report) == [LoggedTurn(report, None)]
-
-
-def test_the_latency_of_a_tool_call_is_that_of_the_words_after_it() -> None:
-    """The caller waits through both turns; the second is the one that is heard."""
-    log = TurnLog()
-    log.reported(a_report(1, "answered_with_tools"))
-    assert log.reported(a_report(2)) == []
-    assert log.heard(0.9) == [LoggedTurn(a_report(2), 0.9)]
-
-
-def test_words_before_a_tool_call_are_heard() -> None:
-    """A turn that speaks and calls a tool has a latency of its own."""
-    log, report = TurnLog(), a_report(outcome="answered_with_tools", ttfs_secs=0.3)
-    assert log.reported(report) == []
-    assert log.heard(0.7) == [LoggedTurn(report, 0.7)]
-
-
-def test_an_answer_that_is_never_heard_is_logged_by_the_next_turn() -> None:
-    """A caller who speaks into the pause before the answer leaves one."""
-    log = TurnLog()
-    log.reported(a_report(1))
-    assert log.reported(a_report(2)) == [LoggedTurn(a_report(1), None)]
-    assert log.close() == [LoggedTurn(a_report(2), None)]
+def test_what_was_heard_belongs_to_the_last_race() -> None:
+    """The caller waits through a tool call and its answer, and hears the second."""
+    call, answer = a_report(1, "answered_with_tools"), a_report(2)
+    assert logged(a_turn(call, answer)) == [LoggedTurn(call), LoggedTurn(answer, 0.6, 0.6)]
 
 
 def test_a_greeting_is_heard_without_a_latency() -> None:
     """Nobody has spoken before it."""
-    log, report = TurnLog(), a_report()
-    log.reported(report)
-    assert log.heard(None) == [LoggedTurn(report, None)]
+    assert logged(a_turn(a_report(), anchor="context")) == [LoggedTurn(a_report())]
+
+
+def test_a_turn_without_a_race_is_none() -> None:
+    """As when the caller hangs up first."""
+    assert logged(a_turn()) == []
+
+
+def test_a_filler_is_told_apart() -> None:
+    """By when it was heard."""
+    filler = FillerReport("slow", 0.8, "1.9 s left to wait")
+    (race,) = logged(a_turn(a_report(filler=filler), first_sound_secs=1.2, first_answer_secs=3.4))
+    assert "voice-to-voice 3.400 s (a filler at 1.200 s)" in race.line()
+    assert race.message()["filler"]["cause"] == "slow"
+    assert race.message()["first_sound_secs"] == 1.2
 
 
 def test_the_line_has_the_figures_and_no_words() -> None:

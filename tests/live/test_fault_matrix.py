@@ -206,10 +206,17 @@ def check(cell: Cell, heard: Heard) -> None:
     if cell.fault == "slow_close":  # nothing is wrong with the answer
         assert heard.text == ANSWER, cell
         return
-    if cell.faulty == "both":
+    # Whom a busy machine kept silent for too long has been as faulty as the other.
+    sound = "b" if cell.faulty == "primary" else "a"
+    is_busy = any(
+        attempt.provider == sound and attempt.error_category in ("stalled", "timeout")
+        for attempt in report.attempts
+    )
+    if cell.faulty == "both" or is_busy:
         parts = WHOLE if cell.commit == "first_sentence" else [ANSWER[:n] for n in range(1, 99)]
         told = heard.text == FALLBACK
-        assert told or (cell.fault in SPEAKS_FIRST and heard.text in parts), (cell, heard.text)
+        spoke_first = is_busy or cell.fault in SPEAKS_FIRST
+        assert told or (spoke_first and heard.text in parts), (cell, heard.text)
         return
     outcomes = [attempt.outcome for attempt in report.attempts]
     if (
