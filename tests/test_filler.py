@@ -204,25 +204,24 @@ async def test_it_is_withdrawn_if_the_answer_is_there_before_it_sounds(voice_sec
     assert call.line.errors == []
 
 
-async def test_one_that_sounds_is_let_finish() -> None:
-    """And the answer follows it."""
-    scripts = [SLOW] * 12 + [[Wait(1.2), Say(ANSWER)]]
-    async with Conversation(hedged(*scripts), voice=Voice(0.1)) as call:
-        await call.ask(12)
-        call.line.forget()
-        await call.ask()
-        report = await call.line.report()
-    assert report.filler is not None
-    assert not report.filler.was_cut
-    assert len([f for f in call.line.frames(TTSAudioRawFrame) if any(f.audio)]) == 2
+@pytest.mark.parametrize(
+    ("answer_secs", "voice"),
+    [
+        pytest.param(1.2, {"delay_secs": 0.1}, id="it sounds already"),
+        pytest.param(
+            0.85, {"delay_secs": 0.3, "pause_frame_processing": True}, id="whose audio is whose"
+        ),
+    ],
+)
+async def test_one_that_cannot_be_withdrawn_is_let_finish(
+    answer_secs: float, voice: dict[str, Any]
+) -> None:
+    """And the answer follows it.
 
-
-async def test_a_voice_that_cannot_tell_its_audio_apart_says_it_to_the_end() -> None:
-    """Or what is still to come of the filler would be taken for the answer's."""
-    scripts = [SLOW] * 12 + [[Wait(0.85), Say(ANSWER)]]
-    async with Conversation(
-        hedged(*scripts), voice=Voice(0.3, pause_frame_processing=True)
-    ) as call:
+    A voice that cannot tell whose audio comes in would take the rest of it for the answer's.
+    """
+    scripts = [SLOW] * 12 + [[Wait(answer_secs), Say(ANSWER)]]
+    async with Conversation(hedged(*scripts), voice=Voice(**voice)) as call:
         await call.ask(12)
         call.line.forget()
         await call.ask()

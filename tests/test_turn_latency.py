@@ -39,6 +39,15 @@ ANSWER: list[Step] = [
     Wait(0.1),
     Say("Till nine."),
 ]
+AT_ITS_TIME = {
+    "turn_end_secs": 0.3,
+    "context_secs": 0.3,
+    "first_token_secs": 0.7,
+    "first_sentence_secs": 1.0,
+    "first_tts_audio_secs": 1.1,
+    "first_sound_secs": 1.1,
+    "first_answer_secs": 1.1,
+}
 CHUNK = 0.04  # what the output sends at once
 
 
@@ -122,15 +131,7 @@ async def test_each_moment_at_its_time(tmp_path: Path) -> None:
         turn = await phone.answered()
     assert len(phone.told) == 1
     assert turn.anchor == "user_silence"
-    assert rounded(turn) == {
-        "turn_end_secs": 0.3,
-        "context_secs": 0.3,
-        "first_token_secs": 0.7,
-        "first_sentence_secs": 1.0,
-        "first_tts_audio_secs": 1.1,
-        "first_sound_secs": 1.1,
-        "first_answer_secs": 1.1,
-    }
+    assert rounded(turn) == AT_ITS_TIME
     assert turn.voice_to_voice_secs == pytest.approx(1.1)
     assert [report.winner for report in turn.reports] == ["scripted:gpt-4.1"]
     assert [a.outcome for a in turn.reports[0].attempts] == ["won", "superseded"]
@@ -146,15 +147,7 @@ async def test_a_bare_service_has_its_moments_too() -> None:
         await phone.speak()
         turn = await phone.answered()
     assert turn.reports == ()
-    assert rounded(turn) == {
-        "turn_end_secs": 0.3,
-        "context_secs": 0.3,
-        "first_token_secs": 0.7,
-        "first_sentence_secs": 1.0,
-        "first_tts_audio_secs": 1.1,
-        "first_sound_secs": 1.1,
-        "first_answer_secs": 1.1,
-    }
+    assert rounded(turn) == AT_ITS_TIME
 
 
 async def test_a_filler_is_a_sound_and_no_answer() -> None:

@@ -198,13 +198,15 @@ class FillerProcessor(FrameProcessor):
     async def _answered(self) -> None:
         now = asyncio.get_running_loop().time()
         self._learn(now, censored=False)
-        if self._report is not None and self._report.spoken_secs is None:
+        spoken = self._report is not None and self._report.spoken_secs is not None
+        if self._report is not None and not spoken:
             came = f"the answer came at {now - self._began_at:.2f} s"
             self._report = replace(self._report, reason=f"{self._report.reason}; {came}")
         self._has_answered = True
         self._after_tools = False
         await self._stop_waiting()
-        if self._voice is not None and self._report is not None and await self._voice.cut():
+        if spoken and self._voice is not None and await self._voice.cut():
+            assert self._report is not None
             self._report = replace(
                 self._report, was_cut=True, reason=f"{self._report.reason}; but the answer came"
             )
