@@ -28,11 +28,14 @@ from pipecat.processors.aggregators.llm_response_universal import LLMContextAggr
 from pipecat.services.llm_service import FunctionCallParams, LLMService
 from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TTSService
+from pipecat.turns.user_turn_strategies import EagerUserTurnStrategies
 
 from pipecat_hedge import FillerProcessor, HedgedLLMService, HedgeError, HedgePolicy, ProviderStats
 from pipecat_hedge.filler_voice import FillerFrame
+from pipecat_hedge.provider_stats import Backend
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
 from tests.line import Line
+from tests.test_turn_taking import committed, conversation, eager, started, stopped
 
 pytestmark = pytest.mark.virtual_time
 
@@ -245,6 +248,27 @@ async def test_a_barge_in_ends_the_wait() -> None:
         await asyncio.gather(asking, return_exceptions=True)
         await call.ask()
         assert len(call.spoken) == said + 1
+
+
+@pytest.mark.parametrize(("answer_secs", "filled"), [(2.5, False), (6.5, True)])
+async def test_not_while_speculating(answer_secs: float, filled: bool) -> None:
+    """The caller may still be speaking; once the turn is confirmed, what is left counts."""
+    stats = ProviderStats()
+    wait = Backend("scripted:gpt-4.1", "gpt-4.1", measures="wait")
+    for _ in range(200):
+        stats.record_first_token(wait, answer_secs, None)
+    voice = Voice()
+    fillers = FillerProcessor(not_before_turn=1, stats=stats)
+    await conversation(
+        hedged([Wait(answer_secs), Say(ANSWER)]),
+        EagerUserTurnStrategies(),
+        [started(), 1.0, eager(), 3.2, stopped(), committed()],
+        [fillers, voice],
+    )
+    spoken = [at for at, text in voice.asked if text != ANSWER]
+    assert bool(spoken) is filled
+    assert all(at > 4.2 + 0.7 for at in spoken), "not before the turn was confirmed"
+    assert ANSWER in [text for _, text in voice.asked]
 
 
 async def test_not_again_soon() -> None:

@@ -28,6 +28,7 @@ from pipecat.processors.aggregators.llm_response_universal import (
     LLMContextAggregatorPair,
     LLMUserAggregatorParams,
 )
+from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.services.llm_service import FunctionCallParams, LLMService
 from pipecat.turns.user_stop import ExternalUserTurnStopStrategy
 from pipecat.turns.user_turn_strategies import (
@@ -67,7 +68,10 @@ def committed(text: str = "Are you open?") -> Frame:
 
 
 async def conversation(
-    llm: LLMService[Any], strategies: UserTurnStrategies, events: Sequence[Event]
+    llm: LLMService[Any],
+    strategies: UserTurnStrategies,
+    events: Sequence[Event],
+    processors: Sequence[FrameProcessor] = (),
 ) -> tuple[list[tuple[float, str]], list[Any], list[str]]:
     """Everything that came out, the conversation as it was remembered, and the tools that ran."""
     ran: list[str] = []
@@ -81,7 +85,12 @@ async def conversation(
     aggregators = LLMContextAggregatorPair(
         context, user_params=LLMUserAggregatorParams(user_turn_strategies=strategies)
     )
-    async with Line(llm, before=[aggregators.user()], after=[aggregators.assistant()]) as line:
+    async with Line(
+        llm,
+        before=[aggregators.user()],
+        processors=processors,
+        after=[aggregators.assistant()],
+    ) as line:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         for event in events:
