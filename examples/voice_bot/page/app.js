@@ -11,7 +11,7 @@ const RTVI_VERSION = "2.2.0";
 
 const byId = (id) => document.getElementById(id);
 const transcript = new TranscriptView(byId("transcript"), byId("hint"));
-const turns = new TurnsView(byId("turns"), byId("no-turns"));
+const turns = new TurnsView(byId("turns"), byId("no-turns"), byId("so-far"));
 
 let call = null;
 

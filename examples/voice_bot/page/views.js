@@ -68,14 +68,19 @@ export class TranscriptView {
 }
 
 export class TurnsView {
-  constructor(list, empty) {
+  constructor(list, empty, soFar) {
     this.list = list;
     this.empty = empty;
+    this.soFar = soFar;
+    this.clear();
   }
 
   clear() {
     this.list.replaceChildren();
     this.empty.hidden = false;
+    this.soFar.hidden = true;
+    this.firstTokens = [];
+    this.voiceToVoice = [];
   }
 
   add(turn) {
@@ -88,16 +93,56 @@ export class TurnsView {
       element("span", `outcome ${turn.outcome}`, OUTCOMES[turn.outcome] ?? turn.outcome),
     );
     const figures = element("dl", "figures");
-    figures.append(
-      figure("First token", turn.ttft_secs),
-      figure("Voice to voice", turn.voice_to_voice_secs),
-    );
+    const filled = turn.filler?.spoken_secs != null && !turn.filler.was_cut;
+    figures.append(figure("First token", turn.ttft_secs));
+    if (filled) figures.append(figure("First sound", turn.first_sound_secs));
+    figures.append(figure("Voice to voice", turn.voice_to_voice_secs));
     const attempts = element("ul", "attempts");
     const span = Math.max(SHORTEST_TRACK_SECS, ...turn.attempts.map(({ ended_secs }) => ended_secs));
     attempts.append(...turn.attempts.map((attempt) => attemptItem(attempt, span)));
+    if (filled) attempts.append(fillerItem(turn.filler, span));
     card.append(head, figures, attempts);
     this.list.prepend(card);
+    this.sumUp(turn);
   }
+
+  // How the call has been so far; a turn that nobody heard says nothing of what was heard.
+  sumUp(turn) {
+    if (turn.ttft_secs != null) this.firstTokens.push(turn.ttft_secs);
+    if (turn.voice_to_voice_secs != null) this.voiceToVoice.push(turn.voice_to_voice_secs);
+    this.soFar.hidden = false;
+    this.soFar.replaceChildren(
+      figure("First token, p50", percentile(this.firstTokens, 0.5)),
+      figure("p95", percentile(this.firstTokens, 0.95)),
+      figure("Voice to voice, p50", percentile(this.voiceToVoice, 0.5)),
+      figure("p95", percentile(this.voiceToVoice, 0.95)),
+    );
+  }
+}
+
+function percentile(values, share) {
+  const ascending = [...values].sort((one, other) => one - other);
+  return ascending.length ? ascending[Math.ceil(share * ascending.length) - 1] : null;
+}
+
+const CAUSES = {
+  slow: "the answer was late",
+  tool: "a tool was running",
+  failing: "providers were failing",
+};
+
+function fillerItem(filler, span) {
+  const item = element("li", "attempt filler");
+  const text = element("p", "attempt-text");
+  const why = CAUSES[filler.cause] ?? filler.cause;
+  text.append(element("strong", "", "filler"), ` after ${ms(filler.spoken_secs)}, as ${why}`);
+  const track = element("div", "track");
+  track.setAttribute("aria-hidden", "true");
+  const mark = element("span", "spoken");
+  mark.style.left = `${Math.min((100 * filler.spoken_secs) / span, 99)}%`;
+  track.append(mark);
+  item.append(text, track);
+  return item;
 }
 
 const SHORTEST_TRACK_SECS = 1; // most turns are shorter, and so compare at a glance
