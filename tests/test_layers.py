@@ -57,6 +57,7 @@ LAYERS = {
     "bench": TOOLS,
     "timed_pipeline": TOOLS,
     "whatif": TOOLS,
+    "replay": TOOLS,
     "cli": TOOLS,
 }
 STANDARD_LIBRARY_ONLY = (WORDS, POLICIES)

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pipecat_hedge.recordings import load_manifest
+from pipecat_hedge.replay.caller import Caller
+from pipecat_hedge.replay.sound import utterances
 from tests.live.bot_process import BotProcess
-from tests.live.caller import Caller
 from tests.live.test_voice_bot import HEARD_SECS, greeted, heard_out, is_heard_turn, is_turn
 
 pytestmark = [pytest.mark.live, pytest.mark.realtime, pytest.mark.timeout(200)]
 
-RECORDINGS = load_manifest(Path(__file__).parents[2] / "fixtures/audio/manifest.toml")
+RECORDINGS = utterances([Path(__file__).parents[2] / "fixtures/audio"])
 ANSWER = "We are open till nine."
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from pipecat_hedge.recordings import load_manifest
+from pipecat_hedge.replay.caller import Caller, Message
+from pipecat_hedge.replay.sound import utterances
 from tests.live.bot_process import BotProcess
-from tests.live.caller import Caller, Message
 from tests.live.conftest import Row
 
 pytestmark = [pytest.mark.live, pytest.mark.realtime, pytest.mark.timeout(300)]
 
-RECORDINGS = load_manifest(Path(__file__).parents[2] / "fixtures/audio/manifest.toml")
+RECORDINGS = utterances([Path(__file__).parents[2] / "fixtures/audio"])
 WAITS = "after 1.2 s of silence and a tool call"
 HEARD_SECS = 20  # generous: the machine may be busy with something else
 SHORT = "answer=Certainly.%20One%20moment."
@@ -59,7 +59,7 @@ async def test_every_recording_is_understood_and_answered(
 ) -> None:
     """Each is transcribed, answered by the faster of two providers, and leaves no request open."""
     models = f"fixed?ttft=0.15&{SHORT} fixed?ttft=0.6&{SHORT}"
-    in_one_breath = [recording for recording in RECORDINGS if not recording.pauses]
+    in_one_breath = [recording for recording in RECORDINGS if "pause" not in recording.name]
     async with (
         BotProcess(SIMULATED_MODELS=models, HEDGE_POLICY="race", TURN_DETECTION="0") as bot,
         Caller(bot.url) as caller,
@@ -77,7 +77,7 @@ async def test_every_recording_is_understood_and_answered(
                     if number >= before and message["type"] == "user-input"
                 ]
                 said_words = [w for n in inputs for w in words(caller.messages[n]["data"]["text"])]
-                assert said_words == words(recording.transcript)
+                assert said_words == words(recording.transcript or "")
 
                 message = await caller.message(
                     "the turn's report", is_heard_turn, since=inputs[-1], timeout_secs=HEARD_SECS
@@ -104,9 +104,9 @@ async def test_a_conversation_over_a_broken_provider(tabulate: Callable[[Row], N
     mid-sentence, asks something, interrupts the answer to cancel, and is still there when the
     bot is ended with Ctrl-C.
     """
-    (paused,) = (recording for recording in RECORDINGS if recording.pauses)
-    (interrupting,) = (recording for recording in RECORDINGS if "interrupts" in recording.tags)
-    (asking,) = (recording for recording in RECORDINGS if "open on sunday" in recording.transcript)
+    (paused,) = (recording for recording in RECORDINGS if "pause" in recording.name)
+    (interrupting,) = (recording for recording in RECORDINGS if recording.interrupts)
+    (asking,) = (recording for recording in RECORDINGS if recording.name.startswith("open-sunday"))
     models = "fixed?fault=529 fixed?ttft=0.2"
     async with (
         BotProcess(SIMULATED_MODELS=models, HEDGE_POLICY="fallback", TURN_DETECTION="1.2") as bot,
@@ -124,7 +124,7 @@ async def test_a_conversation_over_a_broken_provider(tabulate: Callable[[Row], N
             )
         )["data"]
         asked = [m["data"]["text"] for m in caller.messages[before:] if of_type("user-llm-text")(m)]
-        assert words(asked[0]) == words(paused.transcript)
+        assert words(asked[0]) == words(paused.transcript or "")
         turns = [message["data"] for message in caller.messages[before:] if is_turn(message)]
         assert [turn["outcome"] for turn in turns] == ["answered_with_tools", "answered"]
         for each in turns:

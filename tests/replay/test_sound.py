@@ -1,0 +1,109 @@
+"""Where speech is in samples, and what a caller has heard when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from av import AudioFrame
+
+from pipecat_hedge import HedgeError
+from pipecat_hedge.replay.ear import Ear
+from pipecat_hedge.replay.sound import (
+    FRAME,
+    RATE,
+    Samples,
+    Utterance,
+    envelope,
+    first_loud,
+    utterances,
+)
+
+FIXTURES = Path(__file__).parents[2] / "fixtures/audio"
+
+
+def tone(secs: float, level: int = 8000) -> Samples:
+    at = np.arange(round(secs * RATE)) / RATE
+    return np.round(level * np.sin(2 * np.pi * 440 * at)).astype(np.int16)
+
+
+def silence(secs: float) -> Samples:
+    return np.random.default_rng(1).integers(-20, 21, round(secs * RATE), dtype=np.int16)
+
+
+def test_speech_begins_at_its_first_loud_sample() -> None:
+    """To the sample, over the codec's noise; a click is none."""
+    sound = np.concatenate((silence(0.2), tone(0.3)))
+    found = first_loud(sound)
+    assert found is not None
+    assert 0 <= found - 0.2 * RATE <= 5
+    clicked = silence(0.5)
+    clicked[1000] = clicked[9000] = 20_000
+    assert first_loud(clicked) is None
+    assert first_loud(sound, found + 1000) == pytest.approx(found + 1000, abs=60)
+    assert first_loud(silence(0.3)) is None
+
+
+def test_a_recording_without_a_manifest(tmp_path: Path) -> None:
+    """Its level tells where its speech is."""
+    file = tmp_path / "hello.wav"
+    soundfile.write(file, np.concatenate((silence(0.3), tone(0.5), silence(0.4))), RATE)
+    spoken = Utterance.read(file)
+    assert spoken.name == "hello"
+    assert spoken.speech_begins == pytest.approx(0.3 * RATE, abs=60)
+    assert spoken.speech_ends == pytest.approx(0.8 * RATE, abs=60)
+
+
+def test_what_is_to_be_spoken(tmp_path: Path) -> None:
+    """Files, folders and manifests; a manifest beside a file tells of it."""
+    known = utterances([FIXTURES])
+    assert len(known) == 16
+    assert [u.name for u in known if u.interrupts] == ["cancel-that_en-us_fast_interrupts"]
+    (one,) = utterances([FIXTURES / f"{known[0].name}.flac"])
+    assert (one.transcript, one.speech_ends) == (known[0].transcript, known[0].speech_ends)
+    for name in ("b.wav", "a.wav"):
+        soundfile.write(tmp_path / name, tone(0.2), RATE)
+    assert [u.name for u in utterances([tmp_path])] == ["a", "b"]
+
+
+def test_what_cannot_be_spoken(tmp_path: Path) -> None:
+    """Is a clear error."""
+    (tmp_path / "text.wav").write_text("no audio")
+    soundfile.write(tmp_path / "quiet.wav", silence(0.5), RATE)
+    (tmp_path / "empty").mkdir()
+    for path, told in (
+        ("text.wav", "not an audio file"),
+        ("quiet.wav", "nobody speaks in it above -36 dBFS"),
+        ("none.wav", "no such file"),
+        ("empty", "there is no audio in this folder"),
+    ):
+        with pytest.raises(HedgeError, match=told):
+            utterances([tmp_path / path])
+
+
+def test_an_envelope_for_a_picture() -> None:
+    """The largest magnitude in each part."""
+    shape = envelope(np.concatenate((silence(0.5), tone(0.5))), 10)
+    assert shape.shape == (10,)
+    assert shape[:5].max() < 0.001
+    assert shape[5:].min() == pytest.approx(8000 / 32768, rel=0.01)
+    assert envelope(np.zeros(0, np.int16), 3).tolist() == [0, 0, 0]
+
+
+async def test_an_ear_knows_when_each_sample_came() -> None:
+    """Onset, last sound, and the track between two times with its gaps."""
+    ear = Ear()
+    sound = np.concatenate((silence(0.1), tone(0.1), silence(0.1)))
+    for number, samples in enumerate(sound.reshape(-1, FRAME)):
+        frame = AudioFrame.from_ndarray(np.repeat(samples, 2)[np.newaxis, :], layout="stereo")
+        await ear.take(frame, 50.0 + number * 0.02)
+    assert ear.loud_since(49.0) == pytest.approx(50.1, abs=0.001)
+    assert ear.loud_since(50.3) is None
+    assert ear.last_loud(49.0) == pytest.approx(50.2, abs=0.002)
+    assert ear.last_loud(60.0) == 60.0
+    track = ear.between(49.9, 50.3)
+    assert len(track) == round(0.4 * RATE)
+    assert not track[: round(0.1 * RATE)].any()
+    assert first_loud(track) == pytest.approx(0.2 * RATE, abs=60)
