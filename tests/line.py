@@ -24,9 +24,9 @@ from pipecat.pipeline.worker import PipelineParams, PipelineWorker
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.ai_service import AIService
-from pipecat.workers.runner import WorkerRunner
 
 from pipecat_hedge import TurnReport
+from pipecat_hedge.timed_pipeline import run_worker
 
 FrameT = TypeVar("FrameT", bound=Frame)
 
@@ -103,16 +103,7 @@ class Line:
             self._reported.notify_all()
 
     async def __aenter__(self) -> Line:
-        started = asyncio.Event()
-
-        @self._worker.event_handler("on_pipeline_started")
-        async def on_started(_: object, __: object) -> None:
-            started.set()
-
-        runner = WorkerRunner(handle_sigint=False)
-        await runner.add_workers(self._worker)
-        self._running = asyncio.create_task(runner.run())
-        await asyncio.wait_for(started.wait(), 5)
+        self._running = await asyncio.wait_for(run_worker(self._worker), 5)
         return self
 
     async def __aexit__(

@@ -21,7 +21,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.workers.runner import WorkerRunner
 
-__all__ = ["TimedPipeline", "TimedTurn"]
+__all__ = ["TimedPipeline", "TimedTurn", "run_worker"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +72,7 @@ class TimedPipeline(FrameProcessor):
 
     async def start(self) -> None:
         """Start the pipeline, and return when it is ready for a turn."""
-        started = asyncio.Event()
-
-        @self._worker.event_handler("on_pipeline_started")
-        async def on_started(_: object, __: object) -> None:
-            started.set()
-
-        runner = WorkerRunner(handle_sigint=False)
-        await runner.add_workers(self._worker)
-        self._running = asyncio.create_task(runner.run())
-        await started.wait()
+        self._running = await run_worker(self._worker)
 
     async def turn(self, said: str = "Hello?", give_up_secs: float | None = None) -> TimedTurn:
         """Make a turn.
@@ -104,3 +95,25 @@ class TimedPipeline(FrameProcessor):
         """End the pipeline."""
         await self._worker.queue_frame(EndFrame())
         await self._running
+
+
+async def run_worker(worker: PipelineWorker) -> asyncio.Task[None]:
+    """Run a pipeline's worker, and return once the pipeline has started.
+
+    Args:
+        worker: The worker, which nobody runs yet.
+
+    Returns:
+        The task that runs it, to be awaited after the pipeline has been ended.
+    """
+    started = asyncio.Event()
+
+    @worker.event_handler("on_pipeline_started")
+    async def on_started(_: object, __: object) -> None:
+        started.set()
+
+    runner = WorkerRunner(handle_sigint=False)
+    await runner.add_workers(worker)
+    running = asyncio.create_task(runner.run())
+    await started.wait()
+    return running
