@@ -104,7 +104,7 @@ def test_with_three_attempts_nobody_waits_for_long() -> None:
 
 def test_the_textbook_rules_are_worse() -> None:
     """At the same budget: a quantile leaves the turns beyond it, and SingleR gives them up."""
-    latencies = {HOSTED: draws(HOSTED, 8000, 2, 8)}
+    latencies = {HOSTED: draws(HOSTED, 20_000, 2, 8)}
     seats = [HOSTED] * 2
     ours, at_p95, single = (
         run_turns(policy, latencies, seats=seats).after(500)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 from pathlib import Path
 
@@ -145,6 +146,37 @@ def test_a_change_is_one_for_all_sizes() -> None:
     for _ in range(12):
         latency.record(1.0, censored=False, prompt_tokens=100)
     assert latency.known(50_000, by_sentence=False).first_token.quantile(0.5) > 0.9
+
+
+def test_a_spell_costs_nothing_of_what_was_known() -> None:
+    """When it is over, all sizes are known again as they were, tails included."""
+    latency, dice = ProviderLatency(prior_for("x", "gpt-4.1")), random.Random(3)
+
+    def turns(count: int, factor: float) -> list[float]:
+        for _ in range(count):
+            for tokens, usual in ((100, 0.3), (50_000, 0.9)):
+                secs = factor * usual * dice.lognormvariate(0, 0.2)
+                latency.record(secs, censored=False, prompt_tokens=tokens)
+        curves = [latency.known(tokens, by_sentence=False).first_token for tokens in (100, 50_000)]
+        return [curve.quantile(p) for curve in curves for p in (0.5, 0.95, 0.99)]
+
+    before = turns(400, 1.0)
+    during = turns(100, 3.0)
+    assert all(slow > 2 * usual for slow, usual in zip(during, before, strict=True))
+    assert turns(30, 1.0) == pytest.approx(before, rel=0.2)
+    assert latency.seen > 800
+
+
+def test_a_restless_provider_does_not_fill_the_memory() -> None:
+    """What is assumed after a change is made of the curve before, change after change."""
+    latency, dice, level = ProviderLatency(prior_for("x", "gpt-4.1")), random.Random(3), 1.0
+    steps = list[int]()
+    for turn in range(8_000):
+        if turn % 700 == 0:
+            level = dice.choice([0.3, 1.0, 4.0])
+        latency.record(level * dice.lognormvariate(0, 0.3), censored=False)
+        steps.append(latency.known(None, by_sentence=False).first_token.secs.size)
+    assert max(steps) < 2048 + 200
 
 
 # ---- kept between runs

@@ -153,10 +153,10 @@ Order: TypeAlias = Launch | Commit | BreakOff | Continue | Cancel | GiveUp
 
 
 CommitOn: TypeAlias = Literal["first_sentence", "first_token"]
+"""What an attempt must have to win: a speakable unit, or a usable token."""
 
 FillerCause: TypeAlias = Literal["slow", "tool", "failing"]
 """Why an answer is late: it is slow, a tool runs, or whoever has been asked so far has failed."""
-"""What an attempt must have to win: a speakable unit, or a usable token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ class ProviderLatency:
         self._sentence = _Learned(SENTENCE_PRIOR)
         self._watches = [ChangePoint() for _ in range(len(CLASS_BOUNDS) + 1)]
         self._known: dict[tuple[int, bool], Known] = {}
+        self._left_by: int | None = None
 
     def known(self, prompt_tokens: int | None, *, by_sentence: bool) -> Known:
         """What is known of a prompt of a size.
@@ -122,21 +123,28 @@ class ProviderLatency:
             own.record(secs, censored=censored)
         # A longer prompt is not a slower provider: watched is only what is compared with its like.
         if answering is own or prompt_tokens is None or len(own.model) > 0.8 * len(self._all.model):
-            watch = self._watches[_class_of(prompt_tokens)]
-            change = watch.observe(secs, censored=censored, known=known)
+            watch = _class_of(prompt_tokens)
+            change = self._watches[watch].observe(secs, censored=censored, known=known)
             if change is not None:
-                self._change(change, answering, own)
+                self._change(change, watch, (answering, own))
 
-    def _change(self, change: Change, watched: _Learned, own: _Learned) -> None:
+    def _change(self, change: Change, watch: int, watched: tuple[_Learned, ...]) -> None:
         """What was known of one size is no longer true, and so by the same factor of all."""
+        resumes = change.kind == "returned" and self._left_by == watch
+        puts_aside = change.kind == "left" and self._left_by in (None, watch)
+        put_aside_but = change.keep if puts_aside else None
         for learned in (self._all, *self._classes):
-            if learned is watched or learned is own:
-                learned.model.restart(change.prior, change.keep)
+            keep = change.keep if learned in watched else 0
+            if resumes:
+                learned.model.resume(keep)
             else:
-                learned.model.restart(learned.curve.scaled(change.factor))
+                prior = change.prior if keep else learned.curve.scaled(change.factor)
+                learned.model.restart(prior, keep, put_aside_but=put_aside_but)
             learned.refresh()
-        for watch in self._watches:
-            watch.begin_again()
+        if resumes or puts_aside:
+            self._left_by = watch if puts_aside else None
+        for other in self._watches:
+            other.begin_again()
 
     def record_sentence(self, secs: float, *, censored: bool) -> None:
         """Take a time from an attempt's first token to its first whole sentence.

@@ -165,11 +165,38 @@ class Survival:
             return self
         if share >= 1:
             return other
-        at = np.union1d(self._knots(other.secs[-1]), other._knots(self.secs[-1]))
+        at = np.concatenate((self._knots(other.secs[-1]), other._knots(self.secs[-1])))
+        at.sort(kind="stable")
         above = (1 - share) * self.share_after(at) + share * other.share_after(at)
         area = (1 - share) * self.area_after(at[-1]) + share * other.area_after(at[-1])
         tail_secs = float(area / above[-1]) if above[-1] > 0 else self.tail_secs
         return self._made(at, above, max(tail_secs, 1e-6))
+
+    def thinned(self, most: int = 128) -> Survival:
+        """This curve with fewer steps, as closely spaced in its body as in its tail.
+
+        The area beyond each step that is left, and so the mean, stays what it was.
+
+        Args:
+            most: How many steps it may have, at least 4.
+
+        Raises:
+            ConfigurationError: If that is too few.
+        """
+        if most < 4:
+            raise ConfigurationError(f"most must be at least 4, got {most}")
+        count = self.secs.size
+        if count <= most:
+            return self
+        least = max(float(self.shares[-1]), 1e-6)
+        half = (most - 2) // 2
+        left = np.concatenate((np.linspace(1.0, least, half), np.geomspace(1.0, least, half)))
+        after = count - self.shares[::-1].searchsorted(left, side="right")
+        index = np.unique(np.concatenate((np.minimum(after, count - 1), [0, count - 1])))
+        index = index[np.append(np.diff(self.secs[index]) > 0, True)]
+        at = self.secs[index]
+        above = np.append(-np.diff(self.areas[index]) / np.diff(at), self.shares[-1])
+        return self._made(at, np.minimum.accumulate(above), self.tail_secs)
 
     def scaled(self, factor: float) -> Survival:
         """The curve of latencies that are all ``factor`` times as long.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 
-from pipecat_hedge.policies.change_point import ENOUGH, Change, ChangePoint
+from pipecat_hedge.policies.change_point import CREDIT, EARNED_BY, ENOUGH, Change, ChangePoint
 from pipecat_hedge.policies.latency_model import LatencyModel
 from pipecat_hedge.survival import Survival
 
@@ -28,7 +29,11 @@ class Provider:
             self.curve = self.model.curve
         change = self.watch.observe(secs, censored=censored, known=self.curve)
         if change is not None:
-            self.model.restart(change.prior, change.keep)
+            if change.kind == "returned":
+                self.model.resume(change.keep)
+            else:
+                but = change.keep if change.kind == "left" else None
+                self.model.restart(change.prior, change.keep, put_aside_but=but)
             self.curve = self.model.curve
         return change
 
@@ -110,6 +115,31 @@ def test_a_return_is_believed_after_two_answers() -> None:
     assert provider.watch.suspects_return
     assert provider.take(0.48) is not None
     assert provider.curve.quantile(0.5) == pytest.approx(before.quantile(0.5), rel=0.1)
+
+
+def test_what_is_known_of_the_tail_comes_back_with_the_level() -> None:
+    """A level that returns brings its observations with it, not a guess made of its curve."""
+    provider = Provider()
+    provider.run(600)
+    tail = [provider.curve.quantile(p) for p in (0.9, 0.99)]
+    assert len(provider.run(40, 3.0)) == 1
+    assert len(provider.model) < 100
+    assert len(provider.run(10)) == 1
+    assert 600 <= len(provider.model) < 620
+    assert [provider.curve.quantile(p) for p in (0.9, 0.99)] == pytest.approx(tail, rel=0.05)
+
+
+@pytest.mark.parametrize("smooth", [0.8, 0.95])
+def test_a_level_that_wanders_is_not_run_after(smooth: float) -> None:
+    """Slow turns in clusters: the long view is kept, and what is known of the tail with it."""
+    provider, wandering = Provider(), 0.0
+    changes, turns = list[Change](), 6_000
+    for _ in range(turns):
+        wandering = smooth * wandering + provider.dice.gauss(0, (1 - smooth**2) ** 0.5)
+        change = provider.take(0.5 * math.exp(wandering))
+        changes += [change] if change is not None else []
+    assert len([c for c in changes if c.kind != "returned"]) <= CREDIT + turns / EARNED_BY
+    assert len(changes) > 2, "or nothing is shown"
 
 
 def test_one_fast_answer_is_no_return() -> None:

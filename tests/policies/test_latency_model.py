@@ -265,6 +265,56 @@ def test_a_new_start_keeps_the_latest() -> None:
     assert model.observations == [(7.0, False)], "what was learned is not thrown away"
 
 
+def test_what_was_put_aside_can_be_taken_up_again() -> None:
+    """With the latest few behind it; and once only."""
+    model = LatencyModel(PRIOR, prior_weight=1)
+    for secs in (0.5, 0.6, 8.0, 9.0):
+        model.record(secs)
+    model.restart(PRIOR.scaled(3.0), keep=2, put_aside_but=2)
+    model.record(7.0)
+    model.restart(PRIOR.scaled(9.0), keep=1)
+    model.record(0.7, censored=True)
+    model.resume(keep=1)
+    expected = LatencyModel(PRIOR, prior_weight=1)
+    for secs, censored in ((0.5, False), (0.6, False), (0.7, True)):
+        expected.record(secs, censored=censored)
+    assert model.observations == expected.observations
+    assert model.prior_share == expected.prior_share
+    assert model.quantile(0.9) == expected.quantile(0.9)
+    with pytest.raises(HedgeError, match="nothing was put aside"):
+        model.resume()
+
+
+@given(
+    st.lists(st.floats(0.01, 50.0), min_size=1, max_size=600),
+    st.floats(0.01, 30.0),
+    st.integers(8, 128),
+)
+def test_a_thinned_curve_is_the_same_but_for_its_grain(
+    secs: list[float], tail_secs: float, most: int
+) -> None:
+    """Its mean and its tail are kept, its quantiles are off by no more than a step's share."""
+    secs = sorted(secs)
+    shares = 1 - (np.arange(len(secs)) + 1) / (len(secs) + 1)
+    curve = Survival.of(secs, shares, tail_secs)
+    thin = curve.thinned(most)
+    assert thin.secs.size <= most
+    assert thin.expected_remaining(0.0) == pytest.approx(curve.expected_remaining(0.0))
+    assert thin.quantile(0.9999) == pytest.approx(curve.quantile(0.9999))
+    for p in (0.2, 0.5, 0.8):
+        off = 2.5 / (most // 2 - 1) + 1e-6
+        assert curve.quantile(max(p - off, 0)) <= thin.quantile(p) + 1e-9
+        assert thin.quantile(p) <= curve.quantile(min(p + off, 0.9999)) + 1e-9
+    if curve.secs.size <= most:
+        assert thin is curve
+
+
+def test_a_curve_cannot_be_thinned_to_nothing() -> None:
+    """Its ends and its tail must stay."""
+    with pytest.raises(HedgeError, match="most must be at least 4, got 3"):
+        PRIOR.thinned(3)
+
+
 def test_a_curve_can_be_scaled_and_delayed() -> None:
     """Every latency so many times as long, or so much longer."""
     for p in (0.2, 0.5, 0.95, 0.999):

@@ -20,6 +20,10 @@ A way back needs less evidence, because it is known what to expect: such a sum a
 before the change in place of a multiple of the known one. A provider that is asked rarely, because
 it has been slow, is believed after two answers that would be unlikely now and were usual then.
 
+Where slow turns come in clusters, the level wanders without end, and whoever restarts at each turn
+of it never knows the tail. So changes have to be earned: ``CREDIT`` of them may come in a row, and
+one more for each ``EARNED_BY`` observations. Beyond that the window's long view is the better one.
+
 Left out: slow drifts, which the window follows, and changes of the tail alone, which the window
 learns as fast as its rare observations come.
 """
@@ -30,6 +34,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -51,6 +56,8 @@ DRIFTS = (0.5, 2.0)
 """Changes of level that are watched for in widely spread latencies."""
 MOST_TOLD, SURE = 1.0, 10.0
 """How much one observation may tell, and how much is enough: e¹⁰ of them between false alarms."""
+CREDIT, EARNED_BY = 3.0, 600
+"""How many changes are believed at once, and how many observations earn one more."""
 KEPT = 64
 TENTHS = 1.0 - np.arange(1, 10) / 10
 """The shares that have not answered where each tenth of a curve ends."""
@@ -68,11 +75,14 @@ class Change:
         prior: What to assume now.
         keep: How many of the latest observations belong to the present.
         factor: The present median in units of the one before.
+        kind: Whether a settled level was left, or an unsettled one, or the settled one is back, so
+            that what was known of it is true again.
     """
 
     prior: Survival
     keep: int
     factor: float
+    kind: Literal["left", "moved", "returned"] = "left"
 
 
 class _Evidence:
@@ -154,6 +164,7 @@ class ChangePoint:
         self._known: _Tenths | None = None
         self._before: Survival | None = None
         self._held = 0
+        self._credit = CREDIT
 
     @property
     def suspects_return(self) -> bool:
@@ -184,6 +195,7 @@ class ChangePoint:
         if self._known is None or self._known.curve is not known:
             self._known = _Tenths(known)
         self._held += 1
+        self._credit = min(self._credit + 1 / EARNED_BY, CREDIT)
         self._recent.append(secs)
         self._then_known.append(known)
         self._slow.append(secs > self._known.high)
@@ -206,18 +218,22 @@ class ChangePoint:
         # Of censored waits only the lower end is known, which is enough to tell the level's.
         level = sorted(present)[len(present) // 2]
         factor = min(max(level / max(known.quantile(0.5), 1e-3), RATIO[0]), RATIO[1])
-        if 1 / LEAST < factor < LEAST:
+        if 1 / LEAST < factor < LEAST or self._credit < 1:
             self.begin_again()
             return None
-        if self._before is None or self._held >= SETTLED:
+        self._credit -= 1
+        leaves = self._before is None or self._held >= SETTLED
+        if leaves:
             self._before = known
-        change = Change(known.scaled(factor), len(present), factor)
+        change = Change(
+            known.scaled(factor), len(present), factor, kind="left" if leaves else "moved"
+        )
         self.begin_again()
         return change
 
     def _returned(self, before: Survival, known: Survival) -> Change:
         factor = before.quantile(0.5) / max(known.quantile(0.5), 1e-3)
-        change = Change(before, min(self._back.since, len(self._recent)), factor)
+        change = Change(before, min(self._back.since, len(self._recent)), factor, "returned")
         self._before = None
         self.begin_again()
         return change

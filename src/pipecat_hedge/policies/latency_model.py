@@ -90,10 +90,9 @@ class LatencyModel:
         self._prior = prior
         self._prior_weight = prior_weight
         self._half_life = half_life
-        self._secs: deque[float] = deque(maxlen=window)
-        self._came: deque[bool] = deque(maxlen=window)
-        self._told: deque[float] = deque(maxlen=window)
-        self._told_in_all = 0.0
+        self._window = window
+        self._aside: tuple[Survival, list[tuple[float, bool]]] | None = None
+        self._empty()
         self._weights = np.exp2(-np.arange(window)[::-1] / half_life)
         self._curve: Survival | None = prior
 
@@ -117,20 +116,46 @@ class LatencyModel:
         if not self._secs:
             self._curve = prior
 
-    def restart(self, prior: Survival, keep: int = 0) -> None:
+    def _empty(self) -> None:
+        self._secs: deque[float] = deque(maxlen=self._window)
+        self._came: deque[bool] = deque(maxlen=self._window)
+        self._told: deque[float] = deque(maxlen=self._window)
+        self._told_in_all = 0.0
+
+    def restart(self, prior: Survival, keep: int = 0, *, put_aside_but: int | None = None) -> None:
         """Forget all but the latest observations: what came before is no longer true.
 
         Args:
-            prior: What is assumed now.
+            prior: What is assumed now; kept thinned, as the next one may be made of it.
             keep: How many observations to keep.
+            put_aside_but: All but so many of the latest may be wanted again; they replace those put
+                aside before. None puts nothing aside.
         """
-        recent = self.observations
-        self._secs.clear()
-        self._came.clear()
-        self._told.clear()
-        self._told_in_all = 0.0
-        self._prior, self._curve = prior, prior
-        for secs, censored in recent[-keep:] if keep else []:
+        seen = self.observations
+        kept = len(seen) - min(keep, len(seen))
+        if put_aside_but is not None:
+            self._aside = self._prior, seen[: max(len(seen) - put_aside_but, 0)]
+        self._begin(prior.thinned(), seen[kept:])
+
+    def resume(self, keep: int = 0) -> None:
+        """Take up again what was put aside: it is true again.
+
+        Args:
+            keep: How many of the latest observations are to follow it.
+
+        Raises:
+            ConfigurationError: If nothing was put aside.
+        """
+        if self._aside is None:
+            raise ConfigurationError("nothing was put aside: restart(..., put_aside_but=0)")
+        (prior, before), self._aside = self._aside, None
+        seen = self.observations
+        self._begin(prior, [*before, *seen[len(seen) - min(keep, len(seen)) :]])
+
+    def _begin(self, prior: Survival, observations: list[tuple[float, bool]]) -> None:
+        self._empty()
+        self._prior = self._curve = prior
+        for secs, censored in observations:
             self.record(secs, censored=censored)
 
     @property

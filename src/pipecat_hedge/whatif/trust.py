@@ -86,6 +86,8 @@ def independence_of(
             "less than this: measure both side by side"
         )
         text = f"slow turns come together: {seen}. {helps}"
+        if correlation < 0 and clustering <= 1:
+            text = f"turns follow each other, though slow ones keep apart: {seen}"
     return Independence(correlation, noise, clustering, False, None, holds, text)
 
 
