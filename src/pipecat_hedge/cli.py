@@ -17,6 +17,10 @@ _COMMANDS = {
         "pipecat_hedge.whatif.command",
         "replay recorded turns under other policies, and recommend one",
     ),
+    "replay": (
+        "pipecat_hedge.replay.command",
+        "call a bot over WebRTC with recordings, and measure what a caller would hear",
+    ),
     "bench": (
         "pipecat_hedge.bench",
         "compare the bare service, Pipecat's failover and hedging on simulated providers",

@@ -23,20 +23,18 @@ from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 from av import AudioFrame
 
 from pipecat_hedge.errors import ConfigurationError, HedgeError
-from pipecat_hedge.replay.ear import Ear
+from pipecat_hedge.replay.ear import HUSH_SECS, Ear
 from pipecat_hedge.replay.microphone import Microphone
 from pipecat_hedge.replay.network import Network, impair
 from pipecat_hedge.replay.sound import FRAME, RATE, Utterance
 from pipecat_hedge.task_scope import TaskScope
 
-__all__ = ["CallError", "Caller", "Message", "Said"]
+__all__ = ["CallError", "Caller", "HungUp", "Message", "Said"]
 
 Message: TypeAlias = dict[str, Any]
 T = TypeVar("T")
 
 CONNECT_SECS = 20.0
-HUSH_SECS = 0.3
-"""Without a loud sample: the pause between two words is shorter."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _READY = {
     "id": "ready",
@@ -48,6 +46,10 @@ _READY = {
 
 class CallError(HedgeError):
     """A call that could not be made, or a bot that did not answer; the message has the remedy."""
+
+
+class HungUp(CallError):
+    """The bot has ended the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ class Caller:
         Raises:
             CallError: If it is silent for so long.
         """
-        return await self._until(
+        return await self.until(
             lambda: self.ear.loud_since(at),
             f"the bot was silent for {timeout_secs:g} s",
             timeout_secs,
@@ -181,7 +183,7 @@ class Caller:
             last = self.ear.last_loud(at)
             return last if self.ear.heard_at - last >= hush_secs else None
 
-        return await self._until(
+        return await self.until(
             fell_silent, f"the bot went on speaking for {timeout_secs:g} s", timeout_secs
         )
 
@@ -203,23 +205,32 @@ class Caller:
         def arrived() -> Message | None:
             return next(filter(wanted, self.messages[since:]), None)
 
-        return await self._until(
-            arrived, f"{what} did not come in {timeout_secs:g} s", timeout_secs
-        )
+        return await self.until(arrived, f"{what} did not come in {timeout_secs:g} s", timeout_secs)
 
-    # ---- inside
+    async def until(self, found: Callable[[], T | None], failure: str, timeout_secs: float) -> T:
+        """Wait until something is so; it is looked at whenever sound or a message has come.
 
-    async def _until(self, found: Callable[[], T | None], failure: str, timeout_secs: float) -> T:
+        Args:
+            found: What is waited for, or None as long as it is not there.
+            failure: What to say if it does not come.
+            timeout_secs: How long to wait.
+
+        Raises:
+            CallError: If it does not come, or the bot hangs up.
+        """
         try:
             async with asyncio.timeout(timeout_secs), self.ear.heard:
                 while (value := found()) is None:
                     if self._connection.connectionState in ("closed", "failed"):
-                        raise CallError("the bot has hung up")
+                        raise HungUp("the bot has hung up")
                     await self.ear.heard.wait()
                 return value
         except TimeoutError:
             types = [message.get("type") for message in self.messages[-8:]]
-            raise CallError(f"{failure}; its last messages were {types}") from None
+            last = f"; its last messages were {', '.join(map(str, types))}" if types else ""
+            raise CallError(f"{failure}{last}") from None
+
+    # ---- inside
 
     async def _connect(self) -> None:
         connection = self._connection

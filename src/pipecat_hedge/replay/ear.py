@@ -10,8 +10,10 @@ from av import AudioFrame
 
 from pipecat_hedge.replay.sound import LOUD, RATE, Samples, first_loud
 
-__all__ = ["Ear"]
+__all__ = ["HUSH_SECS", "Ear"]
 
+HUSH_SECS = 0.3
+"""Without a loud sample: the pause between two words is shorter."""
 KEPT_SECS = 120.0
 """A call of hours does not fill the memory: older sound is dropped."""
 
@@ -64,6 +66,19 @@ class Ear:
         """
         index = bisect.bisect_left(self._onsets, at)
         return self._onsets[index] if index < len(self._onsets) else None
+
+    def speaking_since(self, at: float) -> float | None:
+        """When the speech began that is heard at a time; None if there is none.
+
+        Args:
+            at: The time, on the loop's clock.
+        """
+        index = bisect.bisect_right(self._onsets, at) - 1
+        if index < 0 or at - self._onsets[index] > HUSH_SECS:
+            return None
+        while index and self._onsets[index] - self._onsets[index - 1] <= HUSH_SECS:
+            index -= 1
+        return self._onsets[index]
 
     def last_loud(self, since: float) -> float:
         """When the last loud sample came, or ``since`` if none came after it.

@@ -20,8 +20,8 @@ class Microphone(MediaStreamTrack):
     Noise because digital silence is nothing that a microphone sends, and detectors know it.
 
     Attributes:
-        late_secs: How late each frame of speech was, in seconds. Where the machine cannot keep up,
-            it is the machine that is measured.
+        late_secs: How late each frame was, in seconds. Where the machine cannot keep up, it is the
+            machine that is measured.
     """
 
     kind = "audio"
@@ -54,10 +54,10 @@ class Microphone(MediaStreamTrack):
         due = self._began_at + self._sent / RATE
         if (wait := due - loop.time()) > 0:
             await asyncio.sleep(wait)
+        now = loop.time()
+        self.late_secs.append(now - due)
         if self._queue:
             samples, sent = self._queue.pop(0)
-            now = loop.time()
-            self.late_secs.append(now - due)
             if not sent.done():
                 sent.set_result(now)
         else:

@@ -1,0 +1,195 @@
+"""``pipecat-hedge replay``: call a bot with recordings, and measure what a caller would hear."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from loguru import logger
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from pipecat_hedge.errors import HedgeError
+from pipecat_hedge.replay.conversation import HeardTurn
+from pipecat_hedge.replay.network import Network
+from pipecat_hedge.replay.replaying import Replay, replay
+from pipecat_hedge.replay.report import as_row, check_folder, write_report
+from pipecat_hedge.replay.summary import Figures, summarise
+
+__all__ = ["configure", "run"]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Describe the command's arguments.
+
+    Args:
+        parser: The command's own parser.
+    """
+    parser.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="recordings (WAV, FLAC, ...), folders of them, or a manifest.toml; in this order, "
+        "each after the bot has finished",
+    )
+    parser.add_argument(
+        "--url",
+        default="http://127.0.0.1:7860",
+        help="the bot, served with SmallWebRTC (default http://127.0.0.1:7860)",
+    )
+    parser.add_argument(
+        "--runs", type=int, default=1, metavar="N", help="how many calls one after the other"
+    )
+    parser.add_argument(
+        "--callers", type=int, default=1, metavar="N", help="how many callers at once"
+    )
+    parser.add_argument(
+        "--interrupt-with",
+        type=Path,
+        metavar="FILE",
+        help="speak this into every answer, and measure how long until the bot is silent (a "
+        'manifest names such recordings with the tag "interrupts")',
+    )
+    parser.add_argument(
+        "--loss", type=float, default=0.0, metavar="SHARE", help="lose this share of the packets"
+    )
+    parser.add_argument(
+        "--jitter",
+        type=float,
+        default=0.0,
+        metavar="SECS",
+        help="delay each of the caller's packets by up to so much",
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of loss and jitter")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=15.0,
+        metavar="SECS",
+        help="a bot that is silent for so long does not answer (default 15)",
+    )
+    parser.add_argument(
+        "--greeting",
+        type=float,
+        default=5.0,
+        metavar="SECS",
+        help="let the bot speak first if it begins within so long; 0 does not wait (default 5)",
+    )
+    parser.add_argument(
+        "--report", type=Path, metavar="FOLDER", help="write report.html, replay.json and pictures"
+    )
+    parser.add_argument("--json", action="store_true", help="print the turns as JSON, not a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the calls.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        0 if every turn was answered, 1 if one was not, 2 if no call could be made.
+    """
+    errors = Console(stderr=True, highlight=False)
+    logger.remove()
+    try:
+        wanted = Replay.of(
+            args.url,
+            args.files,
+            runs=args.runs,
+            callers=args.callers,
+            network=Network(args.loss, args.jitter, args.seed),
+            timeout_secs=args.timeout,
+            greeting_secs=args.greeting,
+            interrupt_with=args.interrupt_with,
+        )
+        if args.report is not None:
+            check_folder(args.report)
+        turns = _with_progress(wanted, errors)
+    except HedgeError as e:
+        errors.print(f"pipecat-hedge replay: {e}", markup=False)
+        return 2
+    except KeyboardInterrupt:
+        errors.print("pipecat-hedge replay: stopped; nothing was written", markup=False)
+        return 130
+    if args.report is not None:
+        write_report(args.report, turns, _about(wanted))
+    if args.json:
+        json.dump([as_row(turn) for turn in turns], sys.stdout, indent=1)
+        sys.stdout.write("\n")
+    else:
+        _show(turns, Console(highlight=False, width=None if sys.stdout.isatty() else 110))
+        if args.report is not None:
+            print(f"report: {args.report / 'report.html'}")
+    return int(any(turn.error is not None for turn in turns))
+
+
+def _with_progress(wanted: Replay, errors: Console) -> list[HeardTurn]:
+    with Progress(
+        TextColumn("{task.description:44}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    ) as bar:
+        task = bar.add_task("calling", total=wanted.turns)
+
+        def told(turn: HeardTurn) -> None:
+            secs = turn.voice_to_voice_secs
+            heard = "no answer" if secs is None else f"{secs:.2f} s"
+            bar.update(task, advance=1, description=f"{turn.recording}: {heard}"[:44])
+
+        return asyncio.run(replay(wanted, progress=told))
+
+
+def _about(wanted: Replay) -> str:
+    line = wanted.network
+    parts = [f"{len(wanted.script)} recordings into {wanted.url}"]
+    if wanted.runs > 1:
+        parts.append(f"{wanted.runs} runs")
+    if wanted.callers > 1:
+        parts.append(f"{wanted.callers} callers at once")
+    if wanted.interrupt_with is not None:
+        parts.append(f"every answer interrupted with {wanted.interrupt_with.name}")
+    if line.loss or line.jitter_secs:
+        parts.append(
+            f"{line.loss:.1%} of packets lost, up to {1000 * line.jitter_secs:.0f} ms late"
+        )
+    return ", ".join(parts) + "."
+
+
+def _show(turns: Sequence[HeardTurn], console: Console) -> None:
+    summary = summarise(turns)
+    with_silence = summary.everything.silent_p50 is not None
+    table = Table(title="voice to voice, as the caller hears it", title_justify="left")
+    table.add_column("recording", overflow="fold")
+    for name in ("turns", "answered", "p50", "p95", "max"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if with_silence:
+        for name in ("silent p50", "silent max"):
+            table.add_column(name, justify="right", no_wrap=True)
+
+    def add(figures: Figures) -> None:
+        values = [figures.p50, figures.p95, figures.most]
+        values += [figures.silent_p50, figures.silent_most] if with_silence else []
+        shown = ["" if value is None else f"{value:.2f} s" for value in values]
+        table.add_row(figures.name, str(figures.turns), str(figures.answered), *shown)
+
+    for figures in summary.recordings:
+        add(figures)
+    table.add_section()
+    add(summary.everything)
+    console.print(table)
+    for turn in turns:
+        if turn.error is not None:
+            where = f"{turn.recording}, run {turn.run}, caller {turn.caller}"
+            console.print(f"{where}: {turn.error}", markup=False)
+    console.print(summary.pacing.told, markup=False)

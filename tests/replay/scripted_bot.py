@@ -1,0 +1,156 @@
+"""A bot of another make: no Pipecat, just a peer that answers a known time after it hears silence.
+
+It runs on the caller's own loop, so that one clock tells when its first loud sample was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fractions
+import json
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
+from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
+from av import AudioFrame
+
+from pipecat_hedge.replay.sound import FRAME, LOUD, RATE
+from pipecat_hedge.task_scope import TaskScope
+
+HUSH_SECS = 0.4
+"""Silence that ends the caller's turn."""
+SPOKEN = round(32768 * 10 ** (-36 / 20))
+
+
+class Voice(MediaStreamTrack):
+    """Sends silence, or a tone for a time."""
+
+    kind = "audio"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sent = 0
+        self._began_at: float | None = None
+        self.speaks: tuple[float, float] = (0.0, 0.0)
+        self.first_loud_at: list[float] = []
+        self._was_loud = False
+
+    async def recv(self) -> AudioFrame:
+        loop = asyncio.get_running_loop()
+        self._began_at = self._began_at or loop.time()
+        due = self._began_at + self._sent / RATE
+        if (wait := due - loop.time()) > 0:
+            await asyncio.sleep(wait)
+        begins, ends = self.speaks
+        is_loud = begins <= due < ends
+        if is_loud and not self._was_loud:
+            self.first_loud_at.append(loop.time())
+        self._was_loud = is_loud
+        samples = np.zeros(FRAME, np.int16)
+        if is_loud:
+            time = (self._sent + np.arange(FRAME)) / RATE
+            samples = (9000 * np.sin(2 * np.pi * 330 * time)).astype(np.int16)
+        frame = AudioFrame.from_ndarray(samples[np.newaxis, :], layout="mono")
+        frame.sample_rate, frame.time_base = RATE, fractions.Fraction(1, RATE)
+        frame.pts = self._sent
+        self._sent += FRAME
+        return frame
+
+
+class ScriptedBot:
+    """Answers every turn after a delay; falls silent when it is spoken to.
+
+    Attributes:
+        voices: One a call, in the order of the calls.
+        url: Where it is, once entered.
+    """
+
+    def __init__(
+        self,
+        delay_secs: Callable[[int], float] = lambda turn: 0.3,
+        *,
+        speaks_secs: float = 1.0,
+        answers: bool = True,
+        messages: Callable[[int], list[dict[str, Any]]] = lambda turn: [],
+        hangs_up_after: int | None = None,
+    ):
+        self._delay_secs = delay_secs
+        self._speaks_secs = speaks_secs
+        self._answers = answers
+        self._messages = messages
+        self._hangs_up_after = hangs_up_after
+        self._calls: list[RTCPeerConnection] = []
+        self._scope = TaskScope()
+        self.voices: list[Voice] = []
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_post("/api/offer", self._offer)
+        self._server = TestServer(app)
+        await self._server.start_server()
+        self.url = str(self._server.make_url(""))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for call in self._calls:
+            await call.close()
+        await self._scope.close()
+        await self._server.close()
+
+    async def _offer(self, request: web.Request) -> web.Response:
+        offer = await request.json()
+        call = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        voice = Voice()
+        self._calls.append(call)
+        self.voices.append(voice)
+        channels: list[Any] = []
+
+        @call.on("track")
+        def on_track(track: MediaStreamTrack) -> None:
+            self._scope.start(self._listen(call, track, voice, channels), name="bot")
+
+        call.on("datachannel", channels.append)
+        await call.setRemoteDescription(RTCSessionDescription(offer["sdp"], offer["type"]))
+        call.addTrack(voice)
+        await call.setLocalDescription(await call.createAnswer())
+        mine = call.localDescription
+        return web.json_response({"sdp": mine.sdp, "type": mine.type})
+
+    async def _listen(
+        self, call: RTCPeerConnection, track: MediaStreamTrack, voice: Voice, channels: list[Any]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        last_loud: float | None = None
+        turn = 0
+        with contextlib.suppress(MediaStreamError):
+            while True:
+                frame = await track.recv()
+                assert isinstance(frame, AudioFrame)
+                now = loop.time()
+                samples = frame.to_ndarray().reshape(-1, len(frame.layout.channels))[:, 0]
+                if np.abs(samples.astype(np.int32)).max() > max(SPOKEN, LOUD):
+                    last_loud = now
+                    voice.speaks = (0.0, 0.0)
+                elif last_loud is not None and now - last_loud >= HUSH_SECS:
+                    last_loud = None
+                    turn += 1
+                    if self._hangs_up_after is not None and turn > self._hangs_up_after:
+                        await call.close()
+                        return
+                    if self._answers:
+                        begins = now + self._delay_secs(turn)
+                        voice.speaks = (begins, begins + self._speaks_secs)
+                    for message in self._messages(turn):
+                        channels[0].send(json.dumps(message))
