@@ -20,6 +20,7 @@ from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 from av import AudioFrame
 
+from pipecat_hedge.replay.loopback import LOOPBACK_ALONE
 from pipecat_hedge.replay.sound import FRAME, LOUD, RATE
 from pipecat_hedge.task_scope import TaskScope
 
@@ -124,7 +125,8 @@ class ScriptedBot:
         call.on("datachannel", channels.append)
         await call.setRemoteDescription(RTCSessionDescription(offer["sdp"], offer["type"]))
         call.addTrack(voice)
-        await call.setLocalDescription(await call.createAnswer())
+        with LOOPBACK_ALONE:
+            await call.setLocalDescription(await call.createAnswer())
         mine = call.localDescription
         return web.json_response({"sdp": mine.sdp, "type": mine.type})
 

@@ -17,13 +17,13 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import numpy as np
-from aioice import ice
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 from av import AudioFrame
 
 from pipecat_hedge.errors import ConfigurationError, HedgeError
 from pipecat_hedge.replay.ear import HUSH_SECS, Ear
+from pipecat_hedge.replay.loopback import LOOPBACK_ALONE
 from pipecat_hedge.replay.microphone import Microphone
 from pipecat_hedge.replay.network import Network, impair
 from pipecat_hedge.replay.sound import FRAME, RATE, Utterance
@@ -267,7 +267,7 @@ class Caller:
                         self.messages.append({**message, "received_at": loop.time()})
                         self.ear.heard.notify_all()
 
-        with _LOOPBACK_ALONE if self._is_local else contextlib.nullcontext():
+        with LOOPBACK_ALONE if self._is_local else contextlib.nullcontext():
             await connection.setLocalDescription(await connection.createOffer())
         await connection.setRemoteDescription(await self._offer(connection.localDescription))
         await asyncio.gather(connected, ready)
@@ -305,25 +305,3 @@ class Caller:
         await self._connection.close()
         self.microphone.stop()
         await self._scope.close()
-
-
-class _LoopbackAlone:
-    """Gathers 127.0.0.1, which aioice leaves out, and nothing else, while anybody is inside."""
-
-    def __init__(self) -> None:
-        self._users = 0
-        self._usual = ice.get_host_addresses
-
-    def __enter__(self) -> None:
-        if not self._users:
-            self._usual = ice.get_host_addresses
-            ice.get_host_addresses = lambda use_ipv4, use_ipv6: ["127.0.0.1"]
-        self._users += 1
-
-    def __exit__(self, *error: object) -> None:
-        self._users -= 1
-        if not self._users:
-            ice.get_host_addresses = self._usual
-
-
-_LOOPBACK_ALONE = _LoopbackAlone()

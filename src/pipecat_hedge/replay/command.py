@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from loguru import logger
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -97,7 +96,6 @@ def run(args: argparse.Namespace) -> int:
         0 if every turn was answered, 1 if one was not, 2 if no call could be made.
     """
     errors = Console(stderr=True, highlight=False)
-    logger.remove()
     try:
         wanted = Replay.of(
             args.url,
@@ -113,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
             check_folder(args.report)
         turns = _with_progress(wanted, errors)
     except HedgeError as e:
-        errors.print(f"pipecat-hedge replay: {e}", markup=False)
+        errors.print(f"pipecat-hedge replay: {e}", markup=False, soft_wrap=True)
         return 2
     except KeyboardInterrupt:
         errors.print("pipecat-hedge replay: stopped; nothing was written", markup=False)

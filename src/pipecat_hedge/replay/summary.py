@@ -1,4 +1,4 @@
-"""What a replay comes to: percentiles by recording and over all, and whether to believe it. Pure."""
+"""What a replay comes to: percentiles by recording and over all, and how sure they are. Pure."""
 
 from __future__ import annotations
 
