@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -76,8 +77,13 @@ def test_who_fell_behind() -> None:
     pacing = summarise([turn(), turn(late_secs=0.15), turn(late_secs=0.03)]).pacing
     assert not pacing.kept_up
     assert pacing.told.startswith(
-        "the machine, not the bot, was the bottleneck in 2 of 3 turns: frames of the caller were "
-        "up to 150 ms late"
+        "the machine, not the bot, was the bottleneck in 2 of 3 turns: the caller's frames were up "
+        "to 150 ms late; "
+    )
+    pacing = summarise([turn(), dataclasses.replace(turn(), bot_late_secs=0.4)]).pacing
+    assert not pacing.kept_up
+    assert pacing.told.startswith(
+        "the bot's machine was the bottleneck in 1 of 2 turns: its sound came up to 400 ms late"
     )
 
 

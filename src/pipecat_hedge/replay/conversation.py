@@ -80,6 +80,7 @@ class HeardTurn:
         record: What the bot itself recorded of the turn, if it sends that.
         late_secs: How late the caller's own frames were, in seconds: the 99th percentile from the
             beginning of the turn to its end. It is the machine's doing, not the bot's.
+        bot_late_secs: How late the bot's sound came, likewise: its process did not get to it.
         waves: Both sides, for a picture; None if nothing was said.
     """
 
@@ -95,6 +96,7 @@ class HeardTurn:
     stages: dict[str, float] = field(default_factory=dict[str, float])
     record: dict[str, Any] | None = None
     late_secs: float = 0.0
+    bot_late_secs: float = 0.0
     waves: Waves | None = field(default=None, repr=False, compare=False)
 
 
@@ -282,7 +284,8 @@ class Conversation:
             understood_text=understood_text(messages),
             stages=stages_of(messages, said.ended_at, asked.heard_at),
             record=record,
-            late_secs=float(np.quantile(caller.microphone.late_secs[asked.first_frame :], 0.99)),
+            late_secs=_p99(caller.microphone.late_secs[asked.first_frame :]),
+            bot_late_secs=_p99(caller.ear.late_since(said.began_at)),
             waves=self._waves(asked),
         )
 
@@ -305,6 +308,10 @@ class Conversation:
             said.ended_at - begin,
             None if heard_at is None else heard_at - begin,
         )
+
+
+def _p99(secs: list[float]) -> float:
+    return float(np.quantile(secs, 0.99)) if secs else 0.0
 
 
 def _filler_secs(record: dict[str, Any] | None) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import math
 
 import numpy as np
 from av import AudioFrame
@@ -32,6 +33,8 @@ class Ear:
         self.heard_at = 0.0
         self._at: list[float] = []
         self._frames: list[Samples] = []
+        self._late: list[float] = []
+        self._least_transit = math.inf
         self._onsets: list[float] = []
         self._last_loud_at: float | None = None
 
@@ -51,11 +54,12 @@ class Ear:
             if onset is not None:
                 self._onsets.append(now + onset / RATE)
             self._at.append(now)
+            self._late.append(self._lateness(frame, now))
             self._frames.append(samples)
             if loud.size:
                 self._last_loud_at = now + float(loud[-1]) / RATE
             while now - self._at[0] > KEPT_SECS:
-                del self._at[0], self._frames[0]
+                del self._at[0], self._frames[0], self._late[0]
             self.heard.notify_all()
 
     def loud_since(self, at: float) -> float | None:
@@ -87,6 +91,22 @@ class Ear:
             since: The time, on the loop's clock.
         """
         return since if self._last_loud_at is None else max(since, self._last_loud_at)
+
+    def late_since(self, at: float) -> list[float]:
+        """How late each frame was, compared with the quickest one of the call, in seconds.
+
+        A bot sends its sound in real time. Where it comes late, the bot's process did not get to
+        it, or the line is bad.
+
+        Args:
+            at: Frames before this time are left out.
+        """
+        return self._late[bisect.bisect_left(self._at, at) :]
+
+    def _lateness(self, frame: AudioFrame, now: float) -> float:
+        sent = float(frame.pts * frame.time_base) if frame.pts is not None else now
+        self._least_transit = min(self._least_transit, now - sent)
+        return now - sent - self._least_transit
 
     def between(self, begin: float, end: float) -> Samples:
         """What was heard from one time to another, gaps as silence; mono, at ``RATE``.
