@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from loguru import logger
@@ -41,7 +42,7 @@ from pipecat.workers.runner import WorkerRunner
 from examples.voice_bot.choices import Choices, choose
 from examples.voice_bot.services import make_llms, make_stt, make_tts
 from examples.voice_bot.turn_log import logged
-from pipecat_hedge import FillerProcessor, HedgedLLMService
+from pipecat_hedge import FillerProcessor, HedgedLLMService, Provider
 from pipecat_hedge.turn_latency import TurnLatency, TurnLatencyObserver
 
 INSTRUCTIONS = (
@@ -95,6 +96,18 @@ def turn_end(choices: Choices) -> BaseUserTurnStopStrategy:
     return SpeechTimeoutUserTurnStopStrategy(user_speech_timeout=choices.turn_silence_secs)
 
 
+def make_hedged(choices: Choices, llms: Sequence[Provider]) -> HedgedLLMService | None:
+    """The LLMs, raced; None if the first one is to answer alone, as in a bot without hedging."""
+    if choices.policy is None:
+        return None
+    return HedgedLLMService(
+        llms=llms,
+        policy=choices.policy,
+        settings=LLMSettings(system_instruction=INSTRUCTIONS),
+        turn_log=choices.turn_log,
+    )
+
+
 async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choices: Choices) -> None:
     """Hold one call, until the caller hangs up.
 
@@ -105,14 +118,12 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
     """
     stt = make_stt(choices, os.environ)
     tts = make_tts(choices, os.environ)
-    llm = HedgedLLMService(
-        llms=make_llms(choices, os.environ),
-        policy=choices.policy,
-        settings=LLMSettings(system_instruction=INSTRUCTIONS),
-        turn_log=choices.turn_log,
-    )
+    llms = make_llms(choices, os.environ)
+    hedged = make_hedged(choices, llms)
 
     context = LLMContext(tools=[book_table, cancel_booking])
+    if hedged is None:
+        context.add_message({"role": "system", "content": INSTRUCTIONS})
     aggregators = LLMContextAggregatorPair(
         context,
         user_params=LLMUserAggregatorParams(
@@ -125,8 +136,7 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
             transport.input(),
             stt,
             aggregators.user(),
-            llm,
-            FillerProcessor(),
+            *([llms[0].services[0]] if hedged is None else [hedged, FillerProcessor()]),
             tts,
             transport.output(),
             aggregators.assistant(),
@@ -161,8 +171,8 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
             "type": "parts",
             "stt": choices.stt,
             "tts": choices.tts,
-            "llms": [provider.name for provider in llm.providers],
-            "policy": choices.policy.name,
+            "llms": [provider.name for provider in (llms if hedged else llms[:1])],
+            "policy": choices.policy.name if choices.policy else "off",
             "simulated": choices.simulated,
         }
         await worker.queue_frame(RTVIServerMessageFrame(data=parts))

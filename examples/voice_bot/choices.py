@@ -56,7 +56,7 @@ SETTINGS = (
     Setting("CARTESIA_VOICE_ID", "its voice", "71a7ad14-091c-4e8e-a314-022ece01c121"),
     Setting(
         "HEDGE_POLICY",
-        "adaptive, adaptive:0.05 (share of turns), race, race:3, after:0.6 (seconds) or fallback",
+        "adaptive, adaptive:0.05 (share of turns), race, race:3, after:0.6 (secs), fallback or off",
         "adaptive",
     ),
     Setting("TURN_LOG", "a file that every turn is appended to, for pipecat-hedge whatif"),
@@ -93,7 +93,8 @@ class Choices:
         stt: What hears.
         tts: What speaks.
         llms: Whom to race, in the order in which they are asked.
-        policy: When the next one is asked.
+        policy: When the next one is asked; None leaves the first one alone, as it is without
+            hedging.
         turn_log: The file that every turn is appended to, or None.
         turn_silence_secs: The silence that ends the caller's turn; None leaves it to a model that
             listens for how a sentence sounds when it is complete.
@@ -102,7 +103,7 @@ class Choices:
     stt: Literal["deepgram", "pocketsphinx"]
     tts: Literal["cartesia", "espeak"]
     llms: tuple[LLMChoice, ...]
-    policy: HedgePolicy
+    policy: HedgePolicy | None
     turn_log: str | None
     turn_silence_secs: float | None
 
@@ -132,10 +133,7 @@ def choose(env: Mapping[str, str]) -> Choices:
         stt="deepgram" if "DEEPGRAM_API_KEY" in env else "pocketsphinx",
         tts="cartesia" if "CARTESIA_API_KEY" in env else "espeak",
         llms=llms,
-        policy=dataclasses.replace(
-            _policy(setting_in(env, "HEDGE_POLICY"), attempts=max(2, len(llms))),
-            fallback_text=setting_in(env, "FALLBACK_TEXT"),
-        ),
+        policy=_policy(env, attempts=max(2, len(llms))),
         turn_log=env.get("TURN_LOG"),
         turn_silence_secs=_turn_silence(setting_in(env, "TURN_DETECTION")),
     )
@@ -181,7 +179,15 @@ def _simulated(models: str) -> tuple[LLMChoice, ...]:
     return tuple(LLMChoice(wires[n % 2], model) for n, model in enumerate(models.split()))
 
 
-def _policy(said: str, *, attempts: int) -> HedgePolicy:
+def _policy(env: Mapping[str, str], *, attempts: int) -> HedgePolicy | None:
+    said = setting_in(env, "HEDGE_POLICY")
+    if said == "off":
+        return None
+    policy = _policy_of(said, attempts=attempts)
+    return dataclasses.replace(policy, fallback_text=setting_in(env, "FALLBACK_TEXT"))
+
+
+def _policy_of(said: str, *, attempts: int) -> HedgePolicy:
     name, _, argument = said.partition(":")
     try:
         if name == "adaptive":
@@ -196,7 +202,7 @@ def _policy(said: str, *, attempts: int) -> HedgePolicy:
         raise SettingError(f"HEDGE_POLICY={said}: {error}") from None
     raise SettingError(
         f"HEDGE_POLICY={said}: not a policy; write adaptive, adaptive:0.05, race, race:3, "
-        "after:0.6 or fallback"
+        "after:0.6, fallback or off"
     )
 
 

@@ -104,9 +104,14 @@ def test_policies(said: str, policy: HedgePolicy) -> None:
     assert choose(env).policy == dataclasses.replace(policy, fallback_text="Sorry.")
 
 
+def test_hedging_can_be_off() -> None:
+    """Then there is no policy: the first LLM answers alone."""
+    assert choose({"HEDGE_POLICY": "off"}).policy is None
+
+
 @pytest.mark.parametrize(
     "said",
-    ["often", "after", "after:soon", "after:-1", "race:0", "race:x", "fallback:2", "adaptive:-1"],
+    ["often", "off:1", "after", "after:soon", "after:-1", "race:0", "race:x", "fallback:2", "adaptive:-1"],
 )
 def test_a_policy_that_cannot_work_is_an_error(said: str) -> None:
     """The error names the setting and what it said."""
