@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env bot test lint types unit explore format fixtures bench clean
+.PHONY: help env bot test lint types unit explore format fixtures bench compare clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,6 +47,9 @@ fixtures: $(STAMP) ## make the audio fixtures again (needs espeak-ng and flite)
 
 bench: $(STAMP) ## compare the bare service, Pipecat's failover and hedging, in one run of some minutes
 	$(BIN)/pipecat-hedge bench $(ARGS)
+
+compare: $(STAMP) ## call the example bot without and with hedging, in one run of some minutes
+	@$(BIN)/python scripts/compare.py $(ARGS)
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
