@@ -231,7 +231,7 @@ async def test_what_the_page_computes(subtests: pytest.Subtests) -> None:
 
             with subtests.test("the call so far"):
                 unheard = RACE | {"voice_to_voice_secs": None, "ttft_secs": 0.3}
-                failed = unheard | {"ttft_secs": None}
+                failed = RACE | {"outcome": "failed", "ttft_secs": None}
                 summary = await page.evaluate(
                     """async (races) => {
                       const { CallFigures } = await import("/page/figures.js");

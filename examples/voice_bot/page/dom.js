@@ -24,8 +24,10 @@ export function msFigure(name, secs) {
   return secs == null ? figure(name, "–") : figure(name, String(Math.round(secs * 1000)), "ms");
 }
 
-// Puts a name such as "anthropic:claude-haiku-4-5" into an element, to be broken where it reads well.
+// Puts a name such as "anthropic:claude-haiku-4-5" into an element, to be broken where it reads well:
+// before a part of three characters or more, and elsewhere only if there is no room for the part.
 export function breakable(into, name) {
-  for (const part of name.split(/(?<=[:/-])/)) into.append(part, element("wbr"));
+  const parts = name.split(/(?<=[:/-])(?=[^:/-]{3})/);
+  for (const part of parts) into.append(element("span", "part", part));
   return into;
 }

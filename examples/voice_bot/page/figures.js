@@ -15,10 +15,13 @@ export class CallFigures {
     this.voiceToVoice = [];
   }
 
-  // A race without an answer has no first token, and one that nobody heard no voice-to-voice.
-  count(race) {
-    if (race.ttft_secs != null) this.firstTokens.push(race.ttft_secs);
-    if (race.voice_to_voice_secs != null) this.voiceToVoice.push(race.voice_to_voice_secs);
+  // A race without an answer has no first token, and one whose answer nobody heard no voice-to-voice;
+  // an apology is heard, but is no answer.
+  count({ outcome, ttft_secs, voice_to_voice_secs }) {
+    if (ttft_secs != null) this.firstTokens.push(ttft_secs);
+    if (voice_to_voice_secs != null && outcome !== "failed") {
+      this.voiceToVoice.push(voice_to_voice_secs);
+    }
   }
 
   get summary() {

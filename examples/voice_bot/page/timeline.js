@@ -7,7 +7,7 @@ const SHORTEST_SECS = 1; // most turns are shorter, and so compare at a glance
 const AFTERMATH = 1.5; // an answer streams on; what came before it is what the chart is about
 const STEPS_SECS = [0.2, 0.5, 1, 2, 5, 10, 20, 50];
 const MOST_STEPS = 5;
-const TOOL_SECS = 0.02; // a tool that takes less is not worth a row
+const TOOL_SECS = 0.02; // a tool whose result is there sooner is not worth a row
 const FILLER_SECS = 0.25; // how long a filler is drawn whose end is not known
 
 const ENDINGS = {
@@ -70,7 +70,7 @@ export function moments(races) {
     if (race.committed_secs != null) add("commit", "committed", race.committed_secs);
   }
   if (fillerHeard(races)) add("filler", "first sound, a filler", heard.sound_secs);
-  if (heard?.answer_secs != null) add("answer", "answer heard", heard.answer_secs);
+  if (heard?.answer_secs != null) add("answer", `${spoken(races)} heard`, heard.answer_secs);
   const list = element("ul", "moments");
   for (const { sign, name, secs } of found.sort((one, other) => one.secs - other.secs)) {
     const item = element("li");
@@ -119,9 +119,9 @@ function committedAttempt(race) {
 function drawTool(drawing, before, race) {
   const ended = Math.max(...before.attempts.map(({ ended_secs }) => ended_secs));
   if (race.asked_secs - ended < TOOL_SECS) return;
-  drawing.row("Tool", "ran");
+  drawing.row("Tool", "called");
   drawing.bar("pause", ended, race.asked_secs);
-  drawing.caption(ended, `the bot's tool took ${ms(race.asked_secs - ended)}`);
+  drawing.caption(ended, `LLM asked again after ${ms(race.asked_secs - ended)}`);
 }
 
 function drawHeard(drawing, races, wasCut) {
@@ -133,7 +133,9 @@ function drawHeard(drawing, races, wasCut) {
     drawing.row("You hear", isCut ? "nothing: you spoke first" : "nothing", "heard none");
     return;
   }
-  drawing.row("You hear", isCut ? "cut off: you spoke" : filled ? "filler, answer" : "the answer", "heard");
+  const answered = spoken(races);
+  const note = filled ? `a filler, the ${answered}` : `the ${answered}`;
+  drawing.row("You hear", isCut ? "cut off: you spoke" : note, "heard");
   const words = [];
   if (filled) {
     const { cause } = races.map(({ filler }) => filler).findLast((f) => f?.spoken_secs != null);
@@ -149,9 +151,14 @@ function drawHeard(drawing, races, wasCut) {
   if (answer != null) {
     drawing.bar(isCut ? "spoken cut" : "spoken", answer, drawing.span);
     drawing.mark("answer", answer);
-    words.push(`answer after ${ms(answer)}`);
+    words.push(`${answered} after ${ms(answer)}`);
   }
   drawing.caption(sound ?? answer, words.join("; "));
+}
+
+// Where every provider has failed the bot says that it cannot answer.
+function spoken(races) {
+  return races.at(-1).outcome === "failed" ? "apology" : "answer";
 }
 
 function span(races) {

@@ -89,16 +89,26 @@ function turnItem({ races, isCut }) {
   const winners = [...new Set(races.map(({ winner }) => winner ?? "no winner"))];
   head.append(
     element("span", "turn-number", numbered(races)),
-    breakable(element("span", "turn-winner"), winners.join(", then ")),
+    winnersName(winners),
     element("span", `outcome ${outcome}`, inWords(outcome, races)),
   );
   const figures = element("dl", "figures");
-  const tokens = races.map(({ ttft_secs: s }) => (s == null ? "–" : String(Math.round(s * 1000))));
-  figures.append(figure("First token", tokens.join(" + "), "ms"));
+  const tokens = races.map(({ ttft_secs }) => ttft_secs).filter((secs) => secs != null);
+  const told = tokens.map((secs) => Math.round(secs * 1000)).join(" + ");
+  figures.append(figure("First token", told || "–", told && "ms"));
   if (fillerHeard(races)) figures.append(msFigure("First sound", last.first_sound_secs));
   figures.append(msFigure("Voice to voice", last.voice_to_voice_secs));
   item.append(head, figures, chart(races, { wasCut: isInterrupted }), moments(races));
   return item;
+}
+
+function winnersName(winners) {
+  const name = element("span", "turn-winner");
+  winners.forEach((winner, number) => {
+    if (number) name.append(", then ");
+    breakable(name, winner);
+  });
+  return name;
 }
 
 function numbered(races) {
