@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env bot test lint types unit explore format fixtures bench compare clean
+.PHONY: help env bot test lint types unit explore format fixtures pictures bench compare clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -44,6 +44,9 @@ format: $(STAMP) ## fix what ruff can fix
 
 fixtures: $(STAMP) ## make the audio fixtures again (needs espeak-ng and flite)
 	$(BIN)/python scripts/make_fixtures.py
+
+pictures: $(STAMP) ## take pictures of the bot's page (needs Chromium)
+	$(BIN)/python -m scripts.page_screenshots
 
 bench: $(STAMP) ## compare the bare service, Pipecat's failover and hedging, in one run of some minutes
 	$(BIN)/pipecat-hedge bench $(ARGS)

@@ -26,3 +26,17 @@ fi
     "$PYTHON" -m venv "$VENV"
 printf 'pipecat-hedge: installing into %s (about a minute the first time)\n' "$VENV"
 "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+
+# A browser, for the test of the bot's page; nothing else needs one.
+has_browser() {
+    for name in chromium chromium-browser google-chrome; do
+        ! command -v "$name" >/dev/null 2>&1 || return 0
+    done
+    return 1
+}
+
+if ! has_browser && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; } || true
+fi
+has_browser ||
+    printf 'pipecat-hedge: no Chromium, so the test of the page is skipped. Run: sudo apt-get install chromium\n' >&2

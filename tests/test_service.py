@@ -353,6 +353,7 @@ class TestLateCommit:
         assert line.text == "We are open. Do come."
         assert report.winner == "b"
         assert (report.commit_on, report.commit_reason) == ("first_sentence", "first_sentence")
+        assert report.committed_secs == pytest.approx(report.ttfs_secs)
         assert report.ttfs_secs == pytest.approx(0.5 + 0.6 + 0.3)
 
     async def test_a_cut_before_the_first_sentence_leaves_nothing_behind(self) -> None:
@@ -550,6 +551,27 @@ class TestRetryAfter:
             llm._members.rest("a", 1e9)
             await line.ask()
         assert line.text == "Hi."
+
+
+class TestProviderStates:
+    async def test_what_is_known_changes_with_each_turn(self) -> None:
+        """Who is left out, who rests, and how much of the latency is still assumed."""
+        denied = scripted(Error("no such key", category=ErrorCategory.AUTHENTICATION))
+        fast = scripted(Wait(0.2), Say("Hi."), model="gpt-4.1")
+        llm = racing(denied, fast, policy=HedgePolicy.fallback())
+        async with Line(llm) as line:
+            before = llm.provider_states()
+            await line.ask()
+            llm._members.rest("b", asyncio.get_running_loop().time() + 20)
+            after = llm.provider_states()
+        assert [(s.provider, s.model, s.is_left_out, s.rests_secs) for s in before] == [
+            ("a", "scripted", False, 0.0),
+            ("b", "gpt-4.1", False, 0.0),
+        ]
+        assert [(s.is_left_out, round(s.rests_secs)) for s in after] == [(True, 0), (False, 20)]
+        assert [s.prior_share for s in before] == [1.0, 1.0]
+        assert after[1].prior_share < 1.0
+        assert after[1].p50_secs < before[1].p50_secs < before[1].p95_secs
 
 
 class TestDrain:

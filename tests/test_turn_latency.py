@@ -19,12 +19,13 @@ from pipecat.frames.frames import (
     VADUserStoppedSpeakingFrame,
 )
 from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.frame_processor import FrameDirection
 from pipecat.services.llm_service import FunctionCallParams, LLMService
 from pipecat.transports.base_output import BaseOutputTransport
 from pipecat.transports.base_transport import TransportParams
 
 from pipecat_hedge import FillerProcessor, HedgedLLMService, HedgeError, HedgePolicy
-from pipecat_hedge.testing import Call, Say, ScriptedLLMService, Step, Wait
+from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.turn_latency import TurnLatency, TurnLatencyObserver
 from tests.line import Line
 from tests.test_filler import RATE, Voice, with_tool
@@ -139,6 +140,8 @@ async def test_each_moment_at_its_time(tmp_path: Path) -> None:
     written = [json.loads(line) for line in log.read_text().splitlines()]
     assert written[0]["reports"][0]["attempts"][0]["provider"] == "scripted:gpt-4.1"
     assert written[0]["first_answer_secs"] == pytest.approx(1.1)
+    assert turn.asked_secs == pytest.approx((0.3,), abs=0.001)
+    assert turn.reports[0].committed_secs == pytest.approx(0.7)
 
 
 async def test_a_bare_service_has_its_moments_too() -> None:
@@ -164,6 +167,7 @@ async def test_a_filler_is_a_sound_and_no_answer() -> None:
     assert turn.first_sound_secs == pytest.approx(0.3 + 0.8 + 0.1, abs=0.02)
     assert turn.first_answer_secs == pytest.approx(0.3 + 2.5 + 0.1, abs=0.02)
     assert turn.first_tts_audio_secs == pytest.approx(0.3 + 2.5 + 0.1, abs=0.02)
+    assert turn.filler_end_secs == pytest.approx(0.3 + 0.8 + 0.1 + 0.1, abs=2 * CHUNK)
     assert len(phone.told) == 11
 
 
@@ -221,10 +225,13 @@ async def test_a_turn_with_a_tool_is_one() -> None:
     async with phone:
         await phone.speak(context=context)
         await ran.wait()
-        await phone.line.send(LLMContextFrame(context))
+        # The result is in the conversation, which goes back to the LLM from behind it.
+        await service.queue_frame(LLMContextFrame(context), FrameDirection.UPSTREAM)
         turn = await phone.answered()
     assert [report.outcome for report in turn.reports] == ["answered_with_tools", "answered"]
     assert turn.first_answer_secs == pytest.approx(0.3 + 0.3 + 1.0 + 0.8, abs=0.01)
+    assert turn.asked_secs == pytest.approx((0.3, 0.3 + 0.3 + 1.0), abs=0.01)
+    assert turn.first_token_secs == pytest.approx(0.3 + 0.3 + 1.0 + 0.4, abs=0.01)
 
 
 async def test_a_turn_that_is_interrupted_before_it_is_heard() -> None:
@@ -241,6 +248,35 @@ async def test_a_turn_that_is_interrupted_before_it_is_heard() -> None:
     assert turn.context_secs == pytest.approx(0.3)
     assert [told.turn for told in phone.told] == [1, 2]
     assert phone.told[1].first_answer_secs == pytest.approx(1.1)
+
+
+async def test_a_caller_who_cuts_a_race_off() -> None:
+    """The turn that was cut off has the race's report, and what is counted from is as it was."""
+    async with Phone(hedged(ANSWER)) as phone:
+        await phone.speak()
+        await asyncio.sleep(0.5)
+        await phone.line.send(VADUserStartedSpeakingFrame(), UserStartedSpeakingFrame())
+        await phone.line.send(InterruptionFrame())
+        turn = await phone.answered(0.5)
+        await phone.speak()
+        await phone.answered()
+    assert turn.interrupted
+    assert turn.anchor == "user_silence"
+    assert [report.outcome for report in turn.reports] == ["interrupted"]
+    assert turn.asked_secs == pytest.approx((0.3,), abs=0.001)
+    assert [[r.turn for r in told.reports] for told in phone.told] == [[1], [2]]
+    assert not phone.told[1].interrupted
+
+
+async def test_a_caller_who_speaks_after_a_failure() -> None:
+    """Interrupts nothing."""
+    llm = HedgedLLMService([ScriptedLLMService([Error("no")])], policy=HedgePolicy.fallback())
+    async with Phone(llm) as phone:
+        await phone.speak()
+        await asyncio.sleep(2)
+        await phone.speak()
+        await phone.answered(1.0)
+    assert [told.interrupted for told in phone.told] == [False, False]
 
 
 async def test_two_utterances_before_the_answer_are_one_turn() -> None:

@@ -40,6 +40,7 @@ from pipecat.turns.user_turn_strategies import UserTurnStrategies
 from pipecat.workers.runner import WorkerRunner
 
 from examples.voice_bot.choices import Choices, choose
+from examples.voice_bot.provider_log import ProviderLog
 from examples.voice_bot.services import make_llms, make_stt, make_tts
 from examples.voice_bot.turn_log import logged
 from pipecat_hedge import FillerProcessor, HedgedLLMService, Provider
@@ -154,13 +155,20 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
         ),
     )
 
-    # ---- one line and one message to the page for each race
+    # ---- one line and one message to the page for each race, and how the providers stand then
+
+    provider_log = ProviderLog()
+
+    async def tell(message: dict[str, Any]) -> None:
+        await worker.queue_frame(RTVIServerMessageFrame(data=message))
 
     @latency.event_handler("on_turn_latency")
     async def on_turn_latency(observer: TurnLatencyObserver, turn: TurnLatency) -> None:
         for race in logged(turn):
             logger.info(race.line())
-            await worker.queue_frame(RTVIServerMessageFrame(data=race.message()))
+            provider_log.count(race.report)
+            await tell(race.message())
+        await tell(provider_log.message(hedged.provider_states() if hedged else ()))
 
     # ---- the call
 
@@ -175,7 +183,8 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
             "policy": choices.policy.name if choices.policy else "off",
             "simulated": choices.simulated,
         }
-        await worker.queue_frame(RTVIServerMessageFrame(data=parts))
+        await tell(parts)
+        await tell(provider_log.message(hedged.provider_states() if hedged else ()))
         context.add_message({"role": "developer", "content": GREETING})
         await worker.queue_frame(LLMRunFrame())
 

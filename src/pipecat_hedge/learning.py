@@ -13,9 +13,10 @@ from pipecat_hedge.members import Entry
 from pipecat_hedge.planning import learn, plan_turn
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.provider_stats import Backend, ProviderStats
+from pipecat_hedge.reports import ProviderState
 from pipecat_hedge.tokens import estimate_tokens
 
-__all__ = ["Learning"]
+__all__ = ["Learning", "state_of"]
 
 _DICE = random.Random()
 
@@ -86,6 +87,30 @@ class Learning:
         backend = next(b for b in self._backends if b.provider == attempt.provider)
         secs = (now if first_at is None else first_at) - attempt.launched_at
         self._stats.record_first_token(backend, secs, self.prompt_tokens, censored=first_at is None)
+
+
+def state_of(
+    entry: Entry, stats: ProviderStats, *, is_left_out: bool, rests_secs: float
+) -> ProviderState:
+    """A provider with what has been learned of its time to first token, for prompts of any size.
+
+    Args:
+        entry: The provider.
+        stats: What is known of it.
+        is_left_out: Whether it is not asked.
+        rests_secs: How long it is to be left alone yet, in seconds.
+    """
+    backend = _backend(entry, whole_answers=False)
+    known = stats.known([backend], None, by_sentence=False)[backend.provider].first_token
+    return ProviderState(
+        provider=backend.provider,
+        model=backend.model,
+        p50_secs=known.quantile(0.5),
+        p95_secs=known.quantile(0.95),
+        prior_share=stats.prior_share(backend),
+        is_left_out=is_left_out,
+        rests_secs=rests_secs,
+    )
 
 
 def _backend(entry: Entry, whole_answers: bool) -> Backend:

@@ -70,11 +70,28 @@ class Members:
         able = [
             Entry(entry.provider, contenders)
             for entry in self.entries
-            if entry.provider.name not in self._struck_out
-            and (contenders := tuple(c for c in entry.contenders if c.service.is_usable))
+            if (contenders := self._able(entry))
         ]
-        rested = [e for e in able if self._rests_until.get(e.provider.name, now) <= now]
+        rested = [e for e in able if not self.rests_secs(e, now)]
         return rested or able or list(self.entries)
+
+    def is_left_out(self, entry: Entry) -> bool:
+        """Whether a provider is not asked, until settings change."""
+        return not self._able(entry)
+
+    def rests_secs(self, entry: Entry, now: float) -> float:
+        """How long a provider is to be left alone yet, in seconds.
+
+        Args:
+            entry: The provider.
+            now: The loop's time.
+        """
+        return max(self._rests_until.get(entry.provider.name, now) - now, 0.0)
+
+    def _able(self, entry: Entry) -> tuple[Contender, ...]:
+        if entry.provider.name in self._struck_out:
+            return ()
+        return tuple(c for c in entry.contenders if c.service.is_usable)
 
     def rest(self, provider: str, until: float) -> None:
         """Leave a provider alone, as it asked with ``Retry-After``.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pipecat_hedge.facts import AttemptOutcome, CommitOn, FillerCause, LaunchReason, TurnOutcome
 
-__all__ = ["AttemptReport", "DrainedAnswer", "TurnReport"]
+__all__ = ["AttemptReport", "DrainedAnswer", "ProviderState", "TurnReport"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,8 @@ class TurnReport:
             nearly 0 after some hundred; None under policies that use nothing learned.
         filler: What was done about the silence, and why; None where fillers are not used. It says
             nothing of the answer: no other field counts a filler.
+        committed_secs: To the first winner's commit, from which on its answer is released; None
+            without a winner.
     """
 
     turn: int
@@ -111,6 +113,33 @@ class TurnReport:
     order_reason: str | None = None
     prior_share: float | None = None
     filler: FillerReport | None = None
+    committed_secs: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderState:
+    """A provider as a service sees it now.
+
+    Parameters:
+        provider: The provider's name.
+        model: The model that is asked; None if the service has none.
+        p50_secs: The time to first token that half of its answers are expected to stay within.
+        p95_secs: The same of 19 answers in 20.
+        prior_share: How much of these two is only assumed, from the published figures of its kind:
+            1 for a provider that was never asked, nearly 0 after some hundred answers.
+        is_left_out: Whether it is not asked: it has rejected a request for good, or Pipecat calls
+            its service unusable. New settings bring it back.
+        rests_secs: How long it is to be left alone yet, as it asked with ``Retry-After``; 0 if it
+            may be asked.
+    """
+
+    provider: str
+    model: str | None
+    p50_secs: float
+    p95_secs: float
+    prior_share: float
+    is_left_out: bool
+    rests_secs: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,14 +33,14 @@ from pipecat_hedge.contender import ToolCalls
 from pipecat_hedge.errors import AllProvidersFailed, AttemptError, ConfigurationError
 from pipecat_hedge.front import FrontService
 from pipecat_hedge.inference import race_inference
-from pipecat_hedge.learning import Learning
+from pipecat_hedge.learning import Learning, state_of
 from pipecat_hedge.line_log import LineLog
 from pipecat_hedge.metrics import HedgeMetricsData
 from pipecat_hedge.output import find_output
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.provider import Provider, as_providers
 from pipecat_hedge.provider_stats import ProviderStats, shared_stats
-from pipecat_hedge.reports import DrainedAnswer, FillerReport
+from pipecat_hedge.reports import DrainedAnswer, FillerReport, ProviderState
 from pipecat_hedge.take_back import TakeBack, TakeBackFrame
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.turn import Turn
@@ -131,6 +131,19 @@ class HedgedLLMService(FrontService):
     def providers(self) -> tuple[Provider, ...]:
         """The providers, in the order in which they are asked."""
         return tuple(entry.provider for entry in self._members.entries)
+
+    def provider_states(self) -> tuple[ProviderState, ...]:
+        """What is known of each provider now, in the given order; call it on the loop."""
+        now = asyncio.get_running_loop().time()
+        return tuple(
+            state_of(
+                entry,
+                self._stats,
+                is_left_out=self._members.is_left_out(entry),
+                rests_secs=self._members.rests_secs(entry, now),
+            )
+            for entry in self._members.entries
+        )
 
     @property
     def stats(self) -> ProviderStats:

@@ -119,6 +119,7 @@ class Turn:
             language=output.language,
         )
         self._first_winner: Attempt | None = None
+        self._committed_at: float | None = None
         self._heard: list[Attempt] = []
         self._asked: dict[int, Contender] = {}
         self._tallies: dict[int, Tally] = {}
@@ -204,6 +205,7 @@ class Turn:
             hedge_reason=self._race.launch_reason,
             order_reason=self._learning.plan.route_reason,
             prior_share=self._learning.plan.prior_share,
+            committed_secs=self._since_start(self._committed_at),
         )
 
     # ---- the race's seams
@@ -276,6 +278,7 @@ class Turn:
         self._heard.append(attempt)
         if isinstance(order, Commit):
             self._first_winner = attempt
+            self._committed_at = self._loop.time()
         else:
             self._release.follow_on()
         self._committed(self._asked[order.attempt].model)

@@ -27,11 +27,13 @@ from pipecat.frames.frames import (
     Frame,
     InterruptionFrame,
     LLMContextFrame,
+    LLMFullResponseStartFrame,
     LLMTextFrame,
     MetricsFrame,
     OutputAudioRawFrame,
     TTSAudioRawFrame,
     TTSStartedFrame,
+    TTSStoppedFrame,
     UserStartedSpeakingFrame,
     UserStoppedSpeakingFrame,
     VADUserStartedSpeakingFrame,
@@ -39,12 +41,13 @@ from pipecat.frames.frames import (
 )
 from pipecat.observers.base_observer import BaseObserver, FramePushed
 from pipecat.observers.user_bot_latency_observer import LatencyBreakdown, UserBotLatencyObserver
-from pipecat.processors.frame_processor import FrameDirection
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.transports.base_output import BaseOutputTransport
 
 from pipecat_hedge.line_log import LineLog
 from pipecat_hedge.metrics import HedgeMetricsData
 from pipecat_hedge.reports import TurnReport
+from pipecat_hedge.service import HedgedLLMService
 
 __all__ = ["TurnLatency", "TurnLatencyObserver"]
 
@@ -69,11 +72,13 @@ class TurnLatency:
         first_sentence_secs: Its first speakable sentence was there.
         first_tts_audio_secs: The first audio of the answer was synthesized.
         first_sound_secs: The bot was first heard, be it with a filler.
+        filler_end_secs: The filler had been heard out, if there was a spoken one.
         first_answer_secs: The answer was first heard; from the caller's silence this is the
             voice-to-voice latency, less what the network takes.
         interrupted: Whether the caller spoke before it was complete.
         reports: What each race of the turn did; several if tools were called, none without a
             ``HedgedLLMService``.
+        asked_secs: When each race of ``reports`` began: a race's own times count from there.
         contributions: What Pipecat's ``UserBotLatencyObserver`` names of the time to the first
             sound, in order: ``key``, ``label``, ``owner``, ``secs``.
     """
@@ -87,9 +92,11 @@ class TurnLatency:
     first_sentence_secs: float | None = None
     first_tts_audio_secs: float | None = None
     first_sound_secs: float | None = None
+    filler_end_secs: float | None = None
     first_answer_secs: float | None = None
     interrupted: bool = False
     reports: tuple[TurnReport, ...] = ()
+    asked_secs: tuple[float, ...] = ()
     contributions: tuple[dict[str, Any], ...] = ()
 
     @property
@@ -103,16 +110,20 @@ class _Timeline:
 
     def __init__(self) -> None:
         self.silence: float | None = None
+        self.silence_before: float | None = None
         self.turn_end: float | None = None
         self.context: float | None = None
-        self.last_context: float | None = None
+        self.asked: float | None = None
         self.token: float | None = None
         self.sentence: float | None = None
         self.tts_audio: float | None = None
         self.sound: float | None = None
+        self.filler_end: float | None = None
         self.answer: float | None = None
         self.is_answering = False
+        self.is_racing = False
         self.reports: list[TurnReport] = []
+        self.races: list[float] = []
         self.contributions: tuple[dict[str, Any], ...] = ()
 
     @property
@@ -133,11 +144,20 @@ class _Timeline:
 
     def reported(self, report: TurnReport) -> None:
         """Take a race's own times, which are exact: text may have been kept back for a sentence."""
+        if self.asked is None:
+            return
+        self.is_racing = False
         self.reports.append(report)
-        if self.last_context is not None and report.ttft_secs is not None:
-            self.token = self.last_context + report.ttft_secs
+        self.races.append(self.asked)
+        if report.ttft_secs is not None:
+            self.token = self.asked + report.ttft_secs
             if report.ttfs_secs is not None:
-                self.sentence = self.last_context + report.ttfs_secs
+                self.sentence = self.asked + report.ttfs_secs
+
+    def cut_off(self) -> None:
+        """The caller speaks again: what is counted from is the silence before."""
+        if self.silence is None:
+            self.silence = self.silence_before
 
     def summed_up(self, turn: int, now: float, *, interrupted: bool) -> TurnLatency | None:
         if (found := self.anchor) is None:
@@ -157,9 +177,11 @@ class _Timeline:
             first_sentence_secs=since(self.sentence),
             first_tts_audio_secs=since(self.tts_audio),
             first_sound_secs=since(self.sound),
+            filler_end_secs=since(self.filler_end),
             first_answer_secs=since(self.answer),
             interrupted=interrupted,
             reports=tuple(self.reports),
+            asked_secs=tuple(asked - began for asked in self.races),
             contributions=self.contributions,
         )
 
@@ -168,7 +190,8 @@ class TurnLatencyObserver(BaseObserver):
     """Yields a ``TurnLatency`` for each turn.
 
     A turn is told of when its answer has been heard and its race reported, or else when the bot
-    falls silent, the caller speaks, or the call ends.
+    falls silent, the caller speaks, or the call ends. A race that the caller has cut off reports a
+    moment later, and its turn is told of then.
 
     Event handlers available:
 
@@ -204,6 +227,7 @@ class TurnLatencyObserver(BaseObserver):
         self._turn = 0
         self._now = 0.0
         self._timeline = _Timeline()
+        self._cut_off: _Timeline | None = None
         self._answers: set[str | None] = set()
         self._register_event_handler("on_turn_latency")
 
@@ -221,7 +245,7 @@ class TurnLatencyObserver(BaseObserver):
         if isinstance(data.source, BaseOutputTransport):
             self._comes_out(data.frame)
         if data.first_push:
-            await self._happens(data.frame)
+            await self._happens(data.frame, data.source)
         if self._timeline.is_complete:
             await self._close()
 
@@ -239,10 +263,14 @@ class TurnLatencyObserver(BaseObserver):
         elif isinstance(frame, (TTSAudioRawFrame, BotStartedSpeakingFrame)):
             if timeline.is_answering and timeline.answer is None:
                 timeline.answer = self._now
+        elif isinstance(frame, TTSStoppedFrame):
+            is_filler = timeline.answer is None and not timeline.is_answering
+            if is_filler and timeline.sound is not None:
+                timeline.filler_end = self._now
         elif type(frame) is OutputAudioRawFrame and timeline.sound is None:
             timeline.sound = self._now  # a sound that is no speech
 
-    async def _happens(self, frame: Frame) -> None:
+    async def _happens(self, frame: Frame, source: FrameProcessor) -> None:
         timeline, now = self._timeline, self._now
         if isinstance(frame, LLMTextFrame):
             if timeline.token is None and frame.text.strip() and not frame.skip_tts:
@@ -261,29 +289,37 @@ class TurnLatencyObserver(BaseObserver):
         elif isinstance(frame, MetricsFrame):
             for metric in frame.data:
                 if isinstance(metric, HedgeMetricsData):
-                    timeline.reported(metric.report)
+                    (self._cut_off or timeline).reported(metric.report)
+                    await self._tell_cut_off()
+        elif isinstance(frame, LLMFullResponseStartFrame):
+            timeline.context = now if timeline.context is None else timeline.context
+            timeline.asked = now
+            timeline.is_racing = isinstance(source, HedgedLLMService) and source.metrics_enabled
         else:
             await self._turn_happens(frame)
 
     async def _turn_happens(self, frame: Frame) -> None:
         timeline, now = self._timeline, self._now
         if isinstance(frame, VADUserStartedSpeakingFrame):
-            timeline.silence = None
+            timeline.silence, timeline.silence_before = None, timeline.silence
         elif isinstance(frame, VADUserStoppedSpeakingFrame):
             timeline.silence = now - frame.stop_secs
         elif isinstance(frame, UserStartedSpeakingFrame):
-            await self._close()
+            timeline.cut_off()
+            has_failed = bool(timeline.reports) and timeline.reports[-1].outcome == "failed"
+            await self._close(interrupted=not has_failed)
         elif isinstance(frame, UserStoppedSpeakingFrame):
             timeline.turn_end = now
         elif isinstance(frame, LLMContextFrame):
+            await self._tell_cut_off()
             timeline.context = now if timeline.context is None else timeline.context
-            timeline.last_context = now
         elif isinstance(frame, InterruptionFrame):
             await self._close(interrupted=True)
         elif isinstance(frame, BotStoppedSpeakingFrame):
             if timeline.answer is not None:
                 await self._close()
         elif isinstance(frame, (EndFrame, CancelFrame)):
+            await self._tell_cut_off()
             await self._close()
 
     async def _break_down(self, _: UserBotLatencyObserver, breakdown: LatencyBreakdown) -> None:
@@ -295,12 +331,24 @@ class TurnLatencyObserver(BaseObserver):
     # ---- the record
 
     async def _close(self, *, interrupted: bool = False) -> None:
-        """Tell of the turn, if there has been anything of it, and begin the next."""
+        """The turn is over, if there has been anything of it; the next begins."""
         timeline = self._timeline
         if timeline.context is None:  # the caller speaks, but nobody has been asked yet
             return
+        await self._tell_cut_off()
         self._timeline = _Timeline()
         self._answers.clear()
+        if interrupted and timeline.is_racing:
+            self._cut_off = timeline
+        else:
+            await self._tell(timeline, interrupted=interrupted)
+
+    async def _tell_cut_off(self) -> None:
+        timeline, self._cut_off = self._cut_off, None
+        if timeline is not None:
+            await self._tell(timeline, interrupted=True)
+
+    async def _tell(self, timeline: _Timeline, *, interrupted: bool) -> None:
         self._turn += 1
         turn = timeline.summed_up(self._turn, self._now, interrupted=interrupted)
         if turn is None:

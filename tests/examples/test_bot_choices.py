@@ -111,7 +111,17 @@ def test_hedging_can_be_off() -> None:
 
 @pytest.mark.parametrize(
     "said",
-    ["often", "off:1", "after", "after:soon", "after:-1", "race:0", "race:x", "fallback:2", "adaptive:-1"],
+    [
+        "often",
+        "off:1",
+        "after",
+        "after:soon",
+        "after:-1",
+        "race:0",
+        "race:x",
+        "fallback:2",
+        "adaptive:-1",
+    ],
 )
 def test_a_policy_that_cannot_work_is_an_error(said: str) -> None:
     """The error names the setting and what it said."""

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from examples.voice_bot.turn_log import LoggedTurn, logged
+import pytest
+from examples.voice_bot.turn_log import Heard, LoggedTurn, logged
 
 from pipecat_hedge import AttemptReport, TurnReport
 from pipecat_hedge.facts import TurnOutcome
@@ -27,18 +28,23 @@ def a_report(turn: int = 1, outcome: TurnOutcome = "answered", **changes: object
 
 def a_turn(*reports: TurnReport, **moments: Any) -> TurnLatency:
     heard = {"anchor": "user_silence", "first_sound_secs": 0.6, "first_answer_secs": 0.6}
+    moments.setdefault("asked_secs", tuple(0.3 + 1.2 * n for n in range(len(reports))))
     return TurnLatency(turn=1, at=0.0, reports=reports, **heard | moments)
 
 
 def test_what_was_heard_belongs_to_the_last_race() -> None:
     """The caller waits through a tool call and its answer, and hears the second."""
     call, answer = a_report(1, "answered_with_tools"), a_report(2)
-    assert logged(a_turn(call, answer)) == [LoggedTurn(call), LoggedTurn(answer, 0.6, 0.6)]
+    assert logged(a_turn(call, answer)) == [
+        LoggedTurn(call, origin="user_silence", asked_secs=0.3),
+        LoggedTurn(answer, 0.6, 0.6, "user_silence", 1.5, Heard(0.6, None, 0.6), continues=True),
+    ]
 
 
 def test_a_greeting_is_heard_without_a_latency() -> None:
     """Nobody has spoken before it."""
-    assert logged(a_turn(a_report(), anchor="context")) == [LoggedTurn(a_report())]
+    (race,) = logged(a_turn(a_report(), anchor="context", asked_secs=(0.0,)))
+    assert race == LoggedTurn(a_report(), heard=Heard(0.6, None, 0.6))
 
 
 def test_a_turn_without_a_race_is_none() -> None:
@@ -53,6 +59,46 @@ def test_a_filler_is_told_apart() -> None:
     assert "voice-to-voice 3.400 s (a filler at 1.200 s)" in race.line()
     assert race.message()["filler"]["cause"] == "slow"
     assert race.message()["first_sound_secs"] == 1.2
+
+
+def test_all_moments_of_a_turn_have_one_origin() -> None:
+    """The caller's silence: a race's own times are moved, and durations are not."""
+    attempts = (
+        AttemptReport("slow", "m", 0.0, "primary", None, 0.9, "superseded"),
+        AttemptReport("fast", "m", 0.6, "hedge", 0.2, 1.4, "won"),
+    )
+    report = a_report(attempts=attempts, committed_secs=0.9, filler=FillerReport("slow", 0.7, ""))
+    turn = a_turn(report, first_sound_secs=1.1, filler_end_secs=1.3, first_answer_secs=1.4)
+    (race,) = logged(turn)
+    message = race.message()
+    assert (message["origin"], message["asked_secs"]) == ("user_silence", 0.3)
+    assert message["committed_secs"] == pytest.approx(1.2)
+    assert message["heard"] == {
+        "sound_secs": 1.1,
+        "filler_end_secs": 1.3,
+        "answer_secs": 1.4,
+        "interrupted": False,
+    }
+    slow, fast = message["attempts"]
+    moments = ("launched_secs", "first_token_secs", "ended_secs")
+    assert [slow[m] for m in moments] == [0.3, None, pytest.approx(1.2)]
+    assert [fast[m] for m in moments] == pytest.approx([0.9, 1.1, 1.7])
+    assert fast["ttft_secs"] == 0.2
+
+
+def test_an_interrupted_turn_says_so() -> None:
+    """As far as it went."""
+    report = a_report(outcome="interrupted")
+    (race,) = logged(
+        a_turn(report, interrupted=True, first_sound_secs=None, first_answer_secs=None)
+    )
+    assert race.message()["heard"] == {
+        "sound_secs": None,
+        "filler_end_secs": None,
+        "answer_secs": None,
+        "interrupted": True,
+    }
+    assert race.message()["committed_secs"] is None
 
 
 def test_the_line_has_the_figures_and_no_words() -> None:

@@ -1,9 +1,11 @@
 // The page of the voice bot: one WebRTC call, its transcript, and what the race did for each turn.
 // What happens in the call arrives over the data channel as RTVI messages, Pipecat's own protocol;
-// the bot adds two server messages of its own: "parts" (what it is made of) and "turn".
+// the bot adds server messages of its own: "parts" (what it is made of), "turn" and "providers".
 
 import { Meter } from "./meter.js";
-import { TranscriptView, TurnsView } from "./views.js";
+import { ProvidersView } from "./providers.js";
+import { TranscriptView } from "./transcript.js";
+import { TurnsView } from "./turns.js";
 
 const CONNECT_TIMEOUT_MS = 15000;
 const GATHER_TIMEOUT_MS = 2000;
@@ -11,7 +13,18 @@ const RTVI_VERSION = "2.2.0";
 
 const byId = (id) => document.getElementById(id);
 const transcript = new TranscriptView(byId("transcript"), byId("hint"));
-const turns = new TurnsView(byId("turns"), byId("no-turns"), byId("so-far"));
+const turns = new TurnsView({
+  list: byId("turns"),
+  empty: byId("no-turns"),
+  soFar: byId("so-far"),
+  legend: byId("legend"),
+  underWay: byId("under-way"),
+});
+const providers = new ProvidersView({
+  table: byId("providers"),
+  empty: byId("no-providers"),
+  order: byId("order"),
+});
 
 let call = null;
 
@@ -160,7 +173,8 @@ const handlers = {
   "user-stopped-speaking": () => doing("you", "silent"),
   "bot-started-speaking": () => doing("bot", "speaking"),
   "bot-stopped-speaking": () => doing("bot", "silent"),
-  "bot-interrupted": () => byId("bot").dataset.doing === "speaking" && transcript.interrupted(),
+  "bot-interrupted": () => byId("bot").dataset.doing === "speaking" && interrupted(),
+  "bot-llm-started": () => turns.begin(),
   "user-input": (data) => data.final && transcript.user(data.text),
   "bot-output": (data) => transcript.bot(data.segment_id, data.text),
   "llm-function-call-started": (data) => transcript.tool(data.function_name),
@@ -183,7 +197,13 @@ const serverHandlers = {
       `Hears with ${SPEECH[parts.stt] ?? parts.stt}, speaks with ${SPEECH[parts.tts] ?? parts.tts}.`;
   },
   turn: (turn) => turns.add(turn),
+  providers: (message) => providers.show(message),
 };
+
+function interrupted() {
+  transcript.interrupted();
+  turns.interrupt();
+}
 
 function received(message) {
   if (message.type === "signalling") {
@@ -199,6 +219,7 @@ async function startCall() {
   fail(null);
   transcript.clear();
   turns.clear();
+  providers.clear();
   show("connecting", "connecting");
   byId("connect").textContent = "Disconnect";
   const mine = (call = new Call());
@@ -213,6 +234,7 @@ async function startCall() {
 function endCall(why) {
   call?.close();
   call = null;
+  turns.end();
   show("idle", "not connected");
   doing("you", "silent");
   doing("bot", "silent");

@@ -1,0 +1,33 @@
+// Small things to build the page of.
+
+export function element(tag, className, text) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+export function ms(secs) {
+  return `${Math.round(secs * 1000)}\u00a0ms`;
+}
+
+// A name over a value, for a <dl>.
+export function figure(name, value, unit) {
+  const cell = element("div", "figure");
+  const shown = element("dd", "", value);
+  if (unit) shown.append(element("span", "unit", `\u00a0${unit}`));
+  cell.append(element("dt", "", name), shown);
+  return cell;
+}
+
+export function msFigure(name, secs) {
+  return secs == null ? figure(name, "–") : figure(name, String(Math.round(secs * 1000)), "ms");
+}
+
+// Puts a name such as "anthropic:claude-haiku-4-5" into an element, to be broken where it reads well:
+// before a part of three characters or more, and elsewhere only if there is no room for the part.
+export function breakable(into, name) {
+  const parts = name.split(/(?<=[:/-])(?=[^:/-]{3})/);
+  for (const part of parts) into.append(element("span", "part", part));
+  return into;
+}

@@ -1,0 +1,68 @@
+"""What a call has seen of its providers so far, for the page."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from pipecat_hedge import TurnReport
+from pipecat_hedge.reports import ProviderState
+
+__all__ = ["ProviderLog"]
+
+
+class ProviderLog:
+    """Counts each provider's requests in this call, and how they ended."""
+
+    def __init__(self) -> None:
+        """Begin with a call in which nobody has been asked."""
+        self._outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._last_errors: dict[str, tuple[str, int]] = {}
+        self._first: str | None = None
+        self._order_reason: str | None = None
+
+    def count(self, report: TurnReport) -> None:
+        """Count a race's requests.
+
+        Args:
+            report: What the race did.
+        """
+        for attempt in report.attempts:
+            self._outcomes[attempt.provider][attempt.outcome] += 1
+            if attempt.error_category is not None:
+                self._last_errors[attempt.provider] = (attempt.error_category, report.turn)
+        if report.attempts:
+            self._first = report.attempts[0].provider
+        self._order_reason = report.order_reason
+
+    def message(self, states: Sequence[ProviderState]) -> dict[str, Any]:
+        """The providers as the page gets them.
+
+        Args:
+            states: What is known of each now, in the order in which they were given.
+        """
+        return {
+            "type": "providers",
+            "order_reason": self._order_reason,
+            "providers": [self._provider(state) for state in states],
+        }
+
+    def _provider(self, state: ProviderState) -> dict[str, Any]:
+        outcomes = self._outcomes[state.provider]
+        category, turn = self._last_errors.get(state.provider, (None, None))
+        return {
+            "provider": state.provider,
+            "p50_secs": state.p50_secs,
+            "p95_secs": state.p95_secs,
+            "prior_share": state.prior_share,
+            "is_left_out": state.is_left_out,
+            "rests_secs": state.rests_secs,
+            "was_first": state.provider == self._first,
+            "requests": outcomes.total(),
+            "won": outcomes["won"],
+            "superseded": outcomes["superseded"],
+            "failed": outcomes["failed"],
+            "interrupted": outcomes["interrupted"],
+            "last_error": None if category is None else {"category": category, "turn": turn},
+        }

@@ -1,0 +1,48 @@
+"""The page's figures of the providers: counted in this call, and known of them now."""
+
+import dataclasses
+
+from examples.voice_bot.provider_log import ProviderLog
+
+from pipecat_hedge import AttemptReport, TurnReport
+from pipecat_hedge.facts import AttemptOutcome
+from pipecat_hedge.reports import ProviderState
+
+A = ProviderState("a", "m", 0.5, 1.5, 1.0, is_left_out=False, rests_secs=0.0)
+B = dataclasses.replace(A, provider="b")
+
+
+def a_race(turn: int, *ended: tuple[str, AttemptOutcome, str | None]) -> TurnReport:
+    attempts = tuple(
+        AttemptReport(provider, "m", 0.0, "primary", None, 0.5, outcome, error)
+        for provider, outcome, error in ended
+    )
+    return TurnReport(turn, None, "answered", None, None, 1.0, attempts, order_reason=f"why {turn}")
+
+
+def test_requests_are_counted_by_how_they_ended() -> None:
+    """With the last error, and who was asked first in the last race."""
+    log = ProviderLog()
+    log.count(a_race(1, ("a", "superseded", None), ("b", "won", None)))
+    log.count(a_race(2, ("b", "failed", "server"), ("a", "failed", "stalled"), ("a", "won", None)))
+    log.count(a_race(3, ("b", "interrupted", None)))
+    message = log.message([A, B])
+    a, b = message["providers"]
+    counts = ("requests", "won", "superseded", "failed", "interrupted")
+    assert [a[name] for name in counts] == [3, 1, 1, 1, 0]
+    assert [b[name] for name in counts] == [3, 1, 0, 1, 1]
+    assert (a["last_error"], b["last_error"]) == (
+        {"category": "stalled", "turn": 2},
+        {"category": "server", "turn": 2},
+    )
+    assert (a["was_first"], b["was_first"]) == (False, True)
+    assert message["order_reason"] == "why 3"
+
+
+def test_a_call_begins_with_what_is_known() -> None:
+    """Nobody has been asked; the rest is as the service says."""
+    out = dataclasses.replace(B, is_left_out=True, rests_secs=3.0, prior_share=0.2)
+    a, b = ProviderLog().message([A, out])["providers"]
+    assert (a["requests"], a["last_error"], a["was_first"]) == (0, None, False)
+    assert (a["p50_secs"], a["p95_secs"], a["prior_share"]) == (0.5, 1.5, 1.0)
+    assert (b["is_left_out"], b["rests_secs"], b["prior_share"]) == (True, 3.0, 0.2)

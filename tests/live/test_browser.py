@@ -1,0 +1,304 @@
+"""The example bot's page in a headless Chromium, whose microphone is a recording.
+
+Waits are for what the page shows and what its connection has received, each with a deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import BrowserContext, Page
+
+from pipecat_hedge.replay.sound import utterances
+from tests.live.bot_process import BotProcess
+from tests.live.browser import NO_BROWSER, browsing, chromium, write_microphone
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.realtime,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(chromium() is None, reason=NO_BROWSER),
+]
+
+RECORDINGS = utterances([Path(__file__).parents[2] / "fixtures/audio"])
+WAIT_MS = 30_000  # generous: the machine may be busy with something else
+BEFORE_SECS, LATER_SECS = 12.0, 12.0  # to connect and be greeted; to be answered at length
+LONG = "Yes, we are. " + " ".join(
+    f"On day {number} of this month, the kitchen opens at noon, and closes at nine."
+    for number in ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+)
+"""Lasts for as long as any wait here, so that the caller can only interrupt it."""
+
+FIRST, SECOND = "openai:fixed", "anthropic:fixed"
+
+
+@contextmanager
+def no_complaints(page: Page) -> Iterator[None]:
+    """Errors of the page, in its console or not caught, fail the test."""
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
+    page.on(
+        "console",
+        lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None,
+    )
+    yield
+    assert complaints == []
+
+
+async def opened(context: BrowserContext, url: str) -> Page:
+    page = await context.new_page()
+    page.set_default_timeout(WAIT_MS)
+    await page.goto(url)
+    return page
+
+
+async def energy(page: Page) -> float:
+    """The audio energy that has been received so far."""
+    return await page.evaluate("heard.at(-1)?.energy ?? 0")
+
+
+async def heard_more(page: Page, since: float) -> None:
+    """Wait until speech has come in: a quarter of a second of it has some 0.001 of energy."""
+    await page.wait_for_function("since => heard.at(-1)?.energy > since + 0.001", arg=since)
+
+
+async def interrupted(page: Page) -> None:
+    """Wait until the latest turn is shown as interrupted."""
+    await page.wait_for_function(
+        """() => {
+          const turn = document.querySelector("#turns .turn");
+          if (turn?.dataset.outcome === "interrupted") window.since ??= performance.now();
+          return window.since !== undefined;
+        }"""
+    )
+
+
+async def fell_silent(page: Page) -> None:
+    """Wait until there were 0.4 s without a sound after the interruption."""
+    await page.wait_for_function(
+        """() => {
+          const after = heard.filter(({ at }) => at > since);
+          const isQuiet = (one, other) =>
+            other.at - one.at >= 400 && other.energy - one.energy < 1e-6;
+          return after.some((one) => after.some((other) => isQuiet(one, other)));
+        }"""
+    )
+
+
+async def beyond_the_edge(page: Page, width: int, height: int) -> list[str]:
+    """What sticks out of a screen of that size on the right."""
+    await page.set_viewport_size({"width": width, "height": height})
+    return await page.eval_on_selector_all(
+        "main *",
+        """found => found
+          .filter((one) => one.getBoundingClientRect().right > innerWidth)
+          .map((one) => `${one.className}: ${one.textContent}`)""",
+    )
+
+
+async def test_a_call(tmp_path: Path) -> None:
+    """The page connects, lets the answer be heard, shows its race, and is interrupted."""
+    asking = next(r for r in RECORDINGS if r.name.startswith("open-sunday"))
+    interrupting = next(r for r in RECORDINGS if r.interrupts)
+    microphone = write_microphone(
+        tmp_path / "microphone.wav", [BEFORE_SECS, asking, LATER_SECS, interrupting, 1.0]
+    )
+    answer = LONG.replace(" ", "%20")
+    models = f"fixed?ttft=0.9&answer={answer} fixed?ttft=0.2&tps=inf&answer={answer}"
+    async with (
+        BotProcess(SIMULATED_MODELS=models, HEDGE_POLICY="after:0.3", TURN_DETECTION="0.2") as bot,
+        browsing(microphone) as context,
+    ):
+        page = await opened(context, bot.url)
+        with no_complaints(page):
+            await page.click("#connect")
+            await page.wait_for_selector("#state[data-state=connected]")
+            await heard_more(page, 0.0)  # the greeting, which the question interrupts
+            greeting = page.locator("#turns .turn", has_text="Turn 1")
+            await greeting.wait_for()
+            await page.wait_for_selector("#turns .turn.interrupted")
+
+            # The question is answered.
+            turn = page.locator("#turns .turn", has_text="Turn 2")
+            await turn.wait_for()
+            await heard_more(page, await energy(page))
+            assert await turn.get_attribute("data-outcome") == "answered"
+            assert await turn.locator(".turn-winner").inner_text() == SECOND
+            assert await turn.locator(".attempt .row-name").all_inner_texts() == [FIRST, SECOND]
+            lost, won = turn.locator(".attempt.superseded"), turn.locator(".attempt.won")
+            assert await lost.locator(".bar.waiting, .mark.closed").count() == 2
+            assert await won.locator(".bar.waiting, .bar.answering, .mark.commit").count() == 3
+            assert await turn.locator(".heard .bar.spoken, .heard .mark.answer").count() == 2
+            told = await turn.locator(".moments li").all_inner_texts()
+            assert [words.rsplit(" ", 1)[0] for words in told] == [
+                "LLM asked",
+                "committed",
+                "answer heard",
+            ]
+            assert await turn.locator(".figure dd").all_inner_texts() != ["–", "–"]
+
+            # The caller speaks over it.
+            await interrupted(page)
+            await fell_silent(page)
+            assert "interrupted: you spoke" in await turn.inner_text()
+            assert await page.locator("#transcript .cut").count() == 2
+
+            # And is answered again.
+            silent_at = await energy(page)
+            await page.locator("#turns .turn", has_text="Turn 3").wait_for()
+            await heard_more(page, silent_at)
+            await figure(page, FIRST, "superseded", "3")
+            await figure(page, SECOND, "won", "3")
+            p50, p95 = [await figure(page, SECOND, name) for name in ("p50", "p95")]
+            assert 0 < int(p50) < int(p95)
+            assert (await figure(page, SECOND, "assumed")).endswith("%")
+            so_far = await page.locator("#so-far dd").all_inner_texts()
+            assert so_far[2::3] == ["3\u00a0races", "2\u00a0turns"]
+
+            assert await beyond_the_edge(page, 390, 844) == []
+            assert await beyond_the_edge(page, 1280, 800) == []
+
+            await page.click("#connect")
+            await page.wait_for_selector("#state[data-state=idle]")
+    assert not [line for line in bot.lines if "Traceback" in line]
+
+
+async def figure(page: Page, provider: str, name: str, text: str = "") -> str:
+    """What the page shows of a provider, once it has this text."""
+    selector = f"[data-provider='{provider}'] [data-figure={name}]"
+    return await page.locator(selector, has_text=text).inner_text()
+
+
+# ---- the page's own computations, without a call
+
+WON = {
+    "provider": "b",
+    "outcome": "won",
+    "launch_reason": "hedge",
+    "launched_secs": 1.2,
+    "first_token_secs": 1.6,
+    "ended_secs": 2.5,
+    "ttft_secs": 0.4,
+    "error_category": None,
+}
+LOST = WON | {
+    "provider": "a",
+    "outcome": "superseded",
+    "launch_reason": "primary",
+    "launched_secs": 0.5,
+    "first_token_secs": None,
+    "ended_secs": 1.75,
+    "ttft_secs": None,
+}
+RACE = {
+    "turn": 2,
+    "continues": False,
+    "outcome": "answered",
+    "winner": "b",
+    "ttft_secs": 1.1,
+    "voice_to_voice_secs": 2.0,
+    "first_sound_secs": 1.0,
+    "origin": "user_silence",
+    "asked_secs": 0.5,
+    "committed_secs": 1.75,
+    "heard": {
+        "sound_secs": 1.0,
+        "filler_end_secs": 1.5,
+        "answer_secs": 2.0,
+        "interrupted": False,
+    },
+    "filler": {"cause": "slow", "spoken_secs": 0.4, "reason": "", "was_cut": False},
+    "attempts": [LOST, WON],
+}
+
+
+async def test_what_the_page_computes(subtests: pytest.Subtests) -> None:
+    """Percentiles by nearest rank, and every bar and mark at its time on one scale."""
+    async with BotProcess() as bot, browsing() as context:
+        page = await opened(context, bot.url)
+        with no_complaints(page):
+            with subtests.test("percentiles"):
+                values = [0.9, 0.1, *(n / 10 for n in range(2, 9)), 1.0]
+                assert await percentiles(page, values) == [0.5, 1.0]
+                assert await percentiles(page, [n / 100 for n in range(20, 0, -1)]) == [0.1, 0.19]
+                assert await percentiles(page, list(range(1, 181))) == [90, 171]
+                assert await percentiles(page, [0.7]) == [0.7, 0.7]
+                assert await percentiles(page, []) == [None, None]
+
+            with subtests.test("the call so far"):
+                unheard = RACE | {"voice_to_voice_secs": None, "ttft_secs": 0.3}
+                failed = RACE | {"outcome": "failed", "ttft_secs": None}
+                summary = await page.evaluate(
+                    """async (races) => {
+                      const { CallFigures } = await import("/page/figures.js");
+                      const figures = new CallFigures();
+                      for (const race of races) figures.count(race);
+                      return figures.summary;
+                    }""",
+                    [RACE, unheard, failed],
+                )
+                assert summary == {
+                    "ttft": {"count": 2, "p50_secs": 0.3, "p95_secs": 1.1},
+                    "voiceToVoice": {"count": 1, "p50_secs": 2.0, "p95_secs": 2.0},
+                }
+
+            with subtests.test("the chart"):
+                await draw(page, RACE)
+                scale = 2.5  # the winner's end, which is the last thing to happen
+                assert await marks(page, "commit") == pytest.approx([1.75 / scale])
+                assert await marks(page, "asked") == pytest.approx([0.5 / scale, 1.2 / scale])
+                assert await marks(page, "closed") == pytest.approx([1.75 / scale])
+                assert await marks(page, "filler") == pytest.approx([1.0 / scale])
+                assert await marks(page, "answer") == pytest.approx([2.0 / scale])
+                assert await bar(page, "filler") == pytest.approx((1.0 / scale, 0.5 / scale))
+                assert await bar(page, "spoken") == pytest.approx((2.0 / scale, 0.5 / scale))
+                assert await bar(page, "answering") == pytest.approx((1.6 / scale, 0.9 / scale))
+                moments = await page.locator("#chart .moments li").all_inner_texts()
+                assert [words.replace("\u00a0", " ") for words in moments] == [
+                    "LLM asked 500 ms",
+                    "first sound, a filler 1000 ms",
+                    "committed 1750 ms",
+                    "answer heard 2000 ms",
+                ]
+
+
+async def percentiles(page: Page, values: list[float]) -> list[float | None]:
+    return await page.evaluate(
+        """async (values) => {
+          const { percentile } = await import("/page/figures.js");
+          return [percentile(values, 0.5), percentile(values, 0.95)];
+        }""",
+        values,
+    )
+
+
+async def draw(page: Page, *races: dict[str, Any]) -> None:
+    await page.evaluate(
+        """async (races) => {
+          const { chart, moments } = await import("/page/timeline.js");
+          const place = document.createElement("div");
+          place.id = "chart";
+          place.append(chart(races, { wasCut: false }), moments(races));
+          document.body.append(place);
+        }""",
+        list(races),
+    )
+
+
+async def marks(page: Page, kind: str) -> list[float]:
+    """Where marks are, as shares of the chart's width."""
+    return await page.eval_on_selector_all(
+        f"#chart .mark.{kind}", "found => found.map(({ style }) => parseFloat(style.left) / 100)"
+    )
+
+
+async def bar(page: Page, kind: str) -> tuple[float, float]:
+    """Where a bar begins and how long it is, as shares of the chart's width."""
+    left, width = await page.eval_on_selector(
+        f"#chart .bar.{kind}", "({ style }) => [style.left, style.width].map(parseFloat)"
+    )
+    return left / 100, width / 100
