@@ -21,15 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipecat_hedge.replay.bots import CommandBot
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
 from pipecat_hedge.replay.conversation import HeardTurn
 from pipecat_hedge.replay.replaying import Replay, replay
 from pipecat_hedge.replay.report import check_folder, write_report
 from pipecat_hedge.replay.sound import Utterance, utterances
 from pipecat_hedge.replay.summary import Summary, summarise
 from pipecat_hedge.simulator.process import SimulatorProcess
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
 BOT = ("python", "-m", "examples.voice_bot", "--port", "{port}", "--loopback-only")
@@ -233,10 +234,12 @@ height="{height}" role="img" aria-labelledby="t" \
 font-family="system-ui, -apple-system, 'Segoe UI', sans-serif" font-size="15">
 <title id="t">What callers waited for an answer, bare and hedged</title>
 <style>
-.ink {{ fill: #1c2530 }} .dim {{ fill: #5b6875 }} .grid {{ stroke: #d5dbe1 }} .bg {{ fill: #f7f9fb }}
+.ink {{ fill: #1c2530 }} .dim {{ fill: #5b6875 }}
+.grid {{ stroke: #d5dbe1 }} .bg {{ fill: #f7f9fb }}
 .bare {{ fill: #c2452d; fill-opacity: .65 }} .hedged {{ fill: #13795b; fill-opacity: .65 }}
 @media (prefers-color-scheme: dark) {{
-.ink {{ fill: #e8edf2 }} .dim {{ fill: #9aa7b4 }} .grid {{ stroke: #35414d }} .bg {{ fill: #141a21 }}
+.ink {{ fill: #e8edf2 }} .dim {{ fill: #9aa7b4 }}
+.grid {{ stroke: #35414d }} .bg {{ fill: #141a21 }}
 .bare {{ fill: #f0866e }} .hedged {{ fill: #52cfa5 }} }}
 </style>
 <rect class="bg" width="{width}" height="{height}" rx="12"/>

@@ -323,9 +323,8 @@ async def test_a_tool_that_takes_long(make: Callable[..., LLMService[Any]]) -> N
     assert filler <= ends[0]
     assert call.remembered[-1] == ANSWER
     if call.line.reports:
-        report = call.line.reports[0].filler or call.line.reports[1].filler
-        assert report is not None
-        assert report.cause == "tool"
+        told = [report.filler for report in call.line.reports if report.filler is not None]
+        assert {f.cause for f in told if f.spoken_secs is not None} == {"tool"}
 
 
 async def test_a_quick_tool_is_not_announced() -> None:
@@ -342,6 +341,46 @@ async def test_a_quick_tool_is_not_announced() -> None:
             await call.line.ask(context=call.context)
             await asyncio.sleep(25)
         assert set(call.spoken) == {"Let me look."}
+
+
+async def test_who_has_been_asked_meanwhile_is_counted_on() -> None:
+    """A provider that hangs is bridged where it is alone, and not where a fast one is asked."""
+    usual: list[Step] = [Wait(0.4), Say(ANSWER)]
+    stalls = [usual] * 30 + [[Wait(3.0), Say(ANSWER)]]
+
+    def first() -> ScriptedLLMService:
+        return ScriptedLLMService(*stalls, model="gpt-4.1")
+
+    policy = HedgePolicy.after(0.9, stall_secs=None)
+    second = ScriptedLLMService([Wait(0.4), Say(ANSWER)], model="gpt-4.1")
+    async with Conversation(HedgedLLMService([first(), second], policy=policy)) as call:
+        for _ in range(6):  # what is known of the second one is learned, too
+            call.context.add_message({"role": "user", "content": "Are you open?"})
+        await call.ask(31)
+    reports = call.line.reports
+    assert [a.outcome for a in reports[-1].attempts] == ["superseded", "won"]
+    assert reports[-1].ttft_secs == pytest.approx(1.3)
+    assert call.spoken == [], "the second one was about to answer"
+    alone = HedgePolicy.fallback(1, stall_secs=None)
+    async with Conversation(HedgedLLMService([first()], policy=alone)) as call:
+        await call.ask(31)
+    assert len(call.spoken) == 1
+
+
+async def test_a_hedge_that_is_slow_as_well_is_bridged() -> None:
+    """What is left to wait is looked at again when another provider is asked."""
+    usual: list[Step] = [Wait(0.4), Say(ANSWER)]
+    both = [
+        ScriptedLLMService(*[usual] * 30, [Wait(6.0), Say(ANSWER)], model="gpt-4.1"),
+        ScriptedLLMService([Wait(6.0), Say(ANSWER)], model="claude-sonnet-4-6"),
+    ]
+    llm = HedgedLLMService(both, policy=HedgePolicy.after(0.9, stall_secs=None))
+    async with Conversation(llm) as call:
+        asked = await call.ask(31)
+    assert 0.8 < call.filler_at(asked) < 5.0
+    report = call.line.reports[-1].filler
+    assert report is not None
+    assert report.spoken_secs is not None
 
 
 async def test_failures_have_words_of_their_own() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,12 +47,12 @@ EARCON_RATE = 24_000
 class FillerProcessor(FrameProcessor):
     """Speaks a few words, or plays a sound, when the answer is late and will be for a while.
 
-    Stands between the LLM and the text-to-speech, behind any LLM service; behind a
-    ``HedgedLLMService`` its decision and the reason are in the ``TurnReport``. It learns how long
-    callers wait for this service's answers and for each tool, as ``ProviderStats`` keeps it, and
-    speaks when what is left to wait is longer than the filler and a margin; see
-    ``policies/filler.py`` for the rule. What it says stays out of the conversation, and is
-    withdrawn if the answer comes before it sounds.
+    Stands between the LLM and the text-to-speech, behind any LLM service. It learns how long
+    callers wait for this service's answers and for each tool, as ``ProviderStats`` keeps it;
+    behind a ``HedgedLLMService`` it knows who has been asked and when, and the decision and its
+    reason are in the ``TurnReport``. It speaks when what is left to wait is longer than the filler
+    and a margin; see ``policies/filler.py`` for the rule. What it says stays out of the
+    conversation, and is withdrawn if the answer comes before it sounds.
 
     Event handlers available:
 
@@ -118,6 +118,7 @@ class FillerProcessor(FrameProcessor):
         self._fillers = 0
         self._last_at: float | None = None
         self._tools: dict[str, tuple[str, float]] = {}
+        self._changed = asyncio.Event()
         self._report: FillerReport | None = None
         self._register_event_handler("on_filler")
 
@@ -169,7 +170,7 @@ class FillerProcessor(FrameProcessor):
             self._report = None
         self._has_answered, self._called = False, ()
         self._began_at = asyncio.get_running_loop().time()
-        await self._wait("slow", self._llm_wait(), self._rule)
+        await self._wait("slow", self._llm_wait, self._rule)
 
     async def _ended(self) -> None:
         """The LLM has said all. If it called tools, the answer comes after them."""
@@ -184,8 +185,9 @@ class FillerProcessor(FrameProcessor):
         tools = (self._known(_tool(name)) for name in called)
         slowest = max(tools, key=lambda known: known.expected_remaining(0.0))
         # Then the LLM is asked again. The caller has waited for the call already.
-        wait = slowest.delayed(self._llm_wait().quantile(0.5))
-        await self._wait("tool", wait, replace(self._rule, after_secs=0.0))
+        assert self._backend is not None
+        wait = slowest.delayed(self._known(self._backend).quantile(0.5))
+        await self._wait("tool", lambda: wait, replace(self._rule, after_secs=0.0))
 
     def _came_back(self, frame: FunctionCallResultFrame) -> None:
         called = self._tools.pop(frame.tool_call_id, None)
@@ -224,50 +226,76 @@ class FillerProcessor(FrameProcessor):
 
     # ---- the filler
 
-    async def _wait(self, cause: FillerCause, wait: Survival, rule: FillerRule) -> None:
+    async def _wait(
+        self, cause: FillerCause, wait: Callable[[], Survival], rule: FillerRule
+    ) -> None:
         """Decide, and speak at once or when it is time."""
         await self._scope.close()
         self._is_waiting = True
-        phrase, decision = self._plan(cause, wait, rule)
-        if self._fillers == 0:
-            self._report = FillerReport(cause, None, decision.reason)
-        if decision.at_secs is None:
-            return
-        if decision.at_secs <= asyncio.get_running_loop().time() - self._began_at:
+        self._changed.clear()
+        phrase, decision = self._plan(cause, wait(), rule)
+        self._note(cause, decision)
+        if self._is_due(decision):
             await self._speak(cause, phrase, decision)
-            return
-        self._scope.start(self._speak_later(cause, phrase, decision, wait, rule), name="filler")
+            phrase, decision = self._plan(cause, wait(), rule)
+        if self._may_speak(decision, rule):
+            self._scope.start(self._speak_later(cause, phrase, decision, wait, rule), name="filler")
 
     async def _speak_later(
         self,
         cause: FillerCause,
         phrase: str | None,
         decision: FillerDecision,
-        wait: Survival,
+        wait: Callable[[], Survival],
         rule: FillerRule,
     ) -> None:
+        """Decide again when it is time, and whenever somebody else has been asked."""
         loop = asyncio.get_running_loop()
-        while decision.at_secs is not None:
-            await asyncio.sleep(self._began_at + decision.at_secs - loop.time())
+        while self._may_speak(decision, rule):
+            due_at = None if decision.at_secs is None else self._began_at + decision.at_secs
+            try:
+                async with asyncio.timeout_at(due_at):
+                    await self._changed.wait()
+                self._changed.clear()
+                now = loop.time()
+            except TimeoutError:
+                now = due_at or loop.time()
             if cause == "slow" and self._is_failing:
                 cause = "failing"
-                phrase = next(iter(self._phrases(cause)), None)
-            await self._speak(cause, phrase, decision)
-            phrase, decision = self._plan(cause, wait, rule)
+            phrase, decision = self._plan(cause, wait(), rule, now)
+            self._note(cause, decision)
+            if decision.at_secs is not None and self._began_at + decision.at_secs <= now + 1e-9:
+                await self._speak(cause, phrase, decision)
+                phrase, decision = self._plan(cause, wait(), rule)
+
+    def _note(self, cause: FillerCause, decision: FillerDecision) -> None:
+        if self._fillers == 0:
+            self._report = FillerReport(cause, None, decision.reason)
+
+    def _may_speak(self, decision: FillerDecision, rule: FillerRule) -> bool:
+        """Whether a filler may come yet: one is planned, or the race may give reason for one."""
+        follows = isinstance(self._llm, HedgedLLMService) and not self._after_tools
+        return decision.at_secs is not None or (follows and self._fillers < rule.per_turn)
+
+    def _is_due(self, decision: FillerDecision) -> bool:
+        now = asyncio.get_running_loop().time()
+        return decision.at_secs is not None and decision.at_secs <= now - self._began_at
 
     def _plan(
-        self, cause: FillerCause, wait: Survival, rule: FillerRule
+        self, cause: FillerCause, wait: Survival, rule: FillerRule, now: float | None = None
     ) -> tuple[str | None, FillerDecision]:
         """What to say and when: what can be said soonest, and of those the one that was drawn."""
-        plans = [(phrase, self._decide(phrase, wait, rule)) for phrase in self._phrases(cause)]
+        now = asyncio.get_running_loop().time() if now is None else now
+        plans = [(phrase, self._decide(phrase, wait, rule, now)) for phrase in self._phrases(cause)]
         return min(
             plans,
             key=lambda plan: math.inf if plan[1].at_secs is None else plan[1].at_secs,
             default=(None, FillerDecision(None, "there is no phrase for it")),
         )
 
-    def _decide(self, phrase: str | None, wait: Survival, rule: FillerRule) -> FillerDecision:
-        now = asyncio.get_running_loop().time()
+    def _decide(
+        self, phrase: str | None, wait: Survival, rule: FillerRule, now: float
+    ) -> FillerDecision:
         return rule.decide(
             Silence(
                 turn=self._turn,
@@ -319,7 +347,7 @@ class FillerProcessor(FrameProcessor):
         hedged = self._llm if isinstance(self._llm, HedgedLLMService) else None
         stats = self._given_stats or (shared_stats() if hedged is None else hedged.stats)
         if hedged is not None:
-            hedged.report_fillers(lambda: self._report)
+            hedged.report_fillers(lambda: self._report, self._changed.set)
             names = "+".join(provider.name for provider in hedged.providers)
             model = hedged.providers[0].services[0].settings.model
         else:
@@ -329,8 +357,10 @@ class FillerProcessor(FrameProcessor):
         self._stats = stats
 
     def _llm_wait(self) -> Survival:
+        """By who is asked and when, where that is known; else by how long such waits have been."""
         assert self._backend is not None
-        return self._known(self._backend)
+        now = self._llm.wait if isinstance(self._llm, HedgedLLMService) else None
+        return self._known(self._backend) if now is None else now
 
     def _known(self, backend: Backend) -> Survival:
         assert self._stats is not None

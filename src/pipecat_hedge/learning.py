@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge.attempt import Attempt
-from pipecat_hedge.facts import CommitOn
+from pipecat_hedge.facts import CommitOn, InFlight
 from pipecat_hedge.members import Entry
 from pipecat_hedge.planning import learn, plan_turn
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.provider_stats import Backend, ProviderStats
 from pipecat_hedge.reports import ProviderState
+from pipecat_hedge.savings import joint
+from pipecat_hedge.survival import Survival
 from pipecat_hedge.tokens import estimate_tokens
 
 __all__ = ["Learning", "state_of"]
@@ -65,6 +67,34 @@ class Learning:
         )
         by_name = {entry.provider.name: entry for entry in line_up}
         self.line_up = [by_name[name] for name in self.plan.order]
+
+    def wait_of(
+        self, attempts: Sequence[Attempt], planned: InFlight | None, started_at: float
+    ) -> Survival | None:
+        """How long a turn waits for its answer, by who is asked and when.
+
+        Args:
+            attempts: All attempts so far.
+            planned: The next one, as it will be launched if nothing happens before.
+            started_at: When the turn began.
+
+        Returns:
+            The wait from the turn's beginning; None if only one is asked, and no other will be:
+            then how long such waits have been says more.
+        """
+        by_sentence = self.commit_on == "first_sentence"
+        known = self._stats.known(self._backends, self.prompt_tokens, by_sentence=by_sentence)
+        waits: list[tuple[Survival, float]] = []
+        live: list[Attempt | InFlight] = [a for a in attempts if a.outcome is None]
+        for asked in [*live, *([] if planned is None or not live else [planned])]:
+            curve, sentence = known[asked.provider].first_token, known[asked.provider].sentence
+            sent = asked.launched_at
+            if sentence is not None and asked.first_token_at is not None:
+                curve, sent = sentence, asked.first_token_at
+            elif sentence is not None:
+                curve = curve.delayed(sentence.quantile(0.5))
+            waits.append((curve, sent - started_at))
+        return joint(waits) if len(waits) > 1 else None
 
     def learn(self, attempts: Sequence[Attempt], *, follows_probes: bool = True) -> None:
         """Learn from a race that is over.

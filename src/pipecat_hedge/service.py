@@ -41,6 +41,7 @@ from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.provider import Provider, as_providers
 from pipecat_hedge.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.reports import DrainedAnswer, FillerReport, ProviderState
+from pipecat_hedge.survival import Survival
 from pipecat_hedge.take_back import TakeBack, TakeBackFrame
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.turn import Turn
@@ -124,6 +125,7 @@ class HedgedLLMService(FrontService):
         self._timed_first_text = False
         self._turn: Turn | None = None
         self._filler: Callable[[], FillerReport | None] = lambda: None
+        self._asked: Callable[[], None] = lambda: None
         self._register_event_handler("on_turn_report")
         self._register_event_handler("on_loser_drained")
 
@@ -160,13 +162,25 @@ class HedgedLLMService(FrontService):
         """Whether a turn is running in which nobody has answered, and somebody has failed."""
         return self._turn is not None and self._turn.is_failing
 
-    def report_fillers(self, filler: Callable[[], FillerReport | None]) -> None:
+    @property
+    def wait(self) -> Survival | None:
+        """How long the turn that is running waits for its answer, by who is asked and when.
+
+        From the turn's beginning, with those who have been asked and the next one as it is planned;
+        None if no turn is waiting, or for one provider alone.
+        """
+        return None if self._turn is None else self._turn.wait
+
+    def report_fillers(
+        self, filler: Callable[[], FillerReport | None], asked: Callable[[], None] = lambda: None
+    ) -> None:
         """Have turns' reports say what was done about the silence.
 
         Args:
             filler: Asked at the end of each turn, by whoever speaks the fillers.
+            asked: Called whenever somebody is asked: what is left to wait is another then.
         """
-        self._filler = filler
+        self._filler, self._asked = filler, asked
 
     def can_generate_metrics(self) -> bool:
         """Whether this service reports metrics: it does, under its own name."""
@@ -229,6 +243,7 @@ class HedgedLLMService(FrontService):
             output=output,
             committed=self._credit,
             drained=self._report_drained,
+            asked=lambda: self._asked(),
             may_wait=self._filter_incomplete_user_turns,
         )
         self._turn = turn

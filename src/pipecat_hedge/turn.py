@@ -20,11 +20,12 @@ from pipecat_hedge.learning import Learning
 from pipecat_hedge.members import Entry, seats
 from pipecat_hedge.output import Output
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
-from pipecat_hedge.policies.race import Race
+from pipecat_hedge.policies.race import Phase, Race
 from pipecat_hedge.probe import Probe
 from pipecat_hedge.racing import Post, Racing
 from pipecat_hedge.release import Release
 from pipecat_hedge.reports import AttemptReport, DrainedAnswer, TurnReport
+from pipecat_hedge.survival import Survival
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.tokens import count_tokens, usd
 
@@ -76,6 +77,7 @@ class Turn:
         output: Output,
         committed: Callable[[str | None], None],
         drained: Callable[[DrainedAnswer], Awaitable[None]],
+        asked: Callable[[], None],
         may_wait: bool = False,
     ):
         """Prepare a turn; it starts now.
@@ -90,6 +92,7 @@ class Turn:
             output: What speaks the answer.
             committed: Told the winner's model just before its answer is released.
             drained: Told what a loser said that was let run to its end.
+            asked: Told whenever somebody is asked.
             may_wait: Whether a marker that says "the caller has not finished" is an answer.
         """
         self._loop = asyncio.get_running_loop()
@@ -100,6 +103,7 @@ class Turn:
         self._output = output
         self._committed = committed
         self._drained = drained
+        self._asked_somebody = asked
         self._policy = policy
         self._may_wait = may_wait
         self._learning = learning
@@ -177,6 +181,13 @@ class Turn:
         )
 
     @property
+    def wait(self) -> Survival | None:
+        """How long this turn waits from its beginning, as things stand; None if it does not."""
+        if self._race.phase is not Phase.WAITING:
+            return None
+        return self._learning.wait_of(self._race.attempts, self._race.planned, self._started_at)
+
+    @property
     def winner_usage(self) -> LLMTokenUsage | None:
         """The winner's own count of tokens, or None if it sent none."""
         winner = self._race.winner
@@ -217,6 +228,7 @@ class Turn:
         contender.span.issue(launch)
         self._tallies[launch.attempt] = tally
         self._learning.plan.launched(launch, is_waiting=self._first_winner is None)
+        self._asked_somebody()
         probe = self._probe(launch, post)
         try:
             await contender.answer(

@@ -19,6 +19,7 @@ from pipecat_hedge.facts import (
     Continue,
     Fact,
     GiveUp,
+    InFlight,
     Interrupted,
     Launch,
     Order,
@@ -521,6 +522,26 @@ def test_it_asks_to_be_woken_only_when_time_alone_decides(
     race = Race([Seat("a"), Seat("b")], rule_of(policy), attempts=policy.attempts)
     race.handle(TurnStarted(), 10.0)
     assert race.wake_at == wake_at
+
+
+@pytest.mark.parametrize(
+    ("policy", "planned"),
+    [
+        (HedgePolicy.after(0.6), InFlight("b", 10.6, None)),
+        (HedgePolicy.after(None), InFlight("b", 13.0, None)),
+        (HedgePolicy.race(2), None),
+        (HedgePolicy.after(0.6, attempts=1), None),
+    ],
+)
+def test_it_tells_whom_it_will_ask_next(policy: HedgePolicy, planned: InFlight | None) -> None:
+    """A hedge or the replacement of a silent one, if nothing happens before; none once it has won."""
+    seats = [Seat("a", stall_secs=3.0), Seat("b", stall_secs=3.0)]
+    race = Race(seats, rule_of(policy), attempts=policy.attempts)
+    race.handle(TurnStarted(), 10.0)
+    assert race.planned == planned
+    race.handle(UsableToken(0), 10.1)
+    race.handle(AttemptFinished(0), 10.2)
+    assert race.planned is None
 
 
 def test_once_committed_it_need_not_be_woken() -> None:

@@ -15,6 +15,9 @@ at which
 E[T − t | T > t] falls as time passes and rises only where an answer might have come and has not, so
 the first such time is ``after_secs``, a step of the curve, or one filler's length before a step.
 
+What has never happened before is on no curve, and a curve's end is a guess that falls off fast. So
+a wait of twice the longest usual one is taken for one of unknown length, and a filler is due.
+
 Around it are manners: not in the first turn, once a turn, not soon after the last one, and not the
 same words twice.
 """
@@ -37,6 +40,8 @@ __all__ = ["FillerDecision", "FillerRule", "FillerWords", "Silence"]
 
 MOST_LANDING = 0.5
 """So many of the answers may land while the filler sounds."""
+UNHEARD_OF, TIMES = 0.002, 2.0
+"""Twice the time by which all but so few answers have come is on no curve."""
 WORDS_PER_SEC, LEAST_SECS = 2.6, 0.4
 """How fast fillers are spoken (about 155 words a minute), and how long the shortest one takes."""
 
@@ -122,11 +127,13 @@ class FillerRule:
             earliest = max(earliest, silence.waited_secs + rested)
         needed = silence.filler_secs + self.margin_secs
         at = _first_worth_it(silence.wait, earliest, silence.filler_secs, needed)
-        if at is None:
+        hangs_at = max(earliest, TIMES * silence.wait.quantile(1.0 - UNHEARD_OF))
+        if at is None or at > hangs_at:
             left = silence.wait.expected_remaining(earliest)
             return FillerDecision(
-                None,
-                f"{left:.2f} s left to wait at {earliest:.2f} s, a filler needs {needed:.2f} s",
+                hangs_at,
+                f"{left:.2f} s left to wait at {earliest:.2f} s, a filler needs {needed:.2f} s, "
+                f"and {hangs_at:.2f} s would be unheard of",
             )
         left = silence.wait.expected_remaining(at)
         return FillerDecision(

@@ -130,6 +130,7 @@ class Race:
         self._winner: Attempt | None = None
         self._commit_reason: str | None = None
         self._launch_reason: str | None = None
+        self._next_at: float | None = None
         self._wake_at: float | None = None
         self._started_at = 0.0
         self._orders: list[Order] = []
@@ -148,6 +149,13 @@ class Race:
     def winner(self) -> Attempt | None:
         """The attempt whose answer is released, the latest if one was continued; or None."""
         return self._winner
+
+    @property
+    def planned(self) -> InFlight | None:
+        """The further attempt that will be launched if nothing happens before; None if none is."""
+        if self._next_at is None or not self._can_launch():
+            return None
+        return InFlight(self._lineup[0].provider, self._next_at, None)
 
     @property
     def commit_reason(self) -> str | None:
@@ -306,7 +314,7 @@ class Race:
 
     def _reconsider(self, now: float) -> None:
         """Do what time alone brings about, and set the alarm for the next of it."""
-        self._wake_at = None
+        self._wake_at = self._next_at = None
         self._expire(now)
         if self._is_over():
             return
@@ -378,6 +386,7 @@ class Race:
                 if self._phase is Phase.OVER:
                     return
             else:
+                self._next_at = stalls_at if hedge_at is None else hedge_at
                 self._wake_by(hedge_at)
                 self._wake_by(stalls_at)
                 return

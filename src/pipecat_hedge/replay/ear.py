@@ -104,7 +104,8 @@ class Ear:
         return self._late[bisect.bisect_left(self._at, at) :]
 
     def _lateness(self, frame: AudioFrame, now: float) -> float:
-        sent = float(frame.pts * frame.time_base) if frame.pts is not None else now
+        pts, unit = frame.pts, frame.time_base
+        sent = now if pts is None or unit is None else float(pts * unit)
         self._least_transit = min(self._least_transit, now - sent)
         return now - sent - self._least_transit
 
