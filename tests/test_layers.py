@@ -58,6 +58,8 @@ LAYERS = {
     "timed_pipeline": TOOLS,
     "whatif": TOOLS,
     "replay": TOOLS,
+    "pytest_plugin": TOOLS,
+    "pytest_caller": TOOLS,
     "cli": TOOLS,
 }
 STANDARD_LIBRARY_ONLY = (WORDS, POLICIES)

@@ -80,12 +80,14 @@ class ScriptedBot:
         answers: bool = True,
         messages: Callable[[int], list[dict[str, Any]]] = lambda turn: [],
         hangs_up_after: int | None = None,
+        port: int | None = None,
     ):
         self._delay_secs = delay_secs
         self._speaks_secs = speaks_secs
         self._answers = answers
         self._messages = messages
         self._hangs_up_after = hangs_up_after
+        self._port = port
         self._calls: list[RTCPeerConnection] = []
         self._scope = TaskScope()
         self.voices: list[Voice] = []
@@ -94,7 +96,7 @@ class ScriptedBot:
     async def __aenter__(self) -> Self:
         app = web.Application()
         app.router.add_post("/api/offer", self._offer)
-        self._server = TestServer(app)
+        self._server = TestServer(app, port=self._port)
         await self._server.start_server()
         self.url = str(self._server.make_url(""))
         return self

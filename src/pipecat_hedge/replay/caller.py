@@ -36,6 +36,7 @@ T = TypeVar("T")
 
 CONNECT_SECS = 20.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_HUNG_UP = "the bot has hung up"
 _READY = {
     "id": "ready",
     "label": "rtvi-ai",
@@ -132,7 +133,12 @@ class Caller:
 
         Args:
             utterance: The recording.
+
+        Raises:
+            HungUp: If the bot hangs up before its end.
         """
+        if self._is_over:
+            raise HungUp(_HUNG_UP)
         samples = utterance.samples
         frames = np.pad(samples, (0, -len(samples) % FRAME)).reshape(-1, FRAME)
         sent = await asyncio.gather(*self.microphone.play(frames))
@@ -221,8 +227,8 @@ class Caller:
         try:
             async with asyncio.timeout(timeout_secs), self.ear.heard:
                 while (value := found()) is None:
-                    if self._connection.connectionState in ("closed", "failed"):
-                        raise HungUp("the bot has hung up")
+                    if self._is_over:
+                        raise HungUp(_HUNG_UP)
                     await self.ear.heard.wait()
                 return value
         except TimeoutError:
@@ -231,6 +237,10 @@ class Caller:
             raise CallError(f"{failure}{last}") from None
 
     # ---- inside
+
+    @property
+    def _is_over(self) -> bool:
+        return self._connection.connectionState in ("closed", "failed")
 
     async def _connect(self) -> None:
         connection = self._connection
@@ -246,6 +256,8 @@ class Caller:
         async def on_state() -> None:
             if connection.connectionState == "connected" and not connected.done():
                 connected.set_result(None)
+            if self._is_over:
+                self.microphone.drop(HungUp(_HUNG_UP))
             async with self.ear.heard:
                 self.ear.heard.notify_all()
 

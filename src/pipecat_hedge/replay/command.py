@@ -6,19 +6,17 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from pipecat_hedge.errors import HedgeError
 from pipecat_hedge.replay.conversation import HeardTurn
 from pipecat_hedge.replay.network import Network
 from pipecat_hedge.replay.replaying import Replay, replay
 from pipecat_hedge.replay.report import as_row, check_folder, write_report
-from pipecat_hedge.replay.summary import Figures, summarise
+from pipecat_hedge.replay.table import print_table
 
 __all__ = ["configure", "run"]
 
@@ -122,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
         json.dump([as_row(turn) for turn in turns], sys.stdout, indent=1)
         sys.stdout.write("\n")
     else:
-        _show(turns, Console(highlight=False, width=None if sys.stdout.isatty() else 110))
+        print_table(turns, Console(highlight=False, width=None if sys.stdout.isatty() else 110))
         if args.report is not None:
             print(f"report: {args.report / 'report.html'}")
     return int(any(turn.error is not None for turn in turns))
@@ -162,32 +160,3 @@ def _about(wanted: Replay) -> str:
             f"{line.loss:.1%} of packets lost, up to {1000 * line.jitter_secs:.0f} ms late"
         )
     return ", ".join(parts) + "."
-
-
-def _show(turns: Sequence[HeardTurn], console: Console) -> None:
-    summary = summarise(turns)
-    with_silence = summary.everything.silent_p50 is not None
-    table = Table(title="voice to voice, as the caller hears it", title_justify="left")
-    table.add_column("recording", overflow="fold")
-    for name in ("turns", "answered", "p50", "p95", "max"):
-        table.add_column(name, justify="right", no_wrap=True)
-    if with_silence:
-        for name in ("silent p50", "silent max"):
-            table.add_column(name, justify="right", no_wrap=True)
-
-    def add(figures: Figures) -> None:
-        values = [figures.p50, figures.p95, figures.most]
-        values += [figures.silent_p50, figures.silent_most] if with_silence else []
-        shown = ["" if value is None else f"{value:.2f} s" for value in values]
-        table.add_row(figures.name, str(figures.turns), str(figures.answered), *shown)
-
-    for figures in summary.recordings:
-        add(figures)
-    table.add_section()
-    add(summary.everything)
-    console.print(table)
-    for turn in turns:
-        if turn.error is not None:
-            where = f"{turn.recording}, run {turn.run}, caller {turn.caller}"
-            console.print(f"{where}: {turn.error}", markup=False)
-    console.print(summary.pacing.told, markup=False)

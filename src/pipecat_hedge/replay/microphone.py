@@ -46,6 +46,17 @@ class Microphone(MediaStreamTrack):
         self._queue += zip(frames, futures, strict=True)
         return futures
 
+    def drop(self, error: Exception) -> None:
+        """Forget what is queued: nobody takes it any more.
+
+        Args:
+            error: Why; whoever waits for a frame to be sent gets it.
+        """
+        for _, sent in self._queue:
+            if not sent.done():
+                sent.set_exception(error)
+        self._queue.clear()
+
     async def recv(self) -> AudioFrame:
         """The next 20 ms, when they are due."""
         loop = asyncio.get_running_loop()
