@@ -15,7 +15,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,8 @@ ROOT = Path(__file__).parents[1]
 BOT = ("python", "-m", "examples.voice_bot", "--port", "{port}", "--loopback-only")
 SCRIPT = 10
 """Recordings in a call."""
+TOOLS = ("book", "four-people", "cancel")
+"""Recordings to which the bot calls a tool: two requests a turn."""
 HALF, NO_WORSE = 0.5, 1.05
 MODELS, SEED = "jagged claude-haiku-4-5", 9
 BOTS = {"bare": "off", "hedged": "adaptive"}
@@ -133,7 +135,7 @@ def _script() -> tuple[Utterance, ...]:
     asked = [
         u
         for u in everything
-        if not u.interrupts and not u.name.startswith(("book", "cancel")) and "pause" not in u.name
+        if not u.interrupts and not u.name.startswith(TOOLS) and "pause" not in u.name
     ]
     return tuple(asked[:SCRIPT])
 
@@ -209,8 +211,7 @@ def _picture(compared: Sequence[Compared]) -> str:
     return "\n".join(parts)
 
 
-def _lane(bot: Compared, middle: int, x: object) -> list[str]:
-    assert callable(x)
+def _lane(bot: Compared, middle: int, x: Callable[[float], float]) -> list[str]:
     figures = bot.summary.everything
     parts = [f'<text class="ink" x="28" y="{middle + 5}" font-weight="600">{bot.name}</text>']
     secs = sorted(t.voice_to_voice_secs for t in bot.turns if t.voice_to_voice_secs is not None)

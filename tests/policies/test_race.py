@@ -534,7 +534,7 @@ def test_it_asks_to_be_woken_only_when_time_alone_decides(
     ],
 )
 def test_it_tells_whom_it_will_ask_next(policy: HedgePolicy, planned: InFlight | None) -> None:
-    """A hedge or the replacement of a silent one, if nothing happens before; none once it has won."""
+    """A hedge or the replacement of a silent one, if nothing happens before; none at the end."""
     seats = [Seat("a", stall_secs=3.0), Seat("b", stall_secs=3.0)]
     race = Race(seats, rule_of(policy), attempts=policy.attempts)
     race.handle(TurnStarted(), 10.0)

@@ -450,7 +450,7 @@ class Race:
 
     def _finish_turn(self) -> None:
         self._phase = Phase.OVER
-        self._wake_at = None
+        self._wake_at = self._next_at = None
 
     # ---- views
 
