@@ -20,11 +20,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipecat_hedge.replay.bots import CommandBot
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from pipecat_hedge.replay.bots import CommandBot
 from pipecat_hedge.replay.conversation import HeardTurn
 from pipecat_hedge.replay.replaying import Replay, replay
 from pipecat_hedge.replay.report import check_folder, write_report
