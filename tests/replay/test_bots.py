@@ -218,7 +218,21 @@ async def test_a_function_that_leaves() -> None:
         while connection.pc.connectionState != "connected":
             await asyncio.sleep(0.01)
 
+    with pytest.raises(CallError, match="the bot has hung up"):
+        async with Call(CallableBot(leaves), greeting_secs=0) as caller:
+            await caller.say(SPOKEN)
+
+
+async def test_a_function_that_leaves_while_it_is_spoken_to() -> None:
+    """The caller does not speak on to nobody."""
+    spoken_to = asyncio.Event()
+
+    async def leaves(runner_args: Any) -> None:
+        await runner_args.webrtc_connection.connect()
+        await spoken_to.wait()
+
     async with Call(CallableBot(leaves), greeting_secs=0) as caller:
+        spoken_to.set()
         with pytest.raises(CallError, match="the bot has hung up"):
             await caller.say(SPOKEN)
 
