@@ -37,6 +37,7 @@ START_SECS = 60.0
 POLL_SECS, REPLY_SECS = 0.05, 5.0
 ENDINGS = ((signal.SIGINT, 5.0), (signal.SIGTERM, 3.0))
 """What the bot is told to end with, and how long it may take to obey."""
+KILLED_SECS = 5.0
 OUTPUT_BYTES = 16_384
 _WARDEN = """
 import os, signal, sys
@@ -84,16 +85,13 @@ class CommandBot(Bot):
         except ValueError as e:
             raise ConfigurationError(f"command: {e} in {command!r}: close the quotes") from e
         if not words or not words[0]:
-            raise ConfigurationError(
-                'command: there is nothing to run; write one such as "python bot.py --port {port}"'
-            )
+            told = 'command: there is nothing to run; write "python bot.py --port {port}", say'
+            raise ConfigurationError(told)
         if not start_secs > 0:
             raise ConfigurationError(f"start_secs must be positive, got {start_secs}")
         if os.name != "posix":
-            raise ConfigurationError(
-                "command: only POSIX systems have process groups; start the bot yourself and "
-                "give its address"
-            )
+            told = "command: this takes a POSIX system; start the bot yourself and give its address"
+            raise ConfigurationError(told)
         self._words = words
         self._env = dict(env or {})
         self._cwd = cwd
@@ -194,23 +192,19 @@ class CommandBot(Bot):
         # Who was started in a shell's background ignores SIGINT, and so do its children.
         is_deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         try:
-            for number, secs in ENDINGS[is_deaf:]:
+            for number, secs in ENDINGS[1:] if is_deaf else ENDINGS:
                 if process.returncode is not None:
                     break
                 _signal_group(process.pid, number)
-                try:
-                    async with asyncio.timeout(secs):
-                        await process.wait()
-                except TimeoutError:
-                    continue
+                await _ended(process, secs)
         finally:
             _signal_group(process.pid, signal.SIGKILL)  # whatever is left of it
-            await process.wait()
-            await self._scope.close()
-            self._forget_output()
             if self._warden is not None:
                 self._warden.kill()
                 self._warden.communicate()
+            await _ended(process, KILLED_SECS)
+            await self._scope.close()
+            self._forget_output()
 
     def _forget_output(self) -> None:
         """Keep the end of it."""
@@ -235,12 +229,22 @@ async def _replies(session: aiohttp.ClientSession, url: str) -> bool:
         return False
 
 
+async def _ended(process: asyncio.subprocess.Process, within_secs: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_secs):
+            await process.wait()
+
+
 def _signal_group(leader: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # nobody is left
+    # Nobody is left; on macOS, nobody but who is waited for.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
 
 
 def _ward(leader: int) -> subprocess.Popen[bytes]:
     """Have a process group killed if this process ends without having done so."""
     words = [sys.executable, "-I", "-S", "-c", _WARDEN, str(leader)]
-    return subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
+    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+    return subprocess.Popen(
+        words, stdin=pipe, stdout=nowhere, stderr=nowhere, start_new_session=True
+    )
