@@ -327,6 +327,18 @@ async def test_a_tool_that_takes_long(make: Callable[..., LLMService[Any]]) -> N
         assert {f.cause for f in told if f.spoken_secs is not None} == {"tool"}
 
 
+async def test_a_tool_is_not_announced_for_the_llms_sake() -> None:
+    """Pipecat asks the LLM again only when the bot is silent: a filler would make the wait longer."""
+    answers: list[Step] = [Wait(1.5), Say(ANSWER)]
+    scripts: list[list[Step]] = [[Wait(0.3), Call("look_up")], answers] * 20
+    phrases = {"tool": ["I'll look it up."]}
+    async with Conversation(hedged(*scripts), context=with_tool(1.0), phrases=phrases) as call:
+        for _ in range(14):
+            await call.line.ask(context=call.context)
+            await asyncio.sleep(25)
+    assert call.spoken == []
+
+
 async def test_a_quick_tool_is_not_announced() -> None:
     """Nor one that the answer itself has announced."""
     scripts: list[list[Step]] = [[Wait(0.3), Call("look_up")], USUAL] * 20

@@ -184,10 +184,9 @@ class FillerProcessor(FrameProcessor):
         self._began_at = asyncio.get_running_loop().time()
         tools = (self._known(_tool(name)) for name in called)
         slowest = max(tools, key=lambda known: known.expected_remaining(0.0))
-        # Then the LLM is asked again. The caller has waited for the call already.
-        assert self._backend is not None
-        wait = slowest.delayed(self._known(self._backend).quantile(0.5))
-        await self._wait("tool", lambda: wait, replace(self._rule, after_secs=0.0))
+        # The caller has waited for the call already. Then the LLM is asked again, but not while the
+        # bot is speaking: a filler has to be over when the tools are, or it delays the answer.
+        await self._wait("tool", lambda: slowest, replace(self._rule, after_secs=0.0))
 
     def _came_back(self, frame: FunctionCallResultFrame) -> None:
         called = self._tools.pop(frame.tool_call_id, None)
