@@ -64,6 +64,23 @@ def test_percentiles_by_recording_and_over_all() -> None:
     assert summary.everything.most == 3.0
 
 
+def test_where_the_time_goes() -> None:
+    """The median of each stage, of the turns that have it, up to the first sound."""
+    quick = dataclasses.replace(turn(secs=0.7), stages={"turn_end": 0.3, "llm_started": 0.31})
+    summary = summarise([turn(secs=0.8), turn(secs=0.9), quick])
+    assert summary.stages == {
+        "turn_end": 0.4,
+        "llm_started": 0.31,
+        "first_text": 0.6,
+        "heard": 0.8,
+    }
+    assert summary.stages_told.startswith("turn end 0.40 s, llm started 0.31 s, ")
+    assert "Where the time goes" in report_html([quick], "About.")
+    mute = dataclasses.replace(turn(), stages={})
+    assert summarise([mute]).stages == {}
+    assert "Where the time goes" not in report_html([mute], "About.")
+
+
 def test_nobody_was_answered() -> None:
     """There is a page about that, too."""
     summary = summarise([turn(secs=None, error="the bot was silent for 15 s")])

@@ -103,7 +103,7 @@ def report_html(turns: Sequence[HeardTurn], about: str) -> str:
         f"<title>Voice-to-voice latency</title><style>{_PAGE}{STYLE}</style></head><body>"
         f'<h1>Voice-to-voice latency</h1><p class="about">{escape(about)}</p>'
         f"{_headline(summary)}<p{kind}>{escape(summary.pacing.told.capitalize())}.</p>"
-        f"<h2>By recording</h2>{_table(summary)}"
+        f"{_where(summary)}<h2>By recording</h2>{_table(summary)}"
         '<h2>Turns</h2><p class="about">The caller above, the bot below; the gap between them is '
         "marked. Levels are in decibels. Dotted: what the bot's messages tell of its stages.</p>"
         f"{''.join(_turn(turn) for turn in _slowest_first(turns))}</body></html>\n"
@@ -122,6 +122,17 @@ def _headline(summary: Summary) -> str:
         figures.append(("silent when interrupted, p50", _secs(all_of_them.silent_p50)))
     shown = "".join(f"<div><b>{value}</b><span>{name}</span></div>" for name, value in figures)
     return f'<div class="figures">{shown}</div>'
+
+
+def _where(summary: Summary) -> str:
+    if not summary.stages:
+        return ""
+    names = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in summary.stages)
+    cells = "".join(f"<td>{secs:.2f} s</td>" for secs in summary.stages.values())
+    return (
+        '<h2>Where the time goes</h2><p class="about">Medians, from the caller\'s last sound, as the '
+        f'bot tells.</p><div class="wide"><table><tr>{names}</tr><tr>{cells}</tr></table></div>'
+    )
 
 
 def _table(summary: Summary) -> str:

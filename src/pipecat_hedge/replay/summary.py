@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipecat_hedge.replay.conversation import HeardTurn
+from pipecat_hedge.replay.told import STAGES
 
 __all__ = ["Figures", "Pacing", "Summary", "summarise"]
 
@@ -96,12 +98,23 @@ class Summary:
     Parameters:
         everything: All turns together.
         recordings: By recording, in the order of their first turn.
+        stages: When each stage of a turn ended, as the bots' messages tell: the median of those
+            turns that have it, in seconds from the caller's last sound; see ``told.STAGES``. The
+            last is ``heard``. Empty if no bot tells.
         pacing: Whether the machine kept up.
     """
 
     everything: Figures
     recordings: tuple[Figures, ...]
+    stages: dict[str, float]
     pacing: Pacing
+
+    @property
+    def stages_told(self) -> str:
+        """The stages, for a person to read; empty if there are none."""
+        return ", ".join(
+            f"{name.replace('_', ' ')} {secs:.2f} s" for name, secs in self.stages.items()
+        )
 
 
 def summarise(turns: Sequence[HeardTurn]) -> Summary:
@@ -116,6 +129,7 @@ def summarise(turns: Sequence[HeardTurn]) -> Summary:
     return Summary(
         _figures("all", turns),
         tuple(_figures(n, [turn for turn in turns if turn.recording == n]) for n in names),
+        _stages(turns),
         Pacing(
             max(late),
             max(bot_late),
@@ -124,6 +138,18 @@ def summarise(turns: Sequence[HeardTurn]) -> Summary:
             len(turns),
         ),
     )
+
+
+def _stages(turns: Sequence[HeardTurn]) -> dict[str, float]:
+    told = [turn for turn in turns if turn.stages and turn.first_sound_secs is not None]
+    found = {
+        stage: statistics.median(turn.stages[stage] for turn in told if stage in turn.stages)
+        for stage in STAGES.values()
+        if any(stage in turn.stages for turn in told)
+    }
+    if found:
+        found["heard"] = statistics.median(turn.first_sound_secs or 0.0 for turn in told)
+    return found
 
 
 def _figures(name: str, turns: Sequence[HeardTurn]) -> Figures:

@@ -45,4 +45,6 @@ def print_table(turns: Sequence[HeardTurn], console: Console) -> None:
         if turn.error is not None:
             where = f"{turn.recording}, run {turn.run}, caller {turn.caller}"
             console.print(f"{where}: {turn.error}", markup=False)
+    if summary.stages:
+        console.print(f"medians from the caller's last sound: {summary.stages_told}", markup=False)
     console.print(summary.pacing.told, markup=False)
