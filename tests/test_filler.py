@@ -328,7 +328,7 @@ async def test_a_tool_that_takes_long(make: Callable[..., LLMService[Any]]) -> N
 
 
 async def test_a_tool_is_not_announced_for_the_llms_sake() -> None:
-    """Pipecat asks the LLM again only when the bot is silent: a filler would make the wait longer."""
+    """Pipecat asks the LLM again when the bot is silent: a filler would make the wait longer."""
     answers: list[Step] = [Wait(1.5), Say(ANSWER)]
     scripts: list[list[Step]] = [[Wait(0.3), Call("look_up")], answers] * 20
     phrases = {"tool": ["I'll look it up."]}

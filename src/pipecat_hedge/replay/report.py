@@ -130,8 +130,8 @@ def _where(summary: Summary) -> str:
     names = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in summary.stages)
     cells = "".join(f"<td>{secs:.2f} s</td>" for secs in summary.stages.values())
     return (
-        '<h2>Where the time goes</h2><p class="about">Medians, from the caller\'s last sound, as the '
-        f'bot tells.</p><div class="wide"><table><tr>{names}</tr><tr>{cells}</tr></table></div>'
+        '<h2>Where the time goes</h2><p class="about">Medians, from the caller\'s last sound, as '
+        f'the bot tells.</p><div class="wide"><table><tr>{names}</tr><tr>{cells}</tr></table></div>'
     )
 
 
