@@ -157,7 +157,7 @@ async def test_a_filler_is_a_sound_and_no_answer() -> None:
     """Though the bot speaks on without a break."""
     late: list[Step] = [Wait(2.5), Say("We are open.")]
     async with Phone(hedged(late), fillers=True) as phone:
-        for _ in range(10):
+        for _ in range(30):
             await phone.speak()
             await phone.answered(20.0)
         await phone.speak()
@@ -168,16 +168,16 @@ async def test_a_filler_is_a_sound_and_no_answer() -> None:
     assert turn.first_answer_secs == pytest.approx(0.3 + 2.5 + 0.1, abs=0.02)
     assert turn.first_tts_audio_secs == pytest.approx(0.3 + 2.5 + 0.1, abs=0.02)
     assert turn.filler_end_secs == pytest.approx(0.3 + 0.8 + 0.1 + 0.1, abs=2 * CHUNK)
-    assert len(phone.told) == 11
+    assert len(phone.told) == 31
 
 
 async def test_an_answer_that_waits_for_the_filler_to_end() -> None:
     """Is heard when it begins to sound, not when it was synthesized."""
     late: list[Step] = [Wait(0.95), Say("We are open.")]
-    scripts = [[Wait(2.5), Say("We are open.")]] * 10 + [late]
+    scripts = [[Wait(2.5), Say("We are open.")]] * 30 + [late]
     async with Phone(hedged(*scripts), fillers=True) as phone:
         phone.voice.audio_secs = 1.0
-        for _ in range(10):
+        for _ in range(30):
             await phone.speak()
             await phone.answered(20.0)
         await phone.speak()

@@ -178,7 +178,7 @@ class Survival:
         The area beyond each step that is left, and so the mean, stays what it was.
 
         Args:
-            most: How many steps it may have, at least 4.
+            most: About how many steps it may have, at least 4.
 
         Raises:
             ConfigurationError: If that is too few.
@@ -189,12 +189,12 @@ class Survival:
         if count <= most:
             return self
         least = max(float(self.shares[-1]), 1e-6)
-        half = (most - 2) // 2
+        half = (most - 2) // 2  # and the first step, before which all are still waiting
         left = np.concatenate((np.linspace(1.0, least, half), np.geomspace(1.0, least, half)))
         after = count - self.shares[::-1].searchsorted(left, side="right")
-        index = np.unique(np.concatenate((np.minimum(after, count - 1), [0, count - 1])))
-        index = index[np.append(np.diff(self.secs[index]) > 0, True)]
-        at = self.secs[index]
+        steps = np.concatenate((np.minimum(after, count - 1), [0, 1, count - 1]))
+        at = np.unique(self.secs[steps])
+        index = self.secs.searchsorted(at, side="right") - 1
         above = np.append(-np.diff(self.areas[index]) / np.diff(at), self.shares[-1])
         return self._made(at, np.minimum.accumulate(above), self.tail_secs)
 
