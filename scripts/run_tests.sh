@@ -9,15 +9,19 @@ if [ $# -gt 0 ]; then
     exec "$python" -m pytest "$@"
 fi
 
-told=$(mktemp)
-"$python" -m pytest -m realtime >"$told" 2>&1 &
-calls=$!
-trap 'kill "$calls" 2>/dev/null; rm -f "$told"' EXIT
+told=$(mktemp -d)
+"$python" -m pytest -m realtime tests/live >"$told/live" 2>&1 &
+live=$!
+"$python" -m pytest -m realtime --ignore tests/live >"$told/replay" 2>&1 &
+replay=$!
+trap 'kill "$live" "$replay" 2>/dev/null; rm -rf "$told"' EXIT
 trap 'exit 130' INT TERM
 
 "$python" -m pytest -m "not realtime"
 others_failed=$?
-wait "$calls"
-calls_failed=$?
-cat "$told"
-[ "$others_failed" = 0 ] && [ "$calls_failed" = 0 ]
+wait "$live"
+live_failed=$?
+wait "$replay"
+replay_failed=$?
+cat "$told/live" "$told/replay"
+[ "$others_failed" = 0 ] && [ "$live_failed" = 0 ] && [ "$replay_failed" = 0 ]

@@ -219,13 +219,11 @@ def check(cell: Cell, heard: Heard) -> None:
         assert told or (spoke_first and heard.text in parts), (cell, heard.text)
         return
     outcomes = [attempt.outcome for attempt in report.attempts]
-    if (
-        cell.faulty == "primary"
-        and cell.fault in SPEAKS_FIRST
-        and outcomes == ["failed", "superseded"]
-    ):
+    broken_winner = {"primary": ["failed", "superseded"], "hedge": ["superseded", "failed"]}
+    if cell.fault in SPEAKS_FIRST and outcomes == broken_winner.get(cell.faulty):
         # It had won before it broke, and with the loser both requests were spent. Under fallback
-        # only a primary that was silent for stall_secs, as on a busy machine, has a rival.
+        # only a primary that was silent for stall_secs, as on a busy machine, has a rival; and a
+        # hedge that starts with the primary wins where the machine comes to it first.
         reasons = [attempt.launch_reason for attempt in report.attempts]
         assert cell.policy != "fallback" or reasons[-1] == "stall", cell
         parts = WHOLE if cell.commit == "first_sentence" else [ANSWER[:n] for n in range(1, 99)]
