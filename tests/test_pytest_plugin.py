@@ -5,6 +5,7 @@ Each inner run is a process; the bot that it calls is the scripted one, in a pro
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import select
@@ -287,10 +288,15 @@ def test_ctrl_c(pytester: pytest.Pytester) -> None:
         """
     )
     words = [sys.executable, "-m", "pytest", *PLUGINS, "-s"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as inner:
-        assert inner.stdout is not None
-        assert any(line.endswith("now\n") for line in inner.stdout)
-        inner.send_signal(signal.SIGINT)
-        inner.stdout.read()
+    # In the background of a shell Ctrl-C is ignored, also by what is started from there.
+    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, preexec_fn=heeds) as inner:
+        try:
+            assert inner.stdout is not None
+            assert any(line.endswith("now\n") for line in inner.stdout)
+            inner.send_signal(signal.SIGINT)
+            inner.stdout.read()
+        finally:
+            inner.kill()
     (bot,) = started(pytester.path / "started")
     assert not any(map(is_running, bot.processes))
