@@ -13,12 +13,14 @@ from pipecat.frames.frames import (
     LLMContextFrame,
     OutputAudioRawFrame,
     StartFrame,
+    TTSSpeakFrame,
     UserStartedSpeakingFrame,
     UserStoppedSpeakingFrame,
     VADUserStartedSpeakingFrame,
     VADUserStoppedSpeakingFrame,
 )
 from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.processors.frame_processor import FrameDirection
 from pipecat.services.llm_service import FunctionCallParams, LLMService
 from pipecat.transports.base_output import BaseOutputTransport
@@ -70,14 +72,26 @@ class Loudspeaker(BaseOutputTransport):
 class Phone:
     """A line with a voice, a loudspeaker and the observer."""
 
-    def __init__(self, llm: LLMService[Any], *, fillers: bool = False, **options: Any):
+    def __init__(
+        self,
+        llm: LLMService[Any],
+        *,
+        fillers: bool = False,
+        remembers: bool = False,
+        **options: Any,
+    ):
+        self.context = LLMContext()
+        after = [LLMContextAggregatorPair(self.context).assistant()] if remembers else []
         self.told: list[TurnLatency] = []
         self.observer = TurnLatencyObserver(**options)
         self.observer.add_event_handler("on_turn_latency", self._tell)
         self.voice = Voice(0.1)
         before = [FillerProcessor(not_before_turn=1)] if fillers else []
         self.line = Line(
-            llm, processors=[*before, self.voice, Loudspeaker()], observers=[self.observer]
+            llm,
+            processors=[*before, self.voice, Loudspeaker()],
+            after=after,
+            observers=[self.observer],
         )
 
     async def _tell(self, _: TurnLatencyObserver, turn: TurnLatency) -> None:
@@ -186,6 +200,51 @@ async def test_an_answer_that_waits_for_the_filler_to_end() -> None:
     assert turn.first_tts_audio_secs is not None
     assert turn.first_sound_secs is not None
     assert turn.first_answer_secs == pytest.approx(turn.first_sound_secs + 1.0, abs=2 * CHUNK)
+
+
+async def test_there_is_one_record_a_turn_behind_which_the_context_is_told() -> None:
+    """Pipecat's assistant aggregator sends the context on after an answer; it asks for nothing."""
+    async with Phone(hedged(ANSWER), remembers=True) as phone:
+        for _ in range(2):
+            await phone.speak(context=phone.context)
+            await phone.answered()
+        await phone.line.send(LLMContextFrame(phone.context))  # the bot is run again, nobody spoke
+        turn = await phone.answered()
+    assert [told.turn for told in phone.told] == [1, 2, 3]
+    assert [rounded(told) for told in phone.told[:2]] == [AT_ITS_TIME] * 2
+    assert turn.anchor == "context"
+    assert turn.first_answer_secs == pytest.approx(0.8)
+
+
+async def test_what_the_bot_says_of_its_own_accord_is_no_turns_sound() -> None:
+    """A greeting or a reminder that is spoken without the LLM."""
+    async with Phone(hedged(ANSWER)) as phone:
+        for remembered in (True, False):
+            await phone.line.send(TTSSpeakFrame("Hello.", append_to_context=remembered))
+            await asyncio.sleep(3.0)
+        await phone.speak()
+        turn = await phone.answered()
+    assert rounded(turn) == AT_ITS_TIME
+    assert turn.filler_end_secs is None
+    assert len(phone.told) == 1
+
+
+@pytest.mark.parametrize("stops", [True, False])
+async def test_a_cough_while_the_answer_is_awaited(stops: bool) -> None:
+    """Is not what the caller said: the wait is counted from the turn's own silence."""
+    async with Phone(hedged(ANSWER)) as phone:
+        await phone.speak()
+        await asyncio.sleep(0.1)
+        await phone.line.send(VADUserStartedSpeakingFrame())
+        await asyncio.sleep(0.25)
+        if stops:
+            await phone.line.send(VADUserStoppedSpeakingFrame(stop_secs=0.2))
+        turn = await phone.answered()
+        await phone.speak(with_vad=False)
+        without = await phone.answered()
+    assert rounded(turn) == AT_ITS_TIME
+    assert turn.anchor == "user_silence"
+    assert without.first_answer_secs is not None
 
 
 async def test_without_a_local_vad() -> None:

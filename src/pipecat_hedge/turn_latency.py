@@ -110,7 +110,6 @@ class _Timeline:
 
     def __init__(self) -> None:
         self.silence: float | None = None
-        self.silence_before: float | None = None
         self.turn_end: float | None = None
         self.context: float | None = None
         self.asked: float | None = None
@@ -153,11 +152,6 @@ class _Timeline:
             self.token = self.asked + report.ttft_secs
             if report.ttfs_secs is not None:
                 self.sentence = self.asked + report.ttfs_secs
-
-    def cut_off(self) -> None:
-        """The caller speaks again: what is counted from is the silence before."""
-        if self.silence is None:
-            self.silence = self.silence_before
 
     def summed_up(self, turn: int, now: float, *, interrupted: bool) -> TurnLatency | None:
         if (found := self.anchor) is None:
@@ -228,6 +222,8 @@ class TurnLatencyObserver(BaseObserver):
         self._now = 0.0
         self._timeline = _Timeline()
         self._cut_off: _Timeline | None = None
+        self._context: float | None = None
+        self._silence: float | None = None
         self._answers: set[str | None] = set()
         self._register_event_handler("on_turn_latency")
 
@@ -258,11 +254,14 @@ class TurnLatencyObserver(BaseObserver):
     def _comes_out(self, frame: Frame) -> None:
         """What the output transport lets through is heard now."""
         timeline = self._timeline
+        if timeline.context is None:  # the bot speaks of its own accord
+            return
         if isinstance(frame, TTSStartedFrame):
-            timeline.is_answering = frame.append_to_context and timeline.context is not None
+            timeline.is_answering = frame.append_to_context
         elif isinstance(frame, (TTSAudioRawFrame, BotStartedSpeakingFrame)):
             if timeline.is_answering and timeline.answer is None:
                 timeline.answer = self._now
+                timeline.sound = self._now if timeline.sound is None else timeline.sound
         elif isinstance(frame, TTSStoppedFrame):
             is_filler = timeline.answer is None and not timeline.is_answering
             if is_filler and timeline.sound is not None:
@@ -282,17 +281,20 @@ class TurnLatencyObserver(BaseObserver):
             if timeline.token is not None and timeline.sentence is None:
                 timeline.sentence = now
         elif isinstance(frame, TTSStartedFrame):
-            if frame.append_to_context:
+            if frame.append_to_context and timeline.context is not None:
                 self._answers.add(frame.context_id)
         elif isinstance(frame, BotStartedSpeakingFrame):
-            timeline.sound = now if timeline.sound is None else timeline.sound
+            if timeline.context is not None and timeline.sound is None:
+                timeline.sound = now
         elif isinstance(frame, MetricsFrame):
             for metric in frame.data:
                 if isinstance(metric, HedgeMetricsData):
                     (self._cut_off or timeline).reported(metric.report)
                     await self._tell_cut_off()
         elif isinstance(frame, LLMFullResponseStartFrame):
-            timeline.context = now if timeline.context is None else timeline.context
+            await self._tell_cut_off()
+            if timeline.context is None:
+                timeline.context = now if self._context is None else self._context
             timeline.asked = now
             timeline.is_racing = isinstance(source, HedgedLLMService) and source.metrics_enabled
         else:
@@ -300,19 +302,24 @@ class TurnLatencyObserver(BaseObserver):
 
     async def _turn_happens(self, frame: Frame) -> None:
         timeline, now = self._timeline, self._now
-        if isinstance(frame, VADUserStartedSpeakingFrame):
-            timeline.silence, timeline.silence_before = None, timeline.silence
-        elif isinstance(frame, VADUserStoppedSpeakingFrame):
-            timeline.silence = now - frame.stop_secs
+        if isinstance(frame, (VADUserStartedSpeakingFrame, VADUserStoppedSpeakingFrame)):
+            has_stopped = isinstance(frame, VADUserStoppedSpeakingFrame)
+            silence = now - frame.stop_secs if has_stopped else None
+            if timeline.context is None:
+                timeline.silence, self._silence = silence, None
+            else:  # it may be a cough, or a turn that is found to have begun afterwards
+                self._silence = silence
         elif isinstance(frame, UserStartedSpeakingFrame):
-            timeline.cut_off()
             has_failed = bool(timeline.reports) and timeline.reports[-1].outcome == "failed"
             await self._close(interrupted=not has_failed)
+            if self._silence is not None:
+                self._timeline.silence, self._silence = self._silence, None
         elif isinstance(frame, UserStoppedSpeakingFrame):
             timeline.turn_end = now
         elif isinstance(frame, LLMContextFrame):
-            await self._tell_cut_off()
-            timeline.context = now if timeline.context is None else timeline.context
+            # Of the last one before the LLM begins: one that tells the answer, which Pipecat's
+            # assistant aggregator sends behind it, asks for nothing.
+            self._context = now
         elif isinstance(frame, InterruptionFrame):
             await self._close(interrupted=True)
         elif isinstance(frame, BotStoppedSpeakingFrame):
@@ -336,7 +343,7 @@ class TurnLatencyObserver(BaseObserver):
         if timeline.context is None:  # the caller speaks, but nobody has been asked yet
             return
         await self._tell_cut_off()
-        self._timeline = _Timeline()
+        self._timeline, self._context = _Timeline(), None
         self._answers.clear()
         if interrupted and timeline.is_racing:
             self._cut_off = timeline
