@@ -128,7 +128,7 @@ def read_samples(recording: Recording, sample_rate: int = 48000) -> npt.NDArray[
 
 
 def read_audio(path: Path, sample_rate: int) -> npt.NDArray[np.int16]:
-    """Read the first channel of an audio file: 16 bit.
+    """Read the loudest channel of an audio file: mono, 16 bit.
 
     Args:
         path: The file, of any kind that libsndfile reads, such as WAV or FLAC.
@@ -143,10 +143,12 @@ def read_audio(path: Path, sample_rate: int) -> npt.NDArray[np.int16]:
     if sample_rate <= 0:
         raise ConfigurationError(f"sample_rate: {sample_rate} is not a rate. Use 48000 or 16000.")
     try:
-        samples, found = soundfile.read(path, dtype="int16", always_2d=True)
+        # Not as int16: libsndfile does not scale files of floating point samples to it.
+        samples, found = soundfile.read(path, dtype="float32", always_2d=True)
     except (soundfile.SoundFileError, OSError) as error:
         raise _unreadable(path, error) from error
-    mono = np.asarray(samples[:, 0], dtype=np.int16)
+    loudest = samples[:, int(np.argmax(np.abs(samples).max(axis=0, initial=0.0)))]
+    mono = np.clip(np.rint(loudest * 32768), -32768, 32767).astype(np.int16)
     if sample_rate == found:
         return mono
     return np.asarray(soxr.resample(mono, found, sample_rate), dtype=np.int16)
@@ -208,6 +210,7 @@ def _field(where: str, table: dict[str, Any], name: str, kind: type) -> Any:
 def _unreadable(path: Path, error: Exception) -> ConfigurationError:
     if not path.exists():
         return ConfigurationError(
-            f"{path}: no such file. Put it there, or correct the field `file` of its manifest."
+            f"{path}: no such file. Put it there, or correct its name (the field `file` of a "
+            "manifest)."
         )
     return ConfigurationError(f"{path}: not an audio file that can be read: {error}")

@@ -36,7 +36,7 @@ async def test_a_slow_answer_is_bridged() -> None:
             "the turn's report", is_heard_turn, since=before, timeout_secs=HEARD_SECS
         )
         turn = message["data"]
-        assert turn["filler"]["spoken_secs"] == pytest.approx(0.8, abs=0.3)
+        assert 0.75 < turn["filler"]["spoken_secs"] < 2.0, "before much has been learned"
         assert turn["ttft_secs"] >= 2.5
         assert turn["first_sound_secs"] < turn["voice_to_voice_secs"] - 1.0
         assert heard_at - said.ended_at < turn["voice_to_voice_secs"]

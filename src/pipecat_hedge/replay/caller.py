@@ -17,7 +17,12 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import numpy as np
-from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
+from aiortc import (
+    InvalidStateError,
+    RTCConfiguration,
+    RTCPeerConnection,
+    RTCSessionDescription,
+)
 from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 from av import AudioFrame
 
@@ -34,7 +39,7 @@ __all__ = ["CallError", "Caller", "HungUp", "Message", "Said"]
 Message: TypeAlias = dict[str, Any]
 T = TypeVar("T")
 
-CONNECT_SECS = 20.0
+CONNECT_SECS, OFFER_SECS = 20.0, 15.0
 CLOSE_SECS = 5.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HUNG_UP = "the bot has hung up"
@@ -94,7 +99,10 @@ class Caller:
         Raises:
             ConfigurationError: If the address is none.
         """
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            parts = urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigurationError(f"url must be like http://127.0.0.1:7860, got {url!r}")
         self._offer_url = url if parts.path.strip("/") else f"{url.rstrip('/')}/api/offer"
@@ -271,14 +279,21 @@ class Caller:
         async def on_message(text: str) -> None:
             with contextlib.suppress(ValueError):  # not every bot speaks RTVI
                 message = json.loads(text)
-                if isinstance(message, dict):
+                if isinstance(message, dict) and isinstance(message.get("type"), str):
                     async with self.ear.heard:
                         self.messages.append({**message, "received_at": loop.time()})
                         self.ear.heard.notify_all()
 
         with LOOPBACK_ALONE if self._is_local else contextlib.nullcontext():
             await connection.setLocalDescription(await connection.createOffer())
-        await connection.setRemoteDescription(await self._offer(connection.localDescription))
+        answer = await self._offer(connection.localDescription)
+        try:
+            await connection.setRemoteDescription(answer)
+        except (ValueError, AttributeError, TypeError, IndexError, InvalidStateError) as e:
+            raise CallError(
+                f"{self._offer_url} is no SmallWebRTC endpoint: its answer is no session "
+                f"description that fits the offer ({e})"
+            ) from e
 
         def is_ready() -> bool | None:
             is_connected = connection.connectionState == "connected"
@@ -292,16 +307,23 @@ class Caller:
         url = self._offer_url
         try:
             async with (
+                asyncio.timeout(OFFER_SECS),
                 aiohttp.ClientSession() as session,
                 session.post(url, json=offer) as response,
             ):
                 if response.status != 200:
+                    said = " ".join((await response.text(errors="replace")).split())[:200]
                     raise CallError(
                         f"{url} refused the offer with {response.status}: is it a bot with a "
                         "SmallWebRTC endpoint, and not busy with another caller?"
+                        + (f" It said: {said}" if said else "")
                     )
                 answer = await response.json(content_type=None)
             return RTCSessionDescription(sdp=answer["sdp"], type=answer["type"])
+        except TimeoutError:
+            raise CallError(
+                f"{url} did not answer the offer within {OFFER_SECS:g} s: does the bot hang?"
+            ) from None
         except aiohttp.ClientError as e:
             raise CallError(f"nobody answers at {url}: start the bot first ({e})") from e
         except (KeyError, TypeError, ValueError) as e:

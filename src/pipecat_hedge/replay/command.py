@@ -91,29 +91,23 @@ def run(args: argparse.Namespace) -> int:
         args: The parsed arguments.
 
     Returns:
-        0 if every turn was answered, 1 if one was not, 2 if no call could be made.
+        0 if every turn was answered, 1 if one was not, 2 if no call could be made, 130 if it was
+        stopped.
     """
+    turns: list[HeardTurn] = []
     errors = Console(stderr=True, highlight=False)
     try:
-        wanted = Replay.of(
-            args.url,
-            args.files,
-            runs=args.runs,
-            callers=args.callers,
-            network=Network(args.loss, args.jitter, args.seed),
-            timeout_secs=args.timeout,
-            greeting_secs=args.greeting,
-            interrupt_with=args.interrupt_with,
-        )
+        wanted = _wanted(args)
         if args.report is not None:
             check_folder(args.report)
-        turns = _with_progress(wanted, errors)
+        is_whole = _with_progress(wanted, errors, turns)
     except HedgeError as e:
         errors.print(f"pipecat-hedge replay: {e}", markup=False, soft_wrap=True)
         return 2
-    except KeyboardInterrupt:
-        errors.print("pipecat-hedge replay: stopped; nothing was written", markup=False)
-        return 130
+    if not is_whole:
+        errors.print("pipecat-hedge replay: stopped; this was heard until then", markup=False)
+        if not turns:
+            return 130
     if args.report is not None:
         write_report(args.report, turns, _about(wanted))
     if args.json:
@@ -123,10 +117,24 @@ def run(args: argparse.Namespace) -> int:
         print_table(turns, Console(highlight=False, width=None if sys.stdout.isatty() else 110))
         if args.report is not None:
             print(f"report: {args.report / 'report.html'}")
-    return int(any(turn.error is not None for turn in turns))
+    return int(any(turn.error is not None for turn in turns)) if is_whole else 130
 
 
-def _with_progress(wanted: Replay, errors: Console) -> list[HeardTurn]:
+def _wanted(args: argparse.Namespace) -> Replay:
+    return Replay.of(
+        args.url,
+        args.files,
+        runs=args.runs,
+        callers=args.callers,
+        network=Network(args.loss, args.jitter, args.seed),
+        timeout_secs=args.timeout,
+        greeting_secs=args.greeting,
+        interrupt_with=args.interrupt_with,
+    )
+
+
+def _with_progress(wanted: Replay, errors: Console, turns: list[HeardTurn]) -> bool:
+    """Make the calls, and add each turn when it is over; False if somebody has stopped them."""
     with Progress(
         TextColumn("{task.description:44}"),
         BarColumn(),
@@ -139,11 +147,18 @@ def _with_progress(wanted: Replay, errors: Console) -> list[HeardTurn]:
         task = bar.add_task("calling", total=wanted.turns)
 
         def told(turn: HeardTurn) -> None:
+            turns.append(turn)
             secs = turn.voice_to_voice_secs
             heard = "no answer" if secs is None else f"{secs:.2f} s"
             bar.update(task, advance=1, description=f"{turn.recording}: {heard}"[:44])
 
-        return asyncio.run(replay(wanted, progress=told))
+        try:
+            asyncio.run(replay(wanted, progress=told))
+        except KeyboardInterrupt:
+            return False
+        finally:
+            turns.sort(key=lambda turn: (turn.caller, turn.run))
+    return True
 
 
 def _about(wanted: Replay) -> str:

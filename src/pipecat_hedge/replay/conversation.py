@@ -11,6 +11,7 @@ does, where it sends one (`TurnLatency.first_sound_secs` and `voice_to_voice_sec
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -199,10 +200,9 @@ class Conversation:
         asked = await self._ask(utterance)
         if asked.heard_at is not None:
             await self._spoken_for(asked.heard_at, SPOKEN_INTO_SECS)
-        first = self._heard(asked)
-        asked = await self._ask(interruption, interrupts=True)
-        await self._hear_out(asked)
-        return first, self._heard(asked)
+        by_asked = await self._ask(interruption, interrupts=True)
+        await self._hear_out(by_asked)
+        return self._heard(asked, by_asked), self._heard(by_asked)
 
     # ---- inside
 
@@ -217,7 +217,8 @@ class Conversation:
                 silent_at = await caller.silence_since(
                     said.began_at, timeout_secs=self._timeout_secs
                 )
-                asked.silent_after_secs = silent_at - said.began_at
+                if silent_at > said.began_at:  # else it was over already
+                    asked.silent_after_secs = silent_at - said.began_at
                 since = max(since, silent_at + 1 / RATE)
             # Who is speaking already has not let the caller finish.
             asked.heard_at = caller.ear.speaking_since(since)
@@ -264,14 +265,23 @@ class Conversation:
 
         await self.caller.until(is_time, "the bot's sound stopped", self._timeout_secs)
 
-    def _heard(self, asked: _Asked) -> HeardTurn:
+    def _heard(self, asked: _Asked, interruption: _Asked | None = None) -> HeardTurn:
         caller, said = self.caller, asked.said
         messages = caller.messages[asked.first_message :]
-        record = record_of(messages)
+        frames = caller.microphone.late_secs[asked.first_frame :]
+        # A bot tells of a turn when it is over: of one that was interrupted, a moment later.
+        told = [m for m in messages if m["received_at"] > said.ended_at]
+        if interruption is not None:
+            told = [m for m in told if m["received_at"] <= interruption.said.ended_at]
+            messages = caller.messages[asked.first_message : interruption.first_message]
+            frames = frames[: interruption.first_frame - asked.first_frame]
+        record = record_of(told)
         first = None if asked.heard_at is None else asked.heard_at - said.ended_at
         later = _filler_secs(record)
         if first is not None and later is None and asked.error is None:
-            asked.error = "a filler was heard, but no answer"
+            was = "a filler was heard, but no answer"
+            asked.error = was if interruption is None else f"{was} before the interruption"
+        answer_at = None if asked.heard_at is None else asked.heard_at + (later or 0.0)
         return HeardTurn(
             recording=asked.utterance.name,
             run=self._run,
@@ -282,18 +292,18 @@ class Conversation:
             silent_after_secs=asked.silent_after_secs,
             answer_text=answer_text(messages),
             understood_text=understood_text(messages),
-            stages=stages_of(messages, said.ended_at, asked.heard_at),
+            stages=stages_of(messages, said.ended_at, answer_at),
             record=record,
-            late_secs=_p99(caller.microphone.late_secs[asked.first_frame :]),
+            late_secs=_p99(frames),
             bot_late_secs=_p99(caller.ear.late_since(said.began_at)),
-            waves=self._waves(asked),
+            waves=self._waves(asked, answer_at),
         )
 
-    def _waves(self, asked: _Asked) -> Waves:
+    def _waves(self, asked: _Asked, answer_at: float | None) -> Waves:
         utterance, said = asked.utterance, asked.said
         begin = said.began_at - LEAD_SECS
         heard_at = asked.heard_at
-        end = said.ended_at if heard_at is None else max(heard_at, said.ended_at)
+        end = said.ended_at if answer_at is None else max(answer_at, said.ended_at)
         end = min(max(end + TRAIL_SECS, begin + 1.0), begin + SHOWN_SECS)
         samples = np.zeros(round((end - begin) * RATE), np.int16)
         offset = round(LEAD_SECS * RATE) - utterance.speech_begins
@@ -318,11 +328,13 @@ def _filler_secs(record: dict[str, Any] | None) -> float | None:
     """How much later than the first sound the answer was; None if the bot says there was none."""
     record = record or {}
     first, answer = record.get("first_sound_secs"), record.get("voice_to_voice_secs")
-    if not isinstance(first, (int, float)):
+    if not isinstance(first, (int, float)) or not 0 <= first < math.inf:
         return 0.0
     if not isinstance(answer, (int, float)):
         return None
-    return max(float(answer - first), 0.0)
+    if not first <= answer < math.inf:
+        return 0.0
+    return float(answer - first)
 
 
 def _utterance(spoken: Utterance | str | Path) -> Utterance:

@@ -83,6 +83,9 @@ def _drawn(turn: HeardTurn, waves: Waves) -> list[str]:
             f'<line class="tick" x1="{at:.1f}" x2="{at:.1f}" y1="{bottom}" y2="{bottom + 5}"/>'
             f'<text x="{at:.1f}" y="{HEIGHT - 3}" text-anchor="middle">{number * step:g} s</text>'
         )
+    heard = waves.heard_secs
+    if heard is not None and (answer_at is None or answer_at > heard + 0.05):
+        parts.append(f'<text x="{x(heard) + 4:.1f}" y="{bottom - 4}">filler</text>')
     marks = [waves.spoken_secs, answer_at]
     for secs in marks:
         if secs is not None:

@@ -76,10 +76,14 @@ class Replay:
             paths: Audio files, manifests, or folders of either.
             others: Further fields; ``interrupt_with`` may be a path.
         """
+        script = tuple(utterances([Path(path) for path in paths]))
         by = others.get("interrupt_with")
         if isinstance(by, (str, Path)):
-            others["interrupt_with"] = utterances([Path(by)])[0]
-        return cls(url, tuple(utterances([Path(path) for path in paths])), **others)  # type: ignore[arg-type]
+            (spoken, *_) = utterances([Path(by)])
+            is_asked_too = any(utterance.name == spoken.name for utterance in script)
+            name = f"{spoken.name} (interrupting)" if is_asked_too else spoken.name
+            others["interrupt_with"] = replace(spoken, name=name)
+        return cls(url, script, **others)  # type: ignore[arg-type]
 
     @property
     def turns(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import tempfile
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -53,8 +54,9 @@ def check_folder(folder: Path) -> None:
         ConfigurationError: If it cannot be.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "report.html").touch()
+        (folder / "pictures").mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as e:
         raise ConfigurationError(f"report: {folder} cannot be written to ({e.strerror})") from None
 
@@ -69,6 +71,8 @@ def write_report(folder: Path, turns: Sequence[HeardTurn], about: str) -> None:
     """
     pictures = folder / "pictures"
     pictures.mkdir(exist_ok=True)
+    for stale in pictures.glob("[0-9][0-9][0-9]-*.svg"):
+        stale.unlink()
     rows = list[dict[str, Any]]()
     for number, turn in enumerate(turns, 1):
         name = f"{number:03d}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', turn.recording)}.svg"

@@ -10,7 +10,8 @@ of them within its first hundredth of a second.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -101,20 +102,38 @@ def utterances(paths: list[Path]) -> list[Utterance]:
     Raises:
         ConfigurationError: If there is nothing to speak, or a file is no audio.
     """
-    found: list[Utterance] = []
+    found: list[tuple[Path, Utterance]] = []
     for path in paths:
         if path.is_dir() and (path / "manifest.toml").exists():
-            found += [Utterance.of(r) for r in load_manifest(path / "manifest.toml")]
+            found += _of_manifest(path / "manifest.toml")
         elif path.is_dir():
             files = sorted(file for file in path.iterdir() if file.suffix.lower() in _ENDINGS)
             if not files:
                 raise ConfigurationError(f"{path}: there is no audio in this folder")
-            found += [Utterance.read(file) for file in files]
+            found += [(file, Utterance.read(file)) for file in files]
         elif path.suffix == ".toml":
-            found += [Utterance.of(r) for r in load_manifest(path)]
+            found += _of_manifest(path)
         else:
-            found.append(_from_manifest_beside(path) or Utterance.read(path))
-    return found
+            found.append((path, _from_manifest_beside(path) or Utterance.read(path)))
+    return _told_apart(found)
+
+
+def _of_manifest(path: Path) -> list[tuple[Path, Utterance]]:
+    return [(recording.path, Utterance.of(recording)) for recording in load_manifest(path)]
+
+
+def _told_apart(found: list[tuple[Path, Utterance]]) -> list[Utterance]:
+    """Recordings of one name are known by their folders and endings, too."""
+    files: defaultdict[str, set[Path]] = defaultdict(set)
+    for path, utterance in found:
+        files[utterance.name].add(path.resolve())
+
+    def named(path: Path, utterance: Utterance) -> Utterance:
+        if len(files[utterance.name]) == 1:
+            return utterance
+        return replace(utterance, name=f"{path.resolve().parent.name}/{path.name}")
+
+    return [named(path, utterance) for path, utterance in found]
 
 
 _ENDINGS = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff"}

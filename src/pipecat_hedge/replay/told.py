@@ -57,8 +57,15 @@ def answer_text(messages: Sequence[Message]) -> str:
     Args:
         messages: Those of a turn.
     """
-    for kind, between in (("bot-llm-text", ""), ("bot-output", " "), ("bot-transcription", " ")):
-        if texts := _texts(messages, kind):
+    # bot-output comes twice, as text that is to be spoken and as text that is.
+    unspoken = [m for m in messages if not _data(m).get("spoken")]
+    for kind, told, between in (
+        ("bot-llm-text", messages, ""),
+        ("bot-output", unspoken, " "),
+        ("bot-output", messages, " "),
+        ("bot-transcription", messages, " "),
+    ):
+        if texts := _texts(told, kind):
             return between.join(texts).strip()
     return ""
 
