@@ -27,6 +27,12 @@ async def test_nobody_answers(unused_tcp_port: int) -> None:
         (404, {}, "refused the offer with 404: is it a bot with a SmallWebRTC endpoint"),
         (200, {}, "is no SmallWebRTC endpoint: its answer has no sdp"),
         (200, ["no"], "is no SmallWebRTC endpoint: its answer has no sdp"),
+        (200, None, "is no SmallWebRTC endpoint: its answer has no sdp"),
+        (200, {"sdp": None, "type": "answer"}, "is no session description that fits the offer"),
+        (200, {"sdp": 3, "type": "answer"}, "is no session description that fits the offer"),
+        (200, {"sdp": "", "type": "answer"}, "is no session description that fits the offer"),
+        (200, {"sdp": "x=y", "type": "offer"}, "is no session description that fits the offer"),
+        (500, {"error": "no room"}, "refused the offer with 500.*no room"),
     ],
 )
 async def test_somebody_else_answers(status: int, answer: Any, told: str) -> None:
@@ -44,7 +50,7 @@ async def test_somebody_else_answers(status: int, answer: Any, told: str) -> Non
                 pass
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:7860", "ftp://127.0.0.1", ""])
+@pytest.mark.parametrize("url", ["127.0.0.1:7860", "ftp://127.0.0.1", "http://[::1", ""])
 def test_what_is_no_address(url: str) -> None:
     """Is refused before anything is tried."""
     with pytest.raises(HedgeError, match=r"url must be like http://127\.0\.0\.1:7860"):

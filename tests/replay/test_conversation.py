@@ -96,6 +96,7 @@ async def test_a_turn_and_what_the_bot_tells_of_it() -> None:
     waves = turn.waves
     assert waves is not None
     assert waves.heard_secs is not None
+    assert waves.secs > waves.spoken_secs + turn.voice_to_voice_secs, "the answer is in the picture"
     rate = len(waves.caller) / waves.secs
     spoken, heard = round(waves.spoken_secs * rate), round(waves.heard_secs * rate)
     assert waves.caller[spoken - 5] > 0.1 > waves.caller[spoken + 3]
@@ -128,6 +129,48 @@ async def test_an_interruption() -> None:
     assert 0 < second.silent_after_secs < 2.0
     assert second.voice_to_voice_secs is not None
     assert second.voice_to_voice_secs > 0.3
+
+
+async def test_an_interruption_of_a_filler() -> None:
+    """The bot tells of the turn that was cut off after the interruption: it had no answer."""
+
+    def messages(turn: int) -> list[dict[str, Any]]:
+        return [
+            {"type": "server-message", "data": {"type": "turn", "turn": turn, **record}}
+            for record in records[turn]
+        ]
+
+    unanswered = {"voice_to_voice_secs": None, "first_sound_secs": 0.6}
+    answered = {"voice_to_voice_secs": 0.9, "first_sound_secs": 0.9}
+    records: dict[int, list[dict[str, Any]]] = {1: [], 2: [answered]}
+    async with ScriptedBot(speaks_secs=6.0, messages=messages) as bot, Caller(bot.url) as caller:
+        conversation = Conversation(caller)
+
+        async def tell() -> None:
+            """As the bot would when it is interrupted."""
+            silent = caller.ear.heard
+            async with silent:
+                await silent.wait_for(lambda: len(caller.microphone.late_secs) > begun + 5)
+            caller.messages.append(
+                {
+                    "type": "server-message",
+                    "data": {"type": "turn", "turn": 1, **unanswered},
+                    "received_at": asyncio.get_running_loop().time(),
+                }
+            )
+
+        asked = await conversation._ask(utterance("a"))
+        assert asked.heard_at is not None
+        await conversation._spoken_for(asked.heard_at, 0.8)
+        begun = len(caller.microphone.late_secs)
+        _, by = await asyncio.gather(tell(), conversation._ask(utterance("b"), interrupts=True))
+        await conversation._hear_out(by)
+        first, second = conversation._heard(asked, by), conversation._heard(by)
+    assert first.voice_to_voice_secs is None
+    assert first.first_sound_secs is not None
+    assert first.error == "a filler was heard, but no answer before the interruption"
+    assert second.voice_to_voice_secs == second.first_sound_secs
+    assert second.error is None
 
 
 async def test_an_interruption_of_nothing_is_a_turn() -> None:

@@ -33,6 +33,30 @@ def silence(secs: float) -> Samples:
     return np.random.default_rng(1).integers(-20, 21, round(secs * RATE), dtype=np.int16)
 
 
+@pytest.mark.parametrize(
+    ("kind", "channels"), [("FLOAT", 1), ("PCM_24", 1), ("FLOAT", 2), ("PCM_16", 2)]
+)
+def test_files_of_any_kind(tmp_path: Path, kind: str, channels: int) -> None:
+    """Floating point samples are scaled; of several channels the one that is spoken on is heard."""
+    spoken = tone(0.4, 9000)
+    both = np.zeros((len(spoken), channels), np.int16)
+    both[:, -1] = spoken
+    path = tmp_path / "x.wav"
+    soundfile.write(path, both.astype(np.float32) / 32768, RATE, subtype=kind)
+    (read,) = utterances([path])
+    assert np.abs(read.samples.astype(int) - spoken.astype(int)).max() <= 1
+
+
+def test_recordings_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """By their folders; the same file twice is the same recording."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        soundfile.write(tmp_path / folder / "hello.wav", tone(0.4), RATE)
+    first, second = tmp_path / "a" / "hello.wav", tmp_path / "b" / "hello.wav"
+    assert [u.name for u in utterances([first, second])] == ["a/hello.wav", "b/hello.wav"]
+    assert [u.name for u in utterances([first, first])] == ["hello", "hello"]
+
+
 def test_speech_begins_at_its_first_loud_sample() -> None:
     """To the sample, over the codec's noise; a click is none."""
     sound = np.concatenate((silence(0.2), tone(0.3)))

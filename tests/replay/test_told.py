@@ -55,6 +55,11 @@ def test_words() -> None:
     assert answer_text([told("bot-output", text="Yes,"), told("bot-output", text="so.")]) == (
         "Yes, so."
     )
+    twice = [
+        told("bot-output", text="Yes,", spoken=False),
+        told("bot-output", text="Yes,", spoken=True),
+    ]
+    assert answer_text(twice) == "Yes,"
     assert answer_text([told("bot-llm-text"), {"type": "bot-llm-text", "data": 3}]) == ""
 
 
