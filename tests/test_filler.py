@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
@@ -271,6 +272,29 @@ async def test_not_while_speculating(answer_secs: float, filled: bool) -> None:
     assert ANSWER in [text for _, text in voice.asked]
 
 
+async def test_not_while_the_last_one_sounds() -> None:
+    """Though no time is asked for between two of them."""
+    options: dict[str, Any] = {"per_turn": 3, "every_secs": 0.0}
+    async with Conversation(hedged([Wait(12.0), Say(ANSWER)]), **options) as call:
+        await call.ask(12, gap_secs=30.0)
+    spoken = [at for at, text in call.voice.asked if text != ANSWER]
+    assert len(spoken) > 12
+    assert all(later - at > 0.7 for at, later in itertools.pairwise(spoken))
+
+
+async def test_without_a_voice_it_says_so_and_keeps_silent() -> None:
+    """Nothing is said to have been spoken that was not."""
+    llm = hedged(SLOW)
+    async with Line(llm, processors=[FillerProcessor(not_before_turn=1)]) as line:
+        for _ in range(2):
+            await line.ask()
+            await asyncio.sleep(20.0)
+    filler = line.reports[-1].filler
+    assert filler is not None
+    assert filler.spoken_secs is None
+    assert filler.reason.startswith("there is no text-to-speech behind it")
+
+
 async def test_not_again_soon() -> None:
     """The gap counts over turns."""
     async with Conversation(hedged(SLOW), every_secs=15.0) as call:
@@ -432,6 +456,17 @@ def test_what_cannot_work() -> None:
         FillerProcessor(after_secs=-1)
     with pytest.raises(HedgeError, match=r"none\.wav: no such file"):
         FillerProcessor(earcon="none.wav")
+    for wrong, told in (
+        ({"after_secs": "1"}, "after_secs must be seconds"),
+        ({"per_turn": 1.5}, "per_turn must be a whole number"),
+        ({"phrases": ["Hm."]}, "phrases must be lists by cause"),
+        ({"phrases": {"slow": [1]}}, "slow must be a list of phrases"),
+        ({"phrases": {"slow": None}}, "slow must be a list of phrases"),
+        ({"earcon": b"x"}, "earcon must be the path of an audio file"),
+    ):
+        options: dict[str, Any] = wrong
+        with pytest.raises(HedgeError, match=told):
+            FillerProcessor(**options)
     with pytest.raises(HedgeError, match="'late' is no cause"):
         FillerProcessor(phrases={"late": ["Hm."]})  # type: ignore[dict-item]
 

@@ -8,8 +8,11 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+from loguru import logger
 from pipecat.frames.frames import (
     CancelFrame,
     EndFrame,
@@ -22,12 +25,14 @@ from pipecat.frames.frames import (
     LLMFullResponseStartFrame,
     LLMTextFrame,
     OutputAudioRawFrame,
+    StartFrame,
     UserStartedSpeakingFrame,
 )
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.llm_service import LLMService
 from pipecat.services.tts_service import TTSService
 
+from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.facts import FillerCause
 from pipecat_hedge.filler_voice import FillerVoice
 from pipecat_hedge.output import downstream_of, upstream_of
@@ -42,6 +47,7 @@ from pipecat_hedge.task_scope import TaskScope
 __all__ = ["FillerProcessor"]
 
 EARCON_RATE = 24_000
+Samples: TypeAlias = npt.NDArray[np.int16]
 
 
 class FillerProcessor(FrameProcessor):
@@ -101,7 +107,7 @@ class FillerProcessor(FrameProcessor):
         super().__init__(**kwargs)
         self._rule = FillerRule(after_secs, margin_secs, per_turn, every_secs, not_before_turn)
         self._words = FillerWords() if phrases is None else FillerWords(phrases)
-        self._earcon = None if earcon is None else read_audio(Path(earcon), EARCON_RATE)
+        self._earcon = None if earcon is None else _sound(earcon)
         self._given_stats = stats
         self._dice = dice or random.Random()
         self._scope = TaskScope()
@@ -117,6 +123,7 @@ class FillerProcessor(FrameProcessor):
         self._after_tools = False
         self._fillers = 0
         self._last_at: float | None = None
+        self._last_secs = 0.0
         self._tools: dict[str, tuple[str, float]] = {}
         self._changed = asyncio.Event()
         self._report: FillerReport | None = None
@@ -135,6 +142,8 @@ class FillerProcessor(FrameProcessor):
             direction: Which way it travels.
         """
         await super().process_frame(frame, direction)
+        if isinstance(frame, StartFrame):
+            self._check_place()
         if direction is FrameDirection.DOWNSTREAM:
             if isinstance(frame, LLMTextFrame):
                 if self._is_waiting and frame.text.strip() and not frame.skip_tts:
@@ -285,6 +294,8 @@ class FillerProcessor(FrameProcessor):
     ) -> tuple[str | None, FillerDecision]:
         """What to say and when: what can be said soonest, and of those the one that was drawn."""
         now = asyncio.get_running_loop().time() if now is None else now
+        if self._earcon is None and self._voice is None:
+            return None, FillerDecision(None, "there is no text-to-speech behind it")
         plans = [(phrase, self._decide(phrase, wait, rule, now)) for phrase in self._phrases(cause)]
         return min(
             plans,
@@ -295,6 +306,8 @@ class FillerProcessor(FrameProcessor):
     def _decide(
         self, phrase: str | None, wait: Survival, rule: FillerRule, now: float
     ) -> FillerDecision:
+        # Not while the last one is still sounding, however short the least time between them is.
+        rule = replace(rule, every_secs=max(rule.every_secs, self._last_secs))
         return rule.decide(
             Silence(
                 turn=self._turn,
@@ -311,7 +324,7 @@ class FillerProcessor(FrameProcessor):
     ) -> None:
         now = asyncio.get_running_loop().time()
         self._fillers += 1
-        self._last_at = now
+        self._last_at, self._last_secs = now, self._secs(phrase)
         report = FillerReport(cause, now - self._began_at, decision.reason)
         self._report = report
         if self._earcon is not None:
@@ -355,6 +368,16 @@ class FillerProcessor(FrameProcessor):
         self._backend = Backend(names, model if isinstance(model, str) else None, measures="wait")
         self._stats = stats
 
+    def _check_place(self) -> None:
+        """Say so if it stands where it can do nothing."""
+        if not any(isinstance(p, LLMService) for p in upstream_of(self)):
+            logger.warning(f"{self} has no LLM service before it: put it behind the LLM")
+        if self._earcon is None and not any(isinstance(p, TTSService) for p in downstream_of(self)):
+            logger.warning(
+                f"{self} has no text-to-speech behind it and no earcon, and keeps silent: put it "
+                "between the LLM and the text-to-speech"
+            )
+
     def _llm_wait(self) -> Survival:
         """By who is asked and when, where that is known; else by how long such waits have been."""
         assert self._backend is not None
@@ -369,6 +392,15 @@ class FillerProcessor(FrameProcessor):
         if self._stats is not None and self._backend is not None:
             waited = now - self._began_at
             self._stats.record_first_token(self._backend, waited, None, censored=censored)
+
+
+def _sound(earcon: str | Path) -> Samples:
+    if not isinstance(earcon, (str, Path)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(f"earcon must be the path of an audio file, got {earcon!r}")
+    sound = read_audio(Path(earcon), EARCON_RATE)
+    if not sound.any():
+        raise ConfigurationError(f"earcon: {earcon} is silent, or empty: nothing would be heard")
+    return sound
 
 
 def _tool(name: str) -> Backend:

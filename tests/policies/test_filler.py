@@ -117,8 +117,8 @@ def test_a_wait_beyond_all_that_was_seen_is_of_unknown_length() -> None:
         ({"after_secs": -1.0}, "after_secs must be seconds, not negative, got -1.0"),
         ({"margin_secs": float("nan")}, "margin_secs must be seconds"),
         ({"every_secs": float("inf")}, "every_secs must be seconds"),
-        ({"per_turn": 0}, "per_turn must be at least 1, got 0"),
-        ({"not_before_turn": 0}, "not_before_turn must be at least 1, got 0"),
+        ({"per_turn": 0}, "per_turn must be a whole number, at least 1, got 0"),
+        ({"not_before_turn": 0}, "not_before_turn must be a whole number, at least 1, got 0"),
     ],
 )
 def test_rules_that_cannot_work(fields: dict[str, Any], told: str) -> None:

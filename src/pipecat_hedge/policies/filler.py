@@ -106,12 +106,12 @@ class FillerRule:
         """
         for name in ("after_secs", "margin_secs", "every_secs"):
             value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise ConfigurationError(f"{name} must be seconds, not negative, got {value}")
+            if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+                raise ConfigurationError(f"{name} must be seconds, not negative, got {value!r}")
         for name in ("per_turn", "not_before_turn"):
             value = getattr(self, name)
-            if value < 1:
-                raise ConfigurationError(f"{name} must be at least 1, got {value}")
+            if not isinstance(value, int) or value < 1:
+                raise ConfigurationError(f"{name} must be a whole number, at least 1, got {value}")
 
     def decide(self, silence: Silence) -> FillerDecision:
         """Say whether and when to speak, if no answer comes before.
@@ -182,12 +182,17 @@ class FillerWords:
             ConfigurationError: If a cause is unknown, or a phrase is empty.
         """
         self._last: str | None = None
+        if not isinstance(self.phrases, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(
+                'phrases must be lists by cause, such as {"slow": ["One moment."]}, '
+                f"got {self.phrases!r}"
+            )
         for cause, phrases in self.phrases.items():
             if cause not in _ENGLISH:
                 raise ConfigurationError(
                     f"phrases: {cause!r} is no cause: give phrases for {', '.join(_ENGLISH)}"
                 )
-            if isinstance(phrases, str) or any(not phrase.strip() for phrase in phrases):
+            if not isinstance(phrases, (list, tuple)) or not all(map(_is_phrase, phrases)):
                 raise ConfigurationError(f"phrases: {cause} must be a list of phrases, none empty")
 
     def choices(self, cause: FillerCause, dice: random.Random) -> list[str]:
@@ -222,6 +227,10 @@ class FillerWords:
             phrase: The phrase.
         """
         return max(len(phrase.split()) / WORDS_PER_SEC, LEAST_SECS)
+
+
+def _is_phrase(phrase: object) -> bool:
+    return isinstance(phrase, str) and bool(phrase.strip())
 
 
 _ENGLISH: dict[FillerCause, tuple[str, ...]] = {
