@@ -261,7 +261,7 @@ async def test_nothing_to_say(sim: Simulator, sdk: Sdk, fault: str, text: str):
 
 async def test_reasoning_forever(sim: Simulator, sdk: Sdk):
     """Reasoning comes in the wire's own form and never becomes an answer."""
-    assert await heard(sdk.stream(model("reasoning_forever"), "hello"), 0.15) == ""
+    assert await heard(sdk.stream(model("reasoning_forever"), "hello"), 1.0) == ""
     assert sdk.answer.thoughts.startswith(" The caller asks about the restaurant,")
     assert await outcome(sim) == ("aborted", 200)
     assert sim.ledger.requests[0].first_token_secs is None
@@ -283,7 +283,7 @@ async def test_dribble(sim: Simulator, sdk: Sdk):
 
 async def test_stall(sim: Simulator, sdk: Sdk):
     """The answer stops in the middle of its second sentence and the connection stays open."""
-    assert await heard(sdk.stream(model("stall"), "do you deliver"), 0.15) == CUT_AFTER
+    assert await heard(sdk.stream(model("stall"), "do you deliver"), 1.0) == CUT_AFTER
     assert await outcome(sim) == ("aborted", 200)
 
 
