@@ -182,6 +182,16 @@ def test_the_page_needs_nothing_else() -> None:
     assert order == sorted(order), "what is worst comes first"
 
 
+def test_the_bots_own_record_is_shown() -> None:
+    """Who answered and who was asked; whatever else a bot sends is left alone."""
+    attempts = [{"provider": "a", "outcome": "superseded"}, {"provider": "b<i>", "outcome": "won"}]
+    record = {"type": "turn", "ttft_secs": 0.42, "winner": "b<i>", "attempts": attempts}
+    html = report_html([dataclasses.replace(turn(), record=record)], "About.")
+    assert "first token after 0.42 s, winner b&lt;i&gt;, a superseded, b&lt;i&gt; won" in html
+    for odd in ({"attempts": 3, "ttft_secs": "x", "winner": None}, {"attempts": [1, {}]}):
+        assert "own record" not in report_html([dataclasses.replace(turn(), record=odd)], "About.")
+
+
 def test_a_folder_of_it(tmp_path: Path) -> None:
     """The page, an object a turn, and a picture each."""
     folder = tmp_path / "deep" / "out"

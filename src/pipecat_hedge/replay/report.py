@@ -40,7 +40,7 @@ th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid var(-
 th:first-child, td:first-child { text-align: left; white-space: normal; overflow-wrap: anywhere;
   min-width: 9rem; }
 details { border-bottom: 1px solid var(--line); padding: .6rem 0; } summary { cursor: pointer; }
-.said { margin: .2rem 0 0; } svg { margin-top: .5rem; }
+.said { margin: .2rem 0 0; } svg { margin-top: .5rem; min-width: 40rem; }
 """
 
 
@@ -175,13 +175,29 @@ def _turn(turn: HeardTurn) -> str:
     )
     if stages:
         said.append(f'<p class="said">stages, from the caller\'s last sound: {escape(stages)}</p>')
+    if recorded := _recorded(turn.record or {}):
+        said.append(f'<p class="said">the bot\'s own record: {escape(recorded)}</p>')
     first, answer = turn.first_sound_secs, turn.voice_to_voice_secs
     if first is not None and answer is not None and answer - first > 0.05:
         said.append(f'<p class="said">a filler was heard at {_secs(first)}</p>')
     return (
         f"<details open><summary>{escape(turn.recording)}, {where}: <b{kind}>{heard}</b></summary>"
-        f"{picture(turn)}{''.join(said)}</details>"
+        f'<div class="wide">{picture(turn)}</div>{"".join(said)}</details>'
     )
+
+
+def _recorded(record: dict[str, Any]) -> str:
+    """Who answered and who was asked, as the example bot and whoever follows it tell."""
+    parts: list[str] = []
+    if isinstance(secs := record.get("ttft_secs"), (int, float)):
+        parts.append(f"first token after {secs:.2f} s")
+    if isinstance(winner := record.get("winner"), str):
+        parts.append(f"winner {winner}")
+    attempts = record.get("attempts")
+    for attempt in attempts if isinstance(attempts, list) else []:
+        if isinstance(attempt, dict) and {"provider", "outcome"} <= attempt.keys():
+            parts.append(f"{attempt['provider']} {attempt['outcome']}")
+    return ", ".join(parts)
 
 
 def _slowest_first(turns: Sequence[HeardTurn]) -> list[HeardTurn]:
