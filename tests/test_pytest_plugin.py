@@ -127,19 +127,20 @@ def test_nothing_is_left_of_tests_that_fail(pytester: pytest.Pytester) -> None:
             assert probe.connect_ex(("127.0.0.1", bot.port)) != 0
 
 
+HANGS = f"""
+import asyncio
+import pytest
+
+@pytest.mark.voice_bot({COMMAND!r}, greeting_secs=0)
+async def test_hangs(caller):
+    print("now", flush=True)
+    await asyncio.Event().wait()
+"""
+
+
 def test_nothing_is_left_of_a_run_that_is_killed(pytester: pytest.Pytester) -> None:
     """Not even where nobody is left to tidy up."""
-    pytester.makepyfile(
-        f"""
-        import asyncio
-        import pytest
-
-        @pytest.mark.voice_bot({COMMAND!r}, greeting_secs=0)
-        async def test_hangs(caller):
-            print("now", flush=True)
-            await asyncio.Event().wait()
-        """
-    )
+    pytester.makepyfile(HANGS)
     words = [sys.executable, "-m", "pytest", *PLUGINS, "-s"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as inner:
         assert inner.stdout is not None
@@ -276,17 +277,7 @@ def test_who_makes_no_call_pays_nothing(pytester: pytest.Pytester) -> None:
 
 def test_ctrl_c(pytester: pytest.Pytester) -> None:
     """Ends the test and the bot."""
-    pytester.makepyfile(
-        f"""
-        import asyncio
-        import pytest
-
-        @pytest.mark.voice_bot({COMMAND!r}, greeting_secs=0)
-        async def test_hangs(caller):
-            print("now", flush=True)
-            await asyncio.Event().wait()
-        """
-    )
+    pytester.makepyfile(HANGS)
     words = [sys.executable, "-m", "pytest", *PLUGINS, "-s"]
     # In the background of a shell Ctrl-C is ignored, also by what is started from there.
     heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)

@@ -8,10 +8,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from loguru import logger
 from pipecat.frames.frames import (
     CancelFrame,
@@ -32,22 +30,17 @@ from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.llm_service import LLMService
 from pipecat.services.tts_service import TTSService
 
-from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.facts import FillerCause
-from pipecat_hedge.filler_voice import FillerVoice
+from pipecat_hedge.filler_voice import EARCON_RATE, FillerVoice, read_earcon
 from pipecat_hedge.output import downstream_of, upstream_of
 from pipecat_hedge.policies.filler import FillerDecision, FillerRule, FillerWords, Silence
 from pipecat_hedge.provider_stats import Backend, ProviderStats, shared_stats
-from pipecat_hedge.recordings import read_audio
 from pipecat_hedge.reports import FillerReport
 from pipecat_hedge.service import HedgedLLMService
 from pipecat_hedge.survival import Survival
 from pipecat_hedge.task_scope import TaskScope
 
 __all__ = ["FillerProcessor"]
-
-EARCON_RATE = 24_000
-Samples: TypeAlias = npt.NDArray[np.int16]
 
 
 class FillerProcessor(FrameProcessor):
@@ -107,7 +100,7 @@ class FillerProcessor(FrameProcessor):
         super().__init__(**kwargs)
         self._rule = FillerRule(after_secs, margin_secs, per_turn, every_secs, not_before_turn)
         self._words = FillerWords() if phrases is None else FillerWords(phrases)
-        self._earcon = None if earcon is None else _sound(earcon)
+        self._earcon = None if earcon is None else read_earcon(earcon)
         self._given_stats = stats
         self._dice = dice or random.Random()
         self._scope = TaskScope()
@@ -241,23 +234,18 @@ class FillerProcessor(FrameProcessor):
         await self._scope.close()
         self._is_waiting = True
         self._changed.clear()
-        phrase, decision = self._plan(cause, wait(), rule)
-        self._note(cause, decision)
-        if self._is_due(decision):
-            await self._speak(cause, phrase, decision)
-            phrase, decision = self._plan(cause, wait(), rule)
+        decision = await self._consider(cause, wait, rule, asyncio.get_running_loop().time())
         if self._may_speak(decision, rule):
-            self._scope.start(self._speak_later(cause, phrase, decision, wait, rule), name="filler")
+            self._scope.start(self._consider_again(cause, wait, rule, decision), name="filler")
 
-    async def _speak_later(
+    async def _consider_again(
         self,
         cause: FillerCause,
-        phrase: str | None,
-        decision: FillerDecision,
         wait: Callable[[], Survival],
         rule: FillerRule,
+        decision: FillerDecision,
     ) -> None:
-        """Decide again when it is time, and whenever somebody else has been asked."""
+        """When it is time, and whenever somebody else has been asked."""
         loop = asyncio.get_running_loop()
         while self._may_speak(decision, rule):
             due_at = None if decision.at_secs is None else self._began_at + decision.at_secs
@@ -270,30 +258,29 @@ class FillerProcessor(FrameProcessor):
                 now = due_at or loop.time()
             if cause == "slow" and self._is_failing:
                 cause = "failing"
-            phrase, decision = self._plan(cause, wait(), rule, now)
-            self._note(cause, decision)
-            if decision.at_secs is not None and self._began_at + decision.at_secs <= now + 1e-9:
-                await self._speak(cause, phrase, decision)
-                phrase, decision = self._plan(cause, wait(), rule)
+            decision = await self._consider(cause, wait, rule, now)
 
-    def _note(self, cause: FillerCause, decision: FillerDecision) -> None:
+    async def _consider(
+        self, cause: FillerCause, wait: Callable[[], Survival], rule: FillerRule, now: float
+    ) -> FillerDecision:
+        """Decide; and if it is time, speak, and decide whether there is to be another."""
+        phrase, decision = self._plan(cause, wait(), rule, now)
         if self._fillers == 0:
             self._report = FillerReport(cause, None, decision.reason)
+        if decision.at_secs is not None and self._began_at + decision.at_secs <= now + 1e-9:
+            await self._speak(cause, phrase, decision)
+            _, decision = self._plan(cause, wait(), rule, now)
+        return decision
 
     def _may_speak(self, decision: FillerDecision, rule: FillerRule) -> bool:
         """Whether a filler may come yet: one is planned, or the race may give reason for one."""
         follows = isinstance(self._llm, HedgedLLMService) and not self._after_tools
         return decision.at_secs is not None or (follows and self._fillers < rule.per_turn)
 
-    def _is_due(self, decision: FillerDecision) -> bool:
-        now = asyncio.get_running_loop().time()
-        return decision.at_secs is not None and decision.at_secs <= now - self._began_at
-
     def _plan(
-        self, cause: FillerCause, wait: Survival, rule: FillerRule, now: float | None = None
+        self, cause: FillerCause, wait: Survival, rule: FillerRule, now: float
     ) -> tuple[str | None, FillerDecision]:
         """What to say and when: what can be said soonest, and of those the one that was drawn."""
-        now = asyncio.get_running_loop().time() if now is None else now
         if self._earcon is None and self._voice is None:
             return None, FillerDecision(None, "there is no text-to-speech behind it")
         plans = [(phrase, self._decide(phrase, wait, rule, now)) for phrase in self._phrases(cause)]
@@ -392,15 +379,6 @@ class FillerProcessor(FrameProcessor):
         if self._stats is not None and self._backend is not None:
             waited = now - self._began_at
             self._stats.record_first_token(self._backend, waited, None, censored=censored)
-
-
-def _sound(earcon: str | Path) -> Samples:
-    if not isinstance(earcon, (str, Path)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigurationError(f"earcon must be the path of an audio file, got {earcon!r}")
-    sound = read_audio(Path(earcon), EARCON_RATE)
-    if not sound.any():
-        raise ConfigurationError(f"earcon: {earcon} is silent, or empty: nothing would be heard")
-    return sound
 
 
 def _tool(name: str) -> Backend:

@@ -11,12 +11,23 @@ answer follows it at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 from pipecat.frames.frames import Frame, TTSAudioRawFrame, TTSSpeakFrame, TTSStoppedFrame
 from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.services.tts_service import TTSService
 
-__all__ = ["FillerFrame", "FillerVoice"]
+from pipecat_hedge.errors import ConfigurationError
+from pipecat_hedge.recordings import read_audio
+
+__all__ = ["EARCON_RATE", "FillerFrame", "FillerVoice", "read_earcon"]
+
+Samples: TypeAlias = npt.NDArray[np.int16]
+
+EARCON_RATE = 24_000
 
 
 @dataclass
@@ -95,3 +106,20 @@ class FillerVoice:
             self.is_sounding = True
         elif isinstance(frame, TTSStoppedFrame) and frame.context_id == self._context_id:
             self._frame = None
+
+
+def read_earcon(path: str | Path) -> Samples:
+    """Read a short sound that is played instead of words: mono, 16 bit, at ``EARCON_RATE``.
+
+    Args:
+        path: An audio file.
+
+    Raises:
+        ConfigurationError: If it is none, or nothing would be heard.
+    """
+    if not isinstance(path, (str, Path)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(f"earcon must be the path of an audio file, got {path!r}")
+    sound = read_audio(Path(path), EARCON_RATE)
+    if not sound.any():
+        raise ConfigurationError(f"earcon: {path} is silent, or empty: nothing would be heard")
+    return sound

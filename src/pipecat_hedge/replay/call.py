@@ -12,7 +12,7 @@ from typing import Self
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.replay.bot import Bot
 from pipecat_hedge.replay.caller import Caller, CallError
-from pipecat_hedge.replay.conversation import Conversation, HeardTurn
+from pipecat_hedge.replay.conversation import Conversation, HeardTurn, check_waits
 from pipecat_hedge.replay.network import Network
 from pipecat_hedge.replay.sound import Utterance
 
@@ -59,12 +59,7 @@ class Call:
         Raises:
             ConfigurationError: If a time cannot be.
         """
-        if not greeting_secs >= 0:
-            raise ConfigurationError(
-                f"greeting_secs must not be negative, got {greeting_secs}: 0 does not wait"
-            )
-        if not timeout_secs > 0:
-            raise ConfigurationError(f"timeout_secs must be positive, got {timeout_secs}")
+        check_waits(greeting_secs, timeout_secs)
         self.bot = bot
         self._root = Path(root)
         self._greeting_secs = greeting_secs

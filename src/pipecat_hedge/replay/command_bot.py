@@ -157,7 +157,6 @@ class CommandBot(Bot):
             env={**os.environ, "PYTHONUNBUFFERED": "1", **self._env, "PORT": str(port)},
             cwd=self._cwd,
             start_new_session=True,
-            preexec_fn=_heed_ctrl_c,
         )
 
     async def _watch(self) -> None:
@@ -240,11 +239,6 @@ def _signal_group(leader: int, number: int) -> None:
     # Nobody is left; on macOS, nobody but who is waited for.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, number)
-
-
-def _heed_ctrl_c() -> None:
-    """A shell has what it runs in the background, and whatever that starts, ignore Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _ward(leader: int) -> subprocess.Popen[bytes]:

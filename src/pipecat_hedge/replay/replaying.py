@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.replay.caller import Caller, CallError, HungUp
-from pipecat_hedge.replay.conversation import Conversation, HeardTurn
+from pipecat_hedge.replay.conversation import Conversation, HeardTurn, check_waits
 from pipecat_hedge.replay.network import Network
 from pipecat_hedge.replay.sound import Utterance, utterances
 from pipecat_hedge.task_scope import TaskScope
@@ -60,12 +60,7 @@ class Replay:
         for name in ("runs", "callers"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.timeout_secs > 0:
-            raise ConfigurationError(f"timeout_secs must be positive, got {self.timeout_secs}")
-        if not self.greeting_secs >= 0:
-            raise ConfigurationError(
-                f"greeting_secs must not be negative, got {self.greeting_secs}: 0 does not wait"
-            )
+        check_waits(self.greeting_secs, self.timeout_secs)
 
     @classmethod
     def of(cls, url: str, paths: Sequence[str | Path], **others: object) -> Replay:
