@@ -105,7 +105,8 @@ def run(args: argparse.Namespace) -> int:
         errors.print(f"pipecat-hedge replay: {e}", markup=False, soft_wrap=True)
         return 2
     if not is_whole:
-        errors.print("pipecat-hedge replay: stopped; this was heard until then", markup=False)
+        heard = "this was heard until then" if turns else "no turn was over yet"
+        errors.print(f"pipecat-hedge replay: stopped; {heard}", markup=False)
         if not turns:
             return 130
     if args.report is not None:
