@@ -9,6 +9,7 @@ import pytest
 from pipecat_hedge.replay.told import (
     answer_text,
     is_busy,
+    last_change,
     record_of,
     stages_of,
     understood_text,
@@ -38,6 +39,13 @@ def told(kind: str, at: float = 0.0, **data: Any) -> dict[str, Any]:
 def test_a_bot_is_busy_until_it_says_that_it_is_not(kinds: list[str], busy: bool) -> None:
     """It speaks, writes or runs a tool; an interruption ends all of that."""
     assert is_busy([told(kind) for kind in kinds]) is busy
+
+
+def test_when_a_bot_last_began_or_ended_something() -> None:
+    """Other messages do not count, nor does a bot that tells nothing."""
+    began, ended = told("bot-llm-started", 1.0), told("bot-llm-stopped", 2.5)
+    assert last_change([began, ended, told("user-transcription", 4.0)]) == 2.5
+    assert last_change([told("user-transcription", 4.0)]) == 0.0
 
 
 def test_words() -> None:

@@ -26,6 +26,7 @@ from pipecat_hedge.replay.sound import RATE, Utterance, envelope, utterances
 from pipecat_hedge.replay.told import (
     answer_text,
     is_busy,
+    last_change,
     record_of,
     stages_of,
     understood_text,
@@ -248,7 +249,8 @@ class Conversation:
 
         def is_finished() -> float | None:
             last = caller.ear.last_loud(since)
-            silent_secs = caller.ear.heard_at - last
+            # Between the end of a text and its sound there is a moment of neither.
+            silent_secs = caller.ear.heard_at - max(last, last_change(caller.messages))
             waits = is_busy(caller.messages) and silent_secs < self._timeout_secs
             return last if silent_secs >= FINISHED_SECS and not waits else None
 

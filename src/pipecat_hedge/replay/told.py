@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-__all__ = ["STAGES", "answer_text", "is_busy", "record_of", "stages_of", "understood_text"]
+__all__ = [
+    "STAGES",
+    "answer_text",
+    "is_busy",
+    "last_change",
+    "record_of",
+    "stages_of",
+    "understood_text",
+]
 
 Message: TypeAlias = dict[str, Any]
 
@@ -49,6 +57,16 @@ def is_busy(messages: Sequence[Message]) -> bool:
         elif kind in _ENDS:
             doing.difference_update(_ENDS[kind])
     return bool(doing)
+
+
+def last_change(messages: Sequence[Message]) -> float:
+    """When the bot last said that it had begun or ended something; 0 if it never did.
+
+    Args:
+        messages: Those of the call so far.
+    """
+    known = (m for m in reversed(messages) if m.get("type") in _BEGINS or m.get("type") in _ENDS)
+    return next((m["received_at"] for m in known), 0.0)
 
 
 def answer_text(messages: Sequence[Message]) -> str:
