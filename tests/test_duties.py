@@ -73,9 +73,10 @@ async def test_thoughts_of_the_winner_are_remembered() -> None:
 
 
 async def test_prompt_caching_reaches_those_who_know_it() -> None:
-    """LLMEnablePromptCachingFrame switches it on at each member."""
+    """LLMEnablePromptCachingFrame switches it on at each member; so does warming up."""
     caching = AnthropicLLMService(api_key="any")
-    async with Line(HedgedLLMService([ScriptedLLMService([Say("Hi.")]), caching])) as line:
+    llms = [ScriptedLLMService([Say("Hi.")]), caching]
+    async with Line(HedgedLLMService(llms, warm=False)) as line:
         assert not caching.settings.enable_prompt_caching  # pyright: ignore[reportAttributeAccessIssue]
         await line.send(LLMEnablePromptCachingFrame(enable=True))
         await line.ask()

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pipecat_hedge.provider_stats import ProviderStats
     from pipecat_hedge.reports import AttemptReport, TurnReport
     from pipecat_hedge.service import HedgedLLMService
+    from pipecat_hedge.vllm import VLLMService
 
 __all__ = [
     "AllProvidersFailed",
@@ -24,6 +25,7 @@ __all__ = [
     "Provider",
     "ProviderStats",
     "TurnReport",
+    "VLLMService",
 ]
 
 # Resolved on first use: the simulator and other tools start without loading Pipecat.
@@ -38,6 +40,7 @@ _HOMES = {
     "Provider": "provider",
     "ProviderStats": "provider_stats",
     "TurnReport": "reports",
+    "VLLMService": "vllm",
 }
 
 

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from loguru import logger
 from pipecat.adapters.llm.schemas.tools_schema import ToolsSchema
 from pipecat.frames.frames import (
     CancelFrame,
@@ -53,9 +54,15 @@ from pipecat.utils.types import is_given
 
 from pipecat_hedge.errors import AttemptError
 from pipecat_hedge.policies.usable import InlineThought, is_usable_text, is_wait_verdict
-from pipecat_hedge.provider_client import attempt_error, switch_off_hidden_retries
+from pipecat_hedge.provider_client import (
+    ReadsAhead,
+    attempt_error,
+    open_connection,
+    switch_off_hidden_retries,
+)
 from pipecat_hedge.racing import Post
 from pipecat_hedge.sentences import SentenceFinder
+from pipecat_hedge.server_load import KnowsItsServer, ServerLoad
 from pipecat_hedge.spans import AttemptSpan
 
 __all__ = ["Contender", "Piece", "Tally", "ToolCalls"]
@@ -131,6 +138,8 @@ class Contender:
         self._finder: SentenceFinder | None = None
         self._required: Mapping[str, Sequence[str]] = {}
         self._busy = asyncio.Lock()
+        self._server = service if isinstance(service, KnowsItsServer) else None
+        self._warming: asyncio.Task[Any] | None = None
         instruction = getattr(service.settings, "system_instruction", None)
         self._own_instruction: str | None = instruction if isinstance(instruction, str) else None
         before, after = _Tap(service, self._heard), _Tap(service, self._heard)
@@ -145,6 +154,11 @@ class Contender:
         """The model that the service asks for, or None if it names none."""
         model = self.service.settings.model
         return model if isinstance(model, str) and model else None
+
+    @property
+    def server_load(self) -> ServerLoad | None:
+        """How busy the server behind the service is; None if nothing recent is known."""
+        return None if self._server is None else self._server.server_load
 
     async def setup(self, setup: FrameProcessorSetup) -> None:
         """Set the service up as its host was, unseen by the pipeline's observers.
@@ -190,6 +204,25 @@ class Contender:
         delta = LLMSettings(system_instruction="\n\n".join(parts) or None)
         await self.control(LLMUpdateSettingsFrame(delta=delta))
 
+    async def warm(self, context: LLMContext | None) -> None:
+        """Prepare for the first turn: open the connection, or have the prompt read if it can be.
+
+        Whoever asks for an answer meanwhile ends it.
+
+        Args:
+            context: The conversation so far; None if it is not known.
+        """
+        self._warming = asyncio.current_task()
+        try:
+            if context is not None and isinstance(self.service, ReadsAhead):
+                await self.service.warm(self._own_copy(context, ()))
+            else:
+                await open_connection(self.service)
+        except Exception as error:  # the first turn will find out, and say so
+            logger.debug(f"{self.service}: could not be warmed up: {type(error).__name__}")
+        finally:
+            self._warming = None
+
     async def answer(
         self,
         context: LLMContext,
@@ -212,6 +245,8 @@ class Contender:
             language: The language by whose rules a sentence ends; None is English.
             may_wait: Whether a marker that says "the caller has not finished" is an answer.
         """
+        if self._warming is not None:
+            self._warming.cancel()
         async with self._busy:
             self._post, self._tally, self._failed = post, tally, False
             self._thought, self._finder = InlineThought(), SentenceFinder(language)

@@ -6,6 +6,7 @@ race can be written down as a table of facts with their times and replayed anywh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
@@ -81,10 +82,21 @@ class Woke:
     """The time named by ``wake_at`` has come."""
 
 
+@dataclass(frozen=True, slots=True)
+class HedgesRefused:
+    """Who is to get no hedge from now on, in place of whoever it was before.
+
+    Parameters:
+        reasons: By provider, why, for a person to read.
+    """
+
+    reasons: Mapping[str, str]
+
+
 AttemptFact: TypeAlias = (
     AttemptOpened | UsableToken | ToolsCalled | Speakable | AttemptFinished | AttemptFailed
 )
-Fact: TypeAlias = TurnStarted | AttemptFact | Interrupted | Woke
+Fact: TypeAlias = TurnStarted | AttemptFact | Interrupted | Woke | HedgesRefused
 
 # ---- orders
 

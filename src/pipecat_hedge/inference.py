@@ -21,6 +21,7 @@ from pipecat_hedge.provider_client import attempt_error
 from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.racing import Post, Racing
 from pipecat_hedge.task_scope import TaskScope
+from pipecat_hedge.work import working_as
 
 __all__ = ["race_inference"]
 
@@ -55,7 +56,8 @@ async def race_inference(
         service = idle[launch.provider].pop(0).service
         learning.plan.launched(launch)
         try:
-            answer = await service.run_inference(context, **given)
+            with working_as("background"):
+                answer = await service.run_inference(context, **given)
         except Exception as e:
             category = classify_http_exception(e)
             post.failed(

@@ -140,6 +140,7 @@ def state_of(
         prior_share=stats.prior_share(backend),
         is_left_out=is_left_out,
         rests_secs=rests_secs,
+        server=entry.server_load,
     )
 
 

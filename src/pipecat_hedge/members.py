@@ -10,13 +10,17 @@ from typing import Any
 
 from pipecat.adapters.llm.schemas.direct_function import DirectFunction
 from pipecat.frames.frames import Frame
+from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameProcessorSetup
 from pipecat.services.settings import LLMSettings
 
 from pipecat_hedge.contender import Contender
 from pipecat_hedge.facts import Seat
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
+from pipecat_hedge.policies.server_queue import hedge_refusal, is_last_resort, load_rank
 from pipecat_hedge.provider import Provider
+from pipecat_hedge.server_load import ServerLoad
+from pipecat_hedge.task_scope import TaskScope
 
 __all__ = ["Entry", "Members", "seats"]
 
@@ -32,6 +36,11 @@ class Entry:
 
     provider: Provider
     contenders: tuple[Contender, ...]
+
+    @property
+    def server_load(self) -> ServerLoad | None:
+        """How busy its least busy server is; None if nothing recent is known."""
+        return min((c.server_load for c in self.contenders), key=load_rank)
 
 
 class Members:
@@ -62,7 +71,7 @@ class Members:
         Left out are providers that have rejected a request for good, instances that Pipecat calls
         unusable, and providers that have asked to be left alone for a while. But if that leaves
         nobody, the last are asked early, and without them everybody again: what was wrong may have
-        been the one request.
+        been the one request. Providers whose servers say that they are down or overrun come last.
 
         Args:
             now: The loop's time.
@@ -73,7 +82,13 @@ class Members:
             if (contenders := self._able(entry))
         ]
         rested = [e for e in able if not self.rests_secs(e, now)]
-        return rested or able or list(self.entries)
+        found = rested or able or list(self.entries)
+        return sorted(found, key=lambda entry: is_last_resort(entry.server_load))
+
+    def refusals(self) -> dict[str, str]:
+        """Who is to get no hedge now, by the provider's name, and why."""
+        told = {e.provider.name: hedge_refusal(e.server_load) for e in self.entries}
+        return {name: reason for name, reason in told.items() if reason is not None}
 
     def is_left_out(self, entry: Entry) -> bool:
         """Whether a provider is not asked, until settings change."""
@@ -123,6 +138,22 @@ class Members:
         """Set every member up, side by side."""
         await asyncio.gather(*(contender.setup(setup) for contender in self.contenders))
 
+    async def warm(self, context: LLMContext | None) -> None:
+        """Prepare every member for the first turn.
+
+        Instances of one provider follow each other: the second finds in the server's cache what
+        the first has had it read.
+
+        Args:
+            context: The conversation so far; None if it is not known.
+        """
+        async with TaskScope() as scope:
+            tasks = [
+                scope.start(_warm(entry, context), name=f"warms up {entry.provider.name}")
+                for entry in self.entries
+            ]
+            await asyncio.wait(tasks)
+
     async def control(self, frame: Frame) -> None:
         """Hand every member a frame that is not a turn."""
         await asyncio.gather(*(contender.control(frame) for contender in self.contenders))
@@ -169,6 +200,11 @@ class Members:
         for contender in self.contenders:
             with contextlib.suppress(KeyError):  # a member reads advertised tools a turn later
                 contender.service.unregister_function(function_name)
+
+
+async def _warm(entry: Entry, context: LLMContext | None) -> None:
+    for contender in entry.contenders:
+        await contender.warm(context)
 
 
 def seats(line_up: Sequence[Entry], policy: HedgePolicy) -> list[Seat]:

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from loguru import logger
 from pipecat.frames.frames import ErrorFrame
+from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.services.llm_service import LLMService
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge.errors import AttemptError
 
-__all__ = ["attempt_error", "switch_off_hidden_retries"]
+__all__ = ["ReadsAhead", "attempt_error", "open_connection", "switch_off_hidden_retries"]
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A service that can have its server read a prompt before it is needed."""
+
+    async def warm(self, context: LLMContext) -> None:
+        """Have the server read the beginning of a conversation.
+
+        Args:
+            context: The conversation so far.
+        """
+        ...
 
 
 def attempt_error(frame: ErrorFrame) -> AttemptError:
@@ -80,3 +95,21 @@ def switch_off_hidden_retries(service: LLMService[Any]) -> None:
     if getattr(client, "max_retries", 0) and hasattr(client, "with_options"):
         service._client = client.with_options(max_retries=0)  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
         logger.debug(f"{service}: SDK retries switched off, the race replaces what fails")
+
+
+async def open_connection(service: LLMService[Any]) -> None:
+    """Have a service's client connect, TLS and all, so that the first turn finds it done.
+
+    Lists the provider's models, which costs nothing and whose answer does not matter; the SDKs of
+    OpenAI and Anthropic offer it. A service with another client is left alone.
+
+    Args:
+        service: The service.
+    """
+    client = getattr(service, "_client", None)
+    listing = getattr(getattr(client, "models", None), "list", None)
+    if listing is None:
+        return
+    answer = listing()
+    if inspect.isawaitable(answer):
+        await answer

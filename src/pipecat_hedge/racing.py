@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from pipecat_hedge.errors import AttemptError
@@ -26,7 +26,9 @@ from pipecat_hedge.facts import (
     CancelCause,
     Commit,
     Continue,
+    Fact,
     GiveUp,
+    HedgesRefused,
     Interrupted,
     Launch,
     Order,
@@ -201,6 +203,7 @@ class Racing(Generic[T]):
         drains: TaskScope | None = None,
         runs_on: Callable[[int], bool] = lambda attempt: True,
         decided: Callable[[int], None] = lambda attempt: None,
+        refusals: Callable[[], Mapping[str, str]] = dict,
     ):
         """Put a race and its seams together.
 
@@ -215,6 +218,7 @@ class Racing(Generic[T]):
             drains: Takes over superseded attempts and lets them run on; None closes them.
             runs_on: Which of them run on, where there are ``drains``.
             decided: Told which attempt has been committed or is about to be closed.
+            refusals: Asked, before anything is decided, who is to get no hedge now, and why.
         """
         self._race = race
         self._scope = scope
@@ -224,6 +228,8 @@ class Racing(Generic[T]):
         self._drains = drains
         self._runs_on = runs_on
         self._decided = decided
+        self._refusals = refusals
+        self._refused: Mapping[str, str] = {}
         self._inbox: _Inbox[T] = _Inbox()
         self._held: dict[int, list[tuple[T, float]]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -242,11 +248,11 @@ class Racing(Generic[T]):
         loop = asyncio.get_running_loop()
         race = self._race
         try:
-            await self._obey(race.handle(TurnStarted(), started_at))
+            await self._obey(self._handle(TurnStarted(), started_at))
             while race.phase is not Phase.OVER:
                 post = await self._inbox.get(race.wake_at)
                 if post is None:
-                    await self._obey(race.handle(Woke(), loop.time()))
+                    await self._obey(self._handle(Woke(), loop.time()))
                     continue
                 at, attempt, piece, fact = post
                 if piece is not None:
@@ -254,7 +260,7 @@ class Racing(Generic[T]):
                         await self._deliver(piece, at)
                     elif attempt in self._held:
                         self._held[attempt].append((piece, at))
-                if fact is not None and (orders := race.handle(fact, at)):
+                if fact is not None and (orders := self._handle(fact, at)):
                     await self._obey(orders)
         except asyncio.CancelledError:
             for order in race.handle(Interrupted(), loop.time()):
@@ -263,6 +269,12 @@ class Racing(Generic[T]):
             raise
         finally:
             self._inbox.close()
+
+    def _handle(self, fact: Fact, now: float) -> tuple[Order, ...]:
+        if not isinstance(fact, UsableToken) and (refused := self._refusals()) != self._refused:
+            self._refused = refused
+            self._race.handle(HedgesRefused(refused), now)
+        return self._race.handle(fact, now)
 
     async def _obey(self, orders: tuple[Order, ...]) -> None:
         # Cancellations first: a loser costs money for as long as it runs, and delivering awaits.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipecat_hedge.facts import AttemptOutcome, CommitOn, FillerCause, LaunchReason, TurnOutcome
+from pipecat_hedge.server_load import ServerLoad
 
 __all__ = ["AttemptReport", "DrainedAnswer", "ProviderState", "TurnReport"]
 
@@ -131,6 +132,7 @@ class ProviderState:
             its service unusable. New settings bring it back.
         rests_secs: How long it is to be left alone yet, as it asked with ``Retry-After``; 0 if it
             may be asked.
+        server: How busy its server is, as that says itself; None where it does not say.
     """
 
     provider: str
@@ -140,6 +142,7 @@ class ProviderState:
     prior_share: float
     is_left_out: bool
     rests_secs: float
+    server: ServerLoad | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from pipecat.frames.frames import (
     LLMTextFrame,
     LLMUpdateSettingsFrame,
     MetricsFrame,
+    StartFrame,
 )
 from pipecat.metrics.metrics import MetricsData
 from pipecat.processors.aggregators.llm_context import LLMContext
@@ -30,6 +31,7 @@ from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge.contender import ToolCalls
+from pipecat_hedge.conversation import context_of
 from pipecat_hedge.errors import AllProvidersFailed, AttemptError, ConfigurationError
 from pipecat_hedge.front import FrontService
 from pipecat_hedge.inference import race_inference
@@ -83,6 +85,7 @@ class HedgedLLMService(FrontService):
         stats: ProviderStats | None = None,
         turn_log: str | Path | None = None,
         drained_log: str | Path | None = None,
+        warm: bool = True,
         **kwargs: Any,
     ):
         """Take charge of the services to race.
@@ -100,6 +103,8 @@ class HedgedLLMService(FrontService):
                 ``pipecat-hedge whatif``. It holds times and counts, nothing that was said.
             drained_log: A file to which every ``DrainedAnswer`` is appended as a line of JSON. It
                 holds what the models said.
+            warm: Whether to prepare for the first turn when the session starts, see ``warm_up``,
+                and to have Anthropic cache the prompt.
             **kwargs: Further arguments of ``LLMService``.
 
         Raises:
@@ -119,6 +124,8 @@ class HedgedLLMService(FrontService):
         self._stats = stats or shared_stats()
         self._turns = 0
         self._drains = TaskScope()
+        self._warms = warm
+        self._warming = TaskScope()
         self._take_back = TakeBack()
         self._turn_log = LineLog("turn_log", turn_log)
         self._drained_log = LineLog("drained_log", drained_log)
@@ -186,9 +193,46 @@ class HedgedLLMService(FrontService):
         """Whether this service reports metrics: it does, under its own name."""
         return True
 
+    # ---- life cycle
+
+    async def start(self, frame: StartFrame) -> None:
+        """Start the members, and prepare them for the first turn.
+
+        Args:
+            frame: The start frame.
+        """
+        await super().start(frame)
+        if self._warms:
+            await self._members.control(LLMEnablePromptCachingFrame(enable=True))
+            self._prepare()
+
+    def _prepare(self) -> None:
+        self._warming.start(self.warm_up(), name=f"{self}: warms up")
+
+    async def warm_up(self, context: LLMContext | None = None) -> None:
+        """Prepare for a session's first turn, which otherwise pays for what later ones find done.
+
+        Opens the connection to each provider, and has a vLLM read the beginning of the conversation
+        (system prompt and tools), behind all other work. Done by itself when the session starts,
+        with the context that the aggregator in front of this service holds then; call it where
+        that is filled later. Returns when all of it is done. A turn does not wait for it.
+
+        Args:
+            context: The conversation so far; None for that of the aggregator.
+        """
+        await self._members.warm(context or context_of(self))
+
+    async def _instruct_members(self) -> None:
+        before = self._member_instruction
+        await super()._instruct_members()
+        if self._warms and self._member_instruction != before and not self._turns:
+            await self._warming.close()
+            self._prepare()  # the prompt that was sent ahead is another now
+
     async def cleanup(self) -> None:
         """Release this service's and its members' resources."""
         try:
+            await self._warming.close()
             await self._drains.close()
             await asyncio.to_thread(self._stats.save)
         finally:
@@ -244,6 +288,7 @@ class HedgedLLMService(FrontService):
             committed=self._credit,
             drained=self._report_drained,
             asked=lambda: self._asked(),
+            refusals=self._members.refusals,
             may_wait=self._filter_incomplete_user_turns,
         )
         self._turn = turn

@@ -14,6 +14,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext, LLMContextMes
 
 from pipecat_hedge.attempt import Attempt
 from pipecat_hedge.contender import Contender, Piece, Tally, ToolCalls
+from pipecat_hedge.conversation import answers_a_tool
 from pipecat_hedge.errors import AllProvidersFailed, AttemptError
 from pipecat_hedge.facts import BreakOff, Commit, CommitOn, Continue, Launch, TurnOutcome
 from pipecat_hedge.learning import Learning
@@ -21,6 +22,7 @@ from pipecat_hedge.members import Entry, seats
 from pipecat_hedge.output import Output
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import Phase, Race
+from pipecat_hedge.policies.server_queue import load_rank
 from pipecat_hedge.probe import Probe
 from pipecat_hedge.racing import Post, Racing
 from pipecat_hedge.release import Release
@@ -28,6 +30,7 @@ from pipecat_hedge.reports import AttemptReport, DrainedAnswer, TurnReport
 from pipecat_hedge.survival import Survival
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.tokens import count_tokens, usd
+from pipecat_hedge.work import WorkClass, working_as
 
 __all__ = ["Mouth", "Turn"]
 
@@ -78,6 +81,7 @@ class Turn:
         committed: Callable[[str | None], None],
         drained: Callable[[DrainedAnswer], Awaitable[None]],
         asked: Callable[[], None],
+        refusals: Callable[[], Mapping[str, str]],
         may_wait: bool = False,
     ):
         """Prepare a turn; it starts now.
@@ -93,6 +97,7 @@ class Turn:
             committed: Told the winner's model just before its answer is released.
             drained: Told what a loser said that was let run to its end.
             asked: Told whenever somebody is asked.
+            refusals: Asked who is to get no hedge now, by the provider's name, and why.
             may_wait: Whether a marker that says "the caller has not finished" is an answer.
         """
         self._loop = asyncio.get_running_loop()
@@ -104,6 +109,7 @@ class Turn:
         self._committed = committed
         self._drained = drained
         self._asked_somebody = asked
+        self._refusals = refusals
         self._policy = policy
         self._may_wait = may_wait
         self._learning = learning
@@ -150,6 +156,7 @@ class Turn:
                 drains=drains,
                 runs_on=self._runs_on,
                 decided=self._mark_span,
+                refusals=self._refusals,
             )
             try:
                 await racing.run(self._started_at)
@@ -222,7 +229,9 @@ class Turn:
     # ---- the race's seams
 
     async def _ask(self, launch: Launch, post: Post[Piece]) -> None:
-        contender = self._idle[launch.provider].pop(0)
+        idle = self._idle[launch.provider]
+        contender = min(idle, key=lambda c: load_rank(c.server_load))
+        idle.remove(contender)
         tally = Tally(keeps_text=self._policy.losers == "drain")
         self._asked[launch.attempt] = contender
         contender.span.issue(launch)
@@ -231,14 +240,15 @@ class Turn:
         self._asked_somebody()
         probe = self._probe(launch, post)
         try:
-            await contender.answer(
-                self._context,
-                probe or post,
-                tally,
-                addition=self._continuation(),
-                language=self._output.language,
-                may_wait=self._may_wait,
-            )
+            with working_as(self._work(launch)):
+                await contender.answer(
+                    self._context,
+                    probe or post,
+                    tally,
+                    addition=self._continuation(),
+                    language=self._output.language,
+                    may_wait=self._may_wait,
+                )
             if self._release.said and self._release.is_whole and tally.is_empty:
                 # Asked to go on with an answer that broke off at a sentence's end: it was the end.
                 post.piece(LLMTextFrame(""), usable=True)
@@ -248,6 +258,11 @@ class Turn:
                 self._learning.learn_probe(attempt, probe.first_at, self._loop.time())
             if tally.keeps_text and attempt.outcome == "superseded":
                 await self._drained(self._drained_answer(attempt))
+
+    def _work(self, launch: Launch) -> WorkClass:
+        if launch.reason == "primary":
+            return "tool_follow_up" if answers_a_tool(self._context) else "primary"
+        return "hedge" if launch.reason == "hedge" else "rescue"
 
     def _runs_on(self, attempt: int) -> bool:
         superseded = self._race.attempts[attempt]

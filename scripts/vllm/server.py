@@ -1,0 +1,183 @@
+"""A vLLM server in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+__all__ = ["VLLMProcess", "vllm_home"]
+
+START_SECS = 300  # a large model is loaded, and compiled for its GPU
+STOP_SECS = 20
+ON_A_PROCESSOR = (
+    "--enforce-eager",
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+    *("--scheduling-policy", "priority"),
+    "--enable-prompt-tokens-details",
+)
+"""Arguments for the models of random weights."""
+
+
+def vllm_home() -> Path:
+    """The folder of vLLM's environment and models; `make vllm` makes it."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("VLLM_HOME") or Path(cache) / "pipecat-hedge" / "vllm")
+
+
+class VLLMProcess:
+    """Starts ``vllm serve`` and ends it.
+
+    Example::
+
+        with VLLMProcess("tiny", name="tiny") as server:
+            VLLMService(base_url=server.base_url)
+
+    Attributes:
+        port: Where it listens; the same again after ``restart``.
+        log: The file with what it says.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *arguments: str,
+        name: str | None = None,
+        port: int | None = None,
+        core: int | None = None,
+    ):
+        """Say what to serve; nothing is started yet.
+
+        Args:
+            model: ``tiny`` or ``small``, made by ``make_env.sh``, or what ``vllm serve`` takes.
+            *arguments: Further arguments of ``vllm serve``.
+            name: What the model is asked for as.
+            port: Where to listen; None chooses.
+            core: The processor core that it keeps to; None for all.
+        """
+        self._home = vllm_home()
+        made = self._home / "models" / model
+        self._model = str(made) if made.is_dir() else model
+        self._is_made = made.is_dir()
+        self._arguments: Sequence[str] = arguments
+        self._name = name or model
+        self._core = core
+        self.port = port or _free_port()
+        self.log = Path(tempfile.mkstemp(prefix="vllm-", suffix=".log")[1])
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def base_url(self) -> str:
+        """Where its OpenAI-compatible API is."""
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def __enter__(self) -> Self:
+        self.start()
+        self.wait_until_ready()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+        if error is None:
+            self.log.unlink(missing_ok=True)
+
+    def start(self, *, name: str | None = None) -> None:
+        """Start it, without waiting.
+
+        Args:
+            name: What the model is asked for as from now on.
+        """
+        self._name = name or self._name
+        command = [
+            str(self._home / "venv" / "bin" / "vllm"),
+            *("serve", self._model, "--host", "127.0.0.1", "--port", str(self.port)),
+            *("--served-model-name", self._name),
+            *(ON_A_PROCESSOR if self._is_made else ()),
+            *self._arguments,
+        ]
+        ours = {
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "PYTHONPATH": str(Path(__file__).parent / "site"),
+        }
+        if self._core is not None:
+            ours["VLLM_CPU_OMP_THREADS_BIND"] = str(self._core)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                env={**os.environ, **(ours if self._is_made else {})},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait_until_ready(self) -> None:
+        """Wait until it answers.
+
+        Raises:
+            RuntimeError: If it ends instead, or takes too long; with the end of what it said.
+        """
+        process = self._process
+        assert process is not None, "it has not been started"
+        give_up_at = time.monotonic() + START_SECS
+        while process.poll() is None and time.monotonic() < give_up_at:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2):
+                    return
+            except OSError:
+                time.sleep(0.2)
+        self.kill()
+        said = self.log.read_text(errors="replace").splitlines()[-30:]
+        raise RuntimeError("vLLM did not start; it said:\n" + "\n".join(said))
+
+    def restart(self, *, name: str | None = None) -> None:
+        """Start it again where it was, and wait until it answers.
+
+        Args:
+            name: What the model is asked for as from now on.
+        """
+        self.stop()
+        self.start(name=name)
+        self.wait_until_ready()
+
+    def stop(self) -> None:
+        """End it, if it runs: kindly, or by force if that does not do it."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._process = None
+
+    def kill(self) -> None:
+        """End it and all its processes at once, as a crash does."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,348 @@
+"""A vLLM server of one's own, as a Pipecat LLM service."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from loguru import logger
+from openai import AsyncOpenAI, NotFoundError, OpenAIError
+from pipecat.adapters.llm.services.open_ai_adapter import OpenAILLMInvocationParams
+from pipecat.frames.frames import CancelFrame, EndFrame, StartFrame
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.services.openai.base_llm import OpenAILLMSettings
+from pipecat.services.openai.llm import OpenAILLMService
+from pipecat.utils.errors import ErrorCategory
+from pipecat.utils.types import assert_given, is_given
+
+from pipecat_hedge.conversation import context_of
+from pipecat_hedge.errors import ConfigurationError
+from pipecat_hedge.policies.usable import InlineThought
+from pipecat_hedge.server_load import ServerLoad
+from pipecat_hedge.task_scope import TaskScope
+from pipecat_hedge.vllm_errors import VLLMError, explain, nothing_answers
+from pipecat_hedge.vllm_server import ServerUnreachable, VLLMServer
+from pipecat_hedge.vllm_stream import ChatStream
+from pipecat_hedge.work import WORK_CLASSES, work, working_as
+
+__all__ = ["VLLMService", "VLLMSettings"]
+
+_T = TypeVar("_T")
+
+
+@dataclass
+class VLLMSettings(OpenAILLMSettings):
+    """Settings of a ``VLLMService``.
+
+    Parameters:
+        model: What to ask for, as the server names it. Not given, or None: the first that it
+            serves.
+    """
+
+
+class VLLMService(OpenAILLMService):
+    """Asks a vLLM server, alone in a pipeline or as a provider of a race.
+
+    What it adds to an OpenAI service with another ``base_url``: it finds out what the server
+    serves, keeps reasoning out of the speech, gets tool calls right, sends the prompt ahead,
+    tells the server which requests matter most, knows how busy it is, and says what to do when it
+    does not answer.
+
+    Example::
+
+        VLLMService(base_url="http://localhost:8000/v1")
+
+    Requests carry ``priority``, lower for what is more urgent: a turn's first request, the answer
+    to a tool's result, a replacement, a hedge, a prompt sent ahead, a one-shot inference. A server
+    heeds it when it was started with ``--scheduling-policy priority``.
+    """
+
+    Settings = VLLMSettings
+
+    supports_developer_role = False  # chat templates know system, user, assistant and tool
+
+    def __init__(
+        self,
+        *,
+        base_url: str = "http://localhost:8000/v1",
+        api_key: str | None = None,
+        priority: int | None = 0,
+        warm: bool = True,
+        strict_tools: bool = False,
+        settings: VLLMSettings | None = None,
+        **kwargs: Any,
+    ):
+        """Name the server.
+
+        Args:
+            base_url: Where its OpenAI-compatible API is; ends in ``/v1``.
+            api_key: The key that it was started with, if any.
+            priority: That of a turn's first request; what is less urgent adds 1 to 5. Give callers
+                who may wait a larger one. None sends none at all.
+            warm: Whether the prompt is sent ahead when a session starts, so that the server has
+                read it before the caller's first turn. In a race the race decides.
+            strict_tools: Whether the server is to hold calls to their tools' schemas while it
+                writes them. It refuses schemas whose features its grammar does not know.
+            settings: The model and how to sample; may change in a session.
+            **kwargs: Further arguments of ``OpenAILLMService``.
+
+        Raises:
+            ConfigurationError: If an argument cannot work; the message says which, and the remedy.
+        """
+        _check_url(base_url)
+        if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(
+                f"priority must be a whole number, lower for what is more urgent, or None to send "
+                f"none, got {priority!r}"
+            )
+        defaults = VLLMSettings(model=None)
+        if settings is not None:
+            defaults.apply_update(settings)
+        # A key is sent in any case, and must not be the one in OPENAI_API_KEY.
+        super().__init__(base_url=base_url, api_key=api_key or "EMPTY", settings=defaults, **kwargs)
+        self._base_url = base_url
+        self._server_key = api_key
+        self._priority = priority
+        self._warms = warm
+        self._strict_tools = strict_tools
+        self._holds: VLLMServer | None = None
+        self._background = TaskScope()
+        self._found_model: str | None = None
+
+    def create_client(self, *args: Any, **kwargs: Any) -> AsyncOpenAI:
+        """Make the client: one that reports a failure at once; see ``BaseOpenAILLMService``."""
+        return super().create_client(*args, **kwargs).with_options(max_retries=0)
+
+    # ---- life cycle
+
+    async def start(self, frame: StartFrame) -> None:
+        """Look at the server from now on, and send the prompt ahead.
+
+        Args:
+            frame: The start frame.
+        """
+        await super().start(frame)
+        if self._holds is None:
+            self._holds = VLLMServer.shared(self._base_url, self._server_key)
+            self._holds.hold()
+        self._background.start(self._begin(), name=f"{self}: prepares")
+
+    async def stop(self, frame: EndFrame) -> None:
+        """Let go of the server.
+
+        Args:
+            frame: The end frame.
+        """
+        await super().stop(frame)
+        await self._let_go()
+
+    async def cancel(self, frame: CancelFrame) -> None:
+        """Let go of the server.
+
+        Args:
+            frame: The cancel frame.
+        """
+        await super().cancel(frame)
+        await self._let_go()
+
+    async def cleanup(self) -> None:
+        """Let go of the server, and close the connections to it."""
+        await self._let_go()
+        await super().cleanup()
+        await self._client.close()
+
+    async def _let_go(self) -> None:
+        await self._background.close()
+        held, self._holds = self._holds, None
+        if held is not None:
+            await held.release()
+
+    async def _begin(self) -> None:
+        context = context_of(self) if self._warms else None
+        try:
+            if context is None:
+                await self._find_model()
+            else:
+                await self.warm(context)
+        except Exception as error:  # the first turn will say so
+            logger.debug(f"{self}: could not prepare: {type(error).__name__}")
+
+    # ---- what it knows of the server
+
+    @property
+    def server_load(self) -> ServerLoad | None:
+        """How busy the server is; None if nothing recent is known."""
+        return None if self._holds is None else self._holds.load
+
+    def _server(self) -> VLLMServer:
+        return self._holds or VLLMServer.shared(self._base_url, self._server_key)
+
+    async def _find_model(self, *, again: bool = False) -> None:
+        if self._asked_model:
+            return
+        server = self._server()
+        try:
+            models = await server.models(again=again)
+        except ServerUnreachable as error:
+            raise nothing_answers(server, str(error)) from error
+        if not models:
+            raise nothing_answers(server, "it serves no model")
+        self._settings.model = self._found_model = models[0].name
+        logger.debug(f"{self}: asks for {models[0].name}")
+
+    # ---- requests
+
+    def build_chat_completion_params(
+        self, params_from_context: OpenAILLMInvocationParams
+    ) -> dict[str, Any]:
+        """Build a request; see ``BaseOpenAILLMService``. Tools come in the order of their names.
+
+        A chat template puts the tools in front of the conversation, so that in another order they
+        would have the server read all of it again.
+        """
+        params = super().build_chat_completion_params(params_from_context)
+        if isinstance(tools := params.get("tools"), list):
+            params["tools"] = sorted(tools, key=_tool_name)
+            if self._strict_tools:
+                params["tools"] = [_strict(tool) for tool in params["tools"]]
+        if self._priority is not None:
+            rank = WORK_CLASSES.index(work())
+            self._merge_extra_body(params, {"priority": self._priority + rank})
+        return params
+
+    async def get_chat_completions(self, context: LLMContext) -> Any:
+        """Ask for an answer; see ``BaseOpenAILLMService``.
+
+        Raises:
+            VLLMError: If the server does not answer, and it is known what to do about it.
+        """
+        await self._background.close()  # what the server has read of the prompt by now, it keeps
+        with ExitStack() as counted:
+            counted.enter_context(self._server().asking())
+            chunks = await self._ask(lambda: super(VLLMService, self).get_chat_completions(context))
+            return ChatStream(
+                chunks, self.push_frame, self.stop_ttfat_metrics, counted.pop_all().close
+            )
+
+    async def run_inference(
+        self,
+        context: LLMContext,
+        max_tokens: int | None = None,
+        system_instruction: str | None = None,
+        response_schema: dict[str, Any] | None = None,
+    ) -> str | None:
+        """Ask for a whole answer outside the pipeline; see ``BaseOpenAILLMService``.
+
+        Raises:
+            VLLMError: If the server does not answer, and it is known what to do about it.
+        """
+        infer = super().run_inference
+        with self._server().asking(), working_as("background"):
+            answer = await self._ask(
+                lambda: infer(context, max_tokens, system_instruction, response_schema)
+            )
+        if answer is None:
+            return None
+        inline = InlineThought()
+        return inline.feed(answer)[1] + inline.finish()
+
+    async def warm(self, context: LLMContext) -> None:
+        """Have the server read the beginning of a conversation, so that its cache holds it.
+
+        Sends what a first turn would send, and asks for one token, behind all other work. Does
+        nothing more than find the model where there is nothing to read yet.
+
+        Args:
+            context: The conversation so far: system prompt and tools, mostly.
+
+        Raises:
+            VLLMError: If the server does not answer, and it is known what to do about it.
+        """
+        await self._find_model()
+        with self._server().asking(), working_as("warm_up"):
+            params = self.build_chat_completion_params(
+                await self.get_llm_adapter().get_llm_invocation_params(
+                    context,
+                    system_instruction=assert_given(self._settings.system_instruction),
+                    convert_developer_to_user=True,
+                )
+            )
+            messages = params["messages"]
+            if not messages and not isinstance(params.get("tools"), list):
+                return
+            if not messages or messages[-1]["role"] != "user":  # templates want somebody to answer
+                params["messages"] = [*messages, {"role": "user", "content": "Hello"}]
+            if isinstance(params.get("tool_choice"), str | dict):
+                params["tool_choice"] = "none"  # the tools are read, and no call is forced
+            for name in ("stream_options", "max_completion_tokens"):
+                params.pop(name, None)
+            params |= {"stream": False, "max_tokens": 1}
+            await self._ask(lambda: self._client.chat.completions.create(**params))
+
+    async def _ask(self, request: Callable[[], Awaitable[_T]]) -> _T:
+        """Send a request, and say what it means if it is refused."""
+        try:
+            await self._find_model()
+            try:
+                return await request()
+            except NotFoundError:
+                if not await self._has_moved_on():
+                    raise
+                return await request()
+        except (OpenAIError, VLLMError) as error:
+            explained = await explain(error, self._server(), self._asked_model)
+            if isinstance(explained, VLLMError):
+                if explained.category is ErrorCategory.CONNECTIVITY:
+                    self._server().is_gone("does not answer")
+                if explained is not error:
+                    raise explained from error
+            raise
+
+    async def _has_moved_on(self) -> bool:
+        """Whether the server serves another model than it did, which nobody asked for by name."""
+        before = self._asked_model
+        if before is None or before != self._found_model:
+            return False
+        self._settings.model = self._found_model = None
+        try:
+            await self._find_model(again=True)
+        except VLLMError:
+            return False
+        logger.warning(f"{self}: {before} is gone, the server serves {self._found_model} now")
+        return self._found_model != before
+
+    @property
+    def _asked_model(self) -> str | None:
+        model = self._settings.model
+        return model if is_given(model) else None
+
+    def _classify_error(self, exception: Exception) -> ErrorCategory | None:
+        if isinstance(exception, VLLMError):
+            return exception.category
+        return super()._classify_error(exception)
+
+
+def _tool_name(tool: Any) -> str:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return str(function.get("name", "")) if isinstance(function, dict) else ""
+
+
+def _strict(tool: Any) -> Any:
+    return {**tool, "function": {**tool["function"], "strict": True}}
+
+
+def _check_url(base_url: Any) -> None:
+    example = "write it as http://localhost:8000/v1"
+    if not isinstance(base_url, str):
+        raise ConfigurationError(f"base_url must be a string, got {base_url!r}: {example}")
+    where = urlsplit(base_url)
+    if where.scheme not in ("http", "https") or not where.hostname:
+        raise ConfigurationError(f"base_url is no HTTP address, got {base_url!r}: {example}")
+    if where.path.rstrip("/") == "":
+        raise ConfigurationError(
+            f"base_url {base_url!r} is the server's, not that of its OpenAI-compatible API: "
+            f"write {base_url.rstrip('/')}/v1"
+        )

@@ -1,0 +1,174 @@
+"""What a vLLM server's refusals mean, and what to do about each."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+from openai import APIConnectionError, APIStatusError, APITimeoutError
+from pipecat.utils.errors import ErrorCategory
+
+from pipecat_hedge.errors import HedgeError
+from pipecat_hedge.vllm_server import ServerUnreachable, VLLMServer
+
+__all__ = ["VLLMError", "explain", "nothing_answers"]
+
+
+class VLLMError(HedgeError):
+    """A request that a vLLM server did not answer; the message says what to do.
+
+    Attributes:
+        category: Why, in Pipecat's words.
+        response: The HTTP response, or None if there was none.
+    """
+
+    def __init__(self, message: str, category: ErrorCategory, response: object = None):
+        """Say what happened.
+
+        Args:
+            message: What happened, and the remedy.
+            category: Why.
+            response: The HTTP response, where there was one.
+        """
+        super().__init__(message)
+        self.category = category
+        self.response = response
+
+
+def nothing_answers(server: VLLMServer, why: str = "", model: str | None = None) -> VLLMError:
+    """The error of a server that is not there.
+
+    Args:
+        server: The server.
+        why: What was found in its place.
+        model: What was to be asked for; None if nobody has said.
+    """
+    where = urlsplit(server.base_url)
+    if not why or why == "nothing listens there":
+        found = f"nothing listens on {server.base_url}"
+    else:
+        found = f"no vLLM can be asked at {server.base_url} ({why})"
+    port = where.port or (443 if where.scheme == "https" else 80)
+    command = f"vllm serve {model or 'MODEL'} --port {port}"
+    return VLLMError(
+        f"{found}: start it with `{command}`, or correct base_url",
+        ErrorCategory.CONNECTIVITY,
+    )
+
+
+async def explain(error: Exception, server: VLLMServer, model: str | None) -> Exception:
+    """Put a failed request into words that help.
+
+    Args:
+        error: What the client raised.
+        server: Whom it had asked.
+        model: What it had asked for.
+
+    Returns:
+        What to raise in its place: the error itself if there is nothing to add.
+    """
+    if isinstance(error, APIConnectionError) and not isinstance(error, APITimeoutError):
+        refused = _is_caused_by(error, ConnectionRefusedError)
+        return nothing_answers(server, "" if refused else _innermost(error), model)
+    if not isinstance(error, APIStatusError):
+        return error
+    said = _message(error)
+    response = error.response
+    if error.status_code == 404 and "model" in said:
+        return VLLMError(await _not_served(server, model), ErrorCategory.INVALID_REQUEST, response)
+    if error.status_code == 404:
+        return VLLMError(
+            f"{server.base_url} has no chat completions: base_url must be the address of vLLM's "
+            "OpenAI-compatible API, as http://localhost:8000/v1",
+            ErrorCategory.INVALID_REQUEST,
+            response,
+        )
+    if (limit := re.search(r"maximum context length is (\d+) tokens", said)) is not None:
+        message = await _too_long(int(limit[1]), said, error, server)
+        # Another context may fit, so this says nothing about the server.
+        return VLLMError(message, ErrorCategory.APPLICATION, response)
+    if error.status_code == 503:
+        return VLLMError(
+            f"{server.base_url} takes no more requests, its queue is full: start another server, "
+            "or raise --max-num-queued-reqs",
+            ErrorCategory.SERVER,
+            response,
+        )
+    if error.status_code == 400 and "tool" in said and "--enable-auto-tool-choice" in said:
+        return VLLMError(
+            f"{server.base_url} was started without tools: start it with --enable-auto-tool-choice "
+            "--tool-call-parser and the parser of its model, as hermes",
+            ErrorCategory.INVALID_REQUEST,
+            response,
+        )
+    if error.status_code == 400 and "priority" in said.lower():
+        return VLLMError(
+            f"{server.base_url} takes no priorities: start it with --scheduling-policy priority, "
+            "or pass priority=None",
+            ErrorCategory.INVALID_REQUEST,
+            response,
+        )
+    if error.status_code == 401:
+        return VLLMError(
+            f"{server.base_url} wants another key: pass the one it was started with (--api-key) "
+            "as api_key",
+            ErrorCategory.AUTHENTICATION,
+            response,
+        )
+    return error
+
+
+async def _not_served(server: VLLMServer, model: str | None) -> str:
+    try:
+        names = ", ".join(served.name for served in await server.models(again=True))
+    except ServerUnreachable:
+        names = ""
+    served = f"served: {names}" if names else "what it serves, it does not say"
+    return (
+        f"model {model} is not served at {server.base_url}; {served}. Name one of these in "
+        "settings.model, or leave it out to ask for the first"
+    )
+
+
+async def _too_long(limit: int, said: str, error: APIStatusError, server: VLLMServer) -> str:
+    # The server stops counting at its limit; asked for it alone, it counts to the end.
+    size = await server.count_tokens(error.request.content)
+    prompt = re.search(r"prompt contains (?:at least )?(\d+) (input tokens|characters)", said)
+    if size is not None:
+        told = f"has {size:,} tokens"
+    elif prompt is not None:
+        told = f"has at least {int(prompt[1]):,} {prompt[2].removeprefix('input ')}"
+    else:
+        told = "is too long"
+    return (
+        f"the prompt {told}, the server's limit is {limit:,} tokens with the answer: shorten the "
+        "conversation (Pipecat can summarise it), lower max_tokens, or start the server with a "
+        "larger --max-model-len"
+    )
+
+
+def _message(error: APIStatusError) -> str:
+    body = error.body
+    if isinstance(body, dict):
+        inner = body.get("error", body)
+        message = inner.get("message", "") if isinstance(inner, dict) else inner
+        return str(message)
+    return str(error)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        if cause in chain:
+            break
+        chain.append(cause)
+    return chain
+
+
+def _is_caused_by(error: BaseException, kind: type[BaseException]) -> bool:
+    return any(isinstance(cause, kind) for cause in _chain(error))
+
+
+def _innermost(error: BaseException) -> str:
+    cause = _chain(error)[-1]
+    return str(cause) or type(cause).__name__

@@ -1,0 +1,248 @@
+"""One vLLM server, as this process knows it: what it serves, and how busy it is.
+
+Law: however many services ask a server, one task looks at it, and only while one of them is in a
+session; no request ever waits for a look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import aiohttp
+
+from pipecat_hedge.server_load import ServerLoad
+from pipecat_hedge.task_scope import TaskScope
+from pipecat_hedge.vllm_metrics import Counts, read_counts
+
+__all__ = ["LOOK_EVERY_SECS", "ServedModel", "ServerUnreachable", "VLLMServer"]
+
+LOOK_EVERY_SECS = 2.0
+"""Reading its metrics takes a vLLM some milliseconds; queues that matter last for seconds."""
+LOOK_SECS = 5.0
+"""How long a look may take. A server that is busy with a long prompt answers late."""
+ASK_SECS = 5.0
+"""How long the list of its models may take."""
+
+
+class ServerUnreachable(Exception):
+    """The server cannot be asked; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that a server serves.
+
+    Parameters:
+        name: What to ask for.
+        max_tokens: The most tokens of prompt and answer together; None if the server does not say.
+    """
+
+    name: str
+    max_tokens: int | None
+
+
+_servers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str | None], VLLMServer]] = (
+    WeakKeyDictionary()
+)
+
+
+class VLLMServer:
+    """A server that all services of an event loop share.
+
+    Attributes:
+        base_url: Where its OpenAI-compatible API is, as ``http://localhost:8000/v1``.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        look_every_secs: float = LOOK_EVERY_SECS,
+    ):
+        """Name a server; nobody asks it yet.
+
+        Args:
+            base_url: Where its API is.
+            api_key: Its key, where it wants one.
+            look_every_secs: The time between two looks.
+        """
+        self.base_url = base_url.rstrip("/")
+        self._root = self.base_url.removesuffix("/v1")
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._look_every_secs = look_every_secs
+        self._holders = 0
+        self._scope = TaskScope()
+        self._look: ServerLoad | None = None
+        self._counts: Counts | None = None
+        self._looked_at = 0.0
+        self._asking = self._asking_then = 0
+        self._models: tuple[ServedModel, ...] = ()
+
+    @classmethod
+    def shared(cls, base_url: str, api_key: str | None = None) -> VLLMServer:
+        """The server as everybody on this event loop knows it.
+
+        Args:
+            base_url: Where its API is.
+            api_key: Its key, where it wants one.
+        """
+        servers = _servers.setdefault(asyncio.get_running_loop(), {})
+        key = (base_url.rstrip("/"), api_key)
+        if key not in servers:
+            servers[key] = cls(base_url, api_key)
+        return servers[key]
+
+    # ---- how busy it is
+
+    @property
+    def load(self) -> ServerLoad | None:
+        """How busy it is; None if nothing recent is known."""
+        look = self._look
+        if look is None:
+            return None
+        if asyncio.get_running_loop().time() - self._looked_at > 2 * self._look_every_secs + 1:
+            return None
+        return replace(look, running=max(look.running + self._asking - self._asking_then, 0))
+
+    def hold(self) -> None:
+        """Look at the server from now on, until ``release``. Each holder counts."""
+        self._holders += 1
+        if self._holders == 1:
+            self._scope.start(self._keep_looking(), name=f"looks at {self._root}")
+
+    async def release(self) -> None:
+        """End what ``hold`` began; without any holder nobody looks."""
+        self._holders -= 1
+        if self._holders == 0:
+            self._look = self._counts = None
+            await self._scope.close()
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Count a request of one's own, which the server counts only at the next look."""
+        self._asking += 1
+        try:
+            yield
+        finally:
+            self._asking -= 1
+
+    def is_gone(self, detail: str) -> None:
+        """Say that a request found nobody, which is news before the next look.
+
+        Args:
+            detail: What it found.
+        """
+        self._see(ServerLoad(is_up=False, detail=detail))
+
+    async def _keep_looking(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=LOOK_SECS)
+        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
+            while True:
+                if (load := await self._look_once(session)) is not None:
+                    self._see(load)
+                # Not in step with the other processes that look at it.
+                await asyncio.sleep(self._look_every_secs * random.uniform(0.9, 1.1))
+
+    async def _look_once(self, session: aiohttp.ClientSession) -> ServerLoad | None:
+        try:
+            async with session.get(f"{self._root}/health") as answer:
+                health = answer.status
+            async with session.get(f"{self._root}/metrics") as answer:
+                text = await answer.text() if answer.status == 200 else ""
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            return ServerLoad(is_up=False, detail=_why(error))
+        if health >= 500:
+            return ServerLoad(is_up=False, detail=f"calls itself unhealthy, HTTP {health}")
+        counts = read_counts(text)
+        if counts is None:
+            return None  # a gateway in front of it, perhaps: nothing is known
+        share = self._hit_share(counts)
+        self._counts = counts
+        return ServerLoad(True, counts.running, counts.waiting, counts.kv_cache_usage, share)
+
+    def _hit_share(self, now: Counts) -> float | None:
+        before = self._counts
+        if before is None or now.prefix_queries < before.prefix_queries:  # it has been restarted
+            before = Counts(0, 0, None, 0.0, 0.0)
+        asked = now.prefix_queries - before.prefix_queries
+        return (now.prefix_hits - before.prefix_hits) / asked if asked else None
+
+    def _see(self, load: ServerLoad) -> None:
+        if not load.is_up:
+            self._models = ()  # it may come back with others
+        self._look = load
+        self._looked_at = asyncio.get_running_loop().time()
+        self._asking_then = self._asking
+
+    # ---- what it serves
+
+    async def models(self, *, again: bool = False) -> tuple[ServedModel, ...]:
+        """The models that it serves; they are asked for once.
+
+        Args:
+            again: Whether to ask even if they are known.
+
+        Raises:
+            ServerUnreachable: If it does not say.
+        """
+        if again or not self._models:
+            self._models = await self._ask_for_models()
+        return self._models
+
+    async def _ask_for_models(self) -> tuple[ServedModel, ...]:
+        timeout = aiohttp.ClientTimeout(total=ASK_SECS)
+        url = f"{self.base_url}/models"
+        try:
+            async with (
+                aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session,
+                session.get(url) as answer,
+            ):
+                if answer.status != 200:
+                    raise ServerUnreachable(f"{url} answers HTTP {answer.status}")
+                listed: Any = await answer.json()
+            return tuple(ServedModel(m["id"], m.get("max_model_len")) for m in listed["data"])
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            raise ServerUnreachable(_why(error)) from error
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ServerUnreachable(f"{url} lists no models") from error
+
+    async def count_tokens(self, request: bytes) -> int | None:
+        """How many tokens the prompt of a chat completion has, by the server's own tokenizer.
+
+        Args:
+            request: The body of the request, in JSON.
+
+        Returns:
+            The count; None if the server does not say, as when it is behind a gateway.
+        """
+        timeout = aiohttp.ClientTimeout(total=ASK_SECS)
+        try:
+            asked = json.loads(request)
+            wanted = {k: asked[k] for k in ("model", "messages", "tools") if k in asked}
+            async with (
+                aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session,
+                session.post(f"{self._root}/tokenize", json=wanted) as answer,
+            ):
+                counted: Any = await answer.json()
+            return int(counted["count"])
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError, LookupError, TypeError):
+            return None
+
+
+def _why(error: BaseException) -> str:
+    """What went wrong with a connection, in a few words."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "no such host"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return "nothing listens there"
+    return type(error).__name__

@@ -1,0 +1,113 @@
+"""A server that sends what it is told to, on a real socket, as far as a vLLM is concerned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+METRICS = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{engine="0",model_name="tiny"}} {running}
+# HELP vllm:num_requests_waiting Number of requests waiting to be processed.
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{{engine="0",model_name="tiny"}} {waiting}
+"""
+
+
+@dataclass
+class FakeVLLM:
+    """What the server is to do, and what it was asked.
+
+    Parameters:
+        models: What it serves.
+        deltas: The deltas of each answer.
+        finish_reason: How an answer ends.
+        running: What its metrics say.
+        waiting: What its metrics say.
+        health: The status of its health; 0 closes the connection.
+        with_metrics: Whether it has metrics at all.
+        bodies: The requests for answers.
+        looks: How often its metrics were read.
+        url: Where it is.
+    """
+
+    models: list[str] = field(default_factory=lambda: ["tiny"])
+    deltas: Sequence[dict[str, Any]] = ({"content": "We are open."},)
+    finish_reason: str = "stop"
+    running: int = 0
+    waiting: int = 0
+    health: int = 200
+    with_metrics: bool = True
+    bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    connections: set[Any] = field(default_factory=set[Any])
+    looks: int = 0
+    url: str = ""
+
+    async def _list(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": m, "max_model_len": 512} for m in self.models]})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        self.looks += 1
+        if not self.with_metrics:
+            raise web.HTTPNotFound
+        return web.Response(text=METRICS.format(running=self.running, waiting=self.waiting))
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(status=self.health)
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        self.connections.add(request.transport)
+        if body["model"] not in self.models:
+            error = {"message": f"The model `{body['model']}` does not exist.", "code": 404}
+            return web.json_response({"error": error}, status=404)
+        if not body.get("stream"):
+            text = "".join(d.get("content") or "" for d in self.deltas)
+            message = {"role": "assistant", "content": text}
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            return web.json_response(_chunk(body["model"], [choice], "chat.completion"))
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        first = {"role": "assistant", "content": ""}
+        for delta in [first, *self.deltas]:
+            await _send(answer, body["model"], delta, None)
+        await _send(answer, body["model"], {}, self.finish_reason)
+        await answer.write(b"data: [DONE]\n\n")
+        return answer
+
+
+def _chunk(model: str, choices: list[Any], kind: str) -> dict[str, Any]:
+    return {"id": "1", "object": kind, "created": 1, "model": model, "choices": choices}
+
+
+async def _send(answer: web.StreamResponse, model: str, delta: Any, reason: str | None) -> None:
+    choice = {"index": 0, "delta": delta, "finish_reason": reason}
+    chunk = json.dumps(_chunk(model, [choice], "chat.completion.chunk"))
+    await answer.write(f"data: {chunk}\n\n".encode())
+
+
+@asynccontextmanager
+async def fake_vllm(**what: Any) -> AsyncIterator[FakeVLLM]:
+    """Run one."""
+    fake = FakeVLLM(**what)
+    app = web.Application()
+    app.router.add_get("/v1/models", fake._list)
+    app.router.add_get("/metrics", fake._metrics)
+    app.router.add_get("/health", fake._health)
+    app.router.add_post("/v1/chat/completions", fake._answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    try:
+        yield fake
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,40 @@
+"""What a server's own word means for a race."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipecat_hedge.policies.server_queue import hedge_refusal, is_last_resort, load_rank
+from pipecat_hedge.server_load import ServerLoad
+
+
+@pytest.mark.parametrize(
+    ("load", "refusal", "last"),
+    [
+        (None, None, False),
+        (ServerLoad(True), None, False),
+        (ServerLoad(True, running=60), None, False),
+        (ServerLoad(True, running=60, waiting=3), "has a queue of 3", False),
+        (ServerLoad(True, running=2, waiting=3), "has a queue of 3", True),
+        (ServerLoad(False), "is down", True),
+        (ServerLoad(False, detail="no such host"), "is down (no such host)", True),
+    ],
+)
+def test_who_is_busy_gets_no_hedge(
+    load: ServerLoad | None, refusal: str | None, last: bool
+) -> None:
+    """A queue refuses hedges; being overrun or down has others asked first."""
+    assert hedge_refusal(load) == refusal
+    assert is_last_resort(load) is last
+
+
+def test_the_shortest_queue_comes_first() -> None:
+    """First the length of the queue, then the work at hand; who is down comes last."""
+    down = ServerLoad(False)
+    full = ServerLoad(True, running=2, waiting=4)
+    some = ServerLoad(True, running=2, waiting=1)
+    busy = ServerLoad(True, running=40)
+    calm = ServerLoad(True, running=1)
+    loads = [down, full, some, busy, calm]
+    assert sorted(loads, key=load_rank) == [calm, busy, some, full, down]
+    assert min([calm, None], key=load_rank) is None

@@ -1,0 +1,450 @@
+"""The vLLM service, on a server that sends what real ones send, and worse."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
+from pipecat.adapters.llm.schemas.tools_schema import ToolsSchema
+from pipecat.frames.frames import (
+    FunctionCallResultFrame,
+    LLMContextFrame,
+    LLMThoughtEndFrame,
+    LLMThoughtStartFrame,
+    LLMThoughtTextFrame,
+)
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
+from pipecat.services.llm_service import FunctionCallParams
+from pipecat.utils.errors import ErrorCategory
+
+from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, VLLMService
+from pipecat_hedge.errors import ConfigurationError
+from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Wait
+from pipecat_hedge.vllm_server import VLLMServer
+from tests.fake_vllm import FakeVLLM, fake_vllm
+from tests.line import Line
+
+pytestmark = pytest.mark.live
+
+
+def service(fake: FakeVLLM, **kwargs: Any) -> VLLMService:
+    return VLLMService(base_url=fake.url, warm=False, **kwargs)
+
+
+# ---- what it is given
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"base_url": "localhost:8000"}, "base_url is no HTTP address.*http://localhost:8000/v1"),
+        ({"base_url": "http://gpu:8000"}, "write http://gpu:8000/v1"),
+        ({"base_url": "http://gpu:8000/"}, "write http://gpu:8000/v1"),
+        ({"base_url": None}, "base_url must be a string"),
+        ({"priority": 0.5}, "priority must be a whole number"),
+        ({"priority": True}, "priority must be a whole number"),
+    ],
+)
+def test_what_cannot_work_is_refused(arguments: dict[str, Any], message: str) -> None:
+    """At construction, naming the field and the remedy."""
+    with pytest.raises(ConfigurationError, match=message):
+        VLLMService(**arguments)
+
+
+async def test_the_key_of_another_provider_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OPENAI_API_KEY is none of this server's business."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    llm = VLLMService()
+    assert llm._client.api_key == "EMPTY"
+    await llm.cleanup()
+
+
+# ---- its requests
+
+
+async def test_the_model_is_the_first_that_is_served() -> None:
+    """Nobody has to name it; who does is given that."""
+    async with fake_vllm(models=["tiny", "large"]) as fake:
+        async with Line(service(fake)) as line:
+            await line.ask()
+        async with Line(service(fake, settings=VLLMService.Settings(model="large"))) as line:
+            await line.ask()
+    assert [body["model"] for body in fake.bodies] == ["tiny", "large"]
+
+
+async def test_developer_messages_are_sent_as_the_users() -> None:
+    """Chat templates do not know the role."""
+    context = LLMContext([{"role": "developer", "content": "Be brief."}])
+    async with fake_vllm() as fake, Line(service(fake)) as line:
+        await line.ask(context=context)
+    assert fake.bodies[0]["messages"] == [{"role": "user", "content": "Be brief."}]
+
+
+async def test_what_is_less_urgent_has_the_larger_number() -> None:
+    """A hedge is sent behind a turn's first request, and an inference behind both."""
+    context = LLMContext([{"role": "user", "content": "Hello?"}])
+    async with fake_vllm() as fake:
+        silent = Provider("silent", ScriptedLLMService([Wait(60)]))
+        raced = Provider("local", service(fake, priority=10))
+        policy = HedgePolicy.race(2)
+        async with Line(HedgedLLMService([silent, raced], policy=policy)) as line:
+            await line.ask(context=context)
+        replacing = [
+            Provider("broken", ScriptedLLMService([Error()])),
+            Provider("local", service(fake, priority=10)),
+        ]
+        async with Line(HedgedLLMService(replacing)) as line:
+            await line.ask(context=context)
+        llm = HedgedLLMService([Provider("local", service(fake, priority=10))])
+        async with Line(llm) as line:
+            await line.ask(context=context)
+            assert await llm.run_inference(context) == "We are open."
+            context.add_message({"role": "tool", "content": "{}", "tool_call_id": "1"})
+            await line.ask(context=context)
+        async with Line(service(fake, priority=None)) as line:
+            await line.ask()
+    priorities = [body.get("priority") for body in fake.bodies]
+    hedge, rescue, primary, inference, follow_up, none = priorities
+    assert none is None
+    assert (primary, follow_up, rescue, hedge, inference) == (10, 11, 12, 13, 15)
+
+
+async def test_tools_are_sent_in_one_order() -> None:
+    """Whatever order the bot has them in: they stand in front of the conversation."""
+
+    def tools(*names: str) -> LLMContext:
+        schemas = [FunctionSchema(name, "A tool.", {}, []) for name in names]
+        return LLMContext([{"role": "user", "content": "Hello?"}], tools=ToolsSchema(schemas))
+
+    async with fake_vllm() as fake, Line(service(fake, strict_tools=True)) as line:
+        await line.ask(context=tools("book", "ask", "cancel"))
+        await line.ask(context=tools("cancel", "book", "ask"))
+    first, second = (body["tools"] for body in fake.bodies)
+    assert first == second
+    assert [tool["function"]["name"] for tool in first] == ["ask", "book", "cancel"]
+    assert all(tool["function"]["strict"] for tool in first)
+
+
+# ---- its answers
+
+THOUGHT = "The caller wants the hours."
+THINKING: dict[str, list[dict[str, Any]]] = {
+    "reasoning": [
+        {"reasoning": THOUGHT[:9]},
+        {"reasoning": THOUGHT[9:]},
+        {"content": "Till nine."},
+    ],
+    "reasoning_content": [{"reasoning_content": THOUGHT}, {"content": "Till nine."}],
+    "inline": [{"content": f"<think>{THOUGHT}</think>\n\nTill nine."}],
+    "inline, in pieces": [
+        *({"content": piece} for piece in ("<th", "ink>", THOUGHT, "</", "think>", "\n", "\nTill")),
+        {"content": " nine."},
+    ],
+    "both in one delta": [{"reasoning": THOUGHT, "content": "Till nine."}],
+}
+
+
+@pytest.mark.parametrize("deltas", THINKING.values(), ids=THINKING)
+async def test_reasoning_becomes_thoughts(deltas: list[dict[str, Any]]) -> None:
+    """None of it is answer text, and its frames are framed."""
+    async with fake_vllm(deltas=deltas) as fake, Line(service(fake)) as line:
+        await line.ask()
+    assert line.text == "Till nine."
+    assert "".join(f.text for f in line.frames(LLMThoughtTextFrame)) == THOUGHT
+    kinds = [type(frame) for _, frame in line.heard]
+    begin, end = kinds.index(LLMThoughtStartFrame), kinds.index(LLMThoughtEndFrame)
+    assert begin < kinds.index(LLMThoughtTextFrame) < end
+    assert kinds.count(LLMThoughtStartFrame) == kinds.count(LLMThoughtEndFrame) == 1
+
+
+@pytest.mark.parametrize("text", ["<thin", "<think", " <"])
+async def test_what_only_looks_like_reasoning_is_answer(text: str) -> None:
+    """The beginning of a tag that never comes is handed on at the end."""
+    async with fake_vllm(deltas=[{"content": text}]) as fake, Line(service(fake)) as line:
+        await line.ask()
+    assert line.text == text
+
+
+def piece(index: int, id: str | None, name: str | None, arguments: str) -> dict[str, Any]:
+    return {"index": index, "id": id, "function": {"name": name, "arguments": arguments}}
+
+
+CALLS: dict[str, list[dict[str, Any]]] = {
+    "two in one delta": [
+        {
+            "tool_calls": [
+                piece(0, "a", "ask", '{"dish": "fish"}'),
+                piece(1, "b", "ask", '{"dish": "soup"}'),
+            ]
+        }
+    ],
+    "both with index 0": [
+        {"tool_calls": [piece(0, "a", "ask", '{"dish": "fish"}')]},
+        {"tool_calls": [piece(0, "b", "ask", '{"dish": "soup"}')]},
+    ],
+    "the id apart from the name": [
+        {"tool_calls": [piece(0, "a", None, "")]},
+        {"tool_calls": [piece(0, None, "ask", '{"dish": "fish"}')]},
+        {"tool_calls": [piece(1, "b", None, "")]},
+        {"tool_calls": [piece(1, None, "ask", '{"dish": "soup"}')]},
+    ],
+    "ids that never come": [
+        {"tool_calls": [piece(0, None, "ask", '{"dish": "fish"}')]},
+        {"tool_calls": [piece(1, None, "ask", '{"dish": "soup"}')]},
+    ],
+    "behind reasoning and text": [
+        {"reasoning": "They are hungry."},
+        {"content": "One moment."},
+        {"tool_calls": [piece(0, "a", "ask", '{"dish": ')]},
+        {"tool_calls": [piece(0, None, None, '"fish"}')]},
+        {"tool_calls": [piece(1, "b", "ask", '{"dish": "soup"}')]},
+    ],
+}
+
+
+@pytest.mark.parametrize("hedged", [False, True])
+@pytest.mark.parametrize("deltas", CALLS.values(), ids=CALLS)
+async def test_every_call_of_an_answer_runs(deltas: list[dict[str, Any]], hedged: bool) -> None:
+    """With its own arguments and an id of its own, alone and in a race."""
+    ran: list[tuple[Any, str]] = []
+
+    async def ask(params: FunctionCallParams) -> None:
+        ran.append((params.arguments["dish"], params.tool_call_id))
+        await params.result_callback({"there": True})
+
+    async with fake_vllm(deltas=deltas, finish_reason="tool_calls") as fake:
+        local = service(fake)
+        llm = HedgedLLMService([Provider("local", local)]) if hedged else local
+        llm.register_function("ask", ask)
+        async with Line(llm) as line:
+            await line.send(LLMContextFrame(LLMContext([{"role": "user", "content": "Soup?"}])))
+            await line.until(lambda: len(line.frames(FunctionCallResultFrame)) == 2)
+    assert [dish for dish, _ in ran] == ["fish", "soup"]
+    assert all(call_id for _, call_id in ran)
+    assert len({call_id for _, call_id in ran}) == 2
+
+
+@pytest.mark.parametrize(
+    ("deltas", "message"),
+    [
+        ([{"tool_calls": [piece(0, "a", "ask", '{"dish": "fi')]}], "the call of ask came with"),
+        ([{"reasoning": "Let me think about"}], "reached its limit of tokens"),
+        ([], "reached its limit of tokens"),
+    ],
+)
+async def test_an_answer_that_is_cut_off_with_nothing_to_show(
+    deltas: list[dict[str, Any]], message: str
+) -> None:
+    """It is an error that says what to raise; in a race somebody else answers."""
+    async with fake_vllm(deltas=deltas, finish_reason="length") as fake:
+        async with Line(service(fake)) as line:
+            await line.ask()
+        assert message in line.errors[0].error
+        assert "max_tokens" in line.errors[0].error
+        other = Provider("other", ScriptedLLMService([Say("We are open.")]))
+        race = HedgedLLMService([Provider("local", service(fake)), other])
+        async with Line(race) as line:
+            await line.ask()
+    assert line.text == "We are open."
+
+
+# ---- its errors
+
+
+async def test_nobody_is_there() -> None:
+    """The error has the command that starts a server."""
+    llm = VLLMService(base_url="http://127.0.0.1:9/v1", settings=VLLMService.Settings(model="m"))
+    async with Line(llm) as line:
+        await line.ask()
+        assert llm.is_usable
+    assert "nothing listens on http://127.0.0.1:9/v1" in line.errors[0].error
+    assert "`vllm serve m --port 9`" in line.errors[0].error
+    assert line.errors[0].category is ErrorCategory.CONNECTIVITY
+
+
+async def test_a_server_that_changes_its_model() -> None:
+    """Who has named one is told; who has not gets the one that is served."""
+    async with fake_vllm() as fake:
+        named = service(fake, settings=VLLMService.Settings(model="tiny"))
+        async with Line(named) as told, Line(service(fake)) as served:
+            await told.ask()
+            await served.ask()
+            fake.models = ["small", "large"]
+            await told.ask()
+            await served.ask()
+    assert "model tiny is not served" in told.errors[0].error
+    assert "served: small, large" in told.errors[0].error
+    assert not served.errors
+    assert [b["model"] for b in fake.bodies] == ["tiny", "tiny", "tiny", "tiny", "small"]
+
+
+# ---- what it knows of its server
+
+
+async def test_one_task_looks_for_all_sessions_and_only_while_there_is_one() -> None:
+    """Three sessions share the looks at their server; without one nobody looks."""
+    async with fake_vllm(running=3, waiting=2) as fake:
+        lines = [Line(service(fake)) for _ in range(3)]
+        async with lines[0], lines[1], lines[2]:
+            server = VLLMServer.shared(fake.url)
+            await _until(lambda: server.load is not None)
+            assert fake.looks == 1
+            loads = [line.service.server_load for line in lines]  # pyright: ignore[reportAttributeAccessIssue]
+            assert all(load.waiting == 2 for load in loads)
+        assert server.load is None
+
+
+async def test_a_look_is_taken_every_few_seconds() -> None:
+    """The figures are those of the latest one."""
+    async with fake_vllm(running=3) as fake:
+        server = VLLMServer(fake.url, look_every_secs=0.02)
+        server.hold()
+        await _until(lambda: server.load is not None and server.load.running == 3)
+        fake.running = 5
+        await _until(lambda: server.load is not None and server.load.running == 5)
+        with server.asking():  # not counted at the server yet
+            assert server.load is not None
+            assert server.load.running >= 5
+        fake.health = 503
+        await _until(lambda: server.load is not None and not server.load.is_up)
+        fake.health = 200
+        await _until(lambda: server.load is not None and server.load.is_up)
+        await server.release()
+        assert server.load is None
+
+
+async def test_what_was_just_sent_counts_before_the_next_look() -> None:
+    """A burst of this process's own requests does not wait for a look to be seen."""
+    async with fake_vllm(running=1) as fake:
+        server = VLLMServer(fake.url, look_every_secs=60)
+        server.hold()
+        await _until(lambda: server.load is not None)
+        with server.asking(), server.asking():
+            assert server.load is not None
+            assert server.load.running == 3
+        assert server.load.running == 1
+        await server.release()
+
+
+async def test_a_server_behind_a_gateway_is_simply_not_known() -> None:
+    """Without metrics nothing is held against it."""
+    async with fake_vllm(with_metrics=False) as fake, Line(service(fake)) as line:
+        await _until(lambda: fake.looks > 0)
+        await line.ask()
+    assert line.text == "We are open."
+
+
+async def test_a_request_that_finds_nobody_is_news_at_once() -> None:
+    """The next turn asks another provider first; it does not wait for a look."""
+    local = VLLMService(
+        base_url="http://127.0.0.1:9/v1", settings=VLLMService.Settings(model="tiny"), warm=False
+    )
+    llms = [Provider("local", local), Provider("other", ScriptedLLMService([Say("Hello.")]))]
+    llm = HedgedLLMService(llms)
+    async with Line(llm) as line:
+        await line.ask()
+        await line.ask()
+        state = llm.provider_states()[0]
+    assert state.server is not None
+    assert not state.server.is_up
+    assert [a.provider for a in (await line.report(2)).attempts] == ["other"]
+
+
+# ---- before the first turn
+
+
+async def test_the_prompt_is_sent_ahead() -> None:
+    """System prompt and tools, for one token, behind all other work; then a turn begins alike."""
+    tools = ToolsSchema([FunctionSchema("ask", "Asks.", {}, [])])
+    context = LLMContext([], tools=tools)
+    settings = VLLMService.Settings(system_instruction="You take orders.")
+    async with fake_vllm() as fake:
+        llm = VLLMService(base_url=fake.url, settings=settings)
+        before = LLMContextAggregatorPair(context).user()
+        async with Line(llm, before=[before]) as line:
+            await _until(lambda: bool(fake.bodies))
+            context.add_message({"role": "user", "content": "A table, please."})
+            await line.ask(context=context)
+    ahead, turn = fake.bodies
+    assert (ahead["max_tokens"], ahead["priority"], turn["priority"]) == (1, 4, 0)
+    assert ahead["tools"] == turn["tools"]
+    assert ahead["messages"][:-1] == turn["messages"][:1]
+    assert ahead["messages"][0] == {"role": "system", "content": "You take orders."}
+
+
+async def test_in_a_race_the_prompt_is_sent_ahead_once_a_provider() -> None:
+    """With the context of the aggregator in front, for every instance in turn."""
+    context = LLMContext([{"role": "user", "content": "You take orders."}])
+    async with fake_vllm() as fake:
+        local = Provider("local", [VLLMService(base_url=fake.url) for _ in range(2)])
+        hosted = Provider("hosted", ScriptedLLMService([Say("Hello.")]))
+        llm = HedgedLLMService([hosted, local])
+        async with Line(llm, before=[LLMContextAggregatorPair(context).user()]):
+            await _until(lambda: len(fake.bodies) == 2)
+    assert all(body["max_tokens"] == 1 for body in fake.bodies)
+    assert all(body["messages"] == context.messages for body in fake.bodies)
+
+
+async def test_a_bot_that_fills_its_context_later_says_when() -> None:
+    """``warm_up`` with a context sends that, and returns when it has been read."""
+    async with fake_vllm() as fake:
+        llm = HedgedLLMService([VLLMService(base_url=fake.url)], warm=False)
+        async with Line(llm):
+            await llm.warm_up(LLMContext([{"role": "user", "content": "You take orders."}]))
+            assert len(fake.bodies) == 1
+
+
+async def test_nothing_is_sent_ahead_where_there_is_nothing_to_read() -> None:
+    """An empty conversation has no beginning."""
+    async with fake_vllm() as fake:
+        llm = VLLMService(base_url=fake.url)
+        async with Line(llm, before=[LLMContextAggregatorPair(LLMContext()).user()]) as line:
+            await line.ask()
+    assert len(fake.bodies) == 1
+
+
+async def test_a_prompt_that_cannot_be_sent_ahead_is_no_error() -> None:
+    """The first turn will say what is wrong."""
+    llm = VLLMService(base_url="http://127.0.0.1:9/v1")
+    async with Line(llm, before=[LLMContextAggregatorPair(LLMContext()).user()]) as line:
+        await _until(lambda: not llm._background._tasks)
+    assert not line.errors
+
+
+async def test_a_forced_tool_is_not_called_ahead() -> None:
+    """Its schema is read, and nothing is called."""
+    tools = ToolsSchema([FunctionSchema("ask", "Asks.", {}, [])])
+    async with fake_vllm() as fake:
+        llm = service(fake)
+        async with Line(llm):
+            await llm.warm(LLMContext([], tools=tools, tool_choice="required"))
+    assert fake.bodies[0]["tool_choice"] == "none"
+    assert fake.bodies[0]["messages"][-1]["role"] == "user"
+
+
+async def test_the_first_turn_does_not_wait_for_what_is_sent_ahead() -> None:
+    """A turn ends the warming up of whom it asks."""
+    waiting = asyncio.Event()
+
+    class Slow(ScriptedLLMService):
+        async def warm(self, context: LLMContext) -> None:
+            waiting.set()
+            await asyncio.sleep(60)
+
+    llm = HedgedLLMService([Slow([Say("Hello.")])])
+    context = LLMContext([{"role": "user", "content": "Hello?"}])
+    async with Line(llm, before=[LLMContextAggregatorPair(context).user()]) as line:
+        await waiting.wait()
+        await line.ask()
+        report = await line.report()
+    assert report.ttft_secs is not None
+    assert report.ttft_secs < 0.2
+
+
+async def _until(holds: Any) -> None:
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.005)
