@@ -10,6 +10,11 @@ STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help env bot test lint types unit explore format fixtures pictures bench compare clean
+.PHONY: vllm vllm-env test-vllm bench-llm
+
+# vLLM's own environment and its models: gigabytes, so they are kept outside of this folder.
+VLLM_HOME ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pipecat-hedge/vllm
+export VLLM_HOME
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -53,6 +58,18 @@ bench: $(STAMP) ## compare the bare service, Pipecat's failover and hedging, in 
 
 compare: $(STAMP) ## call the example bot without and with hedging, in one run of some minutes
 	@$(BIN)/python scripts/compare.py $(ARGS)
+
+vllm-env: $(STAMP)
+	@PYTHON="$(PYTHON)" sh scripts/vllm/make_env.sh
+
+vllm: $(if $(VLLM_BASE_URL),$(STAMP),vllm-env) ## run the bot on a vLLM of its own behind a simulated provider; alone: ARGS=--alone; on a GPU: MODEL=...
+	@$(BIN)/python -m scripts.vllm.run $(if $(MODEL),--model "$(MODEL)") $(ARGS)
+
+test-vllm: vllm-env ## run the tests against real vLLM servers
+	@TEST_VLLM=1 $(BIN)/python -m pytest --timeout 300 tests/vllm $(ARGS)
+
+bench-llm: $(STAMP) ## measure a server: make bench-llm BASE_URL=http://localhost:8000/v1
+	@$(BIN)/pipecat-hedge bench-llm "$(BASE_URL)" $(ARGS)
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist

@@ -33,6 +33,7 @@ class FakeVLLM:
         health: The status of its health; 0 closes the connection.
         with_metrics: Whether it has metrics at all.
         bodies: The requests for answers.
+        requests: Every request: its path, and the connection over which it came.
         looks: How often its metrics were read.
         url: Where it is.
     """
@@ -45,7 +46,7 @@ class FakeVLLM:
     health: int = 200
     with_metrics: bool = True
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    connections: set[Any] = field(default_factory=set[Any])
+    requests: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
     looks: int = 0
     url: str = ""
 
@@ -64,7 +65,6 @@ class FakeVLLM:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
-        self.connections.add(request.transport)
         if body["model"] not in self.models:
             error = {"message": f"The model `{body['model']}` does not exist.", "code": 404}
             return web.json_response({"error": error}, status=404)
@@ -97,7 +97,13 @@ async def _send(answer: web.StreamResponse, model: str, delta: Any, reason: str 
 async def fake_vllm(**what: Any) -> AsyncIterator[FakeVLLM]:
     """Run one."""
     fake = FakeVLLM(**what)
-    app = web.Application()
+
+    @web.middleware
+    async def note(request: web.Request, handler: Any) -> web.StreamResponse:
+        fake.requests.append((request.path, request.transport))
+        return await handler(request)
+
+    app = web.Application(middlewares=[note])
     app.router.add_get("/v1/models", fake._list)
     app.router.add_get("/metrics", fake._metrics)
     app.router.add_get("/health", fake._health)

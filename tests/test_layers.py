@@ -63,6 +63,8 @@ LAYERS = {
     "simulator": TOOLS,
     "overhead": TOOLS,
     "bench": TOOLS,
+    "llm_bench": TOOLS,
+    "llm_race": TOOLS,
     "timed_pipeline": TOOLS,
     "whatif": TOOLS,
     "replay": TOOLS,

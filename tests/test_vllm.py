@@ -6,6 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
+from anthropic import AsyncAnthropic
+from google.genai import types
 from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.adapters.llm.schemas.tools_schema import ToolsSchema
 from pipecat.frames.frames import (
@@ -17,7 +19,10 @@ from pipecat.frames.frames import (
 )
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
-from pipecat.services.llm_service import FunctionCallParams
+from pipecat.services.anthropic.llm import AnthropicLLMService
+from pipecat.services.google.llm import GoogleLLMService
+from pipecat.services.llm_service import FunctionCallParams, LLMService
+from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, VLLMService
@@ -26,6 +31,7 @@ from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Wait
 from pipecat_hedge.vllm_server import VLLMServer
 from tests.fake_vllm import FakeVLLM, fake_vllm
 from tests.line import Line
+from tests.simulated import close
 
 pytestmark = pytest.mark.live
 
@@ -425,6 +431,22 @@ async def test_a_forced_tool_is_not_called_ahead() -> None:
     assert fake.bodies[0]["messages"][-1]["role"] == "user"
 
 
+@pytest.mark.parametrize("wire", ["openai", "anthropic", "google"])
+async def test_a_hosted_providers_connection_is_open_before_the_first_turn(wire: str) -> None:
+    """The turn's request travels over the connection that warming up has made."""
+    async with fake_vllm() as fake:
+        root = fake.url.removesuffix("/v1")
+        llm = hosted(wire, root)
+        async with Line(HedgedLLMService([llm])) as line:
+            await _until(lambda: bool(fake.requests))
+            await line.ask()
+        await close(llm)
+    (asked, opened), *_, (answered, used) = fake.requests
+    assert "models" in asked
+    assert answered != asked
+    assert opened is used
+
+
 async def test_the_first_turn_does_not_wait_for_what_is_sent_ahead() -> None:
     """A turn ends the warming up of whom it asks."""
     waiting = asyncio.Event()
@@ -442,6 +464,18 @@ async def test_the_first_turn_does_not_wait_for_what_is_sent_ahead() -> None:
         report = await line.report()
     assert report.ttft_secs is not None
     assert report.ttft_secs < 0.2
+
+
+def hosted(wire: str, root: str) -> LLMService[Any]:
+    """A hosted provider's service whose provider is at ``root``."""
+    if wire == "openai":
+        settings = OpenAILLMService.Settings(model="tiny")
+        return OpenAILLMService(api_key="any", base_url=f"{root}/v1", settings=settings)
+    if wire == "anthropic":
+        client = AsyncAnthropic(api_key="any", base_url=root)
+        return AnthropicLLMService(api_key="any", client=client)
+    options = types.HttpOptions(base_url=root, retry_options=types.HttpRetryOptions(attempts=1))
+    return GoogleLLMService(api_key="any", http_options=options)
 
 
 async def _until(holds: Any) -> None:

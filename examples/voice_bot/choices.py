@@ -67,7 +67,11 @@ SETTINGS = (
     ),
     Setting("TURN_DETECTION", "smart, or the seconds of silence that end a turn", "smart"),
     Setting("SIMULATOR_URL", "a simulator that is already running; without it one is started"),
-    Setting("SIMULATED_MODELS", "models raced without keys, by turns", "jagged claude-haiku-4-5"),
+    Setting(
+        "SIMULATED_MODELS",
+        "models raced without keys, by turns; if set, beside a vLLM too",
+        "jagged claude-haiku-4-5",
+    ),
 )
 """Everything that the bot reads from its environment; `.env.example` lists the same."""
 
@@ -109,8 +113,8 @@ class Choices:
 
     @property
     def simulated(self) -> bool:
-        """Whether the LLMs are the simulator's."""
-        return self.llms[0].kind.startswith("simulated")
+        """Whether any of the LLMs are the simulator's."""
+        return any(llm.kind.startswith("simulated") for llm in self.llms)
 
 
 def choose(env: Mapping[str, str]) -> Choices:
@@ -165,6 +169,9 @@ def _llms(env: Mapping[str, str]) -> tuple[LLMChoice, ...]:
     if not missing:
         found.append(LLMChoice("bedrock", setting_in(env, "BEDROCK_MODEL")))
     if "VLLM_BASE_URL" in env:
+        # It needs no key, so it may be raced with simulated providers in place of hosted ones.
+        if not found and "SIMULATED_MODELS" in env:
+            found += _simulated(setting_in(env, "SIMULATED_MODELS"))
         found.append(LLMChoice("vllm", env.get("VLLM_MODEL")))
     return tuple(found) or _simulated(setting_in(env, "SIMULATED_MODELS"))
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from examples.voice_bot.choices import Choices, LLMChoice, SettingError, setting_in
-from pipecat_hedge import Provider
+from pipecat_hedge import Provider, VLLMService
 
 if TYPE_CHECKING:
     from pipecat.services.llm_service import LLMService
@@ -95,6 +95,8 @@ def check_simulated_models(choices: Choices) -> None:
     from pipecat_hedge.simulator.behaviour import BehaviourError, parse_model
 
     for llm in choices.llms:
+        if not llm.kind.startswith("simulated"):
+            continue
         try:
             parse_model(llm.model or "")
         except BehaviourError as error:
@@ -214,9 +216,10 @@ def _llm(choice: LLMChoice, env: Mapping[str, str]) -> LLMService[Any]:
                 settings=AWSBedrockLLMService.Settings(model=choice.model),
             )
         case "vllm":
-            service = _openai(choice, api_key="none", base_url=setting_in(env, "VLLM_BASE_URL"))
-            service.supports_developer_role = False  # chat templates know system, user, assistant
-            return service
+            return VLLMService(
+                base_url=setting_in(env, "VLLM_BASE_URL"),
+                settings=VLLMService.Settings(model=choice.model),
+            )
         case "simulated-openai":
             url = setting_in(env, "SIMULATOR_URL")
             return _openai(choice, api_key="simulated", base_url=f"{url}/v1")

@@ -16,23 +16,31 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-__all__ = ["VLLMProcess", "vllm_home"]
+__all__ = ["VLLMProcess", "has_gpu", "vllm_home"]
 
 START_SECS = 300  # a large model is loaded, and compiled for its GPU
 STOP_SECS = 20
-ON_A_PROCESSOR = (
-    "--enforce-eager",
+ALWAYS = (
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     *("--scheduling-policy", "priority"),
     "--enable-prompt-tokens-details",
 )
-"""Arguments for the models of random weights."""
+"""Arguments for voice; what is said again later counts."""
 
 
 def vllm_home() -> Path:
     """The folder of vLLM's environment and models; `make vllm` makes it."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("VLLM_HOME") or Path(cache) / "pipecat-hedge" / "vllm")
+
+
+def has_gpu() -> bool:
+    """Whether there is an NVIDIA GPU here; then the ordinary vLLM is installed."""
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return False
+    return "GPU" in listed.stdout
 
 
 class VLLMProcess:
@@ -107,7 +115,8 @@ class VLLMProcess:
             str(self._home / "venv" / "bin" / "vllm"),
             *("serve", self._model, "--host", "127.0.0.1", "--port", str(self.port)),
             *("--served-model-name", self._name),
-            *(ON_A_PROCESSOR if self._is_made else ()),
+            *(("--enforce-eager",) if self._is_made else ()),  # a third of the time to start
+            *ALWAYS,
             *self._arguments,
         ]
         ours = {

@@ -25,6 +25,10 @@ _COMMANDS = {
         "pipecat_hedge.bench",
         "compare the bare service, Pipecat's failover and hedging on simulated providers",
     ),
+    "bench-llm": (
+        "pipecat_hedge.llm_bench",
+        "measure a server's time to first token and between tokens under load, or in a race",
+    ),
     "overhead": (
         "pipecat_hedge.overhead",
         "measure what the hedged service costs over the bare one, in one run",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -101,15 +100,18 @@ async def open_connection(service: LLMService[Any]) -> None:
     """Have a service's client connect, TLS and all, so that the first turn finds it done.
 
     Lists the provider's models, which costs nothing and whose answer does not matter; the SDKs of
-    OpenAI and Anthropic offer it. A service with another client is left alone.
+    OpenAI, Anthropic and Google offer it. A service with another client is left alone.
 
     Args:
         service: The service.
     """
     client = getattr(service, "_client", None)
-    listing = getattr(getattr(client, "models", None), "list", None)
-    if listing is None:
+    client = getattr(client, "aio", client)  # Google's: the client itself would block the loop
+    models = getattr(client, "models", None)
+    if models is None or _ASYNC_CLIENTS.isdisjoint(k.__name__ for k in type(client).__mro__):
         return
-    answer = listing()
-    if inspect.isawaitable(answer):
-        await answer
+    await models.list()
+
+
+# By name, so that no SDK has to be imported: the first is OpenAI's and Anthropic's base class.
+_ASYNC_CLIENTS = {"AsyncAPIClient", "AsyncClient"}

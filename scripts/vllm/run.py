@@ -1,0 +1,87 @@
+"""Runs the example bot on a vLLM server: as the second of a race, or alone.
+
+`make vllm` installs vLLM first, where there is none. With VLLM_BASE_URL set, that server is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from scripts.vllm.server import VLLMProcess, has_gpu
+
+HOSTED = "gemma-4-31b-baseten"
+"""What the simulated hosted provider is like, in front of the vLLM."""
+INTERRUPTED = 130
+
+
+def main() -> int:
+    """Run both until Ctrl-C.
+
+    Returns:
+        The exit status.
+    """
+    parser = argparse.ArgumentParser(
+        prog="make vllm",
+        description="run the example bot on a vLLM server: second in a race, or alone",
+    )
+    parser.add_argument(
+        "--model",
+        help="what vllm serve takes, such as Qwen/Qwen3-8B; without a GPU a tiny model of random "
+        "weights, which speaks word salad",
+    )
+    parser.add_argument("--alone", action="store_true", help="the vLLM alone, without a race")
+    parser.add_argument("--port", default="7860", help="of the bot's page (default 7860)")
+    parser.add_argument("--vllm-args", default="", help="further arguments of vllm serve")
+    args = parser.parse_args()
+    gpu = has_gpu()
+    if gpu and not args.model and "VLLM_BASE_URL" not in os.environ:
+        print("make vllm: name a model: make vllm MODEL=Qwen/Qwen3-8B", file=sys.stderr)
+        return 2
+    try:
+        with _server(args.model or "tiny", args.vllm_args.split()) as base_url:
+            return _bot(base_url, args)
+    except RuntimeError as error:
+        print(f"make vllm: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+@contextlib.contextmanager
+def _server(model: str, arguments: list[str]) -> Iterator[str]:
+    """The address of a server: the user's, or one that runs as long as this."""
+    if "VLLM_BASE_URL" in os.environ:
+        yield os.environ["VLLM_BASE_URL"]
+        return
+    server = VLLMProcess(model, *arguments)
+    print(f"Starting vLLM with {model} (log: {server.log}). The first start takes a while.")
+    sys.stdout.flush()
+    began = time.monotonic()
+    with server:
+        print(f"vLLM at {server.base_url} after {time.monotonic() - began:.0f} s")
+        sys.stdout.flush()
+        yield server.base_url
+
+
+def _bot(base_url: str, args: argparse.Namespace) -> int:
+    settings = {"VLLM_BASE_URL": base_url}
+    if args.alone:
+        settings["HEDGE_POLICY"] = "off"
+    else:
+        settings.setdefault("SIMULATED_MODELS", os.environ.get("SIMULATED_MODELS", HOSTED))
+    command = [sys.executable, "-m", "examples.voice_bot", "--port", args.port]
+    bot = subprocess.Popen(command, env={**os.environ, **settings})
+    try:
+        return bot.wait()
+    except KeyboardInterrupt:  # the terminal has told the bot, too
+        return bot.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

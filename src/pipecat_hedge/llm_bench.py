@@ -1,0 +1,514 @@
+"""How a server answers, by load and prefix: time to first token, and between tokens.
+
+Timed is what a client sees over the wire. Beside it stand the server's own histograms of the same
+requests, read before and after: where the two differ, the difference is the network, the server's
+front end, or this process.
+
+Every request has a prompt and an answer of fixed length. Cold, no two prompts begin alike; warm,
+all begin with the same long system prompt and differ in their last words, as the turns of a bot do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import aiohttp
+from openai import AsyncOpenAI, OpenAIError
+from openai.types.chat import ChatCompletionMessageParam
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from pipecat_hedge.errors import ConfigurationError
+from pipecat_hedge.llm_race import Raced, race
+from pipecat_hedge.profiles import PROFILES
+from pipecat_hedge.task_scope import TaskScope
+from pipecat_hedge.vllm_metrics import Histogram, read_counts, read_histogram
+
+__all__ = ["Load", "configure", "measure", "run"]
+
+Prefix: TypeAlias = Literal["cold", "warm"]
+LEVELS = (1, 2, 4, 8, 16, 32, 64)
+TTFT = "vllm:time_to_first_token_seconds"
+BETWEEN_TOKENS = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
+"""As it is called since 0.11, and as it was before."""
+QUEUED = "vllm:request_queue_time_seconds"
+_WORDS = (
+    "soup bread table window garden kitchen river morning evening lemon pepper market "
+    "order serve invite follow listen remember slow warm quiet early late seven nine "
+    "twelve"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One level of load with one kind of prefix. Times are in seconds.
+
+    Parameters:
+        concurrency: Requests at once.
+        prefix: ``cold`` or ``warm``.
+        requests: How many were answered.
+        failed: How many were not.
+        ttft_p50: To the first token, as the client saw it: the median; so on for the others.
+        between_p50: Between two tokens.
+        tokens_per_sec: Tokens of answers, over all requests.
+        hit_share: The share of the prompts' tokens that the server found in its prefix cache.
+        server_ttft_p50: The same by the server's own histograms; None where it has none.
+        server_queued_p95: How long a request waited in the server's queue.
+    """
+
+    concurrency: int
+    prefix: Prefix
+    requests: int
+    failed: int
+    ttft_p50: float | None
+    ttft_p95: float | None
+    ttft_max: float | None
+    between_p50: float | None
+    between_p95: float | None
+    tokens_per_sec: float
+    hit_share: float | None
+    server_ttft_p50: float | None
+    server_ttft_p95: float | None
+    server_between_p50: float | None
+    server_between_p95: float | None
+    server_queued_p95: float | None
+
+
+@dataclass(slots=True)
+class _Seen:
+    ttft: list[float] = field(default_factory=list[float])
+    between: list[float] = field(default_factory=list[float])
+    tokens: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Metrics:
+    ttft: Histogram
+    between: Histogram
+    queued: Histogram
+    prefix_queries: float
+    prefix_hits: float
+
+
+class _Prompts:
+    """Prompts of about so many tokens."""
+
+    def __init__(self, words: int, seed: int):
+        self._dice = random.Random(seed)
+        self._words = words
+        self._shared = self._text(words)
+
+    def messages(self, prefix: Prefix) -> list[ChatCompletionMessageParam]:
+        system = self._shared if prefix == "warm" else self._text(self._words)
+        return [
+            {"role": "system", "content": system},
+            {"role": "user", "content": self._text(8)},
+        ]
+
+    def _text(self, words: int) -> str:
+        return _text(words, self._dice)
+
+
+def _text(words: int, dice: random.Random) -> str:
+    known = _WORDS.split()
+    return " ".join(dice.choice(known) for _ in range(words))
+
+
+async def measure(
+    base_url: str,
+    *,
+    levels: Sequence[int] = LEVELS,
+    requests: int = 0,
+    prompt_tokens: int = 2000,
+    answer_tokens: int = 64,
+    model: str | None = None,
+    api_key: str | None = None,
+    seed: int = 1,
+    took: Callable[[], None] = lambda: None,
+) -> list[Load]:
+    """Measure a server at each level of load, with both kinds of prefix.
+
+    Args:
+        base_url: Where its OpenAI-compatible API is.
+        levels: Requests at once.
+        requests: How many at each level; 0 for four times the level, at least 16.
+        prompt_tokens: The size of a prompt, about.
+        answer_tokens: The size of an answer.
+        model: What to ask for; None for the first that is served.
+        api_key: The server's key.
+        seed: Of the prompts' words.
+        took: Told of every request that has ended.
+
+    Raises:
+        ConfigurationError: If the server cannot be asked, or refuses the first request.
+    """
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key or "EMPTY", max_retries=0)
+    try:
+        model = model or (await client.models.list()).data[0].id
+        words = await _words_for(client, model, prompt_tokens)
+    except (OpenAIError, IndexError) as error:
+        await client.close()
+        raise ConfigurationError(
+            f"BASE_URL {base_url}: {error}: start the server, or correct the address "
+            "(as http://localhost:8000/v1)"
+        ) from error
+    prompts = _Prompts(words, seed)
+    loads: list[Load] = []
+    try:
+        for prefix in ("cold", "warm"):
+            if prefix == "warm":
+                await _ask(client, model, prompts.messages("warm"), 1, _Seen())
+            for level in levels:
+                count = requests or max(16, 4 * level)
+                loads.append(
+                    await _load(
+                        client, base_url, model, prompts, prefix, level, count, answer_tokens, took
+                    )
+                )
+    finally:
+        await client.close()
+    return loads
+
+
+async def _words_for(client: AsyncOpenAI, model: str, tokens: int) -> int:
+    """How many words make about so many tokens, by the server's own count."""
+    sizes: list[int] = []
+    for words in (50, 250):
+        text = _text(words, random.Random(words))
+        answer = await client.chat.completions.create(
+            model=model, max_tokens=1, messages=[{"role": "user", "content": text}]
+        )
+        sizes.append(answer.usage.prompt_tokens if answer.usage else words)
+    per_word = max((sizes[1] - sizes[0]) / 200, 0.1)
+    return max(round((tokens - sizes[0] + 50 * per_word) / per_word), 1)
+
+
+async def _load(
+    client: AsyncOpenAI,
+    base_url: str,
+    model: str,
+    prompts: _Prompts,
+    prefix: Prefix,
+    level: int,
+    count: int,
+    answer_tokens: int,
+    took: Callable[[], None],
+) -> Load:
+    seen = _Seen()
+    waiting = [prompts.messages(prefix) for _ in range(count)]
+
+    async def work() -> None:
+        while waiting:
+            await _ask(client, model, waiting.pop(), answer_tokens, seen)
+            took()
+
+    before = await _read_metrics(base_url)
+    began = time.perf_counter()
+    async with TaskScope() as scope:
+        tasks = [scope.start(work(), name=f"load {n}") for n in range(level)]
+        await asyncio.gather(*tasks)
+    lasted = time.perf_counter() - began
+    after = await _read_metrics(base_url)
+    both = None if before is None or after is None else (before, after)
+    return _sum_up(level, prefix, seen, lasted, both)
+
+
+async def _ask(
+    client: AsyncOpenAI,
+    model: str,
+    messages: list[ChatCompletionMessageParam],
+    answer_tokens: int,
+    seen: _Seen,
+) -> None:
+    body: dict[str, Any] = {"min_tokens": answer_tokens, "ignore_eos": True}
+    began = last = time.perf_counter()
+    has_begun = False
+    try:
+        stream = await client.chat.completions.create(
+            model=model,
+            messages=messages,
+            stream=True,
+            max_tokens=answer_tokens,
+            extra_body=body,
+        )
+        async for chunk in stream:
+            if not chunk.choices or not _has_token(chunk.choices[0].delta):
+                continue
+            now = time.perf_counter()
+            if has_begun:
+                seen.between.append(now - last)
+            else:
+                seen.ttft.append(now - began)
+            has_begun, last = True, now
+            seen.tokens += 1
+    except (OpenAIError, OSError):
+        seen.failed += 1
+
+
+def _has_token(delta: Any) -> bool:
+    return bool(delta.content or getattr(delta, "reasoning", None))
+
+
+async def _read_metrics(base_url: str) -> _Metrics | None:
+    url = base_url.rstrip("/").removesuffix("/v1") + "/metrics"
+    try:
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            text = await answer.text()
+    except (TimeoutError, aiohttp.ClientError, OSError):
+        return None
+    counts = read_counts(text)
+    if counts is None:
+        return None
+    between = [read_histogram(text, name) for name in BETWEEN_TOKENS]
+    return _Metrics(
+        read_histogram(text, TTFT),
+        next((found for found in between if found.buckets), between[0]),
+        read_histogram(text, QUEUED),
+        counts.prefix_queries,
+        counts.prefix_hits,
+    )
+
+
+def _sum_up(
+    level: int,
+    prefix: Prefix,
+    seen: _Seen,
+    lasted: float,
+    metrics: tuple[_Metrics, _Metrics] | None,
+) -> Load:
+    server: dict[str, float | None] = dict.fromkeys(
+        (
+            "server_ttft_p50",
+            "server_ttft_p95",
+            "server_between_p50",
+            "server_between_p95",
+            "server_queued_p95",
+            "hit_share",
+        )
+    )
+    if metrics is not None:
+        before, after = metrics
+        ttft, between = after.ttft - before.ttft, after.between - before.between
+        asked = after.prefix_queries - before.prefix_queries
+        server |= {
+            "server_ttft_p50": ttft.quantile(0.5),
+            "server_ttft_p95": ttft.quantile(0.95),
+            "server_between_p50": between.quantile(0.5),
+            "server_between_p95": between.quantile(0.95),
+            "server_queued_p95": (after.queued - before.queued).quantile(0.95),
+            "hit_share": (after.prefix_hits - before.prefix_hits) / asked if asked else None,
+        }
+    return Load(
+        concurrency=level,
+        prefix=prefix,
+        requests=len(seen.ttft),
+        failed=seen.failed,
+        ttft_p50=_quantile(seen.ttft, 0.5),
+        ttft_p95=_quantile(seen.ttft, 0.95),
+        ttft_max=max(seen.ttft, default=None),
+        between_p50=_quantile(seen.between, 0.5),
+        between_p95=_quantile(seen.between, 0.95),
+        tokens_per_sec=seen.tokens / lasted,
+        **server,
+    )
+
+
+def _quantile(secs: Sequence[float], q: float) -> float | None:
+    return sorted(secs)[min(int(q * len(secs)), len(secs) - 1)] if secs else None
+
+
+# ---- the command
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments.
+
+    Args:
+        parser: The command's parser.
+    """
+    parser.add_argument("base_url", metavar="BASE_URL", help="as http://localhost:8000/v1")
+    parser.add_argument("--model", help="what to ask for (default: the first that is served)")
+    parser.add_argument("--api-key", help="the server's key")
+    parser.add_argument(
+        "--levels",
+        default=",".join(map(str, LEVELS)),
+        help="requests at once (default 1,2,4,8,16,32,64)",
+    )
+    parser.add_argument(
+        "--requests", type=int, default=0, help="at each level (default: 4 x level, at least 16)"
+    )
+    parser.add_argument("--prompt-tokens", type=int, default=2000, help="(default 2000)")
+    parser.add_argument("--answer-tokens", type=int, default=64, help="(default 64)")
+    parser.add_argument("--seed", type=int, default=1, help="of the prompts' words")
+    parser.add_argument(
+        "--race",
+        metavar="PROFILE",
+        choices=sorted(PROFILES),
+        help="measure a race instead, between the server and a simulated hosted provider",
+    )
+    parser.add_argument("--turns", type=int, default=500, help="of the race (default 500)")
+    parser.add_argument("--out", type=Path, help="a file for the figures, in JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print and keep.
+
+    Args:
+        args: The command line.
+
+    Returns:
+        The exit status.
+    """
+    try:
+        levels = _levels(args)
+        if args.race:
+            rows = _run_race(args)
+            _show_race(args.race, rows)
+            kept = [asdict(row) for row in rows]
+        else:
+            loads = _run_loads(args, levels)
+            _show(loads)
+            kept = [asdict(load) for load in loads]
+    except ConfigurationError as error:
+        print(f"pipecat-hedge bench-llm: {error}", file=sys.stderr)
+        return 2
+    if args.out is not None:
+        args.out.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+        print(f"kept in {args.out}")
+    return 0
+
+
+def _levels(args: argparse.Namespace) -> list[int]:
+    if not args.base_url.startswith(("http://", "https://")):
+        raise ConfigurationError(
+            f"BASE_URL is no HTTP address, got {args.base_url!r}: write it as "
+            "http://localhost:8000/v1 (make bench-llm BASE_URL=http://localhost:8000/v1)"
+        )
+    try:
+        levels = [int(level) for level in args.levels.split(",")]
+    except ValueError:
+        levels = []
+    if not levels or min(levels) < 1:
+        raise ConfigurationError(f"--levels {args.levels}: write numbers of requests, as 1,8,64")
+    for name, least in (("requests", 0), ("prompt_tokens", 1), ("answer_tokens", 1), ("turns", 20)):
+        if getattr(args, name) < least:
+            raise ConfigurationError(
+                f"--{name.replace('_', '-')} must be at least {least}, got {getattr(args, name)}"
+            )
+    if args.out is not None and not args.out.parent.is_dir():
+        raise ConfigurationError(f"--out: there is no folder {args.out.parent}: make it first")
+    return levels
+
+
+def _run_loads(args: argparse.Namespace, levels: Sequence[int]) -> list[Load]:
+    total = 2 * sum(args.requests or max(16, 4 * level) for level in levels)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("requests", total=total)
+        return asyncio.run(
+            measure(
+                args.base_url,
+                levels=levels,
+                requests=args.requests,
+                prompt_tokens=args.prompt_tokens,
+                answer_tokens=args.answer_tokens,
+                model=args.model,
+                api_key=args.api_key,
+                seed=args.seed,
+                took=lambda: bar.advance(task),
+            )
+        )
+
+
+def _run_race(args: argparse.Namespace) -> list[Raced]:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("turns", total=3 * args.turns)
+        return race(
+            args.base_url,
+            args.race,
+            turns=args.turns,
+            model=args.model,
+            api_key=args.api_key,
+            seed=args.seed,
+            took=lambda: bar.advance(task),
+        )
+
+
+def _show(loads: Sequence[Load]) -> None:
+    table = Table(title="as the client sees it | as the server says", title_justify="left")
+    for name in ("at once", "prefix", "answered"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in (
+        "TTFT p50",
+        "p95",
+        "max",
+        "server p50",
+        "p95",
+        "queued p95",
+        "between tokens p50",
+        "p95",
+        "server p50",
+        "p95",
+        "tokens/s",
+        "in cache",
+    ):
+        table.add_column(name, justify="right")
+    for number, load in enumerate(loads):
+        times = (
+            load.ttft_p50,
+            load.ttft_p95,
+            load.ttft_max,
+            load.server_ttft_p50,
+            load.server_ttft_p95,
+            load.server_queued_p95,
+            load.between_p50,
+            load.between_p95,
+            load.server_between_p50,
+            load.server_between_p95,
+        )
+        ends = number + 1 == len(loads) or loads[number + 1].prefix != load.prefix
+        table.add_row(
+            str(load.concurrency),
+            load.prefix,
+            f"{load.requests}" if not load.failed else f"{load.requests}, {load.failed} failed",
+            *(_ms(secs) for secs in times),
+            f"{load.tokens_per_sec:.0f}",
+            "-" if load.hit_share is None else f"{load.hit_share:.0%}",
+            end_section=ends,
+        )
+    Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def _show_race(profile: str, rows: Sequence[Raced]) -> None:
+    title = f"time to first token, {rows[0].turns} turns each; hosted is simulated: {profile}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("asked first, second", no_wrap=True)
+    for name in ("p50", "p95", "p99", "max", "no answer", "extra requests", "won by the server"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            row.arrangement,
+            *(_ms(secs) for secs in (row.p50_secs, row.p95_secs, row.p99_secs, row.max_secs)),
+            str(row.unanswered),
+            f"{row.extra_requests:+.1%}",
+            f"{row.local_share:.0%}",
+        )
+    Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def _ms(secs: float | None) -> str:
+    if secs is None:
+        return "-"
+    return f"{1000 * secs:.1f} ms" if secs < 0.1 else f"{1000 * secs:.0f} ms"
