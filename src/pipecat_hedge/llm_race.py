@@ -58,6 +58,14 @@ class Raced:
     local_share: float
 
 
+class _Hosted(OpenAILLMService):
+    """Closes its connections at the end, since many of it are made in one process."""
+
+    async def cleanup(self) -> None:
+        await super().cleanup()
+        await self._client.close()
+
+
 def race(
     base_url: str,
     profile: str,
@@ -86,7 +94,7 @@ def race(
     def hosted(url: str) -> OpenAILLMService:
         asked = f"{profile}?answer={quote(ANSWER)}"
         settings = OpenAILLMService.Settings(model=asked)
-        return OpenAILLMService(api_key="any", base_url=url, settings=settings)
+        return _Hosted(api_key="any", base_url=url, settings=settings)
 
     def local() -> VLLMService:
         settings = VLLMService.Settings(max_tokens=ANSWER_TOKENS)
