@@ -67,7 +67,7 @@ def test_a_histogram_is_summed_and_subtracted() -> None:
     """Over the engines; the difference is what came in between."""
     found = read_histogram(TEXT, "vllm:time_to_first_token_seconds")
     assert found.buckets == ((0.1, 10.0), (0.2, 40.0), (float("inf"), 50.0))
-    assert (found.count, found.sum) == (50, 10.5)
+    assert (found.count, found.sum, found.mean) == (50, 10.5, 0.21)
     before = Histogram(((0.1, 10.0), (0.2, 20.0), (float("inf"), 20.0)), 2.0)
     assert (found - before).buckets == ((0.1, 0.0), (0.2, 20.0), (float("inf"), 30.0))
     assert read_histogram(TEXT, "vllm:nothing").count == 0
@@ -80,6 +80,7 @@ def test_quantiles_lie_on_a_line_within_their_bucket() -> None:
     assert found.quantile(0.5) == pytest.approx(0.15)
     assert found.quantile(0.99) == 0.2
     assert Histogram((), 0.0).quantile(0.5) is None
+    assert Histogram((), 0.0).mean is None
 
 
 @given(st.lists(st.floats(0, 3), min_size=1, max_size=50), st.floats(0.01, 1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,7 +18,8 @@ from scripts.vllm.server import VLLMProcess, has_gpu
 
 HOSTED = "gemma-4-31b-baseten"
 """What the simulated hosted provider is like, in front of the vLLM."""
-INTERRUPTED = 130
+
+ENDS_WITHIN_SECS = 3
 
 
 def main() -> int:
@@ -39,6 +41,7 @@ def main() -> int:
     parser.add_argument("--port", default="7860", help="of the bot's page (default 7860)")
     parser.add_argument("--vllm-args", default="", help="further arguments of vllm serve")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is to end, too
     gpu = has_gpu()
     if gpu and not args.model and "VLLM_BASE_URL" not in os.environ:
         print("make vllm: name a model: make vllm MODEL=Qwen/Qwen3-8B", file=sys.stderr)
@@ -50,7 +53,7 @@ def main() -> int:
         print(f"make vllm: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return 0  # it was asked to end
 
 
 @contextlib.contextmanager
@@ -79,8 +82,12 @@ def _bot(base_url: str, args: argparse.Namespace) -> int:
     bot = subprocess.Popen(command, env={**os.environ, **settings})
     try:
         return bot.wait()
-    except KeyboardInterrupt:  # the terminal has told the bot, too
-        return bot.wait()
+    finally:
+        try:
+            bot.wait(ENDS_WITHIN_SECS)  # Ctrl-C in a terminal has told it, too
+        except subprocess.TimeoutExpired:
+            bot.terminate()
+            bot.wait()
 
 
 if __name__ == "__main__":

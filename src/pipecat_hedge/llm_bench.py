@@ -19,20 +19,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import aiohttp
-from openai import AsyncOpenAI, OpenAIError
+from openai import APIStatusError, AsyncOpenAI, OpenAIError
 from openai.types.chat import ChatCompletionMessageParam
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.llm_race import Raced, race
 from pipecat_hedge.profiles import PROFILES
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.vllm_metrics import Histogram, read_counts, read_histogram
+
+if TYPE_CHECKING:
+    from pipecat_hedge.llm_race import Raced
 
 __all__ = ["Load", "configure", "measure", "run"]
 
@@ -63,7 +65,8 @@ class Load:
         tokens_per_sec: Tokens of answers, over all requests.
         hit_share: The share of the prompts' tokens that the server found in its prefix cache.
         server_ttft_p50: The same by the server's own histograms; None where it has none.
-        server_queued_p95: How long a request waited in the server's queue.
+        server_queued_mean: How long a request waited in the server's queue, on average (its
+            histogram begins at 0.3 s, so that quantiles would say little).
     """
 
     concurrency: int
@@ -81,7 +84,7 @@ class Load:
     server_ttft_p95: float | None
     server_between_p50: float | None
     server_between_p95: float | None
-    server_queued_p95: float | None
+    server_queued_mean: float | None
 
 
 @dataclass(slots=True)
@@ -159,10 +162,11 @@ async def measure(
         words = await _words_for(client, model, prompt_tokens)
     except (OpenAIError, IndexError) as error:
         await client.close()
-        raise ConfigurationError(
-            f"BASE_URL {base_url}: {error}: start the server, or correct the address "
-            "(as http://localhost:8000/v1)"
-        ) from error
+        if isinstance(error, APIStatusError):
+            remedy = "correct --model, --api-key or --prompt-tokens"
+        else:
+            remedy = "start the server, or correct the address (as http://localhost:8000/v1)"
+        raise ConfigurationError(f"BASE_URL {base_url}: {error} {remedy}") from error
     prompts = _Prompts(words, seed)
     loads: list[Load] = []
     try:
@@ -293,7 +297,7 @@ def _sum_up(
             "server_ttft_p95",
             "server_between_p50",
             "server_between_p95",
-            "server_queued_p95",
+            "server_queued_mean",
             "hit_share",
         )
     )
@@ -306,7 +310,7 @@ def _sum_up(
             "server_ttft_p95": ttft.quantile(0.95),
             "server_between_p50": between.quantile(0.5),
             "server_between_p95": between.quantile(0.95),
-            "server_queued_p95": (after.queued - before.queued).quantile(0.95),
+            "server_queued_mean": (after.queued - before.queued).mean,
             "hit_share": (after.prefix_hits - before.prefix_hits) / asked if asked else None,
         }
     return Load(
@@ -432,6 +436,8 @@ def _run_loads(args: argparse.Namespace, levels: Sequence[int]) -> list[Load]:
 
 
 def _run_race(args: argparse.Namespace) -> list[Raced]:
+    from pipecat_hedge.llm_race import race  # loads Pipecat
+
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("turns", total=3 * args.turns)
@@ -456,7 +462,7 @@ def _show(loads: Sequence[Load]) -> None:
         "max",
         "server p50",
         "p95",
-        "queued p95",
+        "queued mean",
         "between tokens p50",
         "p95",
         "server p50",
@@ -472,7 +478,7 @@ def _show(loads: Sequence[Load]) -> None:
             load.ttft_max,
             load.server_ttft_p50,
             load.server_ttft_p95,
-            load.server_queued_p95,
+            load.server_queued_mean,
             load.between_p50,
             load.between_p95,
             load.server_between_p50,

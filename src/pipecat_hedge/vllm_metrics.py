@@ -59,6 +59,11 @@ class Histogram:
         """How many values there were."""
         return self.buckets[-1][1] if self.buckets else 0.0
 
+    @property
+    def mean(self) -> float | None:
+        """The mean of all values; None if there is none."""
+        return self.sum / self.count if self.count else None
+
     def __sub__(self, before: Histogram) -> Histogram:
         """What came since an earlier reading of the same histogram."""
         earlier = dict(before.buckets)

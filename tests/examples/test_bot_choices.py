@@ -16,7 +16,7 @@ from examples.voice_bot.services import (
 from pipecat.services.anthropic.llm import AnthropicLLMService
 from pipecat.services.openai.llm import OpenAILLMService
 
-from pipecat_hedge import HedgePolicy
+from pipecat_hedge import HedgePolicy, VLLMService
 from pipecat_hedge.simulator import Simulator, SimulatorProcess
 
 ENV_EXAMPLE = Path(__file__).parents[2] / ".env.example"
@@ -55,6 +55,20 @@ def test_providers_with_keys_take_the_simulators_place(
     choices = choose(env)
     assert [llm.kind for llm in choices.llms] == kinds
     assert not choices.simulated
+
+
+def test_a_vllm_needs_no_key_and_is_raced_behind_simulated_ones() -> None:
+    """Where simulated models are named, and no provider with a key is there."""
+    env = {**VLLM, "SIMULATED_MODELS": "gemma-4-31b-baseten", "SIMULATOR_URL": "http://x"}
+    choices = choose(env)
+    assert [llm.kind for llm in choices.llms] == ["simulated-openai", "vllm"]
+    assert choices.simulated
+    check_simulated_models(choices)
+    _, local = make_llms(choices, env)
+    assert isinstance(local.services[0], VLLMService)
+    assert local.name == "vllm:qwen"
+    with_key = choose({**env, "OPENAI_API_KEY": "k"})
+    assert [llm.kind for llm in with_key.llms] == ["openai", "vllm"]
 
 
 def test_all_providers_may_be_asked_in_one_turn() -> None:
