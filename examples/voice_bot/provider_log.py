@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -58,6 +59,7 @@ class ProviderLog:
             "prior_share": state.prior_share,
             "is_left_out": state.is_left_out,
             "rests_secs": state.rests_secs,
+            "server": None if state.server is None else dataclasses.asdict(state.server),
             "was_first": state.provider == self._first,
             "requests": outcomes.total(),
             "won": outcomes["won"],

@@ -7,6 +7,7 @@ from examples.voice_bot.provider_log import ProviderLog
 from pipecat_hedge import AttemptReport, TurnReport
 from pipecat_hedge.facts import AttemptOutcome
 from pipecat_hedge.reports import ProviderState
+from pipecat_hedge.server_load import ServerLoad
 
 A = ProviderState("a", "m", 0.5, 1.5, 1.0, is_left_out=False, rests_secs=0.0)
 B = dataclasses.replace(A, provider="b")
@@ -46,3 +47,11 @@ def test_a_call_begins_with_what_is_known() -> None:
     assert (a["requests"], a["last_error"], a["was_first"]) == (0, None, False)
     assert (a["p50_secs"], a["p95_secs"], a["prior_share"]) == (0.5, 1.5, 1.0)
     assert (b["is_left_out"], b["rests_secs"], b["prior_share"]) == (True, 3.0, 0.2)
+
+
+def test_it_tells_how_busy_a_server_is() -> None:
+    """Where the server says so; nothing where it does not."""
+    load = ServerLoad(True, running=3, waiting=2)
+    told = ProviderLog().message([A, dataclasses.replace(B, server=load)])["providers"]
+    assert told[0]["server"] is None
+    assert (told[1]["server"]["running"], told[1]["server"]["waiting"]) == (3, 2)

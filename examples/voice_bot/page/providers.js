@@ -85,6 +85,11 @@ function chips(provider) {
   } else {
     chip("usable", "usable");
   }
+  if (provider.server) {
+    const { is_up, running, waiting, detail } = provider.server;
+    if (is_up) chip(waiting ? "trouble" : "", `its server: ${running} running, ${waiting} waiting`);
+    else chip("trouble", `its server is down${detail ? `: ${detail}` : ""}`);
+  }
   if (provider.was_first) chip("first", "asked first");
   if (provider.interrupted) chip("", `${provider.interrupted} cut off by you`);
   if (provider.last_error) {
