@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from pipecat.services.anthropic.llm import AnthropicLLMService
 from pipecat.services.google.llm import GoogleLLMService
 from pipecat.services.llm_service import FunctionCallParams, LLMService
 from pipecat.services.openai.llm import OpenAILLMService
+from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, VLLMService
@@ -445,6 +448,41 @@ async def test_a_hosted_providers_connection_is_open_before_the_first_turn(wire:
     assert "models" in asked
     assert answered != asked
     assert opened is used
+
+
+@pytest.mark.parametrize("wire", ["vllm", "anthropic"])
+async def test_each_turns_prompt_begins_with_the_one_before(wire: str) -> None:
+    """What a cache has read stays at the front: instruction, tools, and all that was said."""
+    tools = ToolsSchema([FunctionSchema(name, "A tool.", {}, []) for name in ("book", "ask")])
+    context = LLMContext([], tools=tools)
+    instruction = LLMSettings(system_instruction="You take orders.")
+    async with fake_vllm() as fake:
+        local = service(fake) if wire == "vllm" else hosted(wire, fake.url.removesuffix("/v1"))
+        llm = HedgedLLMService([local], settings=instruction)
+        async with Line(llm) as line:
+            for said in ("A table.", "For two.", "On Sunday."):
+                context.add_message({"role": "user", "content": said})
+                await line.ask(context=context)
+                context.add_message({"role": "assistant", "content": "Very well."})
+        await close(local)
+    prompts = [_unmarked(body) for body in fake.bodies]
+    assert len(prompts) == 3
+    for before, after in pairwise(prompts):
+        assert after["messages"][: len(before["messages"])] == before["messages"]
+        assert after["tools"] == before["tools"]
+        assert after.get("system") == before.get("system")
+    if wire == "anthropic":
+        assert all("cache_control" in json.dumps(body) for body in fake.bodies)
+
+
+def _unmarked(body: Any) -> Any:
+    """A request without Anthropic's marks of where its cache is to be filled, which move on."""
+    if isinstance(body, dict):
+        text = body.get("content")
+        if isinstance(text, str):  # a mark makes a block of it
+            body = {**body, "content": [{"type": "text", "text": text}]}
+        return {k: _unmarked(v) for k, v in body.items() if k != "cache_control"}
+    return [_unmarked(part) for part in body] if isinstance(body, list) else body
 
 
 async def test_the_first_turn_does_not_wait_for_what_is_sent_ahead() -> None:
