@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ class FakeVLLM:
         models: What it serves.
         deltas: The deltas of each answer.
         finish_reason: How an answer ends.
+        silent_secs: How long an answer takes to begin.
         running: What its metrics say.
         waiting: What its metrics say.
         health: The status of its health; 0 closes the connection.
@@ -41,6 +43,7 @@ class FakeVLLM:
     models: list[str] = field(default_factory=lambda: ["tiny"])
     deltas: Sequence[dict[str, Any]] = ({"content": "We are open."},)
     finish_reason: str = "stop"
+    silent_secs: float = 0.0
     running: int = 0
     waiting: int = 0
     health: int = 200
@@ -82,6 +85,7 @@ class FakeVLLM:
             return web.json_response(_chunk(body["model"], [choice], "chat.completion"))
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
+        await asyncio.sleep(self.silent_secs)
         first = {"role": "assistant", "content": ""}
         for delta in [first, *self.deltas]:
             await _send(answer, body["model"], delta, None)

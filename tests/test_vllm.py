@@ -325,6 +325,34 @@ async def test_a_look_is_taken_every_few_seconds() -> None:
         assert server.load is None
 
 
+async def test_a_queue_is_looked_at_again_soon() -> None:
+    """A request that has only just come is counted as waiting, and is no queue a moment later."""
+    async with fake_vllm(waiting=1) as fake:
+        server = VLLMServer(fake.url, look_every_secs=60)
+        server.hold()
+        await _until(lambda: server.load is not None and server.load.waiting == 1)
+        fake.waiting = 0
+        await _until(lambda: server.load is not None and server.load.waiting == 0)
+        assert fake.looks == 2
+        await server.release()
+
+
+async def test_the_second_of_two_servers_is_asked_for_a_hedge_by_its_own_queue() -> None:
+    """Where the one without a queue is already at work on the turn, none is left to hedge with."""
+    async with fake_vllm(silent_secs=1.0) as free, fake_vllm(running=9, waiting=1) as full:
+        llm = HedgedLLMService(
+            [Provider("local", [service(free), service(full)])], policy=HedgePolicy.after(0.1)
+        )
+        async with Line(llm) as line:
+            await _until(lambda: VLLMServer.shared(full.url).load is not None)
+            await line.ask()
+            report = await line.report()
+    assert [a.outcome for a in report.attempts] == ["won"]
+    assert report.hedge_reason == "no hedge: local has a queue of 1"
+    assert len(free.bodies) == 1
+    assert not full.bodies
+
+
 async def test_what_was_just_sent_counts_before_the_next_look() -> None:
     """A burst of this process's own requests does not wait for a look to be seen."""
     async with fake_vllm(running=1) as fake:

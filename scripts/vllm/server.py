@@ -20,6 +20,8 @@ __all__ = ["VLLMProcess", "has_gpu", "vllm_home"]
 
 START_SECS = 300  # a large model is loaded, and compiled for its GPU
 STOP_SECS = 20
+MADE = ("tiny", "small")
+"""The models of random weights that ``make_env.sh`` makes, 1.4 and 28 million parameters."""
 ALWAYS = (
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     *("--scheduling-policy", "priority"),
@@ -74,9 +76,8 @@ class VLLMProcess:
             core: The processor core that it keeps to; None for all.
         """
         self._home = vllm_home()
-        made = self._home / "models" / model
-        self._model = str(made) if made.is_dir() else model
-        self._is_made = made.is_dir()
+        self._is_made = model in MADE
+        self._model = str(self._home / "models" / model) if self._is_made else model
         self._arguments: Sequence[str] = arguments
         self._name = name or model
         self._core = core

@@ -17,7 +17,7 @@ from pipecat.services.settings import LLMSettings
 from pipecat_hedge.contender import Contender
 from pipecat_hedge.facts import Seat
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
-from pipecat_hedge.policies.server_queue import hedge_refusal, is_last_resort, load_rank
+from pipecat_hedge.policies.server_queue import is_last_resort, load_rank
 from pipecat_hedge.provider import Provider
 from pipecat_hedge.server_load import ServerLoad
 from pipecat_hedge.task_scope import TaskScope
@@ -84,11 +84,6 @@ class Members:
         rested = [e for e in able if not self.rests_secs(e, now)]
         found = rested or able or list(self.entries)
         return sorted(found, key=lambda entry: is_last_resort(entry.server_load))
-
-    def refusals(self) -> dict[str, str]:
-        """Who is to get no hedge now, by the provider's name, and why."""
-        told = {e.provider.name: hedge_refusal(e.server_load) for e in self.entries}
-        return {name: reason for name, reason in told.items() if reason is not None}
 
     def is_left_out(self, entry: Entry) -> bool:
         """Whether a provider is not asked, until settings change."""

@@ -288,7 +288,6 @@ class HedgedLLMService(FrontService):
             committed=self._credit,
             drained=self._report_drained,
             asked=lambda: self._asked(),
-            refusals=self._members.refusals,
             may_wait=self._filter_incomplete_user_turns,
         )
         self._turn = turn

@@ -22,7 +22,7 @@ from pipecat_hedge.members import Entry, seats
 from pipecat_hedge.output import Output
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import Phase, Race
-from pipecat_hedge.policies.server_queue import load_rank
+from pipecat_hedge.policies.server_queue import hedge_refusal, load_rank
 from pipecat_hedge.probe import Probe
 from pipecat_hedge.racing import Post, Racing
 from pipecat_hedge.release import Release
@@ -81,7 +81,6 @@ class Turn:
         committed: Callable[[str | None], None],
         drained: Callable[[DrainedAnswer], Awaitable[None]],
         asked: Callable[[], None],
-        refusals: Callable[[], Mapping[str, str]],
         may_wait: bool = False,
     ):
         """Prepare a turn; it starts now.
@@ -97,7 +96,6 @@ class Turn:
             committed: Told the winner's model just before its answer is released.
             drained: Told what a loser said that was let run to its end.
             asked: Told whenever somebody is asked.
-            refusals: Asked who is to get no hedge now, by the provider's name, and why.
             may_wait: Whether a marker that says "the caller has not finished" is an answer.
         """
         self._loop = asyncio.get_running_loop()
@@ -109,7 +107,6 @@ class Turn:
         self._committed = committed
         self._drained = drained
         self._asked_somebody = asked
-        self._refusals = refusals
         self._policy = policy
         self._may_wait = may_wait
         self._learning = learning
@@ -258,6 +255,15 @@ class Turn:
                 self._learning.learn_probe(attempt, probe.first_at, self._loop.time())
             if tally.keeps_text and attempt.outcome == "superseded":
                 await self._drained(self._drained_answer(attempt))
+
+    def _refusals(self) -> dict[str, str]:
+        """Who is to get no hedge now, by the provider's name, and why."""
+        told = {
+            name: hedge_refusal(min((c.server_load for c in idle), key=load_rank))
+            for name, idle in self._idle.items()
+            if idle
+        }
+        return {name: reason for name, reason in told.items() if reason is not None}
 
     def _work(self, launch: Launch) -> WorkClass:
         if launch.reason == "primary":

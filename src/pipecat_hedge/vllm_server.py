@@ -10,7 +10,7 @@ import asyncio
 import json
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,6 +25,9 @@ __all__ = ["LOOK_EVERY_SECS", "ServedModel", "ServerUnreachable", "VLLMServer"]
 
 LOOK_EVERY_SECS = 2.0
 """Reading its metrics takes a vLLM some milliseconds; queues that matter last for seconds."""
+LOOK_AGAIN_SECS = 0.25
+"""The same while it has a queue that somebody wants to know of: a request that has just come is
+counted as waiting, too, and holds a hedge back for no longer than that."""
 LOOK_SECS = 5.0
 """How long a look may take. A server that is busy with a long prompt answers late."""
 ASK_SECS = 5.0
@@ -84,6 +87,7 @@ class VLLMServer:
         self._counts: Counts | None = None
         self._looked_at = 0.0
         self._asking = self._asking_then = 0
+        self._is_wanted = asyncio.Event()
         self._models: tuple[ServedModel, ...] = ()
 
     @classmethod
@@ -108,8 +112,11 @@ class VLLMServer:
         look = self._look
         if look is None:
             return None
-        if asyncio.get_running_loop().time() - self._looked_at > 2 * self._look_every_secs + 1:
+        age = asyncio.get_running_loop().time() - self._looked_at
+        if age > 2 * self._look_every_secs + 1:
             return None
+        if look.waiting and age >= LOOK_AGAIN_SECS:
+            self._is_wanted.set()
         return replace(look, running=max(look.running + self._asking - self._asking_then, 0))
 
     def hold(self) -> None:
@@ -148,8 +155,11 @@ class VLLMServer:
             while True:
                 if (load := await self._look_once(session)) is not None:
                     self._see(load)
+                self._is_wanted.clear()
                 # Not in step with the other processes that look at it.
-                await asyncio.sleep(self._look_every_secs * random.uniform(0.9, 1.1))
+                pause = self._look_every_secs * random.uniform(0.9, 1.1)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._is_wanted.wait(), pause)
 
     async def _look_once(self, session: aiohttp.ClientSession) -> ServerLoad | None:
         try:
