@@ -454,21 +454,59 @@ def test_what_cannot_work() -> None:
     """Is refused at construction."""
     with pytest.raises(HedgeError, match="after_secs must be seconds"):
         FillerProcessor(after_secs=-1)
-    with pytest.raises(HedgeError, match=r"none\.wav: no such file"):
-        FillerProcessor(earcon="none.wav")
     for wrong, told in (
         ({"after_secs": "1"}, "after_secs must be seconds"),
         ({"per_turn": 1.5}, "per_turn must be a whole number"),
         ({"phrases": ["Hm."]}, "phrases must be lists by cause"),
         ({"phrases": {"slow": [1]}}, "slow must be a list of phrases"),
         ({"phrases": {"slow": None}}, "slow must be a list of phrases"),
-        ({"earcon": b"x"}, "earcon must be the path of an audio file"),
+        ({"stats": "x"}, "stats must be a ProviderStats, got 'x': write ProviderStats"),
+        ({"dice": 5}, "dice must be a Random, got 5: write random.Random"),
+        ({"after": 1}, r"after is no argument of FillerProcessor: did you mean after_secs\?"),
+        ({"wibble": 1}, "wibble is no argument of FillerProcessor: it takes after_secs, margin_"),
     ):
         options: dict[str, Any] = wrong
         with pytest.raises(HedgeError, match=told):
             FillerProcessor(**options)
     with pytest.raises(HedgeError, match="'late' is no cause"):
         FillerProcessor(phrases={"late": ["Hm."]})  # type: ignore[dict-item]
+
+
+def test_what_its_bases_take() -> None:
+    """Is handed up to them."""
+    assert FillerProcessor(name="fillers", enable_direct_mode=True).name == "fillers"
+
+
+@pytest.mark.parametrize("rate", [16_000, 24_000])
+@pytest.mark.parametrize("loudest", [None, 0, 20])
+def test_an_earcon_that_nobody_would_hear(tmp_path: Path, rate: int, loudest: int | None) -> None:
+    """Is refused, at whatever rate it is: conversion makes silence a little less so."""
+    file = tmp_path / "silence.wav"
+    soundfile.write(file, np.full(0 if loudest is None else rate, loudest or 0, np.int16), rate)
+    with pytest.raises(HedgeError, match=r"^earcon: .*silent, or empty: .* leave it out to have"):
+        FillerProcessor(earcon=file)
+
+
+@pytest.mark.parametrize(
+    ("earcon", "told"),
+    [
+        (
+            "none.wav",
+            r"^earcon: none\.wav: no such file\. Put it there, .* Or leave it out to have",
+        ),
+        ("README.md", r"^earcon: README\.md: not an audio file .* Name a WAV .* Or leave it out"),
+        ("", r"^earcon must be the path of an audio file, got '': leave it out to have words"),
+        (b"x", r"^earcon must be the path of an audio file, got b'x': leave it out to have words"),
+    ],
+)
+def test_an_earcon_that_is_none(
+    earcon: Any, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the argument, and what to do."""
+    (tmp_path / "README.md").write_text("words")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(HedgeError, match=told):
+        FillerProcessor(earcon=earcon)
 
 
 async def test_an_event_for_each() -> None:

@@ -14,6 +14,7 @@ ROOT = Path(pipecat_hedge.__file__).parent
 WORDS, POLICIES, MECHANISM, PIPECAT, TOOLS = range(5)
 LAYERS = {
     "errors": WORDS,
+    "arguments": WORDS,
     "facts": WORDS,
     "attempt": WORDS,
     "survival": WORDS,
@@ -59,6 +60,10 @@ LAYERS = {
     "vllm": PIPECAT,
     "conversation": PIPECAT,
     "turn_latency": PIPECAT,
+    "turn_timeline": PIPECAT,
+    "caller_turn": PIPECAT,
+    "answer_audio": PIPECAT,
+    "awaited_tools": PIPECAT,
     "testing": TOOLS,
     "simulator": TOOLS,
     "overhead": TOOLS,

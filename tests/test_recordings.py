@@ -63,7 +63,7 @@ def test_the_rate_for_webrtc_is_the_default(folder: Path):
         ('file = "hello.flac"', "", r"recording 1: the field file is missing. Add it"),
         ("samples = 16000", "", r"hello.flac\): the field samples is missing. Add it"),
         ('"hello"', "7", r"transcript is 7, which is not of type str"),
-        ("hello.flac", "gone.flac", r"gone.flac: no such file. Put it there, or correct"),
+        ("hello.flac", "gone.flac", r"gone.flac: no such file. .* name. The field `file` of"),
         ("hello.flac", "manifest.toml", r"manifest.toml: not an audio file"),
         ("sample_rate = 16000", "sample_rate = 8000", r"sample_rate should be 8000 but .* 16000"),
         ("samples = 16000", "samples = 9", r"samples should be 9 but the file has 16000"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from pipecat.frames.frames import (
 )
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
-from pipecat.processors.frame_processor import FrameDirection
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.llm_service import FunctionCallParams, LLMService
 from pipecat.transports.base_output import BaseOutputTransport
 from pipecat.transports.base_transport import TransportParams
@@ -78,6 +79,8 @@ class Phone:
         *,
         fillers: bool = False,
         remembers: bool = False,
+        voice: Voice | None = None,
+        before: Sequence[FrameProcessor] = (),
         **options: Any,
     ):
         self.context = LLMContext()
@@ -85,11 +88,12 @@ class Phone:
         self.told: list[TurnLatency] = []
         self.observer = TurnLatencyObserver(**options)
         self.observer.add_event_handler("on_turn_latency", self._tell)
-        self.voice = Voice(0.1)
-        before = [FillerProcessor(not_before_turn=1)] if fillers else []
+        self.voice = voice or Voice(0.1)
+        fill = [FillerProcessor(not_before_turn=1)] if fillers else []
         self.line = Line(
             llm,
-            processors=[*before, self.voice, Loudspeaker()],
+            before=before,
+            processors=[*fill, self.voice, Loudspeaker()],
             after=after,
             observers=[self.observer],
         )
@@ -156,6 +160,7 @@ async def test_each_moment_at_its_time(tmp_path: Path) -> None:
     assert written[0]["first_answer_secs"] == pytest.approx(1.1)
     assert turn.asked_secs == pytest.approx((0.3,), abs=0.001)
     assert turn.reports[0].committed_secs == pytest.approx(0.7)
+    assert {"endpointing_wait", "speech_synthesis"} <= {c["key"] for c in turn.contributions}
 
 
 async def test_a_bare_service_has_its_moments_too() -> None:
@@ -368,3 +373,9 @@ def test_a_log_that_cannot_be() -> None:
     """Is refused at construction."""
     with pytest.raises(HedgeError, match="log: there is no folder none: make it first"):
         TurnLatencyObserver(log="none/turns.jsonl")
+
+
+def test_a_misspelt_argument() -> None:
+    """Is refused rather than passed over."""
+    with pytest.raises(HedgeError, match=r"logs is no argument of .* did you mean log\?"):
+        TurnLatencyObserver(logs="turns.jsonl")

@@ -55,6 +55,7 @@ def service(fake: FakeVLLM, **kwargs: Any) -> VLLMService:
         ({"base_url": None}, "base_url must be a string"),
         ({"priority": 0.5}, "priority must be a whole number"),
         ({"priority": True}, "priority must be a whole number"),
+        ({"model": "tiny", "base_ur": "x"}, "base_ur is no argument.*did you mean base_url"),
     ],
 )
 def test_what_cannot_work_is_refused(arguments: dict[str, Any], message: str) -> None:

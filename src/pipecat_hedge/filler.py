@@ -30,6 +30,7 @@ from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.llm_service import LLMService
 from pipecat.services.tts_service import TTSService
 
+from pipecat_hedge.arguments import refuse_unknown, require
 from pipecat_hedge.facts import FillerCause
 from pipecat_hedge.filler_voice import EARCON_RATE, FillerVoice, read_earcon
 from pipecat_hedge.output import downstream_of, upstream_of
@@ -97,6 +98,9 @@ class FillerProcessor(FrameProcessor):
         Raises:
             ConfigurationError: If an argument cannot work; the message says which, and the remedy.
         """
+        refuse_unknown(kwargs, owner=FillerProcessor, base=FrameProcessor)
+        require("stats", stats, ProviderStats, "write ProviderStats()")
+        require("dice", dice, random.Random, "write random.Random(1)")
         super().__init__(**kwargs)
         self._rule = FillerRule(after_secs, margin_secs, per_turn, every_secs, not_before_turn)
         self._words = FillerWords() if phrases is None else FillerWords(phrases)

@@ -28,6 +28,9 @@ __all__ = ["EARCON_RATE", "FillerFrame", "FillerVoice", "read_earcon"]
 Samples: TypeAlias = npt.NDArray[np.int16]
 
 EARCON_RATE = 24_000
+HEARD = 33
+"""A sound whose loudest sample is below (-60 dBFS) is silence on any line. Not 0: a silent file
+that is converted to another rate comes out as ones."""
 
 
 @dataclass
@@ -115,11 +118,22 @@ def read_earcon(path: str | Path) -> Samples:
         path: An audio file.
 
     Raises:
-        ConfigurationError: If it is none, or nothing would be heard.
+        ConfigurationError: If it is none, or nothing would be heard; the message names the field.
     """
-    if not isinstance(path, (str, Path)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigurationError(f"earcon must be the path of an audio file, got {path!r}")
-    sound = read_audio(Path(path), EARCON_RATE)
-    if not sound.any():
-        raise ConfigurationError(f"earcon: {path} is silent, or empty: nothing would be heard")
+    if not isinstance(path, (str, Path)) or not str(path):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(
+            f"earcon must be the path of an audio file, got {path!r}: {_REMEDY}"
+        )
+    try:
+        sound = read_audio(Path(path), EARCON_RATE)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"earcon: {error} Or {_REMEDY}.") from error
+    if np.abs(sound.astype(np.int32)).max(initial=0) < HEARD:
+        raise ConfigurationError(
+            f"earcon: {path} is silent, or empty: nothing would be heard. Name another, or "
+            f"{_REMEDY}"
+        )
     return sound
+
+
+_REMEDY = "leave it out to have words spoken instead"

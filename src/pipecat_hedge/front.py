@@ -11,15 +11,23 @@ from typing import Any
 
 from loguru import logger
 from pipecat.adapters.llm.schemas.direct_function import DirectFunction
-from pipecat.frames.frames import CancelFrame, EndFrame, StartFrame
+from pipecat.frames.frames import (
+    CancelFrame,
+    EndFrame,
+    LLMEnablePromptCachingFrame,
+    StartFrame,
+)
+from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameProcessorSetup
 from pipecat.services.llm_service import LLMService
 from pipecat.services.settings import LLMSettings, ServiceSettings
 from pipecat.utils.types import is_given
 
+from pipecat_hedge.conversation import context_of
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.members import Members
 from pipecat_hedge.provider import Provider
+from pipecat_hedge.task_scope import TaskScope
 
 __all__ = ["FrontService"]
 
@@ -30,12 +38,19 @@ _HOSTS_OWN_SETTINGS = ("filter_incomplete_user_turns", "user_turn_completion_con
 class FrontService(LLMService):
     """Keeps its members' settings, instructions and tools as its own."""
 
-    def __init__(self, providers: Sequence[Provider], settings: LLMSettings | None, **kwargs: Any):
+    def __init__(
+        self,
+        providers: Sequence[Provider],
+        settings: LLMSettings | None,
+        warm: bool,
+        **kwargs: Any,
+    ):
         """Host the providers' services.
 
         Args:
             providers: Checked by ``as_providers``.
             settings: Settings that all members share, applied when the pipeline starts.
+            warm: Whether to prepare the members for the first turn when the pipeline starts.
             **kwargs: Further arguments of ``LLMService``.
 
         Raises:
@@ -50,6 +65,9 @@ class FrontService(LLMService):
         self._shared_settings = settings
         self._members = Members(providers)
         self._advertising = False
+        self._warms = warm
+        self._warming = TaskScope()
+        self._has_begun = False
         self._member_instruction: str | None = None
 
     # ---- life cycle
@@ -65,11 +83,12 @@ class FrontService(LLMService):
 
     async def cleanup(self) -> None:
         """Release this service's and its members' resources."""
+        await self._warming.close()
         await super().cleanup()
         await self._members.cleanup()
 
     async def start(self, frame: StartFrame) -> None:
-        """Start the members.
+        """Start the members, and prepare them for the first turn.
 
         Args:
             frame: The start frame.
@@ -78,6 +97,9 @@ class FrontService(LLMService):
         await self._members.control(frame)
         if self._shared_settings is not None:
             await self._update_settings(self._shared_settings)
+        if self._warms:
+            await self._members.control(LLMEnablePromptCachingFrame(enable=True))
+            self._prepare()
 
     async def stop(self, frame: EndFrame) -> None:
         """Stop the members.
@@ -96,6 +118,24 @@ class FrontService(LLMService):
         """
         await super().cancel(frame)
         await self._members.control(frame)
+
+    # ---- before the first turn
+
+    def _prepare(self) -> None:
+        self._warming.start(self.warm_up(), name=f"{self}: warms up")
+
+    async def warm_up(self, context: LLMContext | None = None) -> None:
+        """Prepare for a session's first turn, which otherwise pays for what later ones find done.
+
+        Opens the connection to each provider, and has a vLLM read the beginning of the conversation
+        (system prompt and tools), behind all other work. Done by itself when the session starts,
+        with the context that the aggregator in front of this service holds then; call it where
+        that is filled later. Returns when all of it is done. A turn does not wait for it.
+
+        Args:
+            context: The conversation so far; None for that of the aggregator.
+        """
+        await self._members.warm(context or context_of(self))
 
     # ---- what reaches every member
 
@@ -122,9 +162,13 @@ class FrontService(LLMService):
         wanted = None
         if self._filter_incomplete_user_turns:
             wanted = self._user_turn_completion_config.completion_instructions
-        if wanted != self._member_instruction:
-            self._member_instruction = wanted
-            await self._members.instruct(wanted)
+        if wanted == self._member_instruction:
+            return
+        self._member_instruction = wanted
+        await self._members.instruct(wanted)
+        if self._warms and not self._has_begun:  # the prompt that was sent ahead is another now
+            await self._warming.close()
+            self._prepare()
 
     def append_system_instruction(self, instruction: str) -> None:
         """Append durable text to the system instruction of every member.

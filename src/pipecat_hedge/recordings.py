@@ -162,7 +162,8 @@ def _recording(manifest: Path, number: int, table: dict[str, Any]) -> Recording:
     try:
         audio = soundfile.info(path)
     except (soundfile.SoundFileError, OSError) as error:
-        raise _unreadable(path, error) from error
+        told = _unreadable(path, error)
+        raise ConfigurationError(f"{told} The field `file` of {manifest} names it.") from error
     recording = Recording(
         name=path.stem,
         path=path,
@@ -209,8 +210,12 @@ def _field(where: str, table: dict[str, Any], name: str, kind: type) -> Any:
 
 def _unreadable(path: Path, error: Exception) -> ConfigurationError:
     if not path.exists():
-        return ConfigurationError(
-            f"{path}: no such file. Put it there, or correct its name (the field `file` of a "
-            "manifest)."
-        )
-    return ConfigurationError(f"{path}: not an audio file that can be read: {error}")
+        return ConfigurationError(f"{path}: no such file. Put it there, or correct its name.")
+    return ConfigurationError(
+        f"{path}: not an audio file that can be read ({_cause(error)}). Name a WAV or FLAC file."
+    )
+
+
+def _cause(error: Exception) -> str:
+    """What libsndfile says is wrong, without the path that it repeats."""
+    return (getattr(error, "error_string", "") or str(error)).rstrip(".")

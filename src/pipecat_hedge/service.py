@@ -21,7 +21,6 @@ from pipecat.frames.frames import (
     LLMTextFrame,
     LLMUpdateSettingsFrame,
     MetricsFrame,
-    StartFrame,
 )
 from pipecat.metrics.metrics import MetricsData
 from pipecat.processors.aggregators.llm_context import LLMContext
@@ -30,8 +29,8 @@ from pipecat.services.llm_service import LLMService
 from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
+from pipecat_hedge.arguments import refuse_unknown
 from pipecat_hedge.contender import ToolCalls
-from pipecat_hedge.conversation import context_of
 from pipecat_hedge.errors import AllProvidersFailed, AttemptError, ConfigurationError
 from pipecat_hedge.front import FrontService
 from pipecat_hedge.inference import race_inference
@@ -119,13 +118,12 @@ class HedgedLLMService(FrontService):
             raise ConfigurationError(
                 f"policy must be a HedgePolicy, got {policy!r}: write HedgePolicy.adaptive()"
             )
-        super().__init__(providers, settings, **kwargs)
+        refuse_unknown(kwargs, owner=HedgedLLMService, base=LLMService)
+        super().__init__(providers, settings, warm, **kwargs)
         self._policy = policy or HedgePolicy.adaptive()
         self._stats = stats or shared_stats()
         self._turns = 0
         self._drains = TaskScope()
-        self._warms = warm
-        self._warming = TaskScope()
         self._take_back = TakeBack()
         self._turn_log = LineLog("turn_log", turn_log)
         self._drained_log = LineLog("drained_log", drained_log)
@@ -193,46 +191,9 @@ class HedgedLLMService(FrontService):
         """Whether this service reports metrics: it does, under its own name."""
         return True
 
-    # ---- life cycle
-
-    async def start(self, frame: StartFrame) -> None:
-        """Start the members, and prepare them for the first turn.
-
-        Args:
-            frame: The start frame.
-        """
-        await super().start(frame)
-        if self._warms:
-            await self._members.control(LLMEnablePromptCachingFrame(enable=True))
-            self._prepare()
-
-    def _prepare(self) -> None:
-        self._warming.start(self.warm_up(), name=f"{self}: warms up")
-
-    async def warm_up(self, context: LLMContext | None = None) -> None:
-        """Prepare for a session's first turn, which otherwise pays for what later ones find done.
-
-        Opens the connection to each provider, and has a vLLM read the beginning of the conversation
-        (system prompt and tools), behind all other work. Done by itself when the session starts,
-        with the context that the aggregator in front of this service holds then; call it where
-        that is filled later. Returns when all of it is done. A turn does not wait for it.
-
-        Args:
-            context: The conversation so far; None for that of the aggregator.
-        """
-        await self._members.warm(context or context_of(self))
-
-    async def _instruct_members(self) -> None:
-        before = self._member_instruction
-        await super()._instruct_members()
-        if self._warms and self._member_instruction != before and not self._turns:
-            await self._warming.close()
-            self._prepare()  # the prompt that was sent ahead is another now
-
     async def cleanup(self) -> None:
         """Release this service's and its members' resources."""
         try:
-            await self._warming.close()
             await self._drains.close()
             await asyncio.to_thread(self._stats.save)
         finally:
@@ -269,6 +230,7 @@ class HedgedLLMService(FrontService):
     async def _run_turn(self, context: LLMContext) -> None:
         await self._drains.close()  # an instance carries one request at a time
         self._turns += 1
+        self._has_begun = True
         self._timed_first_text = False
         now = asyncio.get_running_loop().time()
         output = find_output(self)

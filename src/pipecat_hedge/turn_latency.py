@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from pipecat.frames.frames import (
     AggregatedTextFrame,
@@ -27,6 +25,7 @@ from pipecat.frames.frames import (
     Frame,
     InterruptionFrame,
     LLMContextFrame,
+    LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
     LLMTextFrame,
     MetricsFrame,
@@ -36,156 +35,33 @@ from pipecat.frames.frames import (
     TTSStoppedFrame,
     UserStartedSpeakingFrame,
     UserStoppedSpeakingFrame,
-    VADUserStartedSpeakingFrame,
-    VADUserStoppedSpeakingFrame,
 )
-from pipecat.observers.base_observer import BaseObserver, FramePushed
+from pipecat.observers.base_observer import BaseObserver, FrameProcessed, FramePushed
 from pipecat.observers.user_bot_latency_observer import LatencyBreakdown, UserBotLatencyObserver
+from pipecat.processors.aggregators.llm_response_universal import LLMAssistantAggregator
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.services.tts_service import TTSService
 from pipecat.transports.base_output import BaseOutputTransport
 
+from pipecat_hedge.answer_audio import AnswerAudio
+from pipecat_hedge.arguments import refuse_unknown
+from pipecat_hedge.caller_turn import CallerTurn
 from pipecat_hedge.line_log import LineLog
 from pipecat_hedge.metrics import HedgeMetricsData
 from pipecat_hedge.reports import TurnReport
 from pipecat_hedge.service import HedgedLLMService
+from pipecat_hedge.turn_timeline import Timeline, TurnLatency
 
 __all__ = ["TurnLatency", "TurnLatencyObserver"]
-
-Anchor: TypeAlias = Literal["user_silence", "turn_end", "context"]
-
-
-@dataclass(frozen=True, slots=True)
-class TurnLatency:
-    """One turn of a call, from the caller's silence to the bot's answer.
-
-    Times are seconds from the anchor; None where it did not happen.
-
-    Parameters:
-        turn: The turn's number in this call, from 1.
-        at: When the anchor was, in seconds since the epoch.
-        anchor: What is counted from: ``user_silence`` (the last sound of the caller), ``turn_end``
-            (the end of the turn, where there is no local voice activity detector), or ``context``
-            (nobody spoke, as before a greeting).
-        turn_end_secs: The caller's turn was over.
-        context_secs: The conversation was handed to the LLM.
-        first_token_secs: Its first usable token was there.
-        first_sentence_secs: Its first speakable sentence was there.
-        first_tts_audio_secs: The first audio of the answer was synthesized.
-        first_sound_secs: The bot was first heard, be it with a filler.
-        filler_end_secs: The filler had been heard out, if there was a spoken one.
-        first_answer_secs: The answer was first heard; from the caller's silence this is the
-            voice-to-voice latency, less what the network takes.
-        interrupted: Whether the caller spoke before it was complete.
-        reports: What each race of the turn did; several if tools were called, none without a
-            ``HedgedLLMService``.
-        asked_secs: When each race of ``reports`` began: a race's own times count from there.
-        contributions: What Pipecat's ``UserBotLatencyObserver`` names of the time to the first
-            sound, in order: ``key``, ``label``, ``owner``, ``secs``.
-    """
-
-    turn: int
-    at: float
-    anchor: Anchor
-    turn_end_secs: float | None = None
-    context_secs: float | None = None
-    first_token_secs: float | None = None
-    first_sentence_secs: float | None = None
-    first_tts_audio_secs: float | None = None
-    first_sound_secs: float | None = None
-    filler_end_secs: float | None = None
-    first_answer_secs: float | None = None
-    interrupted: bool = False
-    reports: tuple[TurnReport, ...] = ()
-    asked_secs: tuple[float, ...] = ()
-    contributions: tuple[dict[str, Any], ...] = ()
-
-    @property
-    def voice_to_voice_secs(self) -> float | None:
-        """From the caller's silence to the answer; None if it was not heard or nobody spoke."""
-        return self.first_answer_secs if self.anchor == "user_silence" else None
-
-
-class _Timeline:
-    """The moments of the turn that is going on, on the pipeline's clock."""
-
-    def __init__(self) -> None:
-        self.silence: float | None = None
-        self.turn_end: float | None = None
-        self.context: float | None = None
-        self.asked: float | None = None
-        self.token: float | None = None
-        self.sentence: float | None = None
-        self.tts_audio: float | None = None
-        self.sound: float | None = None
-        self.filler_end: float | None = None
-        self.answer: float | None = None
-        self.is_answering = False
-        self.is_racing = False
-        self.reports: list[TurnReport] = []
-        self.races: list[float] = []
-        self.contributions: tuple[dict[str, Any], ...] = ()
-
-    @property
-    def anchor(self) -> tuple[Anchor, float] | None:
-        if self.silence is not None:
-            return "user_silence", self.silence
-        if self.turn_end is not None:
-            return "turn_end", self.turn_end
-        return None if self.context is None else ("context", self.context)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the answer has been heard, and all that is to be reported of it has been."""
-        last = self.reports[-1] if self.reports else None
-        return (
-            self.answer is not None and last is not None and last.outcome != "answered_with_tools"
-        )
-
-    def reported(self, report: TurnReport) -> None:
-        """Take a race's own times, which are exact: text may have been kept back for a sentence."""
-        if self.asked is None:
-            return
-        self.is_racing = False
-        self.reports.append(report)
-        self.races.append(self.asked)
-        if report.ttft_secs is not None:
-            self.token = self.asked + report.ttft_secs
-            if report.ttfs_secs is not None:
-                self.sentence = self.asked + report.ttfs_secs
-
-    def summed_up(self, turn: int, now: float, *, interrupted: bool) -> TurnLatency | None:
-        if (found := self.anchor) is None:
-            return None
-        anchor, began = found
-
-        def since(moment: float | None) -> float | None:
-            return None if moment is None else moment - began
-
-        return TurnLatency(
-            turn=turn,
-            at=time.time() - (now - began),
-            anchor=anchor,
-            turn_end_secs=since(self.turn_end),
-            context_secs=since(self.context),
-            first_token_secs=since(self.token),
-            first_sentence_secs=since(self.sentence),
-            first_tts_audio_secs=since(self.tts_audio),
-            first_sound_secs=since(self.sound),
-            filler_end_secs=since(self.filler_end),
-            first_answer_secs=since(self.answer),
-            interrupted=interrupted,
-            reports=tuple(self.reports),
-            asked_secs=tuple(asked - began for asked in self.races),
-            contributions=self.contributions,
-        )
 
 
 class TurnLatencyObserver(BaseObserver):
     """Yields a ``TurnLatency`` for each turn.
 
     A turn is told of when its answer has been heard and its race reported, or else when the bot
-    falls silent, the caller speaks, or the call ends. A race that the caller has cut off reports a
-    moment later, and its turn is told of then.
+    falls silent, the LLM is asked anew, the caller speaks, or the call ends; if tools were called,
+    not before the answer that comes after them. A race that the caller has cut off reports a moment
+    later, and its turn is told of then.
 
     Event handlers available:
 
@@ -212,20 +88,30 @@ class TurnLatencyObserver(BaseObserver):
             **kwargs: Further arguments of ``BaseObserver``.
 
         Raises:
-            ConfigurationError: If the file's folder does not exist.
+            ConfigurationError: If the file's folder does not exist, or an argument is unknown.
         """
+        refuse_unknown(kwargs, owner=TurnLatencyObserver, base=BaseObserver)
         super().__init__(**kwargs)
         self._log = LineLog("log", log)
-        self._pipecats = UserBotLatencyObserver()
-        self._pipecats.add_event_handler("on_latency_breakdown", self._break_down)
-        self._turn = 0
+        self._pipecats = _Breakdowns()
         self._now = 0.0
-        self._timeline = _Timeline()
-        self._cut_off: _Timeline | None = None
-        self._context: float | None = None
-        self._silence: float | None = None
-        self._answers: set[str | None] = set()
+        self._timeline = Timeline(1)
+        self._cut_off: Timeline | None = None
+        self._caller = CallerTurn()
+        self._audio = AnswerAudio()
+        self._context: tuple[float, LLMContextFrame] | None = None
+        self._early: TurnReport | None = None
+        self._bot_speaks = False
         self._register_event_handler("on_turn_latency")
+
+    async def on_process_frame(self, data: FrameProcessed) -> None:
+        """Note what is about to be spoken.
+
+        Args:
+            data: The frame, and who takes it up.
+        """
+        if isinstance(data.processor, TTSService) and data.direction is FrameDirection.DOWNSTREAM:
+            self._audio.take_up(data.frame)
 
     async def on_push_frame(self, data: FramePushed) -> None:
         """Note the moments of the turn.
@@ -235,14 +121,18 @@ class TurnLatencyObserver(BaseObserver):
         """
         if data.first_push:
             await self._pipecats.on_push_frame(data)
+        self._now = data.timestamp / 1e9
+        if isinstance(data.frame, LLMContextFrame) and data.first_push:
+            self._hands_over(data.frame, data)
         if data.direction is not FrameDirection.DOWNSTREAM:
             return
-        self._now = data.timestamp / 1e9
+        if isinstance(data.source, TTSService):
+            self._audio.let_out(data.frame, data.source)
         if isinstance(data.source, BaseOutputTransport):
             self._comes_out(data.frame)
         if data.first_push:
             await self._happens(data.frame, data.source)
-        if self._timeline.is_complete:
+        if self._timeline.is_over(bot_speaks=self._bot_speaks):
             await self._close()
 
     async def on_pipeline_started(self) -> None:
@@ -251,20 +141,27 @@ class TurnLatencyObserver(BaseObserver):
 
     # ---- moments
 
+    def _hands_over(self, frame: LLMContextFrame, data: FramePushed) -> None:
+        """The LLM is asked, by whoever stands on either side of it."""
+        is_told = data.direction is FrameDirection.DOWNSTREAM
+        if is_told and isinstance(data.source, LLMAssistantAggregator):
+            return  # it tells of the answer, behind it, and asks for nothing
+        self._context, self._early = (self._now, frame), None
+
     def _comes_out(self, frame: Frame) -> None:
         """What the output transport lets through is heard now."""
         timeline = self._timeline
         if timeline.context is None:  # the bot speaks of its own accord
             return
         if isinstance(frame, TTSStartedFrame):
-            timeline.is_answering = frame.append_to_context
+            timeline.is_answering = self._audio.turn_of(frame.context_id) == timeline.turn
         elif isinstance(frame, (TTSAudioRawFrame, BotStartedSpeakingFrame)):
             if timeline.is_answering and timeline.answer is None:
                 timeline.answer = self._now
                 timeline.sound = self._now if timeline.sound is None else timeline.sound
         elif isinstance(frame, TTSStoppedFrame):
-            is_filler = timeline.answer is None and not timeline.is_answering
-            if is_filler and timeline.sound is not None:
+            is_line = timeline.answer is None and not timeline.is_answering
+            if is_line and timeline.sound is not None:
                 timeline.filler_end = self._now
         elif type(frame) is OutputAudioRawFrame and timeline.sound is None:
             timeline.sound = self._now  # a sound that is no speech
@@ -272,68 +169,88 @@ class TurnLatencyObserver(BaseObserver):
     async def _happens(self, frame: Frame, source: FrameProcessor) -> None:
         timeline, now = self._timeline, self._now
         if isinstance(frame, LLMTextFrame):
-            if timeline.token is None and frame.text.strip() and not frame.skip_tts:
-                timeline.token = now
+            if frame.text.strip() and not frame.skip_tts:
+                timeline.has_words = True
+                timeline.token = now if timeline.token is None else timeline.token
         elif isinstance(frame, TTSAudioRawFrame):
-            if timeline.tts_audio is None and frame.context_id in self._answers:
+            is_answer = self._audio.turn_of(frame.context_id) == timeline.turn
+            if timeline.tts_audio is None and is_answer:
                 timeline.tts_audio = now
         elif isinstance(frame, AggregatedTextFrame):
-            if timeline.token is not None and timeline.sentence is None:
+            is_answer = timeline.token is not None and not self._audio.is_line(frame.context_id)
+            if timeline.sentence is None and is_answer:
                 timeline.sentence = now
         elif isinstance(frame, TTSStartedFrame):
-            if frame.append_to_context and timeline.context is not None:
-                self._answers.add(frame.context_id)
+            self._audio.open(frame, source, timeline.turn)
         elif isinstance(frame, BotStartedSpeakingFrame):
-            if timeline.context is not None and timeline.sound is None:
-                timeline.sound = now
+            self._bot_speaks = True
+            breakdown, self._pipecats.latest = self._pipecats.latest, None
+            if timeline.context is not None:
+                timeline.sound = now if timeline.sound is None else timeline.sound
+                timeline.break_down(breakdown)
+        elif isinstance(frame, BotStoppedSpeakingFrame):
+            self._bot_speaks = False
         elif isinstance(frame, MetricsFrame):
             for metric in frame.data:
                 if isinstance(metric, HedgeMetricsData):
-                    (self._cut_off or timeline).reported(metric.report)
-                    await self._tell_cut_off()
+                    await self._reported(metric.report)
         elif isinstance(frame, LLMFullResponseStartFrame):
-            await self._tell_cut_off()
-            if timeline.context is None:
-                timeline.context = now if self._context is None else self._context
-            timeline.asked = now
-            timeline.is_racing = isinstance(source, HedgedLLMService) and source.metrics_enabled
+            await self._asked(frame, source)
+        elif isinstance(frame, LLMFullResponseEndFrame):
+            timeline.is_responding = False
         else:
             await self._turn_happens(frame)
 
+    async def _asked(self, frame: LLMFullResponseStartFrame, source: FrameProcessor) -> None:
+        """The LLM begins: on a turn of the caller's, on its tools' results, or of the bot's own."""
+        handed, self._context = self._context, None
+        await self._tell_cut_off()
+        if self._timeline.is_answered:
+            await self._close()
+        timeline = self._timeline
+        at, context = handed or (None, None)
+        provisional = context is not None and context.speculation
+        if timeline.context is None:
+            timeline.context = self._now if at is None else at
+            turn = self._caller.asked(self._now, at, provisional=provisional)
+            timeline.is_reply = turn is not None
+            timeline.silence, timeline.turn_end = turn or (None, None)
+        timeline.tools.take(frame)
+        timeline.had_words = timeline.has_words
+        timeline.is_responding = True
+        timeline.is_racing = isinstance(source, HedgedLLMService) and source.metrics_enabled
+        timeline.asked = self._now
+        if provisional and at is not None:  # its beginning was held back until the turn was certain
+            timeline.asked = at
+            if self._early is not None:
+                timeline.reported(self._early)
+        self._early = None
+        self._audio.asked(frame, timeline.turn)
+
+    async def _reported(self, report: TurnReport) -> None:
+        """A race is over, which may be before it is known whether its answer is wanted."""
+        timeline = self._cut_off or self._timeline
+        if timeline.is_racing:
+            timeline.reported(report)
+        elif report.outcome != "interrupted":
+            self._early = report
+        await self._tell_cut_off()
+
     async def _turn_happens(self, frame: Frame) -> None:
-        timeline, now = self._timeline, self._now
-        if isinstance(frame, (VADUserStartedSpeakingFrame, VADUserStoppedSpeakingFrame)):
-            has_stopped = isinstance(frame, VADUserStoppedSpeakingFrame)
-            silence = now - frame.stop_secs if has_stopped else None
-            if timeline.context is None:
-                timeline.silence, self._silence = silence, None
-            else:  # it may be a cough, or a turn that is found to have begun afterwards
-                self._silence = silence
-        elif isinstance(frame, UserStartedSpeakingFrame):
-            has_failed = bool(timeline.reports) and timeline.reports[-1].outcome == "failed"
-            await self._close(interrupted=not has_failed)
-            if self._silence is not None:
-                self._timeline.silence, self._silence = self._silence, None
-        elif isinstance(frame, UserStoppedSpeakingFrame):
-            timeline.turn_end = now
-        elif isinstance(frame, LLMContextFrame):
-            # Of the last one before the LLM begins: one that tells the answer, which Pipecat's
-            # assistant aggregator sends behind it, asks for nothing.
-            self._context = now
+        timeline = self._timeline
+        timeline.tools.take(frame)
+        if isinstance(frame, UserStoppedSpeakingFrame) and timeline.is_reply:
+            timeline.turn_end = self._now  # the LLM was asked before it was certain
+            return
+        if isinstance(frame, UserStartedSpeakingFrame):
+            await self._close(interrupted=timeline.is_under_way(bot_speaks=self._bot_speaks))
         elif isinstance(frame, InterruptionFrame):
+            self._audio.interrupted()
             await self._close(interrupted=True)
-        elif isinstance(frame, BotStoppedSpeakingFrame):
-            if timeline.answer is not None:
-                await self._close()
         elif isinstance(frame, (EndFrame, CancelFrame)):
             await self._tell_cut_off()
             await self._close()
-
-    async def _break_down(self, _: UserBotLatencyObserver, breakdown: LatencyBreakdown) -> None:
-        self._timeline.contributions = tuple(
-            {"key": c.key, "label": c.label, "owner": c.owner, "secs": c.duration_secs}
-            for c in breakdown.contributions
-        )
+        self._caller.take(frame, self._now)
 
     # ---- the record
 
@@ -343,8 +260,7 @@ class TurnLatencyObserver(BaseObserver):
         if timeline.context is None:  # the caller speaks, but nobody has been asked yet
             return
         await self._tell_cut_off()
-        self._timeline, self._context = _Timeline(), None
-        self._answers.clear()
+        self._timeline, self._context = Timeline(timeline.turn + 1), None
         if interrupted and timeline.is_racing:
             self._cut_off = timeline
         else:
@@ -355,11 +271,26 @@ class TurnLatencyObserver(BaseObserver):
         if timeline is not None:
             await self._tell(timeline, interrupted=True)
 
-    async def _tell(self, timeline: _Timeline, *, interrupted: bool) -> None:
-        self._turn += 1
-        turn = timeline.summed_up(self._turn, self._now, interrupted=interrupted)
+    async def _tell(self, timeline: Timeline, *, interrupted: bool) -> None:
+        turn = timeline.summed_up(self._now, interrupted=interrupted)
         if turn is None:
             return
         if self._log:
             self._log.append(json.dumps(dataclasses.asdict(turn)))
         await self._call_event_handler("on_turn_latency", turn)
+
+
+class _Breakdowns(UserBotLatencyObserver):
+    """Has its breakdown at hand while the frame that ends it is being observed.
+
+    Its own event is called in a task, which is too late: the turn has been told of then.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latest: LatencyBreakdown | None = None
+
+    async def _call_event_handler(self, event_name: str, *args: Any, **kwargs: Any) -> None:
+        if event_name == "on_latency_breakdown":
+            self.latest = args[0]
+        await super()._call_event_handler(event_name, *args, **kwargs)

@@ -18,6 +18,7 @@ from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.types import assert_given, is_given
 
+from pipecat_hedge.arguments import refuse_unknown
 from pipecat_hedge.conversation import context_of
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.policies.usable import InlineThought
@@ -92,6 +93,7 @@ class VLLMService(OpenAILLMService):
         Raises:
             ConfigurationError: If an argument cannot work; the message says which, and the remedy.
         """
+        refuse_unknown(kwargs, owner=VLLMService, base=OpenAILLMService)
         _check_url(base_url)
         if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(

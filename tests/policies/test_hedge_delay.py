@@ -118,6 +118,17 @@ def test_a_light_tail_is_not_worth_it() -> None:
     assert "price 0.15 s" in decision.reason
 
 
+def test_a_rare_stall_is_hedged_once_hardly_anybody_else_is_left() -> None:
+    """It is worth it then, for far fewer than the share; the reason says that it was not before."""
+    rare = lognormal(0.5, 0.12, stalls=0.001)
+    decision = asked(rule(rare, rare, share=0.1))
+    assert decision.at is not None
+    assert 0.001 < rare.share_after(decision.at) < 0.2 * 0.1
+    assert savings(rare, rare, np.array([decision.at]))[0] > 0.15
+    assert savings(rare, rare, np.array([rare.quantile(0.92)]))[0] == pytest.approx(0.05, abs=0.01)
+    assert decision.reason == f"tail too light: saves 0.05 s until {decision.at:.2f} s"
+
+
 def test_what_is_never_worth_it_is_launched_only_when_it_hangs() -> None:
     """After a wait that no curve knows: twice the longest usual one."""
     decision = asked(rule(LIGHT, LIGHT, worth_secs=60.0))

@@ -1,0 +1,69 @@
+"""Which tools a turn waits for: an answer that comes after them is the same turn's.
+
+Pipecat tells when a call is made, when it runs, what it returned, and whether that asks the LLM
+again. Asking may take its time: Pipecat's assistant aggregator waits until the bot is silent. A
+tool that an interruption does not cancel is not waited for: the conversation goes on beside it.
+"""
+
+from __future__ import annotations
+
+from pipecat.frames.frames import (
+    Frame,
+    FunctionCallCancelFrame,
+    FunctionCallInProgressFrame,
+    FunctionCallResultFrame,
+    FunctionCallsStartedFrame,
+    LLMFullResponseStartFrame,
+)
+
+__all__ = ["AwaitedTools"]
+
+
+class AwaitedTools:
+    """Follows the calls of one turn."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._running: set[str] = set()
+        self._beside: set[str] = set()
+        self._asks_again = False
+
+    def __bool__(self) -> bool:
+        """Whether a tool runs, or has returned and the LLM is about to be asked again."""
+        return self._asks_again or bool(self._running)
+
+    def take(self, frame: Frame) -> None:
+        """Note what a frame tells of the calls.
+
+        Args:
+            frame: Any frame.
+        """
+        if isinstance(frame, FunctionCallsStartedFrame):
+            self._running.update(call.tool_call_id for call in frame.function_calls)
+        elif isinstance(frame, FunctionCallInProgressFrame):
+            if frame.cancel_on_interruption:
+                self._running.add(frame.tool_call_id)
+            else:
+                self._running.discard(frame.tool_call_id)
+                self._beside.add(frame.tool_call_id)
+        elif isinstance(frame, FunctionCallResultFrame) and self._is_ours(frame.tool_call_id):
+            if frame.properties is None or frame.properties.is_final:
+                self._running.discard(frame.tool_call_id)
+            self._asks_again = self._asks_again or _asks_again(frame)
+        elif isinstance(frame, FunctionCallCancelFrame) and self._is_ours(frame.tool_call_id):
+            self._running.discard(frame.tool_call_id)
+            self._asks_again = self._asks_again or frame.run_llm
+        elif isinstance(frame, LLMFullResponseStartFrame):
+            self._asks_again = False
+
+    def _is_ours(self, tool_call_id: str) -> bool:
+        return tool_call_id in self._running or tool_call_id in self._beside
+
+
+def _asks_again(frame: FunctionCallResultFrame) -> bool:
+    """As Pipecat's assistant aggregator decides it."""
+    if not frame.result:
+        return False
+    if frame.properties is not None and frame.properties.run_llm is not None:
+        return frame.properties.run_llm
+    return frame.run_llm is not False
