@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.replay.caller import Caller, CallError, HungUp, Said
 from pipecat_hedge.replay.ear import HUSH_SECS
-from pipecat_hedge.replay.sound import RATE, Utterance, envelope, utterances
+from pipecat_hedge.replay.sound import RATE, Utterance, envelope, one_utterance
 from pipecat_hedge.replay.told import (
     answer_text,
     is_busy,
@@ -32,7 +31,7 @@ from pipecat_hedge.replay.told import (
     understood_text,
 )
 
-__all__ = ["Conversation", "HeardTurn", "Waves", "check_waits"]
+__all__ = ["Conversation", "HeardTurn", "Waves"]
 
 FINISHED_SECS = 1.0
 """A bot that has been silent for so long has finished, unless it says that it has not."""
@@ -323,24 +322,6 @@ class Conversation:
         )
 
 
-def check_waits(greeting_secs: float, timeout_secs: float) -> None:
-    """Refuse waits that cannot be.
-
-    Args:
-        greeting_secs: How long the bot is waited for to speak first.
-        timeout_secs: A bot that is silent for so long does not answer.
-
-    Raises:
-        ConfigurationError: If one is no such time; the message names it.
-    """
-    if not timeout_secs > 0:
-        raise ConfigurationError(f"timeout_secs must be positive, got {timeout_secs}")
-    if not greeting_secs >= 0:
-        raise ConfigurationError(
-            f"greeting_secs must not be negative, got {greeting_secs}: 0 does not wait"
-        )
-
-
 def _p99(secs: list[float]) -> float:
     return float(np.quantile(secs, 0.99)) if secs else 0.0
 
@@ -359,4 +340,4 @@ def _filler_secs(record: dict[str, Any] | None) -> float | None:
 
 
 def _utterance(spoken: Utterance | str | Path) -> Utterance:
-    return spoken if isinstance(spoken, Utterance) else utterances([Path(spoken)])[0]
+    return spoken if isinstance(spoken, Utterance) else one_utterance(Path(spoken))
