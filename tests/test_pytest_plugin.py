@@ -164,6 +164,9 @@ def test_a_function(pytester: pytest.Pytester) -> None:
         async def broken(runner_args):
             raise LookupError("no such voice")
 
+        async def returns(runner_args):
+            return
+
         @pytest.mark.voice_bot(bot, greeting_secs=0)
         async def test_answers(caller):
             turn = await caller.say("hours.flac")
@@ -172,11 +175,20 @@ def test_a_function(pytester: pytest.Pytester) -> None:
         @pytest.mark.voice_bot(bot=broken)
         async def test_raises(caller):
             pass
+
+        @pytest.mark.voice_bot(bot=returns, greeting_secs=0)
+        async def test_returns(caller):
+            pass
         """
     )
     result = run(pytester)
-    result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["*BotFailed: the bot raised LookupError: no such voice"])
+    result.assert_outcomes(passed=1, errors=2)
+    result.stdout.fnmatch_lines(
+        [
+            "*BotFailed: the bot raised LookupError: no such voice",
+            "*BotFailed: the bot returned without answering the call: *",
+        ]
+    )
 
 
 def test_one_bot_for_many_tests(pytester: pytest.Pytester) -> None:
@@ -226,6 +238,9 @@ def test_the_command_line_names_the_bot(pytester: pytest.Pytester) -> None:
         ("voice_bot('true', 'false')", "the marker voice_bot takes one bot, got *"),
         ("voice_bot('true', timeout_secs=0)", "timeout_secs must be positive, got 0"),
         ("voice_bot('true', start_secs=-1)", "start_secs must be positive, got -1"),
+        ("voice_bot('true', start_secs='5')", "start_secs must be a number of seconds, got '5'*"),
+        ("voice_bot('true', greeting_secs='5')", "greeting_secs must be a number of seconds, *"),
+        ("voice_bot('true', network=0.5)", "network must be a *Network, such as *, got 0.5"),
     ],
 )
 def test_what_cannot_be_called(pytester: pytest.Pytester, marker: str, told: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 
 from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.recordings import load_manifest, read_samples
+from pipecat_hedge.recordings import load_manifest, read_audio, read_samples
 
 TABLE = """
 [[recording]]
@@ -100,6 +100,17 @@ def test_a_file_that_vanished_after_loading_is_refused(folder: Path):
     recording.path.unlink()
     with pytest.raises(ConfigurationError, match=r"hello\.flac: no such file"):
         read_samples(recording)
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_samples_that_are_no_numbers_are_refused(tmp_path: Path, odd: float):
+    """Of any channel; the error names the file."""
+    samples = np.zeros((1600, 2), np.float32)
+    samples[100, 1] = odd
+    path = tmp_path / "broken.wav"
+    soundfile.write(path, samples, 16000, subtype="FLOAT")
+    with pytest.raises(ConfigurationError, match=r"broken\.wav: holds samples that are no numbers"):
+        read_audio(path, 48000)
 
 
 def test_a_rate_that_is_none_is_refused(folder: Path):

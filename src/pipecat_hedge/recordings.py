@@ -138,7 +138,7 @@ def read_audio(path: Path, sample_rate: int) -> npt.NDArray[np.int16]:
         An array of one dimension.
 
     Raises:
-        ConfigurationError: If there is no such file, or it is not audio.
+        ConfigurationError: If there is no such file, it is not audio, or samples are no numbers.
     """
     if sample_rate <= 0:
         raise ConfigurationError(f"sample_rate: {sample_rate} is not a rate. Use 48000 or 16000.")
@@ -147,6 +147,11 @@ def read_audio(path: Path, sample_rate: int) -> npt.NDArray[np.int16]:
         samples, found = soundfile.read(path, dtype="float32", always_2d=True)
     except (soundfile.SoundFileError, OSError) as error:
         raise _unreadable(path, error) from error
+    if not np.isfinite(samples).all():
+        raise ConfigurationError(
+            f"{path}: holds samples that are no numbers (NaN or infinite): whatever made it has "
+            "failed; make it again, as 16 bit"
+        )
     loudest = samples[:, int(np.argmax(np.abs(samples).max(axis=0, initial=0.0)))]
     mono = np.clip(np.rint(loudest * 32768), -32768, 32767).astype(np.int16)
     if sample_rate == found:

@@ -171,6 +171,34 @@ async def test_a_function_that_raises_at_once() -> None:
     assert isinstance(failed.value.__cause__, LookupError)
 
 
+async def test_a_function_that_returns_at_once() -> None:
+    """Nor does it wait for one that nobody holds."""
+
+    async def returns(runner_args: Any) -> None:
+        return
+
+    before = asyncio.all_tasks()
+    with pytest.raises(BotFailed, match="the bot returned without answering the call: have it run"):
+        async with Call(CallableBot(returns), greeting_secs=0):
+            pytest.fail("it answers")
+    if noticing := asyncio.all_tasks() - before:  # as above
+        await asyncio.wait(noticing, timeout=1)
+
+
+async def test_a_function_that_is_not_async() -> None:
+    """Is told what it should be."""
+
+    def plain(runner_args: Any) -> Any:
+        return 7
+
+    before = asyncio.all_tasks()
+    with pytest.raises(BotFailed, match=r"bot must be async def bot\(runner_args\), but .* 7"):
+        async with Call(CallableBot(plain), greeting_secs=0):
+            pytest.fail("it answers")
+    if noticing := asyncio.all_tasks() - before:  # as above
+        await asyncio.wait(noticing, timeout=1)
+
+
 async def test_a_function_that_raises_in_mid_call() -> None:
     """What is said to it fails with its error, and is not told twice."""
     spoken_to = asyncio.Event()
@@ -283,7 +311,9 @@ async def test_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         ([], {}, "command: there is nothing to run"),
         ("python 'bot.py", {}, "command: No closing quotation in .*: close the quotes"),
         (7860, {}, "a bot is an address such as .*; got 7860"),
+        (b"python bot.py", {}, "a bot is an address such as .*; got b'python bot.py'"),
         ("python bot.py", {"start_secs": 0}, "start_secs must be positive, got 0"),
+        ("python bot.py", {"start_secs": "5"}, "start_secs must be a number of seconds, got '5'"),
         ("http://127.0.0.1:1", {"start_secs": 5}, "start_secs is for a bot .* command"),
     ],
 )
@@ -297,7 +327,12 @@ def test_what_is_no_bot(given: Any, options: dict[str, Any], told: str) -> None:
     ("options", "told"),
     [
         ({"greeting_secs": -1}, "greeting_secs must not be negative, got -1: 0 does not wait"),
+        ({"greeting_secs": "5"}, "greeting_secs must be a number of seconds, got '5': write"),
+        ({"greeting_secs": None}, "greeting_secs must be a number of seconds, got None"),
+        ({"greeting_secs": True}, "greeting_secs must be a number of seconds, got True"),
         ({"timeout_secs": 0}, "timeout_secs must be positive, got 0"),
+        ({"timeout_secs": float("nan")}, "timeout_secs must be a number of seconds, got nan"),
+        ({"network": 0.5}, r"network must be a .*\.Network, such as Network\(.*\), got 0\.5"),
     ],
 )
 def test_what_is_no_call(options: dict[str, Any], told: str) -> None:

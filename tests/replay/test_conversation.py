@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from pipecat_hedge.errors import ConfigurationError
+from pipecat_hedge.replay.bot import Bot
+from pipecat_hedge.replay.call import Call
 from pipecat_hedge.replay.caller import Caller, CallError, Said
 from pipecat_hedge.replay.conversation import Conversation, HeardTurn
 from pipecat_hedge.replay.network import Network
@@ -76,6 +78,7 @@ async def test_a_turn_and_what_the_bot_tells_of_it() -> None:
             {"type": "user-transcription", "data": {"text": "open on sunday?", "final": True}},
             {"type": "user-stopped-speaking"},
             {"type": "bot-llm-started"},
+            {"type": "bot-tts-started"},
             {"type": "bot-llm-text", "data": {"text": "Till nine."}},
             {"type": "bot-llm-stopped"},
             {
@@ -89,7 +92,7 @@ async def test_a_turn_and_what_the_bot_tells_of_it() -> None:
     assert (turn.recording, turn.run, turn.caller, turn.error) == ("open", 2, 3, None)
     assert turn.understood_text == "open on sunday?"
     assert turn.answer_text == "Till nine."
-    assert list(turn.stages) == ["turn_end", "llm_started", "first_text"]
+    assert list(turn.stages) == ["turn_end", "llm_started", "first_text"], "speech: the filler's"
     assert turn.first_sound_secs is not None
     assert turn.voice_to_voice_secs == pytest.approx(turn.first_sound_secs + 1.3), "a filler first"
     assert turn.record is not None
@@ -110,13 +113,41 @@ async def test_a_filler_without_an_answer_is_no_answer() -> None:
 
     def messages(turn: int) -> list[dict[str, Any]]:
         record = {"type": "turn", "voice_to_voice_secs": None, "first_sound_secs": 0.6}
-        return [{"type": "server-message", "data": record}]
+        return [
+            {"type": "bot-output", "data": {"text": "One moment."}},
+            {"type": "server-message", "data": record},
+        ]
 
     async with ScriptedBot(messages=messages) as bot, Caller(bot.url) as caller:
         turn = await Conversation(caller).say(utterance())
     assert turn.error == "a filler was heard, but no answer"
+    assert turn.answer_text == "", "its words are no answer either"
     assert turn.voice_to_voice_secs is None
     assert turn.first_sound_secs is not None
+
+
+@pytest.mark.parametrize("written", ["", "We are open"])
+async def test_an_answer_that_never_ends_is_none(written: str) -> None:
+    """The LLM hangs behind a filler, or in mid-answer: a sound was heard, and no record comes."""
+
+    def messages(turn: int) -> list[dict[str, Any]]:
+        text = [{"type": "bot-llm-text", "data": {"text": written}}] if written else []
+        filler = {"type": "bot-output", "data": {"text": "One moment."}}
+        return [{"type": "bot-llm-started"}, *text, filler]
+
+    async with ScriptedBot(messages=messages, speaks_secs=0.3) as bot:
+        async with Caller(bot.url) as caller:
+            turn = await Conversation(caller, timeout_secs=1.2).say(utterance())
+        assert turn.error == (
+            "a sound was heard (a filler perhaps), but the bot did not finish its answer within "
+            "1.2 s"
+        )
+        assert turn.voice_to_voice_secs is None
+        assert turn.first_sound_secs is not None
+        assert turn.answer_text == written
+        async with Call(Bot(bot.url), greeting_secs=0, timeout_secs=1.2) as call:
+            with pytest.raises(CallError, match=r"tone: a sound was heard .* did not finish"):
+                await call.say(utterance())
 
 
 async def test_an_interruption() -> None:

@@ -75,10 +75,13 @@ async def test_a_good_line_is_left_alone() -> None:
     ("fields", "told"),
     [
         ({"loss": 1.0}, "loss must be a share"),
+        ({"loss": "0.1"}, "loss must be a share from 0 to below 1, got '0.1'"),
         ({"jitter_secs": -0.1}, "jitter_secs must be from 0"),
+        ({"jitter_secs": None}, "jitter_secs must be from 0 to 1 s, got None"),
+        ({"seed": 0.5}, "seed must be a whole number, got 0.5"),
     ],
 )
-def test_lines_that_cannot_be(fields: dict[str, float], told: str) -> None:
+def test_lines_that_cannot_be(fields: dict[str, Any], told: str) -> None:
     """The error names the field."""
     with pytest.raises(HedgeError, match=told):
-        Network(**fields)  # type: ignore[arg-type]
+        Network(**fields)

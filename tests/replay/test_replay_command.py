@@ -68,6 +68,7 @@ async def test_a_bot_that_says_nothing(hello: Path, capsys: pytest.CaptureFixtur
         (("{hello}", "--runs", "0"), "runs must be at least 1, got 0"),
         (("{hello}", "--loss", "1.5"), "loss must be a share from 0 to below 1, got 1.5"),
         (("{hello}", "--interrupt-with", "{missing}"), "missing.wav"),
+        (("{hello}", "--interrupt-with", "{folder}"), "is a folder, but one recording is to be"),
         (("{hello}", "--report", "{text}"), "cannot be written to"),
     ],
 )
@@ -82,6 +83,7 @@ async def test_what_cannot_be_done(
     text = tmp_path / "words.txt"
     text.write_text("words")
     names = {"hello": hello, "text": text, "missing": tmp_path / "missing.wav"}
+    names["folder"] = tmp_path
     assert await called(*(argument.format(**names) for argument in arguments)) == 2
     printed = capsys.readouterr().err.replace("\n", " ")
     assert printed.startswith("pipecat-hedge replay: ")

@@ -11,12 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.replay.conversation import HeardTurn, Waves
-from pipecat_hedge.replay.picture import picture
+from pipecat_hedge.replay.picture import LANE, WIDTH, picture
 from pipecat_hedge.replay.report import check_folder, report_html, write_report
 from pipecat_hedge.replay.summary import summarise
+from pipecat_hedge.replay.told import STAGES
 
 
 def turn(
@@ -65,20 +68,51 @@ def test_percentiles_by_recording_and_over_all() -> None:
 
 
 def test_where_the_time_goes() -> None:
-    """The median of each stage, of the turns that have it, up to the first sound."""
+    """The median of each stage and of the answer, of turns that have what most turns have."""
     quick = dataclasses.replace(turn(secs=0.7), stages={"turn_end": 0.3, "llm_started": 0.31})
-    summary = summarise([turn(secs=0.8), turn(secs=0.9), quick])
-    assert summary.stages == {
-        "turn_end": 0.4,
-        "llm_started": 0.31,
-        "first_text": 0.6,
-        "heard": 0.8,
-    }
-    assert summary.stages_told.startswith("turn end 0.40 s, llm started 0.31 s, ")
+    summary = summarise([turn(secs=0.8), turn(secs=0.9), turn(secs=1.0), quick])
+    assert summary.stages == {"turn_end": 0.4, "first_text": 0.6, "heard": 0.9}
+    assert summary.stages_told == "turn end 0.40 s, first text 0.60 s, heard 0.90 s"
     assert "Where the time goes" in report_html([quick], "About.")
     mute = dataclasses.replace(turn(), stages={})
     assert summarise([mute]).stages == {}
     assert "Where the time goes" not in report_html([mute], "About.")
+
+
+def test_a_filler_takes_no_part_in_where_the_time_goes() -> None:
+    """It is the answer that is heard; a turn that ends with a filler is left out."""
+    first = dataclasses.replace(turn(secs=3.0), first_sound_secs=1.2)
+    stages = {"turn_end": 0.4, "tts_started": 1.1}
+    unanswered = dataclasses.replace(
+        first, voice_to_voice_secs=None, stages=stages, error="a filler was heard, but no answer"
+    )
+    assert summarise([first, unanswered]).stages == {**turn().stages, "heard": 3.0}
+    assert summarise([unanswered]).stages == {}
+
+
+_MOMENTS = st.lists(st.floats(0, 10), min_size=6, max_size=6).map(sorted)
+
+
+@given(st.lists(st.tuples(_MOMENTS, st.sets(st.sampled_from([*STAGES.values()]))), min_size=1))
+def test_stages_come_out_in_their_order(turns: list[tuple[list[float], set[str]]]) -> None:
+    """Whatever stages some turns lack; the last is as high as p50 where all turns are alike."""
+    heard = [
+        HeardTurn(
+            "hours",
+            voice_to_voice_secs=moments[-1],
+            first_sound_secs=moments[-1],
+            stages={
+                name: at
+                for name, at in zip(STAGES.values(), moments[:-1], strict=True)
+                if name in told
+            },
+        )
+        for moments, told in turns
+    ]
+    summary = summarise(heard)
+    assert list(summary.stages.values()) == sorted(summary.stages.values())
+    if summary.stages and all(t.stages.keys() == heard[0].stages.keys() for t in heard):
+        assert summary.stages["heard"] == summary.everything.p50
 
 
 def test_nobody_was_answered() -> None:
@@ -126,6 +160,53 @@ def test_a_picture_marks_the_gap() -> None:
     assert gap is not None
     assert gap.text == "0.80 s"
     assert len(drawn.findall(f"{svg}line[@class='stage']")) == 2
+
+
+@pytest.mark.parametrize(
+    ("answered", "words", "name"),
+    [(2.0, "Till nine.", "filler"), (None, "", "filler"), (None, "We are", "sound")],
+)
+def test_a_picture_names_a_sound_that_is_no_answer(
+    answered: float | None, words: str, name: str
+) -> None:
+    """Above its beginning, in the caller's lane, who is silent: it is not drawn over a wave."""
+    heard = dataclasses.replace(
+        turn(secs=0.6),
+        voice_to_voice_secs=answered,
+        error=None if answered else "no answer",
+        answer_text=words,
+    )
+    drawn = ElementTree.fromstring(picture(heard))
+    svg = "{http://www.w3.org/2000/svg}"
+    (label,) = (text for text in drawn.iterfind(f"{svg}text") if text.text in ("filler", "sound"))
+    gap, mark = drawn.find(f"{svg}text[@class='gap']"), drawn.find(f"{svg}line[@class='other']")
+    assert gap is not None
+    assert mark is not None
+    assert label.text == name
+    assert float(label.attrib["y"]) <= float(gap.attrib["y"]) - 12, "nor over what the gap is told"
+    assert float(label.attrib["y"]) <= LANE
+    bot = drawn.find(f"{svg}path[@class='bot']")
+    assert bot is not None
+    points = (point.split(",") for point in bot.attrib["d"].strip("MZ").split())
+    loud = [float(x) for x, y in points if float(y) < LANE * 1.5]
+    assert float(mark.attrib["x1"]) == pytest.approx(min(loud), abs=4)
+    assert 0 < float(label.attrib["x"]) - float(mark.attrib["x1"]) < 10
+
+
+def test_a_picture_tells_an_error_within_its_width() -> None:
+    """However late the caller has finished; the details are on the page."""
+    why = "a sound was heard (a filler perhaps), but the bot did not finish its answer within 15 s"
+    odd = turn(secs=None, error=f"{why}; its last messages were metrics, bot-llm-started")
+    assert odd.waves is not None
+    for spoken_secs in (0.5, 2.0, 2.7, 3.9):
+        late = dataclasses.replace(odd.waves, spoken_secs=spoken_secs)
+        drawn = ElementTree.fromstring(picture(dataclasses.replace(odd, waves=late)))
+        gap = drawn.find("{http://www.w3.org/2000/svg}text[@class='gap']")
+        assert gap is not None
+        assert gap.text == why
+        at, width = float(gap.attrib["x"]), 6.4 * len(why)
+        begins = at if gap.attrib["text-anchor"] == "start" else at - width
+        assert 0 <= begins <= WIDTH - width
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from pipecat_hedge.replay.sound import (
     Utterance,
     envelope,
     first_loud,
+    one_utterance,
     utterances,
 )
 
@@ -105,6 +106,15 @@ def test_what_cannot_be_spoken(tmp_path: Path) -> None:
     ):
         with pytest.raises(HedgeError, match=told):
             utterances([tmp_path / path])
+
+
+def test_one_recording_where_only_one_can_be_spoken() -> None:
+    """A folder or a manifest is refused, with the remedy: the first of it is not meant."""
+    for path, told in ((FIXTURES, "is a folder"), (FIXTURES / "manifest.toml", "is a manifest")):
+        with pytest.raises(HedgeError, match=f"{told}, .* name one file of it"):
+            one_utterance(path)
+    (first, *_) = utterances([FIXTURES])
+    assert one_utterance(FIXTURES / f"{first.name}.flac").transcript == first.transcript
 
 
 def test_an_envelope_for_a_picture() -> None:

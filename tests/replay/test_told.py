@@ -9,10 +9,12 @@ import pytest
 from pipecat_hedge.replay.told import (
     answer_text,
     is_busy,
+    is_unfinished,
     last_change,
     record_of,
     stages_of,
     understood_text,
+    written_text,
 )
 
 
@@ -39,6 +41,28 @@ def told(kind: str, at: float = 0.0, **data: Any) -> dict[str, Any]:
 def test_a_bot_is_busy_until_it_says_that_it_is_not(kinds: list[str], busy: bool) -> None:
     """It speaks, writes or runs a tool; an interruption ends all of that."""
     assert is_busy([told(kind) for kind in kinds]) is busy
+
+
+@pytest.mark.parametrize(
+    ("kinds", "unfinished"),
+    [
+        ([], False),
+        (["bot-llm-started"], True),
+        (["bot-llm-started", "bot-llm-text"], True),
+        (["bot-llm-started", "bot-llm-text", "bot-llm-stopped"], False),
+        (["bot-llm-started", "bot-llm-stopped", "bot-started-speaking"], False),
+        (["bot-started-speaking"], False),
+        (["bot-llm-started", "llm-function-call-in-progress", "bot-llm-stopped"], True),
+        (
+            ["bot-llm-started", "bot-llm-text", "llm-function-call-started", "bot-llm-stopped"],
+            False,
+        ),
+        (["bot-llm-started", "bot-interrupted"], False),
+    ],
+)
+def test_an_answer_is_unfinished_while_it_is_written(kinds: list[str], unfinished: bool) -> None:
+    """Or a tool runs for it, not one that runs on behind it. Without messages it never is."""
+    assert is_unfinished([told(kind, text="So,") for kind in kinds]) is unfinished
 
 
 def test_when_a_bot_last_began_or_ended_something() -> None:
@@ -71,6 +95,14 @@ def test_words() -> None:
     assert answer_text([told("bot-llm-text"), {"type": "bot-llm-text", "data": 3}]) == ""
 
 
+def test_what_was_written_is_no_filler() -> None:
+    """A filler is spoken, but the LLM has not written it."""
+    filler = told("bot-output", text="One moment.")
+    assert written_text([filler]) == ""
+    answered = [filler, told("bot-llm-text", text="Till "), told("bot-llm-text", text="nine.")]
+    assert written_text(answered) == answer_text(answered) == "Till nine."
+
+
 def test_stages_are_counted_from_the_callers_last_sound() -> None:
     """The turn ended twice, and a tool was called: the last time before the answer counts."""
     messages = [
@@ -92,6 +124,30 @@ def test_stages_are_counted_from_the_callers_last_sound() -> None:
     }
     assert next(iter(stages_of(messages, 10.0, None))) == "turn_end"
     assert stages_of([], 10.0, 11.0) == {}
+
+
+def test_the_stages_of_a_filler_are_not_the_answers() -> None:
+    """It was spoken before the answer was, or without one."""
+    filler = [
+        told("bot-llm-started", 10.4),
+        told("bot-tts-started", 11.2),
+        told("bot-started-speaking", 11.25),
+    ]
+    assert list(stages_of(filler, 10.0, None, 11.4)) == ["llm_started"]
+    assert list(stages_of(filler, 10.0, None)) == ["llm_started", "tts_started", "bot_started"]
+    answer = [
+        told("bot-llm-text", 13.0, text="Till nine."),
+        told("bot-tts-started", 13.1),
+        told("bot-started-speaking", 13.2),
+    ]
+    assert stages_of(filler + answer, 10.0, 13.4, 11.4) == {
+        "llm_started": pytest.approx(0.4),
+        "first_text": pytest.approx(3.0),
+        "tts_started": pytest.approx(3.1),
+        "bot_started": pytest.approx(3.2),
+    }
+    runs_into = [*filler, answer[0], answer[1]]
+    assert "bot_started" not in stages_of(runs_into, 10.0, 13.4, 11.4)
 
 
 def test_the_bots_own_record() -> None:

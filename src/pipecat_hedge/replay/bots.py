@@ -41,7 +41,7 @@ def as_bot(
         return CallableBot(given)
     if isinstance(given, str) and _is_address(given):
         return Bot(given)
-    if isinstance(given, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if isinstance(given, Sequence) and not isinstance(given, (bytes, bytearray)):  # pyright: ignore[reportUnnecessaryIsInstance]
         secs = START_SECS if start_secs is None else start_secs
         return CommandBot(given, cwd=cwd, start_secs=secs)
     raise ConfigurationError(

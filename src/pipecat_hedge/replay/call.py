@@ -12,9 +12,10 @@ from typing import Self
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.replay.bot import Bot
 from pipecat_hedge.replay.caller import Caller, CallError
-from pipecat_hedge.replay.conversation import Conversation, HeardTurn, check_waits
-from pipecat_hedge.replay.network import Network
+from pipecat_hedge.replay.conversation import Conversation, HeardTurn
+from pipecat_hedge.replay.network import Network, check_network
 from pipecat_hedge.replay.sound import Utterance
+from pipecat_hedge.replay.waits import check_waits
 
 __all__ = ["Call"]
 
@@ -57,9 +58,10 @@ class Call:
             heard: Told of each turn, answered or not.
 
         Raises:
-            ConfigurationError: If a time cannot be.
+            ConfigurationError: If an argument cannot work; the message names it.
         """
         check_waits(greeting_secs, timeout_secs)
+        check_network(network)
         self.bot = bot
         self._root = Path(root)
         self._greeting_secs = greeting_secs

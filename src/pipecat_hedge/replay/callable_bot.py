@@ -7,6 +7,7 @@ caller: that is quick and can be debugged, but for figures a bot belongs into a 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import uuid
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -25,6 +26,8 @@ HANG_UP_SECS = 5.0
 """How long a bot may take to end by itself once its caller has hung up."""
 CANCEL_SECS = 5.0
 """How long it may take when it is cancelled."""
+_NOT_YET = ("new", "connecting")
+"""The states of a connection that has never come about."""
 
 
 class CallableBot(Bot):
@@ -114,9 +117,21 @@ class CallableBot(Bot):
             webrtc_connection=connection, body=self._body, session_id=str(uuid.uuid4())
         )
         try:
-            await self._bot(arguments)
+            answering = self._bot(arguments)
+            if not inspect.isawaitable(answering):
+                self._fail(
+                    f"the bot must be async def bot(runner_args), but returned {answering!r}"
+                )
+                return
+            await answering
         except Exception as e:
             self._fail(f"the bot raised {type(e).__name__}: {e}", e)
+        else:
+            if connection.pc.connectionState in _NOT_YET:
+                self._fail(
+                    "the bot returned without answering the call: have it run its pipeline until "
+                    "the caller has hung up"
+                )
         finally:
             await connection.disconnect()
 

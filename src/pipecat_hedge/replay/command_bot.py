@@ -28,6 +28,7 @@ import aiohttp
 
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.replay.bot import Bot, BotFailed
+from pipecat_hedge.replay.waits import check_wait
 from pipecat_hedge.task_scope import TaskScope
 
 __all__ = ["CommandBot"]
@@ -87,8 +88,7 @@ class CommandBot(Bot):
         if not words or not words[0]:
             told = 'command: there is nothing to run; write "python bot.py --port {port}", say'
             raise ConfigurationError(told)
-        if not start_secs > 0:
-            raise ConfigurationError(f"start_secs must be positive, got {start_secs}")
+        check_wait("start_secs", start_secs)
         if os.name != "posix":
             told = "command: this takes a POSIX system; start the bot yourself and give its address"
             raise ConfigurationError(told)

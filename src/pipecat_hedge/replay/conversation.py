@@ -6,7 +6,8 @@ Law: what is measured is what the caller's samples say. What the bot says of its
 the answer, both at the caller's end, the bot's receive buffer and the caller's own (80 ms each in
 aiortc) included: somebody on the telephone waits for those too. A filler is a sound, but no answer:
 ``first_sound_secs`` counts it. Samples do not tell them apart, but the bot's own record of the turn
-does, where it sends one (`TurnLatency.first_sound_secs` and `voice_to_voice_secs`).
+does, where it sends one (`TurnLatency.first_sound_secs` and `voice_to_voice_secs`). It comes when
+the turn is over: a turn in which the LLM never came to an end has none, and is not answered.
 """
 
 from __future__ import annotations
@@ -19,25 +20,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.replay.caller import Caller, CallError, HungUp, Said
 from pipecat_hedge.replay.ear import HUSH_SECS
-from pipecat_hedge.replay.sound import RATE, Utterance, envelope, utterances
+from pipecat_hedge.replay.sound import RATE, Utterance, envelope, one_utterance
 from pipecat_hedge.replay.told import (
     answer_text,
     is_busy,
+    is_unfinished,
     last_change,
     record_of,
     stages_of,
     understood_text,
+    written_text,
 )
 
-__all__ = ["Conversation", "HeardTurn", "Waves", "check_waits"]
+__all__ = ["FILLER_SECS", "Conversation", "HeardTurn", "Waves"]
 
 FINISHED_SECS = 1.0
 """A bot that has been silent for so long has finished, unless it says that it has not."""
 SPOKEN_INTO_SECS = 0.8
 """An interruption begins so long after the answer was first heard."""
+SPEAKING_SECS = 60.0
+"""A bot that speaks for longer does not come to an end."""
+FILLER_SECS = 0.05
+"""What is heard no longer than this before the answer is its own beginning, and no filler."""
 LEAD_SECS, TRAIL_SECS, SHOWN_SECS = 0.2, 1.5, 30.0
 """What a picture shows before the caller speaks, after the bot is heard, and at most."""
 POINTS_A_SEC = 60
@@ -76,7 +82,8 @@ class HeardTurn:
         error: Why there was no answer; None if there was one.
         silent_after_secs: Of an interruption, from its first sound to the last one of the answer
             that it interrupted, in seconds; None if it interrupted nothing.
-        answer_text: What the bot said, as its messages tell; empty if it sends none.
+        answer_text: What the bot answered, as its messages tell; empty if it sends none. The words
+            of a filler that no answer followed are left out.
         understood_text: What the bot understood, likewise.
         stages: When each stage ended, as the bot's messages tell, in seconds from the caller's last
             sound; see ``told.STAGES``.
@@ -113,6 +120,7 @@ class _Asked:
     first_frame: int
     heard_at: float | None = None
     silent_after_secs: float | None = None
+    is_unfinished: bool = False
     error: str | None = None
 
 
@@ -241,11 +249,18 @@ class Conversation:
             raise
         except CallError as e:
             asked.error = str(e)
+        else:
+            asked.is_unfinished = is_unfinished(self.caller.messages[asked.first_message :])
+            if asked.is_unfinished:
+                asked.error = (
+                    "a sound was heard (a filler perhaps), but the bot did not finish its answer "
+                    f"within {self._timeout_secs:g} s"
+                )
 
     async def _finished(self, since: float) -> float:
-        """Wait until the bot has said what it has to say."""
+        """Wait until the bot has said what it has to say, or is silent for too long."""
         caller = self.caller
-        longest = max(self._timeout_secs, 60.0)
+        longest = SPEAKING_SECS + self._timeout_secs
 
         def is_finished() -> float | None:
             last = caller.ear.last_loud(since)
@@ -280,10 +295,11 @@ class Conversation:
             frames = frames[: interruption.first_frame - asked.first_frame]
         record = record_of(told)
         first = None if asked.heard_at is None else asked.heard_at - said.ended_at
-        later = _filler_secs(record)
+        later = None if asked.is_unfinished else _filler_secs(record)
         if first is not None and later is None and asked.error is None:
             was = "a filler was heard, but no answer"
             asked.error = was if interruption is None else f"{was} before the interruption"
+        is_filler = first is not None and (later is None or later > FILLER_SECS)
         answer_at = None if asked.heard_at is None else asked.heard_at + (later or 0.0)
         return HeardTurn(
             recording=asked.utterance.name,
@@ -293,9 +309,14 @@ class Conversation:
             first_sound_secs=first,
             error=asked.error,
             silent_after_secs=asked.silent_after_secs,
-            answer_text=answer_text(messages),
+            answer_text=(written_text if later is None else answer_text)(messages),
             understood_text=understood_text(messages),
-            stages=stages_of(messages, said.ended_at, answer_at),
+            stages=stages_of(
+                messages,
+                said.ended_at,
+                None if later is None else answer_at,
+                asked.heard_at if is_filler else None,
+            ),
             record=record,
             late_secs=_p99(frames),
             bot_late_secs=_p99(caller.ear.late_since(said.began_at)),
@@ -323,24 +344,6 @@ class Conversation:
         )
 
 
-def check_waits(greeting_secs: float, timeout_secs: float) -> None:
-    """Refuse waits that cannot be.
-
-    Args:
-        greeting_secs: How long the bot is waited for to speak first.
-        timeout_secs: A bot that is silent for so long does not answer.
-
-    Raises:
-        ConfigurationError: If one is no such time; the message names it.
-    """
-    if not timeout_secs > 0:
-        raise ConfigurationError(f"timeout_secs must be positive, got {timeout_secs}")
-    if not greeting_secs >= 0:
-        raise ConfigurationError(
-            f"greeting_secs must not be negative, got {greeting_secs}: 0 does not wait"
-        )
-
-
 def _p99(secs: list[float]) -> float:
     return float(np.quantile(secs, 0.99)) if secs else 0.0
 
@@ -359,4 +362,4 @@ def _filler_secs(record: dict[str, Any] | None) -> float | None:
 
 
 def _utterance(spoken: Utterance | str | Path) -> Utterance:
-    return spoken if isinstance(spoken, Utterance) else utterances([Path(spoken)])[0]
+    return spoken if isinstance(spoken, Utterance) else one_utterance(Path(spoken))

@@ -16,7 +16,7 @@ from aiortc import RTCPeerConnection
 
 from pipecat_hedge.errors import ConfigurationError
 
-__all__ = ["Network", "impair"]
+__all__ = ["Network", "check_network", "impair"]
 
 _RTP = range(128, 192)
 """First bytes of media packets (RFC 7983)."""
@@ -45,10 +45,28 @@ class Network:
         Raises:
             ConfigurationError: If a field cannot work; the message names it.
         """
-        if not 0 <= self.loss < 1:
-            raise ConfigurationError(f"loss must be a share from 0 to below 1, got {self.loss}")
-        if not 0 <= self.jitter_secs <= 1:
-            raise ConfigurationError(f"jitter_secs must be from 0 to 1 s, got {self.jitter_secs}")
+        if not (_is_number(self.loss) and 0 <= self.loss < 1):
+            raise ConfigurationError(f"loss must be a share from 0 to below 1, got {self.loss!r}")
+        if not (_is_number(self.jitter_secs) and 0 <= self.jitter_secs <= 1):
+            raise ConfigurationError(f"jitter_secs must be from 0 to 1 s, got {self.jitter_secs!r}")
+        if not isinstance(self.seed, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"seed must be a whole number, got {self.seed!r}")
+
+
+def check_network(network: object) -> None:
+    """Refuse what is no line.
+
+    Args:
+        network: A ``Network``, or None for a good line.
+
+    Raises:
+        ConfigurationError: If it is neither.
+    """
+    if network is not None and not isinstance(network, Network):
+        raise ConfigurationError(
+            "network must be a pipecat_hedge.replay.network.Network, such as Network(loss=0.05, "
+            f"jitter_secs=0.03), got {network!r}"
+        )
 
 
 def impair(connection: RTCPeerConnection, network: Network) -> None:
@@ -73,6 +91,10 @@ def impair(connection: RTCPeerConnection, network: Network) -> None:
             loop.call_later(dice.uniform(0.0, network.jitter_secs), _post, send, data)
 
     ice._connection.send = unreliable
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _post(send: Any, data: bytes) -> None:

@@ -11,12 +11,14 @@ from html import escape
 import numpy as np
 import numpy.typing as npt
 
-from pipecat_hedge.replay.conversation import HeardTurn, Waves
+from pipecat_hedge.replay.conversation import FILLER_SECS, HeardTurn, Waves
 
 __all__ = ["STYLE", "picture"]
 
 WIDTH, LANE, GAP, AXIS = 860, 56, 8, 22
 LEFT = 52
+LETTER = 6.6
+"""About as wide is a letter of what is told of the gap."""
 HEIGHT = 2 * LANE + GAP + AXIS
 QUIETEST_DB = -54.0
 """What is drawn as nothing: levels are drawn in decibels, as they are heard."""
@@ -29,6 +31,7 @@ STYLE = """
 .turn .caller { fill: var(--caller); } .turn .bot { fill: var(--bot); }
 .turn .band { fill: var(--band); } .turn .edge { stroke: var(--late); stroke-width: 1.5; }
 .turn .gap { fill: var(--late); font-weight: 600; } .turn .tick { stroke: var(--line); }
+.turn .other { stroke: var(--bot); }
 .turn .stage { stroke: var(--dim); stroke-dasharray: 2 3; }
 """
 
@@ -84,8 +87,8 @@ def _drawn(turn: HeardTurn, waves: Waves) -> list[str]:
             f'<text x="{at:.1f}" y="{HEIGHT - 3}" text-anchor="middle">{number * step:g} s</text>'
         )
     heard = waves.heard_secs
-    if heard is not None and (answer_at is None or answer_at > heard + 0.05):
-        parts.append(f'<text x="{x(heard) + 4:.1f}" y="{bottom - 4}">filler</text>')
+    if heard is not None and (answer_at is None or answer_at > heard + FILLER_SECS):
+        parts += _other_sound(turn, x(heard), x(max(heard, waves.spoken_secs)))
     marks = [waves.spoken_secs, answer_at]
     for secs in marks:
         if secs is not None:
@@ -99,19 +102,35 @@ def _drawn(turn: HeardTurn, waves: Waves) -> list[str]:
             f'<line class="stage" x1="{at:.1f}" x2="{at:.1f}" y1="{LANE}" y2="{bottom}">'
             f"<title>{name}</title></line>"
         )
-    told = f"{answered:.2f} s" if answered is not None else (turn.error or "no answer")
+    # What an error says behind a semicolon is for the page.
+    why = (turn.error or "no answer").partition(";")[0]
+    told = why if answered is None else f"{answered:.2f} s"
     if turn.silent_after_secs is not None:
         told += f", silent {turn.silent_after_secs:.2f} s after the interruption began"
-    ends_far_right = x(waves.spoken_secs) > WIDTH * 0.7
-    at, anchor = (
-        x(waves.spoken_secs) + (-6 if ends_far_right else 6),
-        ("end" if ends_far_right else "start"),
-    )
+    spoken = x(waves.spoken_secs)
+    if spoken > WIDTH * 0.7:
+        at, anchor = spoken - 6, "end"
+    else:
+        at, anchor = min(spoken + 6, WIDTH - LETTER * len(told)), "start"
     parts.append(
         f'<text class="gap" x="{at:.1f}" y="{LANE + GAP / 2 + 4:.0f}" '
         f'text-anchor="{anchor}">{escape(told)}</text>'
     )
     return parts
+
+
+def _other_sound(turn: HeardTurn, at: float, silent_from: float) -> list[str]:
+    """Name the sound that was no answer: above its beginning, where the caller is silent.
+
+    The bot's own lane is full of it. Where nothing tells that it was a filler, it is a sound.
+    """
+    is_answer_perhaps = turn.voice_to_voice_secs is None and turn.answer_text
+    name = "sound" if is_answer_perhaps else "filler"
+    left = min(max(at, silent_from) + 4, WIDTH - 40)
+    return [
+        f'<line class="other" x1="{at:.1f}" x2="{at:.1f}" y1="{LANE - 20}" y2="{LANE - 6}"/>',
+        f'<text class="label" x="{left:.1f}" y="{LANE - 11}">{name}</text>',
+    ]
 
 
 def _wave(

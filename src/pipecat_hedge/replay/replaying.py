@@ -13,9 +13,10 @@ from pathlib import Path
 
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.replay.caller import Caller, CallError, HungUp
-from pipecat_hedge.replay.conversation import Conversation, HeardTurn, check_waits
+from pipecat_hedge.replay.conversation import Conversation, HeardTurn
 from pipecat_hedge.replay.network import Network
-from pipecat_hedge.replay.sound import Utterance, utterances
+from pipecat_hedge.replay.sound import Utterance, one_utterance, utterances
+from pipecat_hedge.replay.waits import check_waits
 from pipecat_hedge.task_scope import TaskScope
 
 __all__ = ["Replay", "replay"]
@@ -69,12 +70,15 @@ class Replay:
         Args:
             url: The bot's address.
             paths: Audio files, manifests, or folders of either.
-            others: Further fields; ``interrupt_with`` may be a path.
+            others: Further fields; ``interrupt_with`` may be the path of one recording.
+
+        Raises:
+            ConfigurationError: If a field cannot work, or there is nothing to speak.
         """
         script = tuple(utterances([Path(path) for path in paths]))
         by = others.get("interrupt_with")
         if isinstance(by, (str, Path)):
-            (spoken, *_) = utterances([Path(by)])
+            spoken = one_utterance(Path(by))
             is_asked_too = any(utterance.name == spoken.name for utterance in script)
             name = f"{spoken.name} (interrupting)" if is_asked_too else spoken.name
             others["interrupt_with"] = replace(spoken, name=name)

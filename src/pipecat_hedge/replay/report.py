@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.replay.conversation import HeardTurn
+from pipecat_hedge.replay.conversation import FILLER_SECS, HeardTurn
 from pipecat_hedge.replay.picture import STYLE, picture
 from pipecat_hedge.replay.summary import Figures, Summary, summarise
 
@@ -134,8 +134,9 @@ def _where(summary: Summary) -> str:
     names = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in summary.stages)
     cells = "".join(f"<td>{secs:.2f} s</td>" for secs in summary.stages.values())
     return (
-        '<h2>Where the time goes</h2><p class="about">Medians, from the caller\'s last sound, as '
-        f'the bot tells.</p><div class="wide"><table><tr>{names}</tr><tr>{cells}</tr></table></div>'
+        '<h2>Where the time goes</h2><p class="about">Medians of the turns that were answered, '
+        "from the caller's last sound, as the bot tells.</p>"
+        f'<div class="wide"><table><tr>{names}</tr><tr>{cells}</tr></table></div>'
     )
 
 
@@ -178,7 +179,7 @@ def _turn(turn: HeardTurn) -> str:
     if recorded := _recorded(turn.record or {}):
         said.append(f'<p class="said">the bot\'s own record: {escape(recorded)}</p>')
     first, answer = turn.first_sound_secs, turn.voice_to_voice_secs
-    if first is not None and answer is not None and answer - first > 0.05:
+    if first is not None and answer is not None and answer - first > FILLER_SECS:
         said.append(f'<p class="said">a filler was heard at {_secs(first)}</p>')
     return (
         f"<details open><summary>{escape(turn.recording)}, {where}: <b{kind}>{heard}</b></summary>"

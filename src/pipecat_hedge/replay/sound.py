@@ -21,7 +21,16 @@ import numpy.typing as npt
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.recordings import Recording, load_manifest, read_audio
 
-__all__ = ["FRAME", "LOUD", "RATE", "Utterance", "envelope", "first_loud", "utterances"]
+__all__ = [
+    "FRAME",
+    "LOUD",
+    "RATE",
+    "Utterance",
+    "envelope",
+    "first_loud",
+    "one_utterance",
+    "utterances",
+]
 
 Samples = npt.NDArray[np.int16]
 
@@ -91,6 +100,23 @@ class Utterance:
                 f"{path}: nobody speaks in it above -36 dBFS: record it louder, or normalise it"
             )
         return cls(path.stem, samples, int(spoken[0]), int(spoken[-1]))
+
+
+def one_utterance(path: Path) -> Utterance:
+    """Read a recording where only one can be spoken.
+
+    Args:
+        path: An audio file; a manifest beside it may tell of it.
+
+    Raises:
+        ConfigurationError: If it is no audio file, or may hold several.
+    """
+    if path.is_dir() or path.suffix == ".toml":
+        kind = "folder" if path.is_dir() else "manifest"
+        raise ConfigurationError(
+            f"{path} is a {kind}, but one recording is to be spoken here: name one file of it"
+        )
+    return utterances([path])[0]
 
 
 def utterances(paths: list[Path]) -> list[Utterance]:

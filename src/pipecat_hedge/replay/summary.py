@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -98,9 +99,9 @@ class Summary:
     Parameters:
         everything: All turns together.
         recordings: By recording, in the order of their first turn.
-        stages: When each stage of a turn ended, as the bots' messages tell: the median of those
-            turns that have it, in seconds from the caller's last sound; see ``told.STAGES``. The
-            last is ``heard``. Empty if no bot tells.
+        stages: When each stage of an answered turn ended, as the bots' messages tell: medians, in
+            seconds from the caller's last sound; see ``told.STAGES``. The last is ``heard``, the
+            answer's own. Empty if no bot tells.
         pacing: Whether the machine kept up.
     """
 
@@ -141,15 +142,24 @@ def summarise(turns: Sequence[HeardTurn]) -> Summary:
 
 
 def _stages(turns: Sequence[HeardTurn]) -> dict[str, float]:
-    told = [turn for turn in turns if turn.stages and turn.first_sound_secs is not None]
-    found = {
-        stage: statistics.median(turn.stages[stage] for turn in told if stage in turn.stages)
-        for stage in STAGES.values()
-        if any(stage in turn.stages for turn in told)
+    """Medians over the same turns, or a stage might come out before the one that it follows.
+
+    They are the turns that have the stages which most turns have.
+    """
+    told = [
+        {**turn.stages, "heard": turn.voice_to_voice_secs}
+        for turn in turns
+        if turn.stages and turn.voice_to_voice_secs is not None
+    ]
+    if not told:
+        return {}
+    ((usual, _),) = Counter(frozenset(times) for times in told).most_common(1)
+    same = [times for times in told if usual <= times.keys()]
+    return {
+        stage: statistics.median_low([times[stage] for times in same])
+        for stage in (*STAGES.values(), "heard")
+        if stage in usual
     }
-    if found:
-        found["heard"] = statistics.median(turn.first_sound_secs or 0.0 for turn in told)
-    return found
 
 
 def _figures(name: str, turns: Sequence[HeardTurn]) -> Figures:

@@ -13,10 +13,12 @@ __all__ = [
     "STAGES",
     "answer_text",
     "is_busy",
+    "is_unfinished",
     "last_change",
     "record_of",
     "stages_of",
     "understood_text",
+    "written_text",
 ]
 
 Message: TypeAlias = dict[str, Any]
@@ -29,6 +31,8 @@ STAGES = {
     "bot-started-speaking": "bot_started",
 }
 """The messages that end a stage, and the stages' names, in the order of a turn."""
+_SPOKEN = ("tts_started", "bot_started")
+"""The stages of whatever is spoken, be it a filler."""
 _BEGINS = {
     "bot-llm-started": "llm",
     "bot-started-speaking": "speech",
@@ -49,14 +53,19 @@ def is_busy(messages: Sequence[Message]) -> bool:
     Args:
         messages: Those of the call so far.
     """
-    doing: set[str] = set()
-    for message in messages:
-        kind = message.get("type")
-        if kind in _BEGINS:
-            doing.add(_BEGINS[kind])
-        elif kind in _ENDS:
-            doing.difference_update(_ENDS[kind])
-    return bool(doing)
+    return bool(_doing(messages))
+
+
+def is_unfinished(messages: Sequence[Message]) -> bool:
+    """Whether the answer is still being written, or a tool runs and nothing has been written yet.
+
+    A tool that runs on behind an answer is no part of it: there are those that take minutes.
+
+    Args:
+        messages: Those of a turn.
+    """
+    doing = _doing(messages)
+    return "llm" in doing or ("tool" in doing and not written_text(messages))
 
 
 def last_change(messages: Sequence[Message]) -> float:
@@ -69,22 +78,34 @@ def last_change(messages: Sequence[Message]) -> float:
     return next((m["received_at"] for m in known), 0.0)
 
 
-def answer_text(messages: Sequence[Message]) -> str:
-    """The answer's words; empty if the bot does not send them.
+def written_text(messages: Sequence[Message]) -> str:
+    """What the LLM wrote, to which no filler belongs; empty if the bot does not send it.
 
     Args:
         messages: Those of a turn.
     """
+    return "".join(_texts(messages, "bot-llm-text")).strip()
+
+
+def answer_text(messages: Sequence[Message]) -> str:
+    """The words of an answer that was heard; empty if the bot does not send them.
+
+    What the LLM wrote, or else what was spoken.
+
+    Args:
+        messages: Those of a turn.
+    """
+    if written := written_text(messages):
+        return written
     # bot-output comes twice, as text that is to be spoken and as text that is.
     unspoken = [m for m in messages if not _data(m).get("spoken")]
-    for kind, told, between in (
-        ("bot-llm-text", messages, ""),
-        ("bot-output", unspoken, " "),
-        ("bot-output", messages, " "),
-        ("bot-transcription", messages, " "),
+    for kind, told in (
+        ("bot-output", unspoken),
+        ("bot-output", messages),
+        ("bot-transcription", messages),
     ):
         if texts := _texts(told, kind):
-            return between.join(texts).strip()
+            return " ".join(texts).strip()
     return ""
 
 
@@ -110,7 +131,12 @@ def record_of(messages: Sequence[Message]) -> dict[str, Any] | None:
     return next(reversed(heard or turns), None)
 
 
-def stages_of(messages: Sequence[Message], since: float, until: float | None) -> dict[str, float]:
+def stages_of(
+    messages: Sequence[Message],
+    since: float,
+    until: float | None,
+    filler_at: float | None = None,
+) -> dict[str, float]:
     """When each stage of a turn ended, as its message came, in seconds from ``since``.
 
     Where a stage came twice, as after a tool or a pause in which the bot took the turn to be over,
@@ -119,7 +145,8 @@ def stages_of(messages: Sequence[Message], since: float, until: float | None) ->
     Args:
         messages: Those of a turn.
         since: When the caller fell silent, on the loop's clock.
-        until: When the bot was heard, likewise; None if it was not.
+        until: When the answer was heard, likewise; None if it was not.
+        filler_at: When a filler was heard, if one was: what was spoken until then was no answer.
     """
     found: dict[str, float] = {}
     for message in messages:
@@ -127,11 +154,24 @@ def stages_of(messages: Sequence[Message], since: float, until: float | None) ->
         at = message["received_at"]
         if stage is None or (until is not None and at > until):
             continue
+        if filler_at is not None and at <= filler_at and stage in _SPOKEN:
+            continue
         if stage == "llm_started":
             found.pop("first_text", None)
         if stage != "first_text" or stage not in found:
             found[stage] = at - since
     return {stage: found[stage] for stage in STAGES.values() if stage in found}
+
+
+def _doing(messages: Sequence[Message]) -> set[str]:
+    doing: set[str] = set()
+    for message in messages:
+        kind = message.get("type")
+        if kind in _BEGINS:
+            doing.add(_BEGINS[kind])
+        elif kind in _ENDS:
+            doing.difference_update(_ENDS[kind])
+    return doing
 
 
 def _texts(messages: Sequence[Message], kind: str) -> list[str]:
