@@ -62,8 +62,8 @@ compare: $(STAMP) ## call the example bot without and with hedging, in one run o
 vllm-env: $(STAMP)
 	@PYTHON="$(PYTHON)" sh scripts/vllm/make_env.sh
 
-vllm: $(if $(VLLM_BASE_URL),$(STAMP),vllm-env) ## run the bot on a vLLM of its own behind a simulated provider; alone: ARGS=--alone; on a GPU: MODEL=...
-	@$(BIN)/python -m scripts.vllm.run $(if $(MODEL),--model "$(MODEL)") $(ARGS)
+vllm: $(STAMP) ## run the bot on a vLLM of its own behind a simulated provider; alone: ARGS=--alone; on a GPU: MODEL=...
+	@PYTHON="$(PYTHON)" $(BIN)/python -m scripts.vllm.run $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 test-vllm: vllm-env ## run the tests against real vLLM servers
 	@TEST_VLLM=1 $(BIN)/python -m pytest --timeout 300 tests/vllm $(ARGS)

@@ -29,6 +29,10 @@ class FakeVLLM:
         models: What it serves.
         deltas: The deltas of each answer.
         finish_reason: How an answer ends.
+        error: What comes in place of its end, or None.
+        refusal: The status and the body of the answer to every request, or None.
+        key: The key that it wants; None wants none.
+        metrics: Its metrics, where they are not made of the figures.
         silent_secs: How long an answer takes to begin.
         running: What its metrics say.
         waiting: What its metrics say.
@@ -42,7 +46,11 @@ class FakeVLLM:
 
     models: list[str] = field(default_factory=lambda: ["tiny"])
     deltas: Sequence[dict[str, Any]] = ({"content": "We are open."},)
-    finish_reason: str = "stop"
+    finish_reason: str | None = "stop"
+    error: dict[str, Any] | None = None
+    refusal: tuple[int, dict[str, Any]] | None = None
+    key: str | None = None
+    metrics: bytes | None = None
     silent_secs: float = 0.0
     running: int = 0
     waiting: int = 0
@@ -54,12 +62,16 @@ class FakeVLLM:
     url: str = ""
 
     async def _list(self, request: web.Request) -> web.Response:
+        if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
         return web.json_response({"data": [{"id": m, "max_model_len": 512} for m in self.models]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         self.looks += 1
         if not self.with_metrics:
             raise web.HTTPNotFound
+        if self.metrics is not None:
+            return web.Response(body=self.metrics)
         return web.Response(text=METRICS.format(running=self.running, waiting=self.waiting))
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -75,6 +87,9 @@ class FakeVLLM:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
+        await asyncio.sleep(self.silent_secs)
+        if self.refusal is not None:
+            return web.json_response({"error": self.refusal[1]}, status=self.refusal[0])
         if body["model"] not in self.models:
             error = {"message": f"The model `{body['model']}` does not exist.", "code": 404}
             return web.json_response({"error": error}, status=404)
@@ -85,11 +100,17 @@ class FakeVLLM:
             return web.json_response(_chunk(body["model"], [choice], "chat.completion"))
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
-        await asyncio.sleep(self.silent_secs)
         first = {"role": "assistant", "content": ""}
         for delta in [first, *self.deltas]:
             await _send(answer, body["model"], delta, None)
-        await _send(answer, body["model"], {}, self.finish_reason)
+        if self.error is not None:
+            await answer.write(f"data: {json.dumps({'error': self.error})}\n\n".encode())
+            return answer
+        if self.finish_reason is not None:
+            await _send(answer, body["model"], {}, self.finish_reason)
+        tokens = {"prompt_tokens": 9, "completion_tokens": len(self.deltas), "total_tokens": 9}
+        usage = _chunk(body["model"], [], "chat.completion.chunk") | {"usage": tokens}
+        await answer.write(f"data: {json.dumps(usage)}\n\n".encode())
         await answer.write(b"data: [DONE]\n\n")
         return answer
 
@@ -120,7 +141,7 @@ async def fake_vllm(**what: Any) -> AsyncIterator[FakeVLLM]:
     app.router.add_get("/health", fake._health)
     app.router.add_post("/v1/chat/completions", fake._answer)
     app.router.add_post("/v1/messages", fake._overloaded)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

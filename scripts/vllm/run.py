@@ -13,8 +13,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
-from scripts.vllm.server import VLLMProcess, has_gpu
+from scripts.vllm.server import VLLMProcess, has_gpu, vllm_home
 
 HOSTED = "gemma-4-31b-baseten"
 """What the simulated hosted provider is like, in front of the vLLM."""
@@ -47,9 +48,13 @@ def main() -> int:
         print("make vllm: name a model: make vllm MODEL=Qwen/Qwen3-8B", file=sys.stderr)
         return 2
     try:
+        if "VLLM_BASE_URL" not in os.environ:
+            home = {"VLLM_HOME": str(vllm_home()), "PYTHON": os.environ.get("PYTHON", "python3")}
+            make_env = ["sh", str(Path(__file__).parent / "make_env.sh")]
+            subprocess.run(make_env, env={**os.environ, **home}, check=True)
         with _server(args.model or "tiny", args.vllm_args.split()) as base_url:
             return _bot(base_url, args)
-    except RuntimeError as error:
+    except (RuntimeError, subprocess.CalledProcessError) as error:
         print(f"make vllm: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -76,6 +76,7 @@ class VLLMProcess:
             core: The processor core that it keeps to; None for all.
         """
         self._home = vllm_home()
+        self._has_gpu = has_gpu()
         self._is_made = model in MADE
         self._model = str(self._home / "models" / model) if self._is_made else model
         self._arguments: Sequence[str] = arguments
@@ -92,7 +93,13 @@ class VLLMProcess:
 
     def __enter__(self) -> Self:
         self.start()
-        self.wait_until_ready()
+        try:
+            self.wait_until_ready()
+        except BaseException as error:
+            self.stop()
+            if not isinstance(error, Exception):
+                self.log.unlink(missing_ok=True)
+            raise
         return self
 
     def __exit__(
@@ -102,7 +109,7 @@ class VLLMProcess:
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
-        if error is None:
+        if not isinstance(error, Exception):  # Ctrl-C is none
             self.log.unlink(missing_ok=True)
 
     def start(self, *, name: str | None = None) -> None:
@@ -113,10 +120,11 @@ class VLLMProcess:
         """
         self._name = name or self._name
         command = [
-            str(self._home / "venv" / "bin" / "vllm"),
+            str(self._home / ("venv-gpu" if self._has_gpu else "venv") / "bin" / "vllm"),
             *("serve", self._model, "--host", "127.0.0.1", "--port", str(self.port)),
             *("--served-model-name", self._name),
             *(("--enforce-eager",) if self._is_made else ()),  # a third of the time to start
+            *(("--gpu-memory-utilization", "0.1") if self._is_made and self._has_gpu else ()),
             *ALWAYS,
             *self._arguments,
         ]
@@ -131,7 +139,7 @@ class VLLMProcess:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
-                env={**os.environ, **(ours if self._is_made else {})},
+                env={**os.environ, **(ours if self._is_made and not self._has_gpu else {})},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -67,7 +67,7 @@ class FrontService(LLMService):
         self._advertising = False
         self._warms = warm
         self._warming = TaskScope()
-        self._has_begun = False
+        self._is_prepared = self._has_begun = False
         self._member_instruction: str | None = None
 
     # ---- life cycle
@@ -122,6 +122,7 @@ class FrontService(LLMService):
     # ---- before the first turn
 
     def _prepare(self) -> None:
+        self._is_prepared = True
         self._warming.start(self.warm_up(), name=f"{self}: warms up")
 
     async def warm_up(self, context: LLMContext | None = None) -> None:
@@ -166,7 +167,7 @@ class FrontService(LLMService):
             return
         self._member_instruction = wanted
         await self._members.instruct(wanted)
-        if self._warms and not self._has_begun:  # the prompt that was sent ahead is another now
+        if self._is_prepared and not self._has_begun:  # what was sent ahead is another now
             await self._warming.close()
             self._prepare()
 

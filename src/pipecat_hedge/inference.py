@@ -14,7 +14,7 @@ from pipecat.utils.errors import classify_http_exception
 from pipecat_hedge.errors import AttemptError
 from pipecat_hedge.facts import BreakOff, Commit, Continue, Launch
 from pipecat_hedge.learning import Learning
-from pipecat_hedge.members import Entry, seats
+from pipecat_hedge.members import Entry, hedge_refusals, seats, take_least_busy
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import Race
 from pipecat_hedge.provider_client import attempt_error
@@ -51,9 +51,12 @@ async def race_inference(
     idle = {entry.provider.name: list(entry.contenders) for entry in line_up}
     given = {name: value for name, value in options.items() if value is not None}
     answers: list[str] = []
+    asked = False
 
     async def ask(launch: Launch, post: Post[str]) -> None:
-        service = idle[launch.provider].pop(0).service
+        nonlocal asked
+        service = take_least_busy(idle[launch.provider]).service
+        asked = True
         learning.plan.launched(launch)
         try:
             with working_as("background"):
@@ -68,6 +71,10 @@ async def race_inference(
             return
         if answer and answer.strip():
             post.piece(answer, usable=True)
+
+    def refusals() -> dict[str, str]:
+        first = None if asked or not learning.line_up else learning.line_up[0].provider.name
+        return hedge_refusals(idle, first)
 
     async def deliver(answer: str, _: float) -> None:
         answers.append(answer)
@@ -84,7 +91,7 @@ async def race_inference(
     )
     try:
         async with TaskScope() as scope:
-            racing = Racing(race, scope, ask, deliver, released)
+            racing = Racing(race, scope, ask, deliver, released, refusals=refusals)
             await racing.run(asyncio.get_running_loop().time())
     finally:
         learning.learn(race.attempts, follows_probes=False)

@@ -1,4 +1,4 @@
-"""How a server answers, by load and prefix: time to first token, and between tokens.
+"""How a server answers, by load and prefix: time to first token, and for each further one.
 
 Timed is what a client sees over the wire. Beside it stand the server's own histograms of the same
 requests, read before and after: where the two differ, the difference is the network, the server's
@@ -16,6 +16,7 @@ import json
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,17 +33,17 @@ from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.profiles import PROFILES
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.vllm_metrics import Histogram, read_counts, read_histogram
+from pipecat_hedge.vllm_server import check_base_url
 
 if TYPE_CHECKING:
     from pipecat_hedge.llm_race import Raced
 
-__all__ = ["Load", "configure", "measure", "run"]
+__all__ = ["Load", "check_server", "configure", "measure", "run"]
 
 Prefix: TypeAlias = Literal["cold", "warm"]
 LEVELS = (1, 2, 4, 8, 16, 32, 64)
 TTFT = "vllm:time_to_first_token_seconds"
-BETWEEN_TOKENS = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
-"""As it is called since 0.11, and as it was before."""
+PER_TOKEN = "vllm:request_time_per_output_token_seconds"
 QUEUED = "vllm:request_queue_time_seconds"
 _WORDS = (
     "soup bread table window garden kitchen river morning evening lemon pepper market "
@@ -59,14 +60,17 @@ class Load:
         concurrency: Requests at once.
         prefix: ``cold`` or ``warm``.
         requests: How many were answered.
-        failed: How many were not.
+        failed: How many were not, or not to their end.
         ttft_p50: To the first token, as the client saw it: the median; so on for the others.
-        between_p50: Between two tokens.
+        per_token_p50: What each further token of an answer took, on average over the answer: with
+            speculative decoding several come at once.
+        gap_p95: Between two pieces of an answer, as the client got them.
         tokens_per_sec: Tokens of answers, over all requests.
         hit_share: The share of the prompts' tokens that the server found in its prefix cache.
         server_ttft_p50: The same by the server's own histograms; None where it has none.
         server_queued_mean: How long a request waited in the server's queue, on average (its
             histogram begins at 0.3 s, so that quantiles would say little).
+        failures: Why requests have failed, the commonest first.
     """
 
     concurrency: int
@@ -76,29 +80,32 @@ class Load:
     ttft_p50: float | None
     ttft_p95: float | None
     ttft_max: float | None
-    between_p50: float | None
-    between_p95: float | None
+    per_token_p50: float | None
+    per_token_p95: float | None
+    gap_p95: float | None
     tokens_per_sec: float
     hit_share: float | None
     server_ttft_p50: float | None
     server_ttft_p95: float | None
-    server_between_p50: float | None
-    server_between_p95: float | None
+    server_per_token_p50: float | None
+    server_per_token_p95: float | None
     server_queued_mean: float | None
+    failures: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class _Seen:
     ttft: list[float] = field(default_factory=list[float])
-    between: list[float] = field(default_factory=list[float])
+    per_token: list[float] = field(default_factory=list[float])
+    gaps: list[float] = field(default_factory=list[float])
     tokens: int = 0
-    failed: int = 0
+    failures: Counter[str] = field(default_factory=Counter[str])
 
 
 @dataclass(frozen=True, slots=True)
 class _Metrics:
     ttft: Histogram
-    between: Histogram
+    per_token: Histogram
     queued: Histogram
     prefix_queries: float
     prefix_hits: float
@@ -158,15 +165,11 @@ async def measure(
     """
     client = AsyncOpenAI(base_url=base_url, api_key=api_key or "EMPTY", max_retries=0)
     try:
-        model = model or (await client.models.list()).data[0].id
+        model = await check_server(client, model)
         words = await _words_for(client, model, prompt_tokens)
-    except (OpenAIError, IndexError) as error:
+    except ConfigurationError:
         await client.close()
-        if isinstance(error, APIStatusError):
-            remedy = "correct --model, --api-key or --prompt-tokens"
-        else:
-            remedy = "start the server, or correct the address (as http://localhost:8000/v1)"
-        raise ConfigurationError(f"BASE_URL {base_url}: {error} {remedy}") from error
+        raise
     prompts = _Prompts(words, seed)
     loads: list[Load] = []
     try:
@@ -183,6 +186,33 @@ async def measure(
     finally:
         await client.close()
     return loads
+
+
+async def check_server(client: AsyncOpenAI, model: str | None) -> str:
+    """Ask a server for one token, so that what cannot work is told before anything is measured.
+
+    Args:
+        client: Asks it.
+        model: What to ask for; None for the first that is served.
+
+    Returns:
+        What to ask for.
+
+    Raises:
+        ConfigurationError: If it cannot be asked; the message says what to do.
+    """
+    try:
+        model = model or (await client.models.list()).data[0].id
+        await client.chat.completions.create(
+            model=model, max_tokens=1, messages=[{"role": "user", "content": "Hello"}]
+        )
+    except APIStatusError as error:
+        remedy = "correct --model or --api-key, or the address"
+        raise ConfigurationError(f"{client.base_url}: {_told(error)} {remedy}") from error
+    except (OpenAIError, IndexError) as error:
+        remedy = "start the server, or correct the address (as http://localhost:8000/v1)"
+        raise ConfigurationError(f"{client.base_url}: {_told(error)}: {remedy}") from error
+    return model
 
 
 async def _words_for(client: AsyncOpenAI, model: str, tokens: int) -> int:
@@ -237,27 +267,48 @@ async def _ask(
 ) -> None:
     body: dict[str, Any] = {"min_tokens": answer_tokens, "ignore_eos": True}
     began = last = time.perf_counter()
-    has_begun = False
+    first: float | None = None
+    gaps: list[float] = []
+    tokens = 0
     try:
         stream = await client.chat.completions.create(
             model=model,
             messages=messages,
             stream=True,
+            stream_options={"include_usage": True},
             max_tokens=answer_tokens,
             extra_body=body,
         )
         async for chunk in stream:
+            if chunk.usage:
+                tokens = chunk.usage.completion_tokens
             if not chunk.choices or not _has_token(chunk.choices[0].delta):
                 continue
             now = time.perf_counter()
-            if has_begun:
-                seen.between.append(now - last)
+            if first is None:
+                first = now
             else:
-                seen.ttft.append(now - began)
-            has_begun, last = True, now
-            seen.tokens += 1
-    except (OpenAIError, OSError):
-        seen.failed += 1
+                gaps.append(now - last)
+            last = now
+    except (OpenAIError, OSError) as error:
+        seen.failures[_told(error)] += 1
+        return
+    if first is None:
+        seen.failures["an answer without any text"] += 1
+        return
+    seen.ttft.append(first - began)
+    seen.gaps += gaps
+    seen.tokens += tokens
+    if tokens > 1:
+        seen.per_token.append((last - first) / (tokens - 1))
+
+
+def _told(error: Exception) -> str:
+    """What went wrong with a request, in one line."""
+    if isinstance(error, APIStatusError):
+        body = error.body if isinstance(error.body, dict) else {}
+        return f"HTTP {error.status_code}: {body.get('message', error.message)}"[:200]
+    return str(error.__cause__ or error)[:200] or type(error).__name__
 
 
 def _has_token(delta: Any) -> bool:
@@ -274,10 +325,9 @@ async def _read_metrics(base_url: str) -> _Metrics | None:
     counts = read_counts(text)
     if counts is None:
         return None
-    between = [read_histogram(text, name) for name in BETWEEN_TOKENS]
     return _Metrics(
         read_histogram(text, TTFT),
-        next((found for found in between if found.buckets), between[0]),
+        read_histogram(text, PER_TOKEN),
         read_histogram(text, QUEUED),
         counts.prefix_queries,
         counts.prefix_hits,
@@ -295,21 +345,21 @@ def _sum_up(
         (
             "server_ttft_p50",
             "server_ttft_p95",
-            "server_between_p50",
-            "server_between_p95",
+            "server_per_token_p50",
+            "server_per_token_p95",
             "server_queued_mean",
             "hit_share",
         )
     )
     if metrics is not None:
         before, after = metrics
-        ttft, between = after.ttft - before.ttft, after.between - before.between
+        ttft, per_token = after.ttft - before.ttft, after.per_token - before.per_token
         asked = after.prefix_queries - before.prefix_queries
         server |= {
             "server_ttft_p50": ttft.quantile(0.5),
             "server_ttft_p95": ttft.quantile(0.95),
-            "server_between_p50": between.quantile(0.5),
-            "server_between_p95": between.quantile(0.95),
+            "server_per_token_p50": per_token.quantile(0.5),
+            "server_per_token_p95": per_token.quantile(0.95),
             "server_queued_mean": (after.queued - before.queued).mean,
             "hit_share": (after.prefix_hits - before.prefix_hits) / asked if asked else None,
         }
@@ -317,13 +367,15 @@ def _sum_up(
         concurrency=level,
         prefix=prefix,
         requests=len(seen.ttft),
-        failed=seen.failed,
+        failed=seen.failures.total(),
         ttft_p50=_quantile(seen.ttft, 0.5),
         ttft_p95=_quantile(seen.ttft, 0.95),
         ttft_max=max(seen.ttft, default=None),
-        between_p50=_quantile(seen.between, 0.5),
-        between_p95=_quantile(seen.between, 0.95),
+        per_token_p50=_quantile(seen.per_token, 0.5),
+        per_token_p95=_quantile(seen.per_token, 0.95),
+        gap_p95=_quantile(seen.gaps, 0.95),
         tokens_per_sec=seen.tokens / lasted,
+        failures=tuple(f"{n} x {why}" for why, n in seen.failures.most_common()),
         **server,
     )
 
@@ -372,7 +424,7 @@ def run(args: argparse.Namespace) -> int:
         args: The command line.
 
     Returns:
-        The exit status.
+        The exit status: 1 if a request has failed.
     """
     try:
         levels = _levels(args)
@@ -380,25 +432,23 @@ def run(args: argparse.Namespace) -> int:
             rows = _run_race(args)
             _show_race(args.race, rows)
             kept = [asdict(row) for row in rows]
+            status = 0
         else:
             loads = _run_loads(args, levels)
             _show(loads)
             kept = [asdict(load) for load in loads]
+            status = int(any(load.failed for load in loads))
     except ConfigurationError as error:
         print(f"pipecat-hedge bench-llm: {error}", file=sys.stderr)
         return 2
     if args.out is not None:
         args.out.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
         print(f"kept in {args.out}")
-    return 0
+    return status
 
 
 def _levels(args: argparse.Namespace) -> list[int]:
-    if not args.base_url.startswith(("http://", "https://")):
-        raise ConfigurationError(
-            f"BASE_URL is no HTTP address, got {args.base_url!r}: write it as "
-            "http://localhost:8000/v1 (make bench-llm BASE_URL=http://localhost:8000/v1)"
-        )
+    check_base_url(args.base_url)
     try:
         levels = [int(level) for level in args.levels.split(",")]
     except ValueError:
@@ -438,6 +488,13 @@ def _run_loads(args: argparse.Namespace, levels: Sequence[int]) -> list[Load]:
 def _run_race(args: argparse.Namespace) -> list[Raced]:
     from pipecat_hedge.llm_race import race  # loads Pipecat
 
+    async def check() -> None:
+        async with AsyncOpenAI(
+            base_url=args.base_url, api_key=args.api_key or "EMPTY", max_retries=0
+        ) as client:
+            await check_server(client, args.model)
+
+    asyncio.run(check())
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("turns", total=3 * args.turns)
@@ -463,10 +520,11 @@ def _show(loads: Sequence[Load]) -> None:
         "server p50",
         "p95",
         "queued mean",
-        "between tokens p50",
+        "a token p50",
         "p95",
         "server p50",
         "p95",
+        "gaps p95",
         "tokens/s",
         "in cache",
     ):
@@ -479,10 +537,11 @@ def _show(loads: Sequence[Load]) -> None:
             load.server_ttft_p50,
             load.server_ttft_p95,
             load.server_queued_mean,
-            load.between_p50,
-            load.between_p95,
-            load.server_between_p50,
-            load.server_between_p95,
+            load.per_token_p50,
+            load.per_token_p95,
+            load.server_per_token_p50,
+            load.server_per_token_p95,
+            load.gap_p95,
         )
         ends = number + 1 == len(loads) or loads[number + 1].prefix != load.prefix
         table.add_row(
@@ -495,6 +554,9 @@ def _show(loads: Sequence[Load]) -> None:
             end_section=ends,
         )
     Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(table)
+    for load in loads:
+        for why in load.failures:
+            print(f"{load.concurrency} at once, {load.prefix}: {why}")
 
 
 def _show_race(profile: str, rows: Sequence[Raced]) -> None:

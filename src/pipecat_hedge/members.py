@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,12 @@ from pipecat.services.settings import LLMSettings
 from pipecat_hedge.contender import Contender
 from pipecat_hedge.facts import Seat
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
-from pipecat_hedge.policies.server_queue import is_last_resort, load_rank
+from pipecat_hedge.policies.server_queue import hedge_refusal, is_last_resort, load_rank
 from pipecat_hedge.provider import Provider
 from pipecat_hedge.server_load import ServerLoad
 from pipecat_hedge.task_scope import TaskScope
 
-__all__ = ["Entry", "Members", "seats"]
+__all__ = ["Entry", "Members", "hedge_refusals", "seats", "take_least_busy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,18 +134,15 @@ class Members:
         await asyncio.gather(*(contender.setup(setup) for contender in self.contenders))
 
     async def warm(self, context: LLMContext | None) -> None:
-        """Prepare every member for the first turn.
-
-        Instances of one provider follow each other: the second finds in the server's cache what
-        the first has had it read.
+        """Prepare every member for the first turn, each by itself: a turn ends only its own.
 
         Args:
             context: The conversation so far; None if it is not known.
         """
         async with TaskScope() as scope:
             tasks = [
-                scope.start(_warm(entry, context), name=f"warms up {entry.provider.name}")
-                for entry in self.entries
+                scope.start(contender.warm(context), name=f"warms up {contender.service}")
+                for contender in self.contenders
             ]
             await asyncio.wait(tasks)
 
@@ -197,9 +194,34 @@ class Members:
                 contender.service.unregister_function(function_name)
 
 
-async def _warm(entry: Entry, context: LLMContext | None) -> None:
-    for contender in entry.contenders:
-        await contender.warm(context)
+def take_least_busy(idle: list[Contender]) -> Contender:
+    """Take the instance whose server has the least to do out of those that are free.
+
+    Args:
+        idle: The free instances of a provider, in order; at least one.
+    """
+    chosen = min(idle, key=lambda contender: load_rank(contender.server_load))
+    idle.remove(chosen)
+    return chosen
+
+
+def hedge_refusals(
+    idle: Mapping[str, Sequence[Contender]], first: str | None = None
+) -> dict[str, str]:
+    """Who is to get no hedge now, by the provider's name, and why.
+
+    Args:
+        idle: The free instances of each provider: one of them would be asked.
+        first: Whose least busy instance is not free any more, since the turn's first request is
+            about to take it; or None.
+    """
+    told: dict[str, str] = {}
+    for name, free in idle.items():
+        loads = sorted((contender.server_load for contender in free), key=load_rank)
+        left = loads[1:] if name == first else loads
+        if left and (reason := hedge_refusal(left[0])) is not None:
+            told[name] = reason
+    return told
 
 
 def seats(line_up: Sequence[Entry], policy: HedgePolicy) -> list[Seat]:

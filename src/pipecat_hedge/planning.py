@@ -128,7 +128,7 @@ def _adaptive(
     )
     return Plan(
         order,
-        priced if probe is None else Probing(priced),
+        priced if probe is None else Probing(priced, probe),
         route_reason,
         prior_share,
         probe,

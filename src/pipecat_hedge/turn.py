@@ -18,11 +18,10 @@ from pipecat_hedge.conversation import answers_a_tool
 from pipecat_hedge.errors import AllProvidersFailed, AttemptError
 from pipecat_hedge.facts import BreakOff, Commit, CommitOn, Continue, Launch, TurnOutcome
 from pipecat_hedge.learning import Learning
-from pipecat_hedge.members import Entry, seats
+from pipecat_hedge.members import Entry, hedge_refusals, seats, take_least_busy
 from pipecat_hedge.output import Output
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import Phase, Race
-from pipecat_hedge.policies.server_queue import hedge_refusal, load_rank
 from pipecat_hedge.probe import Probe
 from pipecat_hedge.racing import Post, Racing
 from pipecat_hedge.release import Release
@@ -226,9 +225,7 @@ class Turn:
     # ---- the race's seams
 
     async def _ask(self, launch: Launch, post: Post[Piece]) -> None:
-        idle = self._idle[launch.provider]
-        contender = min(idle, key=lambda c: load_rank(c.server_load))
-        idle.remove(contender)
+        contender = take_least_busy(self._idle[launch.provider])
         tally = Tally(keeps_text=self._policy.losers == "drain")
         self._asked[launch.attempt] = contender
         contender.span.issue(launch)
@@ -257,13 +254,7 @@ class Turn:
                 await self._drained(self._drained_answer(attempt))
 
     def _refusals(self) -> dict[str, str]:
-        """Who is to get no hedge now, by the provider's name, and why."""
-        told = {
-            name: hedge_refusal(min((c.server_load for c in idle), key=load_rank))
-            for name, idle in self._idle.items()
-            if idle
-        }
-        return {name: reason for name, reason in told.items() if reason is not None}
+        return hedge_refusals(self._idle, None if self._asked else next(iter(self._idle), None))
 
     def _work(self, launch: Launch) -> WorkClass:
         if launch.reason == "primary":

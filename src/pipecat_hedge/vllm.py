@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from loguru import logger
-from openai import AsyncOpenAI, NotFoundError, OpenAIError
+from openai import (
+    APIConnectionError,
+    APIError,
+    APIStatusError,
+    AsyncOpenAI,
+    DefaultAsyncHttpxClient,
+    NotFoundError,
+    OpenAIError,
+)
 from pipecat.adapters.llm.services.open_ai_adapter import OpenAILLMInvocationParams
 from pipecat.frames.frames import CancelFrame, EndFrame, StartFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.services.openai.base_llm import OpenAILLMSettings
 from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.utils.errors import ErrorCategory
+from pipecat.utils.http import connection_limits
 from pipecat.utils.types import assert_given, is_given
 
 from pipecat_hedge.arguments import refuse_unknown
@@ -24,13 +33,24 @@ from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.policies.usable import InlineThought
 from pipecat_hedge.server_load import ServerLoad
 from pipecat_hedge.task_scope import TaskScope
-from pipecat_hedge.vllm_errors import VLLMError, explain, nothing_answers
-from pipecat_hedge.vllm_server import ServerUnreachable, VLLMServer
+from pipecat_hedge.vllm_errors import (
+    VLLMError,
+    explain,
+    failed_in_mid_answer,
+    nothing_answers,
+    wrong_key,
+)
+from pipecat_hedge.vllm_server import ServerUnreachable, VLLMServer, check_base_url
 from pipecat_hedge.vllm_stream import ChatStream
 from pipecat_hedge.work import WORK_CLASSES, work, working_as
 
 __all__ = ["VLLMService", "VLLMSettings"]
 
+KEEP_ALIVE_SECS = 4.0
+"""vLLM closes a connection that has been idle for 5 s (``VLLM_HTTP_TIMEOUT_KEEP_ALIVE``)."""
+_NEW = {"model": "model=...", "params": "temperature=..., max_tokens=..."}
+_READ = ("chat_template", "chat_template_kwargs", "documents", "mm_processor_kwargs", "cache_salt")
+"""What of ``extra_body`` makes a difference to how a prompt is read."""
 _T = TypeVar("_T")
 
 
@@ -94,7 +114,10 @@ class VLLMService(OpenAILLMService):
             ConfigurationError: If an argument cannot work; the message says which, and the remedy.
         """
         refuse_unknown(kwargs, owner=VLLMService, base=OpenAILLMService)
-        _check_url(base_url)
+        for old in ("model", "params"):
+            if old in kwargs:
+                raise ConfigurationError(f"{old}: write settings=VLLMService.Settings({_NEW[old]})")
+        check_base_url(base_url)
         if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(
                 f"priority must be a whole number, lower for what is more urgent, or None to send "
@@ -114,9 +137,24 @@ class VLLMService(OpenAILLMService):
         self._background = TaskScope()
         self._found_model: str | None = None
 
-    def create_client(self, *args: Any, **kwargs: Any) -> AsyncOpenAI:
-        """Make the client: one that reports a failure at once; see ``BaseOpenAILLMService``."""
-        return super().create_client(*args, **kwargs).with_options(max_retries=0)
+    def create_client(
+        self, api_key: Any = None, base_url: Any = None, *args: Any, **kwargs: Any
+    ) -> AsyncOpenAI:
+        """Make the client; see ``BaseOpenAILLMService``.
+
+        It reports a failure at once, and lets go of a connection before vLLM does: a request that
+        is sent over one just as it is closed is lost.
+        """
+        limits = connection_limits(
+            max_keepalive_connections=100, max_connections=1000, keepalive_expiry=KEEP_ALIVE_SECS
+        )
+        return AsyncOpenAI(
+            api_key=api_key,
+            base_url=base_url,
+            default_headers=kwargs.get("default_headers"),
+            max_retries=0,
+            http_client=DefaultAsyncHttpxClient(limits=limits),
+        )
 
     # ---- life cycle
 
@@ -189,10 +227,13 @@ class VLLMService(OpenAILLMService):
         try:
             models = await server.models(again=again)
         except ServerUnreachable as error:
+            if error.status in (401, 403):
+                raise wrong_key(server) from error
             raise nothing_answers(server, str(error)) from error
         if not models:
             raise nothing_answers(server, "it serves no model")
         self._settings.model = self._found_model = models[0].name
+        self._sync_model_name_to_metrics()
         logger.debug(f"{self}: asks for {models[0].name}")
 
     # ---- requests
@@ -226,7 +267,11 @@ class VLLMService(OpenAILLMService):
             counted.enter_context(self._server().asking())
             chunks = await self._ask(lambda: super(VLLMService, self).get_chat_completions(context))
             return ChatStream(
-                chunks, self.push_frame, self.stop_ttfat_metrics, counted.pop_all().close
+                chunks,
+                self.push_frame,
+                self.stop_ttfat_metrics,
+                counted.pop_all().close,
+                self._failed_in_mid_answer,
             )
 
     async def run_inference(
@@ -264,25 +309,43 @@ class VLLMService(OpenAILLMService):
             VLLMError: If the server does not answer, and it is known what to do about it.
         """
         await self._find_model()
-        with self._server().asking(), working_as("warm_up"):
-            params = self.build_chat_completion_params(
-                await self.get_llm_adapter().get_llm_invocation_params(
-                    context,
-                    system_instruction=assert_given(self._settings.system_instruction),
-                    convert_developer_to_user=True,
+        adapter = self.get_llm_adapter()
+        instruction = assert_given(self._settings.system_instruction)
+        from_context = await adapter.get_llm_invocation_params(
+            context, system_instruction=instruction, convert_developer_to_user=True
+        )
+        if not from_context["messages"] and not isinstance(from_context["tools"], list):
+            return
+        prompt = json.dumps([from_context["messages"], str(from_context["tools"])])
+
+        async def read() -> None:
+            with self._server().asking(), working_as("warm_up"):
+                await self._ask(
+                    lambda: self._client.chat.completions.create(**self._one_token(from_context))
                 )
-            )
-            messages = params["messages"]
-            if not messages and not isinstance(params.get("tools"), list):
-                return
-            if not messages or messages[-1]["role"] != "user":  # templates want somebody to answer
-                params["messages"] = [*messages, {"role": "user", "content": "Hello"}]
-            if isinstance(params.get("tool_choice"), str | dict):
-                params["tool_choice"] = "none"  # the tools are read, and no call is forced
-            for name in ("stream_options", "max_completion_tokens"):
-                params.pop(name, None)
-            params |= {"stream": False, "max_tokens": 1}
-            await self._ask(lambda: self._client.chat.completions.create(**params))
+
+        await self._server().read_ahead(prompt, read)
+
+    def _one_token(self, from_context: OpenAILLMInvocationParams) -> dict[str, Any]:
+        """The request that has a prompt read, and no more."""
+        params = self.build_chat_completion_params(from_context)
+        messages = params["messages"]
+        if not messages or messages[-1]["role"] != "user":  # templates want somebody to answer
+            messages = [*messages, {"role": "user", "content": "Hello"}]
+        extra = params.get("extra_body", {})
+        wanted: dict[str, Any] = {
+            "model": params["model"],
+            "messages": messages,
+            "stream": False,
+            "max_tokens": 1,
+            "extra_body": {k: extra[k] for k in (*_READ, "priority") if k in extra},
+        }
+        if isinstance(tools := params.get("tools"), list):
+            wanted["tools"] = tools
+            # All of them are read; a call that the bot wants to force is not.
+            choice = params.get("tool_choice")
+            wanted["tool_choice"] = "none" if isinstance(choice, str | dict) else choice
+        return wanted
 
     async def _ask(self, request: Callable[[], Awaitable[_T]]) -> _T:
         """Send a request, and say what it means if it is refused."""
@@ -296,12 +359,17 @@ class VLLMService(OpenAILLMService):
                 return await request()
         except (OpenAIError, VLLMError) as error:
             explained = await explain(error, self._server(), self._asked_model)
-            if isinstance(explained, VLLMError):
-                if explained.category is ErrorCategory.CONNECTIVITY:
-                    self._server().is_gone("does not answer")
-                if explained is not error:
-                    raise explained from error
+            if getattr(explained, "category", None) is ErrorCategory.CONNECTIVITY:
+                self._server().is_gone("does not answer")
+            if explained is not error:
+                raise explained from error
             raise
+
+    def _failed_in_mid_answer(self, error: APIError) -> Exception:
+        if isinstance(error, APIStatusError | APIConnectionError):
+            return error
+        self._server().is_gone("has failed in mid-answer")
+        return failed_in_mid_answer(self._server(), error)
 
     async def _has_moved_on(self) -> bool:
         """Whether the server serves another model than it did, which nobody asked for by name."""
@@ -334,17 +402,3 @@ def _tool_name(tool: Any) -> str:
 
 def _strict(tool: Any) -> Any:
     return {**tool, "function": {**tool["function"], "strict": True}}
-
-
-def _check_url(base_url: Any) -> None:
-    example = "write it as http://localhost:8000/v1"
-    if not isinstance(base_url, str):
-        raise ConfigurationError(f"base_url must be a string, got {base_url!r}: {example}")
-    where = urlsplit(base_url)
-    if where.scheme not in ("http", "https") or not where.hostname:
-        raise ConfigurationError(f"base_url is no HTTP address, got {base_url!r}: {example}")
-    if where.path.rstrip("/") == "":
-        raise ConfigurationError(
-            f"base_url {base_url!r} is the server's, not that of its OpenAI-compatible API: "
-            f"write {base_url.rstrip('/')}/v1"
-        )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
-from openai import APIConnectionError, APIStatusError, APITimeoutError
+from loguru import logger
+from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge.errors import HedgeError
 from pipecat_hedge.vllm_server import ServerUnreachable, VLLMServer
 
-__all__ = ["VLLMError", "explain", "nothing_answers"]
+__all__ = ["VLLMError", "explain", "failed_in_mid_answer", "nothing_answers", "wrong_key"]
 
 
 class VLLMError(HedgeError):
@@ -70,52 +71,103 @@ async def explain(error: Exception, server: VLLMServer, model: str | None) -> Ex
     if isinstance(error, APIConnectionError) and not isinstance(error, APITimeoutError):
         refused = _is_caused_by(error, ConnectionRefusedError)
         return nothing_answers(server, "" if refused else _innermost(error), model)
-    if not isinstance(error, APIStatusError):
-        return error
-    said = _message(error)
-    response = error.response
-    if error.status_code == 404 and "model" in said:
-        return VLLMError(await _not_served(server, model), ErrorCategory.INVALID_REQUEST, response)
-    if error.status_code == 404:
-        return VLLMError(
-            f"{server.base_url} has no chat completions: base_url must be the address of vLLM's "
-            "OpenAI-compatible API, as http://localhost:8000/v1",
-            ErrorCategory.INVALID_REQUEST,
-            response,
-        )
+    if isinstance(error, APIStatusError):
+        return await _refused(error, server, model)
+    return error
+
+
+def wrong_key(server: VLLMServer, response: object = None) -> VLLMError:
+    """The error of a server that was started with another key.
+
+    Args:
+        server: The server.
+        response: Its answer, where there was one.
+    """
+    return VLLMError(
+        f"{server.base_url} does not know the key that it was sent. Give VLLMService, as its "
+        "argument api_key, the one that the server was started with (--api-key)",
+        ErrorCategory.AUTHENTICATION,
+        response,
+    )
+
+
+async def _refused(error: APIStatusError, server: VLLMServer, model: str | None) -> Exception:
+    """What an answer other than 200 means."""
+    said, status, response, where = _message(error), error.status_code, error.response, server
     if (limit := re.search(r"maximum context length is (\d+) tokens", said)) is not None:
         message = await _too_long(int(limit[1]), said, error, server)
         # Another context may fit, so this says nothing about the server.
         return VLLMError(message, ErrorCategory.APPLICATION, response)
-    if error.status_code == 503:
+    if status == 401:
+        return wrong_key(server, response)
+    if status == 404 and "model" in said:
+        told = await _not_served(server, model)
+        return VLLMError(told, ErrorCategory.INVALID_REQUEST, response)
+    if status == 404:
         return VLLMError(
-            f"{server.base_url} takes no more requests, its queue is full: start another server, "
+            f"{where.base_url} has no chat completions: base_url must be the address of vLLM's "
+            "OpenAI-compatible API, as http://localhost:8000/v1",
+            ErrorCategory.INVALID_REQUEST,
+            response,
+        )
+    if status == 503:
+        return VLLMError(
+            f"{where.base_url} takes no more requests, its queue is full: start another server, "
             "or raise --max-num-queued-reqs",
             ErrorCategory.SERVER,
             response,
         )
-    if error.status_code == 400 and "tool" in said and "--enable-auto-tool-choice" in said:
+    if status == 400 and ("--enable-auto-tool-choice" in said or "--tool-call-parser" in said):
         return VLLMError(
-            f"{server.base_url} was started without tools: start it with --enable-auto-tool-choice "
+            f"{where.base_url} was started without tools: start it with --enable-auto-tool-choice "
             "--tool-call-parser and the parser of its model, as hermes",
             ErrorCategory.INVALID_REQUEST,
             response,
         )
-    if error.status_code == 400 and "priority" in said.lower():
+    if status == 400 and "priority" in said.lower():
         return VLLMError(
-            f"{server.base_url} takes no priorities: start it with --scheduling-policy priority, "
+            f"{where.base_url} takes no priorities: start it with --scheduling-policy priority, "
             "or pass priority=None",
             ErrorCategory.INVALID_REQUEST,
             response,
         )
-    if error.status_code == 401:
+    if status >= 500:
+        _keep_words(server, said)
         return VLLMError(
-            f"{server.base_url} wants another key: pass the one it was started with (--api-key) "
-            "as api_key",
-            ErrorCategory.AUTHENTICATION,
+            f"{where.base_url} has failed, HTTP {status}: see its log, and start it again if it "
+            "does not come back",
+            ErrorCategory.SERVER,
             response,
         )
-    return error
+    # Its own words may quote the request, and errors are logged. The kind stays what it is, since
+    # Pipecat takes a file out of the conversation that no server would accept.
+    _keep_words(server, said)
+    body = error.body if isinstance(error.body, dict) else {}
+    about = f", about {body['param']}" if body.get("param") else ""
+    told = (
+        f"{where.base_url} refuses the request, HTTP {status}{about}: what it says is in the log "
+        "at DEBUG. Correct the settings, the tools or the messages"
+    )
+    return type(error)(told, response=response, body=None)
+
+
+def failed_in_mid_answer(server: VLLMServer, error: APIError) -> VLLMError:
+    """The error of a server that sent an error in place of the rest of an answer.
+
+    Args:
+        server: The server.
+        error: What the client raised.
+    """
+    _keep_words(server, error.message)
+    return VLLMError(
+        f"{server.base_url} has failed in mid-answer: see its log, and start it again if it does "
+        "not come back",
+        ErrorCategory.SERVER,
+    )
+
+
+def _keep_words(server: VLLMServer, said: str) -> None:
+    logger.debug(f"{server.base_url} says: {said}")
 
 
 async def _not_served(server: VLLMServer, model: str | None) -> str:

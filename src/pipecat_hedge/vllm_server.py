@@ -9,33 +9,55 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import aiohttp
 
+from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.server_load import ServerLoad
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.vllm_metrics import Counts, read_counts
 
-__all__ = ["LOOK_EVERY_SECS", "ServedModel", "ServerUnreachable", "VLLMServer"]
+__all__ = [
+    "LOOK_EVERY_SECS",
+    "ServedModel",
+    "ServerUnreachable",
+    "VLLMServer",
+    "check_base_url",
+]
 
 LOOK_EVERY_SECS = 2.0
 """Reading its metrics takes a vLLM some milliseconds; queues that matter last for seconds."""
 LOOK_AGAIN_SECS = 0.25
 """The same while it has a queue that somebody wants to know of: a request that has just come is
 counted as waiting, too, and holds a hedge back for no longer than that."""
-LOOK_SECS = 5.0
+LOOK_SECS = 3.0
 """How long a look may take. A server that is busy with a long prompt answers late."""
 ASK_SECS = 5.0
 """How long the list of its models may take."""
 
 
 class ServerUnreachable(Exception):
-    """The server cannot be asked; the message says why."""
+    """The server cannot be asked; the message says why.
+
+    Attributes:
+        status: The HTTP status that it answered with instead; None if there was no answer.
+    """
+
+    def __init__(self, message: str, status: int | None = None):
+        """Say why.
+
+        Args:
+            message: Why.
+            status: The HTTP status, if there was an answer.
+        """
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +111,7 @@ class VLLMServer:
         self._asking = self._asking_then = 0
         self._is_wanted = asyncio.Event()
         self._models: tuple[ServedModel, ...] = ()
+        self._read_ahead: dict[Hashable, asyncio.Event] = {}
 
     @classmethod
     def shared(cls, base_url: str, api_key: str | None = None) -> VLLMServer:
@@ -113,7 +136,7 @@ class VLLMServer:
         if look is None:
             return None
         age = asyncio.get_running_loop().time() - self._looked_at
-        if age > 2 * self._look_every_secs + 1:
+        if age > 1.5 * self._look_every_secs + LOOK_SECS:  # a look that is under way is awaited
             return None
         if look.waiting and age >= LOOK_AGAIN_SECS:
             self._is_wanted.set()
@@ -150,8 +173,7 @@ class VLLMServer:
         self._see(ServerLoad(is_up=False, detail=detail))
 
     async def _keep_looking(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=LOOK_SECS)
-        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
+        async with aiohttp.ClientSession(headers=self._headers) as session:
             while True:
                 if (load := await self._look_once(session)) is not None:
                     self._see(load)
@@ -163,15 +185,19 @@ class VLLMServer:
 
     async def _look_once(self, session: aiohttp.ClientSession) -> ServerLoad | None:
         try:
-            async with session.get(f"{self._root}/health") as answer:
-                health = answer.status
-            async with session.get(f"{self._root}/metrics") as answer:
-                text = await answer.text() if answer.status == 200 else ""
+            async with asyncio.timeout(LOOK_SECS):
+                async with session.get(f"{self._root}/health") as answer:
+                    health = answer.status
+                async with session.get(f"{self._root}/metrics") as answer:
+                    told = await answer.read() if answer.status == 200 else b""
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             return ServerLoad(is_up=False, detail=_why(error))
         if health >= 500:
             return ServerLoad(is_up=False, detail=f"calls itself unhealthy, HTTP {health}")
-        counts = read_counts(text)
+        try:
+            counts = read_counts(told.decode(errors="replace"))
+        except ValueError:
+            counts = None
         if counts is None:
             return None  # a gateway in front of it, perhaps: nothing is known
         share = self._hit_share(counts)
@@ -191,6 +217,25 @@ class VLLMServer:
         self._look = load
         self._looked_at = asyncio.get_running_loop().time()
         self._asking_then = self._asking
+
+    # ---- what it is sent ahead
+
+    async def read_ahead(self, prompt: Hashable, read: Callable[[], Awaitable[None]]) -> None:
+        """Have a prompt read, once for all who want it read at the same time.
+
+        Args:
+            prompt: What tells the prompt from others.
+            read: Sends it; not called while somebody else does, who is awaited.
+        """
+        if (under_way := self._read_ahead.get(prompt)) is not None:
+            await under_way.wait()
+            return
+        over = self._read_ahead[prompt] = asyncio.Event()
+        try:
+            await read()
+        finally:
+            del self._read_ahead[prompt]
+            over.set()
 
     # ---- what it serves
 
@@ -216,7 +261,8 @@ class VLLMServer:
                 session.get(url) as answer,
             ):
                 if answer.status != 200:
-                    raise ServerUnreachable(f"{url} answers HTTP {answer.status}")
+                    told = f"{url} answers HTTP {answer.status}"
+                    raise ServerUnreachable(told, answer.status)
                 listed: Any = await answer.json()
             return tuple(ServedModel(m["id"], m.get("max_model_len")) for m in listed["data"])
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
@@ -247,12 +293,36 @@ class VLLMServer:
             return None
 
 
+def check_base_url(base_url: Any) -> None:
+    """Refuse what cannot be the address of an OpenAI-compatible API.
+
+    Args:
+        base_url: The address.
+
+    Raises:
+        ConfigurationError: If it cannot; the message says what to write.
+    """
+    example = "write it as http://localhost:8000/v1"
+    if not isinstance(base_url, str):
+        raise ConfigurationError(f"base_url must be a string, got {base_url!r}: {example}")
+    where = urlsplit(base_url)
+    if where.scheme not in ("http", "https") or not where.hostname:
+        raise ConfigurationError(f"base_url is no HTTP address, got {base_url!r}: {example}")
+    if where.path.rstrip("/") == "":
+        raise ConfigurationError(
+            f"base_url {base_url!r} is the server's, not that of its OpenAI-compatible API: "
+            f"write {base_url.rstrip('/')}/v1"
+        )
+
+
 def _why(error: BaseException) -> str:
     """What went wrong with a connection, in a few words."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return "no such host"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return "no TLS is spoken there: write http://, not https://"
     if isinstance(error, aiohttp.ClientConnectorError):
         return "nothing listens there"
     return type(error).__name__

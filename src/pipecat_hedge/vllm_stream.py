@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import uuid4
 
-from openai import AsyncStream
+from openai import APIError, AsyncStream
 from openai.types.chat import ChatCompletionChunk
 from openai.types.chat.chat_completion_chunk import (
     Choice,
@@ -34,7 +34,12 @@ __all__ = ["AnswerCutOff", "ChatStream"]
 
 
 class AnswerCutOff(HedgeError):
-    """An answer that reached its limit of tokens before it had said or called anything."""
+    """An answer that ended before it had said or called anything, or before it was meant to."""
+
+
+_ENDED_BY_THE_SERVER = (None, "abort", "error")
+"""A vLLM that is told to stop ends its streams in good order, with ``abort``; where something in
+between cuts the connection, no reason comes at all."""
 
 
 class ChatStream:
@@ -46,6 +51,7 @@ class ChatStream:
         push: Callable[[Frame], Awaitable[None]],
         tool_began: Callable[[], Awaitable[None]],
         closed: Callable[[], None],
+        failed: Callable[[APIError], Exception],
     ):
         """Read an answer.
 
@@ -54,17 +60,19 @@ class ChatStream:
             push: Takes the thoughts' frames.
             tool_began: Told when a tool call has begun.
             closed: Told when the request is closed.
+            failed: Puts what the client raises in mid-answer into better words.
         """
         self._chunks = chunks
         self._push = push
         self._tool_began = tool_began
         self._closed = closed
+        self._failed = failed
         self._inline = InlineThought()
         self._is_thinking = False
         self._tools: ToolPieces | None = None
         self._last: ChatCompletionChunk | None = None
         self._is_empty = True
-        self._is_cut_off = False
+        self._finish_reason: str | None = None
         self._rest: deque[ChatCompletionChunk] | None = None
 
     def __aiter__(self) -> ChatStream:
@@ -74,7 +82,8 @@ class ChatStream:
         """The next chunk.
 
         Raises:
-            AnswerCutOff: If the answer reached its limit of tokens with nothing to show.
+            AnswerCutOff: If the answer reached its limit of tokens with nothing to show, or was
+                ended by the server.
             MalformedToolCall: If the answer ended inside a tool call.
         """
         if self._rest is None:
@@ -82,10 +91,12 @@ class ChatStream:
                 chunk = await self._chunks.__anext__()
             except StopAsyncIteration:
                 self._rest = await self._finish()
+            except APIError as error:
+                raise self._failed(error) from error
             else:
                 self._last = chunk
                 for choice in chunk.choices or ():
-                    self._is_cut_off |= choice.finish_reason == "length"
+                    self._finish_reason = choice.finish_reason or self._finish_reason
                     if choice.delta:  # pyright: ignore[reportUnnecessaryComparison]
                         await self._put_right(choice.delta)
                 return chunk
@@ -144,6 +155,10 @@ class ChatStream:
 
     async def _finish(self) -> deque[ChatCompletionChunk]:
         await self._end_thought()
+        if self._finish_reason in _ENDED_BY_THE_SERVER:
+            raise AnswerCutOff(
+                "the server ended the answer before its time, as it does when it is being stopped"
+            )
         rest: deque[ChatCompletionChunk] = deque()
         if held := self._inline.finish():
             rest.append(self._chunk(ChoiceDelta(content=held)))
@@ -152,7 +167,7 @@ class ChatStream:
             function = ChoiceDeltaToolCallFunction(name=call.name, arguments=call.arguments)
             whole = ChoiceDeltaToolCall(index=index, id=call.id, function=function, type="function")
             rest.append(self._chunk(ChoiceDelta(tool_calls=[whole])))
-        if self._is_cut_off and self._is_empty and not rest:
+        if self._finish_reason == "length" and self._is_empty and not rest:
             raise AnswerCutOff(
                 "the answer reached its limit of tokens before it said anything, in its reasoning "
                 "or in a tool call: raise max_tokens"

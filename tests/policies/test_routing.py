@@ -96,10 +96,11 @@ def test_another_first_provider_begins_anew() -> None:
 
 
 def test_a_probe_is_asked_beside_the_first_one() -> None:
-    """And a third attempt waits as usual."""
-    rule = Probing(AfterSilence(0.6))
+    """And a third attempt waits as usual; so does one that would ask somebody else in its place."""
+    rule = Probing(AfterSilence(0.6), "a")
     alone = Waiting(5.0, (InFlight("b", 5.0, None),), "a")
     assert rule.next_launch(alone).at == 5.0
     assert rule.next_launch(alone).reason == "probes a"
+    assert rule.next_launch(Waiting(5.0, alone.in_flight, "c")).at == 5.6
     both = Waiting(5.0, (*alone.in_flight, InFlight("a", 5.0, None)), "c")
     assert rule.next_launch(both).at == 5.6

@@ -87,7 +87,8 @@ async def test_the_bench_measures_what_the_server_counts(vllm: VLLMProcess) -> N
         assert (load.requests, load.failed) == (8, 0)
         assert load.ttft_p50 is not None
         assert load.server_ttft_p50 is not None
-        assert load.between_p50 is not None
+        assert load.per_token_p50 is not None
+        assert load.gap_p95 is not None
         assert load.hit_share is not None
     assert (loads[0].hit_share or 0) < 0.2
     assert (loads[2].hit_share or 0) > 0.6

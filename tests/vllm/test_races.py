@@ -214,6 +214,24 @@ async def test_a_server_that_is_killed_in_mid_answer_is_rescued_and_comes_back(
         assert (await line.report(4)).attempts[0].provider == "local"
 
 
+async def test_a_server_that_is_stopped_in_good_order_is_rescued_as_well(
+    mortal_vllm: VLLMProcess,
+) -> None:
+    """It ends its streams as if they were complete; the caller hears the rest from another."""
+    other = Provider("other", ScriptedLLMService([Say("We are open until nine.")]))
+    local = Provider("local", service(mortal_vllm, tokens=LONG))
+    policy = HedgePolicy.fallback(commit="first_token")
+    async with Line(HedgedLLMService([local, other], policy=policy)) as line:
+        await line.send(talk())
+        await line.until(lambda: len(line.frames(LLMTextFrame)) > 5)
+        await asyncio.to_thread(mortal_vllm.stop)
+        report = await line.report()
+    await asyncio.to_thread(mortal_vllm.restart)
+    assert [a.outcome for a in report.attempts] == ["failed", "won"]
+    assert line.text.endswith("We are open until nine.")
+    assert not line.errors
+
+
 async def test_another_model_is_a_clear_error_where_one_was_named(
     mortal_vllm: VLLMProcess,
 ) -> None:

@@ -142,16 +142,19 @@ def _is_much_faster(secs: float, than_secs: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Probing:
-    """Asks the second provider at the turn's start, and then goes on as usual; a ``LaunchRule``.
+    """Asks a provider at the turn's start, and then goes on as usual; a ``LaunchRule``.
 
     Parameters:
         usual: What is done otherwise.
+        probe: Who is asked. Where it takes no hedges now there is no probe: to ask somebody else
+            in its place would find out nothing.
     """
 
     usual: LaunchRule
+    probe: str
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
         """Launch the probe beside the first attempt; see ``LaunchRule``."""
-        if len(waiting.in_flight) > 1:
+        if len(waiting.in_flight) > 1 or waiting.next_provider != self.probe:
             return self.usual.next_launch(waiting)
         return LaunchDecision(waiting.started_at, f"probes {waiting.next_provider}")
