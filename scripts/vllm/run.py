@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.vllm.server import VLLMProcess, has_gpu, vllm_home
+from scripts.vllm.server import BRIEF, MADE, VLLMProcess, has_gpu, vllm_home
 
 HOSTED = "gemma-4-31b-baseten"
 """What the simulated hosted provider is like, in front of the vLLM."""
@@ -67,7 +67,7 @@ def _server(model: str, arguments: list[str]) -> Iterator[str]:
     if "VLLM_BASE_URL" in os.environ:
         yield os.environ["VLLM_BASE_URL"]
         return
-    server = VLLMProcess(model, *arguments)
+    server = VLLMProcess(model, *(BRIEF if model in MADE else ()), *arguments)
     print(f"Starting vLLM with {model} (log: {server.log}). The first start takes a while.")
     sys.stdout.flush()
     began = time.monotonic()

@@ -16,12 +16,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-__all__ = ["VLLMProcess", "has_gpu", "vllm_home"]
+__all__ = ["BRIEF", "MADE", "VLLMProcess", "has_gpu", "vllm_home"]
 
 START_SECS = 300  # a large model is loaded, and compiled for its GPU
 STOP_SECS = 20
 MADE = ("tiny", "small")
 """The models of random weights that ``make_env.sh`` makes, 1.4 and 28 million parameters."""
+BRIEF = ("--override-generation-config", '{"max_new_tokens": 24}')
+"""For a model of random weights that is listened to: half a minute of word salad is enough."""
 ALWAYS = (
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     *("--scheduling-policy", "priority"),

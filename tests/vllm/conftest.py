@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-import aiohttp
 import pytest
 from scripts.vllm.server import VLLMProcess
-
-from pipecat_hedge.vllm_metrics import Counts, read_counts
 
 if "TEST_VLLM" not in os.environ:  # make test-vllm sets it
     collect_ignore_glob = ["test_*.py"]  # pyright: ignore[reportConstantRedefinition]
@@ -32,12 +29,3 @@ def narrow_vllm() -> Iterator[VLLMProcess]:
 
 BLOCKS = ("--num-gpu-blocks-override", "512")
 """Memory enough for what is asked here."""
-
-
-async def counts(server: VLLMProcess) -> Counts:
-    """What a server counts now, asked directly."""
-    url = server.base_url.removesuffix("/v1") + "/metrics"
-    async with aiohttp.ClientSession() as session, session.get(url) as answer:
-        found = read_counts(await answer.text())
-    assert found is not None
-    return found

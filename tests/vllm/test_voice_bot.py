@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from examples.voice_bot.choices import SETTINGS
-from scripts.vllm.server import VLLMProcess
+from scripts.vllm.server import BRIEF, VLLMProcess
 
 from pipecat_hedge.replay.bots import CommandBot
 from pipecat_hedge.replay.call import Call
+from tests.vllm.conftest import BLOCKS
 
 pytestmark = [pytest.mark.vllm, pytest.mark.live]
 
@@ -17,16 +19,23 @@ ROOT = Path(__file__).parents[2]
 ASKS = "fixtures/audio/open-sunday_en-us-female_normal.flac"
 
 
+@pytest.fixture(scope="module")
+def brief_vllm() -> Iterator[VLLMProcess]:
+    """A server whose answers are soon over, since they are spoken."""
+    with VLLMProcess("tiny", *BRIEF, *BLOCKS, name="tiny") as server:
+        yield server
+
+
 @pytest.fixture(params=["alone", "second of a race"])
 def voice_bot(
-    request: pytest.FixtureRequest, vllm: VLLMProcess, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, brief_vllm: VLLMProcess, monkeypatch: pytest.MonkeyPatch
 ) -> CommandBot:
     """The bot with the vLLM alone, or behind a simulated provider that never answers."""
     for setting in SETTINGS:
         monkeypatch.delenv(setting.name, raising=False)
     env = {
         "PYTHON_DOTENV_DISABLED": "1",
-        "VLLM_BASE_URL": vllm.base_url,
+        "VLLM_BASE_URL": brief_vllm.base_url,
         "TURN_DETECTION": "0",
     }
     if request.param == "alone":
