@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ from pipecat_hedge.vllm_errors import (
     nothing_answers,
     wrong_key,
 )
+from pipecat_hedge.vllm_prompt import one_token, ordered_tools
 from pipecat_hedge.vllm_server import ServerUnreachable, VLLMServer, check_base_url
 from pipecat_hedge.vllm_stream import ChatStream
 from pipecat_hedge.work import WORK_CLASSES, work, working_as
@@ -49,8 +49,6 @@ __all__ = ["VLLMService", "VLLMSettings"]
 KEEP_ALIVE_SECS = 4.0
 """vLLM closes a connection that has been idle for 5 s (``VLLM_HTTP_TIMEOUT_KEEP_ALIVE``)."""
 _NEW = {"model": "model=...", "params": "temperature=..., max_tokens=..."}
-_READ = ("chat_template", "chat_template_kwargs", "documents", "mm_processor_kwargs", "cache_salt")
-"""What of ``extra_body`` makes a difference to how a prompt is read."""
 _T = TypeVar("_T")
 
 
@@ -241,16 +239,10 @@ class VLLMService(OpenAILLMService):
     def build_chat_completion_params(
         self, params_from_context: OpenAILLMInvocationParams
     ) -> dict[str, Any]:
-        """Build a request; see ``BaseOpenAILLMService``. Tools come in the order of their names.
-
-        A chat template puts the tools in front of the conversation, so that in another order they
-        would have the server read all of it again.
-        """
+        """Build a request; see ``BaseOpenAILLMService``. Tools come in the order of their names."""
         params = super().build_chat_completion_params(params_from_context)
         if isinstance(tools := params.get("tools"), list):
-            params["tools"] = sorted(tools, key=_tool_name)
-            if self._strict_tools:
-                params["tools"] = [_strict(tool) for tool in params["tools"]]
+            params["tools"] = ordered_tools(tools, strict=self._strict_tools)
         if self._priority is not None:
             rank = WORK_CLASSES.index(work())
             self._merge_extra_body(params, {"priority": self._priority + rank})
@@ -316,36 +308,17 @@ class VLLMService(OpenAILLMService):
         )
         if not from_context["messages"] and not isinstance(from_context["tools"], list):
             return
-        prompt = json.dumps([from_context["messages"], str(from_context["tools"])])
+        prompt = str((self._asked_model, from_context["messages"], from_context["tools"]))
 
         async def read() -> None:
             with self._server().asking(), working_as("warm_up"):
                 await self._ask(
-                    lambda: self._client.chat.completions.create(**self._one_token(from_context))
+                    lambda: self._client.chat.completions.create(
+                        **one_token(self.build_chat_completion_params(from_context))
+                    )
                 )
 
         await self._server().read_ahead(prompt, read)
-
-    def _one_token(self, from_context: OpenAILLMInvocationParams) -> dict[str, Any]:
-        """The request that has a prompt read, and no more."""
-        params = self.build_chat_completion_params(from_context)
-        messages = params["messages"]
-        if not messages or messages[-1]["role"] != "user":  # templates want somebody to answer
-            messages = [*messages, {"role": "user", "content": "Hello"}]
-        extra = params.get("extra_body", {})
-        wanted: dict[str, Any] = {
-            "model": params["model"],
-            "messages": messages,
-            "stream": False,
-            "max_tokens": 1,
-            "extra_body": {k: extra[k] for k in (*_READ, "priority") if k in extra},
-        }
-        if isinstance(tools := params.get("tools"), list):
-            wanted["tools"] = tools
-            # All of them are read; a call that the bot wants to force is not.
-            choice = params.get("tool_choice")
-            wanted["tool_choice"] = "none" if isinstance(choice, str | dict) else choice
-        return wanted
 
     async def _ask(self, request: Callable[[], Awaitable[_T]]) -> _T:
         """Send a request, and say what it means if it is refused."""
@@ -393,12 +366,3 @@ class VLLMService(OpenAILLMService):
         if isinstance(exception, VLLMError):
             return exception.category
         return super()._classify_error(exception)
-
-
-def _tool_name(tool: Any) -> str:
-    function = tool.get("function") if isinstance(tool, dict) else None
-    return str(function.get("name", "")) if isinstance(function, dict) else ""
-
-
-def _strict(tool: Any) -> Any:
-    return {**tool, "function": {**tool["function"], "strict": True}}

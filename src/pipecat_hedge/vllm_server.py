@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Awaitable, Callable, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Hashable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -156,7 +156,7 @@ class VLLMServer:
             await self._scope.close()
 
     @contextmanager
-    def asking(self) -> Iterator[None]:
+    def asking(self) -> Generator[None, None, None]:
         """Count a request of one's own, which the server counts only at the next look."""
         self._asking += 1
         try:

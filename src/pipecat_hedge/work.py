@@ -7,7 +7,7 @@ variable, because Pipecat's services stand in between and pass nothing on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal, TypeAlias, get_args
@@ -32,7 +32,7 @@ def work() -> WorkClass:
 
 
 @contextmanager
-def working_as(what: WorkClass) -> Iterator[None]:
+def working_as(what: WorkClass) -> Generator[None, None, None]:
     """Say what the requests made inside are for.
 
     Args:
