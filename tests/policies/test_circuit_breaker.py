@@ -1,0 +1,195 @@
+"""When a provider is left alone, and when it is tried again."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipecat_hedge.errors import ConfigurationError
+from pipecat_hedge.policies.circuit_breaker import JITTER, PROBES, CircuitBreaker
+
+
+def breaker(**settings: Any) -> CircuitBreaker:
+    return CircuitBreaker(random.Random(1), **settings)
+
+
+def fail(it: CircuitBreaker, times: int, now: float) -> None:
+    for _ in range(times):
+        it.record("failed", now)
+
+
+def test_failures_in_a_row_open_it() -> None:
+    """The fifth, and an answer in between begins the count again."""
+    it = breaker()
+    fail(it, 4, 0.0)
+    it.record("answered", 1.0)
+    fail(it, 4, 2.0)
+    assert it.state(2.0) == "closed"
+    it.record("failed", 3.0)
+    assert it.state(3.0) == "open"
+    (event,) = it.take_events()
+    assert (event.at, event.before, event.after) == (3.0, "closed", "open")
+    assert event.reason.startswith("5 failures in a row: left alone for ")
+    assert it.take_events() == ()
+
+
+def test_a_share_of_failures_opens_it() -> None:
+    """Half of twenty within the window; those before it no longer count."""
+    it = breaker(failures=99)
+    for number in range(19):
+        it.record("failed" if number % 2 else "answered", float(number))
+    assert it.state(19.0) == "closed"
+    it.record("failed", 19.0)
+    assert it.state(19.0) == "open"
+    assert "10 of 20 attempts have failed within 30 s" in it.take_events()[0].reason
+    spread = breaker(failures=99)
+    for number in range(40):
+        spread.record("failed" if number % 2 else "answered", 2.0 * number)
+    assert spread.state(80.0) == "closed"
+
+
+@pytest.mark.parametrize("verdict", ["dropped", "busy"])
+def test_what_is_not_its_own_fault_does_not(verdict: Any) -> None:
+    """Who was interrupted, superseded or refused for load, however often at once, blames nobody."""
+    it = breaker()
+    for _ in range(50):
+        it.record(verdict, 0.0)
+    assert it.state(1.0) == "closed"
+
+
+def test_load_that_persists_opens_it_too() -> None:
+    """Refusals in a row for ten seconds; an answer between them proves that it can."""
+    it = breaker()
+    for second in range(10):
+        it.record("busy", float(second))
+    it.record("answered", 9.5)
+    for second in range(10, 20):
+        it.record("busy", float(second))
+    assert it.state(19.0) == "closed"
+    it.record("busy", 20.0)
+    assert it.state(20.0) == "open"
+    assert "refused for load for 10 s, 11 times" in it.take_events()[0].reason
+
+
+def test_one_at_a_time_may_try_it_once_it_has_recovered() -> None:
+    """Two answers in a row close it."""
+    it = breaker()
+    fail(it, 5, 0.0)
+    assert not it.claim_probe(47.0)
+    assert it.state(60 * (1 + JITTER)) == "half_open"
+    for number in range(PROBES):
+        assert it.claim_probe(73.0 + number)
+        assert not it.claim_probe(73.0 + number)
+        it.record("answered", 73.5 + number, probe=True)
+    assert it.state(75.0) == "closed"
+    assert [event.after for event in it.take_events()] == ["open", "half_open", "closed"]
+
+
+def test_a_try_that_was_ended_by_somebody_else_may_be_made_again() -> None:
+    """A probe that lost a race or was interrupted says nothing."""
+    it = breaker()
+    fail(it, 5, 0.0)
+    assert it.claim_probe(73.0)
+    it.record("dropped", 74.0, probe=True)
+    assert it.state(74.0) == "half_open"
+    assert it.claim_probe(74.0)
+
+
+def test_attempts_from_before_do_not_decide_about_the_try() -> None:
+    """What was under way when it opened ends later, and is no probe."""
+    it = breaker()
+    fail(it, 6, 0.0)
+    it.record("answered", 1.0)
+    assert it.state(73.0) == "half_open"
+    it.record("failed", 73.0)
+    it.record("answered", 73.0)
+    assert it.state(73.0) == "half_open"
+
+
+@pytest.mark.parametrize(("verdict", "told"), [("failed", "and failed"), ("busy", "still busy")])
+def test_each_reopening_lasts_twice_as_long_up_to_a_cap(verdict: Any, told: str) -> None:
+    """A try that fails opens it at once."""
+    it = breaker(recovery_secs=60, cap_secs=200)
+    fail(it, 5, 0.0)
+    opened = now = 0.0
+    lasted: list[float] = []
+    for _ in range(4):
+        while it.state(now) == "open":
+            now += 1.0
+        lasted.append(now - opened)
+        assert it.claim_probe(now)
+        it.record(verdict, now, probe=True)
+        opened = now
+    for secs, expected in zip(lasted, (60, 120, 200, 200), strict=True):
+        assert expected * (1 - JITTER) <= secs <= expected * (1 + JITTER) + 1
+    assert told in it.take_events()[-1].reason
+
+
+def test_who_has_been_well_for_long_is_trusted_again() -> None:
+    """The next opening is a short one; soon after closing it is not."""
+    for calm, expected in ((200.0, 60), (10.0, 240)):
+        it = breaker()
+        fail(it, 5, 0.0)
+        assert it.claim_probe(73.0)
+        it.record("failed", 73.0, probe=True)
+        now = 73.0 + 150
+        for _ in range(PROBES):
+            assert it.claim_probe(now)
+            it.record("answered", now, probe=True)
+        fail(it, 5, now + calm)
+        assert it.state(now + calm + expected * (1 - JITTER) - 1) == "open"
+        assert it.state(now + calm + expected * (1 + JITTER)) == "half_open"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"failures": 0}, "failures must be a whole number from 1"),
+        ({"least": 2.5}, "least must be a whole number from 1"),
+        ({"share": 0}, "share must be above 0"),
+        ({"window_secs": 0}, "window_secs must be a positive number"),
+        ({"recovery_secs": -1}, "recovery_secs must be a positive number"),
+        ({"cap_secs": 10}, "cap_secs must be at least recovery_secs, 60"),
+    ],
+)
+def test_what_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
+    """Naming the field."""
+    with pytest.raises(ConfigurationError, match=message):
+        breaker(**settings)
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["answered", "failed", "busy", "dropped"]),
+            st.floats(0, 100),
+            st.booleans(),
+        ),
+        max_size=80,
+    )
+)
+def test_at_most_one_tries_it_and_its_states_follow_each_other(steps: Any) -> None:
+    """Whatever happens when: no second probe, no probe that is lost, no state skipped."""
+    it = breaker()
+    now, probing, states = 0.0, False, ["closed"]
+    for verdict, secs, wants_probe in steps:
+        now += secs
+        if wants_probe and it.claim_probe(now):
+            assert not probing
+            assert it.state(now) == "half_open"
+            probing = True
+        it.record(verdict, now, probe=probing)
+        probing = False
+        states += [event.after for event in it.take_events()]
+    allowed = {
+        "closed": {"open"},
+        "open": {"half_open"},
+        "half_open": {"open", "closed"},
+    }
+    for before, after in itertools.pairwise(states):
+        assert after in allowed[before]
