@@ -40,7 +40,7 @@ from pipecat_hedge.service import HedgedLLMService
 from pipecat_hedge.simulator.process import SimulatorProcess
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.testing import ScriptedLLMService, Step, Wait
-from pipecat_hedge.timed_pipeline import TimedPipeline
+from pipecat_hedge.timed_pipeline import TimedPipeline, answered_within
 
 __all__ = ["Measured", "configure", "run"]
 
@@ -179,22 +179,16 @@ async def _profile(
 def _sum_up(
     profile: str, arrangement: str, secs: Sequence[float], requests: Sequence[dict[str, Any]]
 ) -> Measured:
-    ascending = sorted(secs)
-
-    def at(p: float) -> float | None:
-        value = ascending[max(math.ceil(p * len(ascending)) - 1, 0)]
-        return None if math.isinf(value) else value
-
     mine = [r for r in requests if r["model"].endswith(quote(ARRANGEMENTS[arrangement][0]))]
     wasted = [r for r in mine if r["outcome"] != "completed"]
     return Measured(
         profile,
         arrangement,
         len(secs),
-        at(0.5),
-        at(0.95),
-        at(0.99),
-        at(1.0),
+        answered_within(secs, 0.5),
+        answered_within(secs, 0.95),
+        answered_within(secs, 0.99),
+        answered_within(secs, 1.0),
         sum(math.isinf(value) for value in secs),
         len(mine) / len(secs) - 1,
         sum(r["prompt_tokens"] + r["tokens_sent"] for r in wasted) / len(secs),

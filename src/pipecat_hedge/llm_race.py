@@ -19,7 +19,7 @@ from pipecat_hedge.reports import TurnReport
 from pipecat_hedge.service import HedgedLLMService
 from pipecat_hedge.simulator.process import SimulatorProcess
 from pipecat_hedge.task_scope import TaskScope
-from pipecat_hedge.timed_pipeline import TimedPipeline
+from pipecat_hedge.timed_pipeline import TimedPipeline, answered_within
 from pipecat_hedge.vllm import VLLMService
 
 __all__ = ["Raced", "race"]
@@ -157,20 +157,14 @@ async def _calls(
 
 
 def _sum_up(name: str, secs: Sequence[float], reports: Sequence[TurnReport]) -> Raced:
-    ascending = sorted(secs)
-
-    def at(p: float) -> float | None:
-        value = ascending[max(math.ceil(p * len(ascending)) - 1, 0)]
-        return None if math.isinf(value) else value
-
     requests = sum(len(report.attempts) for report in reports)
     return Raced(
         name,
         len(secs),
-        at(0.5),
-        at(0.95),
-        at(0.99),
-        at(1.0),
+        answered_within(secs, 0.5),
+        answered_within(secs, 0.95),
+        answered_within(secs, 0.99),
+        answered_within(secs, 1.0),
         sum(math.isinf(value) for value in secs),
         requests / len(reports) - 1 if reports else 0.0,
         sum(report.winner == "local" for report in reports) / len(reports) if reports else 0.0,

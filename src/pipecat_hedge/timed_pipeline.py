@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipecat.frames.frames import (
@@ -21,7 +22,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.workers.runner import WorkerRunner
 
-__all__ = ["TimedPipeline", "TimedTurn", "run_worker"]
+__all__ = ["TimedPipeline", "TimedTurn", "answered_within", "run_worker"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,20 @@ class TimedTurn:
 
     ttft_secs: float
     processor_secs: float
+
+
+def answered_within(secs: Sequence[float], share: float) -> float | None:
+    """The time that a share of the turns stays within, the slowest of that share itself.
+
+    Args:
+        secs: The turns' times, infinite where no answer came; at least one.
+        share: The share, above 0 and at most 1.
+
+    Returns:
+        The time; None if fewer than that were answered at all.
+    """
+    value = sorted(secs)[max(math.ceil(share * len(secs)) - 1, 0)]
+    return None if math.isinf(value) else value
 
 
 class TimedPipeline(FrameProcessor):

@@ -333,7 +333,7 @@ class VLLMService(OpenAILLMService):
         except (OpenAIError, VLLMError) as error:
             explained = await explain(error, self._server(), self._asked_model)
             if getattr(explained, "category", None) is ErrorCategory.CONNECTIVITY:
-                self._server().is_gone("does not answer")
+                self._server().mark_gone("does not answer")
             if explained is not error:
                 raise explained from error
             raise
@@ -341,7 +341,7 @@ class VLLMService(OpenAILLMService):
     def _failed_in_mid_answer(self, error: APIError) -> Exception:
         if isinstance(error, APIStatusError | APIConnectionError):
             return error
-        self._server().is_gone("has failed in mid-answer")
+        self._server().mark_gone("has failed in mid-answer")
         return failed_in_mid_answer(self._server(), error)
 
     async def _has_moved_on(self) -> bool:

@@ -164,7 +164,7 @@ class VLLMServer:
         finally:
             self._asking -= 1
 
-    def is_gone(self, detail: str) -> None:
+    def mark_gone(self, detail: str) -> None:
         """Say that a request found nobody, which is news before the next look.
 
         Args:
