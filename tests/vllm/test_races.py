@@ -13,6 +13,7 @@ from scripts.vllm.server import VLLMProcess
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, VLLMService
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
+from pipecat_hedge.vllm_server import VLLMServer
 from tests.line import Line
 from tests.vllm.asking import busy, counts, service, until
 
@@ -89,13 +90,21 @@ async def test_a_full_queue_sends_the_race_elsewhere(narrow_vllm: VLLMProcess) -
     """A 503 is a failure like others: the next provider is asked at once, and answers."""
     local = Provider("local", service(narrow_vllm))
     other = Provider("other", ScriptedLLMService([Say("We are open.")]))
-    async with busy(narrow_vllm, 12), Line(HedgedLLMService([local, other])) as line:
-        await line.ask()
-        report = await line.report()
-    if report.attempts[0].provider == "local":  # else a look had already shown the queue
-        assert report.attempts[0].error_category == "server"
-        assert report.attempts[1].launched_secs < 0.5
-    assert report.winner == "other"
+    # The one look, at the start, finds it idle: else the other one would be asked first.
+    VLLMServer.shared(narrow_vllm.base_url)._look_every_secs = 60
+    llm = HedgedLLMService([local, other])
+    async with Line(llm) as line:
+        await _look(llm, waiting=0, of=0)
+        async with busy(narrow_vllm, 12):
+            await line.ask()
+            report = await line.report()
+    assert [(a.provider, a.outcome) for a in report.attempts] == [
+        ("local", "failed"),
+        ("other", "won"),
+    ]
+    assert report.attempts[0].error_category == "server"
+    assert report.attempts[1].launch_reason == "failure"
+    assert report.attempts[1].launched_secs < 0.5
     assert line.text == "We are open."
     assert not line.errors
 
@@ -151,11 +160,11 @@ async def test_many_calls_spread_over_two_servers(
             await line.report()
 
 
-async def _look(llm: object, *, waiting: int, secs: float = 10) -> None:
-    """Wait until a service's last provider has seen its server like this."""
+async def _look(llm: object, *, waiting: int, of: int = -1, secs: float = 10) -> None:
+    """Wait until a service's provider, the last one, has seen its server like this."""
     assert isinstance(llm, HedgedLLMService)
     async with asyncio.timeout(secs):
-        while (load := llm.provider_states()[-1].server) is None or load.waiting != waiting:
+        while (load := llm.provider_states()[of].server) is None or load.waiting != waiting:
             await asyncio.sleep(0.02)
 
 
