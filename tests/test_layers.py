@@ -19,6 +19,7 @@ LAYERS = {
     "attempt": WORDS,
     "survival": WORDS,
     "work": WORDS,
+    "percentiles": WORDS,
     "server_load": WORDS,
     "savings": WORDS,
     "reports": WORDS,

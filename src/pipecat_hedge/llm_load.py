@@ -23,6 +23,7 @@ from openai import APIStatusError, AsyncOpenAI, OpenAIError
 from openai.types.chat import ChatCompletionMessageParam
 
 from pipecat_hedge.errors import ConfigurationError
+from pipecat_hedge.percentiles import percentile
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.vllm_metrics import Histogram, read_counts, read_histogram
 
@@ -356,17 +357,13 @@ def _sum_up(
         prefix=prefix,
         requests=len(seen.ttft),
         failed=seen.failures.total(),
-        ttft_p50=_quantile(seen.ttft, 0.5),
-        ttft_p95=_quantile(seen.ttft, 0.95),
+        ttft_p50=percentile(seen.ttft, 0.5),
+        ttft_p95=percentile(seen.ttft, 0.95),
         ttft_max=max(seen.ttft, default=None),
-        per_token_p50=_quantile(seen.per_token, 0.5),
-        per_token_p95=_quantile(seen.per_token, 0.95),
-        gap_p95=_quantile(seen.gaps, 0.95),
+        per_token_p50=percentile(seen.per_token, 0.5),
+        per_token_p95=percentile(seen.per_token, 0.95),
+        gap_p95=percentile(seen.gaps, 0.95),
         tokens_per_sec=seen.tokens / lasted,
         failures=tuple(f"{n} x {why}" for why, n in seen.failures.most_common()),
         **server,
     )
-
-
-def _quantile(secs: Sequence[float], q: float) -> float | None:
-    return sorted(secs)[min(int(q * len(secs)), len(secs) - 1)] if secs else None

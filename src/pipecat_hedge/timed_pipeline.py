@@ -22,6 +22,8 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.workers.runner import WorkerRunner
 
+from pipecat_hedge.percentiles import percentile
+
 __all__ = ["TimedPipeline", "TimedTurn", "answered_within", "run_worker"]
 
 
@@ -42,14 +44,14 @@ def answered_within(secs: Sequence[float], share: float) -> float | None:
     """The time that a share of the turns stays within, the slowest of that share itself.
 
     Args:
-        secs: The turns' times, infinite where no answer came; at least one.
+        secs: The turns' times, infinite where no answer came.
         share: The share, above 0 and at most 1.
 
     Returns:
         The time; None if fewer than that were answered at all.
     """
-    value = sorted(secs)[max(math.ceil(share * len(secs)) - 1, 0)]
-    return None if math.isinf(value) else value
+    value = percentile(secs, share)
+    return None if value is None or math.isinf(value) else value
 
 
 class TimedPipeline(FrameProcessor):

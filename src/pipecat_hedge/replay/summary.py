@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipecat_hedge.percentiles import percentile
 from pipecat_hedge.replay.conversation import HeardTurn
 from pipecat_hedge.replay.told import STAGES
 
@@ -169,11 +169,6 @@ def _figures(name: str, turns: Sequence[HeardTurn]) -> Figures:
         name,
         len(turns),
         len(secs),
-        *(_percentile(secs, p) for p in (0.5, 0.95, 1.0)),
-        *(_percentile(silent, p) for p in (0.5, 1.0)),
+        *(percentile(secs, p) for p in (0.5, 0.95, 1.0)),
+        *(percentile(silent, p) for p in (0.5, 1.0)),
     )
-
-
-def _percentile(values: Sequence[float], p: float) -> float | None:
-    """The least value under which a share p of them lies."""
-    return sorted(values)[max(math.ceil(p * len(values)) - 1, 0)] if values else None
