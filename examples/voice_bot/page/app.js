@@ -191,7 +191,9 @@ const SPEECH = {
 
 const serverHandlers = {
   parts: (parts) => {
-    const llms = parts.llms.join(" and ") + (parts.simulated ? " (simulated)" : "");
+    const real = parts.llms.some((name) => name.startsWith("vllm:")); // the one that is never simulated
+    const how = real ? " (simulated, but for the vLLM)" : " (simulated)";
+    const llms = parts.llms.join(" and ") + (parts.simulated ? how : "");
     byId("parts").textContent = `Racing ${llms}, policy ${parts.policy}.`;
     byId("speech").textContent =
       `Hears with ${SPEECH[parts.stt] ?? parts.stt}, speaks with ${SPEECH[parts.tts] ?? parts.tts}.`;
