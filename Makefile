@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env bot test lint types unit explore format fixtures pictures bench compare clean
+.PHONY: help env bot test lint types unit explore format fixtures pictures bench drill compare clean
 .PHONY: vllm vllm-env test-vllm bench-llm
 
 # vLLM's own environment and its models: gigabytes, so they are kept outside of this folder.
@@ -55,6 +55,9 @@ pictures: $(STAMP) ## take pictures of the bot's page (needs Chromium)
 
 bench: $(STAMP) ## compare the bare service, Pipecat's failover and hedging, in one run of some minutes
 	$(BIN)/pipecat-hedge bench $(ARGS)
+
+drill: $(STAMP) ## have providers fail under a fleet of callers, in some forty minutes; less: ARGS="down hang"
+	@$(BIN)/pipecat-hedge drill $(ARGS)
 
 compare: $(STAMP) ## call the example bot without and with hedging, in one run of some minutes
 	@$(BIN)/python scripts/compare.py $(ARGS)

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 from pipecat_hedge import provider_stats
+from pipecat_hedge.loop_watch import LoopWatch
 from pipecat_hedge.testing import AutojumpLoop
 
 # The gate gives everybody the same examples; `make explore` looks for new ones.
@@ -63,7 +64,18 @@ def _small_trust_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 def _nothing_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test begins with what a fresh install knows, and leaves no file behind."""
     monkeypatch.setenv("PIPECAT_HEDGE_STATS", "off")
+    monkeypatch.delenv("REDIS_URL", raising=False)
     monkeypatch.setattr(provider_stats, "_shared", None)
+
+
+@pytest.fixture(autouse=True)
+def _keeps_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests share a machine: a hedge that is shed because another test is busy proves nothing."""
+
+    async def unwatched(self: LoopWatch) -> None:
+        pass
+
+    monkeypatch.setattr(LoopWatch, "run_if_real", unwatched)
 
 
 @pytest.fixture(autouse=True)

@@ -178,7 +178,7 @@ async def test_time_runs_out(point: str, end: str) -> None:
         assert framed_once(line)
         if line.reports[0].outcome == "failed":
             assert len(line.errors) == 1
-            assert line.text == ("A says." if point == "in mid-answer" else "Sorry.")
+            assert line.text == ("A says. Sorry." if point == "in mid-answer" else "Sorry.")
         await line.ask()
     assert line.text.endswith("Hello again.")
 

@@ -13,9 +13,19 @@ async def test_a_token_costs_a_fraction_of_what_pipecat_costs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Ratios within one run; the figures in milliseconds are printed by the command."""
-    cost = await overhead.measure(rounds=7)
+    cost = await overhead.measure(rounds=25)
     assert cost.token_secs < 0.8 * cost.bare_token_secs
     assert cost.turn_secs < 1.0 * cost.bare_turn_secs
+
+
+async def test_permits_cost_the_same_whoever_else_there_is() -> None:
+    """However many providers and sessions the registry knows of; and a fraction of a turn."""
+    few, many, cost = 3, 300, await overhead.measure(rounds=7)
+    once = await overhead.measure_permits(few, rounds=10)
+    again = await overhead.measure_permits(many, rounds=10)
+    print(f"permits: {once * 1e6:.0f} µs with {few} providers, {again * 1e6:.0f} with {many}")
+    assert again < 2 * once
+    assert again < 0.5 * cost.bare_turn_secs
 
 
 def test_the_command_prints_both_figures(capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,6 +34,7 @@ def test_the_command_prints_both_figures(capsys: pytest.CaptureFixture[str]) -> 
     printed = capsys.readouterr().out
     assert "per token" in printed
     assert "per turn" in printed
+    assert "breakers, limits and permits" in printed
 
 
 def test_nothing_to_measure_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

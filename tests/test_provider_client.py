@@ -7,7 +7,9 @@ from email.utils import format_datetime
 
 import anthropic
 import httpx
+import openai
 import pytest
+from google.genai.errors import APIError
 from pipecat.frames.frames import ErrorFrame
 from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.utils.errors import ErrorCategory
@@ -62,6 +64,51 @@ def test_retry_after_in_seconds_and_as_a_date() -> None:
     assert retry_after("-3") == 0
     for nonsense in ("soon", "nan", "inf", ""):
         assert retry_after(nonsense) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "is_busy", "category"),
+    [
+        ({"type": "error", "error": {"type": "overloaded_error"}}, True, "unknown"),
+        ({"type": "rate_limit_error", "code": None}, True, "unknown"),
+        ({"type": "requests", "code": "rate_limit_exceeded"}, True, "unknown"),
+        ({"code": 429}, True, "unknown"),  # as a router passes it on
+        ({"type": "insufficient_quota", "code": "insufficient_quota"}, False, "quota"),
+        ({"type": "error", "error": {"type": "api_error"}}, False, "unknown"),
+        ("overloaded_error, perhaps", False, "unknown"),
+        (None, False, "unknown"),
+    ],
+)
+def test_load_told_in_the_stream_is_load(body: object, is_busy: bool, category: str) -> None:
+    """Where the status says nothing, the body's type and code do; words for a person do not."""
+    response = httpx.Response(200, request=REQUEST)
+    error = anthropic.APIStatusError("failed", response=response, body=body)  # pyright: ignore[reportArgumentType]
+    told = attempt_error(ErrorFrame("failed", exception=error))
+    assert (told.is_busy, told.category) == (is_busy, category)
+
+
+def test_credit_that_is_used_up_is_no_load() -> None:
+    """OpenAI says it under the status of a rate limit."""
+    response = httpx.Response(429, request=REQUEST)
+    body = {"message": "You exceeded your quota", "type": "insufficient_quota"}
+    error = openai.RateLimitError("failed", response=response, body=body)  # pyright: ignore[reportArgumentType]
+    told = attempt_error(ErrorFrame("failed", exception=error, category=ErrorCategory.RATE_LIMIT))
+    assert (told.is_busy, told.category) == (False, "quota")
+
+
+def test_load_in_googles_and_amazons_words() -> None:
+    """In the stream of the one; the other's SDK keeps a dictionary in place of a response."""
+    details = {"error": {"code": 429, "status": "RESOURCE_EXHAUSTED"}}
+    assert attempt_error(ErrorFrame("failed", exception=APIError(429, details))).is_busy
+    throttled = RuntimeError("slow down")
+    throttled.response = {"Error": {"Code": "ThrottlingException"}}  # pyright: ignore[reportAttributeAccessIssue]
+    assert attempt_error(ErrorFrame("failed", exception=throttled)).is_busy
+
+
+def test_a_service_that_says_only_the_category_is_believed() -> None:
+    """A rate limit is load, with or without an exception."""
+    assert attempt_error(ErrorFrame("failed", category=ErrorCategory.RATE_LIMIT)).is_busy
+    assert not attempt_error(ErrorFrame("failed", category=ErrorCategory.SERVER)).is_busy
 
 
 async def test_a_services_own_retry_is_switched_off() -> None:

@@ -294,7 +294,7 @@ def test_the_environment_names_the_place(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.delenv(ENVIRONMENT)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     store = default_store()
-    assert store is not None
+    assert isinstance(store, FileStore)
     assert store.path.name == "stats.json"
     assert "pipecat-hedge" in store.path.parts
 

@@ -438,7 +438,7 @@ class TestRescue:
 
     async def test_an_unfinished_sentence_is_kept_back(self) -> None:
         """If nobody continues, the answer ends after its last whole sentence, with one error."""
-        policy = HedgePolicy.fallback(commit="first_sentence", fallback_text="Sorry.")
+        policy = HedgePolicy.fallback(commit="first_sentence")
         llm = racing(scripted(*self.CUT), scripted(Error()), policy=policy)
         async with Line(llm) as line:
             await line.ask()
@@ -446,6 +446,73 @@ class TestRescue:
         assert line.text == "We are open till nine."
         assert len(line.errors) == 1
         assert report.outcome == "failed"
+        assert report.degraded_reason is None
+
+    @pytest.mark.parametrize(
+        ("commit", "first", "heard"),
+        [
+            ("first_sentence", ["We are open.", " Shall I"], "We are open. Sorry."),
+            ("first_token", ["We are open.", " Shall I"], "We are open. Shall I... Sorry."),
+            ("first_token", ["We are open.", " Shall "], "We are open. Shall ... Sorry."),
+            ("first_token", ["We are open."], "We are open. Sorry."),
+            ("first_token", ["We are open. "], "We are open. Sorry."),
+            ("first_token", ["我们营业到九点。"], "我们营业到九点。 Sorry."),
+        ],
+    )
+    async def test_where_nobody_continues_the_caller_is_told(
+        self, commit: Any, first: list[str], heard: str
+    ) -> None:
+        """After what is whole of the answer comes the fallback text, a sentence of its own."""
+        policy = HedgePolicy.fallback(commit=commit, fallback_text="Sorry.")
+        cut = scripted(Wait(0.2), *map(Say, first), Wait(1), Error())
+        async with Line(racing(cut, scripted(Error()), policy=policy)) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == heard
+        assert line.framing.count("<") == line.framing.count(">") == 1
+        assert len(line.errors) == 1
+        assert (report.outcome, report.winner) == ("failed", "a")
+        assert report.ttft_secs == pytest.approx(0.2)
+        assert report.degraded_reason == (
+            "the answer broke off, nobody continued it (a: server, b: server)"
+        )
+
+    async def test_scripts_without_blanks_get_none(self) -> None:
+        """Between the answer and the fallback text, if both are written so."""
+        policy = HedgePolicy.race(1, fallback_text="请稍等。")
+        async with Line(racing(scripted(Say("我们营业。"), Error()), policy=policy)) as line:
+            await line.ask()
+        assert line.text == "我们营业。请稍等。"
+
+    async def test_a_tool_that_was_called_is_an_answer(self) -> None:
+        """Though the stream breaks behind the call: it runs, and nobody is told of a failure."""
+
+        async def close(params: FunctionCallParams) -> None:
+            await params.result_callback("done")
+
+        broken = scripted(Say("I look."), Call("close"), Wait(0.1), Error())
+        policy = HedgePolicy.race(1, commit="first_sentence", fallback_text="Sorry.")
+        llm = racing(broken, policy=policy)
+        llm.register_function("close", close)
+        async with Line(llm) as line:
+            await line.ask()
+            await line.until(lambda: bool(line.frames(FunctionCallResultFrame)))
+            report = await line.report()
+        assert line.text == "I look."
+        assert (report.outcome, report.degraded_reason) == ("answered_with_tools", None)
+        assert line.errors == []
+
+    async def test_an_interruption_in_mid_answer_is_no_failure(self) -> None:
+        """Who speaks into the answer is not told that it broke off."""
+        policy = HedgePolicy.race(1, fallback_text="Sorry.")
+        stuck = scripted(Say("We are open."), Wait(NEVER))
+        async with Line(racing(stuck, policy=policy)) as line:
+            await line.send(LLMContextFrame(LLMContext([])))
+            await asyncio.sleep(1.0)
+            await line.interrupt()
+            report = await line.report()
+        assert line.text == "We are open."
+        assert (report.outcome, report.degraded_reason) == ("interrupted", None)
 
     async def test_a_rescue_that_breaks_off_is_rescued_in_turn(self) -> None:
         """For as long as attempts are left."""
@@ -548,7 +615,7 @@ class TestRetryAfter:
         service = scripted(Say("Hi."))
         llm = racing(service)
         async with Line(llm) as line:
-            llm._members.rest("a", 1e9)
+            llm.stats.health.rest("a | scripted", 1e9)
             await line.ask()
         assert line.text == "Hi."
 
@@ -562,7 +629,8 @@ class TestProviderStates:
         async with Line(llm) as line:
             before = llm.provider_states()
             await line.ask()
-            llm._members.rest("b", asyncio.get_running_loop().time() + 20)
+            now = asyncio.get_running_loop().time()
+            llm.stats.health.rest("b | gpt-4.1", now + 20)
             after = llm.provider_states()
         assert [(s.provider, s.model, s.is_left_out, s.rests_secs) for s in before] == [
             ("a", "scripted", False, 0.0),

@@ -170,13 +170,17 @@ SEVERED = [*tokens("We are open till nine. The kitchen closes"), Error()]
 
 @pytest.mark.parametrize("commit", ["first_sentence", "first_token"])
 @pytest.mark.parametrize("before", [[], [LLMTextProcessor]], ids=["alone", "with a processor"])
+@pytest.mark.parametrize("told", [None, "One moment."])
 async def test_an_answer_that_nobody_continues_ends_after_its_last_whole_sentence(
-    commit: Any, before: list[type[LLMTextProcessor]]
+    commit: Any, before: list[type[LLMTextProcessor]], told: str | None
 ) -> None:
-    """The beginning of the next one, which the text-to-speech had to see, is not spoken."""
+    """The beginning of the next one, which the text-to-speech had to see, is not spoken.
+
+    The fallback text is a sentence of its own, and part of the conversation.
+    """
     hedged = HedgedLLMService(
         [ScriptedLLMService(SEVERED, tokens("Do come by.")), ScriptedLLMService([Error()])],
-        policy=HedgePolicy.fallback(commit=commit, fallback_text="One moment."),
+        policy=HedgePolicy.fallback(commit=commit, fallback_text=told),
     )
     speaker, context = Speaker(), LLMContext([{"role": "user", "content": "Hello?"}])
     aggregator = LLMContextAggregatorPair(context).assistant()
@@ -184,7 +188,10 @@ async def test_an_answer_that_nobody_continues_ends_after_its_last_whole_sentenc
         hedged, processors=[*(kind() for kind in before), speaker], after=[aggregator]
     ) as line:
         await line.ask(context=context)
-        assert [text.strip() for _, text in speaker.spoken] == ["We are open till nine."]
+        assert [text.strip() for _, text in speaker.spoken] == [
+            "We are open till nine.",
+            *([told] if told else []),
+        ]
         assert len(line.errors) == 1
         speaker.spoken.clear()
         await line.ask(context=context)
@@ -194,7 +201,7 @@ async def test_an_answer_that_nobody_continues_ends_after_its_last_whole_sentenc
         for message in context.get_messages()
         if isinstance(message, dict) and message["role"] == "assistant" and "content" in message
     ]
-    assert said == ["We are open till nine.", "Do come by."]
+    assert said == [f"We are open till nine. {told or ''}".strip(), "Do come by."]
 
 
 async def test_silent_text_ends_there_too() -> None:

@@ -27,7 +27,7 @@ from pipecat.services.llm_service import FunctionCallParams, LLMService
 from pipecat.transports.base_output import BaseOutputTransport
 from pipecat.transports.base_transport import TransportParams
 
-from pipecat_hedge import FillerProcessor, HedgedLLMService, HedgeError, HedgePolicy
+from pipecat_hedge import FillerProcessor, HedgedLLMService, HedgeError, HedgePolicy, Provider
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.turn_latency import TurnLatency, TurnLatencyObserver
 from tests.line import Line
@@ -129,7 +129,8 @@ class Phone:
 def hedged(*scripts: list[Step]) -> HedgedLLMService:
     slow = ScriptedLLMService([Wait(30)], model="slow")
     return HedgedLLMService(
-        [ScriptedLLMService(*scripts, model="gpt-4.1"), slow], policy=HedgePolicy.race(2)
+        [ScriptedLLMService(*scripts, model="gpt-4.1"), Provider("slow", slow, stall_secs=60)],
+        policy=HedgePolicy.race(2),
     )
 
 

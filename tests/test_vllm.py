@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 from itertools import pairwise
 from typing import Any
 
@@ -32,6 +33,8 @@ from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, VLLMService
 from pipecat_hedge.errors import ConfigurationError
+from pipecat_hedge.provider_client import Leave, attempt_error
+from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Wait
 from pipecat_hedge.vllm_server import VLLMServer
 from tests.fake_vllm import FakeVLLM, fake_vllm
@@ -333,6 +336,7 @@ async def test_each_refusal_says_what_to_do(
     assert told in line.errors[0].error
     assert "SECRET" not in line.errors[0].error
     assert line.errors[0].category is category
+    assert attempt_error(line.errors[0]).is_busy == (status == 503)
 
 
 async def test_a_server_without_tls() -> None:
@@ -546,6 +550,60 @@ async def test_in_a_race_the_prompt_is_sent_ahead_once_a_server() -> None:
     assert fake.bodies[0]["messages"] == context.messages
 
 
+async def test_who_is_interrupted_while_reading_ahead_leaves_it_to_the_next() -> None:
+    """Who waits holds no permit: however many sessions begin at once, one request is in flight."""
+    context = LLMContext([{"role": "user", "content": "You take orders."}])
+    async with fake_vllm(silent_secs=0.2) as fake, AsyncExitStack() as sessions:
+        stats = ProviderStats()
+        llms = [HedgedLLMService([service(fake)], warm=False, stats=stats) for _ in range(10)]
+        for llm in llms:
+            await sessions.enter_async_context(Line(llm))
+        readers = [asyncio.create_task(llm.warm_up(context)) for llm in llms]
+        await _until(lambda: len(fake.bodies) == 1)
+        (entry,) = stats.health.entries().values()
+        assert entry.limit.in_flight == 1
+        readers[0].cancel()
+        await asyncio.wait(readers[1:])
+        assert len(fake.bodies) == 2
+        assert entry.limit.in_flight == 0
+        assert [reader.cancelled() for reader in readers] == [True, *[False] * 9]
+
+
+async def test_without_room_a_prompt_is_not_read_ahead() -> None:
+    """Neither by those who would wait for each other: the connection is opened all the same."""
+    context = LLMContext([{"role": "user", "content": "You take orders."}])
+    async with fake_vllm() as fake, AsyncExitStack() as sessions:
+        stats = ProviderStats()
+        llms = [HedgedLLMService([service(fake)], warm=False, stats=stats) for _ in range(3)]
+        for llm in llms:
+            await sessions.enter_async_context(Line(llm))
+        await llms[0].warm_up(context)
+        (entry,) = stats.health.entries().values()
+        entry.limit.believe(1, until=float("inf"))
+        assert entry.limit.acquire(0.0)
+        before = len(fake.requests)
+        await asyncio.gather(*(llm.warm_up(context) for llm in llms))
+        assert len(fake.bodies) == 1
+        assert [path for path, _ in fake.requests[before:]] == ["/v1/models"] * 3
+
+
+async def test_what_the_server_refuses_to_read_ahead_is_not_sent_again_by_all() -> None:
+    """One refusal is enough for those who wait for the same."""
+    server, sent = VLLMServer("http://127.0.0.1:9/v1"), 0
+
+    async def read() -> None:
+        nonlocal sent
+        sent += 1
+        await asyncio.sleep(0)
+        raise OSError
+
+    ends = await asyncio.gather(
+        *(server.read_ahead("prompt", read) for _ in range(5)), return_exceptions=True
+    )
+    assert [type(end) for end in ends] == [OSError, *[type(None)] * 4]
+    assert sent == 1
+
+
 async def test_a_turn_ends_the_sending_ahead_to_whom_it_asks_alone() -> None:
     """The other server of a provider is read ahead to its end."""
     context = LLMContext([{"role": "user", "content": "You take orders."}])
@@ -690,7 +748,7 @@ async def test_the_first_turn_does_not_wait_for_what_is_sent_ahead() -> None:
     waiting = asyncio.Event()
 
     class Slow(ScriptedLLMService):
-        async def warm(self, context: LLMContext) -> None:
+        async def warm(self, context: LLMContext, leave: Leave) -> None:
             waiting.set()
             await asyncio.sleep(60)
 

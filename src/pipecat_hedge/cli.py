@@ -25,6 +25,10 @@ _COMMANDS = {
         "pipecat_hedge.bench",
         "compare the bare service, Pipecat's failover and hedging on simulated providers",
     ),
+    "drill": (
+        "pipecat_hedge.drill.command",
+        "let simulated providers fail under a fleet of callers, and show what they noticed",
+    ),
     "bench-llm": (
         "pipecat_hedge.llm_bench",
         "measure a server's time to first token and between tokens under load, or in a race",

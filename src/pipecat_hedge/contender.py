@@ -35,7 +35,7 @@ from pipecat.frames.frames import (
     StartFrame,
     SystemFrame,
 )
-from pipecat.metrics.metrics import LLMTokenUsage, LLMUsageMetricsData
+from pipecat.metrics.metrics import LLMUsageMetricsData
 from pipecat.processors.aggregators.llm_context import (
     LLMContext,
     LLMContextMessage,
@@ -53,17 +53,22 @@ from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.types import is_given
 
 from pipecat_hedge.errors import AttemptError
+from pipecat_hedge.permits import Shed
 from pipecat_hedge.policies.usable import InlineThought, is_usable_text, is_wait_verdict
 from pipecat_hedge.provider_client import (
+    Leave,
     ReadsAhead,
     attempt_error,
     open_connection,
+    read_rate_limits,
     switch_off_hidden_retries,
+    telling_rate_limits_to,
 )
 from pipecat_hedge.racing import Post
 from pipecat_hedge.sentences import SentenceFinder
 from pipecat_hedge.server_load import KnowsItsServer, ServerLoad
 from pipecat_hedge.spans import AttemptSpan
+from pipecat_hedge.tally import Tally
 
 __all__ = ["Contender", "Piece", "Tally", "ToolCalls"]
 
@@ -80,39 +85,6 @@ class ToolCalls:
 
 Piece: TypeAlias = Frame | ToolCalls
 """A piece of an answer: a frame that the service pushed, or the tools that it wants run."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """What one attempt has produced so far.
-
-    Parameters:
-        usage: The provider's own count of tokens, once it has sent one.
-        chars: Characters produced: answer text, reasoning and tool arguments.
-        completed: Whether the answer ended by itself, so that ``usage`` is final.
-        mended_context: Whether the service took a message out of its copy of the context that no
-            provider would accept.
-        first_text_at: When its first answer text came, in the loop's time.
-        text: The answer's text, kept only when ``keeps_text``.
-        keeps_text: Whether the text is wanted afterwards.
-        has_answer: Whether anything usable came.
-        silent_text: What came before anything usable: white space and markers.
-    """
-
-    usage: LLMTokenUsage | None = None
-    chars: int = 0
-    completed: bool = False
-    mended_context: bool = False
-    first_text_at: float | None = None
-    text: str = ""
-    keeps_text: bool = False
-    has_answer: bool = False
-    silent_text: str = ""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the answer ended by itself and had nothing usable in it."""
-        return self.completed and not self.has_answer
 
 
 class Contender:
@@ -148,6 +120,7 @@ class Contender:
         service.run_function_calls = self._heard_tool_calls
         service.add_event_handler("on_completion_timeout", self._timed_out)
         switch_off_hidden_retries(service)
+        read_rate_limits(service)
 
     @property
     def model(self) -> str | None:
@@ -204,20 +177,24 @@ class Contender:
         delta = LLMSettings(system_instruction="\n\n".join(parts) or None)
         await self.control(LLMUpdateSettingsFrame(delta=delta))
 
-    async def warm(self, context: LLMContext | None) -> None:
+    async def warm(self, context: LLMContext | None, leave: Leave) -> None:
         """Prepare for the first turn: open the connection, or have the prompt read if it can be.
 
         Whoever asks for an answer meanwhile ends it.
 
         Args:
             context: The conversation so far; None if it is not known.
+            leave: Leave to have it read.
         """
         self._warming = asyncio.current_task()
         try:
             if context is not None and isinstance(self.service, ReadsAhead):
-                await self.service.warm(self._own_copy(context, ()))
-            else:
-                await open_connection(self.service)
+                try:
+                    await self.service.warm(self._own_copy(context, ()), leave)
+                    return
+                except Shed as shed:
+                    logger.debug(f"{self.service}: its prompt is not read ahead: {shed}")
+            await open_connection(self.service)
         except Exception as error:  # the first turn will find out, and say so
             logger.debug(f"{self.service}: could not be warmed up: {type(error).__name__}")
         finally:
@@ -256,7 +233,8 @@ class Contender:
                 self._required = _required_arguments(copied)
                 length = len(copied.messages)
                 frame = LLMContextFrame(context=copied)
-                await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
+                with telling_rate_limits_to(tally.rate_limit_came):
+                    await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
                 # Some services report a time-out by an event alone, whose handler is a task.
                 await asyncio.sleep(0)
                 if held := self._thought.finish():
@@ -264,7 +242,7 @@ class Contender:
                 tally.mended_context = len(copied.messages) < length
                 tally.completed = not self._failed
                 if may_wait and tally.is_empty and is_wait_verdict(tally.silent_text):
-                    tally.has_answer = True
+                    tally.answer_came()
                     post.piece(LLMTextFrame(""), usable=True)
             finally:
                 self._post = None
@@ -318,7 +296,7 @@ class Contender:
                 tally.first_text_at = asyncio.get_running_loop().time()
         usable = is_usable_text(text)
         if usable:
-            tally.has_answer = True
+            tally.answer_came()
         elif not tally.has_answer:
             tally.silent_text += text
         post.piece(frame, usable=usable)
@@ -334,7 +312,7 @@ class Contender:
             self._fail(AttemptError(INCOMPLETE_CALL, f"a tool call came without {missing}"))
         else:
             self._tally.chars += sum(len(str(call.arguments)) for call in function_calls)
-            self._tally.has_answer = True
+            self._tally.answer_came()
             self._post.tools(ToolCalls(tuple(function_calls)))
 
     def _missing_arguments(self, function_calls: Sequence[FunctionCallFromLLM]) -> str:
@@ -350,7 +328,7 @@ class Contender:
 
     def _fail(self, error: AttemptError) -> None:
         if self._post is not None and not self._failed:
-            self._failed = True
+            self._failed, self._tally.error = True, error
             self._post.failed(error)
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["AllProvidersFailed", "AttemptError", "ConfigurationError", "HedgeError"]
+__all__ = ["SHED", "AllProvidersFailed", "AttemptError", "ConfigurationError", "HedgeError"]
+
+SHED = "shed"
+"""The category of an attempt that was not made, because there was no room for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,12 +17,15 @@ class AttemptError:
 
     Parameters:
         category: The value of Pipecat's ``ErrorCategory`` (``"rate_limit"``, ``"server"``, …), or
-            ``"empty"`` for an answer that ended without a usable token.
+            ``"empty"`` for an answer that ended without a usable token, or ``"shed"`` for an
+            attempt that was not made, because there was no room for it.
         message: What the provider's service said, for a person to read. May quote the provider;
             never logged at INFO or above.
         permanent: Whether the same request will fail again until something is changed.
         retry_after_secs: How long the provider asked to be left alone, if it said so.
         exception: The exception behind it, if there was one.
+        is_busy: Whether the provider refused for load: it works, and has too much to do. Credit
+            that is used up is another matter.
     """
 
     category: str
@@ -27,6 +33,7 @@ class AttemptError:
     permanent: bool = False
     retry_after_secs: float | None = None
     exception: BaseException | None = None
+    is_busy: bool = False
 
 
 class HedgeError(Exception):
@@ -42,17 +49,28 @@ class AllProvidersFailed(HedgeError):
 
     Attributes:
         causes: One ``(provider, error)`` an attempt, in the order of their launch.
+        reason: Why nobody was asked, where that is so.
     """
 
-    def __init__(self, causes: Sequence[tuple[str, AttemptError]], *, broke_off: bool = False):
+    def __init__(
+        self,
+        causes: Sequence[tuple[str, AttemptError]],
+        *,
+        broke_off: bool = False,
+        reason: str = "",
+    ):
         """Say what each provider answered.
 
         Args:
             causes: One ``(provider, error)`` an attempt, in the order of their launch. Empty when
                 no provider could be asked at all.
             broke_off: Whether an answer had begun, and nobody continued it.
+            reason: Why nobody was asked, where that is so; by default that there was no room.
         """
         self.causes = tuple(causes)
+        if not reason and causes and all(error.category == SHED for _, error in causes):
+            reason = causes[-1][1].message
+        self.reason = reason
         told = ", ".join(f"{provider}: {error.category}" for provider, error in self.causes)
         what = "the answer broke off, nobody continued it" if broke_off else "no provider answered"
-        super().__init__(f"{what} ({told or 'none could be asked'})")
+        super().__init__(f"{what} ({told or reason or 'none could be asked'})")

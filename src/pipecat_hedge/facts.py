@@ -214,11 +214,13 @@ class Waiting:
         started_at: When the turn started.
         in_flight: The live attempts in the order of their launch; never empty.
         next_provider: Whom a further attempt would ask.
+        now: The time, on the race's clock.
     """
 
     started_at: float
     in_flight: tuple[InFlight, ...]
     next_provider: str
+    now: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,10 +230,13 @@ class LaunchDecision:
     Parameters:
         at: A time on the race's clock; None is never.
         reason: Why then, for a person to read.
+        is_put_off: Whether it should be sent already, and cannot be just now. It may be possible at
+            any time, so ask again soon; at the named time it replaces what has been silent so long.
     """
 
     at: float | None
     reason: str
+    is_put_off: bool = False
 
 
 class LaunchRule(Protocol):

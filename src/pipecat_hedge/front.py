@@ -6,7 +6,7 @@ Law: a member never differs from the others by what was said to all of them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from loguru import logger
@@ -24,10 +24,13 @@ from pipecat.services.settings import LLMSettings, ServiceSettings
 from pipecat.utils.types import is_given
 
 from pipecat_hedge.conversation import context_of
-from pipecat_hedge.errors import ConfigurationError
+from pipecat_hedge.errors import AttemptError, ConfigurationError
+from pipecat_hedge.learning import breaker_report
 from pipecat_hedge.members import Members
 from pipecat_hedge.provider import Provider
+from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.task_scope import TaskScope
+from pipecat_hedge.work import Tier
 
 __all__ = ["FrontService"]
 
@@ -43,6 +46,8 @@ class FrontService(LLMService):
         providers: Sequence[Provider],
         settings: LLMSettings | None,
         warm: bool,
+        stats: ProviderStats,
+        tier: Tier,
         **kwargs: Any,
     ):
         """Host the providers' services.
@@ -51,6 +56,8 @@ class FrontService(LLMService):
             providers: Checked by ``as_providers``.
             settings: Settings that all members share, applied when the pipeline starts.
             warm: Whether to prepare the members for the first turn when the pipeline starts.
+            stats: What is known of the providers.
+            tier: Whose session it is.
             **kwargs: Further arguments of ``LLMService``.
 
         Raises:
@@ -63,7 +70,10 @@ class FrontService(LLMService):
             )
         super().__init__(settings=_no_settings(), **kwargs)
         self._shared_settings = settings
-        self._members = Members(providers)
+        self._members = Members(providers, stats.health)
+        self._tier: Tier = tier
+        self._stats = stats
+        self._holds_stats = False
         self._advertising = False
         self._warms = warm
         self._warming = TaskScope()
@@ -80,12 +90,18 @@ class FrontService(LLMService):
         """
         await super().setup(setup)
         await self._members.setup(setup)
+        if not self._holds_stats:
+            self._stats.hold()
+            self._holds_stats = True
 
     async def cleanup(self) -> None:
         """Release this service's and its members' resources."""
         await self._warming.close()
         await super().cleanup()
         await self._members.cleanup()
+        if self._holds_stats:
+            self._holds_stats = False
+            await self._stats.release()
 
     async def start(self, frame: StartFrame) -> None:
         """Start the members, and prepare them for the first turn.
@@ -136,7 +152,25 @@ class FrontService(LLMService):
         Args:
             context: The conversation so far; None for that of the aggregator.
         """
-        await self._members.warm(context or context_of(self))
+        await self._members.warm(
+            context or context_of(self), self._tier, self._stats.loop_watch.sheds
+        )
+
+    # ---- after a turn
+
+    async def _learn(self, errors: Iterable[tuple[str, AttemptError]]) -> None:
+        """Say once who is out for the session, and who is left alone or taken back."""
+        for provider, error in errors:
+            if error.permanent and self._members.strike_out(provider):
+                logger.warning(
+                    f"{self}: {provider} rejected the request for good ({error.category}) and is "
+                    "out of the race for this session. Check its key, model and settings; a "
+                    "settings update brings it back"
+                )
+        for report in map(breaker_report, self._stats.health.take_changes()):
+            level = "WARNING" if report.after == "open" else "INFO"
+            logger.log(level, f"{report.provider} is {report.after}: {report.reason}")
+            await self._call_event_handler("on_breaker_changed", report)
 
     # ---- what reaches every member
 

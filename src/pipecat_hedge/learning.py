@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 
@@ -9,16 +10,17 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge.attempt import Attempt
 from pipecat_hedge.facts import CommitOn, InFlight
-from pipecat_hedge.members import Entry
-from pipecat_hedge.planning import learn, plan_turn
+from pipecat_hedge.members import Entry, LineUp
+from pipecat_hedge.planning import learn, plan_turn, silent_secs
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
+from pipecat_hedge.provider_health import BreakerChange
 from pipecat_hedge.provider_stats import Backend, ProviderStats
-from pipecat_hedge.reports import ProviderState
+from pipecat_hedge.reports import BreakerReport, ProviderState
 from pipecat_hedge.savings import joint
 from pipecat_hedge.survival import Survival
 from pipecat_hedge.tokens import estimate_tokens
 
-__all__ = ["Learning", "state_of"]
+__all__ = ["Learning", "breaker_report", "state_of"]
 
 _DICE = random.Random()
 
@@ -36,25 +38,27 @@ class Learning:
     def __init__(
         self,
         policy: HedgePolicy,
-        line_up: Sequence[Entry],
+        line_up: LineUp,
         context: LLMContext,
         stats: ProviderStats,
         output_commits_on: CommitOn,
         *,
         whole_answers: bool = False,
+        now: float | None = None,
     ):
         """Plan the turn.
 
         Args:
             policy: What the user wants.
-            line_up: Who can be asked, in the order in which they were given.
+            line_up: Who may be asked, in the order in which they were given.
             context: The conversation.
             stats: What is known of them.
             output_commits_on: What suits the text-to-speech.
             whole_answers: Whether what counts is the whole answer, as in a one-shot inference.
+            now: The loop's time.
         """
         self._stats = stats
-        self._backends = [_backend(entry, whole_answers) for entry in line_up]
+        self._backends = [_backend(entry, whole_answers) for entry in line_up.entries]
         self.commit_on: CommitOn = output_commits_on if policy.commit == "auto" else policy.commit
         self.prompt_tokens = estimate_tokens(context)
         self.plan = plan_turn(
@@ -64,8 +68,11 @@ class Learning:
             prompt_tokens=self.prompt_tokens,
             commit_on=self.commit_on,
             dice=_DICE,
+            now=now,
         )
-        by_name = {entry.provider.name: entry for entry in line_up}
+        if line_up.probe is not None:
+            self.plan.try_out(line_up.probe.provider.name)
+        by_name = {entry.provider.name: entry for entry in line_up.entries}
         self.line_up = [by_name[name] for name in self.plan.order]
 
     def wait_of(
@@ -96,6 +103,20 @@ class Learning:
             waits.append((curve, sent - started_at))
         return joint(waits) if len(waits) > 1 else None
 
+    def silent_secs(self, provider: str, stall_secs: float | None) -> float:
+        """After how long without a word a provider is silent, and not slow.
+
+        Args:
+            provider: Its name.
+            stall_secs: The silence after which somebody else is asked, if there is such a time.
+
+        Returns:
+            The time, in seconds.
+        """
+        backend = next(b for b in self._backends if b.provider == provider)
+        known = self._stats.known([backend], self.prompt_tokens, by_sentence=False)[provider]
+        return silent_secs(known, stall_secs)
+
     def learn(self, attempts: Sequence[Attempt], *, follows_probes: bool = True) -> None:
         """Learn from a race that is over.
 
@@ -119,18 +140,18 @@ class Learning:
         self._stats.record_first_token(backend, secs, self.prompt_tokens, censored=first_at is None)
 
 
-def state_of(
-    entry: Entry, stats: ProviderStats, *, is_left_out: bool, rests_secs: float
-) -> ProviderState:
+def state_of(entry: Entry, stats: ProviderStats, now: float, *, is_left_out: bool) -> ProviderState:
     """A provider with what has been learned of its time to first token, for prompts of any size.
 
     Args:
         entry: The provider.
         stats: What is known of it.
-        is_left_out: Whether it is not asked.
-        rests_secs: How long it is to be left alone yet, in seconds.
+        now: The loop's time.
+        is_left_out: Whether it is not asked, until settings change.
     """
-    backend = _backend(entry, whole_answers=False)
+    health = stats.health
+    in_flight, limit = health.occupancy(entry.key, now)
+    backend = entry.backend
     known = stats.known([backend], None, by_sentence=False)[backend.provider].first_token
     return ProviderState(
         provider=backend.provider,
@@ -139,12 +160,26 @@ def state_of(
         p95_secs=known.quantile(0.95),
         prior_share=stats.prior_share(backend),
         is_left_out=is_left_out,
-        rests_secs=rests_secs,
+        rests_secs=health.rests_secs(entry.key, now),
         server=entry.server_load,
+        breaker=health.state(entry.key, now),
+        breaker_reason=health.told(entry.key, now),
+        in_flight=in_flight,
+        limit=limit,
     )
 
 
+def breaker_report(change: BreakerChange) -> BreakerReport:
+    """A change of a breaker, for users.
+
+    Args:
+        change: The change, as the registry notes it.
+    """
+    provider, _, model = change.key.partition(" | ")
+    event = change.event
+    return BreakerReport(provider, model or None, event.before, event.after, event.reason)
+
+
 def _backend(entry: Entry, whole_answers: bool) -> Backend:
-    measures = "whole_answer" if whole_answers else "first_token"
-    provider = entry.provider
-    return Backend(provider.name, entry.contenders[0].model, provider.usd_per_mtok, measures)
+    backend = entry.backend
+    return dataclasses.replace(backend, measures="whole_answer") if whole_answers else backend

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,19 @@ from pipecat.processors.frame_processor import FrameProcessorSetup
 from pipecat.services.settings import LLMSettings
 
 from pipecat_hedge.contender import Contender
+from pipecat_hedge.ending import DROPPED
 from pipecat_hedge.facts import Seat
+from pipecat_hedge.health import Health
+from pipecat_hedge.permits import Sheds, permit_for
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.server_queue import hedge_refusal, is_last_resort, load_rank
 from pipecat_hedge.provider import Provider
+from pipecat_hedge.provider_stats import Backend, key_of
 from pipecat_hedge.server_load import ServerLoad
 from pipecat_hedge.task_scope import TaskScope
+from pipecat_hedge.work import Tier
 
-__all__ = ["Entry", "Members", "hedge_refusals", "seats", "take_least_busy"]
+__all__ = ["Entry", "LineUp", "Members", "hedge_refusals", "seats", "take_least_busy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,36 @@ class Entry:
     @property
     def server_load(self) -> ServerLoad | None:
         """How busy its least busy server is; None if nothing recent is known."""
+        if len(self.contenders) == 1:
+            return self.contenders[0].server_load
         return min((c.server_load for c in self.contenders), key=load_rank)
+
+    @property
+    def backend(self) -> Backend:
+        """Of whom statistics are kept; its health is kept under the same key."""
+        model = self.contenders[0].model
+        return Backend(self.provider.name, model, self.provider.usd_per_mtok)
+
+    @property
+    def key(self) -> str:
+        """What the provider's health is kept under."""
+        return key_of(self.provider.name, self.contenders[0].model)
+
+
+@dataclass(frozen=True, slots=True)
+class LineUp:
+    """Who may be asked in a turn.
+
+    Parameters:
+        entries: The providers, in order; empty if all are left alone.
+        probe: Which of them is tried after it was left alone, or None: the claim is the turn's,
+            which sees to it that it comes back.
+        reason: Why nobody may be asked, where that is so.
+    """
+
+    entries: tuple[Entry, ...]
+    probe: Entry | None = None
+    reason: str = ""
 
 
 class Members:
@@ -51,66 +85,67 @@ class Members:
         contenders: All instances.
     """
 
-    def __init__(self, providers: Sequence[Provider]):
+    def __init__(self, providers: Sequence[Provider], health: Health):
         """Host the providers' services.
 
         Args:
             providers: Checked by ``as_providers``.
+            health: How the providers are doing, as the process knows it.
         """
+        self._health = health
         self.entries = tuple(
             Entry(provider, tuple(Contender(service) for service in provider.services))
             for provider in providers
         )
         self.contenders = tuple(c for entry in self.entries for c in entry.contenders)
-        self._rests_until: dict[str, float] = {}
         self._struck_out: set[str] = set()
 
-    def usable(self, now: float) -> list[Entry]:
+    def line_up(self, now: float) -> LineUp:
         """The providers that may be asked.
 
         Left out are providers that have rejected a request for good, instances that Pipecat calls
-        unusable, and providers that have asked to be left alone for a while. But if that leaves
-        nobody, the last are asked early, and without them everybody again: what was wrong may have
-        been the one request. Providers whose servers say that they are down or overrun come last.
+        unusable, those whose breaker is open, and those that have asked to be left alone for a
+        while. If that leaves nobody, the last are asked early; and if all were out for good,
+        everybody again: what was wrong may have been the one request. An open breaker stays open.
+        One provider that may be tried again takes part as a probe, beside a healthy one if there
+        is any, and once the time is over for which it asked. Providers
+        whose servers say that they are down or overrun come last.
 
         Args:
             now: The loop's time.
         """
         able = [
-            Entry(entry.provider, contenders)
+            entry if len(contenders) == len(entry.contenders) else Entry(entry.provider, contenders)
             for entry in self.entries
             if (contenders := self._able(entry))
         ]
-        rested = [e for e in able if not self.rests_secs(e, now)]
-        found = rested or able or list(self.entries)
-        return sorted(found, key=lambda entry: is_last_resort(entry.server_load))
+        able, health = able or list(self.entries), self._health
+        keys, loads = [entry.key for entry in able], [entry.server_load for entry in able]
+        for key, load in zip(keys, loads, strict=True):
+            if load is not None and load.is_up:
+                health.hear_queue(key, load.running, load.waiting, now)
+        standings = health.standings(keys, now)
+        closed = [n for n, (state, _) in enumerate(standings) if state == "closed"]
+        half_open = [n for n, (state, _) in enumerate(standings) if state == "half_open"]
+        awake = [n for n in half_open if not standings[n][1]]
+        tried = awake if closed else awake or half_open
+        probe = next((n for n in tried if health.claim_probe(keys[n], now)), None)
+        if not closed and probe is None:
+            told = (f"{e.provider.name} ({health.told(e.key, now)})" for e in able)
+            return LineUp((), reason=f"all providers are left alone: {', '.join(told)}")
+        asked = [n for n in closed if not standings[n][1]] or closed
+        found = asked if probe is None else sorted([*asked, probe])
+        found.sort(key=lambda n: is_last_resort(loads[n]))
+        return LineUp(tuple(able[n] for n in found), None if probe is None else able[probe])
 
     def is_left_out(self, entry: Entry) -> bool:
         """Whether a provider is not asked, until settings change."""
         return not self._able(entry)
 
-    def rests_secs(self, entry: Entry, now: float) -> float:
-        """How long a provider is to be left alone yet, in seconds.
-
-        Args:
-            entry: The provider.
-            now: The loop's time.
-        """
-        return max(self._rests_until.get(entry.provider.name, now) - now, 0.0)
-
     def _able(self, entry: Entry) -> tuple[Contender, ...]:
         if entry.provider.name in self._struck_out:
             return ()
         return tuple(c for c in entry.contenders if c.service.is_usable)
-
-    def rest(self, provider: str, until: float) -> None:
-        """Leave a provider alone, as it asked with ``Retry-After``.
-
-        Args:
-            provider: Its name.
-            until: The loop's time from which on it may be asked again.
-        """
-        self._rests_until[provider] = until
 
     def strike_out(self, provider: str) -> bool:
         """Leave a provider out until settings change: it has rejected a request for good.
@@ -133,18 +168,50 @@ class Members:
         """Set every member up, side by side."""
         await asyncio.gather(*(contender.setup(setup) for contender in self.contenders))
 
-    async def warm(self, context: LLMContext | None) -> None:
+    async def warm(self, context: LLMContext | None, tier: Tier, sheds: Sheds) -> None:
         """Prepare every member for the first turn, each by itself: a turn ends only its own.
+
+        Whoever is left alone is not prepared. A prompt is read ahead where there is room for it;
+        without, as without a context, the connection is opened, which costs the provider nothing.
 
         Args:
             context: The conversation so far; None if it is not known.
+            tier: Whose session it is.
+            sheds: Whether the process is too busy.
         """
         async with TaskScope() as scope:
             tasks = [
-                scope.start(contender.warm(context), name=f"warms up {contender.service}")
-                for contender in self.contenders
+                scope.start(
+                    self._warm(entry, contender, context, tier, sheds),
+                    name=f"warms up {contender.service}",
+                )
+                for entry in self.entries
+                for contender in entry.contenders
             ]
             await asyncio.wait(tasks)
+
+    async def _warm(
+        self,
+        entry: Entry,
+        contender: Contender,
+        context: LLMContext | None,
+        tier: Tier,
+        sheds: Sheds,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        if self._health.state(entry.key, loop.time()) != "closed":
+            return
+
+        @contextlib.asynccontextmanager
+        async def leave() -> AsyncGenerator[None]:
+            permit = await permit_for(self._health, [entry.key], "warm_up", tier, 0, sheds=sheds)
+            permit.is_heard = True  # nobody listens to it
+            try:
+                yield
+            finally:
+                self._health.give_back(permit, DROPPED, loop.time())
+
+        await contender.warm(context, leave)
 
     async def control(self, frame: Frame) -> None:
         """Hand every member a frame that is not a turn."""

@@ -5,6 +5,10 @@ so that a slow spell of the machine falls on both. Each token is handed over in 
 loop of its own, as tokens from a socket are. Counted is processor time, which a busy neighbour
 inflates less than the clock on the wall; the loop never waits, so on an idle machine the two agree.
 Reported is the median over the rounds of the difference within a round.
+
+Apart from that it is measured what a turn pays for breakers, limits and permits, in a registry of
+many providers that many sessions have used: who may be asked, leave to ask, some looks at who takes
+a hedge, and the permit's return.
 """
 
 from __future__ import annotations
@@ -12,18 +16,34 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from loguru import logger
 from pipecat.processors.frame_processor import FrameProcessor
 
+from pipecat_hedge.admission import Admission
+from pipecat_hedge.ending import ANSWERED
+from pipecat_hedge.health import Health
+from pipecat_hedge.members import Members
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
+from pipecat_hedge.policies.permit_queue import Ticket
+from pipecat_hedge.provider import Provider
 from pipecat_hedge.service import HedgedLLMService
 from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.timed_pipeline import TimedPipeline
+from pipecat_hedge.work import Tier, WorkClass
 
 TOKENS = 500
+REGISTERED = 100
+"""Providers in the registry, where a turn's permits are timed."""
+SESSIONS = 1000
+"""Sessions that have used each of them."""
+BATCH = 50
+"""Turns that are timed together: on some machines asking for the time takes as long as a turn."""
+LOOKS = 4
+"""Times that a race looks at who takes a hedge: at its start, at its end, and when it wakes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +94,11 @@ def run(args: argparse.Namespace) -> int:
     print(f"over the bare service, median of {cost.rounds} rounds of {TOKENS} tokens:")
     print(f"  per token  {cost.token_secs * 1e6:+7.1f} µs  (bare {cost.bare_token_secs * 1e6:.1f})")
     print(f"  per turn   {cost.turn_secs * 1e3:+7.3f} ms  (bare {cost.bare_turn_secs * 1e3:.3f})")
+    permits_secs = asyncio.run(measure_permits(REGISTERED))
+    print(
+        f"of a turn, breakers, limits and permits ({REGISTERED} providers in the registry): "
+        f"{permits_secs * 1e6:.1f} µs"
+    )
     return 0
 
 
@@ -115,6 +140,54 @@ async def measure(
         turn_secs=_median([hedged - bare for bare, hedged, _, _ in times]),
         rounds=rounds,
     )
+
+
+async def measure_permits(registered: int, rounds: int = 40) -> float:
+    """Measure what a turn between three providers pays for breakers, limits and permits.
+
+    Args:
+        registered: How many providers the registry holds.
+        rounds: How many batches of turns to time.
+
+    Returns:
+        The median of the turns' processor times, in seconds.
+    """
+    loop = asyncio.get_running_loop()
+    health = Health()
+    for number in range(registered):
+        key = f"provider {number} | model"
+        for _ in range(SESSIONS):
+            now = loop.time()
+            permit = health.take(Ticket("primary", "standard", now, (key,), now), now)
+            assert permit is not None
+            health.give_back(permit, ANSWERED, now, ttft_secs=0.3)
+    providers = [Provider(name, ScriptedLLMService([Say("Yes.")])) for name in "abc"]
+    members, names = Members(providers, health), [provider.name for provider in providers]
+
+    async def turn() -> None:
+        line_up = members.line_up(loop.time())
+        admission = Admission(health, line_up, "standard", _sheds_nothing, 3.0)
+        name = await admission.admit(line_up.entries, "primary")
+        assert name is not None
+        for _ in range(LOOKS):
+            admission.refusals(names, "hedge")
+        permit = await admission.permit(name, "primary")
+        admission.heard(permit, 0)
+        admission.give_back(permit, ANSWERED, first_at=loop.time())
+        admission.close()
+        health.take_changes()
+
+    times: list[float] = []
+    for _ in range(rounds):
+        began = time.thread_time()
+        for _ in range(BATCH):
+            await turn()
+        times.append((time.thread_time() - began) / BATCH)
+    return _median(times)
+
+
+def _sheds_nothing(work: WorkClass, tier: Tier) -> str | None:
+    return None
 
 
 def _median(values: Sequence[float]) -> float:

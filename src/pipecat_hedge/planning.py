@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pipecat_hedge.attempt import Attempt
 from pipecat_hedge.facts import CommitOn, Launch, LaunchRule
 from pipecat_hedge.policies.hedge_budget import HedgeBudget
+from pipecat_hedge.policies.hedge_burst import BurstBound
 from pipecat_hedge.policies.hedge_delay import (
     Known,
     PricedDelay,
@@ -23,10 +24,14 @@ from pipecat_hedge.policies.hedge_policy import Adaptive, AtQuantile, HedgePolic
 from pipecat_hedge.policies.routing import Probing
 from pipecat_hedge.provider_stats import Backend, ProviderStats
 
-__all__ = ["Plan", "learn", "plan_turn"]
+__all__ = ["Plan", "learn", "plan_turn", "silent_secs"]
 
 USUAL_PROMPT, USUAL_ANSWER = 2_000, 100
 """Tokens, where nothing better is known: costs are compared, so little depends on it."""
+SILENT_SECS = 5.0
+"""Where there is no stall time."""
+SILENT_TIMES = 4.0
+"""Times the p95: what takes longer than that does not come."""
 
 
 @dataclass(slots=True)
@@ -51,17 +56,38 @@ class Plan:
     _purse: object = None
     _budget: float = 0.0
     _costs: dict[str, float] = field(default_factory=dict[str, float])
+    _bound: BurstBound | None = None
 
-    def launched(self, launch: Launch, *, is_waiting: bool = True) -> None:
+    def try_out(self, provider: str) -> None:
+        """Ask somebody who was left alone beside the first provider, not in its place.
+
+        Args:
+            provider: Who; one of the order. If it is the only one, it is asked like any other.
+        """
+        others = [name for name in self.order if name != provider]
+        self.probe = provider
+        if not others:
+            return
+        self.order = (others[0], provider, *others[1:])
+        usual = self.rule.usual if isinstance(self.rule, Probing) else self.rule
+        self.rule = Probing(usual, provider)
+
+    def launched(
+        self, launch: Launch, now: float | None = None, *, is_waiting: bool = True
+    ) -> None:
         """Pay for an attempt, if it is one that the budget is for.
 
         Args:
             launch: The attempt.
+            now: The time, if the turn was planned at one.
             is_waiting: Whether nothing has been committed yet; if not, it is a rescue.
         """
         if self._stats is None or launch.reason not in ("hedge", "stall") or not is_waiting:
             return
-        self._stats.withdraw(self._purse, self._budget, self._costs.get(launch.provider, 1.0))
+        cost = self._costs.get(launch.provider, 1.0)
+        self._stats.withdraw(self._purse, self._budget, cost)
+        if now is not None and not (self._bound is not None and self._bound.take_claim()):
+            self._stats.bursts.spend(self._purse, self._budget, cost, now)
 
 
 def plan_turn(
@@ -72,6 +98,7 @@ def plan_turn(
     prompt_tokens: int | None,
     commit_on: CommitOn,
     dice: random.Random,
+    now: float | None = None,
 ) -> Plan:
     """Plan a turn.
 
@@ -82,6 +109,8 @@ def plan_turn(
         prompt_tokens: The size of the prompt; None where it is not known.
         commit_on: What an attempt must have to win.
         dice: Decides where a rule decides by chance.
+        now: The time, on the race's clock. None where turns come one after the other and not when
+            callers call: then how many are hedged at once has no meaning, and is not bounded.
     """
     rule = policy.rule
     order = tuple(backend.provider for backend in backends)
@@ -96,16 +125,18 @@ def plan_turn(
     if isinstance(rule, SingleR):
         reissue = _reissue(rule, known, order, stats, dice.random())
         return Plan(order, reissue, prior_share=prior_share)
-    return _adaptive(rule, backends, known, stats, prompt_tokens, prior_share)
+    return _adaptive(policy, rule, backends, known, stats, prompt_tokens, prior_share, now)
 
 
 def _adaptive(
+    policy: HedgePolicy,
     rule: Adaptive,
     backends: Sequence[Backend],
     known: dict[str, Known],
     stats: ProviderStats,
     prompt_tokens: int | None,
     prior_share: float,
+    now: float | None,
 ) -> Plan:
     given = tuple(backend.provider for backend in backends)
     purse = (rule, tuple(backend.key for backend in backends))
@@ -119,16 +150,26 @@ def _adaptive(
     share_at = {
         cost: hedges * stats.share(purse, rule.budget, cost) for cost in set(costs.values())
     }
-    priced = PricedDelay(
+    rule_of_turn: LaunchRule = PricedDelay(
         known,
         {name: share_at[cost] for name, cost in costs.items()},
         rule.worth_secs,
         rule.deadline_secs,
         stats.worths,
     )
+    bound = None
+    if now is not None:
+        keys = {backend.provider: backend.key for backend in backends}
+        stats.bursts.begin_turn(purse, rule.budget, now)
+        rule_of_turn = bound = BurstBound(
+            rule_of_turn,
+            lambda provider, now: stats.bursts.claim(purse, rule.budget, costs[provider], now),
+            {name: silent_secs(each, policy.stall_secs) for name, each in known.items()},
+            lambda provider: stats.health.answered_since(keys[provider]),
+        )
     return Plan(
         order,
-        priced if probe is None else Probing(priced, probe),
+        rule_of_turn if probe is None else Probing(rule_of_turn, probe),
         route_reason,
         prior_share,
         probe,
@@ -136,7 +177,23 @@ def _adaptive(
         purse,
         rule.budget,
         costs,
+        bound,
     )
+
+
+def silent_secs(known: Known, stall_secs: float | None) -> float:
+    """After how long without a word a provider is silent, and not slow.
+
+    Args:
+        known: What is known of it.
+        stall_secs: The silence after which somebody else is asked, if there is such a time.
+
+    Returns:
+        Several times what nearly all of its answers take, and from once to one and a half times
+        the stall time.
+    """
+    least = SILENT_SECS if stall_secs is None else stall_secs
+    return min(max(SILENT_TIMES * known.first_token.quantile(0.95), least), 1.5 * least)
 
 
 def _reissue(

@@ -1,7 +1,8 @@
-"""A request that is made to see how a provider does, and ended when it has shown it."""
+"""A request that is listened to for its first token, also when its turn no longer needs it."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from pipecat_hedge.contender import Piece
@@ -15,23 +16,34 @@ class Probe:
     """Stands between an attempt and its race, and times its first token; a ``Post``.
 
     Attributes:
-        first_at: When its first usable token came, in the clock's time, or None.
+        first_at: When its first usable token came, in the loop's time, or None.
         has_failed: Whether it failed, which says nothing about its latency.
+        is_silent: Whether it was waited for as long as it may be silent, in vain.
     """
 
-    def __init__(self, post: Post[Piece], clock: Callable[[], float], seen: Callable[[], None]):
-        """Stand between.
+    def __init__(
+        self,
+        post: Post[Piece],
+        loop: asyncio.AbstractEventLoop,
+        silent_secs: float,
+        learned: Callable[[], None],
+    ):
+        """Stand between; the time runs from now.
 
         Args:
             post: Where everything is handed on to.
-            clock: Tells the time, in seconds.
-            seen: Called at the first token.
+            loop: Tells the time.
+            silent_secs: How long it may be silent.
+            learned: Called when there is nothing more to learn: at the first token, or when it has
+                been silent for too long.
         """
         self._post = post
-        self._clock = clock
-        self._seen = seen
+        self._loop = loop
+        self._learned = learned
+        self._alarm = loop.call_later(silent_secs, self._give_up)
         self.first_at: float | None = None
         self.has_failed = False
+        self.is_silent = False
 
     def opened(self) -> None:
         """See ``Post``."""
@@ -57,7 +69,16 @@ class Probe:
         self.has_failed = True
         self._post.failed(error)
 
+    def close(self) -> None:
+        """Put the alarm away."""
+        self._alarm.cancel()
+
     def _token(self) -> None:
         if self.first_at is None:
-            self.first_at = self._clock()
-            self._seen()
+            self.first_at = self._loop.time()
+            self._alarm.cancel()
+            self._learned()
+
+    def _give_up(self) -> None:
+        self.is_silent = True
+        self._learned()

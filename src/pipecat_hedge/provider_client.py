@@ -1,32 +1,53 @@
-"""What a provider's SDK does that the race must know of: how it fails, and that it retries."""
+"""What the race must know of a provider's SDK: how it fails, that it retries, what headers tell."""
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable, Generator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from contextvars import ContextVar
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from loguru import logger
 from pipecat.frames.frames import ErrorFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.services.llm_service import LLMService
-from pipecat.utils.errors import ErrorCategory
+from pipecat.utils.errors import ErrorCategory, extract_http_status_code
 
 from pipecat_hedge.errors import AttemptError
+from pipecat_hedge.policies.rate_limit_news import RateLimitNews, rate_limit_news
 
-__all__ = ["ReadsAhead", "attempt_error", "open_connection", "switch_off_hidden_retries"]
+__all__ = [
+    "Leave",
+    "ReadsAhead",
+    "attempt_error",
+    "open_connection",
+    "read_rate_limits",
+    "switch_off_hidden_retries",
+    "telling_rate_limits_to",
+]
+
+
+Leave: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
+"""Leave to send a request, for as long as it takes; entering it raises ``Shed`` without room."""
 
 
 @runtime_checkable
 class ReadsAhead(Protocol):
     """A service that can have its server read a prompt before it is needed."""
 
-    async def warm(self, context: LLMContext) -> None:
+    async def warm(self, context: LLMContext, leave: Leave) -> None:
         """Have the server read the beginning of a conversation.
 
         Args:
             context: The conversation so far.
+            leave: To be entered around what is sent, and only while it is.
+
+        Raises:
+            Shed: By ``leave``.
         """
         ...
 
@@ -40,13 +61,53 @@ def attempt_error(frame: ErrorFrame) -> AttemptError:
     category = frame.category or ErrorCategory.UNKNOWN
     if category is ErrorCategory.UNKNOWN and _is_connection_error(frame.exception):
         category = ErrorCategory.CONNECTIVITY
+    called = _what_it_is_called(frame.exception)
+    if not called.isdisjoint(_NO_CREDIT):
+        category = ErrorCategory.QUOTA  # OpenAI says so under 429
     return AttemptError(
         category=category.value,
         message=frame.error,
         permanent=category.is_permanent,
         retry_after_secs=_retry_after_secs(frame.exception),
         exception=frame.exception,
+        is_busy=category is not ErrorCategory.QUOTA
+        and (
+            category is ErrorCategory.RATE_LIMIT
+            or not called.isdisjoint(_BUSY)
+            or getattr(frame.exception, "is_busy", False) is True
+        ),
     )
+
+
+def _what_it_is_called(exception: BaseException | None) -> set[str]:
+    """What the provider calls its error: HTTP status, type and code, wherever its SDK has them.
+
+    An error in the stream comes under status 200 and says it in its body alone.
+    """
+    called = {str(extract_http_status_code(exception))} if exception is not None else set[str]()
+    response = getattr(exception, "response", None)
+    bodies = [getattr(exception, name, None) for name in ("body", "details")]
+    bodies.append(response)  # Bedrock's is a dictionary
+    while bodies:
+        body = bodies.pop()
+        if isinstance(body, dict):
+            told = {key.lower(): value for key, value in body.items() if isinstance(key, str)}  # pyright: ignore[reportUnknownVariableType]
+            called |= {str(told[key]) for key in ("type", "code", "status") if key in told}
+            bodies.append(told.get("error"))
+    return called
+
+
+# Anthropic's, OpenAI's and its likes', Google's, Bedrock's.
+_BUSY = {
+    "429",
+    "529",
+    "rate_limit_error",
+    "overloaded_error",
+    "rate_limit_exceeded",
+    "RESOURCE_EXHAUSTED",
+    "ThrottlingException",
+}
+_NO_CREDIT = {"402", "billing_error", "insufficient_quota"}
 
 
 def _is_connection_error(exception: BaseException | None) -> bool:
@@ -94,6 +155,47 @@ def switch_off_hidden_retries(service: LLMService[Any]) -> None:
     if getattr(client, "max_retries", 0) and hasattr(client, "with_options"):
         service._client = client.with_options(max_retries=0)  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
         logger.debug(f"{service}: SDK retries switched off, the race replaces what fails")
+
+
+def read_rate_limits(service: LLMService[Any]) -> None:
+    """Have the service's client show its responses' headers, whatever becomes of the responses.
+
+    The SDKs of OpenAI and Anthropic keep an httpx client in ``_client``, which several services may
+    share and which several of the SDK's own clients do. A service with another kind is left alone.
+
+    Args:
+        service: The service.
+    """
+    client = getattr(getattr(service, "_client", None), "_client", None)
+    if "AsyncClient" not in {kind.__name__ for kind in type(client).__mro__}:
+        return
+    hooks = client.event_hooks["response"]  # pyright: ignore[reportOptionalMemberAccess]
+    if _read_rate_limit not in hooks:
+        hooks.append(_read_rate_limit)
+
+
+@contextmanager
+def telling_rate_limits_to(hears: Callable[[RateLimitNews], None]) -> Generator[None, None, None]:
+    """Tell of the rate limits that the responses to the requests made inside speak of.
+
+    Args:
+        hears: Told as soon as a response has begun, refusals included.
+    """
+    token = _hears.set(hears)
+    try:
+        yield
+    finally:
+        _hears.reset(token)
+
+
+# In a context variable, because a client is shared and a response does not say who asked.
+_hears: ContextVar[Callable[[RateLimitNews], None] | None] = ContextVar("hears", default=None)
+
+
+async def _read_rate_limit(response: Any) -> None:
+    hears = _hears.get()
+    if hears is not None and (news := rate_limit_news(response.headers, time.time())) is not None:
+        hears(news)
 
 
 async def open_connection(service: LLMService[Any]) -> None:

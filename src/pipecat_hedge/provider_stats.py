@@ -19,16 +19,22 @@ from typing import Any, Literal, TypeAlias
 from loguru import logger
 
 from pipecat_hedge.attempt import MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
+from pipecat_hedge.bursts import Bursts
+from pipecat_hedge.fleet_sync import FleetSync
+from pipecat_hedge.health import Health
+from pipecat_hedge.loop_watch import LoopWatch
+from pipecat_hedge.loop_work import LoopWork
 from pipecat_hedge.policies.hedge_budget import HedgeBudget
 from pipecat_hedge.policies.hedge_delay import Known
 from pipecat_hedge.policies.priors import prior_for
 from pipecat_hedge.policies.routing import Route, Router
 from pipecat_hedge.provider_latency import ProviderLatency
 from pipecat_hedge.savings import Worths
+from pipecat_hedge.shared_store import SharedStore
 from pipecat_hedge.stats_store import StatsStore, default_store
 from pipecat_hedge.survival import Survival
 
-__all__ = ["Backend", "ProviderStats", "shared_stats"]
+__all__ = ["Backend", "ProviderStats", "key_of", "shared_stats"]
 
 Measures: TypeAlias = Literal["first_token", "whole_answer", "wait"]
 
@@ -69,33 +75,52 @@ class Backend:
     @property
     def key(self) -> str:
         """What its statistics are kept under."""
-        return f"{self.provider} | {self.model or ''}{_KINDS[self.measures]}"
+        return key_of(self.provider, self.model) + _KINDS[self.measures]
+
+
+def key_of(provider: str, model: str | None) -> str:
+    """What is known of a provider is kept under.
+
+    Args:
+        provider: Its name.
+        model: Its model, or None if that is not known.
+    """
+    return f"{provider} | {model or ''}"
 
 
 class ProviderStats:
     """The registry.
 
     Attributes:
+        health: Who of them is left alone, and how many requests each may have.
+        loop_watch: Whether the process itself is too busy.
+        fleet: This process's part in a fleet; None if nothing is shared with other processes.
+        bursts: What may be hedged at once.
         remembered: What rules have computed from curves, under keys of their own.
 
     Services use the process's own unless they are given another: ``HedgedLLMService(stats=...)``.
 
     Example::
 
-        stats = ProviderStats(FileStore("stats.json"))
+        stats = ProviderStats(FileStore("stats.json"))   # or ProviderStats(RedisStore())
         llm = HedgedLLMService([...], stats=stats)
     """
 
     def __init__(
-        self, store: StatsStore | None = None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        store: StatsStore | SharedStore | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ):
         """Take up what was kept, if anything.
 
         Args:
-            store: Where statistics are kept between runs; None keeps them in this process alone.
+            store: Where statistics are kept between runs, or shared with other processes while
+                sessions run; None keeps them in this process alone.
             clock: Tells when to save again, in seconds.
         """
-        self._store = store
+        shared = store if isinstance(store, SharedStore) else None
+        self._store = None if isinstance(store, SharedStore) else store
         self._clock = clock
         self._lock = threading.Lock()
         self._saving = threading.Lock()
@@ -103,11 +128,35 @@ class ProviderStats:
         self._purses: dict[object, HedgeBudget] = {}
         self._routers: dict[object, Router] = {}
         self._worths = Worths()
+        self.health = Health()
         self.remembered: dict[object, Any] = {}
         self._kept: dict[str, Any] = {}
         self._is_new = False
         self._saved_at = clock()
+        self.loop_watch = LoopWatch()
+        works = {"watches the loop": self.loop_watch.run_if_real}
+        self.fleet: FleetSync | None = None
+        self.bursts = Bursts(lambda: 1 if self.fleet is None else self.fleet.processes)
+        if shared is not None:
+            self.fleet = FleetSync(shared, self._lock, self._latencies, self._purses, self.health)
+            works["shares statistics"] = self.fleet.run
+            self.health.introduces = self.fleet.introduce_health
+        self._background = LoopWork(works)
         self._load()
+
+    # ---- while there are sessions
+
+    def hold(self) -> None:
+        """Watch the loop and share what is known with other processes, until ``release``.
+
+        Each session holds once, on its own event loop. Without a shared store nothing is shared.
+        """
+        self._background.hold()
+
+    async def release(self) -> None:
+        """End what ``hold`` began; the last session tells what has not been told yet."""
+        if await self._background.release() and self.fleet is not None:
+            await self.fleet.flush()
 
     # ---- what is known
 
@@ -307,6 +356,8 @@ class ProviderStats:
             latency = ProviderLatency(prior)
             if (saved := self._kept.pop(backend.key, None)) is not None:
                 latency.restore(saved)
+            if self.fleet is not None:
+                self.fleet.introduce(backend.key, latency)
             self._latencies[backend.key] = latency
         return latency
 

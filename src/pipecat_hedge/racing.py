@@ -43,6 +43,9 @@ from pipecat_hedge.task_scope import TaskScope
 
 __all__ = ["Ask", "Post", "Racing"]
 
+_MAY_LAUNCH = (TurnStarted, Woke, AttemptFailed, AttemptFinished)
+"""The facts upon which a race may want to ask somebody: before them it is told who refuses."""
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -218,7 +221,7 @@ class Racing(Generic[T]):
             drains: Takes over superseded attempts and lets them run on; None closes them.
             runs_on: Which of them run on, where there are ``drains``.
             decided: Told which attempt has been committed or is about to be closed.
-            refusals: Asked, before anything is decided, who is to get no hedge now, and why.
+            refusals: Asked, before somebody may be asked, who is to get no hedge now, and why.
         """
         self._race = race
         self._scope = scope
@@ -271,7 +274,7 @@ class Racing(Generic[T]):
             self._inbox.close()
 
     def _handle(self, fact: Fact, now: float) -> tuple[Order, ...]:
-        if not isinstance(fact, UsableToken) and (refused := self._refusals()) != self._refused:
+        if isinstance(fact, _MAY_LAUNCH) and (refused := self._refusals()) != self._refused:
             self._refused = refused
             self._race.handle(HedgesRefused(refused), now)
         return self._race.handle(fact, now)

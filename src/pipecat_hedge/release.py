@@ -14,16 +14,23 @@ nothing is.
 
 A text-to-speech that streams tokens speaks the fragment at once; there nothing is kept back, and
 nothing can be taken back.
+
+Where nobody goes on with the answer, what the caller is told of it (`fallback_text`) follows as a
+sentence of its own. A fragment that has been spoken is marked as broken off, else both would be
+spoken in one breath.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipecat_hedge.policies.continuation import Continuation
+from pipecat_hedge.policies.continuation import Continuation, is_wide
 from pipecat_hedge.sentences import SentenceFinder, is_whole_sentence
 
 __all__ = ["Break", "Release"]
+
+
+_BROKEN_OFF = "..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +125,21 @@ class Release:
         """From here on another attempt continues what has been said."""
         self._finder = SentenceFinder(self._language)
         self._continuation = Continuation(self.said)
+
+    def close_with(self, sentence: str) -> str:
+        """Have a sentence of our own follow what was said of an answer that has broken off.
+
+        Args:
+            sentence: The sentence.
+
+        Returns:
+            What to release: the sentence, set apart from what is in front of it.
+        """
+        was_spoken_at_once = not (self._by_sentence or self._with_lookahead)
+        end = _BROKEN_OFF if was_spoken_at_once and not self.is_whole else ""
+        last, sentence = (self.said + end)[-1], sentence.strip()
+        needs_gap = not (last.isspace() or (is_wide(last) and is_wide(sentence[0])))
+        return self._let_out(f"{end} {sentence}" if needs_gap else end + sentence)
 
     async def _ripe(self, text: str) -> str:
         if not self._by_sentence:

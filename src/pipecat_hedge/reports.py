@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from pipecat_hedge.facts import AttemptOutcome, CommitOn, FillerCause, LaunchReason, TurnOutcome
 from pipecat_hedge.server_load import ServerLoad
 
-__all__ = ["AttemptReport", "DrainedAnswer", "ProviderState", "TurnReport"]
+__all__ = ["AttemptReport", "BreakerReport", "DrainedAnswer", "ProviderState", "TurnReport"]
+
+BreakerState: TypeAlias = Literal["closed", "open", "half_open"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,8 @@ class AttemptReport:
         ended_secs: When its request was done with, from the turn's start.
         outcome: ``won``, ``superseded``, ``failed`` or ``interrupted``.
         error_category: Why it failed: a value of Pipecat's ``ErrorCategory``, or ``empty``,
-            ``stalled``, ``timeout``, ``deadline`` or ``incomplete_call``.
+            ``stalled``, ``timeout``, ``deadline``, ``incomplete_call``, or ``shed`` where there was
+            no room for it and no request was made.
         input_tokens: Tokens of the prompt, cached ones included, if the provider said or an
             estimate was made.
         output_tokens: Tokens that the provider produced for it.
@@ -98,6 +102,12 @@ class TurnReport:
             nothing of the answer: no other field counts a filler.
         committed_secs: To the first winner's commit, from which on its answer is released; None
             without a winner.
+        queued_secs: How long the first request waited until there was room for it; part of every
+            other time here.
+        degraded_reason: Why nobody was asked, where that is so, so that the caller got the policy's
+            ``fallback_text`` at once: every provider is left alone, or there was no room in time.
+            Also who failed and why, where the caller heard a part of an answer and then the
+            ``fallback_text``; ``ttft_secs`` is that part's.
     """
 
     turn: int
@@ -115,6 +125,27 @@ class TurnReport:
     prior_share: float | None = None
     filler: FillerReport | None = None
     committed_secs: float | None = None
+    queued_secs: float = 0.0
+    degraded_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerReport:
+    """A provider that the process begins to leave alone, or takes back.
+
+    Parameters:
+        provider: The provider's name.
+        model: The model that is asked; None if the service has none.
+        before: ``closed``, ``open`` or ``half_open``, until now.
+        after: The same, from now on.
+        reason: Why, for a person to read.
+    """
+
+    provider: str
+    model: str | None
+    before: BreakerState
+    after: BreakerState
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +164,11 @@ class ProviderState:
         rests_secs: How long it is to be left alone yet, as it asked with ``Retry-After``; 0 if it
             may be asked.
         server: How busy its server is, as that says itself; None where it does not say.
+        breaker: ``closed``; ``open`` while it is left alone because it keeps failing; ``half_open``
+            when one request at a time may try it again.
+        breaker_reason: Why it is left alone; empty while it is not.
+        in_flight: Requests to it from this process now.
+        limit: The most of them that it may have at once, as has been found out so far.
     """
 
     provider: str
@@ -143,6 +179,10 @@ class ProviderState:
     is_left_out: bool
     rests_secs: float
     server: ServerLoad | None = None
+    breaker: BreakerState = "closed"
+    breaker_reason: str = ""
+    in_flight: int = 0
+    limit: int = 0
 
 
 @dataclass(frozen=True, slots=True)

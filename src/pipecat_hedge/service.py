@@ -6,11 +6,10 @@ import asyncio
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from loguru import logger
 from pipecat.frames.frames import (
     Frame,
     InterruptionFrame,
@@ -29,16 +28,19 @@ from pipecat.services.llm_service import LLMService
 from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
+from pipecat_hedge.admission import Admission
 from pipecat_hedge.arguments import refuse_unknown
 from pipecat_hedge.contender import ToolCalls
-from pipecat_hedge.errors import AllProvidersFailed, AttemptError, ConfigurationError
+from pipecat_hedge.errors import AllProvidersFailed, ConfigurationError
 from pipecat_hedge.front import FrontService
 from pipecat_hedge.inference import race_inference
 from pipecat_hedge.learning import Learning, state_of
 from pipecat_hedge.line_log import LineLog
+from pipecat_hedge.members import LineUp
 from pipecat_hedge.metrics import HedgeMetricsData
 from pipecat_hedge.output import find_output
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
+from pipecat_hedge.policies.permit_queue import MOST_WAIT_SECS
 from pipecat_hedge.provider import Provider, as_providers
 from pipecat_hedge.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.reports import DrainedAnswer, FillerReport, ProviderState
@@ -46,8 +48,12 @@ from pipecat_hedge.survival import Survival
 from pipecat_hedge.take_back import TakeBack, TakeBackFrame
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.turn import Turn
+from pipecat_hedge.work import TIERS, Tier
 
 __all__ = ["HedgedLLMService"]
+
+BACKGROUND_WAIT_SECS = 30.0
+"""How long a one-shot inference may wait until there is room for it: no caller waits for it."""
 
 
 class HedgedLLMService(FrontService):
@@ -62,6 +68,8 @@ class HedgedLLMService(FrontService):
     - on_turn_report: Called with a ``TurnReport`` after each turn, whatever came of it.
     - on_loser_drained: Called with a ``DrainedAnswer`` for each loser that was let run on, when
       the policy says ``losers="drain"``.
+    - on_breaker_changed: Called with a ``BreakerReport`` when the process begins to leave a
+      provider alone, or takes it back. Of all services of the process, one is told.
 
     Example::
 
@@ -85,6 +93,7 @@ class HedgedLLMService(FrontService):
         turn_log: str | Path | None = None,
         drained_log: str | Path | None = None,
         warm: bool = True,
+        tier: Tier = "standard",
         **kwargs: Any,
     ):
         """Take charge of the services to race.
@@ -96,14 +105,16 @@ class HedgedLLMService(FrontService):
             settings: Settings that all members share, such as ``system_instruction`` and
                 ``temperature``; applied to each when the pipeline starts.
             stats: What is known of the providers' latencies. Defaults to the process's own, which
-                is shared by all services and kept between runs (``PIPECAT_HEDGE_STATS`` names the
-                file, or is ``off``).
+                is shared by all services and kept between runs (``PIPECAT_HEDGE_STATS`` names a
+                file, or a Redis that machines share, or is ``off``).
             turn_log: A file to which every ``TurnReport`` is appended as a line of JSON, for
                 ``pipecat-hedge whatif``. It holds times and counts, nothing that was said.
             drained_log: A file to which every ``DrainedAnswer`` is appended as a line of JSON. It
                 holds what the models said.
             warm: Whether to prepare for the first turn when the session starts, see ``warm_up``,
                 and to have Anthropic cache the prompt.
+            tier: Whose turns go first when there is not room for all: ``premium``, ``standard`` or
+                ``economy``.
             **kwargs: Further arguments of ``LLMService``.
 
         Raises:
@@ -119,9 +130,12 @@ class HedgedLLMService(FrontService):
                 f"policy must be a HedgePolicy, got {policy!r}: write HedgePolicy.adaptive()"
             )
         refuse_unknown(kwargs, owner=HedgedLLMService, base=LLMService)
-        super().__init__(providers, settings, warm, **kwargs)
+        if tier not in TIERS:
+            raise ConfigurationError(
+                f"tier is not known, got {tier!r}: write {', '.join(repr(t) for t in TIERS)}"
+            )
+        super().__init__(providers, settings, warm, stats or shared_stats(), tier, **kwargs)
         self._policy = policy or HedgePolicy.adaptive()
-        self._stats = stats or shared_stats()
         self._turns = 0
         self._drains = TaskScope()
         self._take_back = TakeBack()
@@ -133,6 +147,7 @@ class HedgedLLMService(FrontService):
         self._asked: Callable[[], None] = lambda: None
         self._register_event_handler("on_turn_report")
         self._register_event_handler("on_loser_drained")
+        self._register_event_handler("on_breaker_changed")
 
     @property
     def providers(self) -> tuple[Provider, ...]:
@@ -141,16 +156,9 @@ class HedgedLLMService(FrontService):
 
     def provider_states(self) -> tuple[ProviderState, ...]:
         """What is known of each provider now, in the given order; call it on the loop."""
-        now = asyncio.get_running_loop().time()
-        return tuple(
-            state_of(
-                entry,
-                self._stats,
-                is_left_out=self._members.is_left_out(entry),
-                rests_secs=self._members.rests_secs(entry, now),
-            )
-            for entry in self._members.entries
-        )
+        now, out = asyncio.get_running_loop().time(), self._members.is_left_out
+        entries = self._members.entries
+        return tuple(state_of(e, self._stats, now, is_left_out=out(e)) for e in entries)
 
     @property
     def stats(self) -> ProviderStats:
@@ -232,19 +240,18 @@ class HedgedLLMService(FrontService):
         self._turns += 1
         self._has_begun = True
         self._timed_first_text = False
-        now = asyncio.get_running_loop().time()
         output = find_output(self)
         if output.collector is not None:
             self._take_back.teach(output.collector)
-        learning = Learning(
-            self._policy, self._members.usable(now), context, self._stats, output.commit_on
-        )
+        line_up = self._members.line_up(now := asyncio.get_running_loop().time())
+        admission = self._admission(line_up, MOST_WAIT_SECS)
+        learning = Learning(self._policy, line_up, context, self._stats, output.commit_on, now=now)
         turn = Turn(
             number=self._turns,
             context=context,
-            line_up=learning.line_up,
             policy=self._policy,
             learning=learning,
+            admission=admission,
             mouth=self,
             output=output,
             committed=self._credit,
@@ -267,32 +274,26 @@ class HedgedLLMService(FrontService):
             await self.stop_processing_metrics()
             await self.push_frame(LLMFullResponseEndFrame())
 
-        await self.push_frame(LLMFullResponseStartFrame())
-        await self.start_processing_metrics()
-        await self.start_ttfb_metrics()
         try:
+            await self.push_frame(LLMFullResponseStartFrame())
+            await self.start_processing_metrics()
+            await self.start_ttfb_metrics()
             await turn.run(self._drains, end)
         finally:
+            admission.close()
             if not ended:
                 await end()
             self._turn = None
-            self._learn(turn.errors)
+            await self._learn(turn.errors)
             await self._report_turn(turn)
         if self._stats.is_due:
             await asyncio.to_thread(self._stats.save)
 
-    def _learn(self, errors: Iterable[tuple[str, AttemptError]]) -> None:
-        """Remember who asked to be left alone, and say once who is out for the session."""
-        now = asyncio.get_running_loop().time()
-        for provider, error in errors:
-            if error.retry_after_secs is not None:
-                self._members.rest(provider, now + error.retry_after_secs)
-            if error.permanent and self._members.strike_out(provider):
-                logger.warning(
-                    f"{self}: {provider} rejected the request for good ({error.category}) and is "
-                    "out of the race for this session. Check its key, model and settings; a "
-                    "settings update brings it back"
-                )
+    def _admission(self, line_up: LineUp, wait_secs: float) -> Admission:
+        if self._policy.deadline_secs is not None:
+            wait_secs = min(wait_secs, self._policy.deadline_secs)
+        sheds = self._stats.loop_watch.sheds
+        return Admission(self._stats.health, line_up, self._tier, sheds, wait_secs)
 
     def _credit(self, model: str | None) -> None:
         self.set_core_metrics_data(MetricsData(processor=self.name, model=model or ""))
@@ -334,22 +335,24 @@ class HedgedLLMService(FrontService):
         """Race a one-shot inference, as for a context summary; see ``LLMService.run_inference``.
 
         Raises:
-            AllProvidersFailed: If no provider answered.
+            AllProvidersFailed: If no provider answered, or there was no room for so long.
         """
-        answer, errors = await race_inference(
-            self._members.usable(asyncio.get_running_loop().time()),
-            self._policy,
-            self._stats,
-            context,
-            {
-                "max_tokens": max_tokens,
-                "system_instruction": system_instruction,
-                "response_schema": response_schema,
-            },
-        )
-        self._learn(errors)
+        line_up = self._members.line_up(asyncio.get_running_loop().time())
+        admission = self._admission(line_up, BACKGROUND_WAIT_SECS)
+        options = {
+            "max_tokens": max_tokens,
+            "system_instruction": system_instruction,
+            "response_schema": response_schema,
+        }
+        try:
+            answer, errors, reason = await race_inference(
+                line_up, self._policy, self._stats, admission, context, options
+            )
+        finally:
+            admission.close()
+        await self._learn(errors)
         if answer is None:
-            raise AllProvidersFailed(errors)
+            raise AllProvidersFailed(errors, reason=reason)
         return answer
 
     # ---- the turn's mouth

@@ -1,20 +1,28 @@
-"""Where statistics are kept between runs: a seam, and the file that fills it by default."""
+"""Where statistics are kept between runs: a seam, and the file that fills it by default.
+
+Where processes share them while they run is another seam, ``shared_store.py``.
+"""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
 from loguru import logger
 from platformdirs import user_state_path
 
+from pipecat_hedge.errors import ConfigurationError
+from pipecat_hedge.redis_store import RedisStore
+
 __all__ = ["FileStore", "StatsStore", "default_store"]
 
 ENVIRONMENT = "PIPECAT_HEDGE_STATS"
-"""A path to keep statistics at, or ``off``."""
+"""A path to keep statistics at, the URL of a Redis to share them at, or ``off``."""
+SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 class StatsStore(Protocol):
@@ -93,11 +101,31 @@ class FileStore:
             logger.warning(f"statistics at {self.path} are {why}: set aside as {aside}")
 
 
-def default_store() -> FileStore | None:
-    """The file that ``PIPECAT_HEDGE_STATS`` names, else one in the user's state folder; or None."""
+def default_store() -> FileStore | RedisStore | None:
+    """Where ``PIPECAT_HEDGE_STATS`` says.
+
+    That is a file, a Redis, or nowhere. Where it says nothing, a Redis that ``REDIS_URL`` names, if
+    redis-py is installed, and otherwise a file in the user's state folder.
+
+    Raises:
+        ConfigurationError: If ``PIPECAT_HEDGE_STATS`` names a Redis that cannot be used.
+    """
     named = os.environ.get(ENVIRONMENT, "").strip()
     if named.lower() in ("off", "none", "0"):
         return None
+    if named.lower().startswith(SCHEMES):
+        return RedisStore(named)
     if named:
         return FileStore(named)
+    if os.environ.get("REDIS_URL", "").strip() and find_spec("redis") is not None:
+        try:
+            store = RedisStore()
+        except ConfigurationError as e:
+            logger.warning(f"REDIS_URL is not used for statistics: {e}")
+        else:
+            logger.info(
+                f"what is learned of providers is shared at {store}, which REDIS_URL names; "
+                f"{ENVIRONMENT}=off turns it off"
+            )
+            return store
     return FileStore(user_state_path("pipecat-hedge", appauthor=False) / "stats.json")

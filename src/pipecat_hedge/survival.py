@@ -196,7 +196,8 @@ class Survival:
         at = np.unique(self.secs[steps])
         index = self.secs.searchsorted(at, side="right") - 1
         above = np.append(-np.diff(self.areas[index]) / np.diff(at), self.shares[-1])
-        return self._made(at, np.minimum.accumulate(above), self.tail_secs)
+        # A quotient of areas may be above 1, or above the one before it, by its last digit.
+        return self._made(at, np.minimum.accumulate(np.minimum(above, 1.0)), self.tail_secs)
 
     def scaled(self, factor: float) -> Survival:
         """The curve of latencies that are all ``factor`` times as long.

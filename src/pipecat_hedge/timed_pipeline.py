@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pipecat.frames.frames import (
     EndFrame,
     Frame,
+    InterruptionFrame,
     LLMContextFrame,
     LLMFullResponseEndFrame,
     LLMTextFrame,
@@ -34,10 +35,14 @@ class TimedTurn:
     Parameters:
         ttft_secs: From the context frame to the first text frame; infinite if none came.
         processor_secs: The process's time on a processor until the answer ended.
+        text: All of the answer that came.
+        is_over: Whether it came to its end in time.
     """
 
     ttft_secs: float
     processor_secs: float
+    text: str
+    is_over: bool
 
 
 def answered_within(secs: Sequence[float], share: float) -> float | None:
@@ -65,7 +70,9 @@ class TimedPipeline(FrameProcessor):
         """
         super().__init__(enable_direct_mode=True)
         self._first_at: float | None = None
+        self._text: list[str] = []
         self._over = asyncio.Event()
+        self._interrupted = asyncio.Event()
         self._worker = PipelineWorker(
             Pipeline([llm, self]),
             cancel_on_idle_timeout=False,
@@ -81,10 +88,14 @@ class TimedPipeline(FrameProcessor):
             direction: Which way it travels.
         """
         await super().process_frame(frame, direction)
-        if isinstance(frame, LLMTextFrame) and self._first_at is None:
-            self._first_at = time.perf_counter()
+        if isinstance(frame, LLMTextFrame):
+            if self._first_at is None:
+                self._first_at = time.perf_counter()
+            self._text.append(frame.text)
         elif isinstance(frame, LLMFullResponseEndFrame):
             self._over.set()
+        elif isinstance(frame, InterruptionFrame):
+            self._interrupted.set()
         await self.push_frame(frame, direction)
 
     async def start(self) -> None:
@@ -100,13 +111,25 @@ class TimedPipeline(FrameProcessor):
         """
         self._over.clear()
         self._first_at = None
+        self._text.clear()
         context = LLMContext([{"role": "user", "content": said}])
         began, processor_began = time.perf_counter(), time.process_time()
         await self._worker.queue_frame(LLMContextFrame(context))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._over.wait(), give_up_secs)
         spent = time.process_time() - processor_began
-        return TimedTurn(math.inf if self._first_at is None else self._first_at - began, spent)
+        return TimedTurn(
+            math.inf if self._first_at is None else self._first_at - began,
+            spent,
+            "".join(self._text),
+            self._over.is_set(),
+        )
+
+    async def interrupt(self) -> None:
+        """Have the turn that is running given up, and return when it is."""
+        self._interrupted.clear()
+        await self._worker.queue_frame(InterruptionFrame())
+        await self._interrupted.wait()
 
     async def stop(self) -> None:
         """End the pipeline."""

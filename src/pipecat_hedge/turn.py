@@ -4,41 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from pipecat.frames.frames import Frame, LLMTextFrame
 from pipecat.metrics.metrics import LLMTokenUsage
-from pipecat.processors.aggregators.llm_context import LLMContext, LLMContextMessage
+from pipecat.processors.aggregators.llm_context import LLMContext
 
+from pipecat_hedge.admission import Admission
+from pipecat_hedge.asking import Asking, is_silent
 from pipecat_hedge.attempt import Attempt
-from pipecat_hedge.contender import Contender, Piece, Tally, ToolCalls
-from pipecat_hedge.conversation import answers_a_tool
+from pipecat_hedge.contender import Piece, Tally, ToolCalls
 from pipecat_hedge.errors import AllProvidersFailed, AttemptError
-from pipecat_hedge.facts import BreakOff, Commit, CommitOn, Continue, Launch, TurnOutcome
+from pipecat_hedge.facts import BreakOff, Commit, CommitOn, Continue, TurnOutcome
 from pipecat_hedge.learning import Learning
-from pipecat_hedge.members import Entry, hedge_refusals, seats, take_least_busy
+from pipecat_hedge.members import Entry, seats
 from pipecat_hedge.output import Output
+from pipecat_hedge.permits import Shed
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import Phase, Race
-from pipecat_hedge.probe import Probe
-from pipecat_hedge.racing import Post, Racing
+from pipecat_hedge.racing import Racing
 from pipecat_hedge.release import Release
 from pipecat_hedge.reports import AttemptReport, DrainedAnswer, TurnReport
 from pipecat_hedge.survival import Survival
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.tokens import count_tokens, usd
-from pipecat_hedge.work import WorkClass, working_as
 
 __all__ = ["Mouth", "Turn"]
-
-CONTINUE = (
-    "Your answer was cut off by a broken connection. The caller has heard it up to the end of your "
-    "last message. Go on exactly where it stops: say only what is missing, and do not repeat, "
-    "apologise or comment."
-)
-"""What an attempt is told that takes over in mid-answer."""
 
 
 class Mouth(Protocol):
@@ -72,9 +66,9 @@ class Turn:
         self,
         number: int,
         context: LLMContext,
-        line_up: Sequence[Entry],
         policy: HedgePolicy,
         learning: Learning,
+        admission: Admission,
         mouth: Mouth,
         output: Output,
         committed: Callable[[str | None], None],
@@ -87,9 +81,9 @@ class Turn:
         Args:
             number: The turn's number, from 1.
             context: The conversation.
-            line_up: Whom to ask, in order.
             policy: What the user wants of a race.
-            learning: When to ask the next, and who remembers how it went.
+            learning: Whom to ask and when, and who remembers how it went.
+            admission: Leave to ask them.
             mouth: Where the answer goes.
             output: What speaks the answer.
             committed: Told the winner's model just before its answer is released.
@@ -105,20 +99,12 @@ class Turn:
         self._output = output
         self._committed = committed
         self._drained = drained
-        self._asked_somebody = asked
         self._policy = policy
-        self._may_wait = may_wait
         self._learning = learning
-        self._entries: Mapping[str, Entry] = {e.provider.name: e for e in line_up}
-        self._idle = {e.provider.name: list(e.contenders) for e in line_up}
+        self._admission = admission
+        self._entries: Mapping[str, Entry] = {e.provider.name: e for e in learning.line_up}
         self._commit_on: CommitOn = learning.commit_on
-        self._race = Race(
-            seats(line_up, policy),
-            learning.plan.rule,
-            attempts=policy.attempts,
-            commit_on=self._commit_on,
-            deadline_secs=policy.deadline_secs,
-        )
+        self._race = self._new_race(learning.line_up, policy.deadline_secs)
         self._release = Release(
             by_sentence=self._commit_on == "first_sentence",
             with_lookahead=output.needs_lookahead,
@@ -127,11 +113,20 @@ class Turn:
         self._first_winner: Attempt | None = None
         self._committed_at: float | None = None
         self._heard: list[Attempt] = []
-        self._asked: dict[int, Contender] = {}
-        self._tallies: dict[int, Tally] = {}
         self._tools: list[tuple[ToolCalls, float]] = []
-        self._racing: Racing[Piece] | None = None
         self._ran_tools = False
+        self._asking = Asking(
+            context,
+            learning.line_up,
+            policy,
+            learning,
+            admission,
+            output,
+            self._release,
+            drained=self._report_drained,
+            asked_somebody=asked,
+            may_wait=may_wait,
+        )
         self._ended_at = self._started_at
         self.failure: AllProvidersFailed | None = None
 
@@ -143,37 +138,76 @@ class Turn:
             end: Called once the answer is complete, before the losers' last requests are closed.
         """
         async with TaskScope() as scope:
-            racing = self._racing = Racing(
-                self._race,
+            if not await self._admit():
+                await end()
+                return
+            race, asking = self._race, self._asking
+            racing = asking.racing = Racing(
+                race,
                 scope,
-                self._ask,
+                functools.partial(asking.ask, race),
                 self._deliver,
                 self._obey_release,
                 drains=drains,
-                runs_on=self._runs_on,
-                decided=self._mark_span,
-                refusals=self._refusals,
+                runs_on=lambda attempt: asking.runs_on(race.attempts[attempt]),
+                decided=lambda attempt: asking.mark_span(race.attempts[attempt]),
+                refusals=asking.refusals,
             )
             try:
-                await racing.run(self._started_at)
+                await racing.run(self._loop.time())
             finally:
                 self._ended_at = self._loop.time()
-                self._learning.learn(self._race.attempts)
+                self._learning.learn(asking.sent_at_once(race))
             if racing.gave_up is not None:
                 self.failure = AllProvidersFailed(
                     racing.gave_up.errors, broke_off=self.has_answered
                 )
                 self._mend_context()
+                await self._tell_the_rest()
             else:
                 if rest := self._release.finish():
                     await self._mouth.say(rest, wall_time=time.time())
                 await self._run_tools()
             await end()
 
+    async def _admit(self) -> bool:
+        """Wait for leave to ask the first provider; whether there is any."""
+        order = self._learning.line_up
+        try:
+            name = await self._admission.admit(order, self._asking.first())
+        except Shed as shed:
+            self.failure = AllProvidersFailed((), reason=str(shed))
+            return False
+        finally:
+            self._ended_at = self._loop.time()
+        if name is None:
+            self.failure = AllProvidersFailed((), reason=self._admission.reason)
+            return False
+        first = self._entries[name]
+        deadline_secs = self._policy.deadline_secs
+        if deadline_secs is not None:
+            deadline_secs = max(deadline_secs - self._admission.queued_secs, 0.0)
+        if first is not order[0] or self._admission.queued_secs:
+            others = [entry for entry in order if entry is not first]
+            self._race = self._new_race([first, *others], deadline_secs)
+        return True
+
+    def _new_race(self, order: Sequence[Entry], deadline_secs: float | None) -> Race:
+        plan, policy = self._learning.plan, self._policy
+        # Whoever is only tried takes nobody's place.
+        tries_out = self._admission.tries_out and len(order) > 1
+        return Race(
+            seats(order, policy),
+            plan.rule,
+            attempts=policy.attempts + tries_out,
+            commit_on=self._commit_on,
+            deadline_secs=deadline_secs,
+        )
+
     @property
     def has_answered(self) -> bool:
         """Whether any of an answer was released, and not taken back."""
-        return self._first_winner is not None and not _is_silent(self._release.said)
+        return self._first_winner is not None and not is_silent(self._release.said)
 
     @property
     def is_failing(self) -> bool:
@@ -194,7 +228,7 @@ class Turn:
     def winner_usage(self) -> LLMTokenUsage | None:
         """The winner's own count of tokens, or None if it sent none."""
         winner = self._race.winner
-        return None if winner is None else self._tallies[winner.number].usage
+        return None if winner is None else self._asking.tallies[winner.number].usage
 
     @property
     def errors(self) -> list[tuple[str, AttemptError]]:
@@ -220,75 +254,11 @@ class Turn:
             order_reason=self._learning.plan.route_reason,
             prior_share=self._learning.plan.prior_share,
             committed_secs=self._since_start(self._committed_at),
+            queued_secs=self._admission.queued_secs,
+            degraded_reason=self._degraded_reason(),
         )
 
     # ---- the race's seams
-
-    async def _ask(self, launch: Launch, post: Post[Piece]) -> None:
-        contender = take_least_busy(self._idle[launch.provider])
-        tally = Tally(keeps_text=self._policy.losers == "drain")
-        self._asked[launch.attempt] = contender
-        contender.span.issue(launch)
-        self._tallies[launch.attempt] = tally
-        self._learning.plan.launched(launch, is_waiting=self._first_winner is None)
-        self._asked_somebody()
-        probe = self._probe(launch, post)
-        try:
-            with working_as(self._work(launch)):
-                await contender.answer(
-                    self._context,
-                    probe or post,
-                    tally,
-                    addition=self._continuation(),
-                    language=self._output.language,
-                    may_wait=self._may_wait,
-                )
-            if self._release.said and self._release.is_whole and tally.is_empty:
-                # Asked to go on with an answer that broke off at a sentence's end: it was the end.
-                post.piece(LLMTextFrame(""), usable=True)
-        finally:
-            attempt = self._race.attempts[launch.attempt]
-            if probe is not None and attempt.outcome == "superseded" and not probe.has_failed:
-                self._learning.learn_probe(attempt, probe.first_at, self._loop.time())
-            if tally.keeps_text and attempt.outcome == "superseded":
-                await self._drained(self._drained_answer(attempt))
-
-    def _refusals(self) -> dict[str, str]:
-        return hedge_refusals(self._idle, None if self._asked else next(iter(self._idle), None))
-
-    def _work(self, launch: Launch) -> WorkClass:
-        if launch.reason == "primary":
-            return "tool_follow_up" if answers_a_tool(self._context) else "primary"
-        return "hedge" if launch.reason == "hedge" else "rescue"
-
-    def _runs_on(self, attempt: int) -> bool:
-        superseded = self._race.attempts[attempt]
-        return self._policy.losers == "drain" or (
-            superseded.provider == self._learning.plan.probe and superseded.first_token_at is None
-        )
-
-    def _probe(self, launch: Launch, post: Post[Piece]) -> Probe | None:
-        if launch.provider != self._learning.plan.probe:
-            return None
-
-        def seen() -> None:
-            superseded = self._race.attempts[launch.attempt].outcome == "superseded"
-            if superseded and self._policy.losers == "cancel" and self._racing is not None:
-                self._racing.stop(launch.attempt)
-
-        return Probe(post, self._loop.time, seen)
-
-    def _mark_span(self, attempt: int) -> None:
-        if (asked := self._asked.get(attempt)) is not None:
-            asked.span.close(self._race.attempts[attempt].outcome or "won")
-
-    def _continuation(self) -> list[LLMContextMessage]:
-        if _is_silent(self._release.said):
-            return []
-        return [
-            {"role": "assistant", "content": self._release.said},
-            {"role": "developer", "content": CONTINUE},
-        ]
 
     async def _obey_release(self, order: Commit | Continue | BreakOff) -> None:
         if isinstance(order, BreakOff):
@@ -305,7 +275,7 @@ class Turn:
             self._committed_at = self._loop.time()
         else:
             self._release.follow_on()
-        self._committed(self._asked[order.attempt].model)
+        self._committed(self._asking.asked[order.attempt].model)
 
     async def _deliver(self, piece: Piece, at: float) -> None:
         wall_time = time.time() - (self._loop.time() - at)
@@ -328,9 +298,15 @@ class Turn:
             calls = [dataclasses.replace(call, context=self._context) for call in piece.calls]
             await self._mouth.run_tools(ToolCalls(calls), wall_time=wall_time)
 
+    async def _tell_the_rest(self) -> None:
+        """Where an answer has broken off for good, say so in place of the rest of it."""
+        if self.has_answered and self._policy.fallback_text:
+            told = self._release.close_with(self._policy.fallback_text)
+            await self._mouth.say(told, wall_time=time.time())
+
     def _mend_context(self) -> None:
         """Do for the conversation what a failed member did for its copy: drop a rejected file."""
-        if any(tally.mended_context for tally in self._tallies.values()):
+        if any(tally.mended_context for tally in self._asking.tallies.values()):
             self._context.remove_invalid_file_message()
 
     # ---- the sum
@@ -343,12 +319,18 @@ class Turn:
             return "interrupted"
         return "failed"
 
+    def _degraded_reason(self) -> str | None:
+        if self.failure is None:
+            return None
+        told = str(self.failure) if self.has_answered and self._policy.fallback_text else None
+        return self.failure.reason or told
+
     def _since_start(self, at: float | None) -> float | None:
         return None if at is None else at - self._started_at
 
     def _report_attempt(self, attempt: Attempt) -> AttemptReport:
-        asked = self._asked.get(attempt.number)
-        tokens = count_tokens(self._tallies.get(attempt.number, Tally()), self._context)
+        asked = self._asking.asked.get(attempt.number)
+        tokens = count_tokens(self._asking.tallies.get(attempt.number, Tally()), self._context)
         first, speakable = attempt.first_token_at, attempt.speakable_at
         ended = self._ended_at if attempt.ended_at is None else attempt.ended_at
         return AttemptReport(
@@ -368,14 +350,17 @@ class Turn:
             launch_detail=attempt.detail,
         )
 
+    async def _report_drained(self, attempt: Attempt) -> None:
+        await self._drained(self._drained_answer(attempt))
+
     def _drained_answer(self, attempt: Attempt) -> DrainedAnswer:
-        tally = self._tallies[attempt.number]
+        tally = self._asking.tallies[attempt.number]
         tokens = count_tokens(tally, self._context)
         first = tally.first_text_at
         return DrainedAnswer(
             turn=self._number,
             provider=attempt.provider,
-            model=self._asked[attempt.number].model,
+            model=self._asking.asked[attempt.number].model,
             text=tally.text,
             complete=tally.completed,
             ttft_secs=None if first is None else first - attempt.launched_at,
@@ -384,8 +369,3 @@ class Turn:
             output_tokens=tokens.output,
             tokens_estimated=tokens.estimated,
         )
-
-
-def _is_silent(text: str) -> bool:
-    """Whether there is nothing to hear in a text: none, blanks, or a marker."""
-    return not any(char.isalnum() for char in text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from pipecat_hedge.arguments import refuse_unknown
 from pipecat_hedge.conversation import context_of
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.policies.usable import InlineThought
+from pipecat_hedge.provider_client import Leave
 from pipecat_hedge.server_load import ServerLoad
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.vllm_errors import (
@@ -288,7 +289,7 @@ class VLLMService(OpenAILLMService):
         inline = InlineThought()
         return inline.feed(answer)[1] + inline.finish()
 
-    async def warm(self, context: LLMContext) -> None:
+    async def warm(self, context: LLMContext, leave: Leave = nullcontext) -> None:
         """Have the server read the beginning of a conversation, so that its cache holds it.
 
         Sends what a first turn would send, and asks for one token, behind all other work. Does
@@ -296,8 +297,10 @@ class VLLMService(OpenAILLMService):
 
         Args:
             context: The conversation so far: system prompt and tools, mostly.
+            leave: Entered around what is sent; not where another instance sends the same.
 
         Raises:
+            Shed: By ``leave``, if there is none.
             VLLMError: If the server does not answer, and it is known what to do about it.
         """
         await self._find_model()
@@ -311,12 +314,13 @@ class VLLMService(OpenAILLMService):
         prompt = str((self._asked_model, from_context["messages"], from_context["tools"]))
 
         async def read() -> None:
-            with self._server().asking(), working_as("warm_up"):
-                await self._ask(
-                    lambda: self._client.chat.completions.create(
-                        **one_token(self.build_chat_completion_params(from_context))
+            async with leave():
+                with self._server().asking(), working_as("warm_up"):
+                    await self._ask(
+                        lambda: self._client.chat.completions.create(
+                            **one_token(self.build_chat_completion_params(from_context))
+                        )
                     )
-                )
 
         await self._server().read_ahead(prompt, read)
 

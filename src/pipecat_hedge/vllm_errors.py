@@ -21,19 +21,29 @@ class VLLMError(HedgeError):
     Attributes:
         category: Why, in Pipecat's words.
         response: The HTTP response, or None if there was none.
+        is_busy: Whether the server works, and has too much to do.
     """
 
-    def __init__(self, message: str, category: ErrorCategory, response: object = None):
+    def __init__(
+        self,
+        message: str,
+        category: ErrorCategory,
+        response: object = None,
+        *,
+        is_busy: bool = False,
+    ):
         """Say what happened.
 
         Args:
             message: What happened, and the remedy.
             category: Why.
             response: The HTTP response, where there was one.
+            is_busy: Whether the server works, and has too much to do.
         """
         super().__init__(message)
         self.category = category
         self.response = response
+        self.is_busy = is_busy
 
 
 def nothing_answers(server: VLLMServer, why: str = "", model: str | None = None) -> VLLMError:
@@ -116,6 +126,7 @@ async def _refused(error: APIStatusError, server: VLLMServer, model: str | None)
             "or raise --max-num-queued-reqs",
             ErrorCategory.SERVER,
             response,
+            is_busy=True,
         )
     if status == 400 and ("--enable-auto-tool-choice" in said or "--tool-call-parser" in said):
         return VLLMError(

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 import aiohttp
 
 from pipecat_hedge.errors import ConfigurationError
+from pipecat_hedge.permits import Shed
 from pipecat_hedge.server_load import ServerLoad
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.vllm_metrics import Counts, read_counts
@@ -73,6 +74,14 @@ class ServedModel:
     max_tokens: int | None
 
 
+@dataclass(slots=True)
+class _Reading:
+    """A prompt that is being read: when that is over, and whether nobody needs to try again."""
+
+    over: asyncio.Event
+    is_settled: bool = False
+
+
 _servers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str | None], VLLMServer]] = (
     WeakKeyDictionary()
 )
@@ -111,7 +120,7 @@ class VLLMServer:
         self._asking = self._asking_then = 0
         self._is_wanted = asyncio.Event()
         self._models: tuple[ServedModel, ...] = ()
-        self._read_ahead: dict[Hashable, asyncio.Event] = {}
+        self._read_ahead: dict[Hashable, _Reading] = {}
 
     @classmethod
     def shared(cls, base_url: str, api_key: str | None = None) -> VLLMServer:
@@ -223,19 +232,27 @@ class VLLMServer:
     async def read_ahead(self, prompt: Hashable, read: Callable[[], Awaitable[None]]) -> None:
         """Have a prompt read, once for all who want it read at the same time.
 
+        Whoever reads it may be interrupted, or have no room to: then the next one does. What the
+        server has refused is not sent again by all who wait.
+
         Args:
             prompt: What tells the prompt from others.
             read: Sends it; not called while somebody else does, who is awaited.
         """
-        if (under_way := self._read_ahead.get(prompt)) is not None:
-            await under_way.wait()
-            return
-        over = self._read_ahead[prompt] = asyncio.Event()
+        while (under_way := self._read_ahead.get(prompt)) is not None:
+            await under_way.over.wait()
+            if under_way.is_settled:
+                return
+        reading = self._read_ahead[prompt] = _Reading(asyncio.Event())
         try:
             await read()
+            reading.is_settled = True
+        except Exception as error:
+            reading.is_settled = not isinstance(error, Shed)
+            raise
         finally:
             del self._read_ahead[prompt]
-            over.set()
+            reading.over.set()
 
     # ---- what it serves
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal, TypeAlias, get_args
 
-__all__ = ["WORK_CLASSES", "WorkClass", "work", "working_as"]
+__all__ = ["TIERS", "WORK_CLASSES", "Tier", "WorkClass", "work", "working_as"]
 
 WorkClass: TypeAlias = Literal[
     "primary", "tool_follow_up", "rescue", "hedge", "warm_up", "background"
@@ -22,6 +22,12 @@ replacement of a failed or silent attempt, a hedge, a prompt sent ahead, a one-s
 
 WORK_CLASSES: tuple[WorkClass, ...] = get_args(WorkClass)
 """The classes in their order."""
+
+Tier: TypeAlias = Literal["premium", "standard", "economy"]
+"""Whose request it is: of two of one class, the better tier's comes first."""
+
+TIERS: tuple[Tier, ...] = get_args(Tier)
+"""The tiers in their order."""
 
 _work: ContextVar[WorkClass] = ContextVar("work", default="primary")
 

@@ -9,7 +9,7 @@ from pipecat_hedge.facts import AttemptOutcome
 from pipecat_hedge.reports import ProviderState
 from pipecat_hedge.server_load import ServerLoad
 
-A = ProviderState("a", "m", 0.5, 1.5, 1.0, is_left_out=False, rests_secs=0.0)
+A = ProviderState("a", "m", 0.5, 1.5, 1.0, is_left_out=False, rests_secs=0.0, limit=100)
 B = dataclasses.replace(A, provider="b")
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.policies.circuit_breaker import JITTER, PROBES, CircuitBreaker
+from pipecat_hedge.policies.circuit_breaker import JITTER, PROBES, SETTLES_SECS, CircuitBreaker
 
 
 def breaker(**settings: Any) -> CircuitBreaker:
@@ -38,6 +38,15 @@ def test_failures_in_a_row_open_it() -> None:
     assert it.take_events() == ()
 
 
+def test_one_may_tell_of_several() -> None:
+    """It was waited for in vain, as those before it were not: together they are a row."""
+    it = breaker()
+    it.record("failed", 0.0, count=4)
+    assert it.state(0.0) == "closed"
+    it.record("failed", 1.0)
+    assert it.state(1.0) == "open"
+
+
 def test_a_share_of_failures_opens_it() -> None:
     """Half of twenty within the window; those before it no longer count."""
     it = breaker(failures=99)
@@ -60,6 +69,39 @@ def test_what_is_not_its_own_fault_does_not(verdict: Any) -> None:
     for _ in range(50):
         it.record(verdict, 0.0)
     assert it.state(1.0) == "closed"
+
+
+def test_who_got_further_than_those_that_failed_was_well() -> None:
+    """It is always overtaken; that one in some fails must not be all that counts."""
+    it = breaker()
+    for n in range(30):
+        it.record("failed" if n % 5 == 0 else "dropped", float(n), lived_secs=0.1 + 0.4 * (n % 5))
+    assert it.state(30.0) == "closed"
+
+
+def test_who_was_ended_before_the_others_failed_says_nothing() -> None:
+    """As of a provider that never answers: each is overtaken before it can be found out."""
+    it = breaker()
+    for n in range(5):
+        it.record("dropped", float(n), lived_secs=1.0)
+        it.record("failed", float(n), lived_secs=3.0)
+    assert it.state(5.0) == "open"
+
+
+def test_a_refusal_now_and_then_is_no_lasting_load() -> None:
+    """Where the others were not refused in the time that they had."""
+    it = breaker()
+    for n in range(30):
+        it.record("busy" if n % 3 == 0 else "dropped", float(n), lived_secs=0.1 + 0.4 * (n % 3))
+    assert it.state(30.0) == "closed"
+
+
+def test_refusals_are_to_be_the_rule() -> None:
+    """Of a hedge that is overtaken as fast as others are refused, one in ten tells little."""
+    it = breaker()
+    for n in range(300):
+        it.record("busy" if n % 10 == 0 else "dropped", n / 10, lived_secs=0.01)
+    assert it.state(30.0) == "closed"
 
 
 def test_load_that_persists_opens_it_too() -> None:
@@ -130,10 +172,22 @@ def test_each_reopening_lasts_twice_as_long_up_to_a_cap(verdict: Any, told: str)
     assert told in it.take_events()[-1].reason
 
 
+def test_a_return_is_noticed_within_90_s_however_long_it_was_away() -> None:
+    """The longest that any reopening lasts."""
+    it = breaker()
+    fail(it, 5, 0.0)
+    now = 0.0
+    for _ in range(200):
+        assert it.state(now + 90) == "half_open"
+        now += 90
+        assert it.claim_probe(now)
+        it.record("failed", now, probe=True)
+
+
 def test_who_has_been_well_for_long_is_trusted_again() -> None:
     """The next opening is a short one; soon after closing it is not."""
     for calm, expected in ((200.0, 60), (10.0, 240)):
-        it = breaker()
+        it = breaker(cap_secs=600)
         fail(it, 5, 0.0)
         assert it.claim_probe(73.0)
         it.record("failed", 73.0, probe=True)
@@ -144,6 +198,73 @@ def test_who_has_been_well_for_long_is_trusted_again() -> None:
         fail(it, 5, now + calm)
         assert it.state(now + calm + expected * (1 - JITTER) - 1) == "open"
         assert it.state(now + calm + expected * (1 + JITTER)) == "half_open"
+
+
+# ---- what other processes have found
+
+
+def test_what_the_fleet_has_found_opens_it() -> None:
+    """For about as long as theirs are open, and that is no finding of its own."""
+    it = breaker()
+    it.record("answered", 9.0)
+    assert it.found(10.0) == "well"
+    assert it.follow_open(30.0, 10.0, "the fleet: 2 of 3")
+    assert it.state(10.0) == "open"
+    assert it.reason == "the fleet: 2 of 3"
+    assert it.found(10.0) == "unsure"
+    assert 30 * (1 - JITTER) <= it.open_secs(10.0) <= 30 * (1 + JITTER)
+    assert it.state(10.0 + 30 * (1 - JITTER) - 0.1) == "open"
+    assert it.state(10.0 + 30 * (1 + JITTER)) == "half_open"
+    assert it.open_secs(50.0) == 0.0
+    (opened, _) = it.take_events()
+    assert opened.reason.startswith("the fleet: 2 of 3: left alone for ")
+
+
+def test_it_follows_nobody_for_longer_than_it_would_be_open_itself() -> None:
+    """Nor for no time at all."""
+    it = breaker(cap_secs=60)
+    assert not it.follow_open(0.0, 0.0, "the fleet")
+    assert it.follow_open(1e6, 0.0, "the fleet")
+    assert it.state(60 * (1 + JITTER)) == "half_open"
+
+
+def test_who_has_just_had_answers_does_not_follow() -> None:
+    """The others may not know yet; nor does one that is being tried, or is open already."""
+    it = breaker()
+    fail(it, 5, 0.0)
+    assert not it.follow_open(30.0, 0.0, "the fleet")
+    assert it.found(0.0) == "down"
+    assert not it.follow_open(30.0, 73.0, "the fleet")
+    assert it.found(73.0) == "unsure"
+    for _ in range(PROBES):
+        assert it.claim_probe(73.0)
+        it.record("answered", 73.0, probe=True)
+    assert it.closings == 1
+    assert not it.follow_open(30.0, 73.0 + SETTLES_SECS - 0.1, "the fleet")
+    assert it.follow_open(30.0, 73.0 + SETTLES_SECS, "the fleet")
+
+
+def test_an_answer_elsewhere_has_it_tried_at_once() -> None:
+    """And what the trial finds is its own finding; nothing else is changed by the news."""
+    it = breaker()
+    assert not it.follow_closed(0.0, "the fleet")
+    assert it.follow_open(60.0, 0.0, "the fleet")
+    assert it.follow_closed(5.0, "the fleet: another had an answer")
+    assert it.state(5.0) == "half_open"
+    assert not it.follow_closed(5.0, "the fleet")
+    assert it.claim_probe(5.0)
+    it.record("failed", 6.0, probe=True)
+    assert it.found(6.0) == "down"
+    assert it.closings == 0
+
+
+def test_who_has_not_asked_lately_knows_nothing() -> None:
+    """Of a provider that it would ask."""
+    it = breaker()
+    assert it.found(0.0) == "unsure"
+    it.record("answered", 0.0)
+    assert it.found(29.0) == "well"
+    assert it.found(31.0) == "unsure"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +287,9 @@ def test_what_cannot_work_is_refused(settings: dict[str, Any], message: str) -> 
 @given(
     steps=st.lists(
         st.tuples(
-            st.sampled_from(["answered", "failed", "busy", "dropped"]),
+            st.sampled_from(
+                ["answered", "failed", "busy", "dropped", "fleet open", "fleet closed"]
+            ),
             st.floats(0, 100),
             st.booleans(),
         ),
@@ -183,8 +306,13 @@ def test_at_most_one_tries_it_and_its_states_follow_each_other(steps: Any) -> No
             assert not probing
             assert it.state(now) == "half_open"
             probing = True
-        it.record(verdict, now, probe=probing)
-        probing = False
+        if verdict == "fleet open":
+            it.follow_open(50.0, now, "the fleet")
+        elif verdict == "fleet closed":
+            it.follow_closed(now, "the fleet")
+        else:
+            it.record(verdict, now, probe=probing)
+            probing = False
         states += [event.after for event in it.take_events()]
     allowed = {
         "closed": {"open"},

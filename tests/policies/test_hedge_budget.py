@@ -74,3 +74,17 @@ def test_a_budget_that_is_none_is_refused(budget: float) -> None:
     """The error names the field."""
     with pytest.raises(HedgeError, match=r"budget must be a share of turns such as 0\.1"):
         HedgeBudget(budget)
+
+
+def test_a_balance_can_be_evened_out_with_others() -> None:
+    """Within what may be owed and saved."""
+    purse = HedgeBudget(0.1)
+    purse.withdraw(6)
+    purse.settle(-2.5)
+    assert purse.balance == -3.5
+    purse.settle(1.0)
+    assert purse.balance == -4.5
+    purse.settle(1e6)
+    assert purse.balance == -20.0
+    purse.settle(-1e6)
+    assert purse.balance == purse.most_credit

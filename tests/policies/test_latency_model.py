@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pipecat_hedge import HedgeError
 from pipecat_hedge.policies.latency_model import LatencyModel
+from pipecat_hedge.savings import joint
 from pipecat_hedge.survival import Survival
 
 PRIOR = Survival.of([0.0, 0.5, 1.0], [1.0, 0.5, 0.1], 1.0)
@@ -310,6 +311,15 @@ def test_a_thinned_curve_is_the_same_but_for_its_grain(
         assert thin is curve
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_thinned_curve_is_a_curve(seed: int) -> None:
+    """No share of it is above 1, not by the last digit: what a further attempt saves is found."""
+    secs = np.sort(np.random.default_rng(seed).exponential(1.0, 200))
+    thin = Survival.of(secs, 1 - (np.arange(200) + 1) / 201, 1.0).thinned()
+    assert thin.shares[0] <= 1.0
+    assert joint([(thin, 0.0), (thin, 0.3)]).shares[0] == pytest.approx(1.0)
+
+
 def test_a_curve_cannot_be_thinned_to_nothing() -> None:
     """Its ends and its tail must stay."""
     with pytest.raises(HedgeError, match="most must be at least 4, got 3"):
@@ -327,3 +337,76 @@ def test_a_curve_can_be_scaled_and_delayed() -> None:
     assert PRIOR.scaled(2.0).area_after(1.0) == pytest.approx(2 * float(PRIOR.area_after(0.5)))
     with pytest.raises(HedgeError, match="factor must be positive, got 0"):
         PRIOR.scaled(0)
+
+
+# ---- what others have seen
+
+THEIRS = Survival.of([0.29, 0.3, 0.31, 0.9], [0.9, 0.49, 0.05, 0.005], 0.5)
+
+
+def test_what_others_have_seen_takes_the_place_of_the_prior() -> None:
+    """As far as they have seen enough; and then nothing is assumed any more."""
+    model = LatencyModel(PRIOR, prior_weight=20)
+    assert model.inform(THEIRS, 20)
+    assert model.prior_share == pytest.approx(0.25)
+    assert model.curve.share_after(0.35) == pytest.approx(
+        0.75 * 0.05 + 0.25 * float(PRIOR.share_after(0.35))
+    )
+    assert model.inform(THEIRS, 4000)
+    assert model.prior_share < 1e-4
+    assert model.quantile(0.5) == 0.3
+    assert model.inform(None)
+    assert model.prior_share == 1.0
+    assert model.quantile(0.5) == 0.5
+    assert not model.inform(None)
+
+
+def test_what_others_have_seen_gives_way_slowly() -> None:
+    """A quarter of the curve is theirs after as many observations as all of them weigh."""
+    model = LatencyModel(PRIOR, prior_weight=20, half_life=1e12)
+    model.inform(THEIRS, 4096)
+    for _ in range(256):
+        model.record(0.3)
+    tail = float(THEIRS.share_after(0.5))
+    assert model.curve.share_after(0.5) == pytest.approx(tail / 4, abs=0.004)
+    for _ in range(8_000):
+        model.record(0.3)
+    assert not model.inform(THEIRS, 600)  # no more than that: what they know is known here
+    assert model.prior_share < 1e-5
+
+
+def test_others_who_see_something_else_weigh_no_more_than_a_guess() -> None:
+    """They ask from elsewhere, say. A level within a tenth is the same, however narrow."""
+    near, far = (LatencyModel(PRIOR, prior_weight=20, half_life=1e12) for _ in range(2))
+    for model, secs in ((near, 0.29), (far, 0.9)):
+        for _ in range(100):
+            model.record(secs)
+        model.inform(THEIRS, 4096)
+    assert near.curve.share_after(0.3) == pytest.approx(0.5 * (256 / 356) ** 2, abs=0.02)
+    assert far.curve.share_after(0.5) > 0.96
+
+
+def test_a_change_is_one_for_what_others_have_seen_too() -> None:
+    """Until they are asked again, what is assumed is what the change says."""
+    model = LatencyModel(PRIOR, prior_weight=20)
+    model.inform(THEIRS, 4096)
+    model.record(0.3)
+    model.restart(PRIOR.scaled(10.0), put_aside_but=0)
+    assert model.quantile(0.5) == 5.0
+    assert model.prior_share == 1.0
+    model.resume()
+    assert model.prior_share < 1.0
+    assert model.quantile(0.5) != 5.0
+
+
+def test_the_same_prior_again_changes_nothing() -> None:
+    """The curve is the same object; another prior is combined with what others have seen."""
+    model = LatencyModel(PRIOR)
+    model.inform(THEIRS, 20)
+    curve = model.curve
+    model.rebase(PRIOR)
+    assert model.curve is curve
+    model.rebase(PRIOR.scaled(4.0))
+    assert model.curve.share_after(1.9) == pytest.approx(
+        0.75 * float(THEIRS.share_after(1.9)) + 0.25, abs=1e-3
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -23,12 +24,14 @@ from pipecat_hedge.facts import (
     InFlight,
     Interrupted,
     Launch,
+    LaunchDecision,
     Order,
     Seat,
     Speakable,
     ToolsCalled,
     TurnStarted,
     UsableToken,
+    Waiting,
     Woke,
 )
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
@@ -39,6 +42,20 @@ OVERLOADED = AttemptError("server", "529 overloaded")
 REFUSED = AttemptError("connectivity", "connection refused")
 REJECTED = AttemptError("authentication", "no such key", permanent=True)
 BUSY = AttemptError("rate_limit", "too many requests", retry_after_secs=20)
+
+
+@dataclass(frozen=True)
+class PutOff:
+    """Would hedge at 0.6 s, has room for it from ``until`` on, and cannot wait for ever."""
+
+    until: float
+    silent_at: float
+
+    def next_launch(self, waiting: Waiting) -> LaunchDecision:
+        if waiting.now < 0.6 or waiting.now >= self.until:
+            return LaunchDecision(0.6, "saves 2 s")
+        return LaunchDecision(self.silent_at, "put off", is_put_off=True)
+
 
 Happening = tuple[float, Fact, Sequence[Order]]
 
@@ -116,6 +133,26 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.7, Woke(), []),
             (0.7, HedgesRefused({}), []),
             (0.8, Woke(), [B_HEDGE]),
+        ],
+    ),
+    "a hedge that is put off is asked for again, and sent when there is room": (
+        HedgePolicy(rule=PutOff(until=0.75, silent_at=3.0), name="put off"),
+        "ab",
+        [
+            (0.0, TurnStarted(), [A_PRIMARY]),
+            (0.6, Woke(), []),
+            (0.7, Woke(), []),
+            (0.8, Woke(), [B_HEDGE]),
+        ],
+    ),
+    "a hedge that is put off for too long replaces what is silent": (
+        HedgePolicy(rule=PutOff(until=9.0, silent_at=0.75), name="put off"),
+        "ab",
+        [
+            (0.0, TurnStarted(), [A_PRIMARY]),
+            (0.6, Woke(), []),
+            (0.7, Woke(), []),
+            (0.75, Woke(), [Launch(1, "b", "stall")]),
         ],
     ),
     "after: who refuses hedges replaces a failure all the same": (
@@ -592,6 +629,18 @@ def test_it_tells_whom_it_will_ask_next(policy: HedgePolicy, planned: InFlight |
     race.handle(UsableToken(0), 10.1)
     race.handle(AttemptFinished(0), 10.2)
     assert race.planned is None
+
+
+def test_an_attempt_can_be_spared_where_the_turn_has_another() -> None:
+    """Under way or yet to be launched; the last of all cannot."""
+    policy = HedgePolicy.after(0.6, attempts=2)
+    race = Race([Seat(name) for name in "ab"], rule_of(policy), attempts=2)
+    race.handle(TurnStarted(), 0.0)
+    assert race.can_spare(race.attempts[0])
+    race.handle(Woke(), 0.6)
+    assert race.can_spare(race.attempts[0])
+    race.handle(AttemptFailed(1, OVERLOADED), 0.7)
+    assert not race.can_spare(race.attempts[0])
 
 
 def test_a_refused_hedge_says_why_and_when_to_look_again() -> None:

@@ -27,10 +27,12 @@ def test_every_key():
     """Every key is read into its field."""
     behaviour = parse_model(
         "fixed?ttft=1&headers=0.5&tps=inf&fault=stall&rate=0.25&after=3&delay=2&retry_after=4"
+        "&requests_left=5&tokens_left=900&reset=2.5"
         "&answer=Hello%20from%20A.&tool=look_up&args=%7B%22a%22%3A1%7D"
     )
     assert (behaviour.ttft, behaviour.headers, behaviour.tps) == (1, 0.5, float("inf"))
     assert (behaviour.rate, behaviour.after, behaviour.delay) == (0.25, 3, 2)
+    assert (behaviour.requests_left, behaviour.tokens_left, behaviour.reset) == (5, 900, 2.5)
     assert (behaviour.retry_after, behaviour.answer) == (4, "Hello from A.")
     assert (behaviour.tool, behaviour.args) == ("look_up", {"a": 1})
 

@@ -98,6 +98,7 @@ def test_port_in_use(capsys: pytest.CaptureFixture[str]):
             ["simulate", "--port", "http"],
             "argument --port: expected a number from 0 to 65535, got http",
         ),
+        (["simulate", "--capacity", "0"], "expected a whole number, 1 or more, got 0"),
         (["simulate", "--seed", "x"], "argument --seed: invalid int value"),
         ([], "required: COMMAND"),
         (["fly"], "invalid choice: 'fly'"),

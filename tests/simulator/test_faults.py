@@ -29,6 +29,7 @@ STATUSES = ("400", "401", "402", "403", "404", "422", "429", "500", "503", "529"
 WANTED = (
     *STATUSES,
     *("reset", "hang", "headers_then_silence", "keepalives", "error_in_band", "malformed_sse"),
+    "busy_in_band",
     *("empty", "whitespace", "reasoning_forever", "think_tags", "dribble", "stall", "cut"),
     *("cut_in_tool", "slow_close", "slow_headers"),
 )

@@ -79,6 +79,10 @@ function chips(provider) {
   const chip = (kind, words) => made.push(element("span", `chip ${kind}`, words));
   if (provider.is_left_out) {
     chip("out", "left out: it rejects requests for good");
+  } else if (provider.breaker !== "closed") {
+    const kind = provider.breaker === "open" ? "out" : "resting";
+    chip(kind, provider.breaker === "open" ? "left alone" : "may be tried again");
+    if (provider.breaker_reason) chip("trouble", provider.breaker_reason);
   } else if (provider.rests_secs > 0) {
     const until = new Date(Date.now() + provider.rests_secs * 1000).toLocaleTimeString();
     chip("resting", `rests until ${until}, as it asked`);
@@ -89,6 +93,9 @@ function chips(provider) {
     const { is_up, running, waiting, detail } = provider.server;
     if (is_up) chip(waiting ? "trouble" : "", `its server: ${running} running, ${waiting} waiting`);
     else chip("trouble", `its server is down${detail ? `: ${detail}` : ""}`);
+  }
+  if (provider.in_flight >= provider.limit) {
+    chip("trouble", `no room: ${provider.in_flight} of ${provider.limit} requests in flight`);
   }
   if (provider.was_first) chip("first", "asked first");
   if (provider.interrupted) chip("", `${provider.interrupted} cut off by you`);

@@ -15,9 +15,21 @@ chance so that machines do not come back in step, doubled with each reopening up
 is half open: one attempt at a time may try it, and that one is to be a hedge beside a healthy
 provider, so that its failure costs no caller anything. ``PROBES`` answers in a row close it.
 
+The cap is low, ``CAP_SECS``, since a try costs no caller anything and the provider one request: a
+longer absence buys nothing. With the factor at its largest, 1.2, a provider that is back is tried
+within 87 s of its return, so that it is noticed within 90.
+
 Being busy is not being broken. A refusal for load (429, 529) is answered by asking less, which the
 limit of requests in flight does, and by the time that the provider names. Only load that persists,
-refusals in a row over ``PERSISTS_SECS`` without an answer between them, opens the breaker too.
+refusals in a row over ``PERSISTS_SECS`` without an answer between them, and more of them than of
+those that somebody else ended, opens the breaker too.
+
+An attempt that is ended by somebody else says nothing, but for one thing: in a provider that is
+always overtaken, and fails now and then, all that is ever seen are its failures. So when one has
+lived longer than those took to fail, the row of failures is broken.
+
+What other processes have found out can be followed (``follow_open``, ``follow_closed``), and is
+kept apart from what this one has: only the latter is ever told to others.
 
 Nothing happens by itself: what time brings about is worked out when somebody asks.
 
@@ -44,11 +56,13 @@ it was ended by somebody else and says nothing."""
 
 FAILURES = 5
 SHARE, LEAST, WINDOW_SECS = 0.5, 20, 30.0
-RECOVERY_SECS, CAP_SECS = 60.0, 600.0
+RECOVERY_SECS, CAP_SECS = 60.0, 72.0
 JITTER = 0.2
 """A recovery lasts between 0.8 and 1.2 times as long as stated."""
 PROBES = 2
 PERSISTS_SECS = 10.0
+SETTLES_SECS = 12.0
+"""After it has closed here no other process is followed for so long: it may not know yet."""
 CALM = 2.0
 """Closed for so many recoveries, a provider is trusted again: the next opening is short."""
 
@@ -79,6 +93,10 @@ class CircuitBreaker:
         if breaker.state(now) == "closed" or breaker.claim_probe(now):
             ...
             breaker.record("failed", later, probe=...)
+
+    Attributes:
+        reason: Why it was opened the last time, for a person to read; empty if it never was.
+        closings: How many times answers of its own have closed it.
     """
 
     def __init__(
@@ -129,12 +147,16 @@ class CircuitBreaker:
         self._failed_of_seen = 0
         self._in_a_row = 0
         self._busy_since: float | None = None
-        self._busy_in_a_row = 0
+        self._busy_in_a_row = self._ended_in_a_row = 0
+        self._failed_after_secs = 0.0
         self._opened = 0
         self._open_until = self._closed_at = float("-inf")
         self._is_probing = False
         self._answered_probes = 0
         self._events: list[BreakerEvent] = []
+        self._is_hearsay = False
+        self.reason = ""
+        self.closings = 0
 
     def state(self, now: float) -> BreakerState:
         """The state at a time.
@@ -161,39 +183,116 @@ class CircuitBreaker:
         self._is_probing = True
         return True
 
-    def record(self, verdict: Verdict, now: float, *, probe: bool = False) -> None:
+    def record(
+        self,
+        verdict: Verdict,
+        now: float,
+        *,
+        probe: bool = False,
+        lived_secs: float = 0.0,
+        count: int = 1,
+    ) -> None:
         """Take note of how an attempt ended.
 
         Args:
             verdict: How.
             now: When.
             probe: Whether it was the one that had claimed to try the provider.
+            lived_secs: How long it had been under way.
+            count: Of how many in a row this tells; as one that was waited for in vain tells of
+                those before it that nobody waited for.
         """
         state = self.state(now)
         if probe:
             self._is_probing = False
         if verdict == "dropped":
+            if state == "closed" and self._in_a_row + self._busy_in_a_row:
+                self._judge_dropped(now, lived_secs)
             return
+        if verdict != "answered":
+            self._failed_after_secs = max(self._failed_after_secs, lived_secs)
         if state == "half_open":
             if probe:
                 self._judge_probe(verdict, now)
         elif state == "closed":
-            self._judge(verdict, now)
+            self._judge(verdict, now, count)
 
     def take_events(self) -> tuple[BreakerEvent, ...]:
         """The changes of state since the last call, the oldest first."""
         events, self._events = tuple(self._events), []
         return events
 
+    # ---- what other processes have found
+
+    def found(self, now: float) -> Literal["well", "down", "unsure"]:
+        """What this process's own attempts have found of the provider.
+
+        Args:
+            now: The time.
+
+        Returns:
+            Whether it fails, answers, or has not been asked lately; so, too, where it is left alone
+            only because others say so.
+        """
+        state = self.state(now)
+        if state == "open":
+            return "unsure" if self._is_hearsay else "down"
+        is_asked = bool(self._seen) and self._seen[-1][0] > now - self._window_secs
+        return "well" if state == "closed" and is_asked else "unsure"
+
+    def open_secs(self, now: float) -> float:
+        """How long it stays open yet, in seconds.
+
+        Args:
+            now: The time.
+        """
+        return self._open_until - now if self.state(now) == "open" else 0.0
+
+    def follow_open(self, secs: float, now: float, reason: str) -> bool:
+        """Open because others have; not where it is open, being tried, or was tried just now.
+
+        Args:
+            secs: For about how long, in seconds; spread by chance, and at most the cap.
+            now: The time.
+            reason: Why, for a person to read.
+
+        Returns:
+            Whether it was opened.
+        """
+        if self.state(now) != "closed" or not secs > 0 or now - self._closed_at < SETTLES_SECS:
+            return False
+        self._leave_alone(min(secs, self._cap_secs), now, reason)
+        self._is_hearsay = True
+        return True
+
+    def follow_closed(self, now: float, reason: str) -> bool:
+        """Let it be tried before its time, because another process had an answer.
+
+        Args:
+            now: The time.
+            reason: Why, for a person to read.
+
+        Returns:
+            Whether it was open, and is half open now.
+        """
+        if self.state(now) != "open":
+            return False
+        self._change("half_open", now, reason)
+        self._open_until, self._answered_probes = now, 0
+        return True
+
     # ---- closed
 
-    def _judge(self, verdict: Verdict, now: float) -> None:
+    def _judge(self, verdict: Verdict, now: float, count: int = 1) -> None:
         if verdict == "busy":
             self._judge_busy(now)
             return
-        self._busy_since, self._busy_in_a_row = None, 0
+        self._busy_since = None
+        self._busy_in_a_row = self._ended_in_a_row = 0
         has_failed = verdict == "failed"
-        self._in_a_row = self._in_a_row + 1 if has_failed else 0
+        self._in_a_row = self._in_a_row + count if has_failed else 0
+        if not has_failed:
+            self._failed_after_secs = 0.0
         self._seen.append((now, has_failed))
         self._failed_of_seen += has_failed
         while self._seen[0][0] <= now - self._window_secs:
@@ -206,12 +305,19 @@ class CircuitBreaker:
             told = f"{self._failed_of_seen} of {len(self._seen)} attempts have failed"
             self._open(now, f"{told} within {self._window_secs:g} s")
 
+    def _judge_dropped(self, now: float, lived_secs: float) -> None:
+        """Somebody else ended it, but it had got further than those that failed: it was well."""
+        self._ended_in_a_row += 1
+        if lived_secs > self._failed_after_secs > 0:
+            self._judge("answered", now)
+
     def _judge_busy(self, now: float) -> None:
         if self._busy_since is None:
             self._busy_since = now
         self._busy_in_a_row += 1
         lasted = now - self._busy_since
-        if self._busy_in_a_row >= self._failures and lasted >= PERSISTS_SECS:
+        is_rule = self._busy_in_a_row > self._ended_in_a_row
+        if self._busy_in_a_row >= self._failures and lasted >= PERSISTS_SECS and is_rule:
             self._open(now, f"refused for load for {lasted:.0f} s, {self._busy_in_a_row} times")
 
     # ---- half open
@@ -224,6 +330,7 @@ class CircuitBreaker:
         if self._answered_probes >= PROBES:
             self._change("closed", now, f"{self._answered_probes} attempts in a row have answered")
             self._closed_at = now
+            self.closings += 1
             self._forget()
 
     # ---- moves
@@ -232,15 +339,22 @@ class CircuitBreaker:
         if self._state == "closed" and now - self._closed_at > CALM * self._recovery_secs:
             self._opened = 0
         secs = min(self._recovery_secs * 2.0**self._opened, self._cap_secs)
-        secs *= self._dice.uniform(1 - JITTER, 1 + JITTER)
         self._opened += 1
+        self._leave_alone(secs, now, reason)
+        self._is_hearsay = False
+
+    def _leave_alone(self, secs: float, now: float, reason: str) -> None:
+        secs *= self._dice.uniform(1 - JITTER, 1 + JITTER)
         self._open_until = now + secs
+        self.reason = reason
         self._change("open", now, f"{reason}: left alone for {secs:.0f} s")
         self._forget()
 
     def _forget(self) -> None:
         self._seen.clear()
-        self._failed_of_seen = self._in_a_row = self._busy_in_a_row = 0
+        self._failed_after_secs = 0.0
+        self._failed_of_seen = self._in_a_row = 0
+        self._busy_in_a_row = self._ended_in_a_row = 0
         self._busy_since = None
 
     def _change(self, after: BreakerState, now: float, reason: str) -> None:

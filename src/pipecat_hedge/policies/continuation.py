@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import unicodedata
 
-__all__ = ["Continuation"]
+__all__ = ["Continuation", "is_wide"]
 
 _FULL_WIDTH_ENDERS = "。！？｡"
 """Enders that need no space after them."""
@@ -133,7 +133,7 @@ class Continuation:
         self._needs_gap = False
         last, first = self._said[-1], text[0]
         apart = first.isalnum() and (last in _CLOSERS or last.isalnum())
-        if apart and not _is_wide(last) and not _is_wide(first):
+        if apart and not is_wide(last) and not is_wide(first):
             return " " + text
         return text
 
@@ -143,8 +143,12 @@ def _is_letter(char: str) -> bool:
     return char.isalnum() or unicodedata.category(char).startswith("M")
 
 
-def _is_wide(char: str) -> bool:
-    """Whether a character is of a script that is written without spaces."""
+def is_wide(char: str) -> bool:
+    """Whether a character is of a script that is written without spaces.
+
+    Args:
+        char: The character.
+    """
     return unicodedata.east_asian_width(char) in "WF"
 
 

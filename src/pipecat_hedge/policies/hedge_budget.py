@@ -87,6 +87,14 @@ class HedgeBudget:
         """
         self.balance = max(self.balance - cost, -MOST_DEBT)
 
+    def settle(self, amount: float) -> None:
+        """Hand a part of the balance over to those who share the budget, or take one of theirs.
+
+        Args:
+            amount: What is handed over, in requests; negative is taken.
+        """
+        self.balance = min(max(self.balance - amount, -MOST_DEBT), self.most_credit)
+
     def share(self, cost: float = 1.0) -> float:
         """The share of turns to hedge as things stand.
 

@@ -134,7 +134,8 @@ class HedgePolicy:
             arguments of a tool call are silence until they are complete.
         deadline_secs: How long a turn may go without an answer before it has failed; None is for
             ever. ``adaptive`` has a deadline of another kind.
-        fallback_text: What the bot says when a turn has failed; None is nothing.
+        fallback_text: What the bot says when a turn has failed, in place of the answer or, where
+            one has broken off and nobody continues it, of the rest of it; None is nothing.
     """
 
     rule: LaunchRule | LearnedRule

@@ -28,6 +28,13 @@ among the waiting until it was cancelled.
   conjugate prior, w / (w + n), falls too slowly for the tail: 5 % of a slower prior after 400
   observations is still as much as all that is known beyond the p95.
 
+What other processes have seen of the same provider (``inform``) takes the place of the prior, by
+the same law: w/(w + n) squared of the prior is left after n of their observations. And it is worth
+more than a guess, so it gives way more slowly: its weight is a ``WORTH``-th of their observations,
+up to ``MOST_WORTH``. That holds for as long as both agree: where the others' median lies outside
+the middle three fifths of what has been seen here, they ask from elsewhere, or have not heard of a
+change, and weigh no more than any prior.
+
 Left out: trends and times of day, which a window of some hundred turns follows by itself, and
 sudden changes, which ``change_point.py`` detects.
 """
@@ -49,6 +56,13 @@ TAIL_AT_LEAST = 8
 """The tail's mean is taken from the slowest twentieth, and from no fewer answers than so many."""
 HEAVIER = 2.0
 """By how much the slowest few must wait longer than the twentieth to be believed instead."""
+
+WORTH, MOST_WORTH = 16.0, 256.0
+"""How many observations of others weigh as much as one of the prior's weight, and the most that all
+of them weigh: after as many observations of one's own, a quarter of the curve is theirs."""
+TRIED, SAME = 32, 1.1
+"""Observations of one's own that are enough to see whether others agree; and the same level is one
+that differs by no more than such a factor, be the spread as narrow as it will."""
 
 
 class LatencyModel:
@@ -87,8 +101,10 @@ class LatencyModel:
             raise ConfigurationError(f"window must be at least 1, got {window}")
         if not half_life > 0:
             raise ConfigurationError(f"half_life must be positive, got {half_life}")
-        self._prior = prior
-        self._prior_weight = prior_weight
+        self._prior = self._assumed = prior
+        self._weight = self._prior_weight = prior_weight
+        self._others: Survival | None = None
+        self._others_told = 0.0
         self._half_life = half_life
         self._window = window
         self._aside: tuple[Survival, list[tuple[float, bool]]] | None = None
@@ -102,9 +118,20 @@ class LatencyModel:
 
     @property
     def prior_share(self) -> float:
-        """How much of the curve is still the prior, from 1 to nearly 0."""
-        total = self._told_in_all + self._prior_weight
-        return min((self._prior_weight / total) ** 2, 1.0) if total > 0 else 0.0
+        """How much of the curve is still assumed, from 1 to nearly 0."""
+        return self._given_share * self._assumed_share
+
+    @property
+    def _given_share(self) -> float:
+        """How much of the curve is not from this model's own observations."""
+        total = self._told_in_all + self._weight
+        return min((self._weight / total) ** 2, 1.0) if total > 0 else 0.0
+
+    @property
+    def _assumed_share(self) -> float:
+        """How much of what is not from its own observations is not from others' either."""
+        total = self._others_told + self._prior_weight
+        return (self._prior_weight / total) ** 2 if self._others_told and total > 0 else 1.0
 
     def rebase(self, prior: Survival) -> None:
         """Take another prior from the next observation on.
@@ -112,9 +139,45 @@ class LatencyModel:
         Args:
             prior: The prior.
         """
-        self._prior = prior
+        if prior is self._assumed:
+            return
+        self._assumed = prior
+        self._combine()
+
+    def inform(self, others: Survival | None, told: float = 0.0) -> bool:
+        """Take what others have seen in place of the prior, from now on.
+
+        Args:
+            others: Their curve; None if there is none.
+            told: How many observations' worth it is.
+
+        Returns:
+            Whether that changes the curve by more than a hundredth.
+        """
+        if others is None and self._others is None:
+            return False
+        self._others, self._others_told = others, told if others is not None else 0.0
+        self._weight = self._prior_weight
+        if others is not None and self._agrees_with(others):
+            self._weight = min(max(told / WORTH, self._prior_weight), MOST_WORTH)
+        self._combine()
+        self._curve = None if self._secs else self._prior
+        return self._given_share > 0.01
+
+    def _agrees_with(self, others: Survival) -> bool:
+        if len(self._secs) < TRIED:
+            return True
+        own = self._kaplan_meier()
+        low, high = own.quantile(0.2) / SAME, own.quantile(0.8) * SAME
+        return low <= others.quantile(0.5) <= high
+
+    def _combine(self) -> None:
+        """The prior is what is assumed, in so far as others have not seen it."""
+        self._prior = self._assumed
+        if self._others is not None:
+            self._prior = self._others.mixed_with(self._assumed, self._assumed_share)
         if not self._secs:
-            self._curve = prior
+            self._curve = self._prior
 
     def _empty(self) -> None:
         self._secs: deque[float] = deque(maxlen=self._window)
@@ -134,7 +197,7 @@ class LatencyModel:
         seen = self.observations
         kept = len(seen) - min(keep, len(seen))
         if put_aside_but is not None:
-            self._aside = self._prior, seen[: max(len(seen) - put_aside_but, 0)]
+            self._aside = self._assumed, seen[: max(len(seen) - put_aside_but, 0)]
         self._begin(prior.thinned(), seen[kept:])
 
     def resume(self, keep: int = 0) -> None:
@@ -154,7 +217,9 @@ class LatencyModel:
 
     def _begin(self, prior: Survival, observations: list[tuple[float, bool]]) -> None:
         self._empty()
-        self._prior = self._curve = prior
+        self._prior = self._assumed = self._curve = prior
+        self._weight = self._prior_weight
+        self._others, self._others_told = None, 0.0  # what they have seen is no longer true, either
         for secs, censored in observations:
             self.record(secs, censored=censored)
 
@@ -189,7 +254,7 @@ class LatencyModel:
         """What is known now; the same object until the next observation."""
         if self._curve is None:
             measured = self._kaplan_meier()
-            self._curve = measured.mixed_with(self._prior, self.prior_share)
+            self._curve = measured.mixed_with(self._prior, self._given_share)
         return self._curve
 
     def survival(self, secs: float) -> float:

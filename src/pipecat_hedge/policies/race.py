@@ -30,8 +30,8 @@ any case; without that, a turn whose every request hangs would never end.
 
 A provider may refuse hedges for a while (``HedgesRefused``), because its server has a queue, say.
 Then another one is asked instead; with nobody else the hedge waits, and is asked for again every
-``ASK_AGAIN_SECS``. Silence is another matter: somebody has to answer, so it is replaced by one who
-refuses if there is nobody else, and so is what has failed.
+``ASK_AGAIN_SECS``; so is one that a rule has put off. Silence is another matter: somebody has to
+answer, so it is replaced by one who refuses if there is nobody else, and so is what has failed.
 """
 
 from __future__ import annotations
@@ -189,6 +189,14 @@ class Race:
         May be early, and never late: a token puts a silence off without moving the alarm.
         """
         return self._wake_at
+
+    def can_spare(self, attempt: Attempt) -> bool:
+        """Whether the turn has another attempt, or could launch one, if this one failed.
+
+        Args:
+            attempt: One of its own.
+        """
+        return self._can_launch() or any(other is not attempt for other in self._live())
 
     def handle(self, fact: Fact, now: float) -> tuple[Order, ...]:
         """Take one fact and say what to do about it.
@@ -393,9 +401,13 @@ class Race:
         while self._can_launch():
             live = self._live()  # never empty: who fails has been replaced by now
             hedge_at = stalls_at = None
+            why: LaunchReason = "hedge"
             if self._phase is Phase.WAITING:
-                decision = self._rule.next_launch(self._waiting(live))
+                decision = self._rule.next_launch(self._waiting(live, now))
                 hedge_at, self._launch_reason = decision.at, decision.reason
+                if decision.is_put_off:
+                    self._wake_by(now + ASK_AGAIN_SECS)
+                    why = "stall"
                 if hedge_at is not None and hedge_at <= now and (refusal := self._refusal()):
                     self._launch_reason = refusal
                     self._wake_by(now + ASK_AGAIN_SECS)
@@ -403,7 +415,7 @@ class Race:
             if hedge_at is None:  # a rule that names a time has its own idea of too long
                 stalls_at = _after(live[-1].heard_at, live[-1].stall_secs)
             if hedge_at is not None and hedge_at <= now:
-                self._launch("hedge", now, self._launch_reason)
+                self._launch(why, now, self._launch_reason)
             elif stalls_at is not None and stalls_at <= now:
                 self._stall(live[-1], now)
                 if self._phase is Phase.OVER:
@@ -480,11 +492,12 @@ class Race:
     def _live(self) -> list[Attempt]:
         return [attempt for attempt in self._attempts if attempt.outcome is None]
 
-    def _waiting(self, live: Sequence[Attempt]) -> Waiting:
+    def _waiting(self, live: Sequence[Attempt], now: float) -> Waiting:
         in_flight = tuple(
             InFlight(a.provider, a.launched_at, a.last_token_at, a.first_token_at) for a in live
         )
-        return Waiting(self._started_at, in_flight, self._lineup[self._willing()].provider)
+        next_provider = self._lineup[self._willing()].provider
+        return Waiting(self._started_at, in_flight, next_provider, now)
 
     def _refusal(self) -> str | None:
         """Why nobody who is left takes a hedge; None if somebody does."""

@@ -1,6 +1,9 @@
 """Anthropic Messages: requests, streamed events, whole messages, errors."""
 
 import json
+import math
+import time
+from datetime import UTC, datetime
 from typing import Any
 
 from pipecat_hedge.simulator.prompt import (
@@ -24,7 +27,14 @@ from pipecat_hedge.simulator.timeline import (
     ToolArguments,
     ToolStart,
 )
-from pipecat_hedge.simulator.wire import GARBAGE, MESSAGES, HttpError, dumps, retry_after_header
+from pipecat_hedge.simulator.wire import (
+    GARBAGE,
+    MESSAGES,
+    HttpError,
+    RateLimit,
+    dumps,
+    retry_after_header,
+)
 
 _ERROR_TYPES = {
     400: "invalid_request_error",
@@ -82,8 +92,8 @@ class AnthropicEncoder:
                 return self._delta(b'"input_json_delta","partial_json":', text)
             case KeepAlive():
                 return _sse("ping")
-            case InBandError():
-                return _sse("error", **_error_fields(529, None))
+            case InBandError(status):
+                return _sse("error", **_error_fields(status or 529, None))
             case Garbage():
                 return b"event: content_block_delta\n" + GARBAGE
             case Finished(reason):
@@ -205,6 +215,21 @@ class AnthropicWire:
         headers = {"request-id": request_id, **retry_after_header(retry_after_secs)}
         fields = _error_fields(status, message)
         return HttpError(status, {"type": "error", **fields, "request_id": request_id}, headers)
+
+    def rate_limit_headers(self, rate_limit: RateLimit) -> dict[str, str]:
+        """A rate limit as Anthropic tells of it, in whole seconds of the time of day."""
+        headers: dict[str, str] = {}
+        at = datetime.fromtimestamp(int(time.time()) + math.ceil(rate_limit.reset_secs), UTC)
+        left = {
+            "requests": rate_limit.requests_left,
+            "input-tokens": rate_limit.tokens_left,
+            "tokens": rate_limit.tokens_left,
+        }
+        for what, count in left.items():
+            if count is not None:
+                headers[f"anthropic-ratelimit-{what}-remaining"] = str(count)
+                headers[f"anthropic-ratelimit-{what}-reset"] = f"{at:%Y-%m-%dT%H:%M:%SZ}"
+        return headers
 
 
 def _turns(message: dict[str, Any]) -> list[Turn]:

@@ -8,7 +8,7 @@ Either spelling works on every wire.
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -49,9 +49,13 @@ class Behaviour:
         after: Tokens sent before the fault strikes; None leaves it to the fault.
         delay: The fault's own delay in seconds; None leaves it to the fault.
         retry_after: Seconds in the ``retry-after`` header; None sends one with 429 only.
+        requests_left: Requests that the headers say may still be made; None tells nothing of them.
+        tokens_left: Tokens that they say may still be sent; None tells nothing of them.
+        reset: In how many seconds they say that both limits are whole again.
         answer: Said instead of the scripted answer.
         tool: A tool called instead of an answer.
         args: Arguments of that call.
+        slow: All times of the answer are so many times as long.
     """
 
     profile: LatencyProfile
@@ -63,9 +67,13 @@ class Behaviour:
     after: int | None = None
     delay: float | None = None
     retry_after: float | None = None
+    requests_left: int | None = None
+    tokens_left: int | None = None
+    reset: float = 1.0
     answer: str | None = None
     tool: str | None = None
     args: dict[str, Any] | None = None
+    slow: float = 1.0
 
 
 def _secs(text: str) -> float:
@@ -78,6 +86,13 @@ def _secs(text: str) -> float:
 def _tokens_per_sec(text: str) -> float:
     value = float(text)
     if not value > 0:
+        raise ValueError
+    return value
+
+
+def _factor(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value) or value <= 0:
         raise ValueError
     return value
 
@@ -124,9 +139,13 @@ KEYS: dict[str, tuple[Callable[[str], Any], str]] = {
     "after": (_count, "tokens before the fault, a whole number, 0 or more"),
     "delay": (_secs, "the fault's own delay in seconds, 0 or more"),
     "retry_after": (_secs, "seconds in the retry-after header, 0 or more"),
+    "requests_left": (_count, "requests that the headers say are left, a whole number, 0 or more"),
+    "tokens_left": (_count, "tokens that the headers say are left, a whole number, 0 or more"),
+    "reset": (_secs, "seconds until the headers say that both are whole again, default 1"),
     "answer": (_filled, "the text to say, URL-encoded, not blank"),
     "tool": (_filled, "the name of a tool to call, not blank"),
     "args": (_json_object, "a JSON object, the arguments of that call"),
+    "slow": (_factor, "a factor on all times of the answer, more than 0"),
 }
 """What may follow the profile: how a value is read, and what it may be."""
 
@@ -160,16 +179,31 @@ def override(behaviour: Behaviour, keys: str) -> Behaviour:
     Raises:
         BehaviourError: If a key or a value is unknown; names the field and what it may be.
     """
-    fields: dict[str, Any] = {}
+    texts: dict[str, str] = {}
     for pair in _SEPARATOR.split(keys):
         key, equals, text = pair.partition("=")
         if key not in KEYS or not equals:
             raise BehaviourError(f"{key or 'model'}: unknown key; known keys: {', '.join(KEYS)}")
+        texts[key] = unquote(text)
+    return replace(behaviour, **read_keys(texts))
+
+
+def read_keys(texts: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a behaviour that keys and their values name.
+
+    Args:
+        texts: Known keys, with their values as text.
+
+    Raises:
+        BehaviourError: If a value is none; names the field and what it may be.
+    """
+    fields: dict[str, Any] = {}
+    for key, text in texts.items():
         read, meaning = KEYS[key]
         try:
-            fields[key] = read(unquote(text))
+            fields[key] = read(text)
         except BehaviourError:
             raise
         except ValueError:
             raise BehaviourError(f"{key}: expected {meaning}, got {text!r}") from None
-    return replace(behaviour, **fields)
+    return fields

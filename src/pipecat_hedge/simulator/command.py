@@ -27,6 +27,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, default=0, help="same seed, same latencies and faults (default 0)"
     )
+    parser.add_argument(
+        "--capacity",
+        type=_capacity,
+        help="requests served at once, the others wait in a queue (default: as many as come)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         The exit status: 0, or 2 if the address cannot be had.
     """
     try:
-        asyncio.run(_serve(args.host, args.port, args.seed))
+        asyncio.run(_serve(args.host, args.port, args.seed, args.capacity))
     except KeyboardInterrupt:
         return 0
     except OSError as error:
@@ -48,13 +53,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _serve(host: str, port: int, seed: int) -> None:
+async def _serve(host: str, port: int, seed: int, capacity: int | None) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows has KeyboardInterrupt instead
             loop.add_signal_handler(number, stop.set)
-    async with Simulator(port, host=host, seed=seed) as sim:
+    async with Simulator(port, host=host, seed=seed, capacity=capacity) as sim:
         print(f"pipecat-hedge simulator: {sim.url} (ledger: {sim.url}/ledger)", flush=True)
         await stop.wait()
 
@@ -62,6 +67,12 @@ async def _serve(host: str, port: int, seed: int) -> None:
 def _port(text: str) -> int:
     if not text.isdecimal() or not 0 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"expected a number from 0 to 65535, got {text}")
+    return int(text)
+
+
+def _capacity(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, got {text}")
     return int(text)
 
 

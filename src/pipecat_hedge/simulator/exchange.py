@@ -1,8 +1,8 @@
 """Serves one request: plays a plan's steps onto the socket, each at its time, and keeps the ledger.
 
-Times are absolute, from the request's arrival, so that a late step does not push the next ones. The
-task is cancelled by aiohttp as soon as the client's socket closes; that is how an abort gets into
-the ledger.
+Times are absolute, from when the request has a place (at once, unless the capacity is bounded), so
+that a late step does not push the next ones. The task is cancelled by aiohttp as soon as the
+client's socket closes; that is how an abort gets into the ledger.
 """
 
 import asyncio
@@ -50,17 +50,23 @@ class Exchange:
             entry: The request's entry there.
         """
         self._loop = asyncio.get_running_loop()
-        self._arrived = self._loop.time()
+        self._began = self._loop.time()
         self._request = request
         self._wire = wire
         self._ledger = ledger
         self.entry = entry
         self._response: web.StreamResponse | None = None
         self._is_whole = False
+        self._rate_limit_headers: dict[str, str] = {}
 
     def left(self) -> None:
         """The client has gone: an abort, unless it had the whole answer already."""
         self._ledger.ended(self.entry, "completed" if self._is_whole else "aborted")
+
+    def begin(self) -> None:
+        """The request has a place to be served: its times count from here."""
+        self._began = self._loop.time()
+        self.entry.began_secs = self._ledger.clock()
 
     async def play(self, plan: Plan, encoder: Encoder) -> web.StreamResponse:
         """Serve the request as planned.
@@ -70,6 +76,8 @@ class Exchange:
             encoder: Writes the response in the request's protocol.
         """
         held: list[Event] | None = None if self.entry.stream else []
+        if plan.rate_limit is not None:
+            self._rate_limit_headers = self._wire.rate_limit_headers(plan.rate_limit)
         for step in plan.steps:
             await self._until(step.at_secs)
             match step.act:
@@ -80,8 +88,8 @@ class Exchange:
                 case event if held is None:
                     await self._write(encoder.encode(event))
                     self._count(event)
-                case InBandError():
-                    return await self.refuse(500, None, None)  # no band to be in
+                case InBandError(status):
+                    return await self.refuse(status or 500, None, None)  # no band to be in
                 case event:
                     held.append(event)
                     await self._whole(event, held, encoder)
@@ -98,12 +106,16 @@ class Exchange:
         return web.Response(
             status=error.status,
             body=dumps(error.body),
-            headers={"content-type": "application/json", **error.headers},
+            headers={
+                "content-type": "application/json",
+                **error.headers,
+                **self._rate_limit_headers,
+            },
         )
 
     async def _until(self, at_secs: float) -> None:
         # A burst yields to the loop too: in one process the client runs on it.
-        await asyncio.sleep(max(0.0, self._arrived + at_secs - self._loop.time()))
+        await asyncio.sleep(max(0.0, self._began + at_secs - self._loop.time()))
 
     async def _signal(
         self, signal: Signal, plan: Plan, encoder: Encoder, held: list[Event] | None
@@ -134,7 +146,12 @@ class Exchange:
         return None
 
     async def _start(self, content_type: str, encoder: Encoder) -> None:
-        headers = {"content-type": content_type, "cache-control": "no-cache", **encoder.headers}
+        headers = {
+            "content-type": content_type,
+            "cache-control": "no-cache",
+            **encoder.headers,
+            **self._rate_limit_headers,
+        }
         self._response = web.StreamResponse(headers=headers)
         await self._response.prepare(self._request)
         self.entry.status = 200

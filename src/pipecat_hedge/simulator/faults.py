@@ -114,11 +114,14 @@ def _first_or_asked(scene: Scene) -> tuple[list[Step], float]:
     return [*opening(scene), *sent], scene.ttft_secs + len(sent) * scene.interval_secs
 
 
-def _error_in_band(scene: Scene) -> Iterator[Step]:
-    steps, at_secs = _first_or_asked(scene)
-    yield from steps
-    yield Step(at_secs, InBandError())
-    yield Step(at_secs, End())
+def _in_band(status: int | None) -> Callable[[Scene], Iterator[Step]]:
+    def shape(scene: Scene) -> Iterator[Step]:
+        steps, at_secs = _first_or_asked(scene)
+        yield from steps
+        yield Step(at_secs, InBandError(status))
+        yield Step(at_secs, End())
+
+    return shape
 
 
 def _malformed_sse(scene: Scene) -> Iterator[Step]:
@@ -217,8 +220,13 @@ _FAULTS = (
     ),
     Fault(
         "error_in_band",
-        _error_in_band,
+        _in_band(None),
         "status 200, then an error event instead of the first token (after= tokens if set)",
+    ),
+    Fault(
+        "busy_in_band",
+        _in_band(429),
+        "the same, and the error is that of too many requests",
     ),
     Fault(
         "malformed_sse",

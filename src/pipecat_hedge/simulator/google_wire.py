@@ -28,7 +28,14 @@ from pipecat_hedge.simulator.timeline import (
     ToolArguments,
     ToolStart,
 )
-from pipecat_hedge.simulator.wire import GARBAGE, MESSAGES, HttpError, dumps, retry_after_header
+from pipecat_hedge.simulator.wire import (
+    GARBAGE,
+    MESSAGES,
+    HttpError,
+    RateLimit,
+    dumps,
+    retry_after_header,
+)
 
 # Google's canonical names; the statuses that Google never sends (402, 422, 529) are UNKNOWN.
 _STATUS_NAMES = {
@@ -92,8 +99,8 @@ class GoogleEncoder:
             case KeepAlive():
                 # A chunk without candidates. Not a comment: Google's SDK takes every line for data.
                 return _sse({"usageMetadata": self._usage(), **self._base})
-            case InBandError():
-                return _sse(_error_body(503, None, None))
+            case InBandError(status):
+                return _sse(_error_body(status or 503, None, None))
             case Garbage():
                 return GARBAGE
             case Finished(reason):
@@ -178,6 +185,10 @@ class GoogleWire:
         """An error as Google answers it."""
         headers = retry_after_header(retry_after_secs)
         return HttpError(status, _error_body(status, message, retry_after_secs), headers)
+
+    def rate_limit_headers(self, rate_limit: RateLimit) -> dict[str, str]:
+        """Nothing: Google does not tell."""
+        return {}
 
 
 def _turn(content: dict[str, Any]) -> Turn:

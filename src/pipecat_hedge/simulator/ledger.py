@@ -31,6 +31,7 @@ class LedgerEntry:
         headers_secs: When status and headers were sent.
         first_byte_secs: When the first byte of the body was sent.
         first_token_secs: When the first token of the answer was sent, or the start of a tool call.
+        began_secs: When it began to be served: later than it arrived if it waited for a place.
         ended_secs: When it ended.
         outcome: How it ended.
         status: The HTTP status, None if none was sent.
@@ -45,6 +46,7 @@ class LedgerEntry:
     profile: str | None = None
     fault: str | None = None
     stream: bool = False
+    began_secs: float | None = None
     headers_secs: float | None = None
     first_byte_secs: float | None = None
     first_token_secs: float | None = None

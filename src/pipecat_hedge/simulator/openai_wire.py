@@ -24,7 +24,14 @@ from pipecat_hedge.simulator.timeline import (
     ToolArguments,
     ToolStart,
 )
-from pipecat_hedge.simulator.wire import GARBAGE, MESSAGES, HttpError, dumps, retry_after_header
+from pipecat_hedge.simulator.wire import (
+    GARBAGE,
+    MESSAGES,
+    HttpError,
+    RateLimit,
+    dumps,
+    retry_after_header,
+)
 
 _ROLES = {"system": "instructions", "developer": "instructions", "function": "tool"}
 
@@ -93,8 +100,8 @@ class OpenAIEncoder:
                 return self._delta(b'"tool_calls":', dumps([call]))
             case KeepAlive():
                 return b": keep-alive\n\n" + self._delta(b'"role":"assistant","content":', b'""')
-            case InBandError():
-                return b"data: " + dumps(_error_body(500, None)) + b"\n\n"
+            case InBandError(status):
+                return b"data: " + dumps(_error_body(status or 500, None)) + b"\n\n"
             case Garbage():
                 return GARBAGE
             case Finished(reason):
@@ -203,6 +210,24 @@ class OpenAIWire:
         """An error as OpenAI answers it."""
         headers = {"x-request-id": f"req_{number:08}", **retry_after_header(retry_after_secs)}
         return HttpError(status, _error_body(status, message), headers)
+
+    def rate_limit_headers(self, rate_limit: RateLimit) -> dict[str, str]:
+        """A rate limit as OpenAI and those who are compatible tell of it."""
+        headers: dict[str, str] = {}
+        left = {"requests": rate_limit.requests_left, "tokens": rate_limit.tokens_left}
+        for what, count in left.items():
+            if count is not None:
+                headers[f"x-ratelimit-remaining-{what}"] = str(count)
+                headers[f"x-ratelimit-reset-{what}"] = _duration(rate_limit.reset_secs)
+        return headers
+
+
+def _duration(secs: float) -> str:
+    """A duration as Go writes it: ``120ms``, ``1.5s``, ``6m0s``."""
+    if secs < 1:
+        return f"{secs * 1000:g}ms"
+    minutes, rest = divmod(secs, 60)
+    return f"{minutes:.0f}m{rest:g}s" if minutes else f"{rest:g}s"
 
 
 def _error_body(status: int, message: str | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pipecat_hedge.simulator.script import (
     tool_call,
 )
 from pipecat_hedge.simulator.timeline import Reply, Scene, Step, healthy
+from pipecat_hedge.simulator.wire import RateLimit
 
 # Assumed: a provider's headers come halfway to its first token.
 _HEADERS_SHARE = 0.5
@@ -29,11 +30,13 @@ class Plan:
         fault: The fault that this request gets, if any.
         steps: What is sent when; may be endless.
         retry_after_secs: For the ``retry-after`` header of a refusal; None sends none.
+        rate_limit: What the response's headers tell of a rate limit; None tells nothing.
     """
 
     fault: Fault | None
     steps: Iterator[Step]
     retry_after_secs: float | None
+    rate_limit: RateLimit | None
 
 
 def plan(behaviour: Behaviour, prompt: Prompt, rng: random.Random) -> Plan:
@@ -67,7 +70,15 @@ def plan(behaviour: Behaviour, prompt: Prompt, rng: random.Random) -> Plan:
     if retry_after_secs is None and fault is not None and fault.name == "429":
         retry_after_secs = _RETRY_AFTER_SECS
     steps = fault.shape(scene) if fault else healthy(scene)
-    return Plan(fault, steps, retry_after_secs)
+    if behaviour.slow != 1:
+        steps = (Step(step.at_secs * behaviour.slow, step.act) for step in steps)
+    return Plan(fault, steps, retry_after_secs, _rate_limit(behaviour))
+
+
+def _rate_limit(behaviour: Behaviour) -> RateLimit | None:
+    if behaviour.requests_left is None and behaviour.tokens_left is None:
+        return None
+    return RateLimit(behaviour.requests_left, behaviour.tokens_left, behaviour.reset)
 
 
 def _reply(behaviour: Behaviour, prompt: Prompt, fault: Fault | None) -> Reply:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import urllib.error
 import urllib.request
 from types import TracebackType
 from typing import Any, Self
@@ -23,14 +24,17 @@ class SimulatorProcess:
     Args:
         port: The port to listen on; 0 picks a free one.
         seed: The n-th request to a model name gets the same draw for the same seed.
+        capacity: How many requests are served at once, the others wait; None is as many as come.
 
     Raises:
         RuntimeError: On entering, if it does not start; with what it said.
     """
 
-    def __init__(self, port: int = 0, *, seed: int = 0):
+    def __init__(self, port: int = 0, *, seed: int = 0, capacity: int | None = None):
         self._command = [sys.executable, "-m", "pipecat_hedge.cli", "simulate"]
         self._command += ["--port", str(port), "--seed", str(seed)]
+        if capacity is not None:
+            self._command += ["--capacity", str(capacity)]
         self._process: subprocess.Popen[str] | None = None
         self._url = ""
 
@@ -70,6 +74,18 @@ class SimulatorProcess:
             self._process.kill()
             self._process.communicate()
 
+    def kill(self) -> None:
+        """End it in the middle of whatever it does, as a crash would."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        assert self._process is not None
+        return self._process.pid
+
     @property
     def url(self) -> str:
         """``http://host:port``."""
@@ -100,6 +116,39 @@ class SimulatorProcess:
         address = f"{self._url}/ledger?open={int(open_only)}&wait={wait_secs:g}"
         with urllib.request.urlopen(address, timeout=wait_secs + 10) as answer:
             return json.load(answer)
+
+    def arrivals(self, since: int = 0) -> dict[str, Any]:
+        """How many requests came in each second.
+
+        Args:
+            since: From which second on.
+
+        Returns:
+            ``counts`` of whole seconds of this machine's monotonic clock, and ``first``, the second
+            that the first of them is of; ``busy`` and ``waiting``, the requests that are served and
+            that wait now.
+        """
+        address = f"{self._url}/simulator/arrivals?since={since}"
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            return json.load(answer)
+
+    def set_conditions(self, **told: Any) -> None:
+        """Change how all requests are served from now on, whatever they ask for.
+
+        Args:
+            **told: A model's keys, such as ``fault="hang"``, ``slow=5``; and ``capacity``. What is
+                not named is as usual.
+
+        Raises:
+            ValueError: If one of them is none; with what the simulator said.
+        """
+        body = json.dumps(told).encode()
+        request = urllib.request.Request(f"{self._url}/simulator/conditions", data=body)
+        try:
+            urllib.request.urlopen(request, timeout=10).close()
+        except urllib.error.HTTPError as error:
+            with error:
+                raise ValueError(json.load(error)["error"]["message"]) from None
 
     def clear_ledger(self) -> None:
         """Forget the requests that have ended."""

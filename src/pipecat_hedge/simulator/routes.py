@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ipaddress
 import random
 import re
 import sys
@@ -12,7 +13,10 @@ from aiohttp import web
 
 from pipecat_hedge.profiles import PROFILES
 from pipecat_hedge.simulator.anthropic_wire import AnthropicWire
+from pipecat_hedge.simulator.arrivals import Arrivals
 from pipecat_hedge.simulator.behaviour import Behaviour, BehaviourError, override, parse_model
+from pipecat_hedge.simulator.capacity import Capacity
+from pipecat_hedge.simulator.conditions import Conditions, read_conditions
 from pipecat_hedge.simulator.exchange import Exchange
 from pipecat_hedge.simulator.google_wire import GoogleWire
 from pipecat_hedge.simulator.ledger import Ledger
@@ -28,16 +32,21 @@ _MADE = 1735689600  # 2025-01-01, when every simulated model was "created"
 
 
 class Routes:
-    """The simulator's addresses.
+    """The simulator's addresses, on the running loop.
 
     Args:
         ledger: Where requests are written down.
         seed: The n-th request to a model name gets the same draw for the same seed.
+        capacity: How many requests are served at once, the others wait; None is as many as come.
     """
 
-    def __init__(self, ledger: Ledger, seed: int):
+    def __init__(self, ledger: Ledger, seed: int, capacity: int | None = None):
         self._ledger = ledger
         self._seed = seed
+        self._usual_capacity = capacity
+        self._capacity = Capacity(capacity)
+        self._conditions = Conditions()
+        self._arrivals = Arrivals(asyncio.get_running_loop().time())
         self._asked: Counter[str] = Counter()
         self._serving: set[asyncio.Task[Any]] = set()
         self._is_closing = False
@@ -51,6 +60,9 @@ class Routes:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/ledger", self._ledger_get)
         app.router.add_delete("/ledger", self._ledger_delete)
+        app.router.add_get("/simulator/arrivals", self._arrivals_get)
+        app.router.add_get("/simulator/conditions", self._conditions_get)
+        app.router.add_post("/simulator/conditions", self._conditions_post)
         app.router.add_route("*", "/{path:.*}", self._unknown)
         return app
 
@@ -79,6 +91,7 @@ class Routes:
     async def _serve(
         self, request: web.Request, wire: Wire, model: str | None, *, stream: bool
     ) -> web.StreamResponse:
+        self._arrivals.add(asyncio.get_running_loop().time())
         entry = self._ledger.arrived(wire.name)
         exchange = Exchange(request, wire, self._ledger, entry)
         task = asyncio.current_task()
@@ -123,10 +136,13 @@ class Routes:
         entry.stream, entry.prompt_tokens = prompt.stream, prompt.input_tokens
         number = self._asked[model]
         self._asked[model] += 1
-        planned = plan(behaviour, prompt, random.Random(f"{self._seed} {model} {number}"))
-        entry.fault = planned.fault.name if planned.fault else None
-        encoder = wire.encoder(prompt, behaviour.profile.name, entry.id)
-        return await exchange.play(planned, encoder)
+        async with self._capacity.place():
+            exchange.begin()
+            behaviour = self._conditions.applied(behaviour)
+            planned = plan(behaviour, prompt, random.Random(f"{self._seed} {model} {number}"))
+            entry.fault = planned.fault.name if planned.fault else None
+            encoder = wire.encoder(prompt, behaviour.profile.name, entry.id)
+            return await exchange.play(planned, encoder)
 
     async def _models(self, request: web.Request) -> web.Response:
         """The list of models, in a form that is OpenAI's and Anthropic's at once."""
@@ -160,11 +176,39 @@ class Routes:
         self._ledger.clear()
         return _json(200, self._ledger.as_dict())
 
+    async def _arrivals_get(self, request: web.Request) -> web.Response:
+        """How many requests came in each second of the machine's monotonic clock."""
+        try:
+            since = int(request.query.get("since", "0"))
+        except ValueError:
+            return _json(400, {"error": {"message": "since: expected a whole second"}})
+        first, counts = self._arrivals.since(since, asyncio.get_running_loop().time())
+        queue = {"busy": self._capacity.busy, "waiting": self._capacity.waiting}
+        return _json(200, {"first": first, "counts": counts, **queue})
+
+    async def _conditions_get(self, request: web.Request) -> web.Response:
+        return _json(200, dict(self._conditions.told))
+
+    async def _conditions_post(self, request: web.Request) -> web.Response:
+        if not _is_loopback(request.remote):
+            message = "conditions can be set from this machine only"
+            return _json(403, {"error": {"message": message}})
+        try:
+            conditions = read_conditions(await _json_body(request))
+        except (BehaviourError, PromptError) as error:
+            return _json(400, {"error": {"message": str(error)}})
+        self._conditions = conditions
+        self._capacity.limit = (
+            conditions.capacity if conditions.has_capacity else self._usual_capacity
+        )
+        return _json(200, dict(conditions.told))
+
     async def _unknown(self, request: web.Request) -> web.Response:
         message = (
             f"unknown address {request.method} {request.path}; known: POST /v1/chat/completions, "
             "POST /v1/messages, POST /v1beta/models/{model}:streamGenerateContent, "
-            "GET /v1/models, GET and DELETE /ledger"
+            "GET /v1/models, GET and DELETE /ledger, GET /simulator/arrivals, "
+            "GET and POST /simulator/conditions"
         )
         return _json(404, {"error": {"message": message, "type": "not_found_error", "code": 404}})
 
@@ -199,6 +243,10 @@ def _overridden(behaviour: Behaviour, prompt: Prompt) -> Behaviour:
     if re.match(r"\?[a-z_]+=", said):
         return override(behaviour, said[1:].strip())
     return behaviour
+
+
+def _is_loopback(address: str | None) -> bool:
+    return address is not None and ipaddress.ip_address(address.split("%")[0]).is_loopback
 
 
 def _json(status: int, value: dict[str, Any]) -> web.Response:

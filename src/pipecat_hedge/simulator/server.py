@@ -8,6 +8,7 @@ from typing import Self
 
 from aiohttp import web
 
+from pipecat_hedge.simulator.capacity import checked_limit
 from pipecat_hedge.simulator.dead_ends import DeadEnds, http_url
 from pipecat_hedge.simulator.ledger import Ledger
 from pipecat_hedge.simulator.routes import Routes
@@ -31,18 +32,28 @@ class Simulator:
         port: The port to listen on; 0 picks a free one.
         host: The address to listen on.
         seed: The n-th request to a model name gets the same draw for the same seed.
+        capacity: How many requests are served at once; further ones wait in their order, and
+            their times begin when they have a place. None is as many as come.
 
     Raises:
-        ValueError: If the port is not one.
+        ValueError: If the port or the capacity is none.
         OSError: On entering, if the address cannot be had; the message names it and the remedy.
     """
 
-    def __init__(self, port: int = 0, *, host: str = "127.0.0.1", seed: int = 0):
+    def __init__(
+        self,
+        port: int = 0,
+        *,
+        host: str = "127.0.0.1",
+        seed: int = 0,
+        capacity: int | None = None,
+    ):
         if not isinstance(port, int) or not 0 <= port <= 65535:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"port: expected a number from 0 to 65535, got {port!r}")
         self._asked_port = port
         self._host = host
         self._seed = seed
+        self._capacity = checked_limit(capacity)
         self._port: int | None = None
         self._runner: web.AppRunner | None = None
         self._routes: Routes | None = None
@@ -53,7 +64,7 @@ class Simulator:
         loop = asyncio.get_running_loop()
         started = loop.time()
         self._ledger = Ledger(lambda: loop.time() - started)
-        self._routes = Routes(self._ledger, self._seed)
+        self._routes = Routes(self._ledger, self._seed, self._capacity)
         self._runner = web.AppRunner(
             self._routes.application(),
             handler_cancellation=True,

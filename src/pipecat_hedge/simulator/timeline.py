@@ -1,4 +1,4 @@
-"""What a provider does and when, as values: steps with times counted from the request's arrival.
+"""What a provider does and when, as values: steps with times counted from the request's beginning.
 
 Nothing here writes or waits. A healthy answer is `healthy`; the ways to go wrong are in `faults`.
 Steps come in rising order of time and may be endless; whoever plays them stops when the client
@@ -64,7 +64,13 @@ class KeepAlive:
 
 @dataclass(frozen=True, slots=True)
 class InBandError:
-    """An error event inside a stream that began with status 200."""
+    """An error event inside a stream that began with status 200.
+
+    Parameters:
+        status: The HTTP status in whose words it speaks; None for the provider's own choice.
+    """
+
+    status: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +144,7 @@ class Step:
     """One act at its time.
 
     Parameters:
-        at_secs: Seconds since the request arrived.
+        at_secs: Seconds since the request began to be served.
         act: What the provider sends or does.
     """
 

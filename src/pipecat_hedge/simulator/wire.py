@@ -23,6 +23,21 @@ class HttpError:
     headers: dict[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """What a response is to tell of its provider's rate limit.
+
+    Parameters:
+        requests_left: Requests that may still be made; None tells nothing of them.
+        tokens_left: Tokens that may still be sent; None tells nothing of them.
+        reset_secs: In how long the limits are whole again.
+    """
+
+    requests_left: int | None
+    tokens_left: int | None
+    reset_secs: float
+
+
 class Encoder(Protocol):
     """Writes one response. Made for each request, because protocols number their blocks."""
 
@@ -77,6 +92,14 @@ class Wire(Protocol):
             message: What is wrong; None for the provider's usual words.
             number: The request's number in the ledger, for its id.
             retry_after_secs: For the ``retry-after`` header; None sends none.
+        """
+        ...
+
+    def rate_limit_headers(self, rate_limit: RateLimit) -> dict[str, str]:
+        """The headers of any response that tell of a rate limit, in the provider's form.
+
+        Args:
+            rate_limit: What to tell.
         """
         ...
 

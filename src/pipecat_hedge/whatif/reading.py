@@ -29,7 +29,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pipecat_hedge.errors import HedgeError
+from pipecat_hedge.errors import SHED, HedgeError
 from pipecat_hedge.whatif.tables import (
     COLUMN,
     FACTORS,
@@ -207,8 +207,14 @@ class _Reader:
 
     def _turn(self, record: dict[str, Any]) -> None:
         attempts = record["attempts"]
-        if not isinstance(attempts, list) or not attempts:
+        if not isinstance(attempts, list):
             raise ValueError("a turn without attempts")
+        # Where there was no room, no request was made: that says nothing of any provider.
+        attempts = [a for a in attempts if not _was_shed(a)]
+        if not attempts:
+            if record.get("degraded_reason") is None:
+                raise ValueError("a turn without attempts")
+            return
         parsed = [self._attempt(attempt) for attempt in attempts]
         self.named_units.update({name: "s" for name, *_ in filter(None, parsed)})
         for number, observed in enumerate(parsed):
@@ -234,6 +240,10 @@ class _Reader:
         if attempt.get("error_category") in (None, "timeout", "stalled", "deadline"):
             return name, waited, {"censored": True}
         return name, waited, {"failed": True}
+
+
+def _was_shed(attempt: Any) -> bool:
+    return isinstance(attempt, dict) and attempt.get("error_category") == SHED
 
 
 def read_latencies(

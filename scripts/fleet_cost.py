@@ -1,0 +1,127 @@
+"""What a fleet's meeting place costs: memory of a Redis, its commands and bytes, and time.
+
+Starts a Redis of its own, has eight processes' registries share what they see of three providers,
+and prints what Redis counts. Run it with ``python -m scripts.fleet_cost``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+from typing import Any, cast
+
+import redis
+
+from pipecat_hedge.profiles import PROFILES
+from pipecat_hedge.provider_stats import Backend, ProviderStats
+from pipecat_hedge.redis_store import RedisStore
+
+PROVIDERS = ("claude-haiku-4-5", "gpt-4.1", "gemma-4-31b-baseten")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--processes", type=int, default=8)
+    parser.add_argument("--sessions", type=int, default=40, help="per process, 0.15 turns a second")
+    parser.add_argument("--seconds", type=int, default=600, help="of the fleet's time")
+    args = parser.parse_args()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"port": port, "bind": "127.0.0.1", "save": "", "appendonly": "no", "dir": folder}
+        server = subprocess.Popen(
+            ["redis-server", *(word for k, v in options.items() for word in (f"--{k}", str(v)))],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert server.stdout is not None
+            next(line for line in server.stdout if "Ready to accept connections" in line)
+            with redis.Redis(port=port, decode_responses=True) as control:
+                asyncio.run(measure(control, port, args.processes, args.sessions, args.seconds))
+        finally:
+            server.kill()
+            server.wait()
+
+
+async def measure(
+    control: redis.Redis, port: int, processes: int, sessions: int, seconds: int
+) -> None:
+    """Run the fleet's time as fast as it goes: one exchange a process and second."""
+    dice = random.Random(1)
+    fleet = [ProviderStats(RedisStore(f"redis://127.0.0.1:{port}")) for _ in range(processes)]
+    for stats in fleet:
+        stats.begin_turn("all alike", 0.1)
+        await _sync(stats)
+    before = _counted(control)
+    cpu: list[float] = []
+    for _ in range(seconds):
+        for stats in fleet:
+            for turn in range(round(sessions * 0.15)):
+                name = dice.choice(PROVIDERS)
+                latency = stats._of(Backend(name.split("-")[0], name))
+                secs = PROFILES[name].quantile(dice.random())
+                tokens = dice.choice([900, 9000])
+                latency.record(secs, censored=turn % 12 == 0, prompt_tokens=tokens)
+                latency.record_sentence(dice.uniform(0.05, 0.4), censored=False)
+            began = time.thread_time()
+            await _sync(stats)
+            cpu.append(time.thread_time() - began)
+    used = {name: value - before[name] for name, value in _counted(control).items()}
+    exchanges = processes * seconds
+    sums = [key for key in control.scan_iter("*") if ":sum:" in key or ":was:" in key]
+    others = [key for key in control.scan_iter("*") if key not in sums]
+    of_sums, of_others = (
+        sum(cast(int, control.memory_usage(key, samples=0)) for key in keys) / 1024
+        for keys in (sums, others)
+    )
+    a_second = {name: value / exchanges for name, value in used.items()}
+    p99 = statistics.quantiles(cpu, n=100)[98]
+    told = {
+        "memory": f"{of_sums / len(PROVIDERS):.0f} KiB a provider, in two generations",
+        "and": f"{of_others / processes:.1f} KiB a process",
+        "commands sent": f"{a_second['scripts']:.2f} a process and second",
+        "which run": f"{a_second['calls'] - 1:.0f} commands inside Redis, in "
+        f"{a_second['usec']:.0f} µs",
+        "bytes": f"{a_second['in'] / 1024:.1f} KiB sent, {a_second['out'] / 1024:.1f} KiB received "
+        "a process and second",
+        "processor time": f"{statistics.median(cpu) * 1e3:.1f} ms an exchange, p99 {p99 * 1e3:.1f} "
+        "ms, in steps",
+    }
+    print(f"{processes} processes, {sessions} sessions each, {len(PROVIDERS)} providers:")
+    for name, value in told.items():
+        print(f"  {name:16}{value}")
+    for stats in fleet:
+        assert stats.fleet is not None
+        await stats.fleet._store.close()
+
+
+async def _sync(stats: ProviderStats) -> None:
+    assert stats.fleet is not None
+    if not await stats.fleet.sync():
+        raise SystemExit("the Redis that was started here does not answer")
+
+
+def _counted(control: redis.Redis) -> dict[str, float]:
+    told = cast(dict[str, Any], control.info("all"))
+    commands = {k: v for k, v in told.items() if k.startswith("cmdstat_")}
+    scripts = [commands.get(f"cmdstat_{name}") for name in ("evalsha", "eval")]
+    return {
+        "scripts": sum(each["calls"] for each in scripts if each),
+        "usec": sum(each["usec"] for each in scripts if each),
+        "calls": sum(each["calls"] for each in commands.values()),
+        "in": told["total_net_input_bytes"],
+        "out": told["total_net_output_bytes"],
+    }
+
+
+if __name__ == "__main__":
+    main()

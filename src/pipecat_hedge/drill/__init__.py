@@ -1,0 +1,1 @@
+"""Failure drills: a fleet on this machine, its providers' bad hours, and what callers noticed."""

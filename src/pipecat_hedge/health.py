@@ -1,0 +1,456 @@
+"""How the providers of a process are doing: who is left alone, and how many requests each may have.
+
+Law: a permit is given only below the limit, only to whom nobody more urgent waits for, and comes
+back exactly once, whatever becomes of the request.
+
+One registry for every session, as for latencies: what one caller's turn has found out about a
+provider spares the next caller the same. What is decided is the policies'; this keeps one of each
+for a provider, and the queue that they share, behind one lock that is held for microseconds and
+never while anything is awaited. Nothing happens by itself, so nothing has to be stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+
+from pipecat_hedge.ending import Ending
+from pipecat_hedge.policies.circuit_breaker import BreakerState
+from pipecat_hedge.policies.permit_queue import PermitQueue, Ticket, displaces, reserve
+from pipecat_hedge.provider_health import BreakerChange, Permit, ProviderHealth
+from pipecat_hedge.work import Tier, WorkClass
+
+__all__ = ["Health"]
+
+UNHEARD = 3
+"""After so many requests in a row that others overtook before a word came, a provider is unheard:
+the next one is let run on, to find out whether it is slow or silent."""
+NOBODY = "everybody who could be asked is left alone"
+ROOM = 20
+"""So many more requests a server without a queue is sent before the next look at it."""
+QUEUE_NEWS_SECS = 2.0
+"""For how long a look at a server's queue counts."""
+
+
+class Health:
+    """The registry. It holds one entry for a provider, however many sessions come and go.
+
+    Attributes:
+        lock: Held by whoever reads or changes an entry.
+        introduces: Called with the lock held for each entry that is made; None for nobody.
+    """
+
+    def __init__(self, dice: random.Random | None = None):
+        """Begin with nobody.
+
+        Args:
+            dice: Spreads the recoveries of many processes; None rolls its own.
+        """
+        self.lock = threading.Lock()
+        self.introduces: Callable[[str, ProviderHealth], None] | None = None
+        self._dice = dice or random.Random()
+        self._entries: dict[str, ProviderHealth] = {}
+        self._queue = PermitQueue()
+        self._granted: dict[Ticket, Callable[[Permit | None], None]] = {}
+        self._making_room: dict[Ticket, Permit] = {}
+        self._changes: deque[BreakerChange] = deque(maxlen=100)
+
+    def of(self, key: str) -> ProviderHealth:
+        """A provider's entry, made when it is first asked for; call it with the lock held.
+
+        Args:
+            key: What its statistics are kept under, see ``Backend.key``.
+        """
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = ProviderHealth(self._dice)
+            if self.introduces is not None:
+                self.introduces(key, entry)
+        return entry
+
+    def entries(self) -> dict[str, ProviderHealth]:
+        """All entries by key; call it with the lock held."""
+        return dict(self._entries)
+
+    # ---- who may be asked
+
+    def state(self, key: str, now: float) -> BreakerState:
+        """A provider's breaker.
+
+        Args:
+            key: The provider.
+            now: The time.
+        """
+        with self.lock:
+            return self._state(key, now)
+
+    def standings(self, keys: Iterable[str], now: float) -> list[tuple[BreakerState, float]]:
+        """Each provider's breaker, and for how many seconds yet it has asked to be left alone.
+
+        Args:
+            keys: The providers.
+            now: The time.
+        """
+        with self.lock:
+            return [
+                (self._state(key, now), max(self.of(key).rests_until - now, 0.0)) for key in keys
+            ]
+
+    def told(self, key: str, now: float) -> str:
+        """Why a provider is left alone, for a person to read; empty if it is not."""
+        with self.lock:
+            return "" if self._state(key, now) == "closed" else self.of(key).opened_because
+
+    def claim_probe(self, key: str, now: float) -> bool:
+        """Claim the one request that may try a half-open provider.
+
+        Args:
+            key: The provider.
+            now: The time.
+
+        Returns:
+            Whether it is yours. Then either its permit comes back, or ``drop_probe`` is called.
+        """
+        with self.lock:
+            claimed = self.of(key).breaker.claim_probe(now)
+            self._note(key)
+            return claimed
+
+    def drop_probe(self, key: str, now: float) -> None:
+        """Give up a claim whose request was never made."""
+        with self.lock:
+            self.of(key).breaker.record("dropped", now, probe=True)
+
+    def rest(self, key: str, until: float) -> None:
+        """Leave a provider alone for a while, as it asked with ``Retry-After``; the longer counts.
+
+        Args:
+            key: The provider.
+            until: The time from which on it may be asked again.
+        """
+        with self.lock:
+            entry = self.of(key)
+            entry.rests_until = max(entry.rests_until, until)
+
+    def rests_secs(self, key: str, now: float) -> float:
+        """How long a provider is to be left alone yet, as it asked, in seconds."""
+        with self.lock:
+            entry = self._entries.get(key)
+            return 0.0 if entry is None else max(entry.rests_until - now, 0.0)
+
+    def allow(self, key: str, more: int, until: float, *, sent_at: float) -> None:
+        """Take a provider's word for what its rate limit leaves; see ``ConcurrencyLimit.allow``.
+
+        Args:
+            key: The provider.
+            more: How many requests may still be begun.
+            until: For how long this is news.
+            sent_at: When the request was sent that was answered so.
+        """
+        with self.lock:
+            self.of(key).limit.allow(more, until, sent_at=sent_at)
+
+    def hear_queue(self, key: str, running: int, waiting: int, now: float) -> None:
+        """Take a server's word for its queue in place of what was learned of its limit.
+
+        Without a long queue there is room for more, whatever was guessed from its latency. As many
+        as wait beyond those that are served are not to be joined by further ones from here.
+
+        Args:
+            key: The provider.
+            running: Requests that it works on, of everybody.
+            waiting: Requests in its queue.
+            now: The time.
+        """
+        with self.lock:
+            limit = self.of(key).limit
+            too_many = waiting - running
+            at_most = limit.in_flight - too_many if too_many > 0 else limit.in_flight + ROOM
+            limit.believe(at_most, now + QUEUE_NEWS_SECS)
+
+    def answered_since(self, key: str) -> float:
+        """When the latest request was sent that a provider has begun to answer."""
+        entry = self._entries.get(key)
+        return -math.inf if entry is None else entry.answered_since
+
+    def is_unheard(self, key: str) -> bool:
+        """Whether a provider has not been heard lately, because others were always faster."""
+        with self.lock:
+            return self.of(key).unheard >= UNHEARD
+
+    def take_changes(self) -> tuple[BreakerChange, ...]:
+        """The breakers' changes that nobody has been told of yet, the oldest first."""
+        if not self._changes:
+            return ()
+        with self.lock:
+            changes = tuple(self._changes)
+            self._changes.clear()
+        return changes
+
+    def occupancy(self, key: str, now: float) -> tuple[int, int]:
+        """A provider's requests in flight from this process, and the limit of them."""
+        with self.lock:
+            limit = self.of(key).limit
+            return limit.in_flight, limit.limit(now)
+
+    # ---- permits
+
+    def refusals(
+        self, keys: Iterable[str], work: WorkClass, tier: Tier, now: float
+    ) -> dict[str, str]:
+        """Which providers would give this work no permit now, and why, for a person to read.
+
+        Args:
+            keys: The providers.
+            work: What the request is for.
+            tier: Whose it is.
+            now: The time.
+        """
+        told: dict[str, str] = {}
+        with self.lock:
+            # Who comes first matters only where somebody waits.
+            ticket = Ticket(work, tier, now, (), now) if self._queue else None
+            for key in keys:
+                if (reason := self._refusal(key, work, ticket, now)) is not None:
+                    told[key] = reason
+        return told
+
+    def why(self, ticket: Ticket, now: float) -> str:
+        """Why none of a ticket's candidates has a permit for it now, for a person to read.
+
+        Args:
+            ticket: Who asks.
+            now: The time.
+        """
+        with self.lock:
+            work = ticket.work
+            told = ((key, self._refusal(key, work, ticket, now)) for key in ticket.candidates)
+            known = [f"{_name(key)} {reason}" for key, reason in told if reason is not None]
+        return ", ".join(known) or "there was none to be had"
+
+    def take(self, ticket: Ticket, now: float, *, probe: str | None = None) -> Permit | None:
+        """Take a permit of the first candidate that has one.
+
+        Args:
+            ticket: What for, and whose would do.
+            now: The time.
+            probe: Of which candidate the probe has been claimed; its breaker lets this one pass.
+        """
+        with self.lock:
+            return self._take(ticket, now, probe)
+
+    def wait(
+        self, ticket: Ticket, granted: Callable[[Permit | None], None], now: float
+    ) -> str | None:
+        """Queue for a permit.
+
+        Args:
+            ticket: What for, and whose would do.
+            granted: Called once, from any thread and with the lock held: with a permit, or with
+                None where somebody more urgent has taken the place.
+            now: The time.
+
+        Returns:
+            Why there is no use in waiting; or None, and then it has to be ended by ``granted`` or
+            by ``leave``.
+        """
+        with self.lock:
+            if not self._has_closed(ticket.candidates, now):
+                return NOBODY
+            rates = [self.of(key).rate(now) for key in ticket.candidates]
+            if self._queue.is_hopeless(ticket, rates, now):
+                return f"{len(self._queue)} wait already, it would come too late"
+            self._granted[ticket] = granted
+            turned_away = self._queue.join(ticket)
+            if turned_away is not ticket:
+                self._displace(ticket)
+            if turned_away is not None:
+                self._granted.pop(turned_away)(None)
+            return None
+
+    def look_again(self, ticket: Ticket, now: float) -> str | None:
+        """Grant what time alone has set free, as when a provider's word is no longer news.
+
+        Args:
+            ticket: Who waits.
+            now: The time.
+
+        Returns:
+            Why there is no use in waiting any longer; or None.
+        """
+        with self.lock:
+            for key in ticket.candidates:
+                self._grant(key, now)
+            if ticket in self._granted:
+                self._displace(ticket)
+            return None if self._has_closed(ticket.candidates, now) else NOBODY
+
+    def leave(self, ticket: Ticket) -> None:
+        """Stop waiting; also where the ticket has been granted or turned away."""
+        with self.lock:
+            self._queue.leave(ticket)
+            self._granted.pop(ticket, None)
+            self._making_room.pop(ticket, None)
+
+    def heard(self, permit: Permit, now: float, *, size_class: Hashable = None) -> None:
+        """Take note that a request's answer has begun. The first time counts.
+
+        Args:
+            permit: The request's permit.
+            now: When.
+            size_class: The class of its prompt's size.
+        """
+        with self.lock:
+            if permit.is_out and not permit.is_heard:
+                permit.is_heard = True
+                entry = self.of(permit.key)
+                entry.answered_since = max(entry.answered_since, permit.taken_at)
+                entry.limit.heard(
+                    now - permit.taken_at,
+                    now,
+                    size_class=size_class,
+                    was_overdue=permit.is_overdue,
+                )
+
+    def give_back(
+        self,
+        permit: Permit,
+        ending: Ending,
+        now: float,
+        *,
+        ttft_secs: float | None = None,
+        was_unheard: bool = False,
+    ) -> None:
+        """Give a permit back, with what became of its request. The first time counts.
+
+        Args:
+            permit: The permit.
+            ending: What the request's end says of the provider.
+            now: When its connection was closed.
+            ttft_secs: Its time to first token, from the permit, if it had one.
+            was_unheard: Whether it was given up before a word came, after a while.
+        """
+        with self.lock:
+            if not permit.is_out:
+                return
+            permit.is_out = False
+            entry = self.of(permit.key)
+            count = entry.count_unheard(ending, was_unheard, ttft_secs is not None)
+            entry.live.pop(permit, None)
+            held_secs = now - permit.taken_at
+            entry.limit.release(ending.limit, now, ttft_secs=ttft_secs, held_secs=held_secs)
+            entry.came_back(now)
+            entry.breaker.record(
+                ending.breaker, now, probe=permit.is_probe, lived_secs=held_secs, count=count
+            )
+            self._note(permit.key)
+            self._grant(permit.key, now)
+
+    # ---- with the lock held
+
+    def _state(self, key: str, now: float) -> BreakerState:
+        state = self.of(key).breaker.state(now)
+        if state != "closed":
+            self._note(key)
+        return state
+
+    def _has_closed(self, keys: tuple[str, ...], now: float) -> bool:
+        return any(self._state(key, now) == "closed" for key in keys)
+
+    def _note(self, key: str) -> None:
+        entry = self.of(key)
+        for event in entry.breaker.take_events():
+            entry.opened_because = event.reason
+            if event.after == "closed":
+                entry.limit.recover(event.at)
+            self._changes.append(BreakerChange(key, event))
+
+    def _refusal(
+        self,
+        key: str,
+        work: WorkClass,
+        ticket: Ticket | None,
+        now: float,
+        *,
+        is_probe: bool = False,
+    ) -> str | None:
+        """Why a provider has no permit for this work; None if it has, which is the quick way.
+
+        Args:
+            key: The provider.
+            work: What for.
+            ticket: Whom others may be in front of; needed only where somebody waits.
+            now: The time.
+            is_probe: Whether it is the one that may try a provider that is left alone.
+        """
+        entry = self.of(key)
+        if not is_probe and self._state(key, now) != "closed":
+            return f"is left alone ({entry.opened_because})"
+        limit = entry.limit
+        if ticket is not None and self._queue:
+            first = self._queue.first_for(key)
+            if first is not None and first is not ticket and first.rank < ticket.rank:
+                return f"has {limit.reason(now)} and others waiting"
+        if not limit.is_free(now, reserve=reserve(work, limit.limit(now))):
+            return f"has {limit.reason(now)}"
+        return None
+
+    def _take(self, ticket: Ticket, now: float, probe: str | None = None) -> Permit | None:
+        for key in ticket.candidates:
+            self._watch(key, now)
+            is_probe = key == probe
+            if self._refusal(key, ticket.work, ticket, now, is_probe=is_probe) is None:
+                entry = self.of(key)
+                is_given = entry.limit.acquire(now)  # with what had to be left over
+                assert is_given
+                permit = Permit(key, now, is_probe, now - ticket.joined_at)
+                permit.urgency = ticket.urgency
+                entry.live[permit] = None
+                return permit
+        return None
+
+    def _watch(self, key: str, now: float) -> None:
+        """Look for a queue at a provider; what waits in it comes back to wait here, in order."""
+        entry = self.of(key)
+        entry.limit.notice_late(entry.late(now), now)
+        if entry.limit.take_recall():
+            for permit in entry.queued():
+                assert permit.recall is not None
+                permit.recall()
+
+    def _displace(self, ticket: Ticket) -> None:
+        """Have the least urgent request on its way make room, unless one does so already."""
+        asked = self._making_room.get(ticket)
+        if asked is not None and asked.is_out and asked.makes_room and not asked.is_heard:
+            return
+        less_urgent = (
+            permit
+            for key in ticket.candidates
+            for permit in self.of(key).callable_back()
+            if displaces(ticket.urgency, permit.urgency)
+        )
+        last = max(less_urgent, key=lambda p: (p.urgency, p.taken_at), default=None)
+        if last is None:
+            return
+        assert last.recall is not None
+        self._making_room[ticket] = last
+        last.is_displaced = True
+        last.recall()
+
+    def _grant(self, key: str, now: float) -> None:
+        """Give what a provider has to those who wait for it, in their order."""
+        while (ticket := self._queue.first_for(key)) is not None:
+            own = Ticket(ticket.work, ticket.tier, ticket.deadline, (key,), ticket.joined_at)
+            permit = self._take(own, now)
+            if permit is None:
+                return
+            self._queue.leave(ticket)
+            self._granted.pop(ticket)(permit)
+
+
+def _name(key: str) -> str:
+    """The provider's name out of what its statistics are kept under."""
+    return key.partition(" | ")[0]

@@ -1,0 +1,208 @@
+"""What a provider's response headers tell of its rate limit. Pure.
+
+Law: what the headers say is taken as it stands; what they do not say, or say in a way that nobody
+knows, is None and never an error.
+
+The problem: a provider counts the requests and the tokens of an account, and refuses what is over
+its limit. It tells with each response how much is left, which is worth more than any guess from
+refusals, and tells it in its own way: Anthropic names the time at which the limit is whole again,
+OpenAI and those who are compatible with it say in how long.
+
+A time is compared with the response's own ``date``, so that a clock that is wrong here does no
+harm. Both "again" mean the whole limit, which is filled bit by bit; the naive reading, that nothing
+can be had until then, would keep away from a provider for a day because the thousandth request of
+the day has been made. Room for one request is there after its share of that time, if the limit is
+told as well.
+
+Left out: what others who use the same account do meanwhile. Hence news is never older than
+``NEWS_SECS``; and where no time is told it is news for ``UNTOLD_SECS``, so that a provider that
+says "none left" and no more is asked again soon.
+
+Sources: the pages "Rate limits" of the documentation of Anthropic (``anthropic-ratelimit-*``, in
+RFC 3339; the tokens' headers show the tightest limit in effect) and of OpenAI (``x-ratelimit-*``:
+``1s``, ``6m0s``, "the time until the rate limit resets to its initial state").
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+__all__ = ["NEWS_SECS", "UNTOLD_SECS", "RateLimitNews", "rate_limit_news"]
+
+NEWS_SECS = 60.0
+"""Most limits are per minute: what was left a minute ago says nothing."""
+UNTOLD_SECS = 1.0
+LONGEST_SECS = 31 * 86_400.0
+"""A time further away is none, but a date in seconds or a mistake."""
+MOST_DIGITS = 15
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimitNews:
+    """What one response told of its provider's rate limit.
+
+    Parameters:
+        requests_left: Requests that may still be made; None if it did not say, as for the others.
+        requests_reset_secs: In how long their limit is whole again, from the response on.
+        tokens_left: Tokens that may still be sent.
+        tokens_reset_secs: In how long their limit is whole again.
+        requests_limit: Their whole limit.
+        tokens_limit: Their whole limit.
+    """
+
+    requests_left: int | None = None
+    requests_reset_secs: float | None = None
+    tokens_left: int | None = None
+    tokens_reset_secs: float | None = None
+    requests_limit: int | None = None
+    tokens_limit: int | None = None
+
+    def more(self, prompt_tokens: int = 0) -> tuple[int, float] | None:
+        """How many more requests may be begun, and for how long this is news.
+
+        Args:
+            prompt_tokens: The tokens of one such request, as the provider counts them: what it
+                reads from a cache does not count at Anthropic.
+
+        Returns:
+            The number, and the seconds after the response for which it holds; at 0, those until
+            there is room for one. None if the response said nothing of the kind.
+        """
+        found: list[tuple[int, float]] = []
+        if self.requests_left is not None:
+            secs = _holds_secs(1, self.requests_left, self.requests_limit, self.requests_reset_secs)
+            found.append((self.requests_left, secs))
+        if self.tokens_left is not None and prompt_tokens > 0:
+            secs = _holds_secs(
+                prompt_tokens, self.tokens_left, self.tokens_limit, self.tokens_reset_secs
+            )
+            found.append((self.tokens_left // prompt_tokens, secs))
+        # Of two that are used up the later one counts, else the tighter.
+        return min(found, key=lambda one: (one[0], -one[1]), default=None)
+
+
+_NOTHING = RateLimitNews()
+
+
+def _holds_secs(need: int, left: int, limit: int | None, reset_secs: float | None) -> float:
+    """How long the number of requests, each of which needs so much, is news."""
+    if reset_secs is None:
+        return UNTOLD_SECS
+    if left < need and limit is not None and limit >= need:
+        reset_secs *= (need - left) / (limit - left)
+    return min(reset_secs, NEWS_SECS)
+
+
+def rate_limit_news(headers: Mapping[str, str], now: float) -> RateLimitNews | None:
+    """Read what the headers of a response tell of a rate limit.
+
+    Args:
+        headers: The headers; upper and lower case are the same.
+        now: The time of day, in seconds since 1970, for a response without a date.
+
+    Returns:
+        What they tell; None if they tell nothing.
+    """
+    told = {name.lower(): value for name, value in headers.items()}
+    news = _anthropic(told, now) or _openai(told)
+    return None if news == _NOTHING else news
+
+
+def _anthropic(told: Mapping[str, str], now: float) -> RateLimitNews | None:
+    begin = "anthropic-ratelimit-"
+    if not any(name.startswith(begin) for name in told):
+        return None
+    sent_at = _date(told.get("date")) or now
+
+    def read(what: str) -> tuple[int | None, float | None, int | None]:
+        at = _time(told.get(f"{begin}{what}-reset"))
+        secs = None if at is None else _plausible(max(at - sent_at, 0.0))
+        return (
+            _count(told.get(f"{begin}{what}-remaining")),
+            secs,
+            _count(told.get(f"{begin}{what}-limit")),
+        )
+
+    of_input, of_all = read("input-tokens"), read("tokens")
+    tighter = min((of_input, of_all), key=lambda one: math.inf if one[0] is None else one[0])
+    requests_left, requests_reset_secs, requests_limit = read("requests")
+    return RateLimitNews(
+        requests_left, requests_reset_secs, tighter[0], tighter[1], requests_limit, tighter[2]
+    )
+
+
+def _openai(told: Mapping[str, str]) -> RateLimitNews:
+    return RateLimitNews(
+        _count(told.get("x-ratelimit-remaining-requests")),
+        _duration(told.get("x-ratelimit-reset-requests")),
+        _count(told.get("x-ratelimit-remaining-tokens")),
+        _duration(told.get("x-ratelimit-reset-tokens")),
+        _count(told.get("x-ratelimit-limit-requests")),
+        _count(told.get("x-ratelimit-limit-tokens")),
+    )
+
+
+# ---- values
+
+
+def _count(text: str | None) -> int | None:
+    text = (text or "").strip()
+    if not text.isascii() or not text.isdigit() or len(text) > MOST_DIGITS:
+        return None
+    return int(text)
+
+
+_UNITS = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_PART = re.compile(r"(\d{1,15}(?:\.\d{0,15})?)(ms|us|ns|d|h|m|s)", re.ASCII)
+_DURATION = re.compile(rf"(?:{_PART.pattern})+", re.ASCII)
+_NUMBER = re.compile(r"\d{1,15}(?:\.\d{0,15})?", re.ASCII)
+
+
+def _duration(text: str | None) -> float | None:
+    """``1s``, ``6m0s``, ``120ms``, ``1h2m3.5s``, or a plain number of seconds."""
+    text = (text or "").strip().replace("µ", "u").replace("μ", "u")
+    if _NUMBER.fullmatch(text):
+        return _plausible(float(text))
+    if _DURATION.fullmatch(text):
+        return _plausible(sum(float(n) * _UNITS[unit] for n, unit in _PART.findall(text)))
+    return None
+
+
+def _plausible(secs: float) -> float | None:
+    return secs if secs <= LONGEST_SECS else None
+
+
+_USUAL_DATE = re.compile(r"\w{3}, (\d\d) (\w{3}) (\d{4}) (\d\d:\d\d:\d\d) GMT", re.ASCII)
+_MONTHS = {
+    name: f"{number:02}"
+    for number, name in enumerate(
+        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"], 1
+    )
+}
+
+
+def _time(text: str | None) -> float | None:
+    """A time in RFC 3339, in seconds since 1970."""
+    try:
+        return _since_1970(datetime.fromisoformat((text or "").strip()))
+    except (ValueError, OverflowError):
+        return None
+
+
+def _date(text: str | None) -> float | None:
+    """A time as HTTP writes it, in seconds since 1970."""
+    if text and (usual := _USUAL_DATE.fullmatch(text)) and (month := _MONTHS.get(usual[2])):
+        return _time(f"{usual[3]}-{month}-{usual[1]}T{usual[4]}+00:00")  # four times as fast
+    try:
+        return _since_1970(parsedate_to_datetime(text or ""))
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+
+
+def _since_1970(at: datetime) -> float:
+    return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()

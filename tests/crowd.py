@@ -1,0 +1,195 @@
+"""Many callers of several processes at once, in virtual time: what hedging does in a bad moment.
+
+The race, the policy, the purses and what is learned are the service's own. Providers are latencies
+that are drawn, with room for everybody; no breaker and no limit helps. What the processes tell each
+other once a second is played: their balances are evened out, and each knows how many they are.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import cast
+
+from pipecat_hedge.facts import (
+    AttemptFinished,
+    Commit,
+    Fact,
+    Launch,
+    LaunchReason,
+    Seat,
+    TurnStarted,
+    UsableToken,
+    Woke,
+)
+from pipecat_hedge.fleet_sync import FleetSync
+from pipecat_hedge.planning import Plan, learn, plan_turn
+from pipecat_hedge.policies.hedge_policy import HedgePolicy
+from pipecat_hedge.policies.race import Race
+from pipecat_hedge.profiles import PROFILES
+from pipecat_hedge.provider_stats import Backend, ProviderStats
+
+PROVIDERS = {"first": "gpt-4.1", "second": "claude-haiku-4-5", "third": "gemini-3.6-flash"}
+ANSWER_SECS = 1.0
+STALL_SECS = 3.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A turn that is under way.
+
+    Parameters:
+        stats: What its process has learned.
+        plan: How it is raced.
+        race: The race.
+    """
+
+    stats: ProviderStats
+    plan: Plan
+    race: Race
+
+
+class Crowd:
+    """Eight processes of forty callers, as in the drills: some 42 turns a second.
+
+    Attributes:
+        now: The time, in seconds.
+        slow: How many times as long each provider takes; infinite is one that hangs.
+        began: When each turn began.
+        sent: When each request was sent, and why.
+        waits: When each answered turn began, and how long it waited.
+    """
+
+    def __init__(
+        self,
+        policy: HedgePolicy,
+        *,
+        processes: int = 8,
+        sessions: int = 40,
+        think_secs: float = 6.0,
+        seed: int = 1,
+    ):
+        self._policy, self._think_secs = policy, think_secs
+        self._dice = random.Random(seed)
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._backends = [Backend(name, model) for name, model in PROVIDERS.items()]
+        self._processes = [ProviderStats() for _ in range(processes)]
+        self._pots: dict[object, float] = {}
+        self.now = 0.0
+        self.slow = dict.fromkeys(PROVIDERS, 1.0)
+        self.began: list[float] = []
+        self.sent: list[tuple[float, LaunchReason]] = []
+        self.waits: list[tuple[float, float]] = []
+        for stats, _ in itertools.product(self._processes, range(sessions)):
+            fleet = SimpleNamespace(processes=processes, introduce=lambda key, latency: None)
+            stats.fleet = cast("FleetSync", fleet)
+            self._at(self._dice.uniform(0, think_secs), partial(self._begin, stats))
+        self._at(1.0, self._share)
+
+    def run(self, until: float) -> None:
+        """Let time pass."""
+        while self._events[0][0] <= until:
+            self.now, _, act = heapq.heappop(self._events)
+            act()
+
+    def worst(self, since: float, until: float, *, turns: int = 150) -> float:
+        """Requests per turn in the stretch where they were most, replacements left out.
+
+        Args:
+            since: Of stretches that begin from here on, with each whole second,
+            until: and end here at the latest.
+            turns: How many turns a stretch holds at least.
+        """
+        sent = sorted(at for at, reason in self.sent if reason in ("primary", "hedge"))
+        worst = 0.0
+        for second in range(math.ceil(since), math.floor(until)):
+            end = next(
+                (
+                    e
+                    for e in range(second, math.floor(until) + 1)
+                    if self._count(second, e) >= turns
+                ),
+                None,
+            )
+            if end is not None:
+                asked = sum(second <= at < end for at in sent)
+                worst = max(worst, asked / self._count(second, end))
+        return worst
+
+    def p(self, share: float, since: float, until: float) -> float:
+        """The wait under which a share of the turns stayed that began in between, in seconds."""
+        waits = sorted(secs for at, secs in self.waits if since <= at < until)
+        return waits[math.ceil(share * len(waits)) - 1]
+
+    def _count(self, since: float, until: float) -> int:
+        return sum(since <= at < until for at in self.began)
+
+    def _at(self, secs: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (secs, next(self._numbers), act))
+
+    def _share(self) -> None:
+        for stats in self._processes:
+            for purse, budget in stats._purses.items():
+                pot = self._pots.get(purse, 0.0)
+                moved = (budget.balance - pot) / 2
+                self._pots[purse] = pot + moved
+                budget.settle(moved)
+        self._at(self.now + 1.0, self._share)
+
+    def _begin(self, stats: ProviderStats) -> None:
+        self.began.append(self.now)
+        plan = plan_turn(
+            self._policy,
+            self._backends,
+            stats,
+            prompt_tokens=None,
+            commit_on="first_token",
+            dice=self._dice,
+            now=self.now,
+        )
+        seats = [Seat(name, STALL_SECS) for name in plan.order]
+        race = Race(seats, plan.rule, attempts=self._policy.attempts)
+        self._tell(Asked(stats, plan, race), TurnStarted())
+
+    def _tell(self, turn: Asked, fact: Fact) -> None:
+        for order in turn.race.handle(fact, self.now):
+            if isinstance(order, Launch):
+                turn.plan.launched(order, self.now)
+                self.sent.append((self.now, order.reason))
+                secs = PROFILES[PROVIDERS[order.provider]].sample(self._dice)
+                secs *= self.slow[order.provider]
+                if secs < math.inf:
+                    self._at(self.now + secs, partial(self._answer, turn, order.attempt))
+            elif isinstance(order, Commit):
+                self._end(turn, order.attempt)
+                return
+        if turn.race.wake_at is not None:
+            self._at(turn.race.wake_at, partial(self._wake, turn))
+
+    def _answer(self, turn: Asked, attempt: int) -> None:
+        if turn.race.winner is None and turn.race.attempts[attempt].outcome is None:
+            keys = {backend.provider: backend.key for backend in self._backends}
+            answered = turn.race.attempts[attempt]
+            health = turn.stats.health.of(keys[answered.provider])
+            health.answered_since = max(health.answered_since, answered.launched_at)
+            self._tell(turn, UsableToken(attempt))
+
+    def _wake(self, turn: Asked) -> None:
+        wake_at = turn.race.wake_at
+        if turn.race.winner is None and wake_at is not None and wake_at <= self.now:
+            self._tell(turn, Woke())
+
+    def _end(self, turn: Asked, attempt: int) -> None:
+        began = turn.race.started_at
+        self.waits.append((began, self.now - began))
+        turn.race.handle(AttemptFinished(attempt), self.now)
+        learn(turn.stats, self._backends, turn.race.attempts, None, with_sentences=False)
+        think_secs = self._dice.uniform(0.5, 1.5) * self._think_secs
+        self._at(self.now + ANSWER_SECS + think_secs, partial(self._begin, turn.stats))

@@ -1,0 +1,78 @@
+"""A real Redis for tests, what stands in it, and a bad line to it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from pipecat_hedge.drill.redis_process import MISSING, RedisProcess, has_redis
+
+needs_redis = pytest.mark.skipif(not has_redis(), reason=MISSING)
+
+
+class RedisServer(RedisProcess):
+    """The drill's, with words for what stands in it."""
+
+    def names(self, pattern: str = "*") -> set[str]:
+        """The names of its keys."""
+        return set(self.control.scan_iter(pattern, count=1000))
+
+    def counted(self, prefix: str = "pipecat-hedge") -> dict[str, int]:
+        """How many observations of the first token are in the present generations."""
+        found: dict[str, int] = {}
+        for key in self.names(f"{{{prefix}}}:1:sum:*"):
+            counts = self.control.hgetall(key)
+            assert isinstance(counts, dict)
+            told = [int(n) for f, n in counts.items() if f[0] in "0123u" and f[1:2] in ("a", "c")]
+            assert sum(told) == int(counts["n"])
+            found[key.split(":1:sum:")[1]] = sum(told)
+        return found
+
+
+class LossyProxy:
+    """Stands between a client and a Redis, and swallows what that answers when it is told to.
+
+    Attributes:
+        port: Where it listens.
+        swallows: How many connections are still to be broken in place of an answer.
+        swallowed: How many have been.
+    """
+
+    def __init__(self, to_port: int):
+        self._to_port = to_port
+        self.port = 0
+        self.swallows = self.swallowed = 0
+
+    async def __aenter__(self) -> LossyProxy:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._to_port)
+        there = asyncio.create_task(_copy(reader, up_writer))
+        try:
+            while data := await up_reader.read(65_536):
+                if self.swallows and b'"sums"' in data:
+                    self.swallows, self.swallowed = self.swallows - 1, self.swallowed + 1
+                    break
+                writer.write(data)
+        finally:
+            there.cancel()
+            for each in (writer, up_writer):
+                each.close()
+                with suppress(OSError):
+                    await each.wait_closed()
+            with suppress(asyncio.CancelledError, OSError):
+                await there
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65_536):
+        writer.write(data)

@@ -1,0 +1,686 @@
+"""Providers that fall, in virtual time: who is asked then, who waits, and what callers hear."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+import pytest
+from loguru import logger
+from pipecat.frames.frames import ErrorFrame, LLMContextFrame, LLMTextFrame
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.utils.errors import ErrorCategory
+
+from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Provider
+from pipecat_hedge.ending import DROPPED
+from pipecat_hedge.health import Health
+from pipecat_hedge.policies.hedge_policy import PolicyOptions
+from pipecat_hedge.policies.permit_queue import Ticket
+from pipecat_hedge.provider_client import _read_rate_limit
+from pipecat_hedge.provider_stats import shared_stats
+from pipecat_hedge.reports import BreakerReport
+from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
+from pipecat_hedge.work import Tier
+from tests.line import Line
+
+pytestmark = pytest.mark.virtual_time
+
+NEVER = float("inf")
+SORRY = "One moment, please."
+DOWN: list[Step] = [Wait(0.01), Error()]
+FINE: list[Step] = [Wait(0.3), Say("Yes, do come.")]
+LONG: list[Step] = [Wait(0.3), Say("Yes."), *[Wait(1), Say(" Do come.")] * 8]
+BUSY: list[Step] = [Wait(0.01), Error("too many", category=ErrorCategory.RATE_LIMIT)]
+
+
+RETRY_AFTER_SECS = 2.0
+
+
+def too_many() -> httpx.HTTPStatusError:
+    """A 429 that names a time."""
+    headers = {"retry-after": f"{RETRY_AFTER_SECS:g}"}
+    request = httpx.Request("POST", "http://127.0.0.1/v1")
+    response = httpx.Response(429, headers=headers, request=request)
+    return httpx.HTTPStatusError("too many", request=request, response=response)
+
+
+def refused() -> Step:
+    return ErrorFrame("too many", exception=too_many(), category=ErrorCategory.RATE_LIMIT)
+
+
+def scripts(*each: Sequence[Step]) -> ScriptedLLMService:
+    return ScriptedLLMService(*each)
+
+
+class Telling(ScriptedLLMService):
+    """Tells with the beginning of each response how many requests are left for half a minute."""
+
+    def __init__(self, script: Sequence[Step], left: int):
+        super().__init__(script)
+        self._left = left
+
+    async def _play(self, script: Sequence[Step], context: LLMContext) -> None:
+        told = {
+            "x-ratelimit-remaining-requests": f"{self._left}",
+            "x-ratelimit-reset-requests": "30s",
+        }
+        await _read_rate_limit(httpx.Response(200, headers=told))
+        await super()._play(script, context)
+
+
+class Summing(ScriptedLLMService):
+    """Sums conversations up, if it does."""
+
+    def __init__(self, *, secs: float = 0.0, refused: bool = False):
+        super().__init__(FINE)
+        self._secs, self._refused = secs, refused
+
+    async def run_inference(self, context: LLMContext, *args: Any, **kwargs: Any) -> str:
+        if self._refused:
+            raise too_many()
+        await asyncio.sleep(self._secs)
+        return "In short."
+
+
+def racing(
+    *llms: ScriptedLLMService,
+    policy: HedgePolicy | None = None,
+    tier: Tier = "standard",
+) -> HedgedLLMService:
+    """The services as providers a, b, c."""
+    named = [Provider(name, llm) for name, llm in zip("abc", llms, strict=False)]
+    options = PolicyOptions(fallback_text=SORRY)
+    return HedgedLLMService(named, policy=policy or HedgePolicy.fallback(**options), tier=tier)
+
+
+def health() -> Health:
+    return shared_stats().health
+
+
+def bound(name: str, at_most: int) -> None:
+    """Have a provider take so many requests at once."""
+    health().of(f"{name} | scripted").limit.believe(at_most, until=1e9)
+
+
+def in_flight() -> int:
+    return sum(entry.limit.in_flight for entry in health().entries().values())
+
+
+def asked(*llms: ScriptedLLMService) -> list[int]:
+    return [len(llm.contexts) for llm in llms]
+
+
+async def ask(line: Line, times: int) -> None:
+    for _ in range(times):
+        await line.ask()
+
+
+async def both(one: Line, two: Line) -> None:
+    """Ask both at once, the first a moment before the second."""
+    first = asyncio.create_task(one.ask())
+    await asyncio.sleep(0.01)
+    await two.ask()
+    await first
+
+
+class TestBreakers:
+    async def test_a_dead_provider_is_asked_five_times_and_then_left_alone(self) -> None:
+        a, b = scripts(DOWN), scripts(FINE)
+        async with Line(racing(a, b)) as line:
+            await ask(line, 30)
+            last = await line.report(30)
+        assert asked(a, b) == [5, 30]
+        assert [attempt.provider for attempt in last.attempts] == ["b"]
+        assert last.ttft_secs == pytest.approx(0.3)
+
+    async def test_what_one_session_has_found_out_spares_the_next(self) -> None:
+        a, b, c, d = scripts(DOWN), scripts(FINE), scripts(DOWN), scripts(FINE)
+        async with Line(racing(a, b)) as line:
+            await ask(line, 5)
+        async with Line(racing(c, d)) as line:
+            await ask(line, 1)
+        assert asked(c, d) == [0, 1]
+
+    async def test_it_is_tried_again_beside_a_healthy_one_and_comes_back(self) -> None:
+        """The probe is a hedge; when two have answered, it is the first again."""
+        a, b = scripts(*[DOWN] * 5, FINE), scripts(FINE)
+        async with Line(racing(a, b)) as line:
+            await ask(line, 5)
+            await asyncio.sleep(75)
+            await ask(line, 3)
+            reports = line.reports[5:]
+        told = [[(t.provider, t.launch_reason) for t in r.attempts] for r in reports]
+        assert told == [
+            [("b", "primary"), ("a", "hedge")],
+            [("b", "primary"), ("a", "hedge")],
+            [("a", "primary")],
+        ]
+
+    async def test_a_probe_that_fails_costs_the_caller_nothing(self) -> None:
+        a, b = scripts(DOWN), scripts(FINE)
+        async with Line(racing(a, b)) as line:
+            await ask(line, 5)
+            await asyncio.sleep(75)
+            await ask(line, 2)
+            probing, after = line.reports[5:]
+        assert [t.outcome for t in probing.attempts] == ["won", "failed"]
+        assert probing.ttft_secs == pytest.approx(0.3)
+        assert [t.provider for t in after.attempts] == ["b"]
+
+    async def test_a_probe_takes_nobodys_place(self) -> None:
+        """Of two attempts the probe is a third: who fails beside it is replaced all the same."""
+        a, b, c = scripts(DOWN), scripts(*[FINE] * 5, DOWN), scripts(FINE)
+        async with Line(racing(a, b, c)) as line:
+            await ask(line, 5)
+            await asyncio.sleep(75)
+            await ask(line, 1)
+            report = line.reports[-1]
+        assert report.winner == "c"
+        assert len(report.attempts) == 3
+
+    async def test_it_is_not_tried_while_it_has_asked_to_be_left_alone(self) -> None:
+        """``Retry-After`` may be longer than its breaker is open."""
+        a, b = scripts(*[DOWN] * 5, FINE), scripts(FINE)
+        async with Line(racing(a, b)) as line:
+            await ask(line, 5)
+            health().rest("a | scripted", asyncio.get_running_loop().time() + 100)
+            await asyncio.sleep(75)
+            await ask(line, 1)
+            assert asked(a, b) == [5, 6]
+            await asyncio.sleep(25)
+            await ask(line, 1)
+            assert asked(a, b) == [6, 7]
+
+    async def test_the_last_one_is_tried_early_all_the_same(self) -> None:
+        """With nobody else left, better than silence; of two, the one whose time is over."""
+        a, b = scripts(*[DOWN] * 5, FINE), scripts(*[DOWN] * 5, FINE)
+        async with Line(racing(a, b)) as line:
+            await ask(line, 5)
+            await asyncio.sleep(75)
+            now = asyncio.get_running_loop().time()
+            health().rest("a | scripted", now + 100)
+            await ask(line, 1)
+            assert asked(a, b) == [5, 6]
+            health().rest("b | scripted", now + 100)
+            await ask(line, 1)
+        assert asked(a, b) == [6, 6]
+        assert {report.outcome for report in line.reports[5:]} == {"answered"}
+
+    async def test_a_policy_of_one_attempt_tries_it_too(self) -> None:
+        a, b = scripts(*[DOWN] * 5, FINE), scripts(FINE)
+        policy = HedgePolicy.fallback(attempts=1)
+        async with Line(racing(a, b, policy=policy)) as line:
+            await ask(line, 6)
+            assert asked(a, b) == [5, 1]
+            await asyncio.sleep(75)
+            await ask(line, 2)
+            assert asked(a, b) == [7, 3]
+
+    async def test_a_probe_that_is_overtaken_is_listened_to(self) -> None:
+        """It is slower than the other: its first token counts, and it is closed then."""
+        a, b = scripts(*[DOWN] * 5, [Wait(0.9), Say("Late."), Wait(9)]), scripts(FINE)
+        async with Line(racing(a, b)) as line:
+            await ask(line, 5)
+            await asyncio.sleep(75)
+            for _ in range(2):
+                await ask(line, 1)
+                await asyncio.sleep(2)
+        assert health().state("a | scripted", 1e3) == "closed"
+        assert a.open_requests == 0
+        assert line.text == "Yes, do come." * 7
+
+    async def test_with_nobody_left_the_caller_hears_so_at_once(self) -> None:
+        a, b = scripts(DOWN), scripts(DOWN)
+        async with Line(racing(a, b)) as line:
+            await ask(line, 6)
+            report = await line.report(6)
+            assert asked(a, b) == [5, 5]
+        assert report.attempts == ()
+        assert report.outcome == "failed"
+        assert report.duration_secs == 0.0
+        assert report.degraded_reason is not None
+        assert "5 failures in a row" in report.degraded_reason
+        assert line.frames(LLMTextFrame)[-1].text == SORRY
+        assert len(line.errors) == 6
+        assert line.framing == ["<", "t", ">"] * 6
+
+    async def test_when_all_fall_in_mid_answer_the_caller_is_told(self) -> None:
+        """He hears the part, and that it is one; the report says who failed, and is no answer's."""
+        cut: list[Step] = [Wait(0.3), Say("Yes, we are open."), Wait(0.5), Error()]
+        a, b, c = scripts(cut), scripts(DOWN), scripts(DOWN)
+        policy = HedgePolicy.fallback(attempts=3, fallback_text=SORRY)
+        async with Line(racing(a, b, c, policy=policy)) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == f"Yes, we are open. {SORRY}"
+        assert (report.outcome, report.ttft_secs) == ("failed", pytest.approx(0.3))
+        assert [attempt.provider for attempt in report.attempts] == ["a", "b", "c"]
+        assert report.degraded_reason is not None
+        assert "broke off" in report.degraded_reason
+        assert len(line.errors) == 1
+
+    async def test_the_last_one_is_tried_by_one_caller_at_a_time(self) -> None:
+        """Alone it is asked like any other; who comes meanwhile hears the degraded answer."""
+        first, second = scripts(*[DOWN] * 5, FINE), scripts(FINE)
+        async with Line(racing(first)) as one, Line(racing(second)) as two:
+            await ask(one, 5)
+            await asyncio.sleep(75)
+            asking = asyncio.gather(one.ask(), two.ask())
+            await asking
+            assert one.reports[5].outcome == "answered"
+            assert two.text == SORRY
+
+    @pytest.mark.parametrize("how", ["superseded", "interrupted"])
+    async def test_who_was_cancelled_is_not_blamed(self, how: str) -> None:
+        a, b = scripts([Wait(0.8), Say("Late.")]), scripts([Wait(0.1), Say("Soon.")])
+        async with Line(racing(a, b, policy=HedgePolicy.race())) as line:
+            for _ in range(20):
+                if how == "superseded":
+                    await line.ask()
+                else:
+                    await line.send(LLMContextFrame(LLMContext([{"role": "user", "content": "?"}])))
+                    await asyncio.sleep(0.05)
+                    assert a.open_requests == 1
+                    await line.interrupt()
+                    await asyncio.sleep(0.05)
+            assert health().state("a | scripted", 1e3) == "closed"
+
+    @pytest.mark.parametrize("category", [ErrorCategory.APPLICATION, ErrorCategory.INVALID_REQUEST])
+    async def test_the_applications_errors_are_its_own(self, category: ErrorCategory) -> None:
+        for _ in range(10):
+            a, b = scripts([Error(category=category)]), scripts(FINE)
+            async with Line(racing(a, b)) as line:
+                await ask(line, 1)
+        assert health().state("a | scripted", 1e3) == "closed"
+
+    async def test_a_silent_provider_is_found_out_although_it_is_always_overtaken(self) -> None:
+        """It accepts and never answers. Nobody waits for it; in the end nobody asks it."""
+        a, b = scripts([Wait(NEVER)]), scripts(FINE)
+        async with Line(racing(a, b, policy=HedgePolicy.after(0.5))) as line:
+            for _ in range(20):
+                await line.ask()
+                await asyncio.sleep(5)
+            assert asked(a)[0] <= 10
+            assert line.reports[-1].attempts[0].provider == "b"
+        assert {r.winner for r in line.reports} == {"b"}
+        assert a.open_requests == 0
+
+    async def test_a_slow_provider_is_not_a_silent_one(self) -> None:
+        a, b = scripts([Wait(2.0), Say("Late.")]), scripts(FINE)
+        async with Line(racing(a, b, policy=HedgePolicy.after(0.5))) as line:
+            for _ in range(20):
+                await line.ask()
+                await asyncio.sleep(4)
+        assert asked(a) == [20]
+
+    async def test_changes_are_told_once(self) -> None:
+        """In the log and to one service's handlers, with the reason and without any answer."""
+        told: list[BreakerReport] = []
+        lines: list[str] = []
+        sink = logger.add(lambda line: lines.append(str(line)), level="INFO", format="{message}")
+        a, b = scripts([Error("secret words")]), scripts(FINE)
+        llm = racing(a, b)
+
+        @llm.event_handler("on_breaker_changed")
+        async def on_breaker_changed(_: Any, report: BreakerReport) -> None:
+            told.append(report)
+
+        async with Line(llm) as line:
+            await ask(line, 8)
+            state = llm.provider_states()[0]
+        logger.remove(sink)
+        (report,) = told
+        assert (report.provider, report.before, report.after) == ("a", "closed", "open")
+        assert "5 failures in a row" in report.reason
+        ours = [line for line in lines if line.startswith("a is")]
+        assert len(ours) == 1
+        assert "secret" not in "".join(ours)
+        assert (state.breaker, state.breaker_reason) == ("open", report.reason)
+
+
+class TestLoad:
+    async def test_a_refusal_for_load_is_no_failure(self) -> None:
+        """The limit falls, the breaker stays closed; only refusals that persist open it."""
+        a, b = scripts(BUSY), scripts(FINE)
+        llm = racing(a, b)
+        async with Line(llm) as line:
+            before = llm.provider_states()[0].limit
+            for _ in range(8):
+                await line.ask()
+                await asyncio.sleep(1)
+            assert llm.provider_states()[0].limit < before
+            assert llm.provider_states()[0].breaker == "closed"
+            for _ in range(5):
+                await line.ask()
+                await asyncio.sleep(1)
+            assert llm.provider_states()[0].breaker == "open"
+
+    @pytest.mark.parametrize("losers", ["cancel", "drain"])
+    async def test_retry_after_counts_from_the_refusal(self, losers: Any) -> None:
+        """For every session and at once, though the turn that was refused speaks for 8 s yet."""
+        a, b, c, d = scripts([refused()], FINE), scripts(LONG), scripts(FINE), scripts(FINE)
+        policy = HedgePolicy.fallback(losers=losers)
+        async with (
+            Line(racing(a, b, policy=policy)) as one,
+            Line(racing(c, d, policy=policy)) as two,
+        ):
+            speaking = asyncio.create_task(one.ask())
+            await asyncio.sleep(0.01)
+            await two.ask()
+            assert asked(c, d) == [0, 1], "it is left alone"
+            await asyncio.sleep(RETRY_AFTER_SECS)
+            await two.ask()
+            assert asked(c, d) == [1, 1], "its time is over"
+            await speaking
+            await one.ask()
+            assert asked(a, b) == [2, 1], "and it does not begin again"
+
+    async def test_a_summary_that_was_refused_has_it_left_alone_at_once(self) -> None:
+        busy, slow = Summing(refused=True), Summing(secs=8.0)
+        c, d = scripts(FINE), scripts(FINE)
+        summing = HedgedLLMService(
+            [Provider("a", busy), Provider("b", slow)], policy=HedgePolicy.fallback()
+        )
+        async with Line(summing), Line(racing(c, d)) as two:
+            context = LLMContext([{"role": "user", "content": "?"}])
+            inferring = asyncio.create_task(summing.run_inference(context))
+            await asyncio.sleep(0.01)
+            await two.ask()
+            assert asked(c, d) == [0, 1]
+            await asyncio.sleep(RETRY_AFTER_SECS)
+            await two.ask()
+            assert asked(c, d) == [1, 1]
+            assert await inferring == "In short."
+
+    async def test_a_rate_limit_counts_from_the_beginning_of_the_response(self) -> None:
+        """Not from the end of the answer, which is spoken for 8 s yet."""
+        a, b, c, d = Telling(LONG, left=1), scripts(FINE), scripts(FINE), scripts(FINE)
+        async with Line(racing(a, b)) as one, Line(racing(c, d)) as two:
+            speaking = asyncio.create_task(one.ask())
+            await asyncio.sleep(0.01)
+            await ask(two, 2)
+            await speaking
+        assert asked(a, b, c, d) == [1, 0, 1, 1]
+
+    async def test_a_long_answer_takes_no_later_word_back(self) -> None:
+        """Five were left when it was sent. When it ends, it is known that all are used up."""
+        a, b = Telling(LONG, left=5), scripts(FINE)
+        c, d = Telling(FINE, left=0), scripts(FINE)
+        async with Line(racing(a, b)) as one, Line(racing(c, d)) as two:
+            speaking = asyncio.create_task(one.ask())
+            await asyncio.sleep(0.01)
+            await two.ask()
+            await speaking
+            await two.ask()
+        assert asked(a, b, c, d) == [1, 0, 1, 1]
+
+    async def test_a_request_goes_to_whoever_has_room(self) -> None:
+        bound("a", 1)
+        a, b = scripts(FINE), scripts(FINE)
+        c, d = scripts(FINE), scripts(FINE)
+        async with Line(racing(a, b)) as one, Line(racing(c, d)) as two:
+            await both(one, two)
+        assert asked(a, b, c, d) == [1, 0, 0, 1]
+        assert two.reports[0].queued_secs == 0.0
+
+    async def test_a_turn_waits_for_room_and_says_for_how_long(self) -> None:
+        bound("a", 1)
+        async with Line(racing(scripts(FINE))) as one, Line(racing(scripts(FINE))) as two:
+            await both(one, two)
+        report = two.reports[0]
+        assert report.outcome == "answered"
+        assert report.queued_secs == pytest.approx(0.3, abs=0.02)
+        assert report.ttft_secs == pytest.approx(0.3 + report.queued_secs)
+        assert report.attempts[0].launched_secs == pytest.approx(report.queued_secs)
+        assert in_flight() == 0
+
+    async def test_what_was_waited_for_room_is_no_latency(self) -> None:
+        """Of the provider; else it would seem slower the more callers there are."""
+        bound("a", 1)
+        lines = [Line(racing(scripts(FINE))) for _ in range(2)]
+        async with lines[0], lines[1]:
+            for _ in range(40):
+                await asyncio.gather(*(line.ask() for line in lines))
+            (state,) = HedgedLLMService([Provider("a", scripts(FINE))]).provider_states()
+        assert state.p50_secs == pytest.approx(0.3, abs=0.05)
+
+    @pytest.mark.parametrize("losers", ["cancel", "drain"])
+    async def test_what_waits_for_room_when_the_turn_is_won_is_not_sent(self, losers: Any) -> None:
+        """Also where losers run on: there is nothing to compare yet."""
+        bound("b", 1)
+        others = health().take(Ticket("primary", "standard", 3.0, ("b | scripted",), 0.0), 0.0)
+        assert others is not None
+        a, b = scripts([Wait(2.0), Say("Yes, do come.")]), scripts(FINE)
+        policy = HedgePolicy.fallback(stall_secs=1.0, losers=losers)
+        async with Line(racing(a, b, policy=policy)) as line:
+            await line.ask()
+            report = await line.report()
+            health().give_back(others, DROPPED, asyncio.get_running_loop().time())
+            await asyncio.sleep(10)
+        told = [(t.provider, t.launched_secs, t.outcome) for t in report.attempts]
+        assert told == [("a", 0.0, "won"), ("b", pytest.approx(1.0), "superseded")]
+        assert asked(a, b) == [1, 0]
+        assert in_flight() == 0
+
+    async def test_a_wait_without_end_is_ended(self) -> None:
+        """After three seconds the caller hears the degraded answer; nothing raises."""
+        bound("a", 1)
+        hung = racing(scripts([Wait(60), Say("At last.")]))
+        async with Line(hung) as one, Line(racing(scripts(FINE))) as two:
+            waiting = asyncio.create_task(one.ask())
+            await asyncio.sleep(0.1)
+            await two.ask()
+            report = two.reports[0]
+            assert two.text == SORRY
+            assert report.duration_secs == pytest.approx(3.0)
+            assert report.degraded_reason is not None
+            assert "1 of 1 requests in flight" in report.degraded_reason
+            await waiting
+
+    async def test_the_policys_deadline_holds_for_waiting_and_answering_together(self) -> None:
+        bound("a", 1)
+        policy = HedgePolicy.fallback(deadline_secs=1.0, fallback_text=SORRY)
+        slow = scripts([Wait(0.8), Say("Yes.")])
+        async with (
+            Line(racing(scripts([Wait(0.5), Say("Yes.")]), policy=policy)) as one,
+            Line(racing(slow, policy=policy)) as two,
+        ):
+            await both(one, two)
+        assert two.text == SORRY
+        assert two.reports[0].duration_secs == pytest.approx(1.0)
+
+    async def test_the_better_tier_goes_first(self) -> None:
+        """Of three that wait for one permit, whoever came first."""
+        bound("a", 1)
+        tiers: list[Tier] = ["standard", "economy", "standard", "premium"]
+        lines = [Line(racing(scripts(FINE), tier=tier)) for tier in tiers]
+        async with lines[0], lines[1], lines[2], lines[3]:
+            tasks: list[asyncio.Task[Any]] = []
+            for line in lines:
+                tasks.append(asyncio.create_task(line.ask()))
+                await asyncio.sleep(0.01)
+            await asyncio.gather(*tasks)
+        waited = [line.reports[0].queued_secs for line in lines]
+        assert sorted(range(4), key=waited.__getitem__) == [0, 3, 2, 1]
+        assert all(line.reports[0].outcome == "answered" for line in lines), "none had to go"
+
+    async def test_a_premium_caller_takes_the_place_of_an_ordinary_one_not_heard_yet(self) -> None:
+        """The ordinary one is asked of somebody else, and keeps its rank there."""
+        bound("a", 1)
+        bound("b", 1)
+        slow, spare = scripts([Wait(2.0), Say("Late.")]), scripts(FINE)
+        ordinary = racing(slow, spare)
+        holder = HedgedLLMService([Provider("b", scripts([Wait(0.5), Say("Yes.")]))])
+        premium = racing(scripts(FINE), tier="premium")
+        async with Line(ordinary) as one, Line(premium) as two, Line(holder) as three:
+            holding = asyncio.create_task(three.ask())
+            await asyncio.sleep(0.01)
+            asking = asyncio.create_task(one.ask())
+            await asyncio.sleep(0.1)
+            await two.ask()
+            assert slow.closed_by_cancel
+            await asyncio.gather(asking, holding)
+        assert two.reports[0].queued_secs == pytest.approx(0.0, abs=0.01)
+        assert two.reports[0].ttft_secs == pytest.approx(0.3, abs=0.02)
+        report = one.reports[0]
+        assert [a.error_category for a in report.attempts] == ["shed", None]
+        assert report.outcome == "answered"
+        assert report.ttft_secs == pytest.approx(0.8, abs=0.05)
+        assert in_flight() == 0
+
+    async def test_a_turn_takes_the_place_of_another_ones_hedge(self) -> None:
+        """The hedge's turn goes on with what it has."""
+        bound("b", 2)
+        hedging = racing(
+            scripts([Wait(1.0), Say("Slow.")]),
+            scripts([Wait(5.0), Say("Slower.")]),
+            scripts(FINE),
+            policy=HedgePolicy.after(0.1, attempts=2),
+        )
+        holder = HedgedLLMService([Provider("b", scripts([Wait(3.0), Say("Yes.")]))])
+        turn = HedgedLLMService([Provider("b", scripts(FINE))])
+        async with Line(hedging) as one, Line(turn) as two, Line(holder) as three:
+            holding = asyncio.create_task(three.ask())
+            asking = asyncio.create_task(one.ask())
+            await asyncio.sleep(0.2)
+            assert in_flight() == 3
+            await two.ask()
+            await asyncio.gather(asking, holding)
+        assert two.reports[0].ttft_secs == pytest.approx(0.3, abs=0.02)
+        report = one.reports[0]
+        assert report.outcome == "answered"
+        assert report.winner == "a"
+        assert [a.error_category for a in report.attempts] == [None, "shed"]
+
+    async def test_a_turn_takes_the_place_of_a_loser_that_was_let_run_on(self) -> None:
+        """Nobody waits for that one, and it is closed."""
+        bound("b", 1)
+        late = scripts([Wait(5.0), Say("Late.")])
+        racers = racing(scripts(FINE), late, policy=HedgePolicy.race(2, losers="drain"))
+        turn = HedgedLLMService([Provider("b", scripts(FINE))])
+        async with Line(racers) as one, Line(turn) as two:
+            await one.ask()
+            assert in_flight() == 1
+            await two.ask()
+            assert late.closed_by_cancel
+        assert two.reports[0].ttft_secs == pytest.approx(0.3, abs=0.02)
+        assert in_flight() == 0
+
+    async def test_a_hedge_without_room_is_not_sent(self) -> None:
+        """It is no attempt, and the report says why there is none."""
+        bound("b", 1)
+        slow, spare = scripts([Wait(1.0), Say("Late.")]), scripts(FINE)
+        other = scripts([Wait(2.0), Say("Long.")])
+        holder = HedgedLLMService([Provider("b", other)], policy=HedgePolicy.fallback())
+        async with (
+            Line(holder) as one,
+            Line(racing(slow, spare, policy=HedgePolicy.after(0.2))) as two,
+        ):
+            holding = asyncio.create_task(one.ask())
+            await asyncio.sleep(0.1)
+            await two.ask()
+            await holding
+        report = two.reports[0]
+        assert asked(spare) == [0]
+        assert report.hedge_reason == "no hedge: b has 1 of 1 requests in flight"
+        assert len(report.attempts) == 1
+
+    async def test_who_waits_in_a_providers_queue_is_recalled(self) -> None:
+        """Six wait in it when it is seen; but for what is served, they are asked of another."""
+        learned = health().of("a | scripted").limit
+        for _ in range(50):
+            learned.heard(0.3, 0.0)
+        queued = [scripts([Wait(2.8), Say("At last.")]) for _ in range(7)]
+        others = [scripts(FINE) for _ in range(7)]
+        lines = [Line(racing(a, b)) for a, b in zip(queued, others, strict=True)]
+        async with AsyncExitStack() as stack:
+            for line in lines:
+                await stack.enter_async_context(line)
+            asking = [asyncio.create_task(line.ask()) for line in lines[:6]]
+            await asyncio.sleep(1.5)
+            assert in_flight() == 6
+            await lines[6].ask()
+            assert asked(*others) == [0, 1, 1, 1, 1, 1, 1]
+            await asyncio.gather(*asking)
+        recalled = lines[3].reports[0]
+        assert [(a.provider, a.error_category) for a in recalled.attempts] == [
+            ("a", "shed"),
+            ("b", None),
+        ]
+        assert recalled.outcome == "answered"
+        assert recalled.ttft_secs == pytest.approx(1.8, abs=0.1)
+        assert lines[0].reports[0].winner == "a"
+        assert sum(a.closed_by_cancel for a in queued) == 5
+        assert in_flight() == 0
+        assert health().state("a | scripted", 1e3) == "closed"
+
+    async def test_a_turn_that_finds_no_room_anywhere_says_so(self) -> None:
+        """It was recalled from one queue, and the other provider has no room for it."""
+        bound("b", 1)
+        learned = health().of("a | scripted").limit
+        for _ in range(50):
+            learned.heard(0.3, 0.0)
+        holder = HedgedLLMService([Provider("b", scripts([Wait(20), Say("Yes.")]))])
+        queued = [scripts([Wait(2.8), Say("At last.")]) for _ in range(7)]
+        lines = [Line(racing(a, scripts(FINE))) for a in queued]
+        async with AsyncExitStack() as stack:
+            first = await stack.enter_async_context(Line(holder))
+            holding = asyncio.create_task(first.ask())
+            await asyncio.sleep(0.01)
+            for line in lines:
+                await stack.enter_async_context(line)
+            asking = [asyncio.create_task(line.ask()) for line in lines]
+            await asyncio.sleep(1.5)
+            late = HedgedLLMService([Provider("a", scripts(FINE))])
+            async with Line(late) as last:
+                await last.ask()
+            await asyncio.gather(*asking)
+            holding.cancel()
+        report = lines[3].reports[0]
+        assert {attempt.error_category for attempt in report.attempts} == {"shed"}
+        assert report.degraded_reason is not None
+        assert "b has 1 of 1 requests in flight" in report.degraded_reason
+        assert lines[3].text == SORRY
+        assert 2.5 <= report.duration_secs <= 3.5
+
+    async def test_an_interruption_while_waiting_leaves_nothing_behind(self) -> None:
+        bound("a", 1)
+        async with (
+            Line(racing(scripts([Wait(1.0), Say("Yes.")]))) as one,
+            Line(racing(scripts(FINE))) as two,
+        ):
+            first = asyncio.create_task(one.ask())
+            await asyncio.sleep(0.1)
+            await two.send(LLMContextFrame(LLMContext([{"role": "user", "content": "?"}])))
+            await asyncio.sleep(0.1)
+            assert len(health()._queue) == 1
+            await two.interrupt()
+            await (await_report := asyncio.ensure_future(two.report()))
+            assert len(health()._queue) == 0
+            assert await_report.result().attempts == ()
+            await first
+            await two.ask()
+        assert two.text == "Yes, do come."
+        assert in_flight() == 0
+
+    async def test_a_summary_waits_behind_callers(self) -> None:
+        """And says so if there is no room for long enough."""
+        bound("a", 1)
+        llm = racing(scripts(FINE))
+        long = scripts([Wait(60), Say("At last.")])
+        holder = HedgedLLMService([Provider("a", long, timeout_secs=None)])
+        async with Line(holder) as one, Line(llm):
+            holding = asyncio.create_task(one.ask())
+            await asyncio.sleep(0.1)
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(AllProvidersFailed, match="no permit within 30 s: a has 1 of 1"):
+                await llm.run_inference(LLMContext([{"role": "user", "content": "?"}]))
+            assert asyncio.get_running_loop().time() - began == pytest.approx(30)
+            await holding
+
+    def test_a_tier_has_to_be_known(self) -> None:
+        with pytest.raises(ValueError, match="tier is not known, got 'gold': write 'premium'"):
+            racing(scripts(FINE), tier="gold")  # pyright: ignore[reportArgumentType]
