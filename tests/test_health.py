@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pipecat_hedge.ending import ANSWERED, DROPPED, SILENT, Ending
-from pipecat_hedge.health import UNHEARD, Health
+from pipecat_hedge.health import Health
 from pipecat_hedge.policies.permit_queue import Ticket, displaces
 from pipecat_hedge.provider_health import Permit
+from pipecat_hedge.provider_registry import UNHEARD
 from pipecat_hedge.work import TIERS, WORK_CLASSES, Tier, WorkClass
 
 FAILED, BUSY = Ending("failed", "failed"), Ending("busy", "busy")

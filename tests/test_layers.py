@@ -27,6 +27,7 @@ LAYERS = {
     "policies": POLICIES,
     "provider_latency": MECHANISM,
     "provider_health": MECHANISM,
+    "provider_registry": MECHANISM,
     "health": MECHANISM,
     "ending": WORDS,
     "usual_times": WORDS,

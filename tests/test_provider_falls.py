@@ -14,7 +14,7 @@ from pipecat.frames.frames import ErrorFrame, LLMContextFrame, LLMTextFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.utils.errors import ErrorCategory
 
-from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Provider
+from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Provider, service
 from pipecat_hedge.ending import DROPPED
 from pipecat_hedge.health import Health
 from pipecat_hedge.policies.hedge_policy import PolicyOptions
@@ -94,6 +94,10 @@ def racing(
     named = [Provider(name, llm) for name, llm in zip("abc", llms, strict=False)]
     options = PolicyOptions(fallback_text=SORRY)
     return HedgedLLMService(named, policy=policy or HedgePolicy.fallback(**options), tier=tier)
+
+
+def _broken(*_: Any, **__: Any) -> None:
+    raise RuntimeError("out of memory")
 
 
 def health() -> Health:
@@ -180,6 +184,37 @@ class TestBreakers:
             report = line.reports[-1]
         assert report.winner == "c"
         assert len(report.attempts) == 3
+
+    async def test_under_overload_nobody_relies_on_a_probe(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The process sheds the probe as it sheds hedges; what fails is replaced by the healthy."""
+        a, b, c = scripts(DOWN), scripts(*[FINE] * 5, DOWN), scripts(FINE)
+        async with Line(racing(a, b, c)) as line:
+            await ask(line, 5)
+            await asyncio.sleep(75)
+            watch = shared_stats().loop_watch
+            busy = {"hedge": "the event loop is 0.31 s behind"}
+            monkeypatch.setattr(watch, "sheds", lambda work, tier: busy.get(work))
+            await ask(line, 1)
+            told = [(t.provider, t.launch_reason) for t in line.reports[-1].attempts]
+        assert told == [("b", "primary"), ("c", "failure")]
+        assert health().claim_probe("a | scripted", 1e3), "the claim has come back"
+
+    async def test_a_turn_that_cannot_begin_gives_its_claim_back(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever went wrong, the provider may be tried by the next."""
+        a, b = scripts(*[DOWN] * 5, FINE), scripts(FINE)
+        async with Line(racing(a, b)) as line:
+            await ask(line, 5)
+            await asyncio.sleep(75)
+            with monkeypatch.context() as patched:
+                patched.setattr(service, "Learning", _broken)
+                await line.send(LLMContextFrame(LLMContext()))
+                await line.until(lambda: bool(line.errors))
+            await ask(line, 1)
+        assert asked(a, b) == [6, 6]
 
     async def test_it_is_not_tried_while_it_has_asked_to_be_left_alone(self) -> None:
         """``Retry-After`` may be longer than its breaker is open."""
@@ -462,6 +497,7 @@ class TestLoad:
             await asyncio.sleep(10)
         told = [(t.provider, t.launched_secs, t.outcome) for t in report.attempts]
         assert told == [("a", 0.0, "won"), ("b", pytest.approx(1.0), "superseded")]
+        assert [t.sent_secs for t in report.attempts] == [0.0, None]
         assert asked(a, b) == [1, 0]
         assert in_flight() == 0
 
@@ -525,8 +561,11 @@ class TestLoad:
             await asyncio.gather(asking, holding)
         assert two.reports[0].queued_secs == pytest.approx(0.0, abs=0.01)
         assert two.reports[0].ttft_secs == pytest.approx(0.3, abs=0.02)
+        assert [line.reports[0].tier for line in (one, two)] == ["standard", "premium"]
         report = one.reports[0]
         assert [a.error_category for a in report.attempts] == ["shed", None]
+        assert [a.sent_secs for a in report.attempts] == pytest.approx([0.0, 0.5], abs=0.05)
+        assert report.attempts[1].launched_secs == pytest.approx(0.1, abs=0.05)
         assert report.outcome == "answered"
         assert report.ttft_secs == pytest.approx(0.8, abs=0.05)
         assert in_flight() == 0
@@ -587,6 +626,24 @@ class TestLoad:
         assert asked(spare) == [0]
         assert report.hedge_reason == "no hedge: b has 1 of 1 requests in flight"
         assert len(report.attempts) == 1
+
+    async def test_a_hedge_that_found_no_room_has_cost_nothing(self) -> None:
+        """It was paid for when it was due, and is paid back when the turn ends without it."""
+        bound("b", 1)
+        long = Provider("b", scripts([Wait(30.0), Say("Long.")]))
+        holder = HedgedLLMService([long], policy=HedgePolicy.fallback())
+        policy = HedgePolicy.adaptive(0.1, stall_secs=None)
+        slow = racing(scripts([Wait(8.0), Say("Late.")]), scripts(FINE), policy=policy)
+        async with Line(holder) as one, Line(slow) as two:
+            holding = asyncio.create_task(one.ask())
+            await asyncio.sleep(0.1)
+            await two.ask()
+            report = await two.report()
+            assert report.hedge_reason == "no hedge: b has 1 of 1 requests in flight"
+            (bucket,) = shared_stats().bursts._bursts.values()
+            assert bucket._tokens == bucket.most
+            await one.interrupt()
+            await holding
 
     async def test_who_waits_in_a_providers_queue_is_recalled(self) -> None:
         """Six wait in it when it is seen; but for what is served, they are asked of another."""

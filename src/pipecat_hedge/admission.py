@@ -26,6 +26,7 @@ class Admission:
     """Gets and gives back the permits of one turn.
 
     Attributes:
+        tier: Whose turn it is.
         queued_secs: How long its first request waited for a permit.
     """
 
@@ -49,7 +50,7 @@ class Admission:
         """
         self._wait_secs = wait_secs
         self._health = health
-        self._tier: Tier = tier
+        self.tier: Tier = tier
         self._sheds = sheds
         self._until = asyncio.get_running_loop().time() + wait_secs
         self._keys = {entry.provider.name: entry.key for entry in line_up.entries}
@@ -84,9 +85,9 @@ class Admission:
         return names[self._first.key]
 
     @property
-    def tries_out(self) -> bool:
-        """Whether the turn has a probe of somebody who was left alone, not yet made."""
-        return self._claimed is not None
+    def tried(self) -> str | None:
+        """Who is to be tried after having been left alone, and has not been yet; or None."""
+        return self._claimed
 
     @property
     def reason(self) -> str:
@@ -116,11 +117,11 @@ class Admission:
             providers: Whom it could go to.
             work: What for.
         """
-        if (reason := self._sheds(work, self._tier)) is not None:
+        if (reason := self._sheds(work, self.tier)) is not None:
             return dict.fromkeys(providers, f"is not asked: {reason}")
         names = {self._keys[name]: name for name in providers if name != self._claimed}
         now = asyncio.get_running_loop().time()
-        told = self._health.refusals(names, work, self._tier, now)
+        told = self._health.refusals(names, work, self.tier, now)
         return {names[key]: reason for key, reason in told.items()} if told else told
 
     def is_unheard(self, provider: str) -> bool:
@@ -199,7 +200,7 @@ class Admission:
         left_secs = self._until - asyncio.get_running_loop().time()
         wait_secs = max(left_secs, min(LEAST_SECS, self._wait_secs))
         permit = await permit_for(
-            self._health, keys, work, self._tier, wait_secs, sheds=self._sheds, probe=probe
+            self._health, keys, work, self.tier, wait_secs, sheds=self._sheds, probe=probe
         )
         if permit.is_probe:
             self._claimed = None  # the permit's return gives the claim back

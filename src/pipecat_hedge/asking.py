@@ -51,6 +51,7 @@ class Asking:
 
     Attributes:
         asked: Who was sent a request, by the attempt's number.
+        sent_at: When, in the loop's time, by the attempt's number.
         tallies: What each attempt has produced.
         racing: The race's driver, once there is one.
     """
@@ -97,6 +98,7 @@ class Asking:
         self._probes: dict[int, Probe] = {}
         self._sent_at_once: set[int] = set()
         self.asked: dict[int, Contender] = {}
+        self.sent_at: dict[int, float] = {}
         self.tallies: dict[int, Tally] = {}
         self.racing: Racing[Piece] | None = None
 
@@ -142,7 +144,7 @@ class Asking:
         contender = take_least_busy(self._idle[launch.provider])
         self.asked[launch.attempt] = contender
         contender.span.issue(launch)
-        now = self._loop.time()
+        now = self.sent_at[launch.attempt] = self._loop.time()
         self._learning.plan.launched(launch, now, is_waiting=race.winner is None)
         self._asked_somebody()
         await contender.answer(

@@ -56,6 +56,11 @@ class Bursts:
         with self._lock:
             self._of(purse, budget).spend(cost, now)
 
+    def pay_back(self, purse: object, budget: float, cost: float) -> None:
+        """Put one back in that was claimed and never sent; as ``claim``."""
+        with self._lock:
+            self._of(purse, budget).pay_back(cost)
+
     def _of(self, purse: object, budget: float) -> HedgeBurst:
         found = self._bursts.get(purse)
         if found is None:

@@ -14,6 +14,7 @@ from pipecat.adapters.llm.schemas.direct_function import DirectFunction
 from pipecat.frames.frames import (
     CancelFrame,
     EndFrame,
+    Frame,
     LLMEnablePromptCachingFrame,
     StartFrame,
 )
@@ -23,12 +24,14 @@ from pipecat.services.llm_service import LLMService
 from pipecat.services.settings import LLMSettings, ServiceSettings
 from pipecat.utils.types import is_given
 
+from pipecat_hedge.contender import ToolCalls
 from pipecat_hedge.conversation import context_of
 from pipecat_hedge.errors import AttemptError, ConfigurationError
 from pipecat_hedge.learning import breaker_report
 from pipecat_hedge.members import Members
 from pipecat_hedge.provider import Provider
 from pipecat_hedge.provider_stats import ProviderStats
+from pipecat_hedge.take_back import TakeBackFrame
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.work import Tier
 
@@ -39,7 +42,7 @@ _HOSTS_OWN_SETTINGS = ("filter_incomplete_user_turns", "user_turn_completion_con
 
 
 class FrontService(LLMService):
-    """Keeps its members' settings, instructions and tools as its own."""
+    """Keeps its members' settings, instructions and tools as its own, and speaks for them."""
 
     def __init__(
         self,
@@ -78,6 +81,7 @@ class FrontService(LLMService):
         self._warms = warm
         self._warming = TaskScope()
         self._is_prepared = self._has_begun = False
+        self._timed_first_text = False
         self._member_instruction: str | None = None
 
     # ---- life cycle
@@ -171,6 +175,54 @@ class FrontService(LLMService):
             level = "WARNING" if report.after == "open" else "INFO"
             logger.log(level, f"{report.provider} is {report.after}: {report.reason}")
             await self._call_event_handler("on_breaker_changed", report)
+
+    # ---- a turn's mouth
+
+    def _begin_answer(self) -> None:
+        self._has_begun = True
+        self._timed_first_text = False
+
+    async def say(self, text: str, *, wall_time: float) -> None:
+        """Release a piece of the winner's text. Called by the turn.
+
+        Args:
+            text: The text.
+            wall_time: When it came, in seconds since the epoch.
+        """
+        if not self._timed_first_text:
+            self._timed_first_text = True
+            await self.stop_ttfb_metrics(end_time=wall_time)
+            await self.stop_ttfat_metrics(end_time=wall_time)
+        await self._push_llm_text(text)
+
+    async def take_back(self, text: str) -> None:
+        """Keep the last text from being spoken. Called by the turn.
+
+        Args:
+            text: The text, which a text-to-speech still holds.
+        """
+        await self.push_frame(TakeBackFrame(text))
+
+    async def run_tools(self, calls: ToolCalls, *, wall_time: float) -> None:
+        """Run the winner's tools. Called by the turn.
+
+        Args:
+            calls: The complete calls.
+            wall_time: When they were complete, in seconds since the epoch.
+        """
+        await self.stop_ttfb_metrics(end_time=wall_time)
+        await self.stop_ttfat_metrics(end_time=wall_time)
+        await self.run_function_calls(calls.calls)
+
+    async def pass_on(self, frame: Frame, *, wall_time: float) -> None:
+        """Release any other frame of the winner's answer. Called by the turn.
+
+        Args:
+            frame: The frame, such as a thought.
+            wall_time: When it came, in seconds since the epoch.
+        """
+        await self.stop_ttfb_metrics(end_time=wall_time)
+        await self.push_frame(frame)
 
     # ---- what reaches every member
 

@@ -111,8 +111,13 @@ async def race_inference(
         return None, [], admission.reason
     order.sort(key=lambda entry: entry.provider.name != name)
     lineup = [dataclasses.replace(seat, stall_secs=None) for seat in seats(order, policy)]
+    tried = admission.tried if len(order) > 1 else None
     race = Race(
-        lineup, learning.plan.rule, attempts=policy.attempts, deadline_secs=policy.deadline_secs
+        lineup,
+        learning.plan.rule,
+        attempts=policy.attempts + (tried is not None),
+        deadline_secs=policy.deadline_secs,
+        tried=tried,
     )
     try:
         async with TaskScope() as scope:

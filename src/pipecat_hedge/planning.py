@@ -89,6 +89,11 @@ class Plan:
         if now is not None and not (self._bound is not None and self._bound.take_claim()):
             self._stats.bursts.spend(self._purse, self._budget, cost, now)
 
+    def close(self) -> None:
+        """Pay back what was paid for and not sent; call it when the turn is over."""
+        if self._bound is not None:
+            self._bound.close()
+
 
 def plan_turn(
     policy: HedgePolicy,
@@ -164,6 +169,7 @@ def _adaptive(
         rule_of_turn = bound = BurstBound(
             rule_of_turn,
             lambda provider, now: stats.bursts.claim(purse, rule.budget, costs[provider], now),
+            lambda provider: stats.bursts.pay_back(purse, rule.budget, costs[provider]),
             {name: silent_secs(each, policy.stall_secs) for name, each in known.items()},
             lambda provider: stats.health.answered_since(keys[provider]),
         )

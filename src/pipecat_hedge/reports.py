@@ -7,8 +7,15 @@ from typing import Literal, TypeAlias
 
 from pipecat_hedge.facts import AttemptOutcome, CommitOn, FillerCause, LaunchReason, TurnOutcome
 from pipecat_hedge.server_load import ServerLoad
+from pipecat_hedge.work import Tier
 
-__all__ = ["AttemptReport", "BreakerReport", "DrainedAnswer", "ProviderState", "TurnReport"]
+__all__ = [
+    "AttemptReport",
+    "BreakerReport",
+    "DrainedAnswer",
+    "ProviderState",
+    "TurnReport",
+]
 
 BreakerState: TypeAlias = Literal["closed", "open", "half_open"]
 
@@ -37,6 +44,8 @@ class AttemptReport:
         usd: What it cost, if the provider's price is known.
         ttfs_secs: From its launch to its first speakable sentence; None if none came.
         launch_detail: What the policy said for launching it, if it was asked.
+        sent_secs: When its request was sent, from the turn's start: later than ``launched_secs``
+            where it had to wait until there was room; None if it never was.
     """
 
     provider: str
@@ -53,6 +62,7 @@ class AttemptReport:
     usd: float | None = None
     ttfs_secs: float | None = None
     launch_detail: str | None = None
+    sent_secs: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +118,7 @@ class TurnReport:
             ``fallback_text`` at once: every provider is left alone, or there was no room in time.
             Also who failed and why, where the caller heard a part of an answer and then the
             ``fallback_text``; ``ttft_secs`` is that part's.
+        tier: Whose turn it was: ``premium``, ``standard`` or ``economy``.
     """
 
     turn: int
@@ -127,6 +138,7 @@ class TurnReport:
     committed_secs: float | None = None
     queued_secs: float = 0.0
     degraded_reason: str | None = None
+    tier: Tier = "standard"
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge.admission import Admission
 from pipecat_hedge.arguments import refuse_unknown
-from pipecat_hedge.contender import ToolCalls
 from pipecat_hedge.errors import AllProvidersFailed, ConfigurationError
 from pipecat_hedge.front import FrontService
 from pipecat_hedge.inference import race_inference
@@ -38,14 +37,14 @@ from pipecat_hedge.learning import Learning, state_of
 from pipecat_hedge.line_log import LineLog
 from pipecat_hedge.members import LineUp
 from pipecat_hedge.metrics import HedgeMetricsData
-from pipecat_hedge.output import find_output
+from pipecat_hedge.output import Output, find_output
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.permit_queue import MOST_WAIT_SECS
 from pipecat_hedge.provider import Provider, as_providers
 from pipecat_hedge.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.reports import DrainedAnswer, FillerReport, ProviderState
 from pipecat_hedge.survival import Survival
-from pipecat_hedge.take_back import TakeBack, TakeBackFrame
+from pipecat_hedge.take_back import TakeBack
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.turn import Turn
 from pipecat_hedge.work import TIERS, Tier
@@ -141,7 +140,6 @@ class HedgedLLMService(FrontService):
         self._take_back = TakeBack()
         self._turn_log = LineLog("turn_log", turn_log)
         self._drained_log = LineLog("drained_log", drained_log)
-        self._timed_first_text = False
         self._turn: Turn | None = None
         self._filler: Callable[[], FillerReport | None] = lambda: None
         self._asked: Callable[[], None] = lambda: None
@@ -238,27 +236,17 @@ class HedgedLLMService(FrontService):
     async def _run_turn(self, context: LLMContext) -> None:
         await self._drains.close()  # an instance carries one request at a time
         self._turns += 1
-        self._has_begun = True
-        self._timed_first_text = False
+        self._begin_answer()
         output = find_output(self)
         if output.collector is not None:
             self._take_back.teach(output.collector)
         line_up = self._members.line_up(now := asyncio.get_running_loop().time())
         admission = self._admission(line_up, MOST_WAIT_SECS)
-        learning = Learning(self._policy, line_up, context, self._stats, output.commit_on, now=now)
-        turn = Turn(
-            number=self._turns,
-            context=context,
-            policy=self._policy,
-            learning=learning,
-            admission=admission,
-            mouth=self,
-            output=output,
-            committed=self._credit,
-            drained=self._report_drained,
-            asked=lambda: self._asked(),
-            may_wait=self._filter_incomplete_user_turns,
-        )
+        try:
+            turn = self._new_turn(context, line_up, admission, output, now)
+        except BaseException:
+            admission.close()  # a claim to a probe comes back, whatever happens
+            raise
         self._turn = turn
         ended = False
 
@@ -288,6 +276,24 @@ class HedgedLLMService(FrontService):
             await self._report_turn(turn)
         if self._stats.is_due:
             await asyncio.to_thread(self._stats.save)
+
+    def _new_turn(
+        self, context: LLMContext, line_up: LineUp, admission: Admission, output: Output, now: float
+    ) -> Turn:
+        learning = Learning(self._policy, line_up, context, self._stats, output.commit_on, now=now)
+        return Turn(
+            number=self._turns,
+            context=context,
+            policy=self._policy,
+            learning=learning,
+            admission=admission,
+            mouth=self,
+            output=output,
+            committed=self._credit,
+            drained=self._report_drained,
+            asked=lambda: self._asked(),
+            may_wait=self._filter_incomplete_user_turns,
+        )
 
     def _admission(self, line_up: LineUp, wait_secs: float) -> Admission:
         if self._policy.deadline_secs is not None:
@@ -354,47 +360,3 @@ class HedgedLLMService(FrontService):
         if answer is None:
             raise AllProvidersFailed(errors, reason=reason)
         return answer
-
-    # ---- the turn's mouth
-
-    async def say(self, text: str, *, wall_time: float) -> None:
-        """Release a piece of the winner's text. Called by the turn.
-
-        Args:
-            text: The text.
-            wall_time: When it came, in seconds since the epoch.
-        """
-        if not self._timed_first_text:
-            self._timed_first_text = True
-            await self.stop_ttfb_metrics(end_time=wall_time)
-            await self.stop_ttfat_metrics(end_time=wall_time)
-        await self._push_llm_text(text)
-
-    async def take_back(self, text: str) -> None:
-        """Keep the last text from being spoken. Called by the turn.
-
-        Args:
-            text: The text, which a text-to-speech still holds.
-        """
-        await self.push_frame(TakeBackFrame(text))
-
-    async def run_tools(self, calls: ToolCalls, *, wall_time: float) -> None:
-        """Run the winner's tools. Called by the turn.
-
-        Args:
-            calls: The complete calls.
-            wall_time: When they were complete, in seconds since the epoch.
-        """
-        await self.stop_ttfb_metrics(end_time=wall_time)
-        await self.stop_ttfat_metrics(end_time=wall_time)
-        await self.run_function_calls(calls.calls)
-
-    async def pass_on(self, frame: Frame, *, wall_time: float) -> None:
-        """Release any other frame of the winner's answer. Called by the turn.
-
-        Args:
-            frame: The frame, such as a thought.
-            wall_time: When it came, in seconds since the epoch.
-        """
-        await self.stop_ttfb_metrics(end_time=wall_time)
-        await self.push_frame(frame)

@@ -36,7 +36,7 @@ __all__ = ["Mouth", "Turn"]
 
 
 class Mouth(Protocol):
-    """How a turn speaks into the pipeline; the hedged service implements it."""
+    """How a turn speaks into the pipeline; ``FrontService`` implements it."""
 
     async def say(self, text: str, *, wall_time: float) -> None:
         """Release a piece of answer text that came at ``wall_time``."""
@@ -157,6 +157,7 @@ class Turn:
                 await racing.run(self._loop.time())
             finally:
                 self._ended_at = self._loop.time()
+                self._learning.plan.close()
                 self._learning.learn(asking.sent_at_once(race))
             if racing.gave_up is not None:
                 self.failure = AllProvidersFailed(
@@ -195,13 +196,14 @@ class Turn:
     def _new_race(self, order: Sequence[Entry], deadline_secs: float | None) -> Race:
         plan, policy = self._learning.plan, self._policy
         # Whoever is only tried takes nobody's place.
-        tries_out = self._admission.tries_out and len(order) > 1
+        tried = self._admission.tried if len(order) > 1 else None
         return Race(
             seats(order, policy),
             plan.rule,
-            attempts=policy.attempts + tries_out,
+            attempts=policy.attempts + (tried is not None),
             commit_on=self._commit_on,
             deadline_secs=deadline_secs,
+            tried=tried,
         )
 
     @property
@@ -256,6 +258,7 @@ class Turn:
             committed_secs=self._since_start(self._committed_at),
             queued_secs=self._admission.queued_secs,
             degraded_reason=self._degraded_reason(),
+            tier=self._admission.tier,
         )
 
     # ---- the race's seams
@@ -348,6 +351,7 @@ class Turn:
             usd=usd(tokens, self._entries[attempt.provider].provider.usd_per_mtok),
             ttfs_secs=None if speakable is None else speakable - attempt.launched_at,
             launch_detail=attempt.detail,
+            sent_secs=self._since_start(self._asking.sent_at.get(attempt.number)),
         )
 
     async def _report_drained(self, attempt: Attempt) -> None:

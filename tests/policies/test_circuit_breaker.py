@@ -123,7 +123,7 @@ def test_one_at_a_time_may_try_it_once_it_has_recovered() -> None:
     it = breaker()
     fail(it, 5, 0.0)
     assert not it.claim_probe(47.0)
-    assert it.state(60 * (1 + JITTER)) == "half_open"
+    assert it.state(60) == "half_open"
     for number in range(PROBES):
         assert it.claim_probe(73.0 + number)
         assert not it.claim_probe(73.0 + number)
@@ -168,18 +168,18 @@ def test_each_reopening_lasts_twice_as_long_up_to_a_cap(verdict: Any, told: str)
         it.record(verdict, now, probe=True)
         opened = now
     for secs, expected in zip(lasted, (60, 120, 200, 200), strict=True):
-        assert expected * (1 - JITTER) <= secs <= expected * (1 + JITTER) + 1
+        assert expected * (1 - JITTER) <= secs <= expected + 1
     assert told in it.take_events()[-1].reason
 
 
-def test_a_return_is_noticed_within_90_s_however_long_it_was_away() -> None:
-    """The longest that any reopening lasts."""
+def test_a_return_is_tried_within_75_s_however_long_it_was_away() -> None:
+    """The longest that any reopening lasts, and a try before it that hung for 9 s."""
     it = breaker()
     fail(it, 5, 0.0)
     now = 0.0
     for _ in range(200):
-        assert it.state(now + 90) == "half_open"
-        now += 90
+        assert it.state(now + 75 - 9) == "half_open"
+        now += 75
         assert it.claim_probe(now)
         it.record("failed", now, probe=True)
 
@@ -197,7 +197,7 @@ def test_who_has_been_well_for_long_is_trusted_again() -> None:
             it.record("answered", now, probe=True)
         fail(it, 5, now + calm)
         assert it.state(now + calm + expected * (1 - JITTER) - 1) == "open"
-        assert it.state(now + calm + expected * (1 + JITTER)) == "half_open"
+        assert it.state(now + calm + expected) == "half_open"
 
 
 # ---- what other processes have found
@@ -212,9 +212,9 @@ def test_what_the_fleet_has_found_opens_it() -> None:
     assert it.state(10.0) == "open"
     assert it.reason == "the fleet: 2 of 3"
     assert it.found(10.0) == "unsure"
-    assert 30 * (1 - JITTER) <= it.open_secs(10.0) <= 30 * (1 + JITTER)
+    assert 30 * (1 - JITTER) <= it.open_secs(10.0) <= 30
     assert it.state(10.0 + 30 * (1 - JITTER) - 0.1) == "open"
-    assert it.state(10.0 + 30 * (1 + JITTER)) == "half_open"
+    assert it.state(10.0 + 30) == "half_open"
     assert it.open_secs(50.0) == 0.0
     (opened, _) = it.take_events()
     assert opened.reason.startswith("the fleet: 2 of 3: left alone for ")
@@ -225,7 +225,7 @@ def test_it_follows_nobody_for_longer_than_it_would_be_open_itself() -> None:
     it = breaker(cap_secs=60)
     assert not it.follow_open(0.0, 0.0, "the fleet")
     assert it.follow_open(1e6, 0.0, "the fleet")
-    assert it.state(60 * (1 + JITTER)) == "half_open"
+    assert it.state(60) == "half_open"
 
 
 def test_who_has_just_had_answers_does_not_follow() -> None:

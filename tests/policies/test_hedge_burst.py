@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipecat_hedge.bursts import Bursts
 from pipecat_hedge.facts import InFlight, LaunchDecision, Waiting
 from pipecat_hedge.policies.hedge_burst import ALONE, EACH_SECS, BurstBound, HedgeBurst, saved
 
@@ -97,8 +98,13 @@ class At:
         return LaunchDecision(self._at, "saves 2 s")
 
 
+def nobody(provider: str) -> None:
+    """Is paid back nothing."""
+    raise AssertionError(provider)
+
+
 def asked(at: float | None, now: float, *, room: bool, heard_at: float | None = None):
-    rule = BurstBound(At(at), lambda provider, secs: room, {"a": 3.0})
+    rule = BurstBound(At(at), lambda provider, secs: room, nobody, {"a": 3.0})
     return rule.next_launch(Waiting(10.0, (InFlight("a", 10.0, heard_at),), "b", now))
 
 
@@ -135,7 +141,7 @@ def test_who_speaks_to_others_meanwhile_is_slow_and_not_silent() -> None:
     """What it said before the request was sent tells nothing."""
     for spoke_at, lost_at in ((9.9, 13.0), (11.0, 16.0)):
         rule = BurstBound(
-            At(12.0), lambda provider, secs: False, {"a": 3.0}, {"a": spoke_at}.__getitem__
+            At(12.0), lambda provider, secs: False, nobody, {"a": 3.0}, {"a": spoke_at}.__getitem__
         )
         waiting = Waiting(10.0, (InFlight("a", 10.0, None),), "b", 12.0)
         assert rule.next_launch(waiting).at == lost_at
@@ -144,14 +150,47 @@ def test_who_speaks_to_others_meanwhile_is_slow_and_not_silent() -> None:
 def test_what_is_due_is_claimed_once() -> None:
     """However often it is asked until somebody takes it; then it has been paid for."""
     claimed: list[str] = []
+    paid_back: list[str] = []
 
     def claim(provider: str, now: float) -> bool:
         claimed.append(provider)
         return True
 
-    rule = BurstBound(At(12.0), claim, {"a": 3.0})
+    rule = BurstBound(At(12.0), claim, paid_back.append, {"a": 3.0})
     for now in (12.0, 12.1):
         assert rule.next_launch(Waiting(10.0, (InFlight("a", 10.0, None),), "b", now)).at == 12.0
     assert claimed == ["b"]
     assert rule.take_claim()
     assert not rule.take_claim()
+    rule.close()
+    assert paid_back == []
+
+
+def test_what_was_claimed_and_never_sent_is_paid_back() -> None:
+    """A turn may end while nobody takes its hedge; it is paid back once."""
+    bursts = Bursts(lambda: 1)
+    rule = BurstBound(
+        At(12.0),
+        lambda provider, now: bursts.claim("purse", 0.1, 1.0, now),
+        lambda provider: bursts.pay_back("purse", 0.1, 1.0),
+        {"a": 3.0},
+    )
+    waiting = Waiting(10.0, (InFlight("a", 10.0, None),), "b", 12.0)
+    left = [bursts.claim("purse", 0.1, 1.0, 12.0) for _ in range(round(ALONE) - 1)]
+    assert all(left)
+    assert not rule.next_launch(waiting).is_put_off
+    assert not bursts.claim("purse", 0.1, 1.0, 12.0)
+    rule.close()
+    rule.close()
+    assert bursts.claim("purse", 0.1, 1.0, 12.0)
+    assert not bursts.claim("purse", 0.1, 1.0, 12.0)
+
+
+@given(st.floats(0.0, 20.0), st.integers(0, 6))
+def test_what_is_paid_back_never_overfills(cost: float, spent: int) -> None:
+    """It holds what it holds."""
+    burst = HedgeBurst(0.1)
+    for _ in range(spent):
+        burst.spend(1.0, 0.0)
+    burst.pay_back(cost)
+    assert send_all(burst, 0.0) <= burst.most

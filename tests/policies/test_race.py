@@ -643,6 +643,20 @@ def test_an_attempt_can_be_spared_where_the_turn_has_another() -> None:
     assert not race.can_spare(race.attempts[0])
 
 
+def test_nobody_relies_on_who_is_only_tried() -> None:
+    """It is a hedge in its turn, and stands in for another when there is nobody else at all."""
+    seats = [Seat(name) for name in "abc"]
+    rule = rule_of(HedgePolicy.after(0.6))
+    race = Race(seats, rule, attempts=3, tried="b")
+    race.handle(HedgesRefused({"b": "is busy", "c": "is busy"}), 0.0)
+    race.handle(TurnStarted(), 0.0)
+    assert race.handle(AttemptFailed(0, REFUSED), 0.1) == (Launch(1, "c", "failure"),)
+    assert race.handle(AttemptFailed(1, REFUSED), 0.2) == (Launch(2, "b", "failure"),)
+    race = Race(seats, rule, attempts=3, tried="b")
+    race.handle(TurnStarted(), 0.0)
+    assert race.handle(Woke(), 0.6) == (Launch(1, "b", "hedge"),)
+
+
 def test_a_refused_hedge_says_why_and_when_to_look_again() -> None:
     """The report has the reason, silence is still replaced, and what is planned is who would be."""
     seats = [Seat(name, stall_secs=3.0) for name in "ab"]

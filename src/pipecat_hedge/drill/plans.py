@@ -166,7 +166,6 @@ def _bad_hour(name: str, summary: str, providers: tuple[str, ...], **conditions:
     return Drill(name, summary, acts=((15.0, act),), event_secs=15.0)
 
 
-_HEDGED = (VARIANTS["hedged"],)
 _LEARNED = Variant("hedged learned", "hedged", order="learned")
 _JAGGED = f"jagged?{PACE}&fault=hang&rate=0.023"
 _DRILLS = (
@@ -210,14 +209,12 @@ _DRILLS = (
         acts=((15.0, KillRedis()), (35.0, StartRedis())),
         event_secs=15.0,
         return_secs=35.0,
-        variants=_HEDGED,
     ),
     Drill(
         "process",
         "one of the processes is killed",
         acts=((15.0, KillWorker()),),
         event_secs=15.0,
-        variants=_HEDGED,
     ),
     Drill(
         "jagged",
@@ -225,6 +222,7 @@ _DRILLS = (
         profiles=dict.fromkeys(ALL, _JAGGED),
         variants=(
             VARIANTS["bare"],
+            VARIANTS["retry"],
             *(Variant(f"hedged {b:.0%}", "hedged", b) for b in (0.1, 0.15, 0.2, 0.3, 0.4)),
         ),
     ),

@@ -214,13 +214,13 @@ def _asked(report: TurnReport, at: float) -> tuple[Asked, ...]:
     return tuple(
         Asked(
             a.provider,
-            at + a.launched_secs,
+            at + a.sent_secs,
             a.launch_reason,
             a.outcome,
             a.ttft_secs is not None,
         )
         for a in report.attempts
-        if a.model is not None
+        if a.sent_secs is not None
     )
 
 

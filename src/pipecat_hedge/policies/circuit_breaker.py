@@ -16,8 +16,9 @@ is half open: one attempt at a time may try it, and that one is to be a hedge be
 provider, so that its failure costs no caller anything. ``PROBES`` answers in a row close it.
 
 The cap is low, ``CAP_SECS``, since a try costs no caller anything and the provider one request: a
-longer absence buys nothing. With the factor at its largest, 1.2, a provider that is back is tried
-within 87 s of its return, so that it is noticed within 90.
+longer absence buys nothing. The factor only shortens, so that nobody is away for longer. A try that
+was sent just before a provider's return may hang for some seconds; with those, the next one comes
+within 75 s of the return, and leaves a quarter of a minute for its share to be back within 90 s.
 
 Being busy is not being broken. A refusal for load (429, 529) is answered by asking less, which the
 limit of requests in flight does, and by the time that the provider names. Only load that persists,
@@ -56,9 +57,9 @@ it was ended by somebody else and says nothing."""
 
 FAILURES = 5
 SHARE, LEAST, WINDOW_SECS = 0.5, 20, 30.0
-RECOVERY_SECS, CAP_SECS = 60.0, 72.0
+RECOVERY_SECS, CAP_SECS = 60.0, 66.0
 JITTER = 0.2
-"""A recovery lasts between 0.8 and 1.2 times as long as stated."""
+"""A recovery lasts between 0.8 times as long as stated and just as long."""
 PROBES = 2
 PERSISTS_SECS = 10.0
 SETTLES_SECS = 12.0
@@ -344,7 +345,7 @@ class CircuitBreaker:
         self._is_hearsay = False
 
     def _leave_alone(self, secs: float, now: float, reason: str) -> None:
-        secs *= self._dice.uniform(1 - JITTER, 1 + JITTER)
+        secs *= self._dice.uniform(1 - JITTER, 1.0)
         self._open_until = now + secs
         self.reason = reason
         self._change("open", now, f"{reason}: left alone for {secs:.0f} s")

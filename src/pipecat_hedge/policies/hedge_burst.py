@@ -107,6 +107,14 @@ class HedgeBurst:
         self._fill(now)
         self._tokens = max(self._tokens - cost, -self.most)
 
+    def pay_back(self, cost: float) -> None:
+        """Put an extra request back in that was taken out and never sent.
+
+        Args:
+            cost: What it cost, in usual requests.
+        """
+        self._tokens = min(self._tokens + cost, self.most)
+
     def permits(self, cost: float, now: float, processes: int = 1) -> bool:
         """Whether an extra request may be sent now.
 
@@ -131,13 +139,15 @@ class BurstBound:
     """Puts a turn's hedges off that would be too many at once; a ``LaunchRule``.
 
     What is due is paid for when it is decided, not when it is sent: callers that have waited for
-    the same provider are often due in the same instant.
+    the same provider are often due in the same instant. What is never sent is to be paid back at
+    the turn's end (``close``).
     """
 
     def __init__(
         self,
         usual: LaunchRule,
         claim: Callable[[str, float], bool],
+        pay_back: Callable[[str], None],
         silent_secs: Mapping[str, float],
         answered_since: Callable[[str], float] = lambda provider: -math.inf,
     ):
@@ -147,6 +157,8 @@ class BurstBound:
             usual: When to hedge, if there is room in the budget then.
             claim: Takes an extra request out of the budget if there is room for it, by its provider
                 and the time, and says whether there was.
+            pay_back: Puts an extra request that was never sent back into the budget, by its
+                provider.
             silent_secs: By provider, the silence after which a request is not slow but lost, and is
                 replaced whatever the budget says.
             answered_since: By provider, when the latest request was sent, of anybody's, that it has
@@ -155,9 +167,10 @@ class BurstBound:
         """
         self._usual = usual
         self._claim = claim
+        self._pay_back = pay_back
         self._silent_secs = silent_secs
         self._answered_since = answered_since
-        self._is_claimed = False
+        self._claimed: str | None = None
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
         """Launch as usual, or as soon as may be; see ``LaunchRule``."""
@@ -173,10 +186,9 @@ class BurstBound:
                 return LaunchDecision(min(decision.at, lost_at), decision.reason)
             reason = f"silent for {waiting.now - heard_at:.2g} s, whatever it saves"
             return LaunchDecision(lost_at, reason, is_put_off=True)
-        if self._is_claimed or self._claim(waiting.next_provider, waiting.now):
-            self._is_claimed = (
-                True  # also if nobody takes it yet: it is sent as soon as somebody does
-            )
+        if self._claimed is not None or self._claim(waiting.next_provider, waiting.now):
+            # Also if nobody takes it yet: it is sent as soon as somebody does.
+            self._claimed = self._claimed or waiting.next_provider
             return decision
         if self._answered_since(last.provider) > heard_at:
             silent_secs *= SLOW_TIMES
@@ -186,5 +198,11 @@ class BurstBound:
 
     def take_claim(self) -> bool:
         """Whether a request that is launched now has been paid for; only one is."""
-        was_claimed, self._is_claimed = self._is_claimed, False
+        was_claimed, self._claimed = self._claimed is not None, None
         return was_claimed
+
+    def close(self) -> None:
+        """Pay back what was paid for and not sent; the turn is over."""
+        if self._claimed is not None:
+            self._pay_back(self._claimed)
+            self._claimed = None

@@ -32,6 +32,8 @@ A provider may refuse hedges for a while (``HedgesRefused``), because its server
 Then another one is asked instead; with nobody else the hedge waits, and is asked for again every
 ``ASK_AGAIN_SECS``; so is one that a rule has put off. Silence is another matter: somebody has to
 answer, so it is replaced by one who refuses if there is nobody else, and so is what has failed.
+Nobody relies on a provider that is only tried, after it was left alone: it stands in for another
+when there is nobody else at all.
 """
 
 from __future__ import annotations
@@ -118,6 +120,7 @@ class Race:
         attempts: int,
         commit_on: CommitOn = "first_token",
         deadline_secs: float | None = None,
+        tried: str | None = None,
     ):
         """Line up.
 
@@ -128,7 +131,9 @@ class Race:
             attempts: The most requests to make, at least 1.
             commit_on: What an attempt must have to win.
             deadline_secs: How long the turn may go without a winner; None is for ever.
+            tried: The provider that is only tried, beside another; None if none is.
         """
+        self._tried = tried
         self._lineup = list(lineup)
         self._rule = rule
         self._refusals: Mapping[str, str] = {}
@@ -165,7 +170,7 @@ class Race:
         """The further attempt that will be launched if nothing happens before; None if none is."""
         if self._next_at is None or not self._can_launch():
             return None
-        return InFlight(self._lineup[self._willing()].provider, self._next_at, None)
+        return InFlight(self._lineup[self._place("hedge")].provider, self._next_at, None)
 
     @property
     def commit_reason(self) -> str | None:
@@ -328,16 +333,27 @@ class Race:
         return self._spare_attempts > 0 and bool(self._lineup)
 
     def _launch(self, reason: LaunchReason, now: float, detail: str | None = None) -> None:
-        seat = self._lineup.pop(0 if reason == "primary" else self._willing())
+        seat = self._lineup.pop(0 if reason == "primary" else self._place(reason))
         attempt = Attempt(len(self._attempts), seat, reason, now, detail)
         self._spare_attempts -= 1
         self._attempts.append(attempt)
         self._orders.append(Launch(attempt.number, attempt.provider, reason, detail))
 
-    def _willing(self) -> int:
-        """The place of the first who does not refuse, or of the first of all."""
-        willing = (n for n, s in enumerate(self._lineup) if s.provider not in self._refusals)
-        return next(willing, 0)
+    def _place(self, reason: LaunchReason) -> int:
+        """Where in the lineup the next one stands: the first who does not refuse, or of all.
+
+        In another's place, somebody who is only tried comes after all others.
+        """
+        takes_anybody = reason == "hedge"
+
+        def reluctance(place: int) -> tuple[bool, bool]:
+            provider = self._lineup[place].provider
+            return (
+                not takes_anybody and provider == self._tried,
+                provider in self._refusals,
+            )
+
+        return min(range(len(self._lineup)), key=reluctance)
 
     def _reconsider(self, now: float) -> None:
         """Do what time alone brings about, and set the alarm for the next of it."""
@@ -496,12 +512,12 @@ class Race:
         in_flight = tuple(
             InFlight(a.provider, a.launched_at, a.last_token_at, a.first_token_at) for a in live
         )
-        next_provider = self._lineup[self._willing()].provider
+        next_provider = self._lineup[self._place("hedge")].provider
         return Waiting(self._started_at, in_flight, next_provider, now)
 
     def _refusal(self) -> str | None:
         """Why nobody who is left takes a hedge; None if somebody does."""
-        provider = self._lineup[self._willing()].provider
+        provider = self._lineup[self._place("hedge")].provider
         reason = self._refusals.get(provider)
         return None if reason is None else f"no hedge: {provider} {reason}"
 
