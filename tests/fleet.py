@@ -20,6 +20,7 @@ from pipecat_hedge.ending import ANSWERED, DROPPED, SILENT, Ending
 from pipecat_hedge.health import Health
 from pipecat_hedge.policies.fleet import Finding, advise
 from pipecat_hedge.policies.permit_queue import MOST_WAIT_SECS, Ticket
+from pipecat_hedge.profiles import LatencyProfile
 from pipecat_hedge.provider_health import Permit
 from pipecat_hedge.work import Tier
 
@@ -102,6 +103,8 @@ class Fleet:
     Attributes:
         told: Every turn that is over.
         servers: The providers.
+        profile: Whose times to first token they have; None is some usual ones.
+        hangs: The share of requests that are never answered.
     """
 
     def __init__(
@@ -112,8 +115,11 @@ class Fleet:
         capacity: int = 57,
         stream_secs: float = STREAM_SECS,
         seed: int = 1,
+        profile: LatencyProfile | None = None,
+        hangs: float = 0.0,
     ):
         self._dice = random.Random(seed)
+        self.profile, self.hangs = profile, hangs
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._told_before: list[dict[str, Finding]] = []
@@ -145,6 +151,8 @@ class Fleet:
         return [t for t in self.told if begin <= t.asked_at < end and tier in (None, t.tier)]
 
     def _ttft_secs(self) -> float:
+        if self.profile is not None:
+            return self.profile.sample(self._dice)
         return self._dice.lognormvariate(-0.62, 0.5)
 
     def _think(self, request: Request) -> None:
@@ -197,7 +205,7 @@ class Fleet:
         permit.recall = partial(self._recall_soon, request)
         server = self.servers[permit.key]
         server.asked_at.append(self.now)
-        if server.hangs:
+        if server.hangs or self._dice.random() < self.hangs:
             self.at(self.now + SILENT_SECS, partial(self._recall, request, SILENT))
             return
         server.queue.append(request)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pipecat_hedge.profiles import PROFILES
 from pipecat_hedge.provider_health import Permit
-from tests.fleet import NAMES, Fleet, degraded, p95
+from tests.fleet import NAMES, Fleet, Told, degraded, p95
 
 SEEDS = (1, 2, 3)
 
@@ -17,6 +18,37 @@ def test_a_fleet_in_calm_knows_no_limit() -> None:
     assert degraded(fleet.turns(0.0, 50.0)) == 0.0
     assert p95(fleet.turns(5.0, 50.0)) < 1.5
     assert sum(health.of("a").limit.cuts for health in fleet.processes) <= 1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("model", ["gpt-4.1", "jagged"])
+def test_lost_requests_and_a_long_tail_are_no_queue(model: str, seed: int) -> None:
+    """One request in forty is never answered, and one in a hundred takes forty times as long.
+
+    There is room for everybody: nobody is turned away, and whoever asks in vain finds out soon.
+    """
+    fleet = Fleet(capacity=400, seed=seed, profile=PROFILES[model], hangs=0.023)
+    fleet.run(120.0)
+    assert degraded(fleet.turns(0.0, 110.0)) == 0.0
+    cuts = [health.of(name).limit.cuts for health in fleet.processes for name in NAMES]
+    assert sum(cuts) <= 5
+
+
+def test_premium_callers_in_a_crowd_wait_as_in_calm() -> None:
+    """By more turns than one fleet has: a tail of some hundred is chance."""
+    calm: list[Told] = []
+    premium: list[Told] = []
+    for seed in range(1, 9):
+        fleet = Fleet(seed=seed)
+        fleet.run(15.0)
+        calm += fleet.turns(5.0, 15.0)
+        for server in fleet.servers.values():
+            server.capacity = 8
+        fleet.run(100.0)
+        premium += fleet.turns(25.0, 90.0, "premium")
+    print(f"premium callers wait {p95(premium) / p95(calm):.2f} times as long as in calm")
+    assert p95(premium) <= 1.3 * p95(calm)
+    assert degraded(premium) < 0.01
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -36,7 +68,9 @@ def test_in_a_crowd_the_queue_is_ours_and_in_order(seed: int) -> None:
         assert degraded(premium) < 0.01
         assert p95(premium) < 1.5 * calm
         assert 0.4 < degraded(fleet.turns(begin, end, "standard")) < 0.6
-    assert all(turn.waited_secs < 7.0 for turn in fleet.told if not turn.is_answered)
+    refused = [turn for turn in fleet.told if not turn.is_answered]
+    assert all(turn.waited_secs < 6.0 for turn in refused if turn.asked_at >= 25.0)
+    assert all(turn.waited_secs < 10.0 for turn in refused)  # while the crowd is found out
     assert sum(len(server.queue) for server in fleet.servers.values()) < 25
 
 

@@ -513,3 +513,19 @@ def test_a_registry_grows_with_providers_only(providers: int) -> None:
         assert permit is not None
         health.give_back(permit, ANSWERED, float(session), ttft_secs=0.3)
     assert len(health.entries()) == providers
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_a_lost_request_is_no_sign_of_load_where_later_ones_are_answered(others: bool) -> None:
+    """In a queue it would have come before them; where nobody is answered, it may be load."""
+    health = registry()
+    permits = [health.take(ticket("a"), float(n)) for n in range(5)]
+    lost, *later = permits
+    assert lost is not None
+    if others:
+        for permit in later:
+            assert permit is not None
+            health.heard(permit, 6.0)
+    health.give_back(lost, SILENT, 7.0)
+    assert (health.occupancy("a", 7.0)[1] < 100) == (not others)
+    assert health.of("a").limit.cuts == (not others)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipecat_hedge.errors import AttemptError
+from pipecat_hedge.errors import SHED, AttemptError
 from pipecat_hedge.facts import AttemptOutcome, LaunchReason, Seat
 
 __all__ = ["EMPTY_ANSWER", "MISSED_DEADLINE", "STALLED", "TIMED_OUT", "Attempt"]
@@ -19,6 +19,7 @@ class Attempt:
     Attributes:
         number: Its number within the turn, from 0.
         provider: The provider's name.
+        seat: Its place in the lineup.
         reason: Why it was launched.
         detail: What the launch rule said to it, if it was asked.
         launched_at: When, on the race's clock.
@@ -47,6 +48,7 @@ class Attempt:
         "outcome",
         "provider",
         "reason",
+        "seat",
         "speakable_at",
         "stall_secs",
         "timeout_secs",
@@ -62,6 +64,7 @@ class Attempt:
     ):
         """Record a launch."""
         self.number = number
+        self.seat = seat
         self.provider = seat.provider
         self.stall_secs = seat.stall_secs
         self.timeout_secs = seat.timeout_secs
@@ -76,6 +79,12 @@ class Attempt:
         self.ended_at: float | None = None
         self.outcome: AttemptOutcome | None = None
         self.error: AttemptError | None = None
+
+    @property
+    def was_never_sent(self) -> bool:
+        """Whether there was no room for it, so that no request was made."""
+        is_shed = self.error is not None and self.error.category == SHED
+        return is_shed and self.opened_at is None
 
     @property
     def heard_at(self) -> float:

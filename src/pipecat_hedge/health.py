@@ -182,7 +182,10 @@ class Health(ProviderRegistry):
             count = entry.count_unheard(ending, was_unheard, ttft_secs is not None)
             entry.live.pop(permit, None)
             held_secs = now - permit.taken_at
-            entry.limit.release(ending.limit, now, ttft_secs=ttft_secs, held_secs=held_secs)
+            verdict = ending.limit
+            if verdict == "timed_out" and entry.answered_since > permit.taken_at:
+                verdict = "failed"  # who came later was answered: it did not wait in a queue
+            entry.limit.release(verdict, now, ttft_secs=ttft_secs, held_secs=held_secs)
             entry.came_back(now)
             entry.breaker.record(
                 ending.breaker, now, probe=permit.is_probe, lived_secs=held_secs, count=count

@@ -2,11 +2,15 @@
 
 Law: what was sent before the last cut says nothing of what is in flight since.
 
-Waiting for slow answers would be waiting for the queue to be long: so requests count as late as
-soon as they have been in flight for ``LATE`` standard deviations longer than usual. When at least
-``LEAST_LATE`` and half of all are late, or when the first tokens of requests sent since the last
-cut are later than usual by more than ``SUSPECT`` and than chance, it is tested whether there is a
-queue, see ``queue_test.py``: hardly anything is left in flight for a while.
+Waiting for slow answers would be waiting for the queue to be long: so a request counts as late as
+soon as it has been in flight for ``LATE`` standard deviations longer than usual. That half of those
+in flight are late is not enough: where a tail is long they often are, since what is slow stays in
+flight and what was in time has left. So each request also counts once, as late or in time, as soon
+as that is known, and the counts are weighed as in a test (``queue_test.py``), but begun anew
+whenever they speak against a queue (E. Page's cumulative sum, 1954: of all rules with as few false
+alarms the quickest). When both say so, or when the first tokens of requests sent since the last cut
+are later than usual by more than ``SUSPECT`` and than chance, it is tested whether there is a
+queue: hardly anything is left in flight for a while.
 
 A provider that is late even so is slow for reasons of its own, and asking it less helps nobody:
 slow is usual from then on, and as much as before may be in flight. If it was a queue, it is known
@@ -32,7 +36,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal
 
-from pipecat_hedge.queue_test import Found, QueueTests, TestCounts
+from pipecat_hedge.queue_test import (
+    LATE_WEIGHS,
+    ON_TIME_WEIGHS,
+    Found,
+    QueueTests,
+    TestCounts,
+)
 from pipecat_hedge.usual_times import LongRun, Round, Served
 
 __all__ = ["FewerOrMore", "QueueWatch"]
@@ -43,6 +53,8 @@ SHORT = 0.1
 """The weight of the latest time in the recent mean."""
 FINE_SECS = 0.5
 LATE, LEAST_LATE = 1.5, 3
+ALARM = 6.0
+"""The logarithm of how many times as likely as by chance it has to be that so many were late."""
 LEAST_OF_A_ROUND, FULL_ROUND = 3, 12
 SUSPECT, TOLERANCE, KNOWN_SECS = 2.25, 1.1, 60.0
 """So many times as long as usual first tokens may take; and where a queue is known of, so many
@@ -81,6 +93,7 @@ class QueueWatch:
         self.cut_at = -math.inf
         self.recent = 0.0
         self._round = Round()
+        self._evidence = 0.0
         self._known_until = -math.inf
         self._tests = QueueTests()
         self._served = Served()
@@ -135,12 +148,14 @@ class QueueWatch:
         if is_told:
             long_run.add(log_secs)
             return None
+        is_late = ratio > LATE * long_run.spread and ttft_secs > FINE_SECS
         if self._tests.is_on:
-            is_late = ratio > LATE * long_run.spread and ttft_secs > FINE_SECS
             found = self._tests.heard(ratio, sent_at, now, is_late=is_late, was_overdue=was_overdue)
             return self._go_by(found, now)
         if sent_at >= self.cut_at:  # it was sent under the limit as it is
             self._round.add(ratio, ttft_secs)
+            if not was_overdue:
+                self._weigh(is_late)
         tolerance = TOLERANCE if now < self._known_until else SUSPECT
         if not self._round.is_late(long_run.spread, tolerance):
             long_run.add(log_secs)  # a queue is not to become what is usual
@@ -158,7 +173,11 @@ class QueueWatch:
             sent_at: Since when.
             now: The time.
         """
-        return self._go_by(self._tests.overdue(now), now) if self._tests.has(sent_at) else None
+        if self._tests.is_on:
+            return self._go_by(self._tests.overdue(now), now) if self._tests.has(sent_at) else None
+        if sent_at >= self.cut_at:
+            self._weigh(True)
+        return None
 
     def notice_late(self, late: int, flying: int, now: float) -> FewerOrMore | None:
         """Take note of requests in flight that are late; also where none is, which ends a test.
@@ -215,11 +234,17 @@ class QueueWatch:
             now: The time.
         """
         self.cut_at, self._known_until = now, -math.inf
-        self.recent, self._round = 0.0, Round()
+        self.recent, self._round, self._evidence = 0.0, Round(), 0.0
         self._tests.drop()
+
+    def _weigh(self, is_late: bool) -> None:
+        weight = LATE_WEIGHS if is_late else ON_TIME_WEIGHS
+        self._evidence = max(self._evidence + weight, 0.0)
 
     def _suspect(self, flying: int, now: float, *, is_plain: bool) -> FewerOrMore | None:
         if now - self.cut_at < SETTLES_SECS or self._tests.is_on:
+            return None
+        if self._evidence < ALARM and now >= self._known_until:
             return None
         if self._tests.is_due(now, is_plain=is_plain):
             return self._test(flying, now)
@@ -250,4 +275,4 @@ class QueueWatch:
         return FewerOrMore("slow", found.limit)
 
     def _begin_round(self, now: float) -> None:
-        self.cut_at, self._round = now, Round()
+        self.cut_at, self._round, self._evidence = now, Round(), 0.0

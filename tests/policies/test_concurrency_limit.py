@@ -124,6 +124,8 @@ def test_a_queue_is_seen_before_it_answers() -> None:
     for _ in range(20):
         assert it.acquire(now)
     assert it.late_secs < 1.5
+    for _ in range(5):
+        it.overdue(now, now + 1.5)
     assert not it.notice_late(9, now + 1.5)
     assert not it.notice_late(2, now + 1.5)
     assert it.notice_late(10, now + 1.5)
@@ -163,6 +165,7 @@ def test_a_test_without_traffic_holds_nobody_back_the_next_morning() -> None:
     now = rounds(it, 10, 0.4, most=12)
     for _ in range(12):
         assert it.acquire(now)
+        it.overdue(now, now + 3.0)
     assert it.notice_late(12, now + 3.0)
     assert it.limit(now + 3.0) <= 6
     for _ in range(12):

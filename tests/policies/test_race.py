@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipecat_hedge.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT
-from pipecat_hedge.errors import AttemptError
+from pipecat_hedge.errors import SHED, AttemptError
 from pipecat_hedge.facts import (
     AttemptFailed,
     AttemptFinished,
@@ -655,6 +655,49 @@ def test_nobody_relies_on_who_is_only_tried() -> None:
     race = Race(seats, rule, attempts=3, tried="b")
     race.handle(TurnStarted(), 0.0)
     assert race.handle(Woke(), 0.6) == (Launch(1, "b", "hedge"),)
+
+
+NO_ROOM = AttemptError(SHED, "no permit within 1 s")
+
+
+def test_what_found_no_room_costs_nothing_beside_others() -> None:
+    """It was never a request: it is tried again, as often as there is none, by the same rules."""
+    seats = [Seat(name, stall_secs=3.0, timeout_secs=30.0) for name in "ab"]
+    race = Race(seats, rule_of(HedgePolicy.fallback(attempts=2)), attempts=2)
+    race.handle(TurnStarted(), 0.0)
+    assert race.handle(Woke(), 3.0) == (Launch(1, "b", "stall"),)
+    assert race.handle(AttemptFailed(1, NO_ROOM), 4.0) == ()
+    assert race.wake_at == 5.0
+    assert race.handle(Woke(), 5.0) == (Launch(2, "b", "stall"),)
+    assert race.handle(AttemptFailed(2, NO_ROOM), 5.0) == (), "at once: the second is kept"
+    assert race.handle(Woke(), 5.9) == ()
+    assert race.handle(Woke(), 6.0) == (Launch(3, "b", "stall"),)
+    assert race.handle(UsableToken(3), 6.5) == (
+        Commit(3, "first_token"),
+        Cancel(0, "superseded"),
+    )
+
+
+def test_who_found_no_room_is_asked_again_at_once_when_nobody_else_is_left() -> None:
+    """And once only: without room the turn is over then."""
+    seats = [Seat(name, stall_secs=3.0) for name in "ab"]
+    race = Race(seats, rule_of(HedgePolicy.after(0.6)), attempts=2)
+    race.handle(TurnStarted(), 0.0)
+    assert race.handle(Woke(), 0.6) == (Launch(1, "b", "hedge"),)
+    assert race.handle(AttemptFailed(1, NO_ROOM), 0.7) == ()
+    assert race.handle(AttemptFailed(0, REFUSED), 0.8) == (Launch(2, "b", "failure"),)
+    told = (("a", REFUSED), ("b", NO_ROOM), ("b", NO_ROOM))
+    assert race.handle(AttemptFailed(2, NO_ROOM), 0.9) == (GiveUp(told),)
+
+
+def test_a_request_that_was_sent_and_recalled_is_one_of_the_turns() -> None:
+    """Its provider has had it."""
+    race = Race([Seat(name) for name in "abc"], rule_of(HedgePolicy.after(0.6)), attempts=2)
+    race.handle(TurnStarted(), 0.0)
+    race.handle(Woke(), 0.6)
+    race.handle(AttemptOpened(1), 0.61)
+    assert race.handle(AttemptFailed(1, NO_ROOM), 0.7) == ()
+    assert race.handle(Woke(), 9.0) == ()
 
 
 def test_a_refused_hedge_says_why_and_when_to_look_again() -> None:

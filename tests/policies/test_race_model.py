@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pipecat_hedge.errors import AttemptError
+from pipecat_hedge.errors import SHED, AttemptError
 from pipecat_hedge.facts import (
     AttemptFailed,
     AttemptFinished,
@@ -41,7 +41,7 @@ _POLICIES = st.one_of(
 _SEATS = st.builds(Seat, st.sampled_from("abc"), stall_secs=_SECS, timeout_secs=_SECS)
 _ERRORS = st.builds(
     AttemptError,
-    st.just("server"),
+    st.sampled_from(["server", SHED]),
     st.just("told"),
     permanent=st.booleans(),
     retry_after_secs=st.one_of(st.none(), st.just(1.0)),
@@ -177,7 +177,9 @@ class RaceModel(RuleBasedStateMachine):
 
     @invariant()
     def requests_are_bounded(self) -> None:
-        assert len(self.launched) <= min(self.policy.attempts, len(self.lineup))
+        sent = len(self.launched) - sum(a.was_never_sent for a in self.race.attempts)
+        assert sent <= min(self.policy.attempts, len(self.lineup))
+        assert len(self.live) <= self.policy.attempts
 
     @invariant()
     def the_end_is_an_end(self) -> None:

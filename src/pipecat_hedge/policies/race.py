@@ -34,6 +34,11 @@ Then another one is asked instead; with nobody else the hedge waits, and is aske
 answer, so it is replaced by one who refuses if there is nobody else, and so is what has failed.
 Nobody relies on a provider that is only tried, after it was left alone: it stands in for another
 when there is nobody else at all.
+
+An attempt for which there was no room in the end was never a request. Beside others that are still
+under way it costs the turn nothing: it is tried again ``ROOM_AGAIN_SECS`` later, by the same rules.
+Without others whoever is left is asked at once; and one that finds no room then, where nobody else
+is left, was the last: the turn has waited for room.
 """
 
 from __future__ import annotations
@@ -77,6 +82,9 @@ __all__ = ["IllegalFact", "Phase", "Race"]
 
 ASK_AGAIN_SECS = 0.1
 """How soon to look again whether a hedge that nobody would take is taken."""
+
+ROOM_AGAIN_SECS = 1.0
+"""How soon to try again whether there is room where there was none."""
 
 _T = TypeVar("_T")
 
@@ -135,6 +143,7 @@ class Race:
         """
         self._tried = tried
         self._lineup = list(lineup)
+        self._without_room: list[tuple[float, Seat]] = []
         self._rule = rule
         self._refusals: Mapping[str, str] = {}
         self._spare_attempts = attempts
@@ -310,6 +319,10 @@ class Race:
     def _replace(self, attempt: Attempt, now: float) -> None:
         self._end(attempt, "failed", now)
         self._strike(attempt)
+        if attempt.was_never_sent and self._live():
+            self._spare_attempts += 1
+            self._without_room.append((now + ROOM_AGAIN_SECS, attempt.seat))
+        self._readmit(now)
         if self._can_launch():
             self._launch("failure", now)
         self._reconsider(now)
@@ -338,6 +351,12 @@ class Race:
         self._spare_attempts -= 1
         self._attempts.append(attempt)
         self._orders.append(Launch(attempt.number, attempt.provider, reason, detail))
+
+    def _readmit(self, now: float) -> None:
+        """Line those up again for whom there may be room by now."""
+        is_alone = not self._live()
+        while self._without_room and (is_alone or self._without_room[0][0] <= now):
+            self._lineup.append(self._without_room.pop(0)[1])
 
     def _place(self, reason: LaunchReason) -> int:
         """Where in the lineup the next one stands: the first who does not refuse, or of all.
@@ -397,6 +416,7 @@ class Race:
                 self._rescue(attempt)
             attempt.error = error
             self._end(attempt, "failed", now)
+            self._readmit(now)
             if self._can_launch():
                 self._launch("failure", now)
 
@@ -414,6 +434,9 @@ class Race:
 
     def _launch_what_is_due(self, now: float) -> None:
         """Launch hedges and replacements of the silent, and set the alarm for the next one."""
+        self._readmit(now)
+        if self._without_room:
+            self._wake_by(self._without_room[0][0])
         while self._can_launch():
             live = self._live()  # never empty: who fails has been replaced by now
             hedge_at = stalls_at = None
