@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -20,9 +20,16 @@ from pipecat_hedge import fleet_sync
 from pipecat_hedge.policies.circuit_breaker import PROBES
 from pipecat_hedge.policies.concurrency_limit import AT_FIRST
 from pipecat_hedge.policies.fleet import VERSION
+from pipecat_hedge.policies.fleet_latency import GENERATION
 from pipecat_hedge.policies.priors import prior_for
 from pipecat_hedge.provider_stats import Backend, ProviderStats
-from pipecat_hedge.redis_store import RedisStore
+from pipecat_hedge.redis_store import (
+    BATCH_SECS,
+    DOCUMENT_SECS,
+    POT_SECS,
+    SUM_SECS,
+    RedisStore,
+)
 from tests.redis_server import LossyProxy, RedisServer, needs_redis
 
 CLAUDE, LOCAL = Backend("claude", "claude-haiku-4-5"), Backend("local", "qwen")
@@ -579,6 +586,101 @@ async def test_processes_of_another_release_are_not_listened_to(
     server.control.sadd("{pipecat-hedge}:processes", *some)
     await sync(stats)
     assert stats.health.of(CLAUDE.key).breaker.state(now()) == "open"
+
+
+@needs_redis
+async def test_what_nobody_touches_goes_by_itself(make: Make, server: RedisServer) -> None:
+    """Every key has an end: a process's word soon, a purse's after an hour, latencies in a week."""
+    one, two = make(), make()
+    observe(one, 0.2)
+    one.begin_turn(PURSE, 0.5)
+    one._purses[PURSE].balance = 3.0
+    answer(one, CLAUDE)
+    await sync(one, two)
+    for _ in range(2):  # a generation that is full is followed by the next
+        observe(one, 0.2, times=GENERATION)
+        await sync(one, two)
+    secs = {name: server.control.ttl(name) for name in server.names("*")}
+    ends = {
+        ":process:": DOCUMENT_SECS,
+        ":processes": SUM_SECS,
+        ":sum:": SUM_SECS,
+        ":was:": SUM_SECS,
+        ":providers": SUM_SECS,
+        ":pot:": POT_SECS,
+        ":batch:": BATCH_SECS,
+    }
+    for part, most in ends.items():
+        found = [left for name, left in secs.items() if part in name]
+        assert found, part
+        assert all(0.9 * most - 2 <= int(str(left)) <= most for left in found), part
+    assert all(any(part in name for part in ends) for name in secs)
+    (pot,) = server.names("*:pot:*")
+    server.control.expire(pot, 60)
+    await sync(one)
+    assert int(str(server.control.ttl(pot))) > 60, "what is touched stays"
+
+
+class Skewed(asyncio.SelectorEventLoop):
+    """A loop whose clock is ahead, as that of a machine that was started earlier."""
+
+    ahead_secs = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead_secs
+
+
+@needs_redis
+def test_clocks_that_differ_by_years_do_no_harm(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machines' wall clocks and the processes' own: only lengths of time are told."""
+    wall = time.time
+    years = (0.0, 3e8, -3e8, 9e8)
+    runners = [
+        asyncio.Runner(loop_factory=type("Ahead", (Skewed,), {"ahead_secs": max(ahead, 0.0)}))
+        for ahead in years
+    ]
+    processes = [ProviderStats(RedisStore(server.url)) for _ in years]
+
+    async def fails(stats: ProviderStats) -> None:
+        fail(stats, CLAUDE)
+
+    async def answers(stats: ProviderStats) -> None:
+        answer(stats, CLAUDE, LOCAL)
+
+    async def exchanges(stats: ProviderStats) -> None:
+        assert await sync(stats)
+
+    async def open_secs(stats: ProviderStats) -> float:
+        return stats.health.of(CLAUDE.key).breaker.open_secs(now())
+
+    async def closes(stats: ProviderStats) -> None:
+        assert stats.fleet is not None
+        await stats.fleet._store.close()
+
+    def run(does: Callable[[ProviderStats], Coroutine[Any, Any, Any]], *which: int) -> list[Any]:
+        told: list[Any] = []
+        for n in which or range(len(processes)):
+            monkeypatch.setattr(time, "time", lambda ahead=years[n]: wall() + ahead)
+            told.append(runners[n].run(does(processes[n])))
+        return told
+
+    try:
+        run(answers)
+        run(fails, 0, 2)
+        run(exchanges)
+        run(exchanges)
+        left = run(open_secs)
+        assert all(30.0 < secs <= 60.0 for secs in left), left
+        names = server.names("*:process:*")
+        assert len(names) == len(processes)
+        assert all(0 < int(str(server.control.ttl(name))) <= DOCUMENT_SECS for name in names)
+    finally:
+        monkeypatch.setattr(time, "time", wall)
+        run(closes)
+        for runner in runners:
+            runner.close()
 
 
 # ---- processes and loops
