@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipecat_hedge.drill.machine import Processors
@@ -74,6 +74,7 @@ def run_drill(
         tick: Called each second.
     """
     secs = drill.secs(variant)
+    fleet = replace(fleet, think_secs=drill.think_times * fleet.think_secs)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         providers = stack.enter_context(
