@@ -155,6 +155,27 @@ def test_who_hung_has_its_share_back_soon_after_it_is_found_well() -> None:
     assert degraded(fleet.turns(85.0, 180.0)) == 0.0
 
 
+@pytest.mark.parametrize(("processes", "sessions"), [(8, 40), (1, 320)])
+@pytest.mark.parametrize("hung_secs", [40.0, 62.0, 70.0])
+def test_a_share_is_back_within_90_s_whenever_its_provider_returns(
+    processes: int, sessions: int, hung_secs: float
+) -> None:
+    """Also just after a try that hung; and many requests of one process as soon as few of many."""
+    fleet = Fleet(capacity=250, stream_secs=4.0, processes=processes, sessions=sessions)
+    fleet.run(45.0)
+    server = fleet.servers["a"]
+    usual = server.rate(15.0, 45.0)
+    server.hangs, back = True, 45.0 + hung_secs
+    fleet.run(back)
+    server.hangs = False
+    fleet.run(back + 110.0)
+    share_at = next(t for t in range(100) if server.rate(back + t, back + t + 10.0) > 0.9 * usual)
+    print(f"its share is back {share_at} s after its return")
+    assert share_at <= 90
+    assert max(server.rate(back + t, back + t + 4.0) for t in range(105)) < 1.5 * usual
+    assert degraded(fleet.turns(back, back + 100.0)) == 0.0
+
+
 def test_every_permit_comes_back() -> None:
     """Whatever was recalled, granted, given up or served late."""
     fleet = Fleet()

@@ -385,6 +385,21 @@ def test_who_has_recovered_is_given_twice_as_much_with_each_round() -> None:
     assert it.late_secs == pytest.approx(usual, rel=0.05)
 
 
+def test_who_has_recovered_begins_with_a_quarter_of_what_was_usual() -> None:
+    """However low it was cut, and whether it was refused before or silent; nobody begins higher."""
+    it = ConcurrencyLimit()
+    now = rounds(it, 40, 0.4, most=40)
+    for cut in range(200):
+        it.in_flight = 1
+        it.release("timed_out", now + 2.0 * cut)
+    assert it.limit(now + 400.0) <= 2
+    it.recover(now + 400.0)
+    assert it.limit(now + 400.0) == pytest.approx(0.25 * 40 / 2, abs=1.5)
+    fresh = ConcurrencyLimit(at_first=7)
+    fresh.recover(1.0)
+    assert fresh.limit(1.0) == 7
+
+
 def test_who_has_recovered_grows_no_further_than_it_is_used() -> None:
     """To twice what is in flight at most: there is nothing to begin a flood with."""
     it = ConcurrencyLimit(at_first=100)

@@ -74,7 +74,9 @@ def run_drill(
         tick: Called each second.
     """
     secs = drill.secs(variant)
-    fleet = replace(fleet, think_secs=drill.think_times * fleet.think_secs)
+    think_secs = drill.think_times * fleet.think_secs
+    settle_secs = max(fleet.settle_secs, think_secs) if think_secs > fleet.think_secs else None
+    fleet = replace(fleet, think_secs=think_secs, settle_secs=settle_secs or fleet.settle_secs)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         providers = stack.enter_context(

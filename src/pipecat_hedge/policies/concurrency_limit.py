@@ -20,8 +20,10 @@ is suspected, hardly anything is left in flight for a few seconds, to find out w
 or the provider is slow by itself. If it is a queue, the limit is what is really being served,
 whatever was in flight. What waits beyond the limit is better recalled than left to wait: in a
 provider's queue a premium caller stands behind everybody, in ours not. If there is none, it is what
-it was before, and grows as at first. So it does, from where it is, when a provider is found well
-that was left alone: what cut the limit was no load.
+it was before, and grows as at first. So it does when a provider is found well that was left alone,
+since what cut the limit was no load: from ``RETURNS`` of what was usually in flight, so that two
+rounds of answers bring it back however many there were, and a provider that has just started is not
+sent all of it at once.
 
 Where a provider says it, it is believed for as long as that is news. A server that tells its own
 queue is believed in both directions: what it will take is the limit, and time to first token
@@ -58,6 +60,9 @@ that was nearly alone is not for the number of them."""
 SETTLES_SECS, SLOW_SECS = 1.0, 1.0
 WARY, WARY_SECS = 30.0, 30.0
 """So many times as slowly, and for so long, it grows after there was a queue."""
+RETURNS, USUAL = 0.25, 1 / 50
+"""What may be in flight at once after an outage, of what usually was; and the weight of the latest
+number in that."""
 UNAWARE_SECS = 12.0
 """Other processes may not know for so long that the provider has recovered."""
 
@@ -106,6 +111,7 @@ class ConcurrencyLimit:
         self._allowed: tuple[int, float] | None = None
         self._allowed_at = -math.inf
         self._has_moved = False
+        self._usual = 0.0
         self.in_flight = 0
         self.cuts = 0
 
@@ -269,6 +275,7 @@ class ConcurrencyLimit:
             self._cut(flying, now)
         elif verdict == "answered" and ttft_secs is not None:
             self._watch.answered(held_secs, now)
+            self._usual += USUAL * (flying - self._usual)
             is_good = ttft_secs <= SLOW_SECS or self._watch.recent <= 0.0
             if self._is_wary(now):
                 is_good = self._watch.recent <= 0.0
@@ -337,7 +344,7 @@ class ConcurrencyLimit:
             self._set(min(self._limit, max(self.in_flight + 1.0, CUT_LEAST)))
 
     def recover(self, now: float) -> None:
-        """Start again from where it is: what it was cut for is over, and was no queue.
+        """Start again from a part of what was usual: what it was cut for is over, and was no queue.
 
         It doubles with each round that is answered as usual, as at first. Other processes' cuts are
         not followed for a while. What is usual stays known.
@@ -349,6 +356,8 @@ class ConcurrencyLimit:
         self._wary_from = -math.inf
         self._watch.forget(now)
         self._is_starting = True
+        if self._has_moved:
+            self._set(max(self._limit, RETURNS * self._usual))
 
     def _news(self, now: float) -> int | None:
         """What the server told of itself, if that is still news."""
