@@ -52,7 +52,7 @@ class Overhead:
 
     Parameters:
         bare_token_secs: A token through the bare service.
-    bare_turn_secs: A turn of one token through the bare service.
+        bare_turn_secs: A turn of one token through the bare service.
         token_secs: What hedging adds to each token.
         turn_secs: What hedging adds to each turn, its tokens aside.
         rounds: How many times each was measured.
