@@ -17,6 +17,7 @@ LAYERS = {
     "arguments": WORDS,
     "facts": WORDS,
     "attempt": WORDS,
+    "open_seats": WORDS,
     "survival": WORDS,
     "work": WORDS,
     "percentiles": WORDS,

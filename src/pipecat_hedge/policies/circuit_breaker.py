@@ -46,14 +46,12 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from pipecat_hedge.ending import Verdict
 from pipecat_hedge.errors import ConfigurationError
 
 __all__ = ["BreakerEvent", "BreakerState", "CircuitBreaker"]
 
 BreakerState: TypeAlias = Literal["closed", "open", "half_open"]
-Verdict: TypeAlias = Literal["answered", "failed", "busy", "dropped"]
-"""What became of an attempt: it answered, it failed by its own fault, it was refused for load, or
-it was ended by somebody else and says nothing."""
 
 FAILURES = 5
 SHARE, LEAST, WINDOW_SECS = 0.5, 20, 30.0

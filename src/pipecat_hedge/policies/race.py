@@ -36,7 +36,7 @@ Nobody relies on a provider that is only tried, after it was left alone: it stan
 when there is nobody else at all.
 
 An attempt for which there was no room in the end was never a request. Beside others that are still
-under way it costs the turn nothing: it is tried again ``ROOM_AGAIN_SECS`` later, by the same rules.
+under way it costs the turn nothing: it is tried again a second later, by the same rules.
 Without others whoever is left is asked at once; and one that finds no room then, where nobody else
 is left, was the last: the turn has waited for room.
 """
@@ -77,14 +77,12 @@ from pipecat_hedge.facts import (
     Waiting,
     Woke,
 )
+from pipecat_hedge.open_seats import OpenSeats
 
 __all__ = ["IllegalFact", "Phase", "Race"]
 
 ASK_AGAIN_SECS = 0.1
 """How soon to look again whether a hedge that nobody would take is taken."""
-
-ROOM_AGAIN_SECS = 1.0
-"""How soon to try again whether there is room where there was none."""
 
 _T = TypeVar("_T")
 
@@ -141,12 +139,8 @@ class Race:
             deadline_secs: How long the turn may go without a winner; None is for ever.
             tried: The provider that is only tried, beside another; None if none is.
         """
-        self._tried = tried
-        self._lineup = list(lineup)
-        self._without_room: list[tuple[float, Seat]] = []
+        self._seats = OpenSeats(lineup, attempts, tried)
         self._rule = rule
-        self._refusals: Mapping[str, str] = {}
-        self._spare_attempts = attempts
         self._commit_on = commit_on
         self._deadline_secs = deadline_secs
         self._attempts: list[Attempt] = []
@@ -177,9 +171,9 @@ class Race:
     @property
     def planned(self) -> InFlight | None:
         """The further attempt that will be launched if nothing happens before; None if none is."""
-        if self._next_at is None or not self._can_launch():
+        if self._next_at is None or not self._seats:
             return None
-        return InFlight(self._lineup[self._place("hedge")].provider, self._next_at, None)
+        return InFlight(self._seats.next("hedge").provider, self._next_at, None)
 
     @property
     def commit_reason(self) -> str | None:
@@ -210,7 +204,7 @@ class Race:
         Args:
             attempt: One of its own.
         """
-        return self._can_launch() or any(other is not attempt for other in self._live())
+        return bool(self._seats) or any(other is not attempt for other in self._live())
 
     def handle(self, fact: Fact, now: float) -> tuple[Order, ...]:
         """Take one fact and say what to do about it.
@@ -227,7 +221,7 @@ class Race:
             IllegalFact: If the fact cannot happen now.
         """
         if isinstance(fact, HedgesRefused):
-            self._refusals = fact.reasons
+            self._seats.refuse(fact.reasons)
             return ()
         if isinstance(fact, (TurnStarted, Woke, Interrupted)):
             self._react(self._TURN_TABLE, fact)(self, now)
@@ -257,7 +251,7 @@ class Race:
     def _start(self, now: float) -> None:
         self._started_at = now
         self._phase = Phase.WAITING
-        if self._can_launch():
+        if self._seats:
             self._launch("primary", now)
         self._reconsider(now)
 
@@ -318,12 +312,11 @@ class Race:
 
     def _replace(self, attempt: Attempt, now: float) -> None:
         self._end(attempt, "failed", now)
-        self._strike(attempt)
         if attempt.was_never_sent and self._live():
-            self._spare_attempts += 1
-            self._without_room.append((now + ROOM_AGAIN_SECS, attempt.seat))
+            self._seats.give_back(attempt.seat, now)
+        self._strike(attempt)
         self._readmit(now)
-        if self._can_launch():
+        if self._seats:
             self._launch("failure", now)
         self._reconsider(now)
 
@@ -342,37 +335,13 @@ class Race:
 
     # ---- moves
 
-    def _can_launch(self) -> bool:
-        return self._spare_attempts > 0 and bool(self._lineup)
-
     def _launch(self, reason: LaunchReason, now: float, detail: str | None = None) -> None:
-        seat = self._lineup.pop(0 if reason == "primary" else self._place(reason))
-        attempt = Attempt(len(self._attempts), seat, reason, now, detail)
-        self._spare_attempts -= 1
+        attempt = Attempt(len(self._attempts), self._seats.take(reason), reason, now, detail)
         self._attempts.append(attempt)
         self._orders.append(Launch(attempt.number, attempt.provider, reason, detail))
 
     def _readmit(self, now: float) -> None:
-        """Line those up again for whom there may be room by now."""
-        is_alone = not self._live()
-        while self._without_room and (is_alone or self._without_room[0][0] <= now):
-            self._lineup.append(self._without_room.pop(0)[1])
-
-    def _place(self, reason: LaunchReason) -> int:
-        """Where in the lineup the next one stands: the first who does not refuse, or of all.
-
-        In another's place, somebody who is only tried comes after all others.
-        """
-        takes_anybody = reason == "hedge"
-
-        def reluctance(place: int) -> tuple[bool, bool]:
-            provider = self._lineup[place].provider
-            return (
-                not takes_anybody and provider == self._tried,
-                provider in self._refusals,
-            )
-
-        return min(range(len(self._lineup)), key=reluctance)
+        self._seats.readmit(now, everybody=not self._live())
 
     def _reconsider(self, now: float) -> None:
         """Do what time alone brings about, and set the alarm for the next of it."""
@@ -417,14 +386,14 @@ class Race:
             attempt.error = error
             self._end(attempt, "failed", now)
             self._readmit(now)
-            if self._can_launch():
+            if self._seats:
                 self._launch("failure", now)
 
     def _patience(self, attempt: Attempt) -> tuple[float | None, AttemptError]:
         """Until when an attempt may be silent, and what it has then done."""
         timeout_secs = attempt.timeout_secs
         expires = None if timeout_secs is None else attempt.heard_at + timeout_secs
-        if self._phase is not Phase.WAITING and not self._can_launch():
+        if self._phase is not Phase.WAITING and not self._seats:
             # Nobody is left to take over: the caller is told, rather than kept in silence. The
             # latest to be asked has its time, and those before it may answer until then.
             stalls = _after(self._live()[-1].heard_at, attempt.stall_secs)
@@ -435,9 +404,8 @@ class Race:
     def _launch_what_is_due(self, now: float) -> None:
         """Launch hedges and replacements of the silent, and set the alarm for the next one."""
         self._readmit(now)
-        if self._without_room:
-            self._wake_by(self._without_room[0][0])
-        while self._can_launch():
+        self._wake_by(self._seats.room_at)
+        while self._seats:
             live = self._live()  # never empty: who fails has been replaced by now
             hedge_at = stalls_at = None
             why: LaunchReason = "hedge"
@@ -447,7 +415,7 @@ class Race:
                 if decision.is_put_off:
                     self._wake_by(now + ASK_AGAIN_SECS)
                     why = "stall"
-                if hedge_at is not None and hedge_at <= now and (refusal := self._refusal()):
+                if hedge_at is not None and hedge_at <= now and (refusal := self._seats.refusal):
                     self._launch_reason = refusal
                     self._wake_by(now + ASK_AGAIN_SECS)
                     hedge_at = None
@@ -499,7 +467,7 @@ class Race:
         """Do not ask again in this turn who has said that it is no use."""
         error = attempt.error
         if error is not None and (error.permanent or error.retry_after_secs is not None):
-            self._lineup = [seat for seat in self._lineup if seat.provider != attempt.provider]
+            self._seats.strike(attempt.provider)
 
     def _end(self, attempt: Attempt, outcome: AttemptOutcome, now: float) -> None:
         attempt.outcome = outcome
@@ -535,14 +503,7 @@ class Race:
         in_flight = tuple(
             InFlight(a.provider, a.launched_at, a.last_token_at, a.first_token_at) for a in live
         )
-        next_provider = self._lineup[self._place("hedge")].provider
-        return Waiting(self._started_at, in_flight, next_provider, now)
-
-    def _refusal(self) -> str | None:
-        """Why nobody who is left takes a hedge; None if somebody does."""
-        provider = self._lineup[self._place("hedge")].provider
-        reason = self._refusals.get(provider)
-        return None if reason is None else f"no hedge: {provider} {reason}"
+        return Waiting(self._started_at, in_flight, self._seats.next("hedge").provider, now)
 
     # ---- the tables: what may happen when, and what it does. A missing row is an illegal fact.
     # fmt: off
