@@ -142,7 +142,7 @@ def test_who_hung_has_its_share_back_soon_after_it_is_found_well() -> None:
     fleet.run(85.0)
     server.hangs = False
     assert server.rate(75.0, 85.0) < 0.02 * usual
-    assert all(health.of("a").limit.limit(85.0) <= 3 for health in fleet.processes)
+    assert all(health.of("a").limit.limit(85.0) <= 5 for health in fleet.processes)
     closed: list[float] = []
     for second in range(86, 191):
         fleet.run(float(second))

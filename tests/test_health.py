@@ -528,4 +528,3 @@ def test_a_lost_request_is_no_sign_of_load_where_later_ones_are_answered(others:
             health.heard(permit, 6.0)
     health.give_back(lost, SILENT, 7.0)
     assert (health.occupancy("a", 7.0)[1] < 100) == (not others)
-    assert health.of("a").limit.cuts == (not others)

@@ -240,6 +240,8 @@ class Asking:
         told = f"{attempt.provider} has a queue, it was to wait there no longer"
         if permit.is_displaced:
             told = f"it made room at {attempt.provider} for a more urgent request"
+        if attempt.number in self.asked:  # may be asked again, once this request is closed
+            self._idle[attempt.provider].append(self.asked[attempt.number])
         post.failed(AttemptError(SHED, told))
         self.racing.stop(attempt.number)
 

@@ -81,10 +81,14 @@ class Attempt:
         self.error: AttemptError | None = None
 
     @property
-    def was_never_sent(self) -> bool:
-        """Whether there was no room for it, so that no request was made."""
-        is_shed = self.error is not None and self.error.category == SHED
-        return is_shed and self.opened_at is None
+    def is_sent(self) -> bool:
+        """Whether its request is or was on its way, and not only waits for room."""
+        return self.opened_at is not None
+
+    @property
+    def was_shed(self) -> bool:
+        """Whether there was no room for it: it was not sent, or was called back."""
+        return self.error is not None and self.error.category == SHED
 
     @property
     def heard_at(self) -> float:

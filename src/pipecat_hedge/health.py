@@ -182,10 +182,13 @@ class Health(ProviderRegistry):
             count = entry.count_unheard(ending, was_unheard, ttft_secs is not None)
             entry.live.pop(permit, None)
             held_secs = now - permit.taken_at
-            verdict = ending.limit
-            if verdict == "timed_out" and entry.answered_since > permit.taken_at:
-                verdict = "failed"  # who came later was answered: it did not wait in a queue
-            entry.limit.release(verdict, now, ttft_secs=ttft_secs, held_secs=held_secs)
+            entry.limit.release(
+                ending.limit,
+                now,
+                ttft_secs=ttft_secs,
+                held_secs=held_secs,
+                was_passed=entry.answered_since > permit.taken_at,
+            )
             entry.came_back(now)
             entry.breaker.record(
                 ending.breaker, now, probe=permit.is_probe, lived_secs=held_secs, count=count
@@ -203,6 +206,7 @@ class Health(ProviderRegistry):
         now: float,
         *,
         is_probe: bool = False,
+        disturbs: bool = False,
     ) -> str | None:
         """Why a provider has no permit for this work; None if it has, which is the quick way.
 
@@ -212,10 +216,13 @@ class Health(ProviderRegistry):
             ticket: Whom others may be in front of; needed only where somebody waits.
             now: The time.
             is_probe: Whether it is the one that may try a provider that is left alone.
+            disturbs: Whether it may ask one that has asked to be left alone.
         """
         entry = self.of(key)
         if not is_probe and self._state(key, now) != "closed":
             return f"is left alone ({entry.opened_because})"
+        if now < entry.rests_until and not (is_probe or disturbs):
+            return f"has asked to be left alone for {entry.rests_until - now:.2g} s"
         limit = entry.limit
         if ticket is not None and self._queue:
             first = self._queue.first_for(key)
@@ -225,11 +232,17 @@ class Health(ProviderRegistry):
             return f"has {limit.reason(now)}"
         return None
 
-    def _take(self, ticket: Ticket, now: float, probe: str | None = None) -> Permit | None:
+    def _take(
+        self, ticket: Ticket, now: float, probe: str | None = None, *, disturbs: bool | None = None
+    ) -> Permit | None:
+        disturbs = self._disturbs(ticket) if disturbs is None else disturbs
         for key in ticket.candidates:
             self._watch(key, now)
             is_probe = key == probe
-            if self._refusal(key, ticket.work, ticket, now, is_probe=is_probe) is None:
+            refusal = self._refusal(
+                key, ticket.work, ticket, now, is_probe=is_probe, disturbs=disturbs
+            )
+            if refusal is None:
                 entry = self.of(key)
                 is_given = entry.limit.acquire(now)  # with what had to be left over
                 assert is_given
@@ -238,6 +251,12 @@ class Health(ProviderRegistry):
                 entry.live[permit] = None
                 return permit
         return None
+
+    def _disturbs(self, ticket: Ticket) -> bool:
+        """Whether somebody is asked who wants to be left alone: nobody else could be in time."""
+        return ticket.work not in ("hedge", "warm_up") and all(
+            self.of(key).rests_until > ticket.deadline for key in ticket.candidates
+        )
 
     def _watch(self, key: str, now: float) -> None:
         """Look for a queue at a provider; what waits in it comes back to wait here, in order."""
@@ -271,7 +290,7 @@ class Health(ProviderRegistry):
         """Give what a provider has to those who wait for it, in their order."""
         while (ticket := self._queue.first_for(key)) is not None:
             own = Ticket(ticket.work, ticket.tier, ticket.deadline, (key,), ticket.joined_at)
-            permit = self._take(own, now)
+            permit = self._take(own, now, disturbs=self._disturbs(ticket))
             if permit is None:
                 return
             self._queue.leave(ticket)

@@ -665,6 +665,7 @@ def test_what_found_no_room_costs_nothing_beside_others() -> None:
     seats = [Seat(name, stall_secs=3.0, timeout_secs=30.0) for name in "ab"]
     race = Race(seats, rule_of(HedgePolicy.fallback(attempts=2)), attempts=2)
     race.handle(TurnStarted(), 0.0)
+    race.handle(AttemptOpened(0), 0.0)
     assert race.handle(Woke(), 3.0) == (Launch(1, "b", "stall"),)
     assert race.handle(AttemptFailed(1, NO_ROOM), 4.0) == ()
     assert race.wake_at == 5.0
@@ -683,6 +684,7 @@ def test_who_found_no_room_is_asked_again_at_once_when_nobody_else_is_left() -> 
     seats = [Seat(name, stall_secs=3.0) for name in "ab"]
     race = Race(seats, rule_of(HedgePolicy.after(0.6)), attempts=2)
     race.handle(TurnStarted(), 0.0)
+    race.handle(AttemptOpened(0), 0.0)
     assert race.handle(Woke(), 0.6) == (Launch(1, "b", "hedge"),)
     assert race.handle(AttemptFailed(1, NO_ROOM), 0.7) == ()
     assert race.handle(AttemptFailed(0, REFUSED), 0.8) == (Launch(2, "b", "failure"),)
@@ -690,14 +692,40 @@ def test_who_found_no_room_is_asked_again_at_once_when_nobody_else_is_left() -> 
     assert race.handle(AttemptFailed(2, NO_ROOM), 0.9) == (GiveUp(told),)
 
 
-def test_a_request_that_was_sent_and_recalled_is_one_of_the_turns() -> None:
-    """Its provider has had it."""
-    race = Race([Seat(name) for name in "abc"], rule_of(HedgePolicy.after(0.6)), attempts=2)
+def test_a_request_that_was_called_back_waits_here() -> None:
+    """Where there is nobody else, too: its turn has waited at the provider, and has not failed."""
+    race = Race([Seat("a")], rule_of(HedgePolicy.after(0.6)), attempts=1)
     race.handle(TurnStarted(), 0.0)
-    race.handle(Woke(), 0.6)
-    race.handle(AttemptOpened(1), 0.61)
-    assert race.handle(AttemptFailed(1, NO_ROOM), 0.7) == ()
-    assert race.handle(Woke(), 9.0) == ()
+    race.handle(AttemptOpened(0), 0.0)
+    assert race.handle(AttemptFailed(0, NO_ROOM), 0.7) == (Launch(1, "a", "failure"),)
+    told = (("a", NO_ROOM), ("a", NO_ROOM))
+    assert race.handle(AttemptFailed(1, NO_ROOM), 1.7) == (GiveUp(told),)
+
+
+def test_those_that_only_wait_for_room_do_not_keep_each_other_waiting() -> None:
+    """Nothing is on its way: when each has found none in its time the turn is over."""
+    seats = [Seat(name, stall_secs=3.0) for name in "abcde"]
+    race = Race(seats, rule_of(HedgePolicy.fallback(attempts=3)), attempts=3)
+    race.handle(TurnStarted(), 0.0)
+    race.handle(AttemptOpened(0), 0.0)
+    assert race.handle(Woke(), 3.0) == (Launch(1, "b", "stall"),)
+    assert race.handle(AttemptFailed(0, REFUSED), 3.1) == (Launch(2, "c", "failure"),)
+    assert race.handle(AttemptFailed(1, NO_ROOM), 4.0) == ()
+    orders = race.handle(AttemptFailed(2, NO_ROOM), 4.1)
+    assert orders == (GiveUp((("a", REFUSED), ("b", NO_ROOM), ("c", NO_ROOM))),)
+
+
+def test_a_hedge_without_room_is_not_replaced_as_if_somebody_had_failed() -> None:
+    """Whether it was sent or not: its turn has another under way, and the rule asks again."""
+    for is_sent in (False, True):
+        race = Race([Seat(name) for name in "abc"], rule_of(HedgePolicy.after(0.6)), attempts=3)
+        race.handle(TurnStarted(), 0.0)
+        race.handle(AttemptOpened(0), 0.0)
+        race.handle(Woke(), 0.6)
+        if is_sent:
+            race.handle(AttemptOpened(1), 0.6)
+        assert race.handle(AttemptFailed(1, NO_ROOM), 0.7) == (Launch(2, "c", "hedge"),)
+        assert race.attempts[2].reason == "hedge"
 
 
 def test_a_refused_hedge_says_why_and_when_to_look_again() -> None:

@@ -171,13 +171,26 @@ class RaceModel(RuleBasedStateMachine):
         self._take(facts[kind])
 
     @rule()
+    def nobody_has_room(self) -> None:
+        """Where nothing is on its way, a turn that finds no room has an end."""
+        most = self.policy.attempts + len(self.lineup)
+        for _ in range(most):
+            waiting = [a for a in self.race.attempts if a.outcome is None]
+            if not waiting or any(a.is_sent for a in waiting):
+                return
+            self.live.discard(waiting[0].number)
+            self._take(AttemptFailed(waiting[0].number, AttemptError(SHED, "no room")))
+        left = [a for a in self.race.attempts if a.outcome is None]
+        assert not left or any(a.is_sent for a in left), "tried for ever"
+
+    @rule()
     def the_caller_interrupts(self) -> None:
         self._take(Interrupted())
         assert self.race.phase is Phase.OVER
 
     @invariant()
     def requests_are_bounded(self) -> None:
-        sent = len(self.launched) - sum(a.was_never_sent for a in self.race.attempts)
+        sent = len(self.launched) - sum(a.was_shed for a in self.race.attempts)
         assert sent <= min(self.policy.attempts, len(self.lineup))
         assert len(self.live) <= self.policy.attempts
 

@@ -9,7 +9,8 @@ them silently, so that every caller waits for all others. The naive answer, a fi
 as soon as it is right: set for a good hour it does harm in a bad one.
 
 Ours begins high, since without a sign of load any limit does harm. A refusal or a time-out cuts it
-to ``BACKOFF`` of what was in flight, which is what the provider was really given, once in
+(but not the loss of a single request, while those that came later are answered) to ``BACKOFF`` of
+what was in flight, which is what the provider was really given, once in
 ``SETTLES_SECS`` however many requests it hits, since all of them were sent under the same limit. An
 answer that comes as usual lets it grow, and only while the limit is really used: an idle hour
 proves nothing. It grows by one for each answer until it was first cut, then by one for a round of
@@ -21,9 +22,8 @@ or the provider is slow by itself. If it is a queue, the limit is what is really
 whatever was in flight. What waits beyond the limit is better recalled than left to wait: in a
 provider's queue a premium caller stands behind everybody, in ours not. If there is none, it is what
 it was before, and grows as at first. So it does when a provider is found well that was left alone,
-since what cut the limit was no load: from ``RETURNS`` of what was usually in flight, so that two
-rounds of answers bring it back however many there were, and a provider that has just started is not
-sent all of it at once.
+since what cut the limit was no load: from at least ``RETURNS`` of what was usually in flight, so
+that two rounds of answers bring it back however many there were.
 
 Where a provider says it, it is believed for as long as that is news. A server that tells its own
 queue is believed in both directions: what it will take is the limit, and time to first token
@@ -60,6 +60,8 @@ that was nearly alone is not for the number of them."""
 SETTLES_SECS, SLOW_SECS = 1.0, 1.0
 WARY, WARY_SECS = 30.0, 30.0
 """So many times as slowly, and for so long, it grows after there was a queue."""
+LOST, LOST_WEIGHS = 0.1, 1 / 50
+"""The share of requests that may be lost for no reason of load, and the weight of the latest."""
 RETURNS, USUAL = 0.25, 1 / 50
 """What may be in flight at once after an outage, of what usually was; and the weight of the latest
 number in that."""
@@ -79,7 +81,8 @@ class ConcurrencyLimit:
 
     Attributes:
         in_flight: Permits that are out.
-        cuts: How many times its own requests have had it cut.
+        cuts: How many times it was cut for a refusal of its own or a queue that it has found: what
+            concerns whoever else asks the provider.
     """
 
     def __init__(self, *, at_first: int = AT_FIRST, least: int = LEAST, most: int = MOST):
@@ -110,7 +113,8 @@ class ConcurrencyLimit:
         self._told: tuple[int, float] | None = None
         self._allowed: tuple[int, float] | None = None
         self._allowed_at = -math.inf
-        self._has_moved = False
+        self._has_moved = self._has_found = False
+        self._lost = 0.0
         self._usual = 0.0
         self.in_flight = 0
         self.cuts = 0
@@ -197,7 +201,7 @@ class ConcurrencyLimit:
         order = self._watch.heard(
             ttft_secs, flying, now, size_class=size_class, was_overdue=was_overdue, is_told=told
         )
-        self.cuts += self._obey(order, now)
+        self._obey(order, now)
 
     def overdue(self, sent_at: float, now: float) -> None:
         """Take note of a request that has waited for ``late_secs`` without a word; once for each.
@@ -221,9 +225,7 @@ class ConcurrencyLimit:
         """
         if self._news(now) is not None:
             return False
-        is_cut = self._obey(self._watch.notice_late(late, self.in_flight, now), now)
-        self.cuts += is_cut
-        return is_cut
+        return self._obey(self._watch.notice_late(late, self.in_flight, now), now)
 
     def hear_tests(self, others: int, counts: TestCounts, now: float) -> None:
         """Take note of other processes' tests for a queue.
@@ -259,6 +261,7 @@ class ConcurrencyLimit:
         *,
         ttft_secs: float | None = None,
         held_secs: float = 0.0,
+        was_passed: bool = False,
     ) -> None:
         """Give a permit back, with what became of the attempt.
 
@@ -267,11 +270,17 @@ class ConcurrencyLimit:
             now: When.
             ttft_secs: Its time to first token, if it had one.
             held_secs: How long the permit was out.
+            was_passed: Whether one that was sent later has begun to be answered: then it did not
+                wait in a queue, and has been lost.
         """
         assert self.in_flight > 0, "a permit was released twice"
         flying = self.in_flight
         self.in_flight -= 1
-        if verdict in ("busy", "timed_out"):
+        if verdict in ("answered", "timed_out"):
+            self._lost += LOST_WEIGHS * ((verdict == "timed_out") - self._lost)
+        if verdict == "busy":
+            self.cuts += self._cut(flying, now)
+        elif verdict == "timed_out" and not (was_passed and self._lost <= LOST):
             self._cut(flying, now)
         elif verdict == "answered" and ttft_secs is not None:
             self._watch.answered(held_secs, now)
@@ -308,8 +317,8 @@ class ConcurrencyLimit:
 
     @property
     def learned(self) -> int | None:
-        """Where it has been moved to by what was seen here; None if it never was, or for a test."""
-        return int(self._limit) if self._has_moved and not self._watch.is_testing else None
+        """Where it is, if anything seen here has cut it; None if nothing has, or for a test."""
+        return int(self._limit) if self._has_found and not self._watch.is_testing else None
 
     @property
     def surplus(self) -> int:
@@ -371,19 +380,22 @@ class ConcurrencyLimit:
 
     # ---- what is learned
 
-    def _cut(self, flying: int, now: float) -> None:
+    def _cut(self, flying: int, now: float) -> bool:
         if now - self._cut_at < SETTLES_SECS:
-            return  # it was sent under the limit that has been cut already
+            return False  # it was sent under the limit that has been cut already
         self._cut_at = self._wary_from = self._watch.cut_at = now
         self._is_starting = False
         cut = min(self._limit, flying) * BACKOFF
         self._set(max(cut, min(self._limit, CUT_LEAST)))
-        self.cuts += 1
+        self._has_found = True
+        return True
 
     def _obey(self, order: FewerOrMore | None, now: float) -> bool:
         """Have fewer in flight, or allow for more; whether it is fewer."""
         if order is None:
             return False
+        self._has_found |= order.why != "test"
+        self.cuts += order.why in ("queue", "tested")
         if order.why in ("queue", "test"):
             self._is_starting, self._has_shortened = False, True
             self._set(min(self._limit, order.limit))

@@ -1,7 +1,8 @@
 """The race: who is asked, when, and whose answer the caller hears. Pure; time is an argument.
 
 Law: a failure never wins, at most one attempt is committed, never more than ``attempts`` requests
-are made, and every attempt that is still live when the turn ends is cancelled.
+are made that are not called back, and every attempt that is still live when the turn ends is
+cancelled.
 
 A race is a state machine. Facts go in with the time at which they happened, orders come out, and
 ``wake_at`` says when to ask again if nothing happens before. It knows no asyncio, no Pipecat and
@@ -35,10 +36,12 @@ answer, so it is replaced by one who refuses if there is nobody else, and so is 
 Nobody relies on a provider that is only tried, after it was left alone: it stands in for another
 when there is nobody else at all.
 
-An attempt for which there was no room in the end was never a request. Beside others that are still
-under way it costs the turn nothing: it is tried again a second later, by the same rules.
-Without others whoever is left is asked at once; and one that finds no room then, where nobody else
-is left, was the last: the turn has waited for room.
+An attempt for which there was no room in the end was never a request, and one that was called back
+because there is none has been no use to the turn. Neither is counted: while a request of the turn
+is under way it is tried again a second later, by the same rules; what was called back when nothing
+else was under way waits for room at once, as the turn did at first. One that finds none, where
+nothing is under way, is not tried again: so the turn has an end. A hedge without room is not missed
+while others are under way: the rule says when the next one is due.
 """
 
 from __future__ import annotations
@@ -312,11 +315,13 @@ class Race:
 
     def _replace(self, attempt: Attempt, now: float) -> None:
         self._end(attempt, "failed", now)
-        if attempt.was_never_sent and self._live():
+        live = self._live()
+        if attempt.was_shed and (attempt.is_sent or any(other.is_sent for other in live)):
             self._seats.give_back(attempt.seat, now)
         self._strike(attempt)
         self._readmit(now)
-        if self._seats:
+        is_missed = not (attempt.was_shed and attempt.reason == "hedge" and live)
+        if self._seats and is_missed:
             self._launch("failure", now)
         self._reconsider(now)
 
