@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -10,6 +11,7 @@ import httpx
 import openai
 import pytest
 from google.genai.errors import APIError
+from pipecat.adapters.llm.base_llm_adapter import LLMContextConversionError
 from pipecat.frames.frames import ErrorFrame
 from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.utils.errors import ErrorCategory
@@ -45,8 +47,58 @@ def test_a_lost_connection_is_called_so(exception: Exception) -> None:
 def test_what_the_service_says_counts() -> None:
     """Its category is kept, and what nobody knows stays unknown."""
     assert told(ConnectionResetError(), ErrorCategory.SERVER) == "server"
-    assert told(ValueError()) == "unknown"
+    assert told(RuntimeError()) == "unknown"
     assert told(None) == "unknown"
+
+
+def caused(exception: Exception, by: Exception) -> Exception:
+    exception.__cause__ = by
+    return exception
+
+
+@pytest.mark.parametrize(
+    "exception",
+    [
+        LLMContextConversionError(ValueError("no such file")),
+        caused(LLMContextConversionError(OSError()), ConnectionResetError()),
+        NotImplementedError("run_inference() not supported"),
+        TypeError("Object of type Caller is not JSON serializable"),
+        ValueError("extra: no such parameter"),
+        caused(ValueError("no such tool"), KeyError("weather")),
+        AttributeError("model"),
+        UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"),
+    ],
+)
+def test_what_goes_wrong_before_a_provider_is_asked_is_the_applications(
+    exception: Exception,
+) -> None:
+    """A context that cannot be converted, whatever is behind it, and errors in the code here."""
+    assert told(exception) == "application"
+    assert told(exception, ErrorCategory.SERVER) == "server"
+
+
+@pytest.mark.parametrize(
+    "exception",
+    [
+        json.JSONDecodeError("Expecting value", "<html>", 0),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        caused(ValueError("no answer"), json.JSONDecodeError("Expecting value", "<html>", 0)),
+        RuntimeError("the model is not loaded"),
+        Exception("no answer"),
+    ],
+)
+def test_who_sends_what_cannot_be_read_is_blamed(exception: Exception) -> None:
+    """Errors of reading are kinds of ``ValueError``, and others a service raises for a provider."""
+    assert told(exception) == "unknown"
+
+
+def test_an_error_over_what_a_provider_has_sent_is_not_excused() -> None:
+    """``choices`` that are null make a ``TypeError``; a context is converted before it is sent."""
+    over = ErrorFrame("failed", exception=TypeError("'NoneType' object is not subscriptable"))
+    assert attempt_error(over, has_begun=True).category == "unknown"
+    assert attempt_error(over).category == "application"
+    unsent = ErrorFrame("failed", exception=LLMContextConversionError(ValueError()))
+    assert attempt_error(unsent, has_begun=True).category == "application"
 
 
 def retry_after(value: str) -> float | None:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from loguru import logger
+from pipecat.adapters.llm.base_llm_adapter import LLMContextConversionError
 from pipecat.frames.frames import ErrorFrame, LLMContextFrame, LLMTextFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.utils.errors import ErrorCategory
@@ -69,6 +70,17 @@ class Telling(ScriptedLLMService):
         }
         await _read_rate_limit(httpx.Response(200, headers=told))
         await super()._play(script, context)
+
+
+class Raising(ScriptedLLMService):
+    """Lets an exception through in every turn."""
+
+    def __init__(self, exception: Exception):
+        super().__init__(FINE)
+        self._exception = exception
+
+    async def _play(self, script: Sequence[Step], context: LLMContext) -> None:
+        raise self._exception
 
 
 class Summing(ScriptedLLMService):
@@ -147,6 +159,34 @@ class TestBreakers:
         async with Line(racing(c, d)) as line:
             await ask(line, 1)
         assert asked(c, d) == [0, 1]
+
+    @pytest.mark.parametrize("is_told", [True, False])
+    async def test_a_context_that_nobody_can_convert_shuts_no_provider(self, is_told: bool) -> None:
+        """It is one caller's, told as Pipecat does without a category, or raised."""
+        error = LLMContextConversionError(ValueError("no such file"))
+        told: list[Step] = [ErrorFrame("failed", exception=error)]
+
+        def member() -> ScriptedLLMService:
+            return scripts(told) if is_told else Raising(error)
+
+        async with Line(racing(member(), member(), member())) as line:
+            await ask(line, 6)
+            report = await line.report(6)
+        assert [attempt.error_category for attempt in report.attempts] == ["application"] * 3
+        async with Line(racing(a := scripts(FINE), scripts(FINE))) as other:
+            await ask(other, 1)
+        assert asked(a) == [1]
+        now = asyncio.get_running_loop().time()
+        assert {health().state(f"{name} | scripted", now) for name in "abc"} == {"closed"}
+
+    async def test_a_summary_that_no_service_can_make_shuts_no_provider(self) -> None:
+        llm = racing(scripts(FINE), scripts(FINE))
+        async with Line(llm) as line:
+            for _ in range(6):
+                with pytest.raises(AllProvidersFailed, match="a: application, b: application"):
+                    await llm.run_inference(LLMContext([{"role": "user", "content": "?"}]))
+            await line.ask()
+            assert line.text == "Yes, do come."
 
     async def test_it_is_tried_again_beside_a_healthy_one_and_comes_back(self) -> None:
         """The probe is a hedge; when two have answered, it is the first again."""

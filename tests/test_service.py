@@ -42,6 +42,7 @@ from pipecat_hedge import (
     HedgePolicy,
     Provider,
 )
+from pipecat_hedge.provider_client import _read_rate_limit
 from pipecat_hedge.reports import DrainedAnswer
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
 from tests.line import Line
@@ -192,6 +193,26 @@ class TestWhenToLaunch:
             report = await line.report()
         assert line.text == "Hi."
         assert report.attempts[0].error_category == "unknown"
+
+    @pytest.mark.parametrize(
+        ("has_responded", "category"), [(False, "application"), (True, "unknown")]
+    )
+    async def test_a_service_that_stumbles_over_a_response_blames_its_provider(
+        self, has_responded: bool, category: str
+    ) -> None:
+        """Before there is one, the same error is the application's."""
+
+        class Stumbling(ScriptedLLMService):
+            async def _play(self, script: Any, context: LLMContext) -> None:
+                if has_responded:
+                    await _read_rate_limit(httpx.Response(200))
+                raise TypeError("'NoneType' object is not subscriptable")
+
+        async with Line(racing(Stumbling([]), scripted(Say("Hi.")))) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "Hi."
+        assert report.attempts[0].error_category == category
 
     async def test_a_time_out_told_by_event_alone_is_a_failure(self) -> None:
         """Pipecat's Anthropic service reports one without an error frame."""

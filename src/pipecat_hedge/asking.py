@@ -28,6 +28,7 @@ from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import Race
 from pipecat_hedge.policies.verdict import judge
 from pipecat_hedge.probe import Probe
+from pipecat_hedge.provider_client import exception_error
 from pipecat_hedge.provider_health import Permit
 from pipecat_hedge.provider_latency import size_class
 from pipecat_hedge.racing import Post, Racing
@@ -133,7 +134,8 @@ class Asking:
             with working_as(work):
                 await self._answer(race, launch, self._probe(attempt, post) or post, tally)
         except Exception as e:
-            error = AttemptError("unknown", type(e).__name__)
+            error = exception_error(e, has_begun=tally.has_begun)
+            post.failed(error)
             raise
         finally:
             self._close(attempt, permit, tally, error)
@@ -257,18 +259,16 @@ class Asking:
         """Give the permit back, with whatever the request's end says."""
         probe = self._probes.get(attempt.number)
         is_lost = attempt.outcome == "superseded"
-        ending = judge(
-            tally.error or error,
-            has_answered=tally.completed and tally.has_answer,
-            attempt=attempt,
-        )
+        failure = tally.error or error
+        has_answered = tally.completed and tally.has_answer
+        ending = judge(failure, has_answered=has_answered, attempt=attempt)
         if probe is not None:
             probe.close()
             if is_lost and not probe.has_failed:
                 self._learning.learn_probe(attempt, probe.first_at, self._loop.time())
                 ending = _judge_lost(probe, ending)
-        if tally.error is not None and tally.error.retry_after_secs is not None:
-            self._admission.rest(permit, tally.error.retry_after_secs)
+        if failure is not None and failure.retry_after_secs is not None:
+            self._admission.rest(permit, failure.retry_after_secs)
         is_given_up = is_lost or (
             _is_shed(attempt) and self._loop.time() - permit.taken_at >= A_WHILE_SECS
         )

@@ -233,7 +233,7 @@ class Contender:
                 self._required = _required_arguments(copied)
                 length = len(copied.messages)
                 frame = LLMContextFrame(context=copied)
-                with telling_rate_limits_to(tally.rate_limit_came):
+                with telling_rate_limits_to(tally.response_came):
                     await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
                 # Some services report a time-out by an event alone, whose handler is a task.
                 await asyncio.sleep(0)
@@ -280,7 +280,7 @@ class Contender:
         elif isinstance(frame, LLMFullResponseStartFrame):
             post.opened()
         elif isinstance(frame, ErrorFrame):
-            self._fail(attempt_error(frame))
+            self._fail(attempt_error(frame, has_begun=self._tally.has_begun))
         elif isinstance(frame, LLMFullResponseEndFrame) or direction is FrameDirection.UPSTREAM:
             return  # the end is when process_frame returns; the host sends its own End
         elif not isinstance(frame, SystemFrame):

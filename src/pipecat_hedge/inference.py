@@ -7,9 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from pipecat.frames.frames import ErrorFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.utils.errors import classify_http_exception
 
 from pipecat_hedge.admission import Admission
 from pipecat_hedge.errors import SHED, AttemptError
@@ -20,9 +18,10 @@ from pipecat_hedge.permits import Shed
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import Race
 from pipecat_hedge.policies.verdict import judge
-from pipecat_hedge.provider_client import attempt_error
+from pipecat_hedge.provider_client import exception_error, telling_rate_limits_to
 from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.racing import Post, Racing
+from pipecat_hedge.tally import Tally
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.work import working_as
 
@@ -70,15 +69,14 @@ async def race_inference(
         service = take_least_busy(idle[launch.provider]).service
         asked = True
         learning.plan.launched(launch)
+        tally = Tally()
         answer: str | None = None
         error: AttemptError | None = None
         try:
-            with working_as("background"):
+            with working_as("background"), telling_rate_limits_to(tally.response_came):
                 answer = await service.run_inference(context, **given)
         except Exception as e:
-            category = classify_http_exception(e)
-            frame = ErrorFrame(f"{type(e).__name__}: {e}", exception=e, category=category)
-            error = attempt_error(frame)
+            error = exception_error(e, has_begun=tally.has_begun)
             post.failed(error)
             return
         finally:

@@ -12,10 +12,15 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from loguru import logger
+from pipecat.adapters.llm.base_llm_adapter import LLMContextConversionError
 from pipecat.frames.frames import ErrorFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.services.llm_service import LLMService
-from pipecat.utils.errors import ErrorCategory, extract_http_status_code
+from pipecat.utils.errors import (
+    ErrorCategory,
+    classify_http_exception,
+    extract_http_status_code,
+)
 
 from pipecat_hedge.errors import AttemptError
 from pipecat_hedge.policies.rate_limit_news import RateLimitNews, rate_limit_news
@@ -24,6 +29,7 @@ __all__ = [
     "Leave",
     "ReadsAhead",
     "attempt_error",
+    "exception_error",
     "open_connection",
     "read_rate_limits",
     "switch_off_hidden_retries",
@@ -52,15 +58,19 @@ class ReadsAhead(Protocol):
         ...
 
 
-def attempt_error(frame: ErrorFrame) -> AttemptError:
+def attempt_error(frame: ErrorFrame, *, has_begun: bool = False) -> AttemptError:
     """Put a service's error frame into the race's words.
 
     Args:
         frame: The frame that the service pushed.
+        has_begun: Whether the provider had begun to respond.
     """
     category = frame.category or ErrorCategory.UNKNOWN
-    if category is ErrorCategory.UNKNOWN and _is_connection_error(frame.exception):
-        category = ErrorCategory.CONNECTIVITY
+    if category is ErrorCategory.UNKNOWN:
+        if _is_applications(frame.exception, has_begun=has_begun):
+            category = ErrorCategory.APPLICATION
+        elif _is_connection_error(frame.exception):
+            category = ErrorCategory.CONNECTIVITY
     called = _what_it_is_called(frame.exception)
     if not called.isdisjoint(_NO_CREDIT):
         category = ErrorCategory.QUOTA  # OpenAI says so under 429
@@ -77,6 +87,53 @@ def attempt_error(frame: ErrorFrame) -> AttemptError:
             or getattr(frame.exception, "is_busy", False) is True
         ),
     )
+
+
+def exception_error(exception: Exception, *, has_begun: bool) -> AttemptError:
+    """Put an exception that a service let through into the race's words.
+
+    Args:
+        exception: The exception.
+        has_begun: Whether the provider had begun to respond.
+    """
+    message = f"{type(exception).__name__}: {exception}"
+    category = classify_http_exception(exception)
+    frame = ErrorFrame(message, exception=exception, category=category)
+    return attempt_error(frame, has_begun=has_begun)
+
+
+def _is_applications(exception: BaseException | None, *, has_begun: bool) -> bool:
+    """Whether an exception was none of the provider's doing: it would be the same at every one.
+
+    A context that cannot be converted and a method that a service does not have never are. Errors
+    that Python itself raises in whatever code goes wrong are not, as long as nothing has come from
+    the provider: from then on what they stumbled over may be what it sent (``choices`` that are
+    null make a ``TypeError``). Kinds derived from those are left to the provider in any case: they
+    are errors of reading (``JSONDecodeError``, pydantic's ``ValidationError``). ``RuntimeError`` is
+    too, which services raise in a provider's name. To excuse a provider wrongly costs each turn one
+    failure, which is replaced at once; to blame one wrongly shuts it to every caller.
+    """
+    if isinstance(exception, (LLMContextConversionError, NotImplementedError)):
+        return True  # whatever is behind it: a file that cannot be fetched is no provider's either
+    if exception is None or has_begun or extract_http_status_code(exception) is not None:
+        return False
+    while exception is not None:
+        if type(exception) not in _ANY_CODES_ERRORS:
+            return False
+        exception = exception.__cause__
+    return True
+
+
+_ANY_CODES_ERRORS = {
+    AttributeError,
+    IndexError,
+    KeyError,
+    NameError,
+    TypeError,
+    UnboundLocalError,
+    UnicodeEncodeError,  # of what was to be sent; to decode is to read
+    ValueError,
+}
 
 
 def _what_it_is_called(exception: BaseException | None) -> set[str]:
@@ -175,11 +232,14 @@ def read_rate_limits(service: LLMService[Any]) -> None:
 
 
 @contextmanager
-def telling_rate_limits_to(hears: Callable[[RateLimitNews], None]) -> Generator[None, None, None]:
-    """Tell of the rate limits that the responses to the requests made inside speak of.
+def telling_rate_limits_to(
+    hears: Callable[[RateLimitNews | None], None],
+) -> Generator[None, None, None]:
+    """Tell of the responses to the requests made inside, and of the rate limits they speak of.
 
     Args:
-        hears: Told as soon as a response has begun, refusals included.
+        hears: Told as soon as a response has begun, refusals included; None where it speaks of
+            no rate limit.
     """
     token = _hears.set(hears)
     try:
@@ -189,13 +249,15 @@ def telling_rate_limits_to(hears: Callable[[RateLimitNews], None]) -> Generator[
 
 
 # In a context variable, because a client is shared and a response does not say who asked.
-_hears: ContextVar[Callable[[RateLimitNews], None] | None] = ContextVar("hears", default=None)
+_hears: ContextVar[Callable[[RateLimitNews | None], None] | None] = ContextVar(
+    "hears", default=None
+)
 
 
 async def _read_rate_limit(response: Any) -> None:
     hears = _hears.get()
-    if hears is not None and (news := rate_limit_news(response.headers, time.time())) is not None:
-        hears(news)
+    if hears is not None:
+        hears(rate_limit_news(response.headers, time.time()))
 
 
 async def open_connection(service: LLMService[Any]) -> None:

@@ -29,6 +29,7 @@ class Tally:
         keeps_text: Whether the text is wanted afterwards.
         silent_text: What came before anything usable: white space and markers.
         first_answer_at: When the first usable text or complete tool call came.
+        has_response: Whether a response to it has begun, where the service's client shows it.
         error: Why it failed, if it is the service that has said so.
         rate_limit: What the latest response to it told of the provider's rate limit, if anything.
         rate_limit_at: When that response began.
@@ -45,6 +46,7 @@ class Tally:
     keeps_text: bool = False
     silent_text: str = ""
     first_answer_at: float | None = None
+    has_response: bool = False
     error: AttemptError | None = None
     rate_limit: RateLimitNews | None = None
     rate_limit_at: float | None = None
@@ -55,6 +57,11 @@ class Tally:
     def has_answer(self) -> bool:
         """Whether anything usable came."""
         return self.first_answer_at is not None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the provider has begun to respond, as far as that is known."""
+        return self.has_response or self.chars > 0
 
     @property
     def is_empty(self) -> bool:
@@ -68,12 +75,15 @@ class Tally:
             if self.began is not None:
                 self.began()
 
-    def rate_limit_came(self, news: RateLimitNews) -> None:
-        """Take note of what a response told that has begun now.
+    def response_came(self, news: RateLimitNews | None) -> None:
+        """Take note that a response has begun now, and of what it told.
 
         Args:
-            news: What it told.
+            news: What it told of a rate limit; None if it told nothing.
         """
+        self.has_response = True
+        if news is None:
+            return
         self.rate_limit, self.rate_limit_at = news, asyncio.get_running_loop().time()
         if self.limited is not None:
             self.limited()
