@@ -101,8 +101,9 @@ def test_an_error_over_what_a_provider_has_sent_is_not_excused() -> None:
     assert attempt_error(unsent, has_begun=True).category == "application"
 
 
-def retry_after(value: str) -> float | None:
-    response = httpx.Response(429, headers={"retry-after": value}, request=REQUEST)
+def retry_after(value: str, **further: str) -> float | None:
+    headers = {"retry-after": value, **further}
+    response = httpx.Response(429, headers=headers, request=REQUEST)
     error = httpx.HTTPStatusError("busy", request=REQUEST, response=response)
     return attempt_error(ErrorFrame("failed", exception=error)).retry_after_secs
 
@@ -114,8 +115,24 @@ def test_retry_after_in_seconds_and_as_a_date() -> None:
     assert retry_after(in_a_minute) == pytest.approx(60, abs=2)
     assert retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
     assert retry_after("-3") == 0
-    for nonsense in ("soon", "nan", "inf", ""):
+    for nonsense in ("soon", "nan", "inf", "", "Wed, 99 Oct 2015 07:28:00 GMT"):
         assert retry_after(nonsense) is None
+
+
+def test_a_date_to_retry_after_is_by_the_providers_clock() -> None:
+    """It is compared with the response's own date: the clock here may be wrong."""
+    at = "Wed, 21 Oct 2015 07:28:30 GMT"
+    assert retry_after(at, date="Wed, 21 Oct 2015 07:28:00 GMT") == 30
+    assert retry_after(at, date="Wed, 21 Oct 2015 07:29:00 GMT") == 0
+    assert retry_after(at, date="today") == 0
+
+
+def test_nobody_is_left_alone_for_longer_than_five_minutes() -> None:
+    """However long it asked for: it may be a mistake, and is asked again."""
+    assert retry_after("86400") == retry_after("1e300") == 300
+    at = "Wed, 21 Oct 2015 07:28:30 GMT"
+    assert retry_after(at, date="Tue, 20 Oct 2015 07:28:30 GMT") == 300
+    assert retry_after("299") == 299
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ class AttemptError:
         message: What the provider's service said, for a person to read. May quote the provider;
             never logged at INFO or above.
         permanent: Whether the same request will fail again until something is changed.
-        retry_after_secs: How long the provider asked to be left alone, if it said so.
+        retry_after_secs: How long the provider asked to be left alone, if it said so; five minutes
+            at most.
         exception: The exception behind it, if there was one.
         is_busy: Whether the provider refused for load: it works, and has too much to do. Credit
             that is used up is another matter.

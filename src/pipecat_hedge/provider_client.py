@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
-from datetime import datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from loguru import logger
@@ -23,7 +21,7 @@ from pipecat.utils.errors import (
 )
 
 from pipecat_hedge.errors import AttemptError
-from pipecat_hedge.policies.rate_limit_news import RateLimitNews, rate_limit_news
+from pipecat_hedge.policies.rate_limit_news import RateLimitNews, http_date, rate_limit_news
 
 __all__ = [
     "Leave",
@@ -36,6 +34,10 @@ __all__ = [
     "telling_rate_limits_to",
 ]
 
+
+RESTS_AT_MOST_SECS = 300.0
+"""Who asks to be left alone for longer is asked again all the same: nothing else would find out
+that it is well again, or that it was a mistake."""
 
 Leave: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
 """Leave to send a request, for as long as it takes; entering it raises ``Shed`` without room."""
@@ -182,7 +184,10 @@ _CONNECTION_ERRORS = {"TransportError", "APIConnectionError"}
 
 
 def _retry_after_secs(exception: BaseException | None) -> float | None:
-    """The ``Retry-After`` of the HTTP response behind an exception, if it carries one."""
+    """The ``Retry-After`` of the HTTP response behind an exception, if it carries one.
+
+    A date is compared with the response's own, so that a clock that is wrong here does no harm.
+    """
     headers = getattr(getattr(exception, "response", None), "headers", None)
     value = headers.get("retry-after") if headers is not None else None
     if value is None:
@@ -190,12 +195,11 @@ def _retry_after_secs(exception: BaseException | None) -> float | None:
     try:
         secs = float(value)
     except ValueError:
-        try:
-            at = parsedate_to_datetime(value)
-        except ValueError:
+        if (at := http_date(value)) is None:
             return None
-        secs = (at - datetime.now(at.tzinfo)).total_seconds()
-    return max(0.0, secs) if math.isfinite(secs) else None
+        sent_at = http_date(headers.get("date"))
+        secs = at - (time.time() if sent_at is None else sent_at)
+    return min(max(0.0, secs), RESTS_AT_MOST_SECS) if math.isfinite(secs) else None
 
 
 def switch_off_hidden_retries(service: LLMService[Any]) -> None:

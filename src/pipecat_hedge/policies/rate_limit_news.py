@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-__all__ = ["NEWS_SECS", "UNTOLD_SECS", "RateLimitNews", "rate_limit_news"]
+__all__ = ["NEWS_SECS", "UNTOLD_SECS", "RateLimitNews", "http_date", "rate_limit_news"]
 
 NEWS_SECS = 60.0
 """Most limits are per minute: what was left a minute ago says nothing."""
@@ -117,7 +117,7 @@ def _anthropic(told: Mapping[str, str], now: float) -> RateLimitNews | None:
     begin = "anthropic-ratelimit-"
     if not any(name.startswith(begin) for name in told):
         return None
-    sent_at = _date(told.get("date")) or now
+    sent_at = http_date(told.get("date")) or now
 
     def read(what: str) -> tuple[int | None, float | None, int | None]:
         at = _time(told.get(f"{begin}{what}-reset"))
@@ -194,8 +194,15 @@ def _time(text: str | None) -> float | None:
         return None
 
 
-def _date(text: str | None) -> float | None:
-    """A time as HTTP writes it, in seconds since 1970."""
+def http_date(text: str | None) -> float | None:
+    """Read a time as HTTP writes it.
+
+    Args:
+        text: A header's value; None if there is none.
+
+    Returns:
+        Seconds since 1970; None if it is no time.
+    """
     if text and (usual := _USUAL_DATE.fullmatch(text)) and (month := _MONTHS.get(usual[2])):
         return _time(f"{usual[3]}-{month}-{usual[1]}T{usual[4]}+00:00")  # four times as fast
     try:
