@@ -15,7 +15,14 @@ from pipecat.frames.frames import ErrorFrame, LLMContextFrame, LLMTextFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.utils.errors import ErrorCategory
 
-from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Provider, service
+from pipecat_hedge import (
+    AllProvidersFailed,
+    HedgedLLMService,
+    HedgePolicy,
+    Provider,
+    inference,
+    service,
+)
 from pipecat_hedge.ending import DROPPED
 from pipecat_hedge.health import Health
 from pipecat_hedge.policies.hedge_policy import PolicyOptions
@@ -70,6 +77,17 @@ class Telling(ScriptedLLMService):
         }
         await _read_rate_limit(httpx.Response(200, headers=told))
         await super()._play(script, context)
+
+
+class SlowToClose(ScriptedLLMService):
+    """Takes a second to close a request that is cancelled."""
+
+    async def _play(self, script: Sequence[Step], context: LLMContext) -> None:
+        try:
+            await super()._play(script, context)
+        except asyncio.CancelledError:
+            await asyncio.sleep(1.0)
+            raise
 
 
 class Raising(ScriptedLLMService):
@@ -169,15 +187,16 @@ class TestBreakers:
         def member() -> ScriptedLLMService:
             return scripts(told) if is_told else Raising(error)
 
-        async with Line(racing(member(), member(), member())) as line:
+        policy = HedgePolicy.fallback(attempts=3, fallback_text=SORRY)
+        async with Line(racing(member(), member(), member(), policy=policy)) as line:
             await ask(line, 6)
             report = await line.report(6)
+        now = asyncio.get_running_loop().time()
+        assert {health().state(f"{name} | scripted", now) for name in "abc"} == {"closed"}
         assert [attempt.error_category for attempt in report.attempts] == ["application"] * 3
         async with Line(racing(a := scripts(FINE), scripts(FINE))) as other:
             await ask(other, 1)
         assert asked(a) == [1]
-        now = asyncio.get_running_loop().time()
-        assert {health().state(f"{name} | scripted", now) for name in "abc"} == {"closed"}
 
     async def test_a_summary_that_no_service_can_make_shuts_no_provider(self) -> None:
         llm = racing(scripts(FINE), scripts(FINE))
@@ -610,6 +629,30 @@ class TestLoad:
         assert report.ttft_secs == pytest.approx(0.8, abs=0.05)
         assert in_flight() == 0
 
+    async def test_who_was_called_back_before_it_was_sent_can_still_be_asked(self) -> None:
+        """Its instance was closing another request; it is free again with the turn's next one."""
+        bound("a", 2)
+        closing, broken = SlowToClose(FINE), scripts([Wait(2.0), Error()])
+        policy = HedgePolicy.after(0.2, attempts=2, commit="first_token")
+        premium = racing(scripts(FINE), tier="premium")
+        async with Line(racing(closing, broken, policy=policy)) as one, Line(premium) as two:
+            await one.send(LLMContextFrame(LLMContext([{"role": "user", "content": "Hm?"}])))
+            await asyncio.sleep(0.1)
+            await one.interrupt()
+            await one.report()
+            asking = asyncio.create_task(one.ask())
+            await asyncio.sleep(0.3)
+            assert asked(closing, broken) == [1, 1]
+            await two.ask()
+            await asking
+            report = await one.report(2)
+        told = [(t.provider, t.error_category, t.outcome) for t in report.attempts]
+        assert told[0] == ("a", "shed", "failed")
+        assert told[-1] == ("a", None, "won")
+        assert report.outcome == "answered"
+        assert len(closing.contexts) == 2
+        assert in_flight() == 0
+
     @pytest.mark.parametrize("attempts", [2, 3])
     async def test_a_turn_takes_the_place_of_another_ones_hedge(self, attempts: int) -> None:
         """The hedge's turn goes on with what it has; another one is a hedge again."""
@@ -823,6 +866,18 @@ class TestLoad:
                 await llm.run_inference(LLMContext([{"role": "user", "content": "?"}]))
             assert asyncio.get_running_loop().time() - began == pytest.approx(30)
             await holding
+
+    async def test_a_summary_that_cannot_be_asked_for_gives_its_permit_back(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever goes wrong between leave to ask and the asking."""
+        llm = racing(Summing())
+        async with Line(llm):
+            with monkeypatch.context() as patched:
+                patched.setattr(inference, "take_least_busy", _broken)
+                with pytest.raises(AllProvidersFailed):
+                    await llm.run_inference(LLMContext([{"role": "user", "content": "?"}]))
+            assert in_flight() == 0
 
     def test_a_tier_has_to_be_known(self) -> None:
         with pytest.raises(ValueError, match="tier is not known, got 'gold': write 'premium'"):

@@ -66,13 +66,13 @@ async def race_inference(
             post.failed(AttemptError(SHED, str(shed)))
             return
         permit.is_heard = True  # its answer comes all at once: there is no first token to wait for
-        service = take_least_busy(idle[launch.provider]).service
         asked = True
         learning.plan.launched(launch)
         tally = Tally()
         answer: str | None = None
         error: AttemptError | None = None
         try:
+            service = take_least_busy(idle[launch.provider]).service
             with working_as("background"), telling_rate_limits_to(tally.response_came):
                 answer = await service.run_inference(context, **given)
         except Exception as e:
