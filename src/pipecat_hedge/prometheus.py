@@ -24,13 +24,14 @@ waits; between them the bounds are a quarter to a half apart, with the usual pro
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, Metric
 from prometheus_client.registry import Collector
 
 from pipecat_hedge.errors import SHED, ConfigurationError
 from pipecat_hedge.exposition import multiprocess_dir
+from pipecat_hedge.facts import AttemptOutcome, LaunchReason, TurnOutcome
 from pipecat_hedge.policies.slo import Slo
 from pipecat_hedge.prometheus_names import NONE, Names
 from pipecat_hedge.prometheus_slo import SloTally
@@ -38,7 +39,7 @@ from pipecat_hedge.prometheus_state import StateGauges
 from pipecat_hedge.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.reports import AttemptReport, FillerReport, TurnReport
 from pipecat_hedge.turn_latency import TurnLatency, TurnLatencyObserver
-from pipecat_hedge.work import Tier
+from pipecat_hedge.work import TIERS, Tier
 
 __all__ = ["BUCKETS", "PrometheusRecorder"]
 
@@ -50,6 +51,9 @@ BUCKETS = (
 MOST_PROVIDERS, MOST_MODELS, MOST_CATEGORIES = 50, 100, 30
 """Names that become labels; more of them are called ``other``."""
 RESCUES = ("failure", "stall")
+OUTCOMES: tuple[TurnOutcome, ...] = get_args(TurnOutcome)
+ATTEMPT_OUTCOMES: tuple[AttemptOutcome, ...] = get_args(AttemptOutcome)
+REASONS: tuple[LaunchReason, ...] = get_args(LaunchReason)
 
 
 class PrometheusRecorder(Collector):
@@ -92,9 +96,11 @@ class PrometheusRecorder(Collector):
         self._stats = shared_stats() if stats is None else stats
         self._providers, self._models = Names(MOST_PROVIDERS), Names(MOST_MODELS)
         self._categories = Names(MOST_CATEGORIES)
+        self._seen = set[str]()
         self._children: dict[tuple[object, ...], Any] = {}
         self._slo = SloTally(slos or {}, self._own)
         self._make()
+        self._begin_at_zero()
         self._state = StateGauges(self._own, self._providers, self._models, lambda: self._stats)
         if self._registry is not None:
             try:
@@ -179,6 +185,8 @@ class PrometheusRecorder(Collector):
         of, provider = self._child, self._providers.of(attempt.provider)
         reason, outcome = attempt.launch_reason, attempt.outcome
         won = outcome == "won"
+        if provider not in self._seen:
+            self._see(provider)
         of(self._attempts, provider, reason, outcome).inc()
         if attempt.error_category is not None:
             category = self._categories.of(attempt.error_category)
@@ -218,6 +226,27 @@ class PrometheusRecorder(Collector):
         return child
 
     # ---- the metrics
+
+    def _begin_at_zero(self) -> None:
+        """Have the series there before the first event: to a rate, one that begins at 1 has none.
+
+        What is rare is what alerts are about, and its first time counts.
+        """
+        for tier in TIERS:
+            for outcome in OUTCOMES:
+                for degraded in ("false", "true"):
+                    self._child(self._turns, outcome, tier, degraded)
+        for what in ("turn", *REASONS):
+            self._child(self._shed, what)
+
+    def _see(self, provider: str) -> None:
+        """The same of a provider, from its first attempt on."""
+        self._seen.add(provider)
+        for reason in REASONS:
+            for outcome in ATTEMPT_OUTCOMES:
+                self._child(self._attempts, provider, reason, outcome)
+        for result in ("won", "lost"):
+            self._child(self._hedges, provider, result)
 
     def _make(self) -> None:
         def counter(name: str, told: str, *labels: str) -> Counter:
