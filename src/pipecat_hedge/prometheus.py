@@ -14,7 +14,7 @@ but one of turns that were good and bad: they are counted apart by ``SloTally``,
 the buckets are.
 
 Left out: histograms with exponential buckets ("native"), which ``prometheus_client`` does not make;
-a Prometheus from 3.4 on stores these as such if it is told to, see ``docs/metrics.md``.
+a Prometheus 3 can store these as such, see ``docs/metrics.md``.
 
 Sources of constants: 50 ms is less than any provider's first token and 30 s more than any caller
 waits; between them the bounds are a quarter to a half apart, with the usual promises (0.8, 1.2 and
