@@ -130,7 +130,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                     ("{{outcome}}", _per_minute("turns", "outcome", '{degraded="false"}')),
                     ("degraded", _per_minute("turns", "degraded", '{degraded="true"}')),
                 ),
-                "By outcome; degraded are those that ended in the fallback text, or in silence.",
+                "By outcome; degraded: nobody could be asked, or the answer broke off.",
                 width=12,
                 stack=True,
             ),

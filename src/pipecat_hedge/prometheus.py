@@ -313,7 +313,8 @@ def _follows_on(attempt: AttemptReport, report: TurnReport) -> bool:
 
 def _is_cut_short(attempt: AttemptReport, report: TurnReport) -> bool:
     """Whether it is the answer that the caller has heard the beginning of, and interrupted."""
-    return attempt.outcome == "interrupted" and attempt.provider == report.winner
+    has_begun = attempt.ttft_secs is not None and attempt.provider == report.winner
+    return has_begun and attempt.outcome == "interrupted"
 
 
 def _filler(filler: FillerReport) -> str:

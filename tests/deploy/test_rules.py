@@ -8,8 +8,11 @@ import subprocess
 import pytest
 from prometheus_client import CollectorRegistry
 
+from pipecat_hedge.exposition import expose
+from pipecat_hedge.policies.slo import Slo
 from pipecat_hedge.prometheus import PrometheusRecorder
 from pipecat_hedge.provider_stats import ProviderStats
+from pipecat_hedge.reports import AttemptReport, TurnReport
 from tests.prometheus_server import ROOT, RULES, needs_promtool, shortened
 
 NAME = re.compile(r"(?<![\w:])pipecat_hedge_\w+(?![\w:])")
@@ -30,9 +33,9 @@ def names_asked(text: str) -> set[str]:
     return set(NAME.findall(text))
 
 
-def promtool(*arguments: str) -> str:
+def promtool(*arguments: str, given: str | None = None) -> str:
     told = subprocess.run(
-        ["promtool", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=50
+        ["promtool", *arguments], cwd=ROOT, input=given, capture_output=True, text=True, timeout=50
     )
     assert told.returncode == 0, told.stdout + told.stderr
     return told.stdout
@@ -43,6 +46,24 @@ def test_the_rules_are_understood() -> None:
     """And the configuration that names them."""
     assert "SUCCESS" in promtool("check", "rules", str(RULES))
     assert "SUCCESS" in promtool("check", "config", "deploy/prometheus/prometheus.yml")
+
+
+@needs_promtool
+def test_the_metrics_are_named_as_prometheus_wants_them() -> None:
+    """Its linter has nothing to say, of any metric there is."""
+    registry = CollectorRegistry()
+    recorder = PrometheusRecorder(
+        stats=ProviderStats(), registry=registry, slos={"standard": Slo()}
+    )
+    attempt = AttemptReport(
+        *("a", "m", 0.0, "primary", 0.3, 1.0, "won"),
+        input_tokens=10,
+        output_tokens=3,
+        usd=0.001,
+        sent_secs=0.0,
+    )
+    recorder.record(TurnReport(1, "a", "answered", 0.3, 0.5, 1.0, (attempt,)))
+    assert promtool("check", "metrics", given=expose("", registry)[0].decode()) == ""
 
 
 @needs_promtool
