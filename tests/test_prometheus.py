@@ -260,6 +260,8 @@ def test_what_callers_heard(recorded: Recorded) -> None:
         ({"outcome": "interrupted", "ttft_secs": None, "duration_secs": 0.5}, None),
         ({"outcome": "interrupted", "ttft_secs": None, "duration_secs": 2.0}, False),
         ({"outcome": "interrupted"}, True),
+        ({"outcome": "failed", "attempts": (), "ttft_secs": None, "duration_secs": 0.5}, None),
+        ({"outcome": "failed", "attempts": (), "ttft_secs": None, "duration_secs": 2.0}, False),
         ({"ttft_secs": None}, False),
     ],
 )

@@ -158,7 +158,7 @@ class PrometheusRecorder(Collector):
         if report.ttfs_secs is not None:
             of(self._ttfs, winner, outcome, tier).observe(report.ttfs_secs)
         of(self._queued, tier).observe(report.queued_secs)
-        if not report.attempts:
+        if not report.attempts and report.degraded_reason is not None:
             of(self._shed, "turn").inc()
         for attempt in report.attempts:
             self._record_attempt(attempt, report)

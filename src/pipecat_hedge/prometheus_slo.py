@@ -123,13 +123,12 @@ def is_kept(promised_secs: float, secs: float | None, report: TurnReport) -> boo
         secs: What it took; None if there was no answer.
         report: The turn.
     """
-    if report.outcome == "failed" or report.degraded_reason is not None:
+    if _is_degraded(report):
         return False
     if secs is not None:
         return secs <= promised_secs
-    if report.outcome == "interrupted":
-        return None if report.duration_secs < promised_secs else False
-    return False
+    is_cut = report.outcome == "interrupted" or _has_left(report)
+    return None if is_cut and report.duration_secs <= promised_secs else False
 
 
 def is_kept_by_voice(promised_secs: float, turn: TurnLatency) -> bool | None:
@@ -141,12 +140,24 @@ def is_kept_by_voice(promised_secs: float, turn: TurnLatency) -> bool | None:
     """
     if turn.anchor != "user_silence":
         return None
-    if any(r.outcome == "failed" or r.degraded_reason is not None for r in turn.reports):
+    if any(_is_degraded(report) for report in turn.reports):
         return False
     secs = turn.voice_to_voice_secs
     if secs is not None:
         return secs <= promised_secs
     return None if turn.interrupted else False
+
+
+def _is_degraded(report: TurnReport) -> bool:
+    """Whether the caller got no answer, or not all of one."""
+    if report.degraded_reason is not None:
+        return True
+    return report.outcome == "failed" and not _has_left(report)
+
+
+def _has_left(report: TurnReport) -> bool:
+    """Whether the caller went while waiting for room: nobody was asked, and nothing is wrong."""
+    return report.outcome == "failed" and not (report.attempts or report.degraded_reason)
 
 
 def _objectives(slo: Slo) -> dict[str, float | None]:

@@ -188,22 +188,22 @@ async def test_the_bot_is_scraped_and_the_dashboard_has_answers(tmp_path: Path) 
     """Every panel's queries are understood, and show a call while it is held."""
     models = f"fixed?ttft=0.15&{SHORT} fixed?ttft=0.3&{SHORT}"
     (recording,) = (r for r in RECORDINGS if r.name.startswith("open-sunday"))
-    async with (
-        BotProcess(SIMULATED_MODELS=models, TURN_DETECTION="0") as bot,
-        Caller(bot.url) as caller,
-    ):
+    async with BotProcess(SIMULATED_MODELS=models, TURN_DETECTION="0") as bot:
         with PrometheusServer(tmp_path, bot.url.removeprefix("http://")) as prometheus:
-            await greeted(caller)
-            before = len(caller.messages)
-            said = await caller.say(recording)
-            heard_at = await caller.heard_since(said.ended_at, timeout_secs=HEARD_SECS)
-            await caller.message("the turn's report", is_heard_turn, since=before, timeout_secs=60)
-            await heard_out(caller, heard_at, since=before)
-            count = "sum(pipecat_hedge_voice_to_voice_seconds_count)"
-            await seen(lambda: prometheus.query(f"{count} >= 1"), "what the caller heard")
-            shown = await asyncio.to_thread(answers, prometheus)
-            assert prometheus.query("up")[0]["value"][1] == "1"
-            assert prometheus.query("sum(pipecat_hedge_sessions)")[0]["value"][1] == "1"
-            sent = prometheus.query("sum(pipecat_hedge_requests_total)")
-            assert float(sent[0]["value"][1]) == len((await bot.ledger())["requests"])
+            async with Caller(bot.url) as caller:
+                await greeted(caller)
+                before = len(caller.messages)
+                said = await caller.say(recording)
+                heard_at = await caller.heard_since(said.ended_at, timeout_secs=HEARD_SECS)
+                await caller.message(
+                    "the turn's report", is_heard_turn, since=before, timeout_secs=60
+                )
+                await heard_out(caller, heard_at, since=before)
+                count = "sum(pipecat_hedge_voice_to_voice_seconds_count)"
+                await seen(lambda: prometheus.query(f"{count} >= 1"), "what the caller heard")
+                shown = await asyncio.to_thread(answers, prometheus)
+                assert prometheus.query("up")[0]["value"][1] == "1"
+                assert prometheus.query("sum(pipecat_hedge_sessions)")[0]["value"][1] == "1"
+                sent = prometheus.query("sum(pipecat_hedge_requests_total)")
+                assert float(sent[0]["value"][1]) == len((await bot.ledger())["requests"])
     assert {title for title, lines in shown.items() if not lines} <= NEEDS_TROUBLE
