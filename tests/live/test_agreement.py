@@ -53,7 +53,7 @@ class Call:
         fault = FAULTS[number % len(FAULTS)]
         self.is_patient = number >= SESSIONS // 2  # the answer takes so long that it can be cut off
         self.first = f"fixed@ttft={0.03 * (number + 1):g},fault={fault},rate=0.08,{ANSWER}"
-        self.second = f"fixed@ttft=0.05,fault=529,rate=0.1,{ANSWER},headers=0"
+        self.second = f"fixed@ttft=0.05,fault=529,rate=0.1,{ANSWER}"
         self.sim = sim
         self.members = [
             simulated("openai", sim, self.first),
