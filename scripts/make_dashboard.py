@@ -150,9 +150,12 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         "Which provider",
         (
             Panel(
-                "Waits by provider, p95",
+                "Waits by provider",
                 "s",
-                (("{{provider}}", f"histogram_quantile(0.95, {_WAITS})"),),
+                tuple(
+                    (f"{{{{provider}}}} p{share * 100:g}", f"histogram_quantile({share}, {_WAITS})")
+                    for share in (0.5, 0.95)
+                ),
                 "To its first token or, where others were faster, as long as was waited for it: so "
                 "that a provider that always loses does not look fast.",
                 width=12,
