@@ -121,12 +121,11 @@ async def test_a_thousand_turns(tmp_path: Path, capsys: pytest.CaptureFixture[st
             calls = [Call(number, sim, log, stats) for number in range(SESSIONS)]
             await asyncio.gather(*(call.run() for call in calls))
             await sim.wait_idle()
-            ledger = sim.ledger.requests
+            ledger, told = sim.ledger.requests, series(registry)
     finally:
         logger.enable("pipecat")
         recorder.close()
     turns = [json.loads(line) for line in log.read_text().splitlines()]
-    told = series(registry)
     assert len(turns) == SESSIONS * TURNS
     agrees_with_log(told, turns)
     agrees_with_ledger(turns, ledger, {call.first for call in calls})
