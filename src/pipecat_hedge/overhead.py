@@ -19,7 +19,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loguru import logger
 from pipecat.processors.frame_processor import FrameProcessor
@@ -206,26 +206,22 @@ def measure_metrics(rounds: int = 40) -> float:
     recorder = PrometheusRecorder(
         stats=ProviderStats(), registry=CollectorRegistry(), slos={"standard": Slo()}
     )
-    attempts = tuple(
-        AttemptReport(
-            provider=f"provider {reason}",
-            model="model",
-            launched_secs=at,
-            launch_reason=reason,
-            ttft_secs=ttft_secs,
-            ended_secs=1.6,
-            outcome=outcome,
-            input_tokens=800,
-            output_tokens=40,
-            usd=0.001,
-            sent_secs=at,
-        )
-        for reason, at, ttft_secs, outcome in (
-            ("primary", 0.0, None, "superseded"),
-            ("hedge", 0.8, 0.4, "won"),
-        )
+    lost = AttemptReport(
+        *("slow", "model", 0.0, "primary", None, 1.6, "superseded"),
+        input_tokens=800,
+        output_tokens=40,
+        usd=0.001,
+        sent_secs=0.0,
     )
-    report = TurnReport(1, "provider hedge", "answered", 1.2, 1.5, 1.6, attempts)
+    won = replace(
+        lost,
+        provider="fast",
+        launched_secs=0.8,
+        launch_reason="hedge",
+        ttft_secs=0.4,
+        outcome="won",
+    )
+    report = TurnReport(1, "fast", "answered", 1.2, 1.5, 1.6, (lost, won))
     times: list[float] = []
     for _ in range(rounds):
         began = time.thread_time()
