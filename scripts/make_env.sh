@@ -41,6 +41,13 @@ fi
 has_browser ||
     printf 'pipecat-hedge: no Chromium, so the test of the page is skipped. Run: sudo apt-get install chromium\n' >&2
 
+# A Prometheus, for the tests of alerts and of the dashboard; nothing else needs one.
+if ! command -v promtool >/dev/null 2>&1 && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus; } || true
+fi
+command -v promtool >/dev/null 2>&1 ||
+    printf 'pipecat-hedge: no Prometheus, so the tests of alerts are skipped. Run: sudo apt-get install prometheus\n' >&2
+
 # A Redis, for the tests of what machines share; nothing else needs one.
 if ! command -v redis-server >/dev/null 2>&1 && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends redis-server; } || true

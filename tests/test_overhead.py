@@ -28,6 +28,13 @@ async def test_permits_cost_the_same_whoever_else_there_is() -> None:
     assert again < 0.5 * cost.bare_turn_secs
 
 
+async def test_metrics_cost_a_fraction_of_a_turn() -> None:
+    """All of a turn's counters, with a hedge and a promise; the command prints the figure."""
+    secs, cost = overhead.measure_metrics(rounds=10), await overhead.measure(rounds=7)
+    print(f"metrics: {secs * 1e6:.0f} µs of a turn of {cost.bare_turn_secs * 1e6:.0f}")
+    assert secs < 0.25 * cost.bare_turn_secs
+
+
 def test_the_command_prints_both_figures(capsys: pytest.CaptureFixture[str]) -> None:
     """Per token and per turn, with the bare service's own for comparison."""
     assert overhead.run(argparse.Namespace(rounds=1)) == 0
@@ -35,6 +42,7 @@ def test_the_command_prints_both_figures(capsys: pytest.CaptureFixture[str]) -> 
     assert "per token" in printed
     assert "per turn" in printed
     assert "breakers, limits and permits" in printed
+    assert "Prometheus metrics" in printed
 
 
 def test_nothing_to_measure_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

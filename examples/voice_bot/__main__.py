@@ -91,7 +91,14 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
         check_simulator,
         discover_models,
     )
-    from examples.voice_bot.serving import Calls, add_page, free_port, offer_loopback, surround
+    from examples.voice_bot.serving import (
+        Calls,
+        add_metrics,
+        add_page,
+        free_port,
+        offer_loopback,
+        surround,
+    )
 
     load_dotenv(find_dotenv(usecwd=True), override=True)  # as Pipecat's runner does
     choices = discover_models(choose(os.environ), os.environ)
@@ -105,6 +112,9 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
     offer_loopback(alone=options.loopback_only)
 
     from examples.voice_bot.bot import bot as answer
+    from examples.voice_bot.bot import recorder
+
+    recorder()  # so that there is something to read before the first call
 
     calls = Calls()
 
@@ -120,6 +130,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
 
     surround(app, calls, _simulator() if choices.simulated else nullcontext(), ready)
     add_page(app)
+    add_metrics(app)
     vars(sys.modules["__main__"])["bot"] = bot  # where Pipecat's runner looks for it
     return port
 

@@ -8,6 +8,7 @@ but for `HedgedLLMService`, which stands where one LLM service stands and report
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -44,6 +45,8 @@ from examples.voice_bot.provider_log import ProviderLog
 from examples.voice_bot.services import make_llms, make_stt, make_tts
 from examples.voice_bot.turn_log import logged
 from pipecat_hedge import FillerProcessor, HedgedLLMService, Provider
+from pipecat_hedge.policies.slo import Slo
+from pipecat_hedge.prometheus import PrometheusRecorder
 from pipecat_hedge.turn_latency import TurnLatency, TurnLatencyObserver
 
 INSTRUCTIONS = (
@@ -80,6 +83,12 @@ async def cancel_booking(params: FunctionCallParams) -> None:
     cancelled = len(bookings.tables)
     bookings.tables.clear()
     await params.result_callback({"cancelled": cancelled})
+
+
+@functools.cache
+def recorder() -> PrometheusRecorder:
+    """What counts all calls of this process for `/metrics`, and holds them to a promise."""
+    return PrometheusRecorder(slos={"standard": Slo()})
 
 
 def turn_end(choices: Choices) -> BaseUserTurnStopStrategy:
@@ -144,6 +153,7 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
         ]
     )
     latency = TurnLatencyObserver()
+    recorder().listen_to(latency)
     worker = PipelineWorker(
         pipeline,
         params=PipelineParams(enable_metrics=True, enable_usage_metrics=True),

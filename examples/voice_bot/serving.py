@@ -12,13 +12,14 @@ from types import FrameType
 from typing import Any
 
 from aioice import ice
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 
 from examples.voice_bot.choices import SettingError
+from pipecat_hedge.exposition import expose
 
-__all__ = ["Calls", "add_page", "free_port", "offer_loopback", "surround"]
+__all__ = ["Calls", "add_metrics", "add_page", "free_port", "offer_loopback", "surround"]
 
 PAGE = Path(__file__).parent / "page"
 
@@ -116,6 +117,20 @@ def add_page(app: FastAPI) -> None:
         return FileResponse(PAGE / "index.html", headers={"Cache-Control": "no-cache"})
 
     app.mount("/page", StaticFiles(directory=PAGE))
+
+
+def add_metrics(app: FastAPI) -> None:
+    """Serve Prometheus metrics at `/metrics`.
+
+    Args:
+        app: The application that Pipecat's runner serves.
+    """
+
+    @app.get("/metrics", include_in_schema=False)
+    async def metrics(request: Request) -> Response:
+        accept = request.headers.get("accept", "")
+        body, content_type = await asyncio.to_thread(expose, accept)
+        return Response(body, headers={"content-type": content_type})
 
 
 def offer_loopback(*, alone: bool) -> None:

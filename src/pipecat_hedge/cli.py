@@ -33,6 +33,10 @@ _COMMANDS = {
         "pipecat_hedge.llm_bench",
         "measure a server's time to first token and between tokens under load, or in a race",
     ),
+    "metrics": (
+        "pipecat_hedge.metrics_command",
+        "serve Prometheus metrics of turn logs, or of all processes that write to one folder",
+    ),
     "overhead": (
         "pipecat_hedge.overhead",
         "measure what the hedged service costs over the bare one, in one run",

@@ -39,6 +39,11 @@ class Health(ProviderRegistry):
         self._granted: dict[Ticket, Callable[[Permit | None], None]] = {}
         self._making_room: dict[Ticket, Permit] = {}
 
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a permit."""
+        return len(self._queue)
+
     def refusals(
         self, keys: Iterable[str], work: WorkClass, tier: Tier, now: float
     ) -> dict[str, str]:

@@ -6,6 +6,7 @@ Law: however many sessions hold it, a loop runs each work once; with the last of
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -40,10 +41,18 @@ class LoopWork:
         """
         self._works = dict(works)
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Held] = WeakKeyDictionary()
+        self._lock = threading.Lock()  # of which loops there are
+
+    @property
+    def holders(self) -> int:
+        """How many hold it, on all loops; may be asked from any thread."""
+        with self._lock:
+            return sum(held.holders for held in self._loops.values())
 
     def hold(self) -> None:
         """Have it run on this loop from now on, until ``release``. Each holder counts."""
-        held = self._loops.setdefault(asyncio.get_running_loop(), _Held())
+        with self._lock:
+            held = self._loops.setdefault(asyncio.get_running_loop(), _Held())
         held.holders += 1
         if held.holders == 1:
             for name, work in self._works.items():
@@ -61,6 +70,7 @@ class LoopWork:
         held.holders -= 1
         if held.holders:
             return False
-        del self._loops[asyncio.get_running_loop()]
+        with self._lock:
+            del self._loops[asyncio.get_running_loop()]
         await held.scope.close()
         return True

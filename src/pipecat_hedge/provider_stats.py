@@ -33,6 +33,7 @@ from pipecat_hedge.savings import Worths
 from pipecat_hedge.shared_store import SharedStore
 from pipecat_hedge.stats_store import StatsStore, default_store
 from pipecat_hedge.survival import Survival
+from pipecat_hedge.turn_hooks import TurnHooks
 
 __all__ = ["Backend", "ProviderStats", "key_of", "shared_stats"]
 
@@ -96,6 +97,7 @@ class ProviderStats:
         loop_watch: Whether the process itself is too busy.
         fleet: This process's part in a fleet; None if nothing is shared with other processes.
         bursts: What may be hedged at once.
+        turn_hooks: Who is told of every turn of every service that uses this registry.
         remembered: What rules have computed from curves, under keys of their own.
 
     Services use the process's own unless they are given another: ``HedgedLLMService(stats=...)``.
@@ -134,7 +136,11 @@ class ProviderStats:
         self._is_new = False
         self._saved_at = clock()
         self.loop_watch = LoopWatch()
-        works = {"watches the loop": self.loop_watch.run_if_real}
+        self.turn_hooks = TurnHooks()
+        works = {
+            "watches the loop": self.loop_watch.run_if_real,
+            "writes down how things stand": self.turn_hooks.run_if_real,
+        }
         self.fleet: FleetSync | None = None
         self.bursts = Bursts(lambda: 1 if self.fleet is None else self.fleet.processes)
         if shared is not None:
@@ -157,6 +163,11 @@ class ProviderStats:
         """End what ``hold`` began; the last session tells what has not been told yet."""
         if await self._background.release() and self.fleet is not None:
             await self.fleet.flush()
+
+    @property
+    def sessions(self) -> int:
+        """How many sessions there are now."""
+        return self._background.holders
 
     # ---- what is known
 
@@ -256,6 +267,14 @@ class ProviderStats:
         """The share of turns to hedge as things stand; see ``HedgeBudget.share``."""
         with self._lock:
             return self._purse(purse, budget).share(cost)
+
+    def balances(self) -> list[tuple[object, float, float]]:
+        """Every purse with its budget, in extra requests per turn, and what is in it, in requests.
+
+        A purse is a pair: the rule, and the keys of the providers it hedges between.
+        """
+        with self._lock:
+            return [(purse, each.budget, each.balance) for purse, each in self._purses.items()]
 
     def withdraw(self, purse: object, budget: float, cost: float) -> None:
         """Pay for an extra request; see ``HedgeBudget.withdraw``."""

@@ -14,10 +14,44 @@ __all__ = [
     "BreakerReport",
     "DrainedAnswer",
     "ProviderState",
+    "StageReport",
     "TurnReport",
 ]
 
 BreakerState: TypeAlias = Literal["closed", "open", "half_open"]
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """Where an attempt's first second went, as far as its HTTP client and its server tell.
+
+    None is not known: the service does not let its client be listened to, or the stage never came.
+    Moments are seconds from when the request was sent (``AttemptReport.sent_secs``).
+
+    Parameters:
+        is_cold: Whether a connection was opened for it, instead of using one that was open.
+        dns_secs: How long it took to find the server's address; None where one was open, as for
+            the two that follow.
+        tcp_secs: How long to connect to it; with ``dns_secs`` where that is not told apart.
+        tls_secs: How long to agree on keys.
+        written_secs: Until the whole request had been written.
+        headers_secs: Until the response's headers had come.
+        first_byte_secs: Until the first byte of its body.
+        first_token_secs: Until the first piece of any kind, roles and reasoning included.
+        server_secs: How long the server says that it worked on it until then.
+        server_source: Where it says so: a header's name, or ``vllm``.
+    """
+
+    is_cold: bool | None = None
+    dns_secs: float | None = None
+    tcp_secs: float | None = None
+    tls_secs: float | None = None
+    written_secs: float | None = None
+    headers_secs: float | None = None
+    first_byte_secs: float | None = None
+    first_token_secs: float | None = None
+    server_secs: float | None = None
+    server_source: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +80,7 @@ class AttemptReport:
         launch_detail: What the policy said for launching it, if it was asked.
         sent_secs: When its request was sent, from the turn's start: later than ``launched_secs``
             where it had to wait until there was room; None if it never was.
+        stages: Where its time went; None where nothing is known of that.
     """
 
     provider: str
@@ -63,6 +98,7 @@ class AttemptReport:
     ttfs_secs: float | None = None
     launch_detail: str | None = None
     sent_secs: float | None = None
+    stages: StageReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -314,6 +314,7 @@ class HedgedLLMService(FrontService):
 
     async def _report_turn(self, turn: Turn) -> None:
         report = dataclasses.replace(turn.report(), filler=self._filler())
+        self._stats.turn_hooks.tell(report)
         await self._call_event_handler("on_turn_report", report)
         if self._turn_log:
             line = {"at": time.time(), "policy": self._policy.name, **dataclasses.asdict(report)}

@@ -121,6 +121,14 @@ class Overload:
         if self._level:
             self._reason = self._why(median if self._level > 1 else max(mean, median))
 
+    def lag_secs(self, now: float) -> float | None:
+        """The mean of the last lags; None if nobody has watched lately.
+
+        Args:
+            now: The time.
+        """
+        return None if now > self._fresh_until else sum(self._lags) / SAMPLES
+
     def sheds(self, work_class: WorkClass, tier: Tier, now: float) -> str | None:
         """Why such work is to be left undone now, for a person to read; None if it may be done.
 

@@ -1,0 +1,141 @@
+"""How things stand, as Prometheus gauges: read when somebody asks, and kept nowhere else.
+
+Law: to look changes nothing; and one series a provider, a model and a state, whoever calls.
+
+In one process the gauges are read when they are scraped. Where several processes write to one
+folder, a scrape reaches one of them only: there each writes its own every few seconds
+(``turn_hooks.BEAT_SECS``), and they are added up, or the worst of them counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, get_args
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from pipecat_hedge.prometheus_names import Names
+from pipecat_hedge.provider_stats import ProviderStats
+from pipecat_hedge.reports import BreakerState
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    Together = Literal["livesum", "livemax", "livemin"]
+
+__all__ = ["StateGauges"]
+
+MOST_PURSES = 20
+"""Sets of providers that are hedged between."""
+STATES: tuple[BreakerState, ...] = get_args(BreakerState)
+
+
+class StateGauges:
+    """Gauges of what a registry of providers knows."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        providers: Names,
+        models: Names,
+        stats: Callable[[], ProviderStats],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """Make the gauges; ``refresh`` fills them.
+
+        Args:
+            registry: Where they are made.
+            providers: The providers' names as labels.
+            models: The models' names as labels.
+            stats: What is known of the providers.
+            clock: The event loops' time.
+        """
+
+        def gauge(name: str, told: str, labels: tuple[str, ...], mode: Together) -> Gauge:
+            return Gauge(
+                f"pipecat_hedge_{name}", told, labels, registry=registry, multiprocess_mode=mode
+            )
+
+        who = ("provider", "model")
+        self._providers, self._models = providers, models
+        self._purses = Names(MOST_PURSES)
+        self._stats, self._clock = stats, clock
+        self._breaker = gauge(
+            "breaker_state",
+            "Processes in which a provider's breaker is in this state.",
+            (*who, "state"),
+            "livesum",
+        )
+        self._limit = gauge(
+            "concurrency_limit", "Requests that a provider may have at once.", who, "livesum"
+        )
+        self._in_flight = gauge(
+            "requests_in_flight", "Requests that a provider has now.", who, "livesum"
+        )
+        self._rests = gauge(
+            "provider_rests_seconds",
+            "How long a provider has asked to be left alone yet (Retry-After).",
+            who,
+            "livemax",
+        )
+        self._waiting = gauge(
+            "queue_depth", "Requests that wait until there is room for them.", (), "livesum"
+        )
+        self._sessions = gauge("sessions", "Calls that are being held.", (), "livesum")
+        self._lag = gauge(
+            "event_loop_lag_seconds",
+            "How far behind the worst event loop was in the last half second.",
+            (),
+            "livemax",
+        )
+        self._budget = gauge(
+            "budget_requests_per_turn",
+            "Extra requests that hedging may make, per turn on average.",
+            ("providers",),
+            "livemax",
+        )
+        self._balance = gauge(
+            "budget_balance_requests",
+            "What is left of the hedging budget, in requests; negative is a debt.",
+            ("providers",),
+            "livemin",
+        )
+
+    def refresh(self) -> None:
+        """Look how things stand now; from any thread."""
+        stats, now = self._stats(), self._clock()
+        health = stats.health
+        with health.lock:
+            keys = list(health.entries())
+        told: dict[tuple[str, str], list[tuple[BreakerState, int, int, float]]] = {}
+        for key in keys:
+            provider, _, model = key.partition(" | ")
+            who = (self._providers.of(provider), self._models.of(model))
+            state, (in_flight, limit) = health.state(key, now), health.occupancy(key, now)
+            rests = health.rests_secs(key, now)
+            told.setdefault(who, []).append((state, in_flight, limit, rests))
+        for who, each in told.items():  # several only where names have run out
+            for state in STATES:
+                self._breaker.labels(*who, state).set(sum(s == state for s, *_ in each))
+            self._in_flight.labels(*who).set(sum(n for _, n, _, _ in each))
+            self._limit.labels(*who).set(sum(n for _, _, n, _ in each))
+            self._rests.labels(*who).set(max(n for *_, n in each))
+        self._waiting.set(health.waiting)
+        self._sessions.set(stats.sessions)
+        self._lag.set(stats.loop_watch.lag_secs(now) or 0.0)
+        balances: dict[str, list[tuple[float, float]]] = {}
+        for purse, budget, balance in stats.balances():
+            balances.setdefault(self._between(purse), []).append((budget, balance))
+        for providers, purses in balances.items():
+            self._budget.labels(providers).set(max(budget for budget, _ in purses))
+            self._balance.labels(providers).set(min(balance for _, balance in purses))
+
+    def _between(self, purse: object) -> str:
+        """Between whom a purse's owners hedge."""
+        match purse:
+            case (_, (*keys,)):
+                names = [str(key).partition(" | ")[0] for key in keys]
+                return self._purses.of("+".join(self._providers.of(name) for name in names))
+            case _:
+                return self._purses.of(None)

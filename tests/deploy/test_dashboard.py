@@ -1,0 +1,53 @@
+"""The Grafana dashboard: made by its script, about metrics there are, and laid out without overlap.
+
+Each of its expressions is asked of a real Prometheus in ``tests/live/test_prometheus_server.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from scripts.make_dashboard import OUT, as_json
+
+from tests.deploy.test_rules import names_asked, names_served
+from tests.prometheus_server import RULES
+
+DASHBOARD = json.loads(OUT.read_text())
+CHARTS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+
+
+def test_the_file_is_what_the_script_makes() -> None:
+    """Or the next change of the script would undo one of the file."""
+    assert OUT.read_text() == as_json()
+
+
+@pytest.mark.parametrize("panel", CHARTS, ids=lambda panel: panel["title"])
+def test_a_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
+    """Title, unit, what to make of it, a legend for each line, and metrics that there are."""
+    assert panel["description"]
+    assert panel["fieldConfig"]["defaults"]["unit"]
+    recorded = RULES.read_text()
+    for target in panel["targets"]:
+        assert target["legendFormat"]
+        asked = names_asked(target["expr"])
+        assert asked <= names_served()
+        if ":" in target["expr"]:
+            assert f"record: {target['expr']}" in recorded
+
+
+def test_no_panel_covers_another() -> None:
+    """On Grafana's grid of 24 columns."""
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert place["x"] + place["w"] <= 24
+        assert not taken & cells
+        taken |= cells
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])

@@ -1,0 +1,237 @@
+"""The metrics, the turn log and the simulator's ledger tell the same of 1,000 turns with faults.
+
+Over two wire formats, with providers that refuse, hang, break off and err, and interruptions.
+What a provider counts itself, requests, tokens and how each ended, is held against what the service
+has counted: exactly. Latencies are made so that no request is withdrawn before it is on its way:
+each session's first provider answers within a third of a second, or never.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loguru import logger
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
+from pipecat_hedge.exposition import expose
+from pipecat_hedge.metrics_command import of_logs
+from pipecat_hedge.percentiles import percentile
+from pipecat_hedge.policies.slo import Slo
+from pipecat_hedge.prometheus import BUCKETS, PrometheusRecorder
+from pipecat_hedge.provider_stats import ProviderStats
+from pipecat_hedge.simulator import Simulator
+from pipecat_hedge.simulator.ledger import LedgerEntry
+from pipecat_hedge.timed_pipeline import TimedPipeline
+from pipecat_hedge.work import TIERS
+from tests.simulated import close, simulated
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+
+SESSIONS, TURNS = 10, 100
+HEDGE_SECS, DEADLINE_SECS = 1.5, 4.0
+FAULTS = ("529", "hang", "cut", "error_in_band", "503")
+INTERRUPTED_EVERY = 20
+ANSWER = "answer=Certainly.%20The%20table%20is%20yours.,tps=100"
+FALLBACK = "I am sorry."
+Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+class Call:
+    """A session: two providers, one on each wire, and a caller who interrupts now and then."""
+
+    def __init__(self, number: int, sim: Simulator, log: Path, stats: ProviderStats):
+        fault = FAULTS[number % len(FAULTS)]
+        self.is_patient = number >= SESSIONS // 2  # the answer takes so long that it can be cut off
+        self.first = f"fixed@ttft={0.03 * (number + 1):g},fault={fault},rate=0.08,{ANSWER}"
+        self.second = f"fixed@ttft=0.05,fault=529,rate=0.1,{ANSWER}"
+        self.sim = sim
+        self.members = [
+            simulated("openai", sim, self.first),
+            simulated("anthropic", sim, self.second),
+        ]
+        self.line = TimedPipeline(
+            HedgedLLMService(
+                [
+                    Provider("first", self.members[0], usd_per_mtok=(2, 8)),
+                    Provider("second", self.members[1], usd_per_mtok=(1, 5)),
+                ],
+                policy=HedgePolicy.after(
+                    HEDGE_SECS, deadline_secs=DEADLINE_SECS, fallback_text=FALLBACK
+                ),
+                stats=stats,
+                turn_log=log,
+                tier=TIERS[number % 3],
+                warm=False,
+            )
+        )
+
+    async def run(self) -> None:
+        await self.line.start()
+        try:
+            for turn in range(TURNS):
+                if turn % INTERRUPTED_EVERY == 0 and self.is_patient:
+                    await self.interrupted_turn()
+                else:
+                    assert (await self.line.turn(give_up_secs=30)).is_over
+        finally:
+            await self.line.stop()
+            await close(*self.members)
+
+    async def interrupted_turn(self) -> None:
+        """The caller speaks when the answer is on its way, long before it can be over."""
+        before = max((entry.id for entry in self.sim.ledger.requests), default=0)
+        turn = asyncio.create_task(self.line.turn(give_up_secs=30))
+
+        def begun() -> list[LedgerEntry]:
+            return [
+                entry
+                for entry in self.sim.ledger.requests
+                if entry.id > before
+                and entry.model == self.first
+                and (entry.headers_secs is not None or entry.outcome != "open")
+            ]
+
+        await self.sim.ledger.wait_until(lambda _: bool(begun()), 30)
+        if begun()[0].outcome != "open":  # it was refused, and another has been asked already
+            await turn
+            return
+        await self.line.interrupt()
+        turn.cancel()
+        await asyncio.gather(turn, return_exceptions=True)
+
+
+async def test_a_thousand_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Requests, tokens and outcomes exactly; percentiles within a bucket's width."""
+    log, registry, stats = tmp_path / "turns.jsonl", CollectorRegistry(), ProviderStats()
+    slos = dict.fromkeys(TIERS, Slo(voice_to_voice_secs=None))
+    recorder = PrometheusRecorder(stats=stats, registry=registry, slos=slos)
+    logger.disable("pipecat")
+    try:
+        async with Simulator() as sim:
+            calls = [Call(number, sim, log, stats) for number in range(SESSIONS)]
+            await asyncio.gather(*(call.run() for call in calls))
+            await sim.wait_idle()
+            ledger, told = sim.ledger.requests, series(registry)
+    finally:
+        logger.enable("pipecat")
+        recorder.close()
+    turns = [json.loads(line) for line in log.read_text().splitlines()]
+    assert len(turns) == SESSIONS * TURNS
+    agrees_with_log(told, turns)
+    agrees_with_ledger(turns, ledger, {call.first for call in calls})
+    for name in ("ttft", "ttfs"):
+        percentiles_agree(told, name, [t[f"{name}_secs"] for t in turns])
+    same_from_the_log(told, series(of_logs([log], Slo(voice_to_voice_secs=None))))
+    outcomes = Counter(turn["outcome"] for turn in turns)
+    faults = Counter(entry.fault for entry in ledger if entry.fault)
+    assert min(outcomes["answered"], outcomes["interrupted"], outcomes["failed"]) > 0
+    assert set(faults) == set(FAULTS)
+    with capsys.disabled():
+        print(f"\n{len(ledger)} requests, turns {dict(outcomes)}, faults {dict(faults)}")
+
+
+def agrees_with_log(told: Series, turns: Sequence[dict[str, Any]]) -> None:
+    """Every counter is a count of the log's lines."""
+    assert by(told, "turns_total", "outcome", "tier") == Counter(
+        (t["outcome"], t["tier"]) for t in turns
+    )
+    degraded = sum(t["degraded_reason"] is not None for t in turns)
+    assert by(told, "turns_total", "degraded").get(("true",), 0) == degraded
+    attempts = [a for t in turns for a in t["attempts"]]
+    assert by(told, "attempts_total", "provider", "launch_reason", "outcome") == Counter(
+        (a["provider"], a["launch_reason"], a["outcome"]) for a in attempts
+    )
+    sent = [a for a in attempts if a["sent_secs"] is not None]
+    assert by(told, "requests_total", "provider") == Counter((a["provider"],) for a in sent)
+    assert by(told, "attempt_failures_total", "provider", "category") == Counter(
+        (a["provider"], a["error_category"]) for a in attempts if a["error_category"]
+    )
+    for direction in ("input", "output"):
+        tokens: Counter[tuple[str, ...]] = Counter()
+        for attempt in sent:
+            estimated = str(attempt["tokens_estimated"]).lower()
+            tokens[direction, estimated] += attempt[f"{direction}_tokens"]
+        counted = by(told, "tokens_total", "direction", "estimated")
+        assert {k: v for k, v in counted.items() if k[0] == direction} == +tokens
+    spent = sum(a["usd"] for a in sent)
+    assert sum(by(told, "cost_usd_total").values()) == pytest.approx(spent)
+    counted = by(told, "attempt_ttft_seconds_count", "provider")
+    assert counted == Counter((a["provider"],) for a in attempts if a["ttft_secs"] is not None)
+
+
+def agrees_with_ledger(
+    turns: Sequence[dict[str, Any]], ledger: Sequence[LedgerEntry], firsts: set[str]
+) -> None:
+    """Each request came once, had the end that was told of it, and as many tokens."""
+    theirs, ours = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for entry in ledger:
+        theirs["first" if entry.model in firsts else "second", entry.outcome] += 1
+    ends = {"won": "completed", "superseded": "aborted", "interrupted": "aborted"}
+    sent = [a for t in turns for a in t["attempts"] if a["sent_secs"] is not None]
+    for attempt in sent:
+        end = ends.get(attempt["outcome"], "failed")
+        waited_in_vain = attempt["error_category"] in ("deadline", "stalled", "timeout")
+        ours[attempt["provider"], "aborted" if waited_in_vain else end] += 1
+    assert ours == theirs
+    completed = [entry for entry in ledger if entry.outcome == "completed"]
+    counted = [a for a in sent if not a["tokens_estimated"]]
+    assert len(counted) == len(completed)
+    assert sum(a["output_tokens"] for a in counted) == sum(e.tokens_sent for e in completed)
+    assert sum(a["input_tokens"] for a in counted) == sum(e.prompt_tokens for e in completed)
+
+
+def percentiles_agree(told: Series, name: str, secs: Sequence[float | None]) -> None:
+    """The log's percentile is in the bucket in which the histogram has it."""
+    known = [each for each in secs if each is not None]
+    buckets = by(told, f"turn_{name}_seconds_bucket", "le")
+    upto = {float(le): count for (le,), count in buckets.items()}
+    for share in (0.5, 0.95, 0.99):
+        exact = percentile(known, share)
+        assert exact is not None
+        rank = math.ceil(share * len(known))
+        for low, high in itertools.pairwise((0.0, *BUCKETS, math.inf)):
+            if upto.get(high, 0) >= rank:
+                assert low < exact <= high
+                break
+
+
+def same_from_the_log(told: Series, read: Series) -> None:
+    """``pipecat-hedge metrics turns.jsonl`` tells what the process told."""
+    ours = {key: value for key, value in told.items() if key in read or not is_state(key[0])}
+    theirs = {key: value for key, value in read.items() if "skipped" not in key[0]}
+    assert ours == pytest.approx(theirs)
+
+
+def is_state(name: str) -> bool:
+    """Whether it is a gauge, or when a counter was made."""
+    return name.endswith("_created") or not name.endswith(("_total", "_bucket", "_sum", "_count"))
+
+
+def series(registry: CollectorRegistry) -> Series:
+    """Everything that is served, as a Prometheus reads it."""
+    return {
+        (s.name.removeprefix("pipecat_hedge_"), tuple(sorted(s.labels.items()))): s.value
+        for family in text_string_to_metric_families(expose("", registry)[0].decode())
+        for s in family.samples
+        if not s.name.endswith("_created")
+    }
+
+
+def by(told: Series, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+    """A metric's sums by some of its labels, where they are not 0."""
+    sums: dict[tuple[str, ...], float] = {}
+    for (each, pairs), value in told.items():
+        if each == name and value:
+            key = tuple(dict(pairs)[label] for label in labels)
+            sums[key] = sums.get(key, 0.0) + value
+    return sums

@@ -1,0 +1,234 @@
+"""A real Prometheus: it sees a provider turn slow, its alerts fire, and the dashboard has answers.
+
+In the rules a minute counts as two seconds here (``prometheus_server.shortened``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import math
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loguru import logger
+from prometheus_client import CollectorRegistry, start_http_server
+
+from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
+from pipecat_hedge.policies.slo import Slo
+from pipecat_hedge.prometheus import PrometheusRecorder
+from pipecat_hedge.provider_stats import ProviderStats
+from pipecat_hedge.replay.caller import Caller
+from pipecat_hedge.simulator.process import SimulatorProcess
+from pipecat_hedge.timed_pipeline import TimedPipeline
+from tests.live.bot_process import BotProcess
+from tests.live.test_voice_bot import HEARD_SECS, RECORDINGS, greeted, heard_out, is_heard_turn
+from tests.prometheus_server import ROOT, SCRAPE_SECS, PrometheusServer, needs_prometheus
+from tests.simulated import close, simulated
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.realtime,
+    pytest.mark.timeout(300),
+    needs_prometheus,
+]
+
+CALLS = 6
+THINKS_SECS = 0.6
+PROMISED_SECS = 0.8
+SEEN_SECS = 90.0
+SHORT = "answer=Certainly.%20One%20moment."
+FAST, SLOWER = "fixed@ttft=0.05,tps=400", 40
+DASHBOARD = json.loads((ROOT / "deploy/grafana/pipecat-hedge.json").read_text())
+NEEDS_A_VOICE = {"Voice to voice", "Fillers and rescues", "Cold connections"}
+"""Panels that show nothing where nobody is heard and nothing breaks off."""
+NEEDS_TROUBLE = {
+    *("Failures", "Fillers and rescues", "Cold connections"),
+    *("Cost", "Cost of an answered turn"),
+}
+"""Panels that show nothing of a call in which all is well, with providers that cost nothing."""
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[CollectorRegistry, str]]:
+    """A registry, and the address at which it is served."""
+    registry = CollectorRegistry()
+    server, thread = start_http_server(0, addr="127.0.0.1", registry=registry)
+    yield registry, f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+async def call(
+    first: SimulatorProcess,
+    second: SimulatorProcess,
+    policy: HedgePolicy,
+    stats: ProviderStats,
+    over: asyncio.Event,
+) -> None:
+    """Talk until it is over: two providers, one behind each simulator."""
+    members = [
+        simulated("openai", first, f"{FAST},fault=529,rate=0.05"),  # pyright: ignore[reportArgumentType]
+        simulated("anthropic", second, FAST),  # pyright: ignore[reportArgumentType]
+    ]
+    line = TimedPipeline(
+        HedgedLLMService(
+            [
+                Provider("a", members[0], usd_per_mtok=(2, 8)),
+                Provider("b", members[1], usd_per_mtok=(1, 5)),
+            ],
+            policy=policy,
+            stats=stats,
+        )
+    )
+    await line.start()
+    try:
+        while not over.is_set():
+            await line.turn(give_up_secs=30)
+            await asyncio.sleep(THINKS_SECS)
+    finally:
+        await line.stop()
+        await close(*members)
+
+
+async def seen(condition: Callable[[], Any], what: str) -> Any:
+    """Wait until Prometheus has seen it; it is asked as often as it looks."""
+    until = time.monotonic() + SEEN_SECS
+    while not (found := await asyncio.to_thread(condition)):
+        assert time.monotonic() < until, f"Prometheus has not seen {what}"
+        await asyncio.sleep(SCRAPE_SECS)
+    return found
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """Every panel's title with each of its expressions, as Grafana would send them."""
+    for panel in DASHBOARD["panels"]:
+        for target in panel.get("targets", ()):
+            expression = target["expr"].replace("$__rate_interval", "8s")
+            yield panel["title"], re.sub(r"\[(1h|30d)\]", "[120s]", expression)
+
+
+def answers(prometheus: PrometheusServer) -> dict[str, int]:
+    """How many lines each panel shows; a query that Prometheus refuses is an error."""
+    shown: dict[str, int] = {}
+    for title, expression in expressions():
+        lines = [
+            line for line in prometheus.query(expression) if not math.isnan(float(line["value"][1]))
+        ]
+        shown[title] = shown.get(title, 0) + len(lines)
+    return shown
+
+
+def waits(prometheus: PrometheusServer) -> dict[str, float]:
+    """The panel that names who is slow: the median by provider."""
+    expression, _ = (e for title, e in expressions() if title == "Waits by provider")
+    return {
+        line["metric"]["provider"]: secs
+        for line in prometheus.query(expression)
+        if not math.isnan(secs := float(line["value"][1]))
+    }
+
+
+@asynccontextmanager
+async def drilled(
+    policy: HedgePolicy, served: tuple[CollectorRegistry, str], folder: Path
+) -> AsyncIterator[PrometheusServer]:
+    """Six calls, seen by a Prometheus, whose first provider has been well and has turned slow."""
+    registry, address = served
+    stats, slo = ProviderStats(), Slo(PROMISED_SECS, PROMISED_SECS + 0.1, None)
+    recorder = PrometheusRecorder(stats=stats, registry=registry, slos={"standard": slo})
+    logger.disable("pipecat")
+    over = asyncio.Event()
+    try:
+        with (
+            SimulatorProcess() as first,
+            SimulatorProcess() as second,
+            PrometheusServer(folder, address) as prometheus,
+        ):
+            calls = [
+                asyncio.create_task(call(first, second, policy, stats, over)) for _ in range(CALLS)
+            ]
+            try:
+                well = "sum(pipecat_hedge_turns_total) > 60"
+                await seen(lambda: prometheus.query(well) and waits(prometheus), "calls, all well")
+                assert await asyncio.to_thread(prometheus.firing) == {}
+                calm = await asyncio.to_thread(waits, prometheus)
+                assert calm["a"] < PROMISED_SECS
+                await asyncio.to_thread(first.set_conditions, slow=SLOWER)
+                yield prometheus
+                await asyncio.to_thread(first.set_conditions)
+                await seen(lambda: "HedgeTtftOverSlo" not in prometheus.firing(), "recovery")
+            finally:
+                over.set()
+                await asyncio.gather(*calls)
+    finally:
+        logger.enable("pipecat")
+        recorder.close()
+
+
+async def test_a_provider_that_is_slow_for_five_minutes(
+    served: tuple[CollectorRegistry, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Callers feel it where hedges come late: both alerts fire, the panels show it, it ends."""
+    policy = HedgePolicy.after(1.5 * PROMISED_SECS)
+    async with drilled(policy, served, tmp_path) as prometheus:
+        began = time.monotonic()
+        await seen(lambda: "HedgeProviderSlow" in prometheus.firing(), "who is slow")
+        named_after = time.monotonic() - began
+        slow = await asyncio.to_thread(waits, prometheus)
+        await seen(lambda: "HedgeTtftOverSlo" in prometheus.firing(), "that callers wait")
+        fired_after = time.monotonic() - began
+        alerts = await asyncio.to_thread(prometheus.firing)
+        assert alerts["HedgeProviderSlow"]["provider"] == "a"
+        assert alerts["HedgeTtftOverSlo"]["tier"] == "standard"
+        assert slow["a"] > PROMISED_SECS
+    with capsys.disabled():
+        print(
+            f"\nslow provider named after {named_after:.1f} s, p95 alert after {fired_after:.1f} s "
+            f"(a minute counts as 2 s); its median wait was {slow['a']:.2f} s"
+        )
+
+
+async def test_a_slow_provider_that_callers_do_not_feel(
+    served: tuple[CollectorRegistry, str], tmp_path: Path
+) -> None:
+    """Where hedging hides it from them, the operator is told all the same, and sees it."""
+    async with drilled(HedgePolicy.adaptive(budget=0.3), served, tmp_path) as prometheus:
+        await seen(lambda: "HedgeProviderOvertaken" in prometheus.firing(), "who is overtaken")
+        alerts = await asyncio.to_thread(prometheus.firing)
+        assert alerts["HedgeProviderOvertaken"]["provider"] == "a"
+        shown = await asyncio.to_thread(answers, prometheus)
+    assert {title for title, lines in shown.items() if not lines} <= NEEDS_A_VOICE
+
+
+async def test_the_bot_is_scraped_and_the_dashboard_has_answers(tmp_path: Path) -> None:
+    """Every panel's queries are understood, and show a call while it is held."""
+    models = f"fixed?ttft=0.15&{SHORT} fixed?ttft=0.3&{SHORT}"
+    (recording,) = (r for r in RECORDINGS if r.name.startswith("open-sunday"))
+    async with BotProcess(SIMULATED_MODELS=models, TURN_DETECTION="0") as bot:
+        with PrometheusServer(tmp_path, bot.url.removeprefix("http://")) as prometheus:
+            async with Caller(bot.url) as caller:
+                await greeted(caller)
+                for number in (1, 2):  # to a rate, what a series begins with is no increase
+                    before = len(caller.messages)
+                    said = await caller.say(recording)
+                    heard_at = await caller.heard_since(said.ended_at, timeout_secs=HEARD_SECS)
+                    await caller.message(
+                        "the turn's report", is_heard_turn, since=before, timeout_secs=60
+                    )
+                    await heard_out(caller, heard_at, since=before)
+                    heard = f"sum(pipecat_hedge_voice_to_voice_seconds_count) >= {number}"
+                    await seen(functools.partial(prometheus.query, heard), "what was heard")
+                shown = await asyncio.to_thread(answers, prometheus)
+                assert prometheus.query("up")[0]["value"][1] == "1"
+                assert prometheus.query("sum(pipecat_hedge_sessions)")[0]["value"][1] == "1"
+                sent = prometheus.query("sum(pipecat_hedge_requests_total)")
+                assert float(sent[0]["value"][1]) == len((await bot.ledger())["requests"])
+    assert {title for title, lines in shown.items() if not lines} <= NEEDS_TROUBLE
