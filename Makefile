@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env bot test lint types unit explore format fixtures pictures bench drill compare clean
+.PHONY: help env bot test lint types unit explore format fixtures pictures report bench drill compare clean
 .PHONY: vllm vllm-env test-vllm bench-llm
 
 # vLLM's own environment and its models: gigabytes, so they are kept outside of this folder.
@@ -52,6 +52,9 @@ fixtures: $(STAMP) ## make the audio fixtures again (needs espeak-ng and flite)
 
 pictures: $(STAMP) ## take pictures of the bot's page (needs Chromium)
 	$(BIN)/python -m scripts.page_screenshots
+
+report: $(STAMP) ## make an example turn log, its report and pictures of it: out/report.html (needs Chromium)
+	@$(BIN)/python -m scripts.report_pictures $(ARGS)
 
 bench: $(STAMP) ## compare the bare service, Pipecat's failover and hedging, in one run of some minutes
 	$(BIN)/pipecat-hedge bench $(ARGS)

@@ -104,6 +104,7 @@ LAYERS = {
     "llm_race": TOOLS,
     "timed_pipeline": TOOLS,
     "whatif": TOOLS,
+    "report": TOOLS,
     "replay": TOOLS,
     "pytest_plugin": TOOLS,
     "pytest_caller": TOOLS,

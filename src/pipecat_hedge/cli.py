@@ -17,6 +17,10 @@ _COMMANDS = {
         "pipecat_hedge.whatif.command",
         "replay recorded turns under other policies, and recommend one",
     ),
+    "report": (
+        "pipecat_hedge.report.command",
+        "tell what turn logs say: callers' waits, providers' bad times, what would help",
+    ),
     "replay": (
         "pipecat_hedge.replay.command",
         "call a bot over WebRTC with recordings, and measure what a caller would hear",

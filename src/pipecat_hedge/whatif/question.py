@@ -64,6 +64,8 @@ class Question:
         least_turns: A file of fewer turns than this is gone through several times.
         most_turns: More turns than this are sampled.
         seed: The same seed gives the same answer.
+        policies: Which policies to compare, by name, in place of the usual ones; the first one is
+            to make one request a turn.
     """
 
     first: str | None = None
@@ -77,6 +79,7 @@ class Question:
     least_turns: int = LEAST_TURNS
     most_turns: int = MOST_TURNS
     seed: int = 1
+    policies: Sequence[tuple[str, HedgePolicy]] = ()
 
     def __post_init__(self) -> None:
         """Refuse what cannot work.
@@ -92,6 +95,12 @@ class Question:
             raise ConfigurationError(f"least_turns must be at least 1, got {self.least_turns}")
         if self.most_turns < BLOCK:
             raise ConfigurationError(f"turns must be at least {BLOCK}, got {self.most_turns}")
+        if any(policy.attempts > self.attempts for _, policy in self.policies):
+            raise ConfigurationError(
+                f"attempts is {self.attempts}, and one of the policies makes more: raise it"
+            )
+        if len(self.policies) == 1:
+            raise ConfigurationError("policies must be two at least: one to compare with another")
 
 
 def compared(
@@ -104,6 +113,8 @@ def compared(
         secs: The first provider's latencies; shape (n,).
         with_failures: Whether requests fail: then the second policy is to replace those alone.
     """
+    if question.policies:
+        return list(question.policies)
     attempts = question.attempts
     p95 = round(float(np.quantile(secs, 0.95)), 3)
     plain = [("no hedging", HedgePolicy.fallback(1, stall_secs=None))]

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipecat_hedge.errors import SHED, HedgeError
+from pipecat_hedge.reports import TurnReport
 from pipecat_hedge.whatif.tables import (
     COLUMN,
     FACTORS,
@@ -40,7 +41,7 @@ from pipecat_hedge.whatif.tables import (
     shortened,
 )
 
-__all__ = ["Measured", "ReadingError", "Recorded", "Unit", "read_latencies"]
+__all__ = ["Measured", "ReadingError", "Recorded", "Unit", "read_latencies", "recorded_from"]
 
 Unit: TypeAlias = Literal["auto", "s", "ms", "us", "ns"]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -60,6 +61,18 @@ _NO_LATENCY = re.compile(
 """Columns of numbers that are no latencies; one without a name is an index."""
 _UNIT = re.compile(r"(.*?)(?:_|\s?[(\[]|\s)(ms|us|µs|ns|secs|seconds|sec|s)[)\]]?", re.I)
 """A column's name, and the unit that it names."""
+_OF_AN_ATTEMPT = (
+    "provider",
+    "ttft_secs",
+    "launched_secs",
+    "ended_secs",
+    "error_category",
+    "outcome",
+    "input_tokens",
+    "output_tokens",
+    "usd",
+)
+"""What is read of an attempt."""
 _LATENCY = re.compile(r".*(ttft|latency|first_token).*", re.I)
 
 
@@ -282,6 +295,27 @@ def read_latencies(
             "give a turn log, or one number a line or column"
         )
     return _recorded(reader, unit)
+
+
+def recorded_from(turns: Iterable[TurnReport]) -> Recorded:
+    """What turns hold that have been read already; the same as of a log with their lines.
+
+    Args:
+        turns: The turns, in the order of time.
+
+    Raises:
+        ReadingError: If there is no latency in any.
+    """
+    reader = _Reader(())
+    for number, turn in enumerate(turns, 1):
+        attempts = [
+            {name: getattr(attempt, name) for name in _OF_AN_ATTEMPT} for attempt in turn.attempts
+        ]
+        told = {"attempts": attempts, "degraded_reason": turn.degraded_reason}
+        reader.take(Path("turns"), Line(number, told))
+    if not reader.turns:
+        raise ReadingError("there is no latency in these turns: nobody was asked in any of them")
+    return _recorded(reader, "s")
 
 
 def _latency_columns(numeric: dict[str, Any]) -> list[str]:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from pipecat_hedge.attempt import Attempt
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.facts import Launch, Seat
 from pipecat_hedge.planning import learn, plan_turn
-from pipecat_hedge.policies.hedge_policy import AfterSilence, HedgePolicy, LearnedRule, SingleR
+from pipecat_hedge.policies.hedge_policy import (
+    Adaptive,
+    AfterSilence,
+    HedgePolicy,
+    LearnedRule,
+    SingleR,
+)
 from pipecat_hedge.policies.race import Race
 from pipecat_hedge.provider_stats import Backend, ProviderStats
 from pipecat_hedge.virtual_race import Latency, run_virtual
@@ -163,6 +170,8 @@ def _replay(
     stats, dice = ProviderStats(), random.Random(1)
     backends = [Backend(name, name) for name in dict.fromkeys((first, second))]
     learns = isinstance(policy.rule, LearnedRule)
+    is_routed = isinstance(policy.rule, Adaptive) and policy.rule.order == "learned"
+    is_routed &= first != second
     count = len(draws.secs)
     every = max(count // 50, 1)
     replayed = _Replayed(
@@ -178,6 +187,9 @@ def _replay(
             plan = plan_turn(
                 policy, backends, stats, prompt_tokens=None, commit_on="first_token", dice=dice
             )
+        if is_routed:
+            lineup[:2] = [Seat(name) for name in plan.order]
+        columns = _columns(lineup, first) if is_routed else range(policy.attempts)
         race = Race(lineup, plan.rule, attempts=policy.attempts)
         fails = None if draws.fails is None else draws.fails[turn]
 
@@ -185,17 +197,20 @@ def _replay(
             launch: Launch,
             latencies: list[float] = latencies,
             fails: list[bool] | None = fails,
+            columns: Sequence[int] = columns,
         ) -> Latency:
-            number = launch.attempt
-            return Latency(latencies[number], fails is not None and fails[number])
+            column = columns[launch.attempt]
+            return Latency(latencies[column], fails is not None and fails[column])
 
         answered = run_virtual(race, draw, plan.launched)
         if learns:
-            learn(stats, backends, race.attempts, None, with_sentences=False)
+            learn(stats, backends, race.attempts, None, probe=plan.probe, with_sentences=False)
+        if plan.probe is not None:
+            _follow_probe(stats, backends, race.attempts, plan.probe, latencies, columns)
         if answered is not None:
             replayed.secs[turn] = answered
             if draws.cut is not None and (winner := race.winner) is not None:
-                cut = draws.cut[turn][winner.number]
+                cut = draws.cut[turn][columns[winner.number]]
                 if cut < math.inf:
                     replayed.least[turn] = winner.launched_at + cut
         replaced = sum(attempt.reason == "failure" for attempt in race.attempts)
@@ -204,6 +219,27 @@ def _replay(
         if turn % every == 0:
             progress(turn / count)
     return replayed
+
+
+def _columns(lineup: Sequence[Seat], first: str) -> list[int]:
+    """Whose latency each request has, where others than the first may come first."""
+    further = iter(range(1, len(lineup)))
+    return [0 if seat.provider == first else next(further) for seat in lineup]
+
+
+def _follow_probe(
+    stats: ProviderStats,
+    backends: Sequence[Backend],
+    attempts: Sequence[Attempt],
+    probe: str,
+    latencies: Sequence[float],
+    columns: Sequence[int],
+) -> None:
+    """A probe that loses is let run to its first token, as the service does it."""
+    for attempt in attempts:
+        if attempt.provider == probe and attempt.outcome == "superseded":
+            backend = next(b for b in backends if b.provider == probe)
+            stats.record_first_token(backend, latencies[columns[attempt.number]], None)
 
 
 def _outcome(

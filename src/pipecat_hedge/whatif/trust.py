@@ -20,7 +20,14 @@ import numpy.typing as npt
 
 from pipecat_hedge.whatif.answer import PERCENTILES, Independence, Interval
 
-__all__ = ["independence_of", "intervals", "percentile"]
+__all__ = [
+    "block_of",
+    "drawn_again",
+    "independence_of",
+    "intervals",
+    "percentile",
+    "rank_correlation_of",
+]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -54,7 +61,7 @@ def independence_of(
         return Independence(
             0.0, 1.0, 1.0, False, None, True, "too few turns to tell whether they are independent"
         )
-    correlation = _rank_correlation(first[:-1], first[1:])
+    correlation = rank_correlation_of(first[:-1], first[1:])
     noise = 2 / math.sqrt(len(first) - 1)
     slow = _slowest(first)
     share = float(slow.mean())
@@ -69,7 +76,7 @@ def independence_of(
         f"slow turn is followed by a slow one {clustering:.1f} times as often as any"
     )
     if pairs is not None:
-        both = _rank_correlation(*pairs)
+        both = rank_correlation_of(*pairs)
         together = float(_slowest(pairs[1])[_slowest(pairs[0])].mean())
         text = (
             "both providers were measured in the same turns, so nothing is assumed; they "
@@ -114,15 +121,15 @@ def intervals(
         seed: The same seed gives the same intervals.
         rank_correlation: Of consecutive turns: the more they correlate, the longer the blocks.
     """
-    block = _block(turns, rank_correlation)
+    block = block_of(turns, rank_correlation)
     dice = np.random.default_rng(seed)
     order = np.argsort(secs, kind="stable")
     ascending, first, second = secs[order], rows[order], other_rows[order]
     shown = max(round(turns / requests), 1)
     found: dict[str, list[float]] = {name: [] for name in PERCENTILES}
     for _ in range(RESAMPLES):
-        mine = _drawn_again(turns, block, dice)
-        others = mine if other_turns is None else _drawn_again(other_turns, block, dice)
+        mine = drawn_again(turns, block, dice)
+        others = mine if other_turns is None else drawn_again(other_turns, block, dice)
         weight = np.cumsum(mine[first] * others[second])
         if not weight[-1]:
             continue
@@ -149,26 +156,45 @@ def _ranks(values: Floats) -> Floats:
     return (np.cumsum(count) - (count - 1) / 2)[index]
 
 
-def _block(turns: int, correlation: float) -> int:
+def block_of(turns: int, correlation: float) -> int:
     """How long a block keeps clusters together.
 
     (2ρ / (1 − ρ²))^⅔ · n^⅓ is the best length for a mean of turns that follow each other with
     correlation ρ (Carlstein, 1986).
+
+    Args:
+        turns: How many turns there are.
+        correlation: Of consecutive turns.
     """
     rho = min(max(correlation, 0.0), 0.95)
     best = (2 * rho / (1 - rho**2)) ** (2 / 3) * turns ** (1 / 3)
     return round(min(max(best, BLOCK), max(turns / 10, 1)))
 
 
-def _drawn_again(turns: int, block: int, dice: np.random.Generator) -> Floats:
-    """How often each turn is in a file drawn from this one; shape (turns,)."""
+def drawn_again(turns: int, block: int, dice: np.random.Generator) -> Floats:
+    """How often each turn is in a file drawn from this one.
+
+    Args:
+        turns: How many turns there are.
+        block: How many consecutive turns are drawn at once.
+        dice: Decides which.
+
+    Returns:
+        A count a turn; shape (turns,).
+    """
     block = min(block, max(turns // 10, 1))
     begins = dice.integers(0, turns, -(-turns // block))
     drawn = ((begins[:, None] + np.arange(block)) % turns).ravel()[:turns]
     return np.bincount(drawn, minlength=turns).astype(np.float64)
 
 
-def _rank_correlation(one: Floats, other: Floats) -> float:
+def rank_correlation_of(one: Floats, other: Floats) -> float:
+    """Spearman's rank correlation; 0 where one of them does not vary.
+
+    Args:
+        one: Figures; shape (n,).
+        other: Those that belong to them; shape (n,).
+    """
     ranks = [_ranks(values) for values in (one, other)]
     if any(np.ptp(values) == 0 for values in (one, other)):
         return 0.0

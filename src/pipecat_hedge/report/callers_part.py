@@ -1,0 +1,325 @@
+"""The page's part on callers: what they heard, whether promises were kept, two logs compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime, tzinfo
+from html import escape
+
+from pipecat_hedge.report.charts import (
+    Axis,
+    Bar,
+    Line,
+    LogScale,
+    bars,
+    chart,
+    legend,
+    log_axis,
+    nines_axis,
+)
+from pipecat_hedge.report.comparing import Comparison, Difference
+from pipecat_hedge.report.figures import Figures, Moment
+from pipecat_hedge.report.headlines import EVERYBODY, OBJECTIVES, difference_told
+from pipecat_hedge.report.periods import Period
+from pipecat_hedge.report.promises import TierPromise
+from pipecat_hedge.report.tables import cards, table
+from pipecat_hedge.report.waits import CurvePoint, Waits
+from pipecat_hedge.report.wording import UNKNOWN, between, count, secs, share, usd
+
+__all__ = ["callers_part", "comparison_part", "curve_line"]
+
+MOST_TIMES = 4
+"""So many times of day fit below a chart on a telephone."""
+
+
+def callers_part(figures: Figures, zone: tzinfo | None) -> str:
+    """What callers heard, and whether promises were kept.
+
+    Args:
+        figures: The figures.
+        zone: The time zone of hours.
+    """
+    heard = figures.heard
+    waits = heard.ttft
+    shown = [
+        (secs(waits.p50_secs), "p50, to the first token"),
+        (secs(waits.p95_secs), "p95"),
+        (secs(waits.p99_secs), "p99"),
+        (secs(waits.max_secs), "slowest"),
+        (share(heard.successes / heard.turns), "answered to the end"),
+    ]
+    rows = [
+        _waits_row("first token (TTFT)", waits),
+        _waits_row("first sentence (TTUA: time to a usable answer)", heard.ttfs),
+        _waits_row("voice to voice", heard.voice_to_voice),
+    ]
+    notes = list[str]()
+    if not heard.voice_to_voice.count:
+        notes.append(
+            "Voice to voice is not known from a turn log: give the log of a "
+            "TurnLatencyObserver(log=…) as well."
+        )
+    if heard.ttfs_unknown:
+        notes.append(f"{count(heard.ttfs_unknown)} lines do not tell the first sentence.")
+    outcomes = ", ".join(
+        f"{count(number)} {name.replace('_', ' ')}" for name, number in heard.outcomes.items()
+    )
+    notes.append(f"Turns: {outcomes}; {count(heard.degraded)} with the fallback text.")
+    heads = ["from the end of the turn to", "turns", "p50", "p95", "p99", "slowest", "mean"]
+    return (
+        f'<h2 id="callers">What callers heard</h2>{cards(shown)}'
+        f"{table(heads, rows, 'how long callers waited')}"
+        f'<p class="about">{escape(" ".join(notes))}</p>'
+        f'<div class="two">{_curves(figures)}{_over_time(figures, zone)}</div>'
+        f"{_promises(figures.promises, zone)}"
+    )
+
+
+def comparison_part(comparison: Comparison) -> str:
+    """Two logs side by side.
+
+    Args:
+        comparison: What differs.
+    """
+    least = min(comparison.turns, comparison.other_turns)
+    rows = [
+        [
+            each.name,
+            _value(each, each.of_this),
+            _value(each, each.of_other),
+            _signed(each, each.delta),
+            UNKNOWN
+            if each.low is None or each.high is None
+            else f"{_signed(each, each.low)} to {_signed(each, each.high)}",
+            difference_told(each, least),
+        ]
+        for each in comparison.differences
+    ]
+    others = ", ".join(comparison.other_files)
+    drawn = " and ".join(dict.fromkeys(comparison.drawn))
+    heads = ["", "this log", "the other", "difference", "in 19 of 20 such pairs", "so it is"]
+    return (
+        f'<h2 id="compared">Compared with {escape(others)}</h2>'
+        f'<p class="about">{comparison.turns:,} turns here, {comparison.other_turns:,} there. '
+        f"Intervals are a bootstrap’s, of {drawn}. Of twenty figures that do not differ, one "
+        "will seem to. Other days, callers and loads are differences too.</p>"
+        f"{table(heads, rows, 'figures of both logs', words=(5,))}"
+    )
+
+
+def curve_line(
+    name: str, points: Sequence[CurvePoint], x: LogScale, nines: float, kind: int
+) -> Line:
+    """A curve of waits, the tail drawn large.
+
+    Args:
+        name: What the legend calls it.
+        points: The curve.
+        x: The places of times.
+        nines: How many nines of a share the chart is high.
+        kind: Its colour and dashes.
+    """
+    drawn = [
+        (x(p.secs), min(-math.log10(1 - p.share) / nines, 1.0) if p.share < 1 else math.nan)
+        for p in points
+    ]
+    return Line(name, drawn, kind)
+
+
+def _waits_row(name: str, waits: Waits) -> list[str]:
+    figures = waits.p50_secs, waits.p95_secs, waits.p99_secs, waits.max_secs, waits.mean_secs
+    return [name, count(waits.count) if waits.count else UNKNOWN, *map(secs, figures)]
+
+
+def _curves(figures: Figures) -> str:
+    heard = figures.heard
+    named = [("first token", heard.ttft_curve), ("first sentence", heard.ttfs_curve)]
+    named = [(name, points) for name, points in named if points]
+    if not named:
+        return ""
+    x, across = log_axis([p.secs for _, points in named for p in points], "seconds (logarithmic)")
+    nines, up = nines_axis(heard.turns, "share of turns that had it by then")
+    lines = [curve_line(name, pts, x, nines, kind) for kind, (name, pts) in enumerate(named)]
+    slo = figures.slos.get("all")
+    marks = [] if slo is None or slo.ttft_secs is None else [x(slo.ttft_secs)]
+    names = [(f"k{line.kind}", line.name) for line in lines]
+    if slo is not None and marks:
+        names.append(("mark", f"promised: first token within {slo.ttft_secs:g} s"))
+    told = "the share of turns whose first token and first sentence had come, over time"
+    return (
+        "<figure><figcaption>How long callers waited</figcaption>"
+        f"{legend(names)}{chart(lines, across, up, told, marks=marks)}</figure>"
+    )
+
+
+def _over_time(figures: Figures, zone: tzinfo | None) -> str:
+    moments = figures.heard.over_time
+    known = [m for m in moments if m.ttft.count]
+    if len(known) < 2:
+        return ""
+    y, up = log_axis(
+        [s for m in known for s in (m.ttft.p50_secs, m.ttft.p95_secs) if s is not None],
+        "time to first token, seconds (logarithmic)",
+    )
+    width = 1 / len(moments)
+
+    def line(name: str, kind: int) -> Line:
+        points = [
+            (n * width, math.nan if value is None else y(value))
+            for n, moment in enumerate(moments)
+            for value in (getattr(moment.ttft, f"{name}_secs"),)
+        ]
+        return Line(name, [*points, (1.0, points[-1][1])], kind, is_step=True)
+
+    begin, span = moments[0].period.begin, len(moments) * moments[0].period.secs
+    bands = [
+        ((spell.begin_at - begin) / span, (spell.end_at - begin) / span)
+        for spell in figures.spells
+        if spell.begin_at is not None and spell.end_at is not None
+    ]
+    names = [("k0", "p50"), ("k1", "p95")]
+    if bands:
+        who = ", ".join(dict.fromkeys(spell.provider for spell in figures.spells))
+        names.append(("band", f"slow or failing: {who}"))
+    told = "median and p95 of the time to the first token, over the time of day"
+    return (
+        f"<figure><figcaption>When: {_width(moments[0].period)} at a time</figcaption>"
+        f"{legend(names)}"
+        f"{chart([line('p50', 0), line('p95', 1)], _times(moments, zone), up, told, bands=bands)}"
+        "</figure>"
+    )
+
+
+def _times(moments: Sequence[Moment] | Sequence[Period], zone: tzinfo | None) -> Axis:
+    periods = [m.period if isinstance(m, Moment) else m for m in moments]
+    step = max(math.ceil(len(periods) / MOST_TIMES), 1)
+    is_days = len(periods) * periods[0].secs > 2 * 86400
+    written = "%m-%d" if is_days else "%H:%M"
+    ticks = [
+        (n / len(periods), datetime.fromtimestamp(p.begin, zone).strftime(written))
+        for n, p in enumerate(periods)
+        if n % step == 0
+    ]
+    return Axis("day" if is_days else "time of day", tuple(ticks))
+
+
+def _width(period: Period) -> str:
+    for secs_, name in ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute")):
+        if period.secs >= secs_:
+            number = period.secs / secs_
+            return f"{number:.3g} {name}{'' if number == 1 else 's'}"
+    return f"{period.secs:.0f} seconds"
+
+
+def _promises(promises: Sequence[TierPromise], zone: tzinfo | None) -> str:
+    if not promises:
+        return ""
+    rows = [
+        [
+            f"{OBJECTIVES[p.objective]}, {p.tier or EVERYBODY}",
+            f"≤ {p.limit_secs:g} s",
+            f"{100 * p.target:g} %",
+            share(p.overall.share),
+            count(p.overall.told),
+            _worst(p, zone),
+            UNKNOWN if p.is_kept is None else "kept" if p.is_kept else "broken",
+        ]
+        for p in promises
+    ]
+    heads = ["promise", "limit", "promised", "kept", "turns that tell", "worst", "so it was"]
+    strips = "".join(_strip(p, zone) for p in promises if len(p.by_period) > 1)
+    return (
+        '<h3 id="promises">What was promised</h3>'
+        '<p class="about">A turn that failed, or ended with the fallback text, has broken its '
+        "promise; one that the caller interrupted before the time was up says nothing.</p>"
+        f"{table(heads, rows, 'promises', words=(5,))}"
+        + (
+            "<h3>When it was broken</h3>"
+            + legend(
+                [
+                    ("fine", "within what was promised"),
+                    ("bad", "more than was promised"),
+                    ("mark", "what may miss it"),
+                ]
+            )
+            + f'<div class="two">{strips}</div>{_by_time(promises, zone)}'
+            if strips
+            else ""
+        )
+    )
+
+
+def _by_time(promises: Sequence[TierPromise], zone: tzinfo | None) -> str:
+    """The same in figures, for whoever wants to read them."""
+    told = [promise for promise in promises if promise.by_period]
+    heads = ["when", *(f"{OBJECTIVES[p.objective]}, {p.tier or EVERYBODY}" for p in told)]
+    rows = [
+        [
+            between(period.begin, period.begin + period.secs, zone),
+            *(f"{share(p.by_period[n][1].share, 0)} of {p.by_period[n][1].told}" for p in told),
+        ]
+        for n, (period, _) in enumerate(told[0].by_period)
+    ]
+    return (
+        "<details><summary>In figures: the share of turns that kept it</summary>"
+        f"{table(heads, rows, 'promises over the time of day')}</details>"
+    )
+
+
+def _worst(promise: TierPromise, zone: tzinfo | None) -> str:
+    if promise.worst is None:
+        return UNKNOWN
+    period, least = promise.worst
+    return f"{share(least.share, 0)}, {between(period.begin, period.begin + period.secs, zone)}"
+
+
+def _strip(promise: TierPromise, zone: tzinfo | None) -> str:
+    width = 1 / len(promise.by_period)
+    drawn = [
+        Bar(
+            n * width,
+            width,
+            max(1 - kept.share, 0.01),
+            kept.share < promise.target,
+            f"{between(period.begin, period.begin + period.secs, zone)}: "
+            f"{kept.told - kept.kept} of {kept.told} missed it",
+        )
+        for n, (period, kept) in enumerate(promise.by_period)
+        if kept.share is not None
+    ]
+    name = f"{OBJECTIVES[promise.objective]} within {promise.limit_secs:g} s"
+    up = Axis("share of turns that missed it", ((0.0, "0 %"), (0.5, "50 %"), (1.0, "100 %")))
+    told = f"the share of turns that missed {name}, over the time of day"
+    return (
+        f"<figure><figcaption>{escape(name)}, {escape(promise.tier or EVERYBODY)}</figcaption>"
+        + bars(
+            drawn,
+            _times([period for period, _ in promise.by_period], zone),
+            up,
+            told,
+            level=1 - promise.target,
+        )
+        + "</figure>"
+    )
+
+
+def _value(difference: Difference, value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    if difference.unit == "secs":
+        return secs(value)
+    if difference.unit == "share":
+        return share(value)
+    return usd(value) if difference.unit == "usd" else f"{value:.3f}"
+
+
+def _signed(difference: Difference, value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    sign = "−" if value < 0 else "+"
+    if difference.unit == "share":
+        return f"{sign}{100 * abs(value):.1f} points"
+    if difference.unit == "secs" and abs(value) < 0.1:
+        return f"{sign}{1000 * abs(value):.0f} ms"
+    return f"{sign}{_value(difference, abs(value))}"

@@ -1,0 +1,275 @@
+"""What would have helped: other orders, policies and providers, replayed over the same turns.
+
+The problem: a report that says "p95 is 4 s" leaves its reader with the question what to do. The
+naive answer is a list of advice. Ours is a list of changes that were *tried*: each is a question to
+`whatif`, which replays the logged turns with the service's own objects in virtual time, and is told
+with what it would have done to callers and to the bill.
+
+- Tried are: the other order of providers, and one that is learned; each as the only one; another
+  one to hedge to; other policies and budgets; and the same with every connection open beforehand,
+  where the log tells what opening them took.
+- What a change is worth is what it saves of the mean wait (a turn without an answer counts a
+  minute), less ``WORTH_SECS`` for each request that it adds a turn: the exchange rate that
+  ``HedgePolicy.adaptive`` and `whatif` go by. So a change may also help by saving requests.
+- Both sides of a comparison are replayed, and never what was replayed with what was measured.
+- A change must be worth more than chance makes of it: two standard errors of the difference, turn
+  by turn where both replays are of the same draws.
+- Of each kind the best is told: three budgets are not three changes.
+
+Left out: what the log cannot tell. A provider that was only ever hedged to was asked at bad
+moments; if those were bad for it as well, it is better than predicted. Rate limits that more
+requests would meet are not replayed, and neither is what a turn waits for room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pipecat_hedge.policies.hedge_policy import HedgePolicy
+from pipecat_hedge.report.lineup import Lineup
+from pipecat_hedge.report.predictions import (
+    Prediction,
+    Prices,
+    chance,
+    predict,
+    requests_of,
+    waits_of,
+)
+from pipecat_hedge.report.trials import (
+    AS_IT_WAS,
+    LEARNED,
+    NONE,
+    REPLACED,
+    Kind,
+    Trial,
+    budget_of,
+    guessed_policy,
+    trials_of,
+    warmed,
+)
+from pipecat_hedge.report.turns import LoggedTurn
+from pipecat_hedge.reports import TurnReport
+from pipecat_hedge.whatif.answer import Answer, Outcome
+from pipecat_hedge.whatif.question import Question
+from pipecat_hedge.whatif.reading import ReadingError, recorded_from
+from pipecat_hedge.whatif.replaying import what_if
+
+__all__ = ["Change", "Replays", "replays_of"]
+
+WORTH_SECS = 0.15
+"""What an extra request must save to be worth it; as ``HedgePolicy.adaptive`` has it."""
+LEAST_WORTH_SECS = 0.005
+"""Of a mean wait, nobody notices less."""
+LEAST_TURNS, MOST_TURNS = 4000, 6000
+"""So many turns are replayed: enough to see a p99, few enough that a dozen replays take seconds."""
+MOST_LEARNED, STRETCH = 20_000, 1000
+"""Of a longer log, so many turns say what providers are like, in stretches from all over it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something to change.
+
+    Parameters:
+        kind: ``order``, ``policy``, ``second``, ``only one`` or ``connections``.
+        title: What, in a few words.
+        how: How, for whoever writes the bot.
+        before: The turns as they were, replayed.
+        after: The same with the change.
+        saved_secs: What it saves of the mean wait.
+        worth_secs: The same less what the requests that it adds must save.
+    """
+
+    kind: Kind
+    title: str
+    how: str
+    before: Prediction
+    after: Prediction
+    saved_secs: float
+    worth_secs: float
+
+
+@dataclass(frozen=True, slots=True)
+class Replays:
+    """What replays tell.
+
+    Parameters:
+        first: Who is asked first.
+        second: Who is hedged to.
+        as_it_was: The policy of the log, replayed.
+        policy_is_told: Whether the log tells that policy; else it is a guess.
+        without: One request a turn.
+        replaced: One request a turn, and another one where it fails; None where none ever failed.
+        changes: The changes that would help most, the best one first.
+        tried: How many were tried.
+        replayed: How many turns each replay has.
+        independence: How far slow turns come together, which replays of a second request do not
+            know of, in a sentence.
+    """
+
+    first: str
+    second: str
+    as_it_was: Prediction
+    policy_is_told: bool
+    without: Prediction
+    replaced: Prediction | None
+    changes: tuple[Change, ...]
+    tried: int
+    replayed: int
+    independence: str
+
+
+def replays_of(
+    turns: Sequence[LoggedTurn],
+    lineup: Lineup,
+    limit_secs: float | None,
+    *,
+    most: int = 3,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Replays | None:
+    """Replay turns as they were, without hedges, and with one change after the other.
+
+    Args:
+        turns: The turns, in the order of time.
+        lineup: How they were raced.
+        limit_secs: What is promised for the first token; None is nothing.
+        most: How many changes to tell.
+        progress: Told how much is done.
+
+    Returns:
+        What came of it; None where nobody was ever asked, or nobody ever answered.
+    """
+    if lineup.first is None or lineup.second is None:
+        return None
+    reports = [turn.report for turn in _sampled(turns)]
+    bench = _Bench(reports, lineup, limit_secs)
+    trials = list(trials_of(lineup, bench.recorded, reports))
+    base: Answer | None = None
+    found = list[Change]()
+    tried = 0
+    before: Outcome | None = None
+    for number, trial in enumerate(trials):
+        progress(number / len(trials))
+        try:
+            answer = bench.ask(trial)
+        except ReadingError:  # who is asked here has never answered
+            if base is None:
+                return None
+            continue
+        outcomes = {outcome.policy: outcome for outcome in answer.outcomes}
+        if base is None or before is None:
+            base, before = answer, outcomes[AS_IT_WAS]
+            after = [(n, outcomes[n]) for n, _ in trial.policies if n != REPLACED]
+        else:
+            after = [("", outcomes[AS_IT_WAS])]
+        tried += len(after)
+        for name, outcome in after:
+            change = bench.change(trial, name, before, outcome, base, len(reports))
+            if change is not None:
+                found.append(change)
+    if base is None or before is None:
+        return None
+    progress(1.0)
+    by_name = {outcome.policy: outcome for outcome in base.outcomes}
+    pair = lineup.first, lineup.second
+    return Replays(
+        *pair,
+        bench.prediction(before, *pair),
+        lineup.policy is not None,
+        bench.prediction(by_name[NONE], *pair),
+        bench.prediction(by_name[REPLACED], *pair) if REPLACED in by_name else None,
+        _best(found, most),
+        tried,
+        base.replayed,
+        base.independence.text,
+    )
+
+
+def _sampled(turns: Sequence[LoggedTurn]) -> Sequence[LoggedTurn]:
+    """Of a long log, stretches of it: as many turns as can be learned from in seconds."""
+    if len(turns) <= MOST_LEARNED:
+        return turns
+    count = MOST_LEARNED // STRETCH
+    begins = (round(n * (len(turns) - STRETCH) / (count - 1)) for n in range(count))
+    return [turn for begin in begins for turn in turns[begin : begin + STRETCH]]
+
+
+def _best(found: Sequence[Change], most: int) -> tuple[Change, ...]:
+    """The best change of each kind, the best kinds first."""
+    kinds: dict[str, Change] = {}
+    for change in sorted(found, key=lambda change: -change.worth_secs):
+        kinds.setdefault(change.kind, change)
+    return tuple(kinds.values())[:most]
+
+
+class _Bench:
+    """Asks `whatif`, and prices what comes out."""
+
+    def __init__(self, reports: Sequence[TurnReport], lineup: Lineup, limit_secs: float | None):
+        self.recorded = recorded_from(reports)
+        self._reports, self._lineup, self._limit = reports, lineup, limit_secs
+        self._policy = lineup.policy or guessed_policy(reports, lineup)
+        self._prices = Prices(reports)
+
+    def ask(self, trial: Trial) -> Answer:
+        recorded = self.recorded
+        if trial.warm:
+            recorded = recorded_from(warmed(report) for report in self._reports)
+        none = HedgePolicy.fallback(1, stall_secs=None)
+        question = Question(
+            first=trial.first,
+            second=trial.second,
+            attempts=max(self._lineup.attempts, self._policy.attempts),
+            deadline_secs=self._limit,
+            least_turns=LEAST_TURNS,
+            most_turns=MOST_TURNS,
+            policies=((NONE, none), (AS_IT_WAS, self._policy), *trial.policies),
+        )
+        return what_if(recorded, question)
+
+    def change(
+        self,
+        trial: Trial,
+        name: str,
+        before: Outcome,
+        after: Outcome,
+        base: Answer,
+        turns: int,
+    ) -> Change | None:
+        saved = waits_of(before).mean() - waits_of(after).mean()
+        more = requests_of(after) - requests_of(before)
+        worth = float(saved - WORTH_SECS * more)
+        is_same_draw = trial.first == base.first and trial.second == base.second and not trial.warm
+        if worth < max(LEAST_WORTH_SECS, 2 * chance(before, after, turns, paired=is_same_draw)):
+            return None
+        title, how = trial.title, trial.how
+        kind = trial.kind
+        if name == LEARNED:
+            kind, title = "order", "Let the order of providers be learned"
+            how = f'policy=HedgePolicy.adaptive({budget_of(self._policy):g}, order="learned")'
+        elif name:
+            title = "Hedge no more" if name == "fallback" else f"Hedge by {name}"
+            how = f"policy={_written(name)}, in place of {self._policy.name}"
+        pair = self._lineup.first or "", self._lineup.second or ""
+        return Change(
+            kind,
+            title,
+            how,
+            self.prediction(before, *pair),
+            self.prediction(after, trial.first, trial.second),
+            float(saved),
+            worth,
+        )
+
+    def prediction(self, outcome: Outcome, first: str, second: str) -> Prediction:
+        policy = self._policy.name if outcome.policy == AS_IT_WAS else outcome.policy
+        return predict(policy, outcome, self._prices, first, second)
+
+
+def _written(name: str) -> str:
+    """A policy as one writes it."""
+    if name == "fallback":
+        return "HedgePolicy.fallback()"
+    budget = float(name.removeprefix("adaptive(").removesuffix(" %)")) / 100
+    return f"HedgePolicy.adaptive({budget:g})"

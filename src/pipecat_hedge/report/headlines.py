@@ -1,0 +1,261 @@
+"""What an operator must know within a minute: a report's figures in a few sentences. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import tzinfo
+from typing import Literal
+
+from pipecat_hedge.report.changes import Change, Replays
+from pipecat_hedge.report.comparing import Difference
+from pipecat_hedge.report.figures import Figures
+from pipecat_hedge.report.predictions import Prediction
+from pipecat_hedge.report.promises import TierPromise
+from pipecat_hedge.report.providers import Estimate
+from pipecat_hedge.report.trouble import Spell
+from pipecat_hedge.report.wording import between, listed, secs, share, things, usd
+
+__all__ = [
+    "OBJECTIVES",
+    "Headline",
+    "bought",
+    "difference_told",
+    "effect_of",
+    "estimate",
+    "headlines_of",
+    "predicted",
+    "spell_told",
+]
+
+OBJECTIVES = {
+    "ttft": "first token",
+    "ttfs": "first sentence",
+    "voice_to_voice": "voice to voice",
+}
+"""What is promised, in words."""
+MOST_SPELLS = 3
+EVERYBODY = "all callers"
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """A sentence.
+
+    Parameters:
+        mood: ``good``, ``bad`` or ``plain``.
+        topic: What it is about, in a word or two.
+        text: The sentence, or some of them.
+    """
+
+    mood: Literal["good", "bad", "plain"]
+    topic: str
+    text: str
+
+
+def headlines_of(figures: Figures, zone: tzinfo | None) -> list[Headline]:
+    """Say what matters most.
+
+    Args:
+        figures: The figures.
+        zone: The time zone of hours.
+    """
+    heard = figures.heard
+    waits = heard.ttft
+    told = [
+        Headline(
+            "plain",
+            "Callers",
+            f"{things(heard.turns, 'turn')}. Callers waited {secs(waits.p50_secs)} for the first "
+            f"token (p50), {secs(waits.p95_secs)} (p95), {secs(waits.p99_secs)} (p99), "
+            f"{secs(waits.max_secs)} at most. "
+            + (
+                "Nobody was left without an answer."
+                if not heard.unanswered
+                else f"{things(heard.unanswered, 'turn')} had no whole answer."
+            ),
+        )
+    ]
+    told += _promises(figures.promises, zone)
+    told += _spells(figures.spells, zone)
+    told += _hedging(figures)
+    if figures.replays is not None and figures.replays.changes:
+        change = figures.replays.changes[0]
+        told.append(Headline("plain", "To change", f"{change.title}: {effect_of(change)}."))
+    return told
+
+
+def _promises(promises: Sequence[TierPromise], zone: tzinfo | None) -> list[Headline]:
+    if not (known := [p for p in promises if p.is_kept is not None]):
+        return []
+    broken = [p for p in known if not p.is_kept]
+    if not broken:
+        least = min(known, key=lambda p: (p.overall.share or 0.0) - p.target)
+        text = f"Every promise was kept; the closest was {_promise(least)}."
+        return [Headline("good", "Promises", text)]
+    worst = min(broken, key=lambda p: (p.overall.share or 0.0) - p.target)
+    others = "" if len(broken) == 1 else f" So were {len(broken) - 1} more of {len(known)}."
+    when = ""
+    if worst.worst is not None:
+        period, least = worst.worst
+        when = (
+            f" It was worst {between(period.begin, period.begin + period.secs, zone)}: "
+            f"{share(least.share, 0)} of {things(least.told, 'turn')}."
+        )
+    return [Headline("bad", "Promises", f"Broken: {_promise(worst)}.{when}{others}")]
+
+
+def _promise(promise: TierPromise) -> str:
+    return (
+        f"{OBJECTIVES[promise.objective]} within {promise.limit_secs:g} s for "
+        f"{promise.tier or EVERYBODY}, {share(promise.overall.share)} of turns, "
+        f"{100 * promise.target:g} % promised"
+    )
+
+
+def _spells(spells: Sequence[Spell], zone: tzinfo | None) -> list[Headline]:
+    worst = sorted(spells, key=lambda s: -((s.extra_wait_secs or 0.0) + 60.0 * s.unanswered))
+    told = [Headline("bad", spell.provider, spell_told(spell, zone)) for spell in worst]
+    if len(told) > MOST_SPELLS:
+        more = f"And {len(told) - MOST_SPELLS} more spells."
+        told[MOST_SPELLS:] = [Headline("bad", "More", more)]
+    return told
+
+
+def spell_told(spell: Spell, zone: tzinfo | None) -> str:
+    """Who was slow or failed, from when to when, and what it cost.
+
+    Args:
+        spell: The spell.
+        zone: The time zone of hours.
+    """
+    if spell.begin_at is not None and spell.end_at is not None:
+        mins = (spell.end_at - spell.begin_at) / 60
+        lasted = f"{mins:.0f} minutes" if mins >= 1.5 else f"{60 * mins:.0f} s"
+        when = f"{between(spell.begin_at, spell.end_at, zone)} ({lasted})"
+    else:
+        when = f"from turn {spell.first_turn} to turn {spell.last_turn}"
+    if spell.kind == "failing":
+        why = listed([f"{n} × {why.replace('_', ' ')}" for why, n in spell.failures.items()])
+        what = f"failed {when}: {spell.bad} of {spell.requests} requests were bad ({why})"
+    else:
+        what = (
+            f"was slow {when}: {spell.bad} of {spell.requests} requests took longer than "
+            f"{secs(spell.slow_secs)}, p50 {estimate(spell.p50)} instead of "
+            f"{estimate(spell.usual_p50)}"
+        )
+    return f"{spell.provider} {what}. {_cost(spell)}"
+
+
+def _cost(spell: Spell) -> str:
+    costs = list[str]()
+    if spell.extra_wait_secs is not None and spell.extra_wait_secs > 0:
+        costs.append(
+            f"{secs(spell.extra_wait_secs)} of waiting in {things(spell.turns, 'turn')} (p95 "
+            f"{secs(spell.waits.p95_secs)} instead of {secs(spell.usual_waits.p95_secs)})"
+        )
+    if spell.unanswered:
+        costs.append(f"{things(spell.unanswered, 'turn')} without a whole answer")
+    if spell.extra_requests >= 1:
+        costs.append(f"{things(spell.extra_requests, 'request')} more than usual")
+    if spell.extra_usd is not None and spell.extra_usd > 0:
+        costs.append(usd(spell.extra_usd))
+    return f"It cost {listed(costs)}." if costs else "Callers did not notice."
+
+
+def estimate(value: Estimate | None) -> str:
+    """A percentile that may be known only to be longer than something.
+
+    Args:
+        value: The percentile.
+    """
+    return secs(None) if value is None else secs(value.secs, at_least=value.is_least)
+
+
+def _hedging(figures: Figures) -> list[Headline]:
+    hedging, replays = figures.hedging, figures.replays
+    if not hedging.hedges:
+        return [Headline("plain", "Hedging", "No turn was hedged.")]
+    hedged = share(hedging.hedged_turns / hedging.turns)
+    text = (
+        f"{things(hedging.hedges, 'hedge')}, in {hedged} of turns; "
+        f"{share(hedging.won / hedging.hedges, 0)} of them won."
+    )
+    if hedging.extra_requests is not None:
+        text = f"{share(hedging.extra_requests)} more requests. {text}"
+    if replays is not None:
+        text += f" {bought(replays)}"
+    return [Headline("plain", "Hedging", text)]
+
+
+def bought(replays: Replays) -> str:
+    """What hedging bought, in a sentence.
+
+    Args:
+        replays: What replays tell.
+    """
+    without = replays.replaced or replays.without
+    mine = replays.as_it_was
+    parts = [
+        f"{name} {predicted(mine, name)} instead of {predicted(without, name)}"
+        for name in ("p95", "p99")
+        if predicted(mine, name) != predicted(without, name)
+    ]
+    if not parts:
+        return "Replayed without hedges, callers would have waited no longer."
+    return f"Replayed with and without hedges: {', '.join(parts)}."
+
+
+def predicted(prediction: Prediction, name: str) -> str:
+    """A percentile of a replay.
+
+    Args:
+        prediction: The replay.
+        name: ``p50``, ``p95`` or ``p99``.
+    """
+    if (least := prediction.at_least.get(name)) is not None:
+        return secs(least, at_least=True)
+    return secs(getattr(prediction, f"{name}_secs"))
+
+
+def effect_of(change: Change) -> str:
+    """What a change would have done, in a sentence without its stop.
+
+    Args:
+        change: The change.
+    """
+    before, after = change.before, change.after
+    parts = [
+        f"{name} {predicted(after, name)} instead of {predicted(before, name)}"
+        for name in ("p50", "p95", "p99")
+        if predicted(before, name) != predicted(after, name)
+    ]
+    if after.kept_share is not None and before.kept_share is not None:
+        parts.append(
+            f"{share(after.kept_share)} of turns in time instead of {share(before.kept_share)}"
+        )
+    more = after.requests - before.requests
+    if abs(more) >= 0.001:
+        parts.append(f"{share(abs(more))} {'more' if more > 0 else 'fewer'} requests")
+    if after.usd_per_1000 is not None and before.usd_per_1000 is not None:
+        dollars = after.usd_per_1000 - before.usd_per_1000
+        if f"{abs(dollars):.2f}" != "0.00":
+            parts.append(f"{usd(abs(dollars))} {'more' if dollars > 0 else 'less'} for 1,000 turns")
+    return ", ".join(parts)
+
+
+def difference_told(difference: Difference, turns: int) -> str:
+    """What follows of a figure of two logs.
+
+    Args:
+        difference: The figure.
+        turns: How many turns the smaller log has.
+    """
+    if difference.verdict == "unknown":
+        return "not known of both"
+    if difference.verdict == "too few turns":
+        return f"{turns:,} turns are too few to tell"
+    if difference.verdict == "no difference shown":
+        return "no difference that this much data can show"
+    is_less = (difference.delta or 0.0) < 0
+    return "better" if is_less == difference.less_is_better else "worse"

@@ -1,0 +1,181 @@
+"""Whether callers got what was promised: a turn against an `Slo`, and many of them. Pure.
+
+A turn that failed, was degraded or never answered has broken its promise, however soon that was.
+One that the caller interrupted before the time was up says nothing, and neither does one whose line
+does not tell the figure; one in which only tools were called says nothing of sentences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pipecat_hedge.policies.slo import Slo
+from pipecat_hedge.report.periods import Calendar, Period
+from pipecat_hedge.report.turns import HeardTurn, LoggedTurn
+from pipecat_hedge.work import TIERS
+
+__all__ = ["Attainment", "TierPromise", "promises_of", "was_heard_in_time", "was_kept"]
+
+
+@dataclass(frozen=True, slots=True)
+class Attainment:
+    """How many turns kept a promise, of those that tell.
+
+    Parameters:
+        kept: How many did.
+        told: How many tell.
+    """
+
+    kept: int
+    told: int
+
+    @property
+    def share(self) -> float | None:
+        """The share of turns that kept it; None if none tells."""
+        return self.kept / self.told if self.told else None
+
+    @classmethod
+    def of(cls, verdicts: Iterable[bool | None]) -> Attainment:
+        """Count verdicts.
+
+        Args:
+            verdicts: Whether each turn kept it; None says nothing.
+        """
+        told = [verdict for verdict in verdicts if verdict is not None]
+        return cls(sum(told), len(told))
+
+
+@dataclass(frozen=True, slots=True)
+class TierPromise:
+    """What became of one promise to one tier.
+
+    Parameters:
+        tier: Whose; None where the log does not say whose turns they were.
+        objective: ``ttft``, ``ttfs`` or ``voice_to_voice``.
+        limit_secs: What was promised.
+        target: For what share of turns.
+        overall: What became of it.
+        by_period: The same of each stretch of time; empty where times are not known.
+    """
+
+    tier: str | None
+    objective: str
+    limit_secs: float
+    target: float
+    overall: Attainment
+    by_period: tuple[tuple[Period, Attainment], ...]
+
+    @property
+    def is_kept(self) -> bool | None:
+        """Whether it was kept; None if no turn tells."""
+        share = self.overall.share
+        return None if share is None else share >= self.target
+
+    @property
+    def worst(self) -> tuple[Period, Attainment] | None:
+        """The stretch in which most turns missed it beyond what may; None if there was none."""
+
+        def beyond(each: tuple[Period, Attainment]) -> float:
+            return each[1].told - each[1].kept - (1 - self.target) * each[1].told
+
+        worst = max(self.by_period, key=beyond, default=None)
+        return worst if worst is not None and beyond(worst) > 0 else None
+
+
+def was_kept(turn: LoggedTurn, objective: str, limit_secs: float) -> bool | None:
+    """Whether a turn kept a promise.
+
+    Args:
+        turn: The turn.
+        objective: ``ttft`` or ``ttfs``.
+        limit_secs: What was promised.
+
+    Returns:
+        Whether it did; None if it says nothing.
+    """
+    report = turn.report
+    if turn.is_unanswered:
+        return False
+    waited = report.ttft_secs if objective == "ttft" else report.ttfs_secs
+    if waited is not None:
+        return waited <= limit_secs
+    if f"{objective}_secs" in turn.lacks:
+        return None
+    if report.outcome == "interrupted" or turn.has_left:
+        return False if report.duration_secs > limit_secs else None
+    return None if report.outcome == "answered_with_tools" else False
+
+
+def was_heard_in_time(turn: HeardTurn, limit_secs: float) -> bool | None:
+    """Whether the answer was heard as soon as promised.
+
+    Args:
+        turn: The turn, as the caller lived it.
+        limit_secs: What was promised, in seconds from the caller's last sound.
+
+    Returns:
+        Whether it was; None if the turn says nothing.
+    """
+    if turn.voice_to_voice_secs is not None:
+        return turn.voice_to_voice_secs <= limit_secs
+    if not turn.interrupted:
+        return False
+    return False if (turn.waited_secs or 0.0) > limit_secs else None
+
+
+def promises_of(
+    turns: Sequence[LoggedTurn],
+    heard: Sequence[HeardTurn],
+    slos: dict[str | None, Slo],
+    calendar: Calendar | None,
+) -> tuple[TierPromise, ...]:
+    """What became of every promise.
+
+    Args:
+        turns: The turns.
+        heard: What callers heard; whose turns those were is not told.
+        slos: What is promised to each tier; under None, to all that are not named.
+        calendar: The stretches of time, if times are known.
+    """
+    found = list[TierPromise]()
+    known: list[str | None] = [*TIERS, None]
+    seen = {turn.tier for turn in turns}
+    others = sorted(tier for tier in seen if tier is not None and tier not in TIERS)
+    tiers = [*(tier for tier in known if tier in seen), *others]
+    for tier in tiers:
+        slo, mine = _slo(slos, tier), [turn for turn in turns if turn.tier == tier]
+        for objective, limit in (("ttft", slo.ttft_secs), ("ttfs", slo.ttfs_secs)):
+            if limit is not None:
+                verdicts = [was_kept(turn, objective, limit) for turn in mine]
+                moments = [turn.began_at for turn in mine]
+                found.append(_promise(tier, objective, limit, slo, verdicts, moments, calendar))
+    slo = _slo(slos, None)
+    if heard and (limit := slo.voice_to_voice_secs) is not None:
+        verdicts = [was_heard_in_time(turn, limit) for turn in heard]
+        moments = [turn.at for turn in heard]
+        found.append(_promise(None, "voice_to_voice", limit, slo, verdicts, moments, calendar))
+    return tuple(found)
+
+
+def _slo(slos: dict[str | None, Slo], tier: str | None) -> Slo:
+    return slos.get(tier) or slos.get(None) or Slo()
+
+
+def _promise(
+    tier: str | None,
+    objective: str,
+    limit: float,
+    slo: Slo,
+    verdicts: Sequence[bool | None],
+    moments: Sequence[float | None],
+    calendar: Calendar | None,
+) -> TierPromise:
+    by_period = list[tuple[Period, Attainment]]()
+    if calendar is not None:
+        cells: list[list[bool | None]] = [[] for _ in range(calendar.count)]
+        for verdict, moment in zip(verdicts, moments, strict=True):
+            if moment is not None:
+                cells[calendar.index(moment)].append(verdict)
+        by_period = [(calendar.period(i), Attainment.of(cell)) for i, cell in enumerate(cells)]
+    return TierPromise(tier, objective, limit, slo.share, Attainment.of(verdicts), tuple(by_period))

@@ -1,0 +1,152 @@
+"""What would have helped, and what hedging bought: replayed, and told from chance."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipecat_hedge.profiles import PROFILES
+from pipecat_hedge.report.changes import Replays, replays_of
+from pipecat_hedge.report.lineup import lineup_of
+from pipecat_hedge.report.turns import LoggedTurn
+from tests.report.made_up import attempt, cold, turn
+
+GEMMA, HAIKU = PROFILES["gemma-4-31b-baseten"], PROFILES["claude-haiku-4-5"]
+FAST = PROFILES["gpt-oss-120b-groq"]
+
+
+def replayed(turns: list[LoggedTurn]) -> Replays:
+    found = replays_of(turns, lineup_of(turns), 0.8)
+    assert found is not None
+    return found
+
+
+def side_by_side(first: list[float], second: list[float], policy: str) -> list[LoggedTurn]:
+    """Turns in which both answer, so that all is known of both."""
+    return [
+        turn(
+            attempt("slow", one, outcome="won" if one <= other else "superseded", usd=0.002),
+            attempt("quick", other, outcome="superseded", reason="hedge", usd=0.001),
+            ttft=min(one, other),
+            policy=policy,
+        )
+        for one, other in zip(first, second, strict=True)
+    ]
+
+
+def test_the_other_order_is_found_where_it_helps() -> None:
+    """With what it would have done to callers, and to the purse."""
+    first, second = HAIKU.samples(500, 1).tolist(), FAST.samples(500, 2).tolist()
+    found = replayed(side_by_side(first, second, "fallback"))
+    best = next(c for c in found.changes if c.kind == "order")
+    assert best.title == "Ask quick first, and slow next"
+    assert best.after.p50_secs < 0.5 * best.before.p50_secs
+    assert best.after.kept_share is not None
+    assert best.before.kept_share is not None
+    assert best.after.kept_share > best.before.kept_share
+    assert best.saved_secs == pytest.approx(best.before.mean_secs - best.after.mean_secs)
+    assert len({c.kind for c in found.changes}) == len(found.changes) <= 3
+    worths = [c.worth_secs for c in found.changes]
+    assert worths == sorted(worths, reverse=True)
+
+
+def test_hedges_are_advised_for_a_tail() -> None:
+    """And what they would cost."""
+    waits = GEMMA.samples(1500, 3).tolist()
+    turns = [turn(attempt("gemma", w, usd=0.001), ttft=w, policy="fallback") for w in waits]
+    found = replayed(turns)
+    best = next(c for c in found.changes if c.kind == "policy")
+    assert best.title.startswith("Hedge by adaptive(")
+    assert best.how.startswith("policy=HedgePolicy.adaptive(0.")
+    assert best.after.requests > best.before.requests == 1
+    assert best.after.p99_secs < 0.8 * best.before.p99_secs
+    assert best.saved_secs > 0.05
+    assert best.before.usd_per_1000 == pytest.approx(1.0)
+    assert best.after.usd_per_1000 == pytest.approx(best.after.requests)
+
+
+def test_hedges_that_save_nothing_are_advised_against() -> None:
+    """They cost, and a steady provider has no tail to hedge."""
+    turns = [
+        turn(attempt("steady", w), ttft=w, policy="race(2)")
+        for w in PROFILES["gemini-3.6-flash"].samples(400, 4).tolist()
+    ]
+    best = replayed(turns).changes[0]
+    assert best.kind == "policy"
+    assert best.after.requests < best.before.requests == 2
+
+
+def test_open_connections_are_advised_where_cold_ones_cost() -> None:
+    """By as much as opening them took, in the turns in which it did."""
+    turns = [
+        turn(
+            attempt("one", w + (0.6 if n % 3 == 0 else 0), stages=cold(0.6, is_cold=n % 3 == 0)),
+            ttft=w + (0.6 if n % 3 == 0 else 0),
+            policy="fallback",
+        )
+        for n, w in enumerate(FAST.samples(600, 5).tolist())
+    ]
+    best = next(c for c in replayed(turns).changes if c.kind == "connections")
+    assert best.saved_secs == pytest.approx(0.2, abs=0.02)
+    assert best.how.startswith("33% of the requests opened one, in 0.60 s")
+
+
+def test_what_hedging_bought_is_told_beside_what_it_would_have_been() -> None:
+    """Where hedges cut the tail off, what is known of it is a least."""
+    turns = list[LoggedTurn]()
+    for one, other in zip(GEMMA.samples(1500, 6), HAIKU.samples(1500, 7), strict=True):
+        first, hedge = float(one), 1.0 + float(other)
+        if first < 1.0:
+            turns.append(turn(attempt("gemma", first), ttft=first, policy="after(1 s)"))
+            continue
+        won = min(first, hedge)
+        turns.append(
+            turn(
+                attempt(
+                    "gemma",
+                    first if first <= hedge else None,
+                    ended=won,
+                    outcome="won" if first <= hedge else "superseded",
+                ),
+                attempt(
+                    "haiku",
+                    None if first <= hedge else float(other),
+                    launched=1.0,
+                    ended=won,
+                    reason="hedge",
+                    outcome="superseded" if first <= hedge else "won",
+                ),
+                ttft=won,
+                policy="after(1 s)",
+            )
+        )
+    found = replayed(turns)
+    assert found.policy_is_told
+    assert found.as_it_was.policy == "after(1 s)"
+    measured = sorted(t.report.ttft_secs or 0 for t in turns)[int(0.95 * 1500)]
+    assert found.as_it_was.p95_secs == pytest.approx(measured, rel=0.1)
+    assert found.without.mean_secs > found.as_it_was.mean_secs
+    assert "p99" in found.without.at_least
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_a_handful_of_turns_promises_nothing(count: int) -> None:
+    """What so few show is chance."""
+    turns = [
+        turn(attempt("one", w), ttft=w, policy="fallback") for w in GEMMA.samples(count, 8).tolist()
+    ]
+    assert replayed(turns).changes == ()
+
+
+def test_where_nobody_ever_answered_nothing_is_replayed() -> None:
+    """Neither where nobody was asked."""
+    dead = attempt(ttft=None, ended=0.2, outcome="failed", error_category="server")
+    turns = [turn(dead, ttft=None, outcome="failed")] * 30
+    assert replays_of(turns, lineup_of(turns), 0.8) is None
+
+
+def test_a_policy_that_the_log_does_not_tell_is_said_to_be_a_guess() -> None:
+    """By how many hedges there were."""
+    waits = GEMMA.samples(200, 9).tolist()
+    found = replayed([turn(attempt("one", w), ttft=w, policy="my own") for w in waits])
+    assert not found.policy_is_told
+    assert found.as_it_was.policy == "fallback"

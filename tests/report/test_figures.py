@@ -1,0 +1,157 @@
+"""The whole report of an hour in which one provider was slow for five minutes."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from datetime import UTC
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from scripts.example_turns import BEGIN_AT, Hour, write_log
+
+from pipecat_hedge import HedgePolicy
+from pipecat_hedge.percentiles import percentile
+from pipecat_hedge.report import Figures, Log, figures_of, read_logs
+from pipecat_hedge.report.headlines import difference_told
+from pipecat_hedge.report.page import page_of
+from pipecat_hedge.report.showing import as_dict, show
+
+HOUR = Hour(secs=1800.0, slow_from=600.0, slow_until=900.0)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "turns.jsonl"
+    write_log(path, HOUR)
+    return path
+
+
+@pytest.fixture(scope="module")
+def log(path: Path) -> Log:
+    return read_logs([path])
+
+
+@pytest.fixture(scope="module")
+def figures(log: Log) -> Figures:
+    return figures_of(log, zone=UTC)
+
+
+def test_it_names_the_provider_the_minutes_and_the_cost(figures: Figures) -> None:
+    """The drill's own question: who, when, and what it cost."""
+    (spell,) = figures.spells
+    assert (spell.provider, spell.kind) == ("haiku", "slow")
+    assert spell.begin_at == pytest.approx(BEGIN_AT + 600, abs=20)
+    assert spell.end_at == pytest.approx(BEGIN_AT + 900, abs=20)
+    assert spell.extra_wait_secs is not None
+    assert spell.extra_wait_secs > 60
+    page = page_of(figures, UTC)
+    assert "haiku was slow 2026-03-02 13:10 – 13:15 (5 minutes)" in page
+    assert "s of waiting in" in page
+
+
+def test_every_total_is_the_logs_own(figures: Figures, path: Path) -> None:
+    """Counted again from the lines, by other means."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    sent = [a for t in lines for a in t["attempts"] if a["sent_secs"] is not None]
+    assert figures.heard.turns == len(lines)
+    assert figures.hedging.requests == len(sent) == figures.bill.total.requests
+    assert figures.bill.total.usd == pytest.approx(sum(a["usd"] for a in sent))
+    for key in ("input_tokens", "output_tokens"):
+        assert getattr(figures.bill.total, key) == sum(a[key] for a in sent)
+    for field in ("ttft_secs", "ttfs_secs"):
+        waits = getattr(figures.heard, field.removesuffix("_secs"))
+        known = [t[field] for t in lines if t[field] is not None]
+        for p, mine in ((0.5, waits.p50_secs), (0.95, waits.p95_secs), (0.99, waits.p99_secs)):
+            assert mine == percentile(known, p)
+    for name, number in figures.heard.outcomes.items():
+        assert number == sum(t["outcome"] == name for t in lines)
+    assert sum(m.turns for m in figures.heard.over_time) == len(lines)
+
+
+def test_promises_are_told_by_tier_and_time(figures: Figures) -> None:
+    """Each was worst while the provider was slow."""
+    assert {p.tier for p in figures.promises} == {"premium", "standard", "economy"}
+    standard = next(p for p in figures.promises if p.tier == "standard" and p.objective == "ttft")
+    assert standard.is_kept is False
+    assert standard.worst is not None
+    assert BEGIN_AT + 540 <= standard.worst[0].begin <= BEGIN_AT + 900
+
+
+def test_the_slowest_turns_are_those_of_the_slow_minutes(figures: Figures) -> None:
+    """Nearly all of them, each with who and why."""
+    assert len(figures.slowest) == 10
+    inside = [t for t in figures.slowest if BEGIN_AT + 590 < (t.at or 0) < BEGIN_AT + 910]
+    assert len(inside) >= 8
+    assert all("haiku" in turn.told for turn in inside)
+
+
+def test_the_other_order_would_have_helped(figures: Figures) -> None:
+    """Less waiting, at its price; be it for good, or for as long as the first one is slow."""
+    assert figures.replays is not None
+    best = next(c for c in figures.replays.changes if c.kind == "order")
+    assert "order" in best.title or best.title == "Ask gpt first, and haiku next"
+    assert best.after.mean_secs < best.before.mean_secs
+
+
+def test_the_json_holds_every_figure(figures: Figures) -> None:
+    """As plain values, what is not known as null and nothing infinite."""
+    told = json.loads(json.dumps(as_dict(figures), allow_nan=False))
+    assert told["version"] == 1
+    assert told["heard"]["ttft"]["p95_secs"] == figures.heard.ttft.p95_secs
+    assert told["heard"]["voice_to_voice"]["p50_secs"] is None
+    assert told["promises"][0]["overall"]["share"] == figures.promises[0].overall.share
+    assert set(told) == {f.name for f in dataclasses.fields(figures)} | {"version"}
+
+
+def test_the_summary_fits_a_terminal(figures: Figures) -> None:
+    """And names what matters."""
+    for width in (80, 110):
+        written = io.StringIO()
+        show(figures, Console(file=written, width=width, highlight=False), UTC)
+        text = written.getvalue()
+        assert "haiku was slow" in " ".join(text.split())
+        assert all(len(line) <= width for line in text.splitlines())
+
+
+def test_without_slow_minutes_none_is_named(tmp_path: Path) -> None:
+    """The same callers on a calm half hour."""
+    path = tmp_path / "calm.jsonl"
+    write_log(path, dataclasses.replace(HOUR, slow_times=1.0))
+    assert figures_of(read_logs([path]), zone=UTC, replay=False).spells == ()
+
+
+def test_two_policies_are_told_apart(log: Log, tmp_path: Path) -> None:
+    """By what each costs and what it brings, each as far as such logs can show."""
+    path = tmp_path / "race.jsonl"
+    write_log(path, dataclasses.replace(HOUR, secs=600.0, policy=HedgePolicy.race(2), seed=2))
+    found = figures_of(log, zone=UTC, against=read_logs([path]), replay=False).comparison
+    assert found is not None
+    by_name = {d.name: d for d in found.differences}
+    assert by_name["requests a turn"].verdict == "differs"
+    assert difference_told(by_name["requests a turn"], found.other_turns) == "better"
+    assert by_name["first token, p99"].verdict == "too few turns"
+    assert by_name["answered to the end"].verdict == "no difference shown"
+
+
+def test_an_old_log_makes_a_report(path: Path, tmp_path: Path) -> None:
+    """What it does not tell is a dash, everywhere."""
+    old = tmp_path / "old.jsonl"
+    with old.open("w") as file:
+        for line in path.read_text().splitlines()[:200]:
+            told: dict[str, Any] = json.loads(line)
+            for name in ("at", "tier", "ttfs_secs", "queued_secs", "committed_secs"):
+                del told[name]
+            for attempt in told["attempts"]:
+                for name in ("usd", "stages", "sent_secs", "input_tokens", "output_tokens"):
+                    del attempt[name]
+            file.write(json.dumps(told) + "\n")
+    figures = figures_of(read_logs([old]), zone=UTC, replay=False)
+    assert (figures.begin_at, figures.heard.ttfs.count, figures.bill.total.usd) == (None, 0, None)
+    assert figures.lacking["tier"] == 200
+    page = page_of(figures, UTC)
+    assert "$0" not in page
+    assert "What a successful turn cost is not known" in page
