@@ -151,6 +151,7 @@ def _adaptive(
         route = stats.route(purse, backends, known, rule.budget)
         order, probe, hedges = route.order, route.probe, route.hedges
         route_reason = route.reason if order != given or probe is not None else None
+    deadline_secs, sentence_deadline_secs = _deadlines(rule, known[order[0]])
     costs = _costs(backends, order[0], prompt_tokens)
     share_at = {
         cost: hedges * stats.share(purse, rule.budget, cost) for cost in set(costs.values())
@@ -159,8 +160,9 @@ def _adaptive(
         known,
         {name: share_at[cost] for name, cost in costs.items()},
         rule.worth_secs,
-        rule.deadline_secs,
+        deadline_secs,
         stats.worths,
+        sentence_deadline_secs,
     )
     bound = None
     if now is not None:
@@ -185,6 +187,21 @@ def _adaptive(
         costs,
         bound,
     )
+
+
+def _deadlines(rule: Adaptive, first: Known) -> tuple[float | None, float | None]:
+    """When an answer should be there: its first token and, where that is what wins, its sentence.
+
+    A promise is of the sentence; so its token should be there so much sooner as the provider
+    usually takes from there. Rounded, so that what is computed for a deadline is of use again.
+    """
+    if rule.slo is None:
+        return rule.deadline_secs, None
+    if first.sentence is None or rule.slo.ttfs_secs is None:
+        within = rule.slo.ttft_secs if rule.slo.ttft_secs is not None else rule.slo.ttfs_secs
+        return within, None
+    ahead = first.sentence.quantile(0.5)
+    return max(round(rule.slo.ttfs_secs - ahead, 2), 0.0), rule.slo.ttfs_secs
 
 
 def silent_secs(known: Known, stall_secs: float | None) -> float:

@@ -31,6 +31,7 @@ from pipecat_hedge.policies.routing import Route, Router
 from pipecat_hedge.provider_latency import ProviderLatency
 from pipecat_hedge.savings import Worths
 from pipecat_hedge.shared_store import SharedStore
+from pipecat_hedge.slo_board import SloBoard
 from pipecat_hedge.stats_store import StatsStore, default_store
 from pipecat_hedge.survival import Survival
 
@@ -97,6 +98,7 @@ class ProviderStats:
         fleet: This process's part in a fleet; None if nothing is shared with other processes.
         bursts: What may be hedged at once.
         remembered: What rules have computed from curves, under keys of their own.
+        slo_board: How the promises to callers are kept.
 
     Services use the process's own unless they are given another: ``HedgedLLMService(stats=...)``.
 
@@ -130,6 +132,7 @@ class ProviderStats:
         self._worths = Worths()
         self.health = Health()
         self.remembered: dict[object, Any] = {}
+        self.slo_board = SloBoard()
         self._kept: dict[str, Any] = {}
         self._is_new = False
         self._saved_at = clock()
