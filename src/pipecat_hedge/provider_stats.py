@@ -35,7 +35,7 @@ from pipecat_hedge.slo_board import SloBoard
 from pipecat_hedge.stats_store import StatsStore, default_store
 from pipecat_hedge.survival import Survival
 
-__all__ = ["Backend", "ProviderStats", "key_of", "shared_stats"]
+__all__ = ["Backend", "BudgetState", "ProviderStats", "key_of", "shared_stats"]
 
 Measures: TypeAlias = Literal["first_token", "whole_answer", "wait"]
 
@@ -77,6 +77,23 @@ class Backend:
     def key(self) -> str:
         """What its statistics are kept under."""
         return key_of(self.provider, self.model) + _KINDS[self.measures]
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetState:
+    """How a budget stands that services share: those that hedge alike between the same providers.
+
+    Parameters:
+        budget: Extra requests per turn, on average.
+        balance: What is saved, in requests; negative is owed.
+        most_credit: The most that is saved.
+        share: The share of turns that is hedged as things stand.
+    """
+
+    budget: float
+    balance: float
+    most_credit: float
+    share: float
 
 
 def key_of(provider: str, model: str | None) -> str:
@@ -259,6 +276,14 @@ class ProviderStats:
         """The share of turns to hedge as things stand; see ``HedgeBudget.share``."""
         with self._lock:
             return self._purse(purse, budget).share(cost)
+
+    def budgets(self) -> tuple[BudgetState, ...]:
+        """How each budget stands that anybody has used."""
+        with self._lock:
+            return tuple(
+                BudgetState(p.budget, p.balance, p.most_credit, p.share())
+                for p in self._purses.values()
+            )
 
     def withdraw(self, purse: object, budget: float, cost: float) -> None:
         """Pay for an extra request; see ``HedgeBudget.withdraw``."""

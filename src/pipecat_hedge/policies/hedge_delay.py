@@ -97,8 +97,6 @@ class PricedDelay:
         deadline_secs: When the answer should be there, from the turn's start; None is as soon as
             possible.
         worths: What has been computed for these curves before.
-        sentence_deadline_secs: When its first sentence should be there, for attempts that have
-            produced a token where a sentence is what wins; None is ``deadline_secs``.
     """
 
     known: Mapping[str, Known]
@@ -106,7 +104,6 @@ class PricedDelay:
     worth_secs: float = 0.15
     deadline_secs: float | None = None
     worths: Worths = field(default_factory=Worths)
-    sentence_deadline_secs: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot work.
@@ -170,13 +167,11 @@ class PricedDelay:
         """What a further request saves with all of this in flight."""
         sent = [self._wait_for(attempt, waiting.started_at) for attempt in waiting.in_flight]
         further = self.known[waiting.next_provider]
-        curve, deadline_secs = further.first_token, self.deadline_secs
+        curve = further.first_token
         if further.sentence is not None and any(a.first_token_at for a in waiting.in_flight):
             # Those in flight are nearer to their sentence than to a token; so it has further to go.
             curve = curve.delayed(further.sentence.quantile(0.5))
-            if self.sentence_deadline_secs is not None:
-                deadline_secs = self.sentence_deadline_secs
-        return Worth.of(joint(sent), curve, deadline_secs, max(since for _, since in sent))
+        return Worth.of(joint(sent), curve, self.deadline_secs, max(since for _, since in sent))
 
     def _wait_for(self, attempt: InFlight, started_at: float) -> tuple[Survival, float]:
         """What an attempt is waited for by, and since when, from the turn's start."""
