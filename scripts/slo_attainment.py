@@ -25,7 +25,7 @@ from pipecat_hedge import HedgePolicy, Slo
 PROFILES = ("gemma-4-31b-baseten", "gpt-4.1", "claude-haiku-4-5", "jagged")
 PROMISES = (0.8, 1.2)
 BUDGETS = (0.05, 0.1, 0.2)
-TURNS, SEEDS, COLD = 20_000, 5, 200
+TURNS, SEEDS, COLD = 8_000, 2, 200
 
 
 @dataclass(frozen=True, slots=True)

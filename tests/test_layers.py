@@ -72,6 +72,7 @@ LAYERS = {
     "slo_board": MECHANISM,
     "promise": PIPECAT,
     "live": PIPECAT,
+    "live_format": WORDS,
     "live_server": PIPECAT,
     "__init__": PIPECAT,
     "recordings": MECHANISM,

@@ -91,7 +91,14 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
         check_simulator,
         discover_models,
     )
-    from examples.voice_bot.serving import Calls, add_page, free_port, offer_loopback, surround
+    from examples.voice_bot.serving import (
+        Calls,
+        add_live,
+        add_page,
+        free_port,
+        offer_loopback,
+        surround,
+    )
 
     load_dotenv(find_dotenv(usecwd=True), override=True)  # as Pipecat's runner does
     choices = discover_models(choose(os.environ), os.environ)
@@ -104,6 +111,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
     port = free_port(options.host, options.port)
     offer_loopback(alone=options.loopback_only)
 
+    from examples.voice_bot.bot import FEED
     from examples.voice_bot.bot import bot as answer
 
     calls = Calls()
@@ -120,6 +128,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
 
     surround(app, calls, _simulator() if choices.simulated else nullcontext(), ready)
     add_page(app)
+    add_live(app, FEED)
     vars(sys.modules["__main__"])["bot"] = bot  # where Pipecat's runner looks for it
     return port
 

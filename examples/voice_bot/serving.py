@@ -13,12 +13,13 @@ from typing import Any
 
 from aioice import ice
 from fastapi import FastAPI
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 
 from examples.voice_bot.choices import SettingError
+from pipecat_hedge.live import LIVE_PATH, LiveFeed
 
-__all__ = ["Calls", "add_page", "free_port", "offer_loopback", "surround"]
+__all__ = ["Calls", "add_live", "add_page", "free_port", "offer_loopback", "surround"]
 
 PAGE = Path(__file__).parent / "page"
 
@@ -116,6 +117,19 @@ def add_page(app: FastAPI) -> None:
         return FileResponse(PAGE / "index.html", headers={"Cache-Control": "no-cache"})
 
     app.mount("/page", StaticFiles(directory=PAGE))
+
+
+def add_live(app: FastAPI, feed: LiveFeed) -> None:
+    """Serve what `make top` reads.
+
+    Args:
+        app: The application that Pipecat's runner serves.
+        feed: What is shown.
+    """
+
+    @app.get(LIVE_PATH, include_in_schema=False)
+    async def live(after: int = 0) -> JSONResponse:
+        return JSONResponse(feed.snapshot(after), headers={"Cache-Control": "no-store"})
 
 
 def offer_loopback(*, alone: bool) -> None:

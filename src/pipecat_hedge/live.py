@@ -17,16 +17,14 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from pipecat_hedge.live_format import LIVE_PATH, LIVE_VERSION
 from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.reports import AttemptReport, ProviderState, TurnReport
 from pipecat_hedge.service import HedgedLLMService
 from pipecat_hedge.turn_latency import TurnLatency, TurnLatencyObserver
 
-__all__ = ["LIVE_PATH", "VERSION", "LiveFeed"]
+__all__ = ["LIVE_PATH", "LiveFeed"]
 
-LIVE_PATH = "/hedge/live"
-"""Where ``pipecat-hedge top`` asks if it is given no other path."""
-VERSION = 1
 KEPT_TURNS = 200
 
 
@@ -105,7 +103,7 @@ class LiveFeed:
             for state in llm.provider_states():
                 self._states[state.provider, state.model] = state
         return {
-            "version": VERSION,
+            "version": LIVE_VERSION,
             "process": self._process,
             "name": self.name,
             "at": self._clock(),

@@ -46,6 +46,8 @@ BETTER = 1.05
 """So many times as many promises a drawn request must keep as a usual one, or none is drawn."""
 CANDIDATES = 48
 LEAST_LEFT = 1e-6
+_PARTS = np.linspace(0.0, MOST_DRAWN, PARTS + 1)
+_WAITING = np.linspace(1.0, 0.02, CANDIDATES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +83,12 @@ def aim_at(
     late = _left(first, within_secs)
     if affordable <= 0 or late <= 1.0 - promised:
         return None
-    parts = np.linspace(0.0, MOST_DRAWN, PARTS + 1)
-    usual_at = first.quantiles(np.maximum((1.0 - parts) * min(affordable, 1.0), LEAST_LEFT))
+    usual_at = first.quantiles(np.maximum((1.0 - _PARTS) * min(affordable, 1.0), LEAST_LEFT))
     usual = late * _in_time(further, within_secs - usual_at)
     if late - usual[0] <= 1.0 - promised:
         return None
     last = min(float(usual_at[0]), within_secs)
-    at = np.unique(np.concatenate((first.quantiles(np.linspace(1.0, 0.02, CANDIDATES)), [0.0])))
+    at = np.concatenate(([0.0], first.quantiles(_WAITING)))
     at = at[at < last]
     if not len(at):
         return None
@@ -96,13 +97,13 @@ def aim_at(
     best = int(np.argmax(keeps))
     if keeps[best] * affordable <= BETTER * usual[0]:
         return None
-    chances = np.minimum(parts * affordable / max(float(waiting[best]), LEAST_LEFT), 1.0)
+    chances = np.minimum(_PARTS * affordable / max(float(waiting[best]), LEAST_LEFT), 1.0)
     kept = chances * waiting[best] * keeps[best] + (1.0 - chances) * usual
     enough = np.flatnonzero(late - kept <= 1.0 - promised)
     part = int(enough[0]) if len(enough) else int(np.argmax(kept))
     if part == 0:
         return None
-    return Aim(float(at[best]), float(chances[part]), float(parts[part]))
+    return Aim(float(at[best]), float(chances[part]), float(_PARTS[part]))
 
 
 @dataclass(frozen=True, slots=True)
