@@ -22,7 +22,7 @@ SECRET = "My number is 555 0199."
 def hedged(slo: Slo | None = None) -> HedgedLLMService:
     return HedgedLLMService(
         [
-            Provider("slow", ScriptedLLMService([Wait(30)], [Wait(30)], model="slow")),
+            Provider("slow", ScriptedLLMService([Wait(30)], [Error("y")], model="slow")),
             Provider("quick", ScriptedLLMService([Wait(0.2), Say(f"Yes. {SECRET}")], [Error("x")])),
         ],
         policy=HedgePolicy.after(0.5, fallback_text="Sorry."),

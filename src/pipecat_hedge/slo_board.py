@@ -105,11 +105,11 @@ class SloBoard:
         return tuple(sorted(found, key=lambda status: TIERS.index(status.tier)))
 
     def _row(self, tier: Tier, slo: Slo) -> dict[Objective, Attainment]:
-        key = (tier, slo)
-        row = self._rows.pop(key, None)
-        if row is None:
+        row = self._rows.pop((tier, slo), {})
+        if not row:
             if len(self._rows) >= MOST_PROMISES:
                 del self._rows[next(iter(self._rows))]
-            row = {objective: Attainment() for objective, _ in slo.promises()}
-        self._rows[key] = row  # the latest one is the last
+            for objective, _ in slo.promises():
+                row[objective] = Attainment()
+        self._rows[tier, slo] = row  # the latest one is the last
         return row

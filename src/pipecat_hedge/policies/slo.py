@@ -36,7 +36,8 @@ def judge(slo: Slo, report: TurnReport) -> dict[Objective, bool]:
     """
     is_cut = report.outcome == "interrupted" or has_left(report)
     found: dict[Objective, bool] = {}
-    for objective, took in (("ttft", report.ttft_secs), ("ttfs", report.ttfs_secs)):
+    came: dict[Objective, float | None] = {"ttft": report.ttft_secs, "ttfs": report.ttfs_secs}
+    for objective, took in came.items():
         within = slo.within(objective)
         if within is None:
             continue

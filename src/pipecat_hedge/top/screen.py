@@ -272,7 +272,7 @@ def _turns(fleet: Fleet, width: int, room: int) -> RenderableType:
         style = _OUTCOMES.get(turn["outcome"], "")
         if turn["is_degraded"]:
             outcome, style = "degraded", "bold red"
-        asked = words.attempts(turn) if with_call else turn["winner"] or "none"
+        asked = words.attempts(turn) if with_call else str(turn["winner"] or "none")
         rows.append(
             [
                 Text(time.strftime("%H:%M:%S", time.localtime(turn["at"]))),
