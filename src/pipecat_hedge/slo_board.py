@@ -105,10 +105,11 @@ class SloBoard:
         return tuple(sorted(found, key=lambda status: TIERS.index(status.tier)))
 
     def _row(self, tier: Tier, slo: Slo) -> dict[Objective, Attainment]:
-        row = self._rows.pop((tier, slo), {})
-        if not row:
+        row = self._rows.pop((tier, slo), None)
+        if row is None:
             if len(self._rows) >= MOST_PROMISES:
                 del self._rows[next(iter(self._rows))]
+            row = dict[Objective, Attainment]()
             for objective, _ in slo.promises():
                 row[objective] = Attainment()
         self._rows[tier, slo] = row  # the latest one is the last
