@@ -123,7 +123,8 @@ class AimedDelay:
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
         """Launch at the time aimed at; see ``LaunchRule``."""
         usual = self.usual.next_launch(waiting)
-        if len(waiting.in_flight) > 1 or waiting.in_flight[-1].first_token_at is not None:
+        last = waiting.in_flight[-1]
+        if len(waiting.in_flight) > 1 or last.first_token_at is not None:
             return usual
         at = waiting.started_at + self.aim.at_secs
         if usual.at is not None and usual.at <= at:

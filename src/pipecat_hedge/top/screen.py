@@ -268,7 +268,7 @@ def _turns(fleet: Fleet, width: int, room: int) -> RenderableType:
     ]
     rows: list[list[Text]] = []
     for bot, turn in turns:
-        outcome = _SHORT.get(turn["outcome"], turn["outcome"])
+        outcome = str(_SHORT.get(turn["outcome"], turn["outcome"]))
         style = _OUTCOMES.get(turn["outcome"], "")
         if turn["is_degraded"]:
             outcome, style = "degraded", "bold red"
