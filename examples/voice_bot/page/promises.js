@@ -55,7 +55,7 @@ function card(promise, withTier) {
   const fill = element("span");
   fill.style.width = `${Math.max(0, Math.min(1, budget_left)) * 100}%`;
   bar.append(fill);
-  left.append(bar, element("span", "words", `budget ${words}`));
+  left.append(bar, element("span", "budget-words", `budget ${words}`));
 
   const burns = element("ul", "burns");
   for (const { window_secs, burn } of promise.burns) {
