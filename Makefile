@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help env bot test lint types unit explore format fixtures pictures report bench drill compare clean
+.PHONY: help env bot test lint types unit explore format fixtures pictures report bench drill compare top clean
 .PHONY: vllm vllm-env test-vllm bench-llm
 
 # vLLM's own environment and its models: gigabytes, so they are kept outside of this folder.
@@ -64,6 +64,9 @@ drill: $(STAMP) ## have providers fail under a fleet of callers, in some forty m
 
 compare: $(STAMP) ## call the example bot without and with hedging, in one run of some minutes
 	@$(BIN)/python scripts/compare.py $(ARGS)
+
+top: $(STAMP) ## watch a running bot live in the terminal; others: ARGS="http://host:7860 http://other:7860"
+	@$(BIN)/pipecat-hedge top $(ARGS)
 
 vllm-env: $(STAMP)
 	@PYTHON="$(PYTHON)" sh scripts/vllm/make_env.sh

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipecat_hedge import HedgePolicy
+from pipecat_hedge import HedgePolicy, Slo
 from pipecat_hedge.profiles import PROFILES
 from pipecat_hedge.provider_stats import Backend, ProviderStats
 from tests.virtual import Floats, Turns, draws, run_turns
@@ -118,6 +118,36 @@ def test_the_textbook_rules_are_worse() -> None:
     assert ours.p(0.999) < 0.5 * single.p(0.999)
     assert single.rate == pytest.approx(0.05, abs=0.015)
     assert at_p95.rate == pytest.approx(0.05, abs=0.015)
+
+
+# ---- promises
+
+
+@pytest.mark.parametrize(
+    ("profile", "within", "budget", "least_gain"),
+    [
+        pytest.param("jagged", 1.2, 0.1, 0.008, id="nearly kept: it is"),
+        pytest.param("jagged", 0.8, 0.1, 0.012, id="cannot be kept: more often"),
+        pytest.param(HOSTED, 1.2, 0.1, 0.0, id="kept anyway: nothing changes"),
+    ],
+)
+def test_a_promise_is_kept_at_least_as_often_for_the_same_requests(
+    profile: str, within: float, budget: float, least_gain: float
+) -> None:
+    """Pooled over seeds; ``python -m scripts.slo_attainment`` has the whole table."""
+    kept: list[list[float]] = [[], []]
+    rates: list[list[float]] = [[], []]
+    for seed in range(2):
+        latencies = {profile: draws(profile, 4000, 2, seed)}
+        for number, slo in enumerate((None, Slo(ttft_secs=within))):
+            policy = HedgePolicy.adaptive(budget, slo=slo)
+            turns = run_turns(policy, latencies, seats=[profile] * 2).after(200)
+            kept[number].append(float((turns.secs <= within).mean()))
+            rates[number].append(turns.rate)
+    without, aimed = (float(np.mean(each)) for each in kept)
+    print(f"{profile}: {without:.2%} within {within} s without the promise, {aimed:.2%} with it")
+    assert aimed >= without + least_gain
+    assert np.mean(rates[1]) <= max(float(np.mean(rates[0])), budget) * 1.03
 
 
 # ---- light tails, deadlines, prices

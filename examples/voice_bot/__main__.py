@@ -94,6 +94,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
     from examples.voice_bot.serving import (
         Calls,
         add_metrics,
+        add_live,
         add_page,
         free_port,
         offer_loopback,
@@ -111,6 +112,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
     port = free_port(options.host, options.port)
     offer_loopback(alone=options.loopback_only)
 
+    from examples.voice_bot.bot import FEED
     from examples.voice_bot.bot import bot as answer
     from examples.voice_bot.bot import recorder
 
@@ -131,6 +133,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
     surround(app, calls, _simulator() if choices.simulated else nullcontext(), ready)
     add_page(app)
     add_metrics(app)
+    add_live(app, FEED)
     vars(sys.modules["__main__"])["bot"] = bot  # where Pipecat's runner looks for it
     return port
 

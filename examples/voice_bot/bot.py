@@ -41,10 +41,12 @@ from pipecat.turns.user_turn_strategies import UserTurnStrategies
 from pipecat.workers.runner import WorkerRunner
 
 from examples.voice_bot.choices import Choices, choose
+from examples.voice_bot.promises import promises_message
 from examples.voice_bot.provider_log import ProviderLog
 from examples.voice_bot.services import make_llms, make_stt, make_tts
 from examples.voice_bot.turn_log import logged
 from pipecat_hedge import FillerProcessor, HedgedLLMService, Provider
+from pipecat_hedge.live import LiveFeed
 from pipecat_hedge.policies.slo import Slo
 from pipecat_hedge.prometheus import PrometheusRecorder
 from pipecat_hedge.turn_latency import TurnLatency, TurnLatencyObserver
@@ -54,6 +56,8 @@ INSTRUCTIONS = (
     "one to three short sentences, the first one shortest, no lists and no special characters. "
     "Book and cancel tables with the tools; never say that you did before the tool has."
 )
+FEED = LiveFeed("voice bot")
+"""What `make top` shows, of all calls."""
 GREETING = "The caller has just been connected. Greet the caller in one sentence."
 
 
@@ -115,6 +119,7 @@ def make_hedged(choices: Choices, llms: Sequence[Provider]) -> HedgedLLMService 
         policy=choices.policy,
         settings=LLMSettings(system_instruction=INSTRUCTIONS),
         turn_log=choices.turn_log,
+        slo=choices.slo,
     )
 
 
@@ -154,6 +159,8 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
     )
     latency = TurnLatencyObserver()
     recorder().listen_to(latency)
+    if hedged is not None:
+        FEED.watch(hedged, latency)
     worker = PipelineWorker(
         pipeline,
         params=PipelineParams(enable_metrics=True, enable_usage_metrics=True),
@@ -172,13 +179,17 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
     async def tell(message: dict[str, Any]) -> None:
         await worker.queue_frame(RTVIServerMessageFrame(data=message))
 
+    async def tell_how_things_stand() -> None:
+        await tell(provider_log.message(hedged.provider_states() if hedged else ()))
+        await tell(promises_message(hedged.stats.slo_board.status() if hedged else ()))
+
     @latency.event_handler("on_turn_latency")
     async def on_turn_latency(observer: TurnLatencyObserver, turn: TurnLatency) -> None:
         for race in logged(turn):
             logger.info(race.line())
             provider_log.count(race.report)
             await tell(race.message())
-        await tell(provider_log.message(hedged.provider_states() if hedged else ()))
+        await tell_how_things_stand()
 
     # ---- the call
 
@@ -194,7 +205,7 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
             "simulated": choices.simulated,
         }
         await tell(parts)
-        await tell(provider_log.message(hedged.provider_states() if hedged else ()))
+        await tell_how_things_stand()
         context.add_message({"role": "developer", "content": GREETING})
         await worker.queue_frame(LLMRunFrame())
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pipecat_hedge import HedgePolicy
+from pipecat_hedge import HedgePolicy, Slo
 
 __all__ = ["Choices", "LLMChoice", "Setting", "SettingError", "choose"]
 
@@ -59,6 +59,11 @@ SETTINGS = (
         "adaptive, adaptive:0.05 (share of turns), race, race:3, after:0.6 (secs), fallback or off",
         "adaptive",
     ),
+    Setting(
+        "SLO",
+        "what callers are promised, in secs and a share of turns (ttft=none: nothing); or off",
+        "ttft=0.8 ttfs=1.2 voice=1.5 share=0.95",
+    ),
     Setting("TURN_LOG", "a file that every turn is appended to, for pipecat-hedge whatif"),
     Setting(
         "FALLBACK_TEXT",
@@ -99,6 +104,7 @@ class Choices:
         llms: Whom to race, in the order in which they are asked.
         policy: When the next one is asked; None leaves the first one alone, as it is without
             hedging.
+        slo: What callers are promised, or None.
         turn_log: The file that every turn is appended to, or None.
         turn_silence_secs: The silence that ends the caller's turn; None leaves it to a model that
             listens for how a sentence sounds when it is complete.
@@ -108,6 +114,7 @@ class Choices:
     tts: Literal["cartesia", "espeak"]
     llms: tuple[LLMChoice, ...]
     policy: HedgePolicy | None
+    slo: Slo | None
     turn_log: str | None
     turn_silence_secs: float | None
 
@@ -138,6 +145,7 @@ def choose(env: Mapping[str, str]) -> Choices:
         tts="cartesia" if "CARTESIA_API_KEY" in env else "espeak",
         llms=llms,
         policy=_policy(env, attempts=max(2, len(llms))),
+        slo=_promise(setting_in(env, "SLO")),
         turn_log=env.get("TURN_LOG"),
         turn_silence_secs=_turn_silence(setting_in(env, "TURN_DETECTION")),
     )
@@ -211,6 +219,30 @@ def _policy_of(said: str, *, attempts: int) -> HedgePolicy:
         f"HEDGE_POLICY={said}: not a policy; write adaptive, adaptive:0.05, race, race:3, "
         "after:0.6, fallback or off"
     )
+
+
+_PROMISED = {
+    "ttft": "ttft_secs",
+    "ttfs": "ttfs_secs",
+    "voice": "voice_to_voice_secs",
+    "share": "share",
+}
+
+
+def _promise(said: str) -> Slo | None:
+    if said == "off":
+        return None
+    try:
+        told = {
+            _PROMISED[name]: None if value == "none" and name != "share" else float(value)
+            for name, _, value in (word.partition("=") for word in said.split())
+        }
+        return Slo(**told)  # pyright: ignore[reportArgumentType]
+    except (KeyError, ValueError) as error:  # ConfigurationError is a ValueError
+        why = f"{error} is not known" if isinstance(error, KeyError) else str(error)
+        raise SettingError(
+            f"SLO={said}: {why}; write ttft=0.8 ttfs=1.2 voice=1.5 share=0.95, or off"
+        ) from None
 
 
 def _turn_silence(said: str) -> float | None:

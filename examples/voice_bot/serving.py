@@ -13,13 +13,22 @@ from typing import Any
 
 from aioice import ice
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 
 from examples.voice_bot.choices import SettingError
 from pipecat_hedge.exposition import expose
+from pipecat_hedge.live import LIVE_PATH, LiveFeed
 
-__all__ = ["Calls", "add_metrics", "add_page", "free_port", "offer_loopback", "surround"]
+__all__ = [
+    "Calls",
+    "add_live",
+    "add_metrics",
+    "add_page",
+    "free_port",
+    "offer_loopback",
+    "surround",
+]
 
 PAGE = Path(__file__).parent / "page"
 
@@ -131,6 +140,18 @@ def add_metrics(app: FastAPI) -> None:
         accept = request.headers.get("accept", "")
         body, content_type = await asyncio.to_thread(expose, accept)
         return Response(body, headers={"content-type": content_type})
+
+def add_live(app: FastAPI, feed: LiveFeed) -> None:
+    """Serve what `make top` reads.
+
+    Args:
+        app: The application that Pipecat's runner serves.
+        feed: What is shown.
+    """
+
+    @app.get(LIVE_PATH, include_in_schema=False)
+    async def live(after: int = 0) -> JSONResponse:
+        return JSONResponse(feed.snapshot(after), headers={"Cache-Control": "no-store"})
 
 
 def offer_loopback(*, alone: bool) -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pipecat_hedge.provider_stats import ProviderStats
     from pipecat_hedge.reports import AttemptReport, TurnReport
     from pipecat_hedge.service import HedgedLLMService
+    from pipecat_hedge.slo import Slo
     from pipecat_hedge.vllm import VLLMService
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "HedgedLLMService",
     "Provider",
     "ProviderStats",
+    "Slo",
     "TurnReport",
     "VLLMService",
 ]
@@ -39,6 +41,7 @@ _HOMES = {
     "HedgedLLMService": "service",
     "Provider": "provider",
     "ProviderStats": "provider_stats",
+    "Slo": "slo",
     "TurnReport": "reports",
     "VLLMService": "vllm",
 }

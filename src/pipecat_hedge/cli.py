@@ -25,6 +25,10 @@ _COMMANDS = {
         "pipecat_hedge.replay.command",
         "call a bot over WebRTC with recordings, and measure what a caller would hear",
     ),
+    "top": (
+        "pipecat_hedge.top.command",
+        "show running bots live in a terminal: turns, providers, budgets, promises",
+    ),
     "bench": (
         "pipecat_hedge.bench",
         "compare the bare service, Pipecat's failover and hedging on simulated providers",

@@ -86,6 +86,11 @@ class FrontService(LLMService):
 
     # ---- life cycle
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it is part of a pipeline that has been set up, and not cleaned up."""
+        return self._holds_stats
+
     async def setup(self, setup: FrameProcessorSetup) -> None:
         """Set this service and its members up.
 

@@ -21,8 +21,10 @@ from pipecat_hedge.policies.hedge_delay import (
     best_reissue,
 )
 from pipecat_hedge.policies.hedge_policy import Adaptive, AtQuantile, HedgePolicy, SingleR
+from pipecat_hedge.policies.hedge_promise import Aim, AimedDelay, aim_at
 from pipecat_hedge.policies.routing import Probing
 from pipecat_hedge.provider_stats import Backend, ProviderStats
+from pipecat_hedge.slo import Slo
 
 __all__ = ["Plan", "learn", "plan_turn", "silent_secs"]
 
@@ -130,7 +132,7 @@ def plan_turn(
     if isinstance(rule, SingleR):
         reissue = _reissue(rule, known, order, stats, dice.random())
         return Plan(order, reissue, prior_share=prior_share)
-    return _adaptive(policy, rule, backends, known, stats, prompt_tokens, prior_share, now)
+    return _adaptive(policy, rule, backends, known, stats, prompt_tokens, prior_share, dice, now)
 
 
 def _adaptive(
@@ -141,6 +143,7 @@ def _adaptive(
     stats: ProviderStats,
     prompt_tokens: int | None,
     prior_share: float,
+    dice: random.Random,
     now: float | None,
 ) -> Plan:
     given = tuple(backend.provider for backend in backends)
@@ -155,6 +158,12 @@ def _adaptive(
     share_at = {
         cost: hedges * stats.share(purse, rule.budget, cost) for cost in set(costs.values())
     }
+    aim, within_secs = None, 0.0
+    if rule.slo is not None and policy.attempts > 1:
+        further = order[1 % len(order)]
+        aim, within_secs = _aim(rule.slo, known[order[0]], known[further], share_at[costs[further]])
+    if aim is not None:
+        share_at = {cost: (1.0 - aim.spends) * share for cost, share in share_at.items()}
     rule_of_turn: LaunchRule = PricedDelay(
         known,
         {name: share_at[cost] for name, cost in costs.items()},
@@ -162,6 +171,8 @@ def _adaptive(
         rule.deadline_secs,
         stats.worths,
     )
+    if aim is not None and dice.random() < aim.chance:
+        rule_of_turn = AimedDelay(rule_of_turn, aim, within_secs)
     bound = None
     if now is not None:
         keys = {backend.provider: backend.key for backend in backends}
@@ -185,6 +196,22 @@ def _adaptive(
         costs,
         bound,
     )
+
+
+def _aim(slo: Slo, first: Known, further: Known, affordable: float) -> tuple[Aim | None, float]:
+    """How what is promised of what wins is kept, and within which time of its first token.
+
+    A promise may be of the sentence; so its token should be there so much sooner as the provider
+    usually takes from there.
+    """
+    within, ahead = slo.ttft_secs, 0.0
+    if within is None or (first.sentence is not None and slo.ttfs_secs is not None):
+        within = slo.ttfs_secs
+        ahead = 0.0 if first.sentence is None else first.sentence.quantile(0.5)
+    if within is None:
+        return None, 0.0
+    within = max(within - ahead, 0.0)
+    return aim_at(first.first_token, further.first_token, within, slo.share, affordable), within
 
 
 def silent_secs(known: Known, stall_secs: float | None) -> float:

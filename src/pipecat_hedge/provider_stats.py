@@ -31,11 +31,12 @@ from pipecat_hedge.policies.routing import Route, Router
 from pipecat_hedge.provider_latency import ProviderLatency
 from pipecat_hedge.savings import Worths
 from pipecat_hedge.shared_store import SharedStore
+from pipecat_hedge.slo_board import SloBoard
 from pipecat_hedge.stats_store import StatsStore, default_store
 from pipecat_hedge.survival import Survival
 from pipecat_hedge.turn_hooks import TurnHooks
 
-__all__ = ["Backend", "ProviderStats", "key_of", "shared_stats"]
+__all__ = ["Backend", "BudgetState", "ProviderStats", "key_of", "shared_stats"]
 
 Measures: TypeAlias = Literal["first_token", "whole_answer", "wait"]
 
@@ -79,6 +80,23 @@ class Backend:
         return key_of(self.provider, self.model) + _KINDS[self.measures]
 
 
+@dataclass(frozen=True, slots=True)
+class BudgetState:
+    """How a budget stands that services share: those that hedge alike between the same providers.
+
+    Parameters:
+        budget: Extra requests per turn, on average.
+        balance: What is saved, in requests; negative is owed.
+        most_credit: The most that is saved.
+        share: The share of turns that is hedged as things stand.
+    """
+
+    budget: float
+    balance: float
+    most_credit: float
+    share: float
+
+
 def key_of(provider: str, model: str | None) -> str:
     """What is known of a provider is kept under.
 
@@ -99,6 +117,7 @@ class ProviderStats:
         bursts: What may be hedged at once.
         turn_hooks: Who is told of every turn of every service that uses this registry.
         remembered: What rules have computed from curves, under keys of their own.
+        slo_board: How the promises to callers are kept.
 
     Services use the process's own unless they are given another: ``HedgedLLMService(stats=...)``.
 
@@ -132,6 +151,7 @@ class ProviderStats:
         self._worths = Worths()
         self.health = Health()
         self.remembered: dict[object, Any] = {}
+        self.slo_board = SloBoard()
         self._kept: dict[str, Any] = {}
         self._is_new = False
         self._saved_at = clock()
@@ -275,6 +295,13 @@ class ProviderStats:
         """
         with self._lock:
             return [(purse, each.budget, each.balance) for purse, each in self._purses.items()]
+    def budgets(self) -> tuple[BudgetState, ...]:
+        """How each budget stands that anybody has used."""
+        with self._lock:
+            return tuple(
+                BudgetState(p.budget, p.balance, p.most_credit, p.share())
+                for p in self._purses.values()
+            )
 
     def withdraw(self, purse: object, budget: float, cost: float) -> None:
         """Pay for an extra request; see ``HedgeBudget.withdraw``."""

@@ -40,13 +40,17 @@ from pipecat_hedge.metrics import HedgeMetricsData
 from pipecat_hedge.output import Output, find_output
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.permit_queue import MOST_WAIT_SECS
+from pipecat_hedge.policies.slo_attainment import SloStatus
+from pipecat_hedge.promise import Promise
 from pipecat_hedge.provider import Provider, as_providers
 from pipecat_hedge.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.reports import DrainedAnswer, FillerReport, ProviderState
+from pipecat_hedge.slo import Slo
 from pipecat_hedge.survival import Survival
 from pipecat_hedge.take_back import TakeBack
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.turn import Turn
+from pipecat_hedge.turn_timeline import TurnLatency
 from pipecat_hedge.work import TIERS, Tier
 
 __all__ = ["HedgedLLMService"]
@@ -93,6 +97,7 @@ class HedgedLLMService(FrontService):
         drained_log: str | Path | None = None,
         warm: bool = True,
         tier: Tier = "standard",
+        slo: Slo | None = None,
         **kwargs: Any,
     ):
         """Take charge of the services to race.
@@ -114,6 +119,8 @@ class HedgedLLMService(FrontService):
                 and to have Anthropic cache the prompt.
             tier: Whose turns go first when there is not room for all: ``premium``, ``standard`` or
                 ``economy``.
+            slo: What callers of this tier are promised; how it is kept, ``slo_status`` tells.
+                None is what the policy was told, if anything.
             **kwargs: Further arguments of ``LLMService``.
 
         Raises:
@@ -135,6 +142,7 @@ class HedgedLLMService(FrontService):
             )
         super().__init__(providers, settings, warm, stats or shared_stats(), tier, **kwargs)
         self._policy = policy or HedgePolicy.adaptive()
+        self._promise = Promise(slo, self._policy, tier, self._stats.slo_board)
         self._turns = 0
         self._drains = TaskScope()
         self._take_back = TakeBack()
@@ -157,6 +165,31 @@ class HedgedLLMService(FrontService):
         now, out = asyncio.get_running_loop().time(), self._members.is_left_out
         entries = self._members.entries
         return tuple(state_of(e, self._stats, now, is_left_out=out(e)) for e in entries)
+
+    @property
+    def tier(self) -> Tier:
+        """Whose turns these are."""
+        return self._tier
+
+    @property
+    def slo(self) -> Slo | None:
+        """What the callers are promised."""
+        return self._promise.slo
+
+    def slo_status(self) -> tuple[SloStatus, ...]:
+        """How that is kept by all sessions of the process that promise it to this tier.
+
+        What other tiers are promised is in ``stats.slo_board``.
+        """
+        return self._promise.status()
+
+    def take_heard(self, turn: TurnLatency) -> None:
+        """Take note of when an answer was heard. ``TurnLatencyObserver`` calls it for each turn.
+
+        Args:
+            turn: The turn, as the caller lived it.
+        """
+        self._promise.heard(turn, may_wait=self._filter_incomplete_user_turns)
 
     @property
     def stats(self) -> ProviderStats:
@@ -315,6 +348,7 @@ class HedgedLLMService(FrontService):
     async def _report_turn(self, turn: Turn) -> None:
         report = dataclasses.replace(turn.report(), filler=self._filler())
         self._stats.turn_hooks.tell(report)
+        self._promise.ended(report)
         await self._call_event_handler("on_turn_report", report)
         if self._turn_log:
             line = {"at": time.time(), "policy": self._policy.name, **dataclasses.asdict(report)}

@@ -102,6 +102,7 @@ class TurnLatencyObserver(BaseObserver):
         self._context: tuple[float, LLMContextFrame] | None = None
         self._early: TurnReport | None = None
         self._bot_speaks = False
+        self._hedged: HedgedLLMService | None = None
         self._register_event_handler("on_turn_latency")
 
     async def on_process_frame(self, data: FrameProcessed) -> None:
@@ -218,7 +219,8 @@ class TurnLatencyObserver(BaseObserver):
         timeline.tools.take(frame)
         timeline.had_words = timeline.has_words
         timeline.is_responding = True
-        timeline.is_racing = isinstance(source, HedgedLLMService) and source.metrics_enabled
+        self._hedged = source if isinstance(source, HedgedLLMService) else None
+        timeline.is_racing = self._hedged is not None and self._hedged.metrics_enabled
         timeline.asked = self._now
         if provisional and at is not None:  # its beginning was held back until the turn was certain
             timeline.asked = at
@@ -275,6 +277,8 @@ class TurnLatencyObserver(BaseObserver):
         turn = timeline.summed_up(self._now, interrupted=interrupted)
         if turn is None:
             return
+        if self._hedged is not None:
+            self._hedged.take_heard(turn)
         if self._log:
             self._log.append(json.dumps(dataclasses.asdict(turn)))
         await self._call_event_handler("on_turn_latency", turn)

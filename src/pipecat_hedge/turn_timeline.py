@@ -46,6 +46,7 @@ class TurnLatency:
         asked_secs: When each race of ``reports`` began: a race's own times count from there.
         contributions: What Pipecat's ``UserBotLatencyObserver`` names of the time to the first
             sound, in order: ``key``, ``label``, ``owner``, ``secs``.
+        ended_secs: When the turn was over: no more of it was waited for.
     """
 
     turn: int
@@ -63,6 +64,7 @@ class TurnLatency:
     reports: tuple[TurnReport, ...] = ()
     asked_secs: tuple[float, ...] = ()
     contributions: tuple[dict[str, Any], ...] = ()
+    ended_secs: float | None = None
 
     @property
     def voice_to_voice_secs(self) -> float | None:
@@ -200,4 +202,5 @@ class Timeline:
             reports=tuple(self.reports),
             asked_secs=tuple(asked - began for asked in self.races),
             contributions=self.contributions,
+            ended_secs=since(now),
         )

@@ -16,7 +16,7 @@ from examples.voice_bot.services import (
 from pipecat.services.anthropic.llm import AnthropicLLMService
 from pipecat.services.openai.llm import OpenAILLMService
 
-from pipecat_hedge import HedgePolicy, VLLMService
+from pipecat_hedge import HedgePolicy, Slo, VLLMService
 from pipecat_hedge.simulator import Simulator, SimulatorProcess
 
 ENV_EXAMPLE = Path(__file__).parents[2] / ".env.example"
@@ -150,6 +150,22 @@ def test_turn_detection() -> None:
     for said in ("-1", "clever", "nan", "60"):
         with pytest.raises(SettingError, match=f"TURN_DETECTION={said}: write smart, or seconds"):
             choose({"TURN_DETECTION": said})
+
+
+def test_what_callers_are_promised() -> None:
+    """The defaults, some of them, none."""
+    assert choose({}).slo == Slo()
+    assert choose({"SLO": "off"}).slo is None
+    some = choose({"SLO": "ttft=none ttfs=1 share=0.9"}).slo
+    assert some == Slo(ttft_secs=None, ttfs_secs=1.0, share=0.9)
+    for said, why in (
+        ("1.2", "'1.2' is not known"),
+        ("ttft=soon", "could not convert"),
+        ("share=none", "could not convert"),
+        ("share=95", "share must be above 0 and below 1"),
+    ):
+        with pytest.raises(SettingError, match=f"SLO={said}: {why}.*; write ttft=0.8"):
+            choose({"SLO": said})
 
 
 def test_simulated_models() -> None:

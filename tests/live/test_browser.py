@@ -216,6 +216,30 @@ RACE = {
 }
 
 
+PROMISES = [
+    {
+        "tier": "premium",
+        "objective": "ttft",
+        "within_secs": 0.8,
+        "share": 0.95,
+        "attainment": 0.9,
+        "turns": 200,
+        "budget_left": -1.0,
+        "burns": [{"window_secs": 300.0, "burn": 14.4}, {"window_secs": 259200.0, "burn": 2.0}],
+    },
+    {
+        "tier": "standard",
+        "objective": "voice_to_voice",
+        "within_secs": 1.5,
+        "share": 0.999,
+        "attainment": None,
+        "turns": 0,
+        "budget_left": 1.0,
+        "burns": [{"window_secs": 300.0, "burn": None}, {"window_secs": 259200.0, "burn": None}],
+    },
+]
+
+
 async def test_what_the_page_computes(subtests: pytest.Subtests) -> None:
     """Percentiles by nearest rank, and every bar and mark at its time on one scale."""
     async with BotProcess() as bot, browsing() as context:
@@ -245,6 +269,29 @@ async def test_what_the_page_computes(subtests: pytest.Subtests) -> None:
                     "ttft": {"count": 2, "p50_secs": 0.3, "p95_secs": 1.1},
                     "voiceToVoice": {"count": 1, "p50_secs": 2.0, "p95_secs": 2.0},
                 }
+
+            with subtests.test("the promises"):
+                await page.evaluate(
+                    """async (promises) => {
+                      const { PromisesView } = await import("/page/promises.js");
+                      const place = document.getElementById("promises");
+                      new PromisesView(place).show({ promises });
+                    }""",
+                    PROMISES,
+                )
+                told = await page.locator("#promises .promise").all_inner_texts()
+                assert [" ".join(words.split()) for words in told] == [
+                    "premium: first token within 800 ms 90 % of 95 % 200 turns in 3 d "
+                    "budget overspent 2.0× 5 min 14× 3 d 2.0×",
+                    "standard: voice to voice within 1500 ms – of 99.9 % 0 turns in 3 d "
+                    "budget 100 % left 5 min – 3 d –",
+                ]
+                kinds = await page.eval_on_selector_all(
+                    "#promises .burns li", "found => found.map((one) => one.className)"
+                )
+                assert kinds == ["fast", "over", "unknown", "unknown"]
+                for width, height in ((390, 844), (1280, 800)):
+                    assert await beyond_the_edge(page, width, height) == []
 
             with subtests.test("the chart"):
                 await draw(page, RACE)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipecat_hedge import HedgeError, HedgePolicy
+from pipecat_hedge import HedgeError, HedgePolicy, Slo
 from pipecat_hedge.policies.hedge_policy import Adaptive, AfterSilence, OnlyOnFailure
 
 
@@ -29,6 +29,13 @@ def test_an_adaptive_deadline_fails_no_turn() -> None:
     assert policy.attempts == 3
     assert HedgePolicy.single_r(deadline_secs=9).deadline_secs == 9
     assert HedgePolicy.at_quantile(deadline_secs=9).deadline_secs == 9
+
+
+def test_a_promise_is_aimed_at() -> None:
+    """It is part of the rule and of the name, and needs no deadline beside it."""
+    policy = HedgePolicy.adaptive(0.1, slo=Slo())
+    assert policy.rule == Adaptive(0.1, 0.15, None, "given", Slo())
+    assert policy.name == "adaptive(10 %, slo)"
 
 
 def test_none_is_never_and_zero_is_now() -> None:
@@ -59,6 +66,15 @@ def test_none_is_never_and_zero_is_now() -> None:
         (lambda: HedgePolicy.adaptive(order="fast"), "order is not known, got 'fast': write"),  # pyright: ignore[reportArgumentType]
         (lambda: HedgePolicy.adaptive(worth_secs=-1), "worth_secs must not be negative, got -1"),
         (lambda: HedgePolicy.adaptive(deadline_secs=-1), "deadline_secs must not be negative"),
+        (
+            lambda: HedgePolicy.adaptive(slo=Slo(), deadline_secs=1.2),
+            "deadline_secs=1.2 and slo both say when an answer should be there: give one",
+        ),
+        (lambda: HedgePolicy.adaptive(slo=0.8), "slo must be a Slo, got 0.8: write Slo"),  # pyright: ignore[reportArgumentType]
+        (
+            lambda: HedgePolicy.adaptive(slo=Slo(ttft_secs=None, ttfs_secs=None)),
+            "slo promises no time of the LLM's, .*: give it a ttft_secs",
+        ),
         (lambda: HedgePolicy.at_quantile(1.0), "p must be above 0 and below 1, got 1.0: 0.95 is"),
         (lambda: HedgePolicy.single_r(0), "percentile must be above 0 and below 1, got 0"),
         (lambda: HedgePolicy.single_r(budget=1), "budget must be above 0 and below 1, got 1"),

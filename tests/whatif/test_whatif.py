@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from rich.console import Console
 
-from pipecat_hedge import HedgeError
+from pipecat_hedge import HedgeError, Slo
 from pipecat_hedge.cli import main
 from pipecat_hedge.profiles import PROFILES
 from pipecat_hedge.whatif import Answer, Costs, Measured, Outcome, Question, Recorded, what_if
@@ -59,6 +60,34 @@ def hosted() -> Answer:
         recorded(measured("claude", trace(HOSTED, 6000))),
         Question(deadline_secs=1.2, least_turns=1),
     )
+
+
+# ---- promises
+
+
+def test_a_promise_is_compared_with_and_without() -> None:
+    """Each adaptive policy, by the share of turns that keep it."""
+    promise = Slo(0.8, ttfs_secs=None, voice_to_voice_secs=None)
+    question = Question(budgets=(0.1,), slo=promise, least_turns=6000)
+    answer = what_if(recorded(measured("jagged", trace("jagged", 6000))), question)
+    assert answer.deadline_secs == 0.8
+    plain, aimed = of(answer, "adaptive(10 %)"), of(answer, "adaptive(10 %, slo)")
+    assert plain.under_deadline is not None
+    assert aimed.under_deadline is not None
+    assert aimed.under_deadline > plain.under_deadline
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"slo": Slo(), "deadline_secs": 1.0}, "both say when an answer should be there"),
+        ({"slo": Slo(ttft_secs=None)}, "slo promises nothing of the first token"),
+    ],
+)
+def test_promises_that_cannot_be_compared(options: dict[str, Any], told: str) -> None:
+    """Said where they are written."""
+    with pytest.raises(HedgeError, match=told):
+        Question(**options)
 
 
 # ---- the figures

@@ -1,8 +1,10 @@
 // The page of the voice bot: one WebRTC call, its transcript, and what the race did for each turn.
 // What happens in the call arrives over the data channel as RTVI messages, Pipecat's own protocol;
-// the bot adds server messages of its own: "parts" (what it is made of), "turn" and "providers".
+// the bot adds server messages of its own: "parts" (what it is made of), "turn", "providers" and
+// "promises".
 
 import { Meter } from "./meter.js";
+import { PromisesView } from "./promises.js";
 import { ProvidersView } from "./providers.js";
 import { TranscriptView } from "./transcript.js";
 import { TurnsView } from "./turns.js";
@@ -25,6 +27,8 @@ const providers = new ProvidersView({
   empty: byId("no-providers"),
   order: byId("order"),
 });
+
+const promises = new PromisesView(byId("promises"));
 
 let call = null;
 
@@ -200,6 +204,7 @@ const serverHandlers = {
   },
   turn: (turn) => turns.add(turn),
   providers: (message) => providers.show(message),
+  promises: (message) => promises.show(message),
 };
 
 function interrupted() {

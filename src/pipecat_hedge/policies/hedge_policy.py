@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias, TypedDict, Unpack, get_args
 
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.facts import LaunchDecision, LaunchRule, Waiting
+from pipecat_hedge.slo import Slo
 
 __all__ = [
     "Adaptive",
@@ -89,6 +90,7 @@ class Adaptive:
     worth_secs: float
     deadline_secs: float | None
     order: Order
+    slo: Slo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,7 @@ class HedgePolicy:
         attempts: int = 2,
         *,
         deadline_secs: float | None = None,
+        slo: Slo | None = None,
         worth_secs: float = 0.15,
         order: Order = "given",
         **options: Unpack[_Common],
@@ -197,6 +200,9 @@ class HedgePolicy:
             deadline_secs: When the answer should be there: hedges are then sent so that it is, and
                 waiting before it counts for nothing. A turn that misses it goes on. None is as soon
                 as possible.
+            slo: What callers are promised, in place of ``deadline_secs``: the deadline is that of
+                what makes an attempt win, ``ttfs_secs`` where it is the first sentence and
+                ``ttft_secs`` where it is the first token; the other one where only that is given.
             worth_secs: What an extra request must save on average to be sent at all, in seconds.
             order: ``given`` asks the providers in the order in which they were given; ``learned``
                 puts another one first when the first has become much slower than it, and puts it
@@ -214,8 +220,10 @@ class HedgePolicy:
             )
         _one_of("order", order, get_args(Order))
         deadline = None if deadline_secs is None else _seconds("deadline_secs", deadline_secs)
-        rule = Adaptive(float(budget), _seconds("worth_secs", worth_secs), deadline, order)
-        name = f"adaptive({100 * budget:g} %)"
+        if slo is not None:
+            _refuse_promise(slo, deadline)
+        rule = Adaptive(float(budget), _seconds("worth_secs", worth_secs), deadline, order, slo)
+        name = f"adaptive({100 * budget:g} %{'' if slo is None else ', slo'})"
         return cls(rule=rule, attempts=attempts, name=name, **options)
 
     @classmethod
@@ -313,6 +321,21 @@ def _one_of(field: str, value: object, known: tuple[object, ...]) -> None:
     if value not in known:
         raise ConfigurationError(
             f"{field} is not known, got {value!r}: write {', '.join(repr(k) for k in known)}"
+        )
+
+
+def _refuse_promise(slo: Slo, deadline_secs: float | None) -> None:
+    if not isinstance(slo, Slo):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(f"slo must be a Slo, got {slo!r}: write Slo(ttft_secs=0.8)")
+    if deadline_secs is not None:
+        raise ConfigurationError(
+            f"deadline_secs={deadline_secs:g} and slo both say when an answer should be there: "
+            "give one of them"
+        )
+    if slo.ttft_secs is None and slo.ttfs_secs is None:
+        raise ConfigurationError(
+            "slo promises no time of the LLM's, so there is no deadline in it: give it a ttft_secs "
+            "or a ttfs_secs, or leave it out here"
         )
 
 

@@ -1,50 +1,98 @@
-"""What callers are promised: how many of them wait no longer than so long. Pure."""
+"""What a turn says of a promise: that it was kept, that it was broken, or nothing. Pure.
+
+The problem: a share of turns is promised, so every turn must be told good or bad, and some are
+neither. The naive answer counts the times there are: then a turn that fails, or is never answered,
+has no time and counts as nothing, and the promise is kept best by a bot that says nothing.
+
+Ours counts from what the caller waited for:
+
+- *good*: what is promised came within its time, and it was of the answer; a filler is none;
+- *bad*: it came later, or never: the turn failed, or the caller heard the ``fallback_text`` in
+  place of the answer or of a part of it, or cut the wait short when its time had run out;
+- *nothing*: the caller spoke again, or hung up, before the time had run out; or only tools were
+  called, so that the sentence is the next turn's.
+
+Left out: the wait for the tools between two such turns, which are the LLM's each for itself. It is
+in the voice-to-voice time.
+"""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from pipecat_hedge.reports import TurnReport
+from pipecat_hedge.slo import Objective, Slo
 
-from pipecat_hedge.errors import ConfigurationError
-
-__all__ = ["Slo"]
+__all__ = ["Slo", "has_left", "is_degraded", "judge", "judge_wait"]
 
 
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """A promise to the callers of a tier.
+def judge(slo: Slo, report: TurnReport) -> dict[Objective, bool]:
+    """What a turn of the LLM says of each promise that it says anything of.
 
-    Parameters:
-        ttft_secs: Time to the first usable token of the answer; None promises nothing.
-        ttfs_secs: Time to its first speakable sentence, also called the time to a usable answer; a
-            filler is none. None promises nothing.
-        voice_to_voice_secs: From the end of the caller's speech to the beginning of the answer's
-            sound; None promises nothing.
-        share: The share of turns for which each of them is to hold, above 0 and below 1.
+    Args:
+        slo: What is promised.
+        report: The turn. It knows nothing of the voice-to-voice time.
 
-    Raises:
-        ConfigurationError: If a figure cannot be meant; the message says which, and the remedy.
+    Returns:
+        By objective, whether the promise was kept.
     """
+    is_cut = report.outcome == "interrupted" or has_left(report)
+    found: dict[Objective, bool] = {}
+    came: dict[Objective, float | None] = {"ttft": report.ttft_secs, "ttfs": report.ttfs_secs}
+    for objective, took in came.items():
+        within = slo.within(objective)
+        if within is None:
+            continue
+        if objective == "ttfs" and took is None and report.outcome == "answered_with_tools":
+            continue
+        kept = judge_wait(
+            within, took, report.duration_secs, is_cut=is_cut, is_degraded=is_degraded(report)
+        )
+        if kept is not None:
+            found[objective] = kept
+    return found
 
-    ttft_secs: float | None = 0.8
-    ttfs_secs: float | None = 1.2
-    voice_to_voice_secs: float | None = 1.5
-    share: float = 0.95
 
-    def __post_init__(self) -> None:
-        """Check the figures."""
-        for name in ("ttft_secs", "ttfs_secs", "voice_to_voice_secs"):
-            secs = getattr(self, name)
-            if secs is None:
-                continue
-            if isinstance(secs, bool) or not isinstance(secs, int | float) or not secs > 0:
-                raise ConfigurationError(
-                    f"{name} must be a positive number of seconds, or None for no promise, "
-                    f"got {secs!r}"
-                )
-            if math.isinf(secs):
-                raise ConfigurationError(f"{name} is infinite: write None for no promise")
-        if isinstance(self.share, bool) or not 0 < self.share < 1:
-            raise ConfigurationError(
-                f"share must be above 0 and below 1, as 0.95 for 19 turns in 20, got {self.share!r}"
-            )
+def is_degraded(report: TurnReport) -> bool:
+    """Whether the caller got no answer, or not all of one.
+
+    Args:
+        report: The turn.
+    """
+    if report.degraded_reason is not None:
+        return True
+    return report.outcome == "failed" and not has_left(report)
+
+
+def has_left(report: TurnReport) -> bool:
+    """Whether the caller went while waiting for room: nobody was asked, and nothing is wrong.
+
+    Args:
+        report: The turn.
+    """
+    return report.outcome == "failed" and not (report.attempts or report.degraded_reason)
+
+
+def judge_wait(
+    within_secs: float,
+    took_secs: float | None,
+    waited_secs: float | None,
+    *,
+    is_cut: bool,
+    is_degraded: bool,
+) -> bool | None:
+    """Whether a promise was kept; None if that cannot be said.
+
+    Args:
+        within_secs: What is promised.
+        took_secs: When it came; None if it did not.
+        waited_secs: How long the caller waited for it, if it did not come; None if that is not
+            known.
+        is_cut: Whether the caller ended the wait, by speaking again or by hanging up.
+        is_degraded: Whether it was not, or not wholly, an answer.
+    """
+    if is_degraded:
+        return False
+    if took_secs is not None:
+        return took_secs <= within_secs
+    if is_cut and (waited_secs is None or waited_secs <= within_secs):
+        return None
+    return False

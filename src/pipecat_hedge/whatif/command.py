@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pipecat_hedge.errors import HedgeError
+from pipecat_hedge.slo import Slo
 from pipecat_hedge.whatif.plotting import check_picture, plot
 from pipecat_hedge.whatif.question import BUDGETS, LEAST_TURNS, MOST_TURNS, Costs, Question
 from pipecat_hedge.whatif.reading import read_latencies
@@ -57,6 +58,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--deadline", type=float, metavar="SECS", help="when an answer should be there"
+    )
+    parser.add_argument(
+        "--slo",
+        type=float,
+        metavar="SECS",
+        help="promise first tokens within so long: adaptive policies with and without the promise "
+        "are compared by how many turns keep it",
+    )
+    parser.add_argument(
+        "--slo-share",
+        type=float,
+        metavar="SHARE",
+        default=0.95,
+        help="the share of turns for which it is promised (default 0.95)",
     )
     parser.add_argument(
         "--worth",
@@ -127,6 +142,7 @@ def run(args: argparse.Namespace) -> int:
             after_secs=tuple(dict.fromkeys(args.after or ())),
             budgets=tuple(dict.fromkeys(args.budget or BUDGETS)),
             deadline_secs=args.deadline,
+            slo=_promise(args.slo, args.slo_share),
             worth_secs=args.worth,
             costs=Costs(
                 args.prompt_tokens, None if args.usd_per_mtok is None else tuple(args.usd_per_mtok)
@@ -166,3 +182,9 @@ def run(args: argparse.Namespace) -> int:
         width = None if sys.stdout.isatty() else 130
         show(answer, Console(highlight=False, width=width))
     return 0
+
+
+def _promise(within_secs: float | None, share: float) -> Slo | None:
+    if within_secs is None:
+        return None
+    return Slo(within_secs, ttfs_secs=None, voice_to_voice_secs=None, share=share)

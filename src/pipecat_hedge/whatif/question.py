@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
+from pipecat_hedge.slo import Slo
 
 __all__ = ["BLOCK", "BUDGETS", "LEAST_TURNS", "MOST_TURNS", "Costs", "Question", "compared"]
 
@@ -59,6 +60,8 @@ class Question:
         after_secs: Fixed delays to compare with; none is the p95.
         budgets: Budgets of the adaptive policy to compare.
         deadline_secs: When an answer should be there; None is as soon as possible.
+        slo: What is promised, of the first token: adaptive policies are compared with and without
+            it, and turns are counted that are in time; None promises nothing.
         worth_secs: What an extra request must save to be worth it, in seconds.
         costs: What a request costs.
         least_turns: A file of fewer turns than this is gone through several times.
@@ -74,6 +77,7 @@ class Question:
     after_secs: Sequence[float] = ()
     budgets: Sequence[float] = BUDGETS
     deadline_secs: float | None = None
+    slo: Slo | None = None
     worth_secs: float = 0.15
     costs: Costs = Costs()
     least_turns: int = LEAST_TURNS
@@ -89,6 +93,15 @@ class Question:
         """
         if self.attempts < 2:
             raise ConfigurationError(f"attempts must be at least 2 to hedge, got {self.attempts}")
+        if self.slo is not None and self.deadline_secs is not None:
+            raise ConfigurationError(
+                "deadline_secs and slo both say when an answer should be there: give one of them"
+            )
+        if self.slo is not None and self.slo.ttft_secs is None:
+            raise ConfigurationError(
+                "slo promises nothing of the first token, which is all that is replayed: "
+                "write Slo(ttft_secs=0.8)"
+            )
         if self.seed < 0:
             raise ConfigurationError(f"seed must not be negative, got {self.seed}")
         if self.least_turns < 1:
@@ -101,6 +114,11 @@ class Question:
             )
         if len(self.policies) == 1:
             raise ConfigurationError("policies must be two at least: one to compare with another")
+
+    @property
+    def due_secs(self) -> float | None:
+        """When an answer should be there, by the deadline or the promise; None is no such time."""
+        return self.deadline_secs if self.slo is None else self.slo.ttft_secs
 
 
 def compared(
@@ -135,4 +153,15 @@ def compared(
         )
         for budget in question.budgets
     ]
+    if question.slo is not None:
+        adaptive += [
+            HedgePolicy.adaptive(
+                budget,
+                attempts,
+                slo=question.slo,
+                worth_secs=question.worth_secs,
+                stall_secs=None,
+            )
+            for budget in question.budgets
+        ]
     return [*plain, *((policy.name, policy) for policy in adaptive)]

@@ -114,7 +114,7 @@ def what_if(
     recommended, why = recommend(
         candidates,
         question.worth_secs,
-        question.deadline_secs,
+        question.due_secs,
         independence.slow_together,
     )
     chosen = next(n for n, outcome in enumerate(outcomes) if outcome.policy == recommended)
@@ -139,7 +139,7 @@ def what_if(
             Source(m.name, len(m.secs), int(m.censored.sum()), int(m.failed.sum()))
             for m in recorded.providers.values()
         ),
-        deadline_secs=question.deadline_secs,
+        deadline_secs=question.due_secs,
         independence=independence,
         outcomes=tuple(outcomes),
         recommended=recommended,
@@ -258,7 +258,7 @@ def _outcome(
     more = extra + replaced
     answered = secs[np.isfinite(secs)]
     tokens, usd = cost_of_one
-    deadline = question.deadline_secs
+    deadline = question.due_secs
     return Outcome(
         policy=name,
         percentiles={key: percentile(ascending, p) for key, p in PERCENTILES.items()},

@@ -1,0 +1,35 @@
+"""How the promises to callers are kept, for the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pipecat_hedge.policies.slo_attainment import SloStatus
+
+__all__ = ["promises_message"]
+
+
+def promises_message(statuses: Sequence[SloStatus]) -> dict[str, Any]:
+    """The promises as the page gets them.
+
+    Args:
+        statuses: How each is kept, by all calls of this bot.
+    """
+    return {"type": "promises", "promises": [_promise(status) for status in statuses]}
+
+
+def _promise(status: SloStatus) -> dict[str, Any]:
+    return {
+        "tier": status.tier,
+        "objective": status.objective,
+        "within_secs": status.within_secs,
+        "share": status.share,
+        "attainment": status.attainment,
+        "turns": status.windows[-1].turns,
+        "budget_left": status.budget_left,
+        "burns": [
+            {"window_secs": window.window_secs, "burn": burn}
+            for window, burn in zip(status.windows, status.burns, strict=True)
+        ],
+    }

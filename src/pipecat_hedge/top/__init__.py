@@ -1,0 +1,1 @@
+"""``pipecat-hedge top``: running bots, live in a terminal."""
