@@ -7,6 +7,7 @@ import argparse
 import pytest
 
 from pipecat_hedge import overhead
+from pipecat_hedge.trace_overhead import measure_spans, measure_stages
 
 
 async def test_a_token_costs_a_fraction_of_what_pipecat_costs(
@@ -28,6 +29,17 @@ async def test_permits_cost_the_same_whoever_else_there_is() -> None:
     assert again < 0.5 * cost.bare_turn_secs
 
 
+async def test_knowing_where_the_time_went_costs_a_fraction_of_a_turn() -> None:
+    """Stages and spans, both for two requests; a token pays next to nothing."""
+    cost = await overhead.measure(rounds=7)
+    stages, spans = await measure_stages(rounds=10), await measure_spans(rounds=10)
+    assert spans is not None
+    print(f"stages {stages.turn_secs * 1e6:.0f} µs and {stages.token_secs * 1e6:.2f} µs a token")
+    print(f"spans {spans * 1e6:.0f} µs, a bare turn {cost.bare_turn_secs * 1e6:.0f} µs")
+    assert 0 < stages.turn_secs + spans < 0.5 * cost.bare_turn_secs
+    assert stages.token_secs < 0.05 * cost.bare_token_secs
+
+
 def test_the_command_prints_both_figures(capsys: pytest.CaptureFixture[str]) -> None:
     """Per token and per turn, with the bare service's own for comparison."""
     assert overhead.run(argparse.Namespace(rounds=1)) == 0
@@ -35,6 +47,8 @@ def test_the_command_prints_both_figures(capsys: pytest.CaptureFixture[str]) -> 
     assert "per token" in printed
     assert "per turn" in printed
     assert "breakers, limits and permits" in printed
+    assert "stages of two requests" in printed
+    assert "spans of a race" in printed
 
 
 def test_nothing_to_measure_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

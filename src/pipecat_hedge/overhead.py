@@ -8,7 +8,7 @@ Reported is the median over the rounds of the difference within a round.
 
 Apart from that it is measured what a turn pays for breakers, limits and permits, in a registry of
 many providers that many sessions have used: who may be asked, leave to ask, some looks at who takes
-a hedge, and the permit's return.
+a hedge, and the permit's return. And what is paid to know where its time went: stages and spans.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from pipecat_hedge.provider import Provider
 from pipecat_hedge.service import HedgedLLMService
 from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.timed_pipeline import TimedPipeline
+from pipecat_hedge.trace_overhead import measure_spans, measure_stages
 from pipecat_hedge.work import Tier, WorkClass
 
 TOKENS = 500
@@ -99,6 +100,16 @@ def run(args: argparse.Namespace) -> int:
         f"of a turn, breakers, limits and permits ({REGISTERED} providers in the registry): "
         f"{permits_secs * 1e6:.1f} µs"
     )
+    stages = asyncio.run(measure_stages())
+    print(
+        f"stages of two requests: {stages.turn_secs * 1e6:.1f} µs a turn, "
+        f"{stages.token_secs * 1e6:.2f} µs a token"
+    )
+    spans_secs = asyncio.run(measure_spans())
+    told = "not measured: pip install pipecat-hedge[tracing]"
+    if spans_secs is not None:
+        told = f"{spans_secs * 1e6:.1f} µs a turn, nothing for a token"
+    print(f"spans of a race and two attempts: {told}")
     return 0
 
 

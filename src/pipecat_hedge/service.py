@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from loguru import logger
 from pipecat.frames.frames import (
     Frame,
     InterruptionFrame,
@@ -42,7 +43,8 @@ from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.permit_queue import MOST_WAIT_SECS
 from pipecat_hedge.provider import Provider, as_providers
 from pipecat_hedge.provider_stats import ProviderStats, shared_stats
-from pipecat_hedge.reports import DrainedAnswer, FillerReport, ProviderState
+from pipecat_hedge.race_span import RaceTracer
+from pipecat_hedge.reports import DrainedAnswer, FillerReport, ProviderState, TurnReport
 from pipecat_hedge.survival import Survival
 from pipecat_hedge.take_back import TakeBack
 from pipecat_hedge.task_scope import TaskScope
@@ -93,6 +95,7 @@ class HedgedLLMService(FrontService):
         drained_log: str | Path | None = None,
         warm: bool = True,
         tier: Tier = "standard",
+        own_spans: bool = False,
         **kwargs: Any,
     ):
         """Take charge of the services to race.
@@ -114,6 +117,8 @@ class HedgedLLMService(FrontService):
                 and to have Anthropic cache the prompt.
             tier: Whose turns go first when there is not room for all: ``premium``, ``standard`` or
                 ``economy``.
+            own_spans: Whether to make OpenTelemetry spans of the races where Pipecat's own tracing
+                is off. Where that is on, the races are part of its traces in any case.
             **kwargs: Further arguments of ``LLMService``.
 
         Raises:
@@ -133,7 +138,8 @@ class HedgedLLMService(FrontService):
             raise ConfigurationError(
                 f"tier is not known, got {tier!r}: write {', '.join(repr(t) for t in TIERS)}"
             )
-        super().__init__(providers, settings, warm, stats or shared_stats(), tier, **kwargs)
+        tracer = RaceTracer(own_spans=own_spans)
+        super().__init__(providers, settings, warm, stats or shared_stats(), tier, tracer, **kwargs)
         self._policy = policy or HedgePolicy.adaptive()
         self._turns = 0
         self._drains = TaskScope()
@@ -289,6 +295,7 @@ class HedgedLLMService(FrontService):
             admission=admission,
             mouth=self,
             output=output,
+            span=self._tracer.begin(self._turns, self._policy.name, self._tier),
             committed=self._credit,
             drained=self._report_drained,
             asked=lambda: self._asked(),
@@ -314,6 +321,8 @@ class HedgedLLMService(FrontService):
 
     async def _report_turn(self, turn: Turn) -> None:
         report = dataclasses.replace(turn.report(), filler=self._filler())
+        self._tracer.end(turn.span, report)
+        _tell_cold(report)
         await self._call_event_handler("on_turn_report", report)
         if self._turn_log:
             line = {"at": time.time(), "policy": self._policy.name, **dataclasses.asdict(report)}
@@ -360,3 +369,14 @@ class HedgedLLMService(FrontService):
         if answer is None:
             raise AllProvidersFailed(errors, reason=reason)
         return answer
+
+
+def _tell_cold(report: TurnReport) -> None:
+    """Say whose request had to open a connection while the caller waited."""
+    for attempt in report.attempts:
+        stages = attempt.stages
+        if stages is not None and stages.is_cold:
+            secs = (stages.tcp_secs or 0.0) + (stages.tls_secs or 0.0)
+            logger.debug(
+                f"turn {report.turn}: a connection to {attempt.provider} was opened, {secs:.3f} s"
+            )
