@@ -159,7 +159,7 @@ async def test_a_short_answer(spans: RecordedSpans) -> None:
 
 async def test_a_rescue(spans: RecordedSpans) -> None:
     """An answer that breaks off and is continued is told in the race's events."""
-    cut = "fixed@ttft=0.05,tps=50,fault=reset,after=8"
+    cut = "fixed@ttft=0.05,tps=50,fault=error_in_band,after=8"
     found = await traced(spans, HedgePolicy.fallback(commit="first_token"), cut, QUICK)
     assert told(found["b"])[1:] == ("failure", "won")
     (race,) = spans.named("race")
