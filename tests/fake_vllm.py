@@ -18,6 +18,11 @@ vllm:num_requests_running{{engine="0",model_name="tiny"}} {running}
 # HELP vllm:num_requests_waiting Number of requests waiting to be processed.
 # TYPE vllm:num_requests_waiting gauge
 vllm:num_requests_waiting{{engine="0",model_name="tiny"}} {waiting}
+# HELP vllm:time_to_first_token_seconds Histogram of time to first token in seconds.
+# TYPE vllm:time_to_first_token_seconds histogram
+vllm:time_to_first_token_seconds_bucket{{engine="0",le="+Inf"}} {answers}
+vllm:time_to_first_token_seconds_count{{engine="0"}} {answers}
+vllm:time_to_first_token_seconds_sum{{engine="0"}} {spent}
 """
 
 
@@ -38,6 +43,9 @@ class FakeVLLM:
         waiting: What its metrics say.
         health: The status of its health; 0 closes the connection.
         with_metrics: Whether it has metrics at all.
+        headers: Further headers of its answers.
+        first_token_secs: How long its histogram says that each answer took to begin.
+        pause_secs: How long it waits before each delta but the first.
         bodies: The requests for answers.
         requests: Every request: its path, and the connection over which it came.
         looks: How often its metrics were read.
@@ -56,6 +64,9 @@ class FakeVLLM:
     waiting: int = 0
     health: int = 200
     with_metrics: bool = True
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    first_token_secs: float = 0.0
+    pause_secs: float = 0.0
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     requests: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
     looks: int = 0
@@ -72,7 +83,15 @@ class FakeVLLM:
             raise web.HTTPNotFound
         if self.metrics is not None:
             return web.Response(body=self.metrics)
-        return web.Response(text=METRICS.format(running=self.running, waiting=self.waiting))
+        answers = len(self.bodies)
+        return web.Response(
+            text=METRICS.format(
+                running=self.running,
+                waiting=self.waiting,
+                answers=answers,
+                spent=answers * self.first_token_secs,
+            )
+        )
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=self.health)
@@ -98,10 +117,13 @@ class FakeVLLM:
             message = {"role": "assistant", "content": text}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
             return web.json_response(_chunk(body["model"], [choice], "chat.completion"))
-        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        headers = {"Content-Type": "text/event-stream", **self.headers}
+        answer = web.StreamResponse(headers=headers)
         await answer.prepare(request)
         first = {"role": "assistant", "content": ""}
-        for delta in [first, *self.deltas]:
+        await _send(answer, body["model"], first, None)
+        for delta in self.deltas:
+            await asyncio.sleep(self.pause_secs)
             await _send(answer, body["model"], delta, None)
         if self.error is not None:
             await answer.write(f"data: {json.dumps({'error': self.error})}\n\n".encode())

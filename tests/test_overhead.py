@@ -7,6 +7,7 @@ import argparse
 import pytest
 
 from pipecat_hedge import overhead
+from pipecat_hedge.trace_overhead import measure_spans, measure_stages
 
 
 async def test_a_token_costs_a_fraction_of_what_pipecat_costs(
@@ -33,6 +34,15 @@ async def test_metrics_cost_a_fraction_of_a_turn() -> None:
     secs, cost = overhead.measure_metrics(rounds=10), await overhead.measure(rounds=7)
     print(f"metrics: {secs * 1e6:.0f} µs of a turn of {cost.bare_turn_secs * 1e6:.0f}")
     assert secs < 0.25 * cost.bare_turn_secs
+async def test_knowing_where_the_time_went_costs_a_fraction_of_a_turn() -> None:
+    """Stages and spans, both for two requests; a token pays next to nothing."""
+    cost = await overhead.measure(rounds=7)
+    stages, spans = await measure_stages(rounds=10), await measure_spans(rounds=10)
+    assert spans is not None
+    print(f"stages {stages.turn_secs * 1e6:.0f} µs and {stages.token_secs * 1e6:.2f} µs a token")
+    print(f"spans {spans * 1e6:.0f} µs, a bare turn {cost.bare_turn_secs * 1e6:.0f} µs")
+    assert 0 < stages.turn_secs + spans < 0.5 * cost.bare_turn_secs
+    assert stages.token_secs < 0.05 * cost.bare_token_secs
 
 
 def test_the_command_prints_both_figures(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,6 +53,8 @@ def test_the_command_prints_both_figures(capsys: pytest.CaptureFixture[str]) -> 
     assert "per turn" in printed
     assert "breakers, limits and permits" in printed
     assert "Prometheus metrics" in printed
+    assert "stages of two requests" in printed
+    assert "spans of a race" in printed
 
 
 def test_nothing_to_measure_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

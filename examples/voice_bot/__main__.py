@@ -100,6 +100,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
         offer_loopback,
         surround,
     )
+    from pipecat_hedge.tracing import export_traces
 
     load_dotenv(find_dotenv(usecwd=True), override=True)  # as Pipecat's runner does
     choices = discover_models(choose(os.environ), os.environ)
@@ -109,6 +110,8 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
     for llm in choices.llms:
         if llm.kind == "vllm" and llm.model is not None:
             os.environ["VLLM_MODEL"] = llm.model
+    if choices.traces != "off":
+        export_traces("voice-bot", with_text=choices.traces == "with text")
     port = free_port(options.host, options.port)
     offer_loopback(alone=options.loopback_only)
 

@@ -164,6 +164,7 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
     worker = PipelineWorker(
         pipeline,
         params=PipelineParams(enable_metrics=True, enable_usage_metrics=True),
+        enable_tracing=choices.traces != "off",
         observers=[latency],
         app_resources=Bookings(),
         idle_timeout_secs=runner_args.pipeline_idle_timeout_secs,

@@ -66,6 +66,15 @@ SETTINGS = (
     ),
     Setting("TURN_LOG", "a file that every turn is appended to, for pipecat-hedge whatif"),
     Setting(
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        "send traces there by OTLP over HTTP, such as to http://localhost:4318",
+    ),
+    Setting(
+        "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT",
+        "true or false: whether traces hold what was said",
+        "false",
+    ),
+    Setting(
         "FALLBACK_TEXT",
         "what the bot says when every provider has failed",
         "I am sorry, I cannot answer right now. Please ask me again in a moment.",
@@ -108,6 +117,7 @@ class Choices:
         turn_log: The file that every turn is appended to, or None.
         turn_silence_secs: The silence that ends the caller's turn; None leaves it to a model that
             listens for how a sentence sounds when it is complete.
+        traces: Whether traces are sent away, and what they hold.
     """
 
     stt: Literal["deepgram", "pocketsphinx"]
@@ -117,6 +127,7 @@ class Choices:
     slo: Slo | None
     turn_log: str | None
     turn_silence_secs: float | None
+    traces: Literal["off", "without text", "with text"] = "off"
 
     @property
     def simulated(self) -> bool:
@@ -148,7 +159,18 @@ def choose(env: Mapping[str, str]) -> Choices:
         slo=_promise(setting_in(env, "SLO")),
         turn_log=env.get("TURN_LOG"),
         turn_silence_secs=_turn_silence(setting_in(env, "TURN_DETECTION")),
+        traces=_traces(env),
     )
+
+
+def _traces(env: Mapping[str, str]) -> Literal["off", "without text", "with text"]:
+    name = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+    with_text = setting_in(env, name).lower()
+    if with_text not in ("true", "false"):
+        raise SettingError(f"{name} must be true or false, got {env[name]!r}")
+    if "OTEL_EXPORTER_OTLP_ENDPOINT" not in env:
+        return "off"
+    return "with text" if with_text == "true" else "without text"
 
 
 def setting_in(env: Mapping[str, str], name: str) -> str:

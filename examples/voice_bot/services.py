@@ -35,6 +35,7 @@ _NEEDS = {
     "bedrock": ("aioboto3", "cloud"),
     "pocketsphinx": ("pocketsphinx", "demo"),
     "espeak": ("espeakng_loader", "demo"),
+    "traces": ("opentelemetry.exporter.otlp.proto.http", "tracing"),
 }
 """The module that a choice needs, and the extra that brings it."""
 
@@ -45,7 +46,8 @@ def check_installed(choices: Choices) -> None:
     Raises:
         SettingError: If one is missing; the message has the command that installs it.
     """
-    for chosen in (choices.stt, choices.tts, *(llm.kind for llm in choices.llms)):
+    traces = () if choices.traces == "off" else ("traces",)
+    for chosen in (choices.stt, choices.tts, *(llm.kind for llm in choices.llms), *traces):
         module, extra = _NEEDS.get(chosen, (None, ""))
         if module is None:
             continue

@@ -106,10 +106,19 @@ class LoggedTurn:
             "ended_secs": self._moment(attempt.ended_secs),
             "ttft_secs": ttft,
             "error_category": attempt.error_category,
+            "connecting_secs": _connecting_secs(attempt),
         }
 
     def _moment(self, since_asked: float | None) -> float | None:
         return None if since_asked is None else self.asked_secs + since_asked
+
+
+def _connecting_secs(attempt: AttemptReport) -> float | None:
+    """How long the caller waited for a connection to be opened; None if one was open."""
+    stages = attempt.stages
+    if stages is None or not stages.is_cold:
+        return None
+    return (stages.tcp_secs or 0.0) + (stages.tls_secs or 0.0)
 
 
 def logged(turn: TurnLatency) -> list[LoggedTurn]:

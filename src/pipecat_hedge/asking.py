@@ -31,6 +31,7 @@ from pipecat_hedge.probe import Probe
 from pipecat_hedge.provider_client import exception_error
 from pipecat_hedge.provider_health import Permit
 from pipecat_hedge.provider_latency import size_class
+from pipecat_hedge.race_span import RaceSpan
 from pipecat_hedge.racing import Post, Racing
 from pipecat_hedge.release import Release
 from pipecat_hedge.work import WorkClass, working_as
@@ -66,6 +67,7 @@ class Asking:
         admission: Admission,
         output: Output,
         release: Release,
+        span: RaceSpan,
         *,
         drained: Callable[[Attempt], Awaitable[None]],
         asked_somebody: Callable[[], None],
@@ -81,6 +83,7 @@ class Asking:
             admission: The turn's permits.
             output: What speaks the answer.
             release: What of the answer has been released.
+            span: The race in the trace.
             drained: Told of a loser that was let run to its end.
             asked_somebody: Told whenever somebody is asked.
             may_wait: Whether a marker that says "the caller has not finished" is an answer.
@@ -92,6 +95,7 @@ class Asking:
         self._admission = admission
         self._output = output
         self._release = release
+        self._span = span
         self._drained = drained
         self._asked_somebody = asked_somebody
         self._may_wait = may_wait
@@ -145,18 +149,18 @@ class Asking:
     async def _answer(self, race: Race, launch: Launch, post: Post[Piece], tally: Tally) -> None:
         contender = take_least_busy(self._idle[launch.provider])
         self.asked[launch.attempt] = contender
-        contender.span.issue(launch)
         now = self.sent_at[launch.attempt] = self._loop.time()
         self._learning.plan.launched(launch, now, is_waiting=race.winner is None)
         self._asked_somebody()
-        await contender.answer(
-            self._context,
-            post,
-            tally,
-            addition=self._continuation(),
-            language=self._output.language,
-            may_wait=self._may_wait,
-        )
+        with self._span.asking(launch, contender):
+            await contender.answer(
+                self._context,
+                post,
+                tally,
+                addition=self._continuation(),
+                language=self._output.language,
+                may_wait=self._may_wait,
+            )
         if self._release.said and self._release.is_whole and tally.is_empty:
             # Asked to go on with an answer that broke off at a sentence's end: it was the end.
             post.piece(LLMTextFrame(""), usable=True)
@@ -189,15 +193,6 @@ class Asking:
             race: The turn's race.
         """
         return [attempt for attempt in race.attempts if attempt.number in self._sent_at_once]
-
-    def mark_span(self, attempt: Attempt) -> None:
-        """Close an attempt's trace, once it is committed or about to be closed.
-
-        Args:
-            attempt: The attempt.
-        """
-        if (asked := self.asked.get(attempt.number)) is not None:
-            asked.span.close(attempt.outcome or "won")
 
     # ---- one request
 

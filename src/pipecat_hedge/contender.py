@@ -53,14 +53,15 @@ from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.types import is_given
 
 from pipecat_hedge.errors import AttemptError
+from pipecat_hedge.listening import watching
 from pipecat_hedge.permits import Shed
 from pipecat_hedge.policies.usable import InlineThought, is_usable_text, is_wait_verdict
 from pipecat_hedge.provider_client import (
     Leave,
     ReadsAhead,
     attempt_error,
+    listen_to_client,
     open_connection,
-    read_rate_limits,
     switch_off_hidden_retries,
     telling_rate_limits_to,
 )
@@ -68,6 +69,7 @@ from pipecat_hedge.racing import Post
 from pipecat_hedge.sentences import SentenceFinder
 from pipecat_hedge.server_load import KnowsItsServer, ServerLoad
 from pipecat_hedge.spans import AttemptSpan
+from pipecat_hedge.stages import Stages
 from pipecat_hedge.tally import Tally
 
 __all__ = ["Contender", "Piece", "Tally", "ToolCalls"]
@@ -120,7 +122,7 @@ class Contender:
         service.run_function_calls = self._heard_tool_calls
         service.add_event_handler("on_completion_timeout", self._timed_out)
         switch_off_hidden_retries(service)
-        read_rate_limits(service)
+        listen_to_client(service)
 
     @property
     def model(self) -> str | None:
@@ -143,6 +145,8 @@ class Contender:
         mine.observer = None
         mine.enable_metrics = setup.enable_tracing  # the tracing decorator reads them
         mine.enable_usage_metrics = True  # reports count tokens whether the pipeline does or not
+        if setup.enable_tracing:
+            self.span.watch()
         await self.service.setup(mine)
 
     async def control(self, frame: StartFrame | EndFrame | CancelFrame | Frame) -> None:
@@ -233,7 +237,8 @@ class Contender:
                 self._required = _required_arguments(copied)
                 length = len(copied.messages)
                 frame = LLMContextFrame(context=copied)
-                with telling_rate_limits_to(tally.response_came):
+                self._hear_first_piece(tally.stages)
+                with telling_rate_limits_to(tally.response_came), watching(tally.stages):
                     await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
                 # Some services report a time-out by an event alone, whose handler is a task.
                 await asyncio.sleep(0)
@@ -246,6 +251,8 @@ class Contender:
                     post.piece(LLMTextFrame(""), usable=True)
             finally:
                 self._post = None
+                vars(self.service).pop("stop_ttfb_metrics", None)
+                tally.stages.ask(self.server_load)
 
     def _own_copy(self, context: LLMContext, addition: Sequence[LLMContextMessage]) -> LLMContext:
         """Copy the context, without the messages that only another kind of service can read."""
@@ -257,6 +264,20 @@ class Contender:
         return LLMContext(messages, tools=context.tools, tool_choice=context.tool_choice)
 
     # ---- what the service says
+
+    def _hear_first_piece(self, stages: Stages) -> None:
+        """Have the first stop of the service's own clock say that a piece has come, of any kind.
+
+        A service stops it with each piece; only the first is heard, the others cost nothing.
+        """
+        service = self.service
+
+        async def stop_ttfb_metrics(**kwargs: Any) -> None:
+            stages.token_came()
+            vars(service).pop("stop_ttfb_metrics", None)
+            await service.stop_ttfb_metrics(**kwargs)
+
+        service.stop_ttfb_metrics = stop_ttfb_metrics
 
     async def _heard(self, frame: Frame, direction: FrameDirection) -> None:
         post = self._post

@@ -31,6 +31,7 @@ from pipecat_hedge.learning import breaker_report
 from pipecat_hedge.members import Members
 from pipecat_hedge.provider import Provider
 from pipecat_hedge.provider_stats import ProviderStats
+from pipecat_hedge.race_span import RaceTracer
 from pipecat_hedge.take_back import TakeBackFrame
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.work import Tier
@@ -51,6 +52,7 @@ class FrontService(LLMService):
         warm: bool,
         stats: ProviderStats,
         tier: Tier,
+        tracer: RaceTracer,
         **kwargs: Any,
     ):
         """Host the providers' services.
@@ -61,6 +63,7 @@ class FrontService(LLMService):
             warm: Whether to prepare the members for the first turn when the pipeline starts.
             stats: What is known of the providers.
             tier: Whose session it is.
+            tracer: Makes the spans of the races.
             **kwargs: Further arguments of ``LLMService``.
 
         Raises:
@@ -76,6 +79,7 @@ class FrontService(LLMService):
         self._members = Members(providers, stats.health)
         self._tier: Tier = tier
         self._stats = stats
+        self._tracer = tracer
         self._holds_stats = False
         self._advertising = False
         self._warms = warm
@@ -98,7 +102,7 @@ class FrontService(LLMService):
             setup: The pipeline's configuration.
         """
         await super().setup(setup)
-        await self._members.setup(setup)
+        await self._members.setup(self._tracer.setup(setup))
         if not self._holds_stats:
             self._stats.hold()
             self._holds_stats = True

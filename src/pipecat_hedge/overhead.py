@@ -8,8 +8,8 @@ Reported is the median over the rounds of the difference within a round.
 
 Apart from that it is measured what a turn pays for breakers, limits and permits, in a registry of
 many providers that many sessions have used: who may be asked, leave to ask, some looks at who takes
-a hedge, and the permit's return. And what a turn pays for its metrics: nothing a token, for they
-are made of the report at its end.
+a hedge, and the permit's return. And what a turn pays for its metrics (nothing a token, for they
+are made of the report at its end), and to know where its time went: stages and spans.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from pipecat_hedge.reports import AttemptReport, TurnReport
 from pipecat_hedge.service import HedgedLLMService
 from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.timed_pipeline import TimedPipeline
+from pipecat_hedge.trace_overhead import measure_spans, measure_stages
 from pipecat_hedge.work import Tier, WorkClass
 
 TOKENS = 500
@@ -107,6 +108,16 @@ def run(args: argparse.Namespace) -> int:
     )
     metrics_secs = measure_metrics()
     print(f"of a turn with a hedge, Prometheus metrics: {metrics_secs * 1e6:.1f} µs, 0 a token")
+    stages = asyncio.run(measure_stages())
+    print(
+        f"stages of two requests: {stages.turn_secs * 1e6:.1f} µs a turn, "
+        f"{stages.token_secs * 1e6:.2f} µs a token"
+    )
+    spans_secs = asyncio.run(measure_spans())
+    told = "not measured: pip install pipecat-hedge[tracing]"
+    if spans_secs is not None:
+        told = f"{spans_secs * 1e6:.1f} µs a turn, nothing for a token"
+    print(f"spans of a race and two attempts: {told}")
     return 0
 
 

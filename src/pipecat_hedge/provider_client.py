@@ -21,6 +21,7 @@ from pipecat.utils.errors import (
 )
 
 from pipecat_hedge.errors import AttemptError
+from pipecat_hedge.listening import listen
 from pipecat_hedge.policies.rate_limit_news import RateLimitNews, http_date, rate_limit_news
 
 __all__ = [
@@ -28,8 +29,8 @@ __all__ = [
     "ReadsAhead",
     "attempt_error",
     "exception_error",
+    "listen_to_client",
     "open_connection",
-    "read_rate_limits",
     "switch_off_hidden_retries",
     "telling_rate_limits_to",
 ]
@@ -218,21 +219,25 @@ def switch_off_hidden_retries(service: LLMService[Any]) -> None:
         logger.debug(f"{service}: SDK retries switched off, the race replaces what fails")
 
 
-def read_rate_limits(service: LLMService[Any]) -> None:
-    """Have the service's client show its responses' headers, whatever becomes of the responses.
+def listen_to_client(service: LLMService[Any]) -> None:
+    """Have the service's client tell when a request's parts come and go, and its headers.
 
     The SDKs of OpenAI and Anthropic keep an httpx client in ``_client``, which several services may
-    share and which several of the SDK's own clients do. A service with another kind is left alone.
+    share and which several of the SDK's own clients do; Google's has one where it was given one in
+    ``HttpOptions(httpx_async_client=...)``. A service with another kind is left alone.
 
     Args:
         service: The service.
     """
-    client = getattr(getattr(service, "_client", None), "_client", None)
+    sdk = getattr(service, "_client", None)
+    theirs = getattr(getattr(sdk, "_api_client", None), "_async_httpx_client", None)
+    client = theirs or getattr(sdk, "_client", None)
     if "AsyncClient" not in {kind.__name__ for kind in type(client).__mro__}:
         return
     hooks = client.event_hooks["response"]  # pyright: ignore[reportOptionalMemberAccess]
     if _read_rate_limit not in hooks:
         hooks.append(_read_rate_limit)
+    listen(client)
 
 
 @contextmanager

@@ -205,7 +205,6 @@ class Racing(Generic[T]):
         *,
         drains: TaskScope | None = None,
         runs_on: Callable[[int], bool] = lambda attempt: True,
-        decided: Callable[[int], None] = lambda attempt: None,
         refusals: Callable[[], Mapping[str, str]] = dict,
     ):
         """Put a race and its seams together.
@@ -220,7 +219,6 @@ class Racing(Generic[T]):
                 when a committed answer has broken off.
             drains: Takes over superseded attempts and lets them run on; None closes them.
             runs_on: Which of them run on, where there are ``drains``.
-            decided: Told which attempt has been committed or is about to be closed.
             refusals: Asked, before somebody may be asked, who is to get no hedge now, and why.
         """
         self._race = race
@@ -230,7 +228,6 @@ class Racing(Generic[T]):
         self._released = released
         self._drains = drains
         self._runs_on = runs_on
-        self._decided = decided
         self._refusals = refusals
         self._refused: Mapping[str, str] = {}
         self._inbox: _Inbox[T] = _Inbox()
@@ -266,9 +263,7 @@ class Racing(Generic[T]):
                 if fact is not None and (orders := self._handle(fact, at)):
                     await self._obey(orders)
         except asyncio.CancelledError:
-            for order in race.handle(Interrupted(), loop.time()):
-                if isinstance(order, Cancel):
-                    self._decided(order.attempt)
+            race.handle(Interrupted(), loop.time())
             raise
         finally:
             self._inbox.close()
@@ -284,7 +279,6 @@ class Racing(Generic[T]):
         for order in orders:
             if isinstance(order, Cancel):
                 self._held.pop(order.attempt, None)
-                self._decided(order.attempt)
                 self._close(order.attempt, order.cause)
         for order in orders:
             if isinstance(order, Launch):
@@ -297,7 +291,6 @@ class Racing(Generic[T]):
                 await self._released(order)
             elif isinstance(order, (Commit, Continue)):
                 self._committed = order.attempt
-                self._decided(order.attempt)
                 await self._released(order)
                 for piece, at in self._held.pop(order.attempt):
                     await self._deliver(piece, at)

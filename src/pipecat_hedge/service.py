@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from loguru import logger
 from pipecat.frames.frames import (
     Frame,
     InterruptionFrame,
@@ -44,7 +45,8 @@ from pipecat_hedge.policies.slo_attainment import SloStatus
 from pipecat_hedge.promise import Promise
 from pipecat_hedge.provider import Provider, as_providers
 from pipecat_hedge.provider_stats import ProviderStats, shared_stats
-from pipecat_hedge.reports import DrainedAnswer, FillerReport, ProviderState
+from pipecat_hedge.race_span import RaceTracer
+from pipecat_hedge.reports import DrainedAnswer, FillerReport, ProviderState, TurnReport
 from pipecat_hedge.slo import Slo
 from pipecat_hedge.survival import Survival
 from pipecat_hedge.take_back import TakeBack
@@ -98,6 +100,7 @@ class HedgedLLMService(FrontService):
         warm: bool = True,
         tier: Tier = "standard",
         slo: Slo | None = None,
+        own_spans: bool = False,
         **kwargs: Any,
     ):
         """Take charge of the services to race.
@@ -121,6 +124,8 @@ class HedgedLLMService(FrontService):
                 ``economy``.
             slo: What callers of this tier are promised; how it is kept, ``slo_status`` tells.
                 None is what the policy was told, if anything.
+            own_spans: Whether to make OpenTelemetry spans of the races where Pipecat's own tracing
+                is off. Where that is on, the races are part of its traces in any case.
             **kwargs: Further arguments of ``LLMService``.
 
         Raises:
@@ -140,7 +145,8 @@ class HedgedLLMService(FrontService):
             raise ConfigurationError(
                 f"tier is not known, got {tier!r}: write {', '.join(repr(t) for t in TIERS)}"
             )
-        super().__init__(providers, settings, warm, stats or shared_stats(), tier, **kwargs)
+        tracer = RaceTracer(own_spans=own_spans)
+        super().__init__(providers, settings, warm, stats or shared_stats(), tier, tracer, **kwargs)
         self._policy = policy or HedgePolicy.adaptive()
         self._promise = Promise(slo, self._policy, tier, self._stats.slo_board)
         self._turns = 0
@@ -322,6 +328,7 @@ class HedgedLLMService(FrontService):
             admission=admission,
             mouth=self,
             output=output,
+            span=self._tracer.begin(self._turns, self._policy.name, self._tier),
             committed=self._credit,
             drained=self._report_drained,
             asked=lambda: self._asked(),
@@ -349,6 +356,8 @@ class HedgedLLMService(FrontService):
         report = dataclasses.replace(turn.report(), filler=self._filler())
         self._stats.turn_hooks.tell(report)
         self._promise.ended(report)
+        self._tracer.end(turn.span, report)
+        _tell_cold(report)
         await self._call_event_handler("on_turn_report", report)
         if self._turn_log:
             line = {"at": time.time(), "policy": self._policy.name, **dataclasses.asdict(report)}
@@ -395,3 +404,14 @@ class HedgedLLMService(FrontService):
         if answer is None:
             raise AllProvidersFailed(errors, reason=reason)
         return answer
+
+
+def _tell_cold(report: TurnReport) -> None:
+    """Say whose request had to open a connection while the caller waited."""
+    for attempt in report.attempts:
+        stages = attempt.stages
+        if stages is not None and stages.is_cold:
+            secs = (stages.tcp_secs or 0.0) + (stages.tls_secs or 0.0)
+            logger.debug(
+                f"turn {report.turn}: a connection to {attempt.provider} was opened, {secs:.3f} s"
+            )

@@ -1,26 +1,27 @@
-"""The race in Pipecat's traces: each attempt's span says what part it played.
+"""Pipecat's own span of a request: where tracing is on, the hosted service makes one.
 
-Law: no span is made here. Where tracing is on, Pipecat's services make one for each request, side
-by side under the span of the turn; this adds the race's attributes while such a span is open.
+Law: no span is made here, none of anybody else's is touched, and each ends at the moment at which
+its service has ended it.
 
-Attributes: ``hedge.provider``, ``hedge.attempt`` (from 0), ``hedge.launch_reason``, and, once it is
-known, ``hedge.outcome`` (``issued`` until then; ``won``, ``superseded``, ``interrupted``, or
-``failed`` where the race itself gave the attempt up). A request that fails by itself has its
-span closed by its service, with the error as its status.
+A service ends its span with the request. What became of that is known later: a short answer has
+ended before it is whole enough to win, and a failure is told after the span has ended. So the end
+is put off until the race is summed up, and then given the time at which it was.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import time
+from contextlib import suppress
+from typing import Any
 
 from pipecat.services.llm_service import LLMService
 
-if TYPE_CHECKING:
-    from pipecat_hedge.facts import AttemptOutcome, Launch
+from pipecat_hedge.facts import Launch
+from pipecat_hedge.span_attributes import Attributes
 
 try:
     from opentelemetry import trace
-except ModuleNotFoundError:  # it comes with Pipecat's extra "tracing"
+except ModuleNotFoundError:  # it comes with the extra "tracing", ours or Pipecat's
     trace = None
 
 __all__ = ["AttemptSpan"]
@@ -30,27 +31,31 @@ class AttemptSpan:
     """The span in which a hosted service asks its provider."""
 
     def __init__(self, service: LLMService[Any]):
-        """Watch a service for the spans of its requests.
-
-        Every service starts its own time-to-first-byte clock inside that span, and nothing else
-        that is public happens there before the first byte.
+        """Take a service whose requests have spans, or not.
 
         Args:
             service: The hosted service.
         """
+        self._service = service
         self._launch: Launch | None = None
         self._span: Any = None
+        self._ended_ns: int | None = None
+
+    def watch(self) -> None:
+        """Look out for the spans of the service's requests, from now on.
+
+        Every service starts its own time-to-first-byte clock inside that span, and nothing else
+        that is public happens there before the first byte.
+        """
         if trace is None:
             return
-        start_clock = service.start_ttfb_metrics
-
-        current_span = trace.get_current_span
+        start_clock, current_span = self._service.start_ttfb_metrics, trace.get_current_span
 
         async def start_ttfb_metrics(**kwargs: Any) -> None:
             self._open(current_span())
             await start_clock(**kwargs)
 
-        service.start_ttfb_metrics = start_ttfb_metrics
+        self._service.start_ttfb_metrics = start_ttfb_metrics
 
     def issue(self, launch: Launch) -> None:
         """Say what the service's next request is.
@@ -58,26 +63,31 @@ class AttemptSpan:
         Args:
             launch: The race's order.
         """
-        self._launch, self._span = launch, None
+        self.close({})  # of a turn that was never summed up
+        self._launch = launch
 
-    def close(self, outcome: AttemptOutcome) -> None:
-        """Say what became of the request, while its span is still open.
+    def close(self, attributes: Attributes) -> None:
+        """Say what became of the request, and let its span end.
 
         Args:
-            outcome: What the race has decided.
+            attributes: What to say.
         """
-        if self._span is not None:
-            self._span.set_attribute("hedge.outcome", outcome)
+        span, self._span, self._launch = self._span, None, None
+        if span is None:
+            return
+        span.set_attributes(attributes)
+        with suppress(AttributeError):
+            del span.end
+        if self._ended_ns is not None:
+            span.end(self._ended_ns)
 
     def _open(self, span: Any) -> None:
-        if self._launch is None or not span.is_recording():
+        if self._launch is None or self._span is not None or not span.is_recording():
             return
-        self._span = span
-        span.set_attributes(
-            {
-                "hedge.provider": self._launch.provider,
-                "hedge.attempt": self._launch.attempt,
-                "hedge.launch_reason": self._launch.reason,
-                "hedge.outcome": "issued",
-            }
-        )
+        self._span, self._ended_ns = span, None
+        span.set_attribute("hedge.attempt", self._launch.attempt)
+        with suppress(AttributeError):  # of a kind that ends when it wants
+            span.end = self._put_off
+
+    def _put_off(self, end_time: int | None = None) -> None:
+        self._ended_ns = time.time_ns() if end_time is None else end_time

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pipecat.metrics.metrics import LLMTokenUsage
 
 from pipecat_hedge.errors import AttemptError
 from pipecat_hedge.policies.rate_limit_news import RateLimitNews
+from pipecat_hedge.stages import Stages
 
 __all__ = ["Tally"]
 
@@ -35,6 +36,7 @@ class Tally:
         rate_limit_at: When that response began.
         began: Called once, when the first usable text or complete tool call has come.
         limited: Called each time ``rate_limit`` has come.
+        stages: Where its time went.
     """
 
     usage: LLMTokenUsage | None = None
@@ -52,6 +54,7 @@ class Tally:
     rate_limit_at: float | None = None
     began: Callable[[], None] | None = None
     limited: Callable[[], None] | None = None
+    stages: Stages = field(default_factory=Stages)
 
     @property
     def has_answer(self) -> bool:
@@ -72,6 +75,7 @@ class Tally:
         """Take note that something usable has come now."""
         if self.first_answer_at is None:
             self.first_answer_at = asyncio.get_running_loop().time()
+            self.stages.token_came()
             if self.began is not None:
                 self.began()
 

@@ -25,6 +25,7 @@ from pipecat_hedge.output import Output
 from pipecat_hedge.permits import Shed
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import Phase, Race
+from pipecat_hedge.race_span import RaceSpan
 from pipecat_hedge.racing import Racing
 from pipecat_hedge.release import Release
 from pipecat_hedge.reports import AttemptReport, DrainedAnswer, TurnReport
@@ -60,6 +61,7 @@ class Turn:
 
     Attributes:
         failure: What went wrong, once the race is over, if it gave up.
+        span: The race in the trace.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Turn:
         admission: Admission,
         mouth: Mouth,
         output: Output,
+        span: RaceSpan,
         committed: Callable[[str | None], None],
         drained: Callable[[DrainedAnswer], Awaitable[None]],
         asked: Callable[[], None],
@@ -86,6 +89,7 @@ class Turn:
             admission: Leave to ask them.
             mouth: Where the answer goes.
             output: What speaks the answer.
+            span: The race in the trace.
             committed: Told the winner's model just before its answer is released.
             drained: Told what a loser said that was let run to its end.
             asked: Told whenever somebody is asked.
@@ -97,6 +101,7 @@ class Turn:
         self._context = context
         self._mouth = mouth
         self._output = output
+        self.span = span
         self._committed = committed
         self._drained = drained
         self._policy = policy
@@ -123,6 +128,7 @@ class Turn:
             admission,
             output,
             self._release,
+            span,
             drained=self._report_drained,
             asked_somebody=asked,
             may_wait=may_wait,
@@ -150,7 +156,6 @@ class Turn:
                 self._obey_release,
                 drains=drains,
                 runs_on=lambda attempt: asking.runs_on(race.attempts[attempt]),
-                decided=lambda attempt: asking.mark_span(race.attempts[attempt]),
                 refusals=asking.refusals,
             )
             try:
@@ -264,6 +269,7 @@ class Turn:
     # ---- the race's seams
 
     async def _obey_release(self, order: Commit | Continue | BreakOff) -> None:
+        self.span.obey(order, self._race.attempts[order.attempt])
         if isinstance(order, BreakOff):
             end = await self._release.break_off()
             if end.say:
@@ -333,7 +339,9 @@ class Turn:
 
     def _report_attempt(self, attempt: Attempt) -> AttemptReport:
         asked = self._asking.asked.get(attempt.number)
-        tokens = count_tokens(self._asking.tallies.get(attempt.number, Tally()), self._context)
+        tally = self._asking.tallies.get(attempt.number, Tally())
+        tokens = count_tokens(tally, self._context)
+        sent_at = self._asking.sent_at.get(attempt.number)
         first, speakable = attempt.first_token_at, attempt.speakable_at
         ended = self._ended_at if attempt.ended_at is None else attempt.ended_at
         return AttemptReport(
@@ -351,7 +359,8 @@ class Turn:
             usd=usd(tokens, self._entries[attempt.provider].provider.usd_per_mtok),
             ttfs_secs=None if speakable is None else speakable - attempt.launched_at,
             launch_detail=attempt.detail,
-            sent_secs=self._since_start(self._asking.sent_at.get(attempt.number)),
+            sent_secs=self._since_start(sent_at),
+            stages=None if sent_at is None else tally.stages.report(sent_at),
         )
 
     async def _report_drained(self, attempt: Attempt) -> None:

@@ -262,6 +262,7 @@ class VLLMService(OpenAILLMService):
             return ChatStream(
                 chunks,
                 self.push_frame,
+                self._server().first_token_came,
                 self.stop_ttfat_metrics,
                 counted.pop_all().close,
                 self._failed_in_mid_answer,

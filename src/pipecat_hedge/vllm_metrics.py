@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-__all__ = ["Counts", "Histogram", "read_counts", "read_histogram"]
+__all__ = ["FIRST_TOKEN", "Counts", "Histogram", "read_counts", "read_histogram"]
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 KV_CACHE_USAGE = "vllm:kv_cache_usage_perc"
 PREFIX_QUERIES = "vllm:prefix_cache_queries"
 PREFIX_HITS = "vllm:prefix_cache_hits"
+FIRST_TOKEN = "vllm:time_to_first_token_seconds"
 _OLDER_NAMES = {  # until 0.9
     "vllm:gpu_cache_usage_perc": KV_CACHE_USAGE,
     "vllm:gpu_prefix_cache_queries": PREFIX_QUERIES,

@@ -22,7 +22,13 @@ from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.permits import Shed
 from pipecat_hedge.server_load import ServerLoad
 from pipecat_hedge.task_scope import TaskScope
-from pipecat_hedge.vllm_metrics import Counts, read_counts
+from pipecat_hedge.vllm_metrics import (
+    FIRST_TOKEN,
+    Counts,
+    Histogram,
+    read_counts,
+    read_histogram,
+)
 
 __all__ = [
     "LOOK_EVERY_SECS",
@@ -37,6 +43,8 @@ LOOK_EVERY_SECS = 2.0
 LOOK_AGAIN_SECS = 0.25
 """The same while it has a queue that somebody wants to know of: a request that has just come is
 counted as waiting, too, and holds a hedge back for no longer than that."""
+LOOK_AT_TOKEN_SECS = 1.0
+"""The same when one of its answers has begun: then it tells how long that took by its own clock."""
 LOOK_SECS = 3.0
 """How long a look may take. A server that is busy with a long prompt answers late."""
 ASK_SECS = 5.0
@@ -116,6 +124,7 @@ class VLLMServer:
         self._scope = TaskScope()
         self._look: ServerLoad | None = None
         self._counts: Counts | None = None
+        self._first_tokens: Histogram | None = None
         self._looked_at = 0.0
         self._asking = self._asking_then = 0
         self._is_wanted = asyncio.Event()
@@ -161,7 +170,7 @@ class VLLMServer:
         """End what ``hold`` began; without any holder nobody looks."""
         self._holders -= 1
         if self._holders == 0:
-            self._look = self._counts = None
+            self._look = self._counts = self._first_tokens = None
             await self._scope.close()
 
     @contextmanager
@@ -172,6 +181,11 @@ class VLLMServer:
             yield
         finally:
             self._asking -= 1
+
+    def first_token_came(self) -> None:
+        """Look soon: the server has counted a first token, and how long it took."""
+        if asyncio.get_running_loop().time() - self._looked_at >= LOOK_AT_TOKEN_SECS:
+            self._is_wanted.set()
 
     def mark_gone(self, detail: str) -> None:
         """Say that a request found nobody, which is news before the next look.
@@ -204,14 +218,26 @@ class VLLMServer:
         if health >= 500:
             return ServerLoad(is_up=False, detail=f"calls itself unhealthy, HTTP {health}")
         try:
-            counts = read_counts(told.decode(errors="replace"))
+            text = told.decode(errors="replace")
+            counts = read_counts(text)
+            first_tokens = read_histogram(text, FIRST_TOKEN)
         except ValueError:
             counts = None
         if counts is None:
             return None  # a gateway in front of it, perhaps: nothing is known
         share = self._hit_share(counts)
         self._counts = counts
-        return ServerLoad(True, counts.running, counts.waiting, counts.kv_cache_usage, share)
+        before, self._first_tokens = self._first_tokens, first_tokens
+        came = None if before is None else first_tokens - before
+        return ServerLoad(
+            True,
+            counts.running,
+            counts.waiting,
+            counts.kv_cache_usage,
+            share,
+            first_token_secs=came.mean if came is not None and came.count > 0 else None,
+            looked_at=asyncio.get_running_loop().time(),
+        )
 
     def _hit_share(self, now: Counts) -> float | None:
         before = self._counts

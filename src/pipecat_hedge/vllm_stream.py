@@ -49,6 +49,7 @@ class ChatStream:
         self,
         chunks: AsyncStream[ChatCompletionChunk],
         push: Callable[[Frame], Awaitable[None]],
+        began: Callable[[], None],
         tool_began: Callable[[], Awaitable[None]],
         closed: Callable[[], None],
         failed: Callable[[APIError], Exception],
@@ -58,12 +59,14 @@ class ChatStream:
         Args:
             chunks: What the server sends.
             push: Takes the thoughts' frames.
+            began: Told when the answer has begun.
             tool_began: Told when a tool call has begun.
             closed: Told when the request is closed.
             failed: Puts what the client raises in mid-answer into better words.
         """
         self._chunks = chunks
         self._push = push
+        self._began = began
         self._tool_began = tool_began
         self._closed = closed
         self._failed = failed
@@ -94,6 +97,8 @@ class ChatStream:
             except APIError as error:
                 raise self._failed(error) from error
             else:
+                if self._last is None:
+                    self._began()
                 self._last = chunk
                 for choice in chunk.choices or ():
                     self._finish_reason = choice.finish_reason or self._finish_reason

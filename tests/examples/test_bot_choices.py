@@ -35,6 +35,18 @@ def test_without_keys_everything_is_offline_and_both_wires_are_raced() -> None:
     assert choices.turn_silence_secs is None
 
 
+def test_traces_are_sent_where_a_collector_is_named_and_hold_no_text_unless_asked() -> None:
+    """Both by OpenTelemetry's own variables; a word that is neither true nor false is refused."""
+    collector = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318"}
+    text = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+    assert choose({}).traces == "off"
+    assert choose({text: "true"}).traces == "off"
+    assert choose(collector).traces == "without text"
+    assert choose({**collector, text: "True"}).traces == "with text"
+    with pytest.raises(SettingError, match=f"{text} must be true or false, got 'some'"):
+        choose({**collector, text: "some"})
+
+
 @pytest.mark.parametrize(
     ("env", "kinds"),
     [

@@ -7,7 +7,7 @@ from examples.voice_bot.turn_log import Heard, LoggedTurn, logged
 
 from pipecat_hedge import AttemptReport, TurnReport
 from pipecat_hedge.facts import TurnOutcome
-from pipecat_hedge.reports import FillerReport
+from pipecat_hedge.reports import FillerReport, StageReport
 from pipecat_hedge.turn_latency import TurnLatency
 
 
@@ -84,6 +84,17 @@ def test_all_moments_of_a_turn_have_one_origin() -> None:
     assert [slow[m] for m in moments] == [0.3, None, pytest.approx(1.2)]
     assert [fast[m] for m in moments] == pytest.approx([0.9, 1.1, 1.7])
     assert fast["ttft_secs"] == 0.2
+
+
+def test_a_connection_that_was_opened_on_the_turn_is_told() -> None:
+    """How long that took, both parts together; nothing where one was open or nobody knows."""
+    cold = StageReport(is_cold=True, tcp_secs=0.05, tls_secs=0.125)
+    attempts = tuple(
+        AttemptReport("slow", "m", 0.0, "primary", None, 0.9, "superseded", stages=stages)
+        for stages in (cold, StageReport(is_cold=False), None)
+    )
+    told = LoggedTurn(a_report(attempts=attempts)).message()["attempts"]
+    assert [attempt["connecting_secs"] for attempt in told] == [0.175, None, None]
 
 
 def test_an_interrupted_turn_says_so() -> None:

@@ -1,4 +1,4 @@
-"""The race in Pipecat's own traces: an LLM span for each attempt, side by side under the turn."""
+"""The race in Pipecat's own traces, and on its way to a collector by OTLP over HTTP."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import StatusCode
 from pipecat.frames.frames import (
     BotStartedSpeakingFrame,
     BotStoppedSpeakingFrame,
@@ -19,34 +20,43 @@ from pipecat.frames.frames import (
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
 from pipecat_hedge.simulator import Simulator
+from pipecat_hedge.tracing import WithoutText
 from tests.line import Line
+from tests.otlp_receiver import otlp_receiver
+from tests.otlp_receiver import said as told_by
+from tests.recorded_spans import RecordedSpans, id_of, parent_of, recorded_spans, said, secs_into
 from tests.simulated import close, simulated
 
 pytestmark = pytest.mark.live
 
+SLOW = "fixed@ttft=2"
+QUICK = "fixed@ttft=0.05,answer=Good%20day."
+
 
 @pytest.fixture
-def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
-    yield exporter
-    provider.shutdown()
+def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordedSpans]:
+    with recorded_spans(monkeypatch) as recorded:
+        yield recorded
 
 
-async def traced(
-    spans: InMemorySpanExporter, policy: HedgePolicy, *behaviours: str, interrupt: bool = False
-) -> dict[str, ReadableSpan]:
-    """The LLM spans of one turn by provider."""
+async def call(
+    policy: HedgePolicy,
+    *behaviours: str,
+    interrupt: bool = False,
+    tracing: bool = True,
+    own_spans: bool = False,
+    text: str = "Hello?",
+) -> None:
+    """One turn of a call, with Pipecat's tracing on or off."""
     async with Simulator(port=0) as sim:
         wires = ("openai", "anthropic")
         members = [simulated(w, sim, b) for w, b in zip(wires, behaviours, strict=True)]
         llm = HedgedLLMService(
             [Provider(name, member) for name, member in zip("ab", members, strict=True)],
             policy=policy,
+            own_spans=own_spans,
         )
-        async with Line(llm, tracing=True) as line:
+        async with Line(llm, tracing=tracing) as line:
             await line.send(UserStartedSpeakingFrame(), UserStoppedSpeakingFrame())
             if interrupt:
                 asking = asyncio.create_task(line.ask())
@@ -54,44 +64,149 @@ async def traced(
                 await line.interrupt()
                 await asking
             else:
-                await line.ask()
+                await line.ask(text)
             await line.report()
             await line.send(BotStartedSpeakingFrame(), BotStoppedSpeakingFrame())
         await close(*members)
-    found = [span for span in spans.get_finished_spans() if span.name == "llm"]
-    return {str((span.attributes or {}).get("hedge.provider")): span for span in found}
+
+
+async def traced(
+    spans: RecordedSpans, policy: HedgePolicy, *behaviours: str, interrupt: bool = False
+) -> dict[str, ReadableSpan]:
+    """Pipecat's spans of one turn's requests, by provider."""
+    await call(policy, *behaviours, interrupt=interrupt)
+    return spans.of_providers("llm")
 
 
 def told(span: ReadableSpan) -> tuple[object, ...]:
-    attributes = span.attributes or {}
     names = ("hedge.attempt", "hedge.launch_reason", "hedge.outcome")
-    return tuple(attributes.get(name) for name in names)
+    return tuple(said(span).get(name) for name in names)
 
 
-async def test_attempts_are_siblings_under_the_turn(spans: InMemorySpanExporter) -> None:
-    """Each says why it was launched and what became of it; none is the other's parent."""
-    found = await traced(
-        spans, HedgePolicy.race(2), "fixed@ttft=2", "fixed@ttft=0.05,answer=Good%20day."
-    )
+async def test_attempts_are_siblings_in_the_turn(spans: RecordedSpans) -> None:
+    """They stand side by side below the race, and that below the turn; all is one trace."""
+    found = await traced(spans, HedgePolicy.race(2), SLOW, QUICK)
     assert told(found["a"]) == (0, "primary", "superseded")
     assert told(found["b"]) == (1, "hedge", "won")
-    (turn,) = (span for span in spans.get_finished_spans() if span.name == "turn")
-    for span in found.values():
-        assert span.parent is not None
-        assert turn.context is not None
-        assert span.parent.span_id == turn.context.span_id
+    (turn,), (race,) = spans.named("turn"), spans.named("race")
+    assert parent_of(race) == id_of(turn)
+    assert {parent_of(span) for span in found.values()} == {id_of(race)}
+    assert said(race)["gen_ai.conversation.id"] == said(turn)["conversation.id"]
 
 
-async def test_an_interrupted_attempt_is_not_blamed(spans: InMemorySpanExporter) -> None:
+async def test_what_an_attempts_span_says(spans: RecordedSpans) -> None:
+    """Pipecat's, and with it the race's: the part it played, its times, its stages, its tokens."""
+    found = await traced(spans, HedgePolicy.race(2), SLOW, QUICK)
+    won, lost = said(found["b"]), said(found["a"])
+    assert won["gen_ai.provider.name"] == "anthropic"
+    assert won["gen_ai.usage.output_tokens"] > 0
+    assert won["hedge.ttft_secs"] > 0.04
+    assert won["hedge.stage.headers_secs"] < won["gen_ai.response.time_to_first_chunk"]
+    assert "hedge.stage.is_cold" in won
+    assert lost["hedge.tokens_estimated"]
+    assert lost["gen_ai.usage.input_tokens"] > 0
+    assert "hedge.ttft_secs" not in lost
+    assert lost["hedge.stage.written_secs"] > 0
+
+
+async def test_the_commit_is_an_event_of_the_race(spans: RecordedSpans) -> None:
+    """At its moment, by the winner; the race's span sums the turn up."""
+    await traced(spans, HedgePolicy.race(2), SLOW, QUICK)
+    (race,) = spans.named("race")
+    (commit,) = race.events
+    assert (commit.name, said(commit)["hedge.provider"]) == ("hedge.commit", "b")
+    assert said(race)["hedge.winner"] == "b"
+    assert secs_into(race, commit) == pytest.approx(said(race)["hedge.ttft_secs"], abs=0.05)
+
+
+async def test_an_interrupted_attempt_is_not_blamed(spans: RecordedSpans) -> None:
     """Its span says so, and has no error."""
     found = await traced(spans, HedgePolicy.race(2), "fixed@ttft=5", "fixed@ttft=5", interrupt=True)
     assert {told(span)[2] for span in found.values()} == {"interrupted"}
-    assert all(span.status.is_unset for span in found.values())
+    (race,) = spans.named("race")
+    assert all(span.status.is_unset for span in [race, *found.values()])
 
 
-async def test_a_failed_attempt_and_its_replacement(spans: InMemorySpanExporter) -> None:
-    """The service's own span carries the error; the replacement says why it came."""
+async def test_a_failed_attempt_and_its_replacement(spans: RecordedSpans) -> None:
+    """The service's own span carries the error and its kind; the replacement says why it came."""
     found = await traced(spans, HedgePolicy.fallback(), "fixed@fault=529", "fixed@ttft=0.05")
-    assert told(found["a"])[:2] == (0, "primary")
-    assert not found["a"].status.is_ok
+    assert told(found["a"]) == (0, "primary", "failed")
+    assert found["a"].status.status_code is StatusCode.ERROR
+    assert said(found["a"])["error.type"] == "server"
     assert told(found["b"]) == (1, "failure", "won")
+    (race,) = spans.named("race")
+    assert [event.name for event in race.events] == ["hedge.commit", "hedge.failure"]
+    assert race.status.is_unset
+
+
+async def test_spans_end_when_their_requests_did(spans: RecordedSpans) -> None:
+    """Although it is told later what became of them; the loser's ends when it was closed."""
+    found = await traced(spans, HedgePolicy.race(2), SLOW, QUICK)
+    (race,) = spans.named("race")
+    for span in found.values():
+        assert (race.start_time or 0) <= (span.start_time or 0)
+        assert (span.start_time or 0) < (span.end_time or 0) < (race.end_time or 0)
+    lasted = ((found["b"].end_time or 0) - (found["b"].start_time or 0)) / 1e9
+    assert lasted >= said(found["b"])["hedge.ttft_secs"]
+
+
+async def test_a_short_answer(spans: RecordedSpans) -> None:
+    """One that has ended before it was a whole sentence is told to have won all the same."""
+    found = await traced(spans, HedgePolicy.race(2, commit="first_sentence"), SLOW, QUICK)
+    assert told(found["b"])[2] == "won"
+    assert said(found["b"])["hedge.ttft_secs"] > 0
+
+
+async def test_a_rescue(spans: RecordedSpans) -> None:
+    """An answer that breaks off and is continued is told in the race's events."""
+    cut = "fixed@ttft=0.05,tps=50,fault=error_in_band,after=8"
+    found = await traced(spans, HedgePolicy.fallback(commit="first_token"), cut, QUICK)
+    assert told(found["b"])[1:] == ("failure", "won")
+    (race,) = spans.named("race")
+    names = [event.name for event in sorted(race.events, key=lambda event: event.timestamp)]
+    assert names[0] == "hedge.commit"
+    assert names[-1] == "hedge.rescue"
+    assert "hedge.failure" in names
+
+
+async def test_pipecats_spans_hold_what_was_said_and_ours_do_not(spans: RecordedSpans) -> None:
+    """As Pipecat makes them; it is for the exporter to hold it back."""
+    await call(HedgePolicy.race(2), SLOW, QUICK, text="My name is Quimby.")
+    (race,) = spans.named("race")
+    assert "Quimby" not in race.to_json()
+    assert "Good day" not in race.to_json()
+    assert all("Quimby" in span.to_json() for span in spans.named("llm"))
+
+
+@pytest.mark.parametrize("tracing", [True, False], ids=["Pipecat's tracing", "own spans"])
+async def test_a_collector_gets_the_race(monkeypatch: pytest.MonkeyPatch, tracing: bool) -> None:
+    """By OTLP over HTTP: the same tree whoever makes the spans, and nothing that was said in it."""
+    with otlp_receiver() as collector:
+        provider = TracerProvider()
+        monkeypatch.setattr(
+            trace, "get_tracer", lambda name, tracer_provider=None: provider.get_tracer(name)
+        )
+        url = f"http://127.0.0.1:{collector.port}/v1/traces"
+        provider.add_span_processor(BatchSpanProcessor(WithoutText(OTLPSpanExporter(url))))
+        await call(
+            HedgePolicy.race(2),
+            "fixed@fault=500,headers=0.2",
+            QUICK,
+            tracing=tracing,
+            own_spans=not tracing,
+            text="My name is Quimby.",
+        )
+        await asyncio.to_thread(provider.shutdown)
+    assert {path for path, *_ in collector.requests} == {"/v1/traces"}
+    assert {kind for _, kind, _ in collector.requests} == {"application/x-protobuf"}
+    (race,) = collector.named("race")
+    attempts = [s for s in collector.spans if "hedge.attempt" in told_by(s.attributes)]
+    assert len(attempts) == 2
+    assert {span.parent_span_id for span in attempts} == {race.span_id}
+    assert len({span.trace_id for span in collector.spans}) == 1
+    won = next(s for s in attempts if told_by(s.attributes)["hedge.provider"] == "b")
+    assert told_by(won.attributes)["gen_ai.usage.output_tokens"] > 0
+    assert told_by(won.attributes)["gen_ai.provider.name"] == "anthropic"
+    assert "hedge.commit" in [event.name for event in race.events]
+    assert b"Quimby" not in collector.raw
+    assert b"Good day" not in collector.raw

@@ -8,6 +8,7 @@ const AFTERMATH = 1.5; // an answer streams on; what came before it is what the 
 const STEPS_SECS = [0.2, 0.5, 1, 2, 5, 10, 20, 50];
 const MOST_STEPS = 5;
 const TOOL_SECS = 0.02; // a tool whose result is there sooner is not worth a row
+const CONNECTING_SECS = 0.05; // a connection that is there sooner is not worth a word
 const FILLER_SECS = 0.25; // how long a filler is drawn whose end is not known
 
 const ENDINGS = {
@@ -99,10 +100,13 @@ function drawRace(drawing, race) {
 
 function inWords(attempt) {
   const lasted = ms(attempt.ended_secs - attempt.launched_secs);
-  const did =
+  let did =
     attempt.ttft_secs == null
       ? `no token in ${lasted}`
       : `first token in ${ms(attempt.ttft_secs)}`;
+  if (attempt.connecting_secs >= CONNECTING_SECS) {
+    did += `, ${ms(attempt.connecting_secs)} of it to connect`;
+  }
   const reason = REASONS[attempt.launch_reason];
   return reason ? `${reason}: ${did}` : did;
 }

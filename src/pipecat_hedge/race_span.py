@@ -1,0 +1,272 @@
+"""The race in the turn's trace: a span of the race, the attempts side by side below it.
+
+Law: a race is traced as it runs, so that whatever else makes spans finds its place; what costs
+something is done once a turn or once an attempt, never for a token.
+
+With Pipecat's tracing on, the race's span stands below the turn's, and the services make their own
+spans below the race's, because the members' tracing context names the race's span as that of the
+turn. They are told what part they play. Without it, and only where ``own_spans`` asks for it, the
+attempts' spans are made here, and the race's stands below whatever span is current: none, mostly.
+
+Commit, rescue, break-off, failures and fillers are events of the race's span. It stays open until
+the turn is summed up, and so do the attempts' spans: only then it is known what became of them.
+They are given the moment at which their request ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from pipecat.processors.frame_processor import FrameProcessorSetup
+from pipecat.utils.tracing.service_attributes import add_llm_span_attributes
+from pipecat.utils.tracing.tracing_context import TracingContext
+
+from pipecat_hedge.attempt import Attempt
+from pipecat_hedge.contender import Contender
+from pipecat_hedge.errors import ConfigurationError
+from pipecat_hedge.facts import BreakOff, Commit, Continue, Launch
+from pipecat_hedge.reports import FillerReport, TurnReport
+from pipecat_hedge.span_attributes import (
+    attempt_attributes,
+    filler_attributes,
+    race_attributes,
+)
+from pipecat_hedge.spans import AttemptSpan
+
+try:
+    from opentelemetry import trace
+except ModuleNotFoundError:  # it comes with the extra "tracing", ours or Pipecat's
+    trace = None
+
+__all__ = ["RaceSpan", "RaceTracer"]
+
+
+class RaceTracer:
+    """Makes the spans of a service's races."""
+
+    def __init__(self, *, own_spans: bool = False, provider: Any = None):
+        """Say whether spans are wanted where Pipecat makes none.
+
+        Args:
+            own_spans: Whether they are.
+            provider: Where the spans go; None is where the process's own go.
+
+        Raises:
+            ConfigurationError: If they are, and OpenTelemetry is not installed.
+        """
+        if own_spans and trace is None:
+            raise ConfigurationError(
+                "own_spans needs OpenTelemetry, which is not installed: pip install "
+                '"pipecat-hedge[tracing]"'
+            )
+        self._own_spans = own_spans
+        self._provider = provider
+        self._tracer: Any = None
+        self._context: _RaceContext | None = None
+        self._is_on = own_spans
+        self._told_filler: FillerReport | None = None
+
+    def setup(self, setup: FrameProcessorSetup) -> FrameProcessorSetup:
+        """Learn whether Pipecat traces, and have the members' spans stand below the race's.
+
+        Args:
+            setup: The pipeline's configuration.
+
+        Returns:
+            The same for the members.
+        """
+        is_pipecats = setup.enable_tracing and trace is not None
+        self._is_on = is_pipecats or self._own_spans
+        if not is_pipecats:
+            return setup
+        mine = copy.copy(setup)
+        self._context = mine.tracing_context = _RaceContext(setup.tracing_context)
+        return mine
+
+    def begin(self, turn: int, policy: str, tier: str) -> RaceSpan:
+        """Open the span of a race, if races are traced.
+
+        Args:
+            turn: The turn's number.
+            policy: What the policy is called.
+            tier: Whose turn it is.
+        """
+        if not self._is_on or trace is None:
+            return _NO_SPAN
+        if self._tracer is None:
+            self._tracer = trace.get_tracer("pipecat_hedge", tracer_provider=self._provider)
+        tracer = self._tracer
+        host = None if self._context is None else self._context.host
+        parent = None if host is None else host.get_turn_context()
+        if host is not None and parent is None:
+            parent = host.get_conversation_context()
+        attributes: dict[str, Any] = {
+            "hedge.turn": turn,
+            "hedge.policy": policy,
+            "hedge.tier": tier,
+        }
+        if host is not None and host.conversation_id is not None:
+            attributes["gen_ai.conversation.id"] = host.conversation_id
+        now = time.time_ns()
+        span = tracer.start_span("race", context=parent, attributes=attributes, start_time=now)
+        if self._context is not None:
+            self._context.set_race(span)
+        return RaceSpan(span, now, tracer if self._context is None else None)
+
+    def end(self, span: RaceSpan, report: TurnReport) -> None:
+        """Close the span of a race.
+
+        Args:
+            span: The span.
+            report: What came of the race.
+        """
+        if self._context is not None:
+            self._context.set_race(None)
+        told, self._told_filler = self._told_filler, report.filler
+        span.end(report, None if report.filler is told else report.filler)
+
+
+class RaceSpan:
+    """The span of one race; none at all where races are not traced."""
+
+    def __init__(self, span: Any = None, began_ns: int = 0, tracer: Any = None):
+        """Take charge of the open span of a race that begins now.
+
+        Args:
+            span: The span; None is no span.
+            began_ns: When it begins, in nanoseconds since the epoch.
+            tracer: Makes the spans of its attempts, where Pipecat makes none.
+        """
+        self._span = span if span is not None and span.is_recording() else None
+        if self._span is None:
+            return
+        self._tracer = tracer
+        self._own: dict[int, tuple[Any, int]] = {}
+        self._pipecats: dict[int, AttemptSpan] = {}
+        self._loop = asyncio.get_running_loop()
+        self._began_at, self._began_ns = self._loop.time(), began_ns
+
+    @contextmanager
+    def asking(self, launch: Launch, contender: Contender) -> Generator[None, None, None]:
+        """Make the request that is made inside part of the trace.
+
+        Args:
+            launch: Who is asked, and why.
+            contender: Who asks.
+        """
+        if trace is None or self._span is None:
+            yield
+            return
+        if self._tracer is None:
+            contender.span.issue(launch)
+            self._pipecats[launch.attempt] = contender.span
+            yield
+            return
+        now = self._at(self._secs)
+        span = self._tracer.start_span(
+            f"chat {contender.model or launch.provider}",
+            context=trace.set_span_in_context(self._span),
+            kind=trace.SpanKind.CLIENT,
+            start_time=now,
+            attributes={"hedge.attempt": launch.attempt},
+        )
+        self._own[launch.attempt] = span, now
+        kind, model = type(contender.service).__name__, contender.model or "unknown"
+        add_llm_span_attributes(span, kind, model)  # no word of what is said: it is given none
+        span.set_attribute("gen_ai.request.stream", True)
+        with trace.use_span(span, record_exception=False, set_status_on_exception=False):
+            yield
+
+    def obey(self, order: Commit | Continue | BreakOff, attempt: Attempt) -> None:
+        """Tell of the race's order as it is obeyed.
+
+        Args:
+            order: The order.
+            attempt: Whom it concerns.
+        """
+        if self._span is None:
+            return
+        told: dict[str, Any] = {
+            "hedge.provider": attempt.provider,
+            "hedge.attempt": attempt.number,
+        }
+        if isinstance(order, Commit):
+            name, told["hedge.commit_reason"] = "hedge.commit", order.reason
+        elif isinstance(order, Continue):
+            name, told["hedge.launch_reason"] = "hedge.rescue", attempt.reason
+        else:
+            name = "hedge.break_off"
+        self._span.add_event(name, told, self._at(self._secs))
+
+    def end(self, report: TurnReport, filler: FillerReport | None) -> None:
+        """Say what came of the race, and close its spans.
+
+        Args:
+            report: The turn.
+            filler: What was done about the silence, where it has not been told before.
+        """
+        if self._span is None or trace is None:
+            return
+        for number, attempt in enumerate(report.attempts):
+            if attempt.outcome == "failed" and attempt.error_category is not None:
+                told = {
+                    "hedge.provider": attempt.provider,
+                    "hedge.attempt": number,
+                    "error.type": attempt.error_category,
+                }
+                self._span.add_event("hedge.failure", told, self._at(attempt.ended_secs))
+            if (pipecats := self._pipecats.get(number)) is not None:
+                pipecats.close(attempt_attributes(attempt))
+            elif number in self._own:
+                span, began = self._own[number]
+                span.set_attributes(attempt_attributes(attempt))
+                if attempt.outcome == "failed":
+                    span.set_status(trace.StatusCode.ERROR)
+                span.end(max(self._at(attempt.ended_secs), began))
+        if filler is not None and filler.spoken_secs is not None:
+            # A tool's filler was spoken before this race began.
+            secs = 0.0 if filler.cause == "tool" else filler.spoken_secs
+            self._span.add_event("hedge.filler", filler_attributes(filler), self._at(secs))
+        self._span.set_attributes(race_attributes(report))
+        if report.outcome == "failed":
+            self._span.set_status(trace.StatusCode.ERROR)
+        self._span.end(self._at(max(self._secs, report.duration_secs)))
+
+    @property
+    def _secs(self) -> float:
+        """How long the race has been running."""
+        return self._loop.time() - self._began_at
+
+    def _at(self, secs: float) -> int:
+        """A moment of the turn, as spans tell the time."""
+        return self._began_ns + round(secs * 1e9)
+
+
+_NO_SPAN = RaceSpan()
+
+
+class _RaceContext(TracingContext):
+    """The pipeline's tracing context, in which the race stands in the turn's place."""
+
+    def __init__(self, host: TracingContext | None):
+        super().__init__()
+        self.host = host
+
+    def set_race(self, span: Any) -> None:
+        self.set_turn_context(None if span is None else span.get_span_context())
+
+    def get_turn_context(self) -> Any:
+        race = super().get_turn_context()
+        return race if race is not None or self.host is None else self.host.get_turn_context()
+
+    def get_conversation_context(self) -> Any:
+        return None if self.host is None else self.host.get_conversation_context()
+
+    @property
+    def conversation_id(self) -> str | None:
+        return None if self.host is None else self.host.conversation_id

@@ -1,0 +1,87 @@
+"""The stages of a request: what headers say of the server's share, and how events add up."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipecat_hedge.reports import StageReport
+from pipecat_hedge.stages import Stages, server_share
+
+pytestmark = pytest.mark.virtual_time
+
+
+@pytest.mark.parametrize(
+    ("headers", "share"),
+    [
+        ({"openai-processing-ms": "231"}, (0.231, "openai-processing-ms")),
+        ({"x-envoy-upstream-service-time": "412"}, (0.412, "x-envoy-upstream-service-time")),
+        (
+            {"x-envoy-upstream-service-time": "240", "openai-processing-ms": "231"},
+            (0.231, "openai-processing-ms"),
+        ),
+        ({"server-timing": "gfet4t7; dur=524"}, (0.524, "server-timing")),
+        (
+            {"server-timing": 'cache;desc="Cache Read";dur=23.2, app;DUR="47.2", cfL4;desc="x"'},
+            (0.0472, "server-timing"),
+        ),
+        ({"openai-processing-ms": "soon", "server-timing": "a;dur=5"}, (0.005, "server-timing")),
+        ({"openai-processing-ms": "-3"}, None),
+        ({"openai-processing-ms": "inf"}, None),
+        ({"openai-processing-ms": "nan"}, None),
+        ({"server-timing": "missedCache"}, None),
+        ({"x-request-id": "1"}, None),
+    ],
+)
+def test_the_servers_own_share(headers: dict[str, str], share: tuple[float, str] | None) -> None:
+    """In seconds, with the header that says so, the most particular one first."""
+    found = server_share(headers)
+    assert found == (None if share is None else (pytest.approx(share[0]), share[1]))
+
+
+@given(st.sampled_from(["openai-processing-ms", "server-timing"]), st.text())
+def test_whatever_a_header_says_is_survived(name: str, told: str) -> None:
+    """A share is a time, or is not known."""
+    found = server_share({name: told})
+    assert found is None or found[0] >= 0
+
+
+async def test_what_nobody_tells_is_not_known() -> None:
+    """A service whose client cannot be listened to has no stages, not zeros."""
+    assert Stages().report(0.0) is None
+    stages = Stages()
+    stages.token_came()
+    assert stages.report(0.0) == StageReport(first_token_secs=0.0)
+
+
+async def test_a_request_that_is_made_again() -> None:
+    """Times of connecting add up; moments are those of the request that was answered."""
+    stages = Stages()
+    for answered in (False, True):
+        await stages.hear("connection.connect_tcp.started", {})
+        await stages.hear("connection.connect_tcp.complete", {})
+        await stages.hear("connection.start_tls.started", {})
+        await stages.hear("connection.start_tls.complete", {})
+        await stages.hear("http11.send_request_headers.started", {})
+        await stages.hear("http11.send_request_body.complete", {})
+        await stages.hear("http11.receive_response_headers.complete", {})
+        stages.answered({"openai-processing-ms": "7"} if answered else {})
+    report = stages.report(-1.0)
+    assert report == StageReport(
+        is_cold=True,
+        tcp_secs=0.0,
+        tls_secs=0.0,
+        written_secs=1.0,
+        headers_secs=1.0,
+        server_secs=0.007,
+        server_source="openai-processing-ms",
+    )
+
+
+async def test_events_that_are_not_known_say_nothing() -> None:
+    """Later versions of the client may tell more."""
+    stages = Stages()
+    await stages.hear("http3.warp.started", {})
+    await stages.hear("nonsense", {})
+    assert stages.report(0.0) is None
