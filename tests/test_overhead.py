@@ -34,6 +34,8 @@ async def test_metrics_cost_a_fraction_of_a_turn() -> None:
     secs, cost = overhead.measure_metrics(rounds=10), await overhead.measure(rounds=7)
     print(f"metrics: {secs * 1e6:.0f} µs of a turn of {cost.bare_turn_secs * 1e6:.0f}")
     assert secs < 0.25 * cost.bare_turn_secs
+
+
 async def test_knowing_where_the_time_went_costs_a_fraction_of_a_turn() -> None:
     """Stages and spans, both for two requests; a token pays next to nothing."""
     cost = await overhead.measure(rounds=7)

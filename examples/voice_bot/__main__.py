@@ -93,8 +93,8 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
     )
     from examples.voice_bot.serving import (
         Calls,
-        add_metrics,
         add_live,
+        add_metrics,
         add_page,
         free_port,
         offer_loopback,
@@ -115,9 +115,8 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
     port = free_port(options.host, options.port)
     offer_loopback(alone=options.loopback_only)
 
-    from examples.voice_bot.bot import FEED
+    from examples.voice_bot.bot import FEED, recorder
     from examples.voice_bot.bot import bot as answer
-    from examples.voice_bot.bot import recorder
 
     recorder()  # so that there is something to read before the first call
 

@@ -141,6 +141,7 @@ def add_metrics(app: FastAPI) -> None:
         body, content_type = await asyncio.to_thread(expose, accept)
         return Response(body, headers={"content-type": content_type})
 
+
 def add_live(app: FastAPI, feed: LiveFeed) -> None:
     """Serve what `make top` reads.
 

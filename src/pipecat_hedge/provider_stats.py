@@ -295,6 +295,7 @@ class ProviderStats:
         """
         with self._lock:
             return [(purse, each.budget, each.balance) for purse, each in self._purses.items()]
+
     def budgets(self) -> tuple[BudgetState, ...]:
         """How each budget stands that anybody has used."""
         with self._lock:
