@@ -80,7 +80,7 @@ def otlp_receiver() -> Iterator[OTLPReceiver]:
         def do_POST(self) -> None:
             receiver.take(self)
 
-        def log_message(self, *args: Any) -> None:
+        def log_message(self, format: str, *args: Any) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

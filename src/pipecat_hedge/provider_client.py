@@ -190,8 +190,7 @@ def _retry_after_secs(exception: BaseException | None) -> float | None:
     A date is compared with the response's own, so that a clock that is wrong here does no harm.
     """
     headers = getattr(getattr(exception, "response", None), "headers", None)
-    value = headers.get("retry-after") if headers is not None else None
-    if value is None:
+    if headers is None or (value := headers.get("retry-after")) is None:
         return None
     try:
         secs = float(value)

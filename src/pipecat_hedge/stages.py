@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pipecat_hedge.reports import StageReport
 from pipecat_hedge.server_load import ServerLoad
@@ -53,7 +53,7 @@ class Stages:
             event: Its name, as ``http11.send_request_body.complete``.
             info: What came with it.
         """
-        note = _NOTES.get(event.partition(".")[2])
+        note = self._NOTES.get(event.partition(".")[2])
         if note is not None:
             note(self, asyncio.get_running_loop().time())
 
@@ -132,18 +132,17 @@ class Stages:
     def _has_headers(self, now: float) -> None:
         self.headers_at = now
 
-
-_NOTES: dict[str, Callable[[Stages, float], None]] = {
-    "connect_tcp.started": Stages._connects,
-    "connect_tcp.complete": Stages._connected,
-    "connect_unix_socket.started": Stages._connects,
-    "connect_unix_socket.complete": Stages._connected,
-    "start_tls.started": Stages._agrees_on_keys,
-    "start_tls.complete": Stages._agreed_on_keys,
-    "send_request_headers.started": Stages._writes,
-    "send_request_body.complete": Stages._wrote,
-    "receive_response_headers.complete": Stages._has_headers,
-}
+    _NOTES: ClassVar[dict[str, Callable[[Stages, float], None]]] = {
+        "connect_tcp.started": _connects,
+        "connect_tcp.complete": _connected,
+        "connect_unix_socket.started": _connects,
+        "connect_unix_socket.complete": _connected,
+        "start_tls.started": _agrees_on_keys,
+        "start_tls.complete": _agreed_on_keys,
+        "send_request_headers.started": _writes,
+        "send_request_body.complete": _wrote,
+        "receive_response_headers.complete": _has_headers,
+    }
 
 
 # ---- the server's own share

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+    _Exporter = SpanExporter
+else:
+    _Exporter = object  # the extra may be missing; all that an exporter has is defined below
+
 __all__ = ["WithoutText", "export_traces"]
 
 _SAYS_NOTHING = frozenset(
@@ -52,7 +56,7 @@ _SAYS_NOTHING = frozenset(
 _OURS = "hedge."
 
 
-class WithoutText:
+class WithoutText(_Exporter):
     """Hands spans on to another exporter without the texts in them.
 
     Example::

@@ -222,7 +222,7 @@ class VLLMServer:
             counts = read_counts(text)
             first_tokens = read_histogram(text, FIRST_TOKEN)
         except ValueError:
-            counts = None
+            return None
         if counts is None:
             return None  # a gateway in front of it, perhaps: nothing is known
         share = self._hit_share(counts)
