@@ -66,7 +66,7 @@ async def race_inference(
         except Shed as shed:
             post.failed(AttemptError(SHED, str(shed)))
             return
-        permit.is_heard = True  # its answer comes all at once: there is no first token to wait for
+        admission.expect_no_word(permit)  # its answer comes all at once
         service = take_least_busy(idle[launch.provider]).service
         asked = True
         learning.plan.launched(launch)
