@@ -313,6 +313,20 @@ async def test_what_happened_while_the_store_was_away_is_no_news(away_secs: floa
 
 
 @pytest.mark.virtual_time
+async def test_who_is_left_alone_in_a_fleet_knows_it() -> None:
+    """With the first exchange that hears nobody; a store that is away changes nothing."""
+    many = told(*[document()] * 63)
+    elsewhere = told(write({"b": Finding("well")}))
+    fleet = fleet_of(Scripted(many, StoreUnavailable(), Received(), many, elsewhere))
+    watch = fleet._health.of("a").limit._watch
+    seen: list[int] = []
+    for _ in range(5):
+        await fleet.sync()
+        seen.append(watch.others)
+    assert seen == [63, 63, 0, 63, 0]
+
+
+@pytest.mark.virtual_time
 async def test_who_was_heard_last_is_remembered() -> None:
     """Of a fleet that is larger than what is kept: who came first is not forgotten first."""
     everybody = [{f"{n} {m}": document() for m in range(64)} for n in range(17)]

@@ -528,3 +528,23 @@ def test_a_lost_request_is_no_sign_of_load_where_later_ones_are_answered(others:
             health.heard(permit, 6.0)
     health.give_back(lost, SILENT, 7.0)
     assert (health.occupancy("a", 7.0)[1] < 100) == (not others)
+
+
+def test_who_asks_next_does_not_look_through_what_is_being_answered() -> None:
+    """Looked through are requests of which no word has come; none of those that are over stays."""
+    health = registry()
+    permits = [health.take(ticket("a"), 0.0) for _ in range(60)]
+    entry = health.of("a")
+    for n, permit in enumerate(permits):
+        assert permit is not None
+        if n < 20:
+            health.heard(permit, 0.3)
+        elif n < 40:
+            health.expect_no_word(permit)
+    assert list(entry.silent) == permits[40:]
+    assert list(entry.live) == permits
+    for permit in permits:
+        assert permit is not None
+        health.give_back(permit, DROPPED, 1.0)
+    assert not entry.silent
+    assert not entry.live

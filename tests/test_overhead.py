@@ -20,13 +20,22 @@ async def test_a_token_costs_a_fraction_of_what_pipecat_costs(
 
 
 async def test_permits_cost_the_same_whoever_else_there_is() -> None:
-    """However many providers and sessions the registry knows of; and a fraction of a turn."""
-    few, many, cost = 3, 300, await overhead.measure(rounds=7)
-    once = await overhead.measure_permits(few, rounds=10)
-    again = await overhead.measure_permits(many, rounds=10)
-    print(f"permits: {once * 1e6:.0f} µs with {few} providers, {again * 1e6:.0f} with {many}")
-    assert again < 2 * once
-    assert again < 0.5 * cost.bare_turn_secs
+    """However many providers the registry knows of, and however many answers are on their way.
+
+    And a fraction of a turn. Asserted of the quickest batches, measured turn and turn about: those
+    a busy machine has not slowed down.
+    """
+    alone, known, among = (3, 1), (300, 1), (3, 300)
+    quickest = dict.fromkeys((alone, known, among), float("inf"))
+    for _ in range(5):
+        for case in quickest:
+            cost = await overhead.measure_permits(*case, rounds=20)
+            quickest[case] = min(quickest[case], cost.quickest_secs)
+            print(f"{case}: {cost.quickest_secs * 1e6:.0f}, median {cost.median_secs * 1e6:.0f} µs")
+    assert quickest[known] < 1.5 * quickest[alone]
+    assert quickest[among] < 1.5 * quickest[alone]
+    turn = await overhead.measure(rounds=7)
+    assert max(quickest.values()) < 0.5 * turn.bare_turn_secs
 
 
 async def test_metrics_cost_a_fraction_of_a_turn() -> None:

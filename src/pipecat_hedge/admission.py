@@ -160,6 +160,14 @@ class Admission:
         """
         self._health.heard(permit, asyncio.get_running_loop().time(), size_class=size_class)
 
+    def expect_no_word(self, permit: Permit) -> None:
+        """Take note that no first token will tell when a request's answer begins.
+
+        Args:
+            permit: Leave for the request.
+        """
+        self._health.expect_no_word(permit)
+
     def give_back(
         self,
         permit: Permit,

@@ -25,6 +25,7 @@ from pipecat_hedge.health import Health
 from pipecat_hedge.latency_sketch import LatencyCounts
 from pipecat_hedge.policies.fleet import (
     NOTHING,
+    Advice,
     Finding,
     UnknownVersion,
     advise,
@@ -40,6 +41,7 @@ from pipecat_hedge.shared_store import Batch, Received, SharedStore, StoreUnavai
 
 __all__ = ["FLUSH_SECS", "FleetSync"]
 
+NO_ADVICE = Advice()
 EVERY_SECS = 1.0
 CAP_SECS = 4.0
 """How long it takes at most until a store that was away is tried again."""
@@ -300,8 +302,7 @@ class FleetSync:
         self._starts = {key: a.limit for key, a in advice.items() if a.limit is not None}
         with self._health.lock:
             for key, entry in self._health.entries().items():
-                if key in advice:
-                    entry.follow(advice[key], now)
+                entry.follow(advice.get(key, NO_ADVICE), now)  # those nobody tells of, too
 
     # ---- what is said
 

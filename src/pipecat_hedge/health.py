@@ -151,8 +151,8 @@ class Health(ProviderRegistry):
         """
         with self.lock:
             if permit.is_out and not permit.is_heard:
-                permit.is_heard = True
                 entry = self.of(permit.key)
+                entry.heard(permit)
                 entry.answered_since = max(entry.answered_since, permit.taken_at)
                 entry.limit.heard(
                     now - permit.taken_at,
@@ -160,6 +160,17 @@ class Health(ProviderRegistry):
                     size_class=size_class,
                     was_overdue=permit.is_overdue,
                 )
+
+    def expect_no_word(self, permit: Permit) -> None:
+        """Take note that no first token will tell when a request's answer begins.
+
+        Such a request is never late, and is not called back.
+
+        Args:
+            permit: The request's permit.
+        """
+        with self.lock:
+            self.of(permit.key).heard(permit)
 
     def give_back(
         self,
@@ -185,7 +196,7 @@ class Health(ProviderRegistry):
             permit.is_out = False
             entry = self.of(permit.key)
             count = entry.count_unheard(ending, was_unheard, ttft_secs is not None)
-            entry.live.pop(permit, None)
+            entry.ended(permit)
             held_secs = now - permit.taken_at
             entry.limit.release(
                 ending.limit,
@@ -253,7 +264,7 @@ class Health(ProviderRegistry):
                 assert is_given
                 permit = Permit(key, now, is_probe, now - ticket.joined_at)
                 permit.urgency = ticket.urgency
-                entry.live[permit] = None
+                entry.sent(permit)
                 return permit
         return None
 

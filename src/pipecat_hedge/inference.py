@@ -65,7 +65,7 @@ async def race_inference(
         except Shed as shed:
             post.failed(AttemptError(SHED, str(shed)))
             return
-        permit.is_heard = True  # its answer comes all at once: there is no first token to wait for
+        admission.expect_no_word(permit)  # its answer comes all at once
         asked = True
         learning.plan.launched(launch)
         tally = Tally()

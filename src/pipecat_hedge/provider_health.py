@@ -75,6 +75,8 @@ class ProviderHealth:
         unheard: Requests in a row of which no word came, be it that they were overtaken before.
         overtaken: Of them, those that were, since one was waited for in vain the last time.
         live: The permits that are out, the oldest first.
+        silent: Of them, those whose answer has not begun: what is looked for is among them, however
+            many others are streaming.
     """
 
     def __init__(self, dice: random.Random):
@@ -89,20 +91,33 @@ class ProviderHealth:
         self.answered_since = float("-inf")
         self.unheard = self.overtaken = 0
         self.live: dict[Permit, None] = {}
+        self.silent: dict[Permit, None] = {}
         self.opened_because = ""
         self._came_back: deque[float] = deque(maxlen=64)
 
+    def sent(self, permit: Permit) -> None:
+        """Take note of a request that is on its way."""
+        self.live[permit] = self.silent[permit] = None
+
+    def heard(self, permit: Permit) -> None:
+        """Take note that a request's answer has begun, or that no word of it is waited for."""
+        permit.is_heard = True
+        self.silent.pop(permit, None)
+
+    def ended(self, permit: Permit) -> None:
+        """Take note that a request is over."""
+        self.live.pop(permit, None)
+        self.silent.pop(permit, None)
+
     def late(self, now: float) -> int:
         """How many requests that were sent under the present limit are late; it is told of each."""
-        if not self.live:
+        if not self.silent:
             return 0
         since, until = self.limit.cut_at, now - self.limit.late_secs
         count = 0
-        for permit in self.live:
+        for permit in self.silent:
             if permit.taken_at > until:
                 break
-            if permit.is_heard:
-                continue
             count += permit.taken_at >= since
             if not permit.is_overdue:
                 permit.is_overdue = True
@@ -111,16 +126,14 @@ class ProviderHealth:
 
     def queued(self) -> list[Permit]:
         """The requests beyond the limit that have not been heard, the least urgent and latest."""
-        waiting = [p for p in reversed(self.live) if not p.is_heard and p.recall is not None]
+        waiting = [p for p in reversed(self.silent) if p.recall is not None]
         waiting.sort(key=lambda permit: permit.urgency, reverse=True)  # of equals, the latest first
         return waiting[: self.limit.surplus]
 
     def callable_back(self) -> list[Permit]:
         """The requests that may make room: not heard, and not called back yet."""
         return [
-            p
-            for p in self.live
-            if p.makes_room and p.recall is not None and not (p.is_heard or p.is_displaced)
+            p for p in self.silent if p.makes_room and p.recall is not None and not p.is_displaced
         ]
 
     def count_unheard(self, ending: Ending, was_overtaken: bool, has_begun: bool) -> int:
