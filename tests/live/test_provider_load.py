@@ -151,7 +151,9 @@ async def test_of_two_attempts_at_once_each_hears_of_its_own() -> None:
             for left in (1, 2)
         ]
         found = await tallies(*services)
-        assert len(client._client.event_hooks["response"]) == 2
+        hooks = client._client.event_hooks["response"]
+        assert hooks[0] is theirs
+        assert len(hooks) == len(set(hooks)), "ours are put on once for both"
     assert [t.rate_limit.requests_left for t in found if t.rate_limit is not None] == [1, 2]
     assert len(seen) == 2
 
