@@ -265,7 +265,7 @@ async def test_a_limit_begins_at_the_fleets_and_a_refusal_counts_for_all(make: M
     begun._set(40.0)
     await sync(old, fresh)
     assert begun.limit(0.0) == 40
-    limit.release("timed_out", 1e6)
+    limit.release("busy", 1e6)
     await sync(old, fresh, fresh)
     assert begun.limit(0.0) == 2  # one more than is in flight, and at least two
 

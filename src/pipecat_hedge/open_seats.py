@@ -44,6 +44,8 @@ class OpenSeats:
     @property
     def refusal(self) -> str | None:
         """Why nobody who is left takes a hedge; None if somebody does."""
+        if not self._refusals:
+            return None
         provider = self.next("hedge").provider
         reason = self._refusals.get(provider)
         return None if reason is None else f"no hedge: {provider} {reason}"
@@ -107,7 +109,7 @@ class OpenSeats:
 
         In another's place, somebody who is only tried comes after all others.
         """
-        if reason == "primary":
+        if reason == "primary" or not (self._refusals or self._tried):
             return 0
         takes_anybody = reason == "hedge"
 

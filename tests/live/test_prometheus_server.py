@@ -136,6 +136,11 @@ def waits(prometheus: PrometheusServer) -> dict[str, float]:
     }
 
 
+def who_is_slow(prometheus: PrometheusServer) -> dict[str, float]:
+    """Those of the panel whose median is over the promise; its window is longer than an alert's."""
+    return {name: secs for name, secs in waits(prometheus).items() if secs > PROMISED_SECS}
+
+
 @asynccontextmanager
 async def drilled(
     policy: HedgePolicy, served: tuple[CollectorRegistry, str], folder: Path
@@ -182,13 +187,13 @@ async def test_a_provider_that_is_slow_for_five_minutes(
         began = time.monotonic()
         await seen(lambda: "HedgeProviderSlow" in prometheus.firing(), "who is slow")
         named_after = time.monotonic() - began
-        slow = await asyncio.to_thread(waits, prometheus)
+        slow = await seen(lambda: who_is_slow(prometheus), "the slow one in the panel")
         await seen(lambda: "HedgeTtftOverSlo" in prometheus.firing(), "that callers wait")
         fired_after = time.monotonic() - began
         alerts = await asyncio.to_thread(prometheus.firing)
         assert alerts["HedgeProviderSlow"]["provider"] == "a"
         assert alerts["HedgeTtftOverSlo"]["tier"] == "standard"
-        assert slow["a"] > PROMISED_SECS
+        assert list(slow) == ["a"]
     with capsys.disabled():
         print(
             f"\nslow provider named after {named_after:.1f} s, p95 alert after {fired_after:.1f} s "

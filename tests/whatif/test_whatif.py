@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import statistics
 import subprocess
 import sys
 import time
@@ -392,19 +393,34 @@ def wandering(turns: int) -> Floats:
     return 0.5 * np.exp(logs)
 
 
+def yardstick_secs() -> float:
+    """What a fixed amount of plain Python takes of this processor's time now."""
+    began = time.process_time()
+    counts: dict[int, float] = {}
+    for number in range(1_000_000):
+        counts[number & 1023] = counts.get(number & 1023, 0.0) + math.sqrt(number)
+    return time.process_time() - began
+
+
 @pytest.mark.parametrize("latencies", [trace(HOSTED, 10_000), wandering(10_000)])
-def test_a_hundred_thousand_turns_take_under_a_minute(
+def test_a_hundred_thousand_turns_take_about_a_minute(
     latencies: Floats, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a processor's time, under all policies; taken of a tenth of them."""
+    """Under all policies, on a quiet machine; how busy this one is, plain Python tells meanwhile.
+
+    Taken of a tenth of the turns.
+    """
     file = recorded(measured("x", latencies))
     shares: list[float] = []
+    yardsticks = [yardstick_secs() for _ in range(3)]
     began = time.process_time()
     what_if(file, Question(least_turns=1), progress=lambda _, share: shares.append(share))
     spent = 10 * (time.process_time() - began)
+    yardsticks += [yardstick_secs() for _ in range(3)]
+    ratio = spent / statistics.median(yardsticks)
     with capsys.disabled():
-        print(f"\n100,000 turns under all policies: {spent:.0f} s")
-    assert spent < 120  # a shared machine; a quiet one takes 45 s, or 55 s where turns correlate
+        print(f"\n100,000 turns under all policies: {spent:.0f} s, {ratio:.0f} times plain Python")
+    assert ratio < 1200
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     assert len(shares) > 100

@@ -346,7 +346,8 @@ class Race:
         self._orders.append(Launch(attempt.number, attempt.provider, reason, detail))
 
     def _readmit(self, now: float) -> None:
-        self._seats.readmit(now, everybody=not self._live())
+        if self._seats.room_at is not None:
+            self._seats.readmit(now, everybody=not self._live())
 
     def _reconsider(self, now: float) -> None:
         """Do what time alone brings about, and set the alarm for the next of it."""
