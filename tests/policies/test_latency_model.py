@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 import time
 
 import numpy as np
@@ -229,24 +230,33 @@ def test_bad_input_is_named(make: object, told: str) -> None:
 
 
 def test_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
-    """Under 5 µs to record, and under 200 µs to ask when the window is full."""
+    """Under 5 µs to record and 200 µs to ask, window full, machine quiet: so many sorted lists."""
     dice = random.Random(1)
     model = LatencyModel(PRIOR, window=512)
-    for _ in range(512):
-        model.record(dice.expovariate(1))
-    recorded, asked = [], []
+    yardstick = [dice.expovariate(1) for _ in range(512)]
+    for secs in yardstick:
+        model.record(secs)
+    recorded, asked, sorting = [], [], []
     for _ in range(200):
         began = time.perf_counter()
         for _ in range(10):
             model.record(0.5)
         then = time.perf_counter()
         model.curve.quantile(0.95)
+        at_last = time.perf_counter()
+        sorted(yardstick)
         recorded.append((then - began) / 10)
-        asked.append(time.perf_counter() - then)
+        asked.append(at_last - then)
+        sorting.append(time.perf_counter() - at_last)
+    one_list = statistics.median(sorting)
+    to_record, to_ask = statistics.median(recorded), statistics.median(asked)
     with capsys.disabled():
-        print(f"\nrecord {min(recorded) * 1e6:.2f} µs, quantile of 512 {min(asked) * 1e6:.0f} µs")
-    assert min(recorded) < 5e-6
-    assert min(asked) < 200e-6
+        print(
+            f"\nrecord {to_record * 1e6:.2f} µs, quantile of 512 {to_ask * 1e6:.0f} µs, "
+            f"512 numbers sorted {one_list * 1e6:.0f} µs"
+        )
+    assert to_record < one_list / 5
+    assert to_ask < one_list * 30
 
 
 def test_a_new_start_keeps_the_latest() -> None:
