@@ -61,8 +61,10 @@ class Crowd:
     Attributes:
         now: The time, in seconds.
         slow: How many times as long each provider takes; infinite is one that hangs.
+        queue_secs: How long each has everybody wait before that.
         began: When each turn began.
-        sent: When each request was sent, and why.
+        sent: When each request was sent, and why; one that was sent beside somebody who was taken
+            to be silent and did answer is told once more then, as a hedge.
         waits: When each answered turn began, and how long it waited.
     """
 
@@ -84,6 +86,7 @@ class Crowd:
         self._pots: dict[object, float] = {}
         self.now = 0.0
         self.slow = dict.fromkeys(PROVIDERS, 1.0)
+        self.queue_secs = dict.fromkeys(PROVIDERS, 0.0)
         self.began: list[float] = []
         self.sent: list[tuple[float, LaunchReason]] = []
         self.waits: list[tuple[float, float]] = []
@@ -164,7 +167,7 @@ class Crowd:
                 turn.plan.launched(order, self.now)
                 self.sent.append((self.now, order.reason))
                 secs = PROFILES[PROVIDERS[order.provider]].sample(self._dice)
-                secs *= self.slow[order.provider]
+                secs = secs * self.slow[order.provider] + self.queue_secs[order.provider]
                 if secs < math.inf:
                     self._at(self.now + secs, partial(self._answer, turn, order.attempt))
             elif isinstance(order, Commit):
@@ -179,6 +182,7 @@ class Crowd:
             answered = turn.race.attempts[attempt]
             health = turn.stats.health.of(keys[answered.provider])
             health.answered_since = max(health.answered_since, answered.launched_at)
+            health.word_at = self.now
             self._tell(turn, UsableToken(attempt))
 
     def _wake(self, turn: Asked) -> None:
@@ -187,7 +191,12 @@ class Crowd:
             self._tell(turn, Woke())
 
     def _end(self, turn: Asked, attempt: int) -> None:
-        began = turn.race.started_at
+        began, answered = turn.race.started_at, turn.race.attempts[attempt]
+        self.sent.extend(
+            (later.launched_at, "hedge")
+            for later in turn.race.attempts[attempt + 1 :]
+            if later.reason == "stall" and not math.isinf(self.slow[answered.provider])
+        )
         self.waits.append((began, self.now - began))
         turn.race.handle(AttemptFinished(attempt), self.now)
         learn(turn.stats, self._backends, turn.race.attempts, None, with_sentences=False)

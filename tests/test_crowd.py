@@ -38,6 +38,19 @@ def test_no_second_of_trouble_has_more_requests_than_the_budget(
     assert 1.0 < callers.worst(EVENT - 20, UNTIL) <= MOST
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+def test_where_all_have_a_queue_a_silence_is_no_loss(seed: int) -> None:
+    """They go on answering who came before; else 1.4 a turn are sent to where nobody has room."""
+    callers = crowd(seed)
+    callers.run(EVENT)
+    callers.slow |= dict.fromkeys(PROVIDERS, 4.0)
+    callers.queue_secs |= dict.fromkeys(PROVIDERS, 2.5)
+    callers.run(UNTIL + 20)
+    worst = callers.worst(EVENT - 20, UNTIL + 20)
+    print(f"{worst:.2f} a turn")
+    assert worst <= 1 + 2 * BUDGET
+
+
 def test_in_calm_the_bound_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """The p95 nothing, and a tenth of the p99: three fleets with it and three without."""
 

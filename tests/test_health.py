@@ -356,6 +356,7 @@ def test_it_is_known_when_the_latest_was_sent_that_is_answered() -> None:
     health.heard(early, 4.0)
     assert health.answered_since("a") == 2.0
     assert health.answered_since("b") == float("-inf")
+    assert (health.word_at("a"), health.word_at("b")) == (4.0, float("-inf"))
 
 
 def test_rest_is_for_everybody_and_ends() -> None:

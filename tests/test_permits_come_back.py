@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from pipecat.frames.frames import EagerEndOfTurnCancelFrame, LLMContextFrame
@@ -17,6 +18,7 @@ from pipecat.utils.errors import ErrorCategory
 from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Provider
 from pipecat_hedge.ending import Ending
 from pipecat_hedge.health import Health
+from pipecat_hedge.policies.concurrency_limit import ConcurrencyLimit
 from pipecat_hedge.policies.permit_queue import Ticket
 from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.testing import AutojumpLoop, Error, Say, ScriptedLLMService, Step, Wait
@@ -28,6 +30,7 @@ NEVER = float("inf")
 SCRIPTS: dict[str, list[Step]] = {
     "answers": [Wait(0.3), Say("Yes, do come. "), Wait(0.4), Say("We are open.")],
     "answers late": [Wait(3.5), Say("Yes, do come.")],
+    "is slow": [Wait(0.9), Say("Yes. "), Wait(0.5), Say("Do come.")],
     "hangs": [Wait(NEVER)],
     "hangs in mid-answer": [Wait(0.2), Say("Yes. "), Say("And"), Wait(NEVER)],
     "fails": [Wait(0.1), Error()],
@@ -110,9 +113,10 @@ class HungUp(Exception):
     """Has a line cancel its pipeline."""
 
 
-async def call(session: Session, stats: ProviderStats, asked: list[Summing]) -> None:
+async def call(session: Session, stats: ProviderStats, asked: dict[str, list[Summing]]) -> None:
     members = [Summing(told) for told in session.scripts]
-    asked += members
+    for name, member in zip(NAMES, members, strict=True):
+        asked[name].append(member)
     llm = HedgedLLMService(
         [Provider(name, member) for name, member in zip(NAMES, members, strict=True)],
         policy=session.policy,
@@ -158,51 +162,89 @@ def open_breaker(health: Health, key: str) -> None:
         health.give_back(permit, Ending("failed", "failed"), 0.0)
 
 
+@dataclass(frozen=True)
+class Room:
+    """How much a provider takes.
+
+    Parameters:
+        at_most: Requests in flight; None is what is assumed.
+        is_learned: Whether that was learned, so that it moves, and a queue is looked for; or told,
+            for as long as the calls last.
+        is_half_open: Whether its breaker is, when the calls begin.
+    """
+
+    at_most: int | None
+    is_learned: bool
+    is_half_open: bool
+
+    def prepare(self, health: Health, key: str) -> None:
+        """Have it be so."""
+        if self.is_half_open:
+            open_breaker(health, key)
+        limit = health.of(key).limit
+        if self.is_learned:
+            for number in range(60):
+                limit.heard(0.3, number / 10)
+            limit.begin_with(self.at_most or 3)
+        elif self.at_most is not None:
+            limit.believe(self.at_most, until=NEVER)
+
+
+rooms = st.builds(Room, st.integers(1, 3) | st.none(), st.booleans(), st.booleans())
+
+
 @settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    st.lists(sessions, min_size=1, max_size=3),
-    st.lists(st.integers(1, 3) | st.none(), min_size=3, max_size=3),
-    st.sets(st.sampled_from(NAMES), max_size=3),
-)
-def test_nothing_is_kept(
-    everybody: list[Session], most: list[int | None], half_open: set[str]
-) -> None:
+@given(st.lists(sessions, min_size=1, max_size=4), st.tuples(rooms, rooms, rooms))
+def test_nothing_is_kept(everybody: list[Session], room: tuple[Room, ...]) -> None:
     """Several callers share providers that answer, hang, fail, are full, or were left alone.
 
-    In flight is never over the limit, and when all have gone nothing is left of them.
+    Whenever a permit is given, each open request has one, so that no more are open than the limit
+    of that moment. When all have gone nothing is left of them, also of those who were called back
+    from a queue, or waited for room.
     """
+    beyond: list[str] = []
+    acquire, take_recall = ConcurrencyLimit.acquire, ConcurrencyLimit.take_recall
+
+    def checked(self: ConcurrencyLimit, now: float, *, reserve: int = 0) -> bool:
+        open_requests = sum(
+            member.open_requests
+            for name in NAMES
+            if health.of(f"{name} | scripted").limit is self
+            for member in asked[name]
+        )
+        if not (is_given := acquire(self, now, reserve=reserve)):
+            event("there is no room")
+        elif not open_requests < self.in_flight <= self.limit(now):
+            told = f"{open_requests} open, {self.in_flight} permits, limit {self.limit(now)}"
+            beyond.append(told)
+        return is_given
+
+    def noted(self: ConcurrencyLimit) -> bool:
+        is_recalled = take_recall(self)
+        if is_recalled:
+            event("what waits in a queue is called back")
+        return is_recalled
+
     stats = ProviderStats()
-    health, asked = stats.health, list[Summing]()
+    health = stats.health
+    asked: dict[str, list[Summing]] = {name: [] for name in NAMES}
 
     async def main() -> None:
-        for name, at_most in zip(NAMES, most, strict=True):
-            key = f"{name} | scripted"
-            if name in half_open:
-                open_breaker(health, key)
-            if at_most is not None:
-                health.of(key).limit.believe(at_most, until=NEVER)
+        for name, each in zip(NAMES, room, strict=True):
+            each.prepare(health, f"{name} | scripted")
         await asyncio.sleep(80.0)
-        watching = asyncio.create_task(watch())
         async with asyncio.TaskGroup() as calls:
             for session in everybody:
                 calls.create_task(call(session, stats, asked))
-        watching.cancel()
-        with suppress(asyncio.CancelledError):
-            await watching
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    async def watch() -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            for name, at_most in zip(NAMES, most, strict=True):
-                if at_most is not None:
-                    key = f"{name} | scripted"
-                    assert health.occupancy(key, loop.time())[0] <= at_most
-            await asyncio.sleep(0.05)
-
-    with asyncio.Runner(loop_factory=AutojumpLoop) as runner:
-        runner.run(main())
-    assert [member.open_requests for member in asked] == [0] * len(asked)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ConcurrencyLimit, "acquire", checked)
+        patched.setattr(ConcurrencyLimit, "take_recall", noted)
+        with asyncio.Runner(loop_factory=AutojumpLoop) as runner:
+            runner.run(main())
+    assert not beyond
+    assert not any(member.open_requests for each in asked.values() for member in each)
     for key, entry in health.entries().items():
         assert entry.limit.in_flight == 0, key
         assert not entry.live, key

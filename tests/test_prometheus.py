@@ -19,7 +19,6 @@ from pipecat_hedge.percentiles import percentile
 from pipecat_hedge.policies.slo import Slo
 from pipecat_hedge.prometheus import BUCKETS, MOST_PROVIDERS, PrometheusRecorder
 from pipecat_hedge.prometheus_names import Names
-from pipecat_hedge.prometheus_slo import is_kept
 from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.reports import AttemptReport, FillerReport, StageReport, TurnReport
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Wait
@@ -265,10 +264,24 @@ def test_what_callers_heard(recorded: Recorded) -> None:
         ({"ttft_secs": None}, False),
     ],
 )
-def test_what_keeps_a_promise(fields: Mapping[str, object], kept: bool | None) -> None:
+def test_what_keeps_a_promise(
+    recorded: Recorded, fields: Mapping[str, object], kept: bool | None
+) -> None:
     """Bad is who waited in vain, too; who gave up before the time says nothing."""
-    report = turn(**fields)
-    assert is_kept(0.8, report.ttft_secs, report) is kept
+    recorder, registry, _ = recorded
+    recorder.record(turn(**fields))
+    assert value(registry, "slo_turns_total", objective="ttft") == (kept is not None)
+    assert value(registry, "slo_missed_total", objective="ttft") == (kept is False)
+
+
+def test_a_caller_who_may_not_have_finished(recorded: Recorded) -> None:
+    """Where the LLM decides that, a silent turn breaks no promise."""
+    recorder, registry, _ = recorded
+    silent = TurnLatency(1, 0.0, "user_silence", reports=(turn(),), ended_secs=4.0)
+    recorder.record_heard(silent, may_wait=True)
+    assert value(registry, "slo_turns_total", objective="voice_to_voice") == 0
+    recorder.record_heard(silent)
+    assert value(registry, "slo_missed_total", objective="voice_to_voice") == 1
 
 
 def test_an_answer_that_is_a_tool_call_promises_no_sentence(recorded: Recorded) -> None:

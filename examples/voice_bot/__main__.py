@@ -118,7 +118,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
     from examples.voice_bot.bot import FEED, recorder
     from examples.voice_bot.bot import bot as answer
 
-    recorder()  # so that there is something to read before the first call
+    recorder(choices.slo)  # so that there is something to read before the first call
 
     calls = Calls()
 

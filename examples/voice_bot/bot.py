@@ -90,9 +90,9 @@ async def cancel_booking(params: FunctionCallParams) -> None:
 
 
 @functools.cache
-def recorder() -> PrometheusRecorder:
-    """What counts all calls of this process for `/metrics`, and holds them to a promise."""
-    return PrometheusRecorder(slos={"standard": Slo()})
+def recorder(slo: Slo | None) -> PrometheusRecorder:
+    """What counts all calls of this process for `/metrics`, and holds them to the promise."""
+    return PrometheusRecorder(slos={} if slo is None else {"standard": slo})
 
 
 def turn_end(choices: Choices) -> BaseUserTurnStopStrategy:
@@ -158,7 +158,7 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
         ]
     )
     latency = TurnLatencyObserver()
-    recorder().listen_to(latency)
+    recorder(choices.slo).listen_to(latency)
     if hedged is not None:
         FEED.watch(hedged, latency)
     worker = PipelineWorker(

@@ -60,6 +60,7 @@ from pipecat_hedge.provider_client import (
     Leave,
     ReadsAhead,
     attempt_error,
+    keep_connections_open,
     listen_to_client,
     open_connection,
     switch_off_hidden_retries,
@@ -122,6 +123,7 @@ class Contender:
         service.run_function_calls = self._heard_tool_calls
         service.add_event_handler("on_completion_timeout", self._timed_out)
         switch_off_hidden_retries(service)
+        keep_connections_open(service)
         listen_to_client(service)
 
     @property

@@ -154,6 +154,7 @@ class Health(ProviderRegistry):
                 entry = self.of(permit.key)
                 entry.heard(permit)
                 entry.answered_since = max(entry.answered_since, permit.taken_at)
+                entry.word_at = max(entry.word_at, now)
                 entry.limit.heard(
                     now - permit.taken_at,
                     now,

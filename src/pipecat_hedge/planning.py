@@ -183,6 +183,7 @@ def _adaptive(
             lambda provider: stats.bursts.pay_back(purse, rule.budget, costs[provider]),
             {name: silent_secs(each, policy.stall_secs) for name, each in known.items()},
             lambda provider: stats.health.answered_since(keys[provider]),
+            lambda provider: stats.health.word_at(keys[provider]),
         )
     return Plan(
         order,

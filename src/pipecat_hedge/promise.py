@@ -12,7 +12,7 @@ from pipecat_hedge.slo_board import SloBoard
 from pipecat_hedge.turn_timeline import TurnLatency
 from pipecat_hedge.work import Tier
 
-__all__ = ["Promise"]
+__all__ = ["Promise", "judge_voice"]
 
 
 class Promise:
@@ -65,21 +65,34 @@ class Promise:
             may_wait: Whether it may be that nothing was said because the caller has not finished.
         """
         within = None if self.slo is None else self.slo.voice_to_voice_secs
-        if self.slo is None or within is None or turn.anchor != "user_silence":
+        if self.slo is None or within is None:
             return
-        is_silent = turn.first_answer_secs is None and not turn.interrupted
-        if is_silent and (may_wait or not turn.reports):
-            return
-        kept = judge_wait(
-            within,
-            turn.first_answer_secs,
-            turn.ended_secs,
-            is_cut=turn.interrupted or any(map(has_left, turn.reports)),
-            is_degraded=any(map(is_degraded, turn.reports)),
-        )
+        kept = judge_voice(within, turn, may_wait=may_wait)
         if kept is not None:
             self._board.count(self._tier, self.slo, {"voice_to_voice": kept})
 
     def status(self) -> tuple[SloStatus, ...]:
         """How it is kept, by all who have made it to this tier."""
         return () if self.slo is None else self._board.status(self._tier, self.slo)
+
+
+def judge_voice(within_secs: float, turn: TurnLatency, *, may_wait: bool = False) -> bool | None:
+    """Whether the answer was heard as promised; None if that cannot be said.
+
+    Args:
+        within_secs: Within what time from the caller's last sound; nothing is said of other turns.
+        turn: The turn, as the caller lived it.
+        may_wait: Whether it may be that nothing was said because the caller has not finished.
+    """
+    if turn.anchor != "user_silence":
+        return None
+    is_silent = turn.first_answer_secs is None and not turn.interrupted
+    if is_silent and (may_wait or not turn.reports):
+        return None
+    return judge_wait(
+        within_secs,
+        turn.first_answer_secs,
+        turn.ended_secs,
+        is_cut=turn.interrupted or any(map(has_left, turn.reports)),
+        is_degraded=any(map(is_degraded, turn.reports)),
+    )

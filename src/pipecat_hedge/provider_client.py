@@ -29,6 +29,7 @@ __all__ = [
     "ReadsAhead",
     "attempt_error",
     "exception_error",
+    "keep_connections_open",
     "listen_to_client",
     "open_connection",
     "switch_off_hidden_retries",
@@ -216,6 +217,34 @@ def switch_off_hidden_retries(service: LLMService[Any]) -> None:
     if getattr(client, "max_retries", 0) and hasattr(client, "with_options"):
         service._client = client.with_options(max_retries=0)  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
         logger.debug(f"{service}: SDK retries switched off, the race replaces what fails")
+
+
+def keep_connections_open(service: LLMService[Any]) -> None:
+    """Have the provider's SDK keep an idle connection until the server closes it.
+
+    The SDKs of OpenAI and Anthropic make an httpx client where they are given none, and httpx lets
+    go of what has been idle for 5 s. Callers speak and listen for longer than that between two
+    turns, so that nearly every turn would open a connection. Pipecat gives OpenAI's SDK a client
+    that keeps them, and Anthropic's none. There is no public way to say so to a client that exists,
+    and another in its place would not be closed with the SDK's, so its pool is told. An httpx
+    client that was given is left alone: somebody chose it.
+
+    Args:
+        service: The service.
+    """
+    client = getattr(getattr(service, "_client", None), "_client", None)
+    if type(client).__name__ != _SDKS_OWN:
+        return
+    transports = [getattr(client, "_transport", None), *getattr(client, "_mounts", {}).values()]
+    for transport in transports:
+        pool = getattr(transport, "_pool", None)
+        if hasattr(pool, "_keepalive_expiry"):
+            pool._keepalive_expiry = None  # pyright: ignore[reportOptionalMemberAccess]
+            logger.debug(f"{service}: connections stay open between turns")
+
+
+_SDKS_OWN = "AsyncHttpxClientWrapper"
+"""What both SDKs call the client that they make themselves."""
 
 
 def listen_to_client(service: LLMService[Any]) -> None:

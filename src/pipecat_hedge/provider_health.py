@@ -88,7 +88,7 @@ class ProviderHealth:
         self.breaker = CircuitBreaker(dice)
         self.limit = ConcurrencyLimit()
         self.rests_until = float("-inf")
-        self.answered_since = float("-inf")
+        self.answered_since = self.word_at = float("-inf")
         self.unheard = self.overtaken = 0
         self.live: dict[Permit, None] = {}
         self.silent: dict[Permit, None] = {}

@@ -164,6 +164,11 @@ class ProviderRegistry:
         entry = self._entries.get(key)
         return -math.inf if entry is None else entry.answered_since
 
+    def word_at(self, key: str) -> float:
+        """When a provider has begun to answer the last time, to anybody."""
+        entry = self._entries.get(key)
+        return -math.inf if entry is None else entry.word_at
+
     def is_unheard(self, key: str) -> bool:
         """Whether a provider has not been heard lately, because others were always faster."""
         with self.lock:

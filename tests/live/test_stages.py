@@ -141,11 +141,30 @@ async def test_a_server_that_hangs_up_makes_the_next_turn_cold() -> None:
     assert were_cold == [True, False, True]
 
 
+async def test_an_sdks_own_client_keeps_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anthropic's SDK would let go of them when idle, here at once, and make the next turn cold."""
+    at_once = connection_limits(keepalive_expiry=0.0)
+    monkeypatch.setattr("anthropic._base_client.DEFAULT_CONNECTION_LIMITS", at_once)
+    async with Simulator() as sim, relay(sim.port) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        shared = AsyncAnthropic(api_key="any", base_url=url)
+        members = [
+            AnthropicLLMService(
+                api_key="any", client=shared, settings=AnthropicLLMService.Settings(model=QUICK)
+            )
+            for _ in range(2)
+        ]
+        for member in members:
+            _, second = await attempts(alone(member), turns=2)
+            assert stages_of(second).is_cold is False
+        for member in members:
+            await close(member)
+        assert server.opened == 1
+
+
 @pytest.mark.parametrize(("expiry", "is_cold"), [(0.0, True), (None, False)])
-async def test_a_client_that_keeps_connections_for_ever_is_the_remedy(
-    expiry: float | None, is_cold: bool
-) -> None:
-    """Anthropic's SDK lets go of an idle connection; with limits of one's own it keeps it."""
+async def test_a_client_that_was_given_is_left_alone(expiry: float | None, is_cold: bool) -> None:
+    """Whether it keeps its connections or not: somebody chose it."""
     async with Simulator() as sim:
         limits = connection_limits(keepalive_expiry=expiry)
         client = AsyncAnthropic(

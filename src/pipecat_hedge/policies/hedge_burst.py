@@ -22,7 +22,8 @@ in (``SLACK``), which the purse never lets be used up for long. Who is put off a
 
 What replaces the silent is paid for, too, but never refused, and owed no further than the bucket is
 deep: hedging is not to be off for long after. A provider that answers others who came later is slow
-and not silent: there the silence has to be twice as long. Where all are slow a rule may find that
+and not silent, and so is one with a queue, which goes on answering those who came before: there the
+silence has to be twice as long. Where all are slow a rule may find that
 nothing is to be saved for a long time; after ``LOST_TIMES`` the silence somebody is asked in any
 case.
 
@@ -59,7 +60,11 @@ LOST_TIMES = 4.0
 """After a silence so many times as long somebody else is asked, though it be expected to save
 little: who has waited for so long is about to hang up."""
 SLOW_TIMES = 2.0
-"""So many times as long has somebody to be silent who answers those who came later."""
+"""So many times as long has somebody to be silent who answers others."""
+LATELY = 0.5
+"""A word to others is of now if it is younger than that part of a silence. Somebody who hangs since
+the silence began has still answered those who came before, but for their tail not in its second
+half."""
 
 
 def saved(budget: float) -> float:
@@ -154,6 +159,7 @@ class BurstBound:
         pay_back: Callable[[str], None],
         silent_secs: Mapping[str, float],
         answered_since: Callable[[str], float] = lambda provider: -math.inf,
+        word_at: Callable[[str], float] = lambda provider: -math.inf,
     ):
         """Bound a rule, for one turn.
 
@@ -168,12 +174,15 @@ class BurstBound:
             answered_since: By provider, when the latest request was sent, of anybody's, that it has
                 begun to answer. Where that is later than the silent one's it is slow, and its
                 silence has to be ``SLOW_TIMES`` as long.
+            word_at: By provider, when it has begun to answer the last time, to anybody. Where that
+                is lately the same holds.
         """
         self._usual = usual
         self._claim = claim
         self._pay_back = pay_back
         self._silent_secs = silent_secs
         self._answered_since = answered_since
+        self._word_at = word_at
         self._claimed: str | None = None
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
@@ -194,7 +203,8 @@ class BurstBound:
             # Also if nobody takes it yet: it is sent as soon as somebody does.
             self._claimed = self._claimed or waiting.next_provider
             return decision
-        if self._answered_since(last.provider) > heard_at:
+        lately = waiting.now - LATELY * silent_secs
+        if self._answered_since(last.provider) > heard_at or self._word_at(last.provider) > lately:
             silent_secs *= SLOW_TIMES
         silent_at = max(heard_at + silent_secs, decision.at)
         reason = f"put off, the budget has no room for more at once: {decision.reason}"

@@ -18,10 +18,12 @@ in the voice-to-voice time.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pipecat_hedge.reports import TurnReport
 from pipecat_hedge.slo import Objective, Slo
 
-__all__ = ["Slo", "has_left", "is_degraded", "judge", "judge_wait"]
+__all__ = ["Slo", "has_left", "is_degraded", "judge", "judge_llm", "judge_wait"]
 
 
 def judge(slo: Slo, report: TurnReport) -> dict[Objective, bool]:
@@ -34,21 +36,31 @@ def judge(slo: Slo, report: TurnReport) -> dict[Objective, bool]:
     Returns:
         By objective, whether the promise was kept.
     """
-    is_cut = report.outcome == "interrupted" or has_left(report)
     found: dict[Objective, bool] = {}
-    came: dict[Objective, float | None] = {"ttft": report.ttft_secs, "ttfs": report.ttfs_secs}
-    for objective, took in came.items():
-        within = slo.within(objective)
-        if within is None:
-            continue
-        if objective == "ttfs" and took is None and report.outcome == "answered_with_tools":
-            continue
-        kept = judge_wait(
-            within, took, report.duration_secs, is_cut=is_cut, is_degraded=is_degraded(report)
-        )
+    for objective, within in slo.promises():
+        kept = None if objective == "voice_to_voice" else judge_llm(objective, within, report)
         if kept is not None:
             found[objective] = kept
     return found
+
+
+def judge_llm(
+    objective: Literal["ttft", "ttfs"], within_secs: float, report: TurnReport
+) -> bool | None:
+    """Whether the LLM's answer came as promised; None if that cannot be said.
+
+    Args:
+        objective: What is promised of it.
+        within_secs: Within what time.
+        report: The turn.
+    """
+    took = report.ttft_secs if objective == "ttft" else report.ttfs_secs
+    if objective == "ttfs" and took is None and report.outcome == "answered_with_tools":
+        return None
+    is_cut = report.outcome == "interrupted" or has_left(report)
+    return judge_wait(
+        within_secs, took, report.duration_secs, is_cut=is_cut, is_degraded=is_degraded(report)
+    )
 
 
 def is_degraded(report: TurnReport) -> bool:

@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipecat_hedge.policies.slo import Slo
-from pipecat_hedge.report.promises import was_kept
+from pipecat_hedge.report.promises import OF_LLM, was_kept
 from pipecat_hedge.report.turns import LoggedTurn, was_sent
 from pipecat_hedge.whatif.trust import block_of, drawn_again, rank_correlation_of
 
@@ -124,8 +124,8 @@ class _Sample:
             ),
             "usd": _usd(self.turns),
         }
-        for objective, limit in (("ttft", slo.ttft_secs), ("ttfs", slo.ttfs_secs)):
-            if limit is not None:
+        for objective in OF_LLM:
+            if (limit := slo.within(objective)) is not None:
                 verdicts = [was_kept(turn, objective, limit) for turn in self.turns]
                 self.ratios[objective] = _ratio(
                     [v is True for v in verdicts], [v is not None for v in verdicts]

@@ -9,13 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-from pipecat_hedge.policies.slo import Slo
+from pipecat_hedge.policies.slo import Slo, judge_llm
 from pipecat_hedge.report.periods import Calendar, Period
 from pipecat_hedge.report.turns import HeardTurn, LoggedTurn
 from pipecat_hedge.work import TIERS
 
-__all__ = ["Attainment", "TierPromise", "promises_of", "was_heard_in_time", "was_kept"]
+__all__ = [
+    "OF_LLM",
+    "Attainment",
+    "TierPromise",
+    "promises_of",
+    "was_heard_in_time",
+    "was_kept",
+]
+
+OfLLM: TypeAlias = Literal["ttft", "ttfs"]
+OF_LLM: tuple[OfLLM, ...] = ("ttft", "ttfs")
+"""What is promised of the LLM's answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +95,7 @@ class TierPromise:
         return worst if worst is not None and beyond(worst) > 0 else None
 
 
-def was_kept(turn: LoggedTurn, objective: str, limit_secs: float) -> bool | None:
+def was_kept(turn: LoggedTurn, objective: OfLLM, limit_secs: float) -> bool | None:
     """Whether a turn kept a promise.
 
     Args:
@@ -94,17 +106,9 @@ def was_kept(turn: LoggedTurn, objective: str, limit_secs: float) -> bool | None
     Returns:
         Whether it did; None if it says nothing.
     """
-    report = turn.report
-    if turn.is_unanswered:
-        return False
-    waited = report.ttft_secs if objective == "ttft" else report.ttfs_secs
-    if waited is not None:
-        return waited <= limit_secs
-    if f"{objective}_secs" in turn.lacks:
+    if f"{objective}_secs" in turn.lacks and not turn.is_unanswered:
         return None
-    if report.outcome == "interrupted" or turn.has_left:
-        return False if report.duration_secs > limit_secs else None
-    return None if report.outcome == "answered_with_tools" else False
+    return judge_llm(objective, limit_secs, turn.report)
 
 
 def was_heard_in_time(turn: HeardTurn, limit_secs: float) -> bool | None:
@@ -145,8 +149,8 @@ def promises_of(
     tiers = [*(tier for tier in known if tier in seen), *others]
     for tier in tiers:
         slo, mine = _slo(slos, tier), [turn for turn in turns if turn.tier == tier]
-        for objective, limit in (("ttft", slo.ttft_secs), ("ttfs", slo.ttfs_secs)):
-            if limit is not None:
+        for objective in OF_LLM:
+            if (limit := slo.within(objective)) is not None:
                 verdicts = [was_kept(turn, objective, limit) for turn in mine]
                 moments = [turn.began_at for turn in mine]
                 found.append(_promise(tier, objective, limit, slo, verdicts, moments, calendar))
