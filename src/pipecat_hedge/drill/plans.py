@@ -222,14 +222,14 @@ _DRILLS = (
     Drill(
         "jagged",
         "every provider is the one of the jagged edges, and 2.3 % of its requests hang",
-        lasts_secs=90.0,
-        plain_secs=90.0,
+        lasts_secs=120.0,
+        plain_secs=120.0,
         profiles=dict.fromkeys(ALL, _JAGGED),
         think_times=2.0,
         variants=(
             VARIANTS["bare"],
             VARIANTS["retry"],
-            *(Variant(f"hedged {b:.0%}", "hedged", b) for b in (0.1, 0.2, 0.3, 0.4)),
+            *(Variant(f"hedged {b:.0%}", "hedged", b) for b in (0.1, 0.2, 0.3, 0.4, 0.5)),
         ),
     ),
 )
