@@ -59,7 +59,7 @@ report: $(STAMP) ## make an example turn log, its report and pictures of it: out
 bench: $(STAMP) ## compare the bare service, Pipecat's failover and hedging, in one run of some minutes
 	$(BIN)/pipecat-hedge bench $(ARGS)
 
-drill: $(STAMP) ## have providers fail under a fleet of callers, in some forty minutes; less: ARGS="down hang"
+drill: $(STAMP) ## have providers fail under a fleet of callers, in a good hour; less: ARGS="down hang"
 	@$(BIN)/pipecat-hedge drill $(ARGS)
 
 compare: $(STAMP) ## call the example bot without and with hedging, in one run of some minutes

@@ -211,7 +211,8 @@ class Health(ProviderRegistry):
                 ending.breaker, now, probe=permit.is_probe, lived_secs=held_secs, count=count
             )
             self._note(permit.key)
-            self._grant(permit.key, now)
+            if self._queue:
+                self._grant(permit.key, now)
 
     # ---- with the lock held
 
@@ -252,12 +253,13 @@ class Health(ProviderRegistry):
     def _take(
         self, ticket: Ticket, now: float, probe: str | None = None, *, disturbs: bool | None = None
     ) -> Permit | None:
-        disturbs = self._disturbs(ticket) if disturbs is None else disturbs
         for key in ticket.candidates:
             self._watch(key, now)
             is_probe = key == probe
+            if disturbs is None and now < self.of(key).rests_until:
+                disturbs = self._disturbs(ticket)
             refusal = self._refusal(
-                key, ticket.work, ticket, now, is_probe=is_probe, disturbs=disturbs
+                key, ticket.work, ticket, now, is_probe=is_probe, disturbs=bool(disturbs)
             )
             if refusal is None:
                 entry = self.of(key)
