@@ -111,7 +111,7 @@ def expressions() -> Iterator[tuple[str, str]]:
     """Every panel's title with each of its expressions, as Grafana would send them."""
     for panel in DASHBOARD["panels"]:
         for target in panel.get("targets", ()):
-            expression = target["expr"].replace("$__rate_interval", "8s")
+            expression = target["expr"].replace("$__rate_interval", "8s").replace("$job", ".*")
             yield panel["title"], re.sub(r"\[(1h|30d)\]", "[120s]", expression)
 
 
