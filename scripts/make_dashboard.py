@@ -90,8 +90,8 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Error budget left, 30 days",
                 "percentunit",
                 (("{{job}} {{tier}} {{objective}}", _LEFT),),
-                "Below 0 the promise is broken for these 30 days. Prometheus keeps 15 days unless it is "
-                "told otherwise (--storage.tsdb.retention.time): then it is of these.",
+                "Below 0 the promise is broken for these 30 days. Prometheus keeps 15 days unless "
+                "it is told otherwise (--storage.tsdb.retention.time): then it is of these.",
                 kind="stat",
                 width=6,
             ),
