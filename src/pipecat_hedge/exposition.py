@@ -82,9 +82,6 @@ class _Folder(Collector):
     def __init__(self, path: Path):
         self._path = path
 
-    def describe(self) -> Iterable[Metric]:
-        return ()  # or the registry would read it all to know
-
     def collect(self) -> Iterable[Metric]:
         files = list(self._path.glob("*.db"))
         gauges: dict[int, list[Path]] = {}
