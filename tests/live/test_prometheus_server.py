@@ -40,8 +40,7 @@ pytestmark = [
 ]
 
 CALLS = 12
-"""As many as it takes for twenty turns in four seconds, which is what the alerts want to have seen in
-two minutes."""
+"""So many have twenty turns in four seconds, which alerts want to have seen in two minutes."""
 THINKS_SECS = 0.6
 PROMISED_SECS = 0.8
 SEEN_SECS = 90.0
@@ -54,8 +53,10 @@ NEEDS_TROUBLE = {
     *("Failures", "Fillers and rescues", "Cold connections"),
     *("Cost", "Cost of an answered turn"),
 }
-"""Panels that show nothing of a call in which all is well, with providers that cost nothing; each of
-them has to show more than a zero where there is trouble."""
+"""Panels that show nothing of a call in which all is well, with providers that cost nothing.
+
+Each of them has to show more than a zero where there is trouble.
+"""
 
 
 @pytest.fixture
@@ -78,8 +79,8 @@ async def call(
 ) -> None:
     """Talk until it is over: two providers, one behind each simulator."""
     members = [
-        simulated("openai", first, f"{FAST},fault=529,rate=0.05"),  # pyright: ignore[reportArgumentType]
-        simulated("anthropic", second, f"{FAST},fault=cut,rate=0.1"),  # pyright: ignore[reportArgumentType]
+        simulated("openai", first, f"{FAST},fault=cut,rate=0.1"),  # pyright: ignore[reportArgumentType]
+        simulated("anthropic", second, FAST),  # pyright: ignore[reportArgumentType]
     ]
     line = TimedPipeline(
         HedgedLLMService(
@@ -155,9 +156,16 @@ def who_is_slow(prometheus: PrometheusServer) -> dict[str, float]:
 
 @asynccontextmanager
 async def drilled(
-    policy: HedgePolicy, served: tuple[CollectorRegistry, str], folder: Path
+    policy: HedgePolicy,
+    served: tuple[CollectorRegistry, str],
+    folder: Path,
+    lacks: frozenset[str] = frozenset(),
 ) -> AsyncIterator[PrometheusServer]:
-    """Calls, seen by a Prometheus, whose first provider has been well and has turned slow."""
+    """Calls, seen by a Prometheus, whose first provider has been well and has turned slow.
+
+    It was well but for answers that broke off, which the second has continued. Every panel has had
+    answers then, but for ``lacks`` and those that need a voice.
+    """
     registry, address = served
     stats, slo = ProviderStats(), Slo(PROMISED_SECS, PROMISED_SECS + 0.1, None)
     recorder = PrometheusRecorder(stats=stats, registry=registry, slos={"standard": slo})
@@ -176,6 +184,7 @@ async def drilled(
                 well = "sum(pipecat_hedge_turns_total) > 60"
                 await seen(lambda: prometheus.query(well) and waits(prometheus), "calls, all well")
                 assert await asyncio.to_thread(prometheus.firing) == {}
+                await seen(lambda: missing(prometheus) <= NEEDS_A_VOICE | lacks, "all panels")
                 calm = await asyncio.to_thread(waits, prometheus)
                 assert calm["a"] < PROMISED_SECS
                 await asyncio.to_thread(first.set_conditions, slow=SLOWER)
@@ -195,7 +204,7 @@ async def test_a_provider_that_is_slow_for_five_minutes(
 ) -> None:
     """Callers feel it where hedges come late: both alerts fire, the panels show it, it ends."""
     policy = HedgePolicy.after(1.5 * PROMISED_SECS)
-    async with drilled(policy, served, tmp_path) as prometheus:
+    async with drilled(policy, served, tmp_path, frozenset({"Hedging budget"})) as prometheus:
         began = time.monotonic()
         await seen(lambda: "HedgeProviderSlow" in prometheus.firing(), "who is slow")
         named_after = time.monotonic() - began
@@ -221,8 +230,6 @@ async def test_a_slow_provider_that_callers_do_not_feel(
         await seen(lambda: "HedgeProviderOvertaken" in prometheus.firing(), "who is overtaken")
         alerts = await asyncio.to_thread(prometheus.firing)
         assert alerts["HedgeProviderOvertaken"]["provider"] == "a"
-        await seen(lambda: not missing(prometheus) - NEEDS_A_VOICE, "every panel's trouble")
-    assert not NEEDS_A_VOICE & NEEDS_TROUBLE  # each panel has answers in one of the two tests
 
 
 async def test_the_bot_is_scraped_and_the_dashboard_has_answers(tmp_path: Path) -> None:
@@ -249,3 +256,4 @@ async def test_the_bot_is_scraped_and_the_dashboard_has_answers(tmp_path: Path) 
                 sent = prometheus.query("sum(pipecat_hedge_requests_total)")
                 assert float(sent[0]["value"][1]) == len((await bot.ledger())["requests"])
     assert empty <= NEEDS_TROUBLE
+    assert not NEEDS_TROUBLE & NEEDS_A_VOICE  # or a panel is never shown to answer
