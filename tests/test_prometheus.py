@@ -273,7 +273,9 @@ def test_what_is_rare_begins_at_zero(recorded: Recorded) -> None:
     assert len(series(registry, ["cost_usd"])) == 2  # of a provider whose price is known
 
 
-def series(registry: CollectorRegistry, names: Sequence[str]) -> list[tuple[object, float]]:
+def series(
+    registry: CollectorRegistry, names: Sequence[str]
+) -> list[tuple[tuple[str, frozenset[tuple[str, str]]], float]]:
     """The series of some counters, and what they have counted."""
     wanted = {f"pipecat_hedge_{name}_total" for name in names}
     return [
