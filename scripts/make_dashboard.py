@@ -7,6 +7,7 @@ panels, their units and their expressions. `tests/deploy` asks a real Prometheus
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 OUT = Path(__file__).parents[1] / "deploy/grafana/pipecat-hedge.json"
 WIDTH = 24
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_METRIC = re.compile(r"((?:\w+:)?pipecat_hedge_\w+(?::\w+)?)(?:{([^}]*)})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +56,22 @@ def _per_minute(metric: str, by: str, where: str = "") -> str:
     return f"60 * sum by ({by}) (rate(pipecat_hedge_{metric}_total{where}[$__rate_interval]))"
 
 
-_WAITS = (
-    "(sum by (provider, le) (rate(pipecat_hedge_attempt_ttft_seconds_bucket[$__rate_interval]))"
-    " + sum by (provider, le) (rate(pipecat_hedge_attempt_unanswered_seconds_bucket"
-    '{outcome!="interrupted"}[$__rate_interval]))'
-    " or sum by (provider, le) (rate(pipecat_hedge_attempt_ttft_seconds_bucket[$__rate_interval]))"
-    " or sum by (provider, le) (rate(pipecat_hedge_attempt_unanswered_seconds_bucket"
-    '{outcome!="interrupted"}[$__rate_interval])))'
+_FIRST_TOKENS = (
+    "sum by (provider, le) (rate(pipecat_hedge_attempt_ttft_seconds_bucket[$__rate_interval]))"
 )
+_IN_VAIN = (
+    "sum by (provider, le) (rate(pipecat_hedge_attempt_unanswered_seconds_bucket"
+    '{outcome!="interrupted", launch_reason!="hedge"}[$__rate_interval]))'
+)
+_WAITS = f"({_FIRST_TOKENS} + {_IN_VAIN} or {_FIRST_TOKENS} or {_IN_VAIN})"
 _KEPT = (
-    "1 - sum by (tier, objective) (rate(pipecat_hedge_slo_missed_total[1h]))"
-    " / (sum by (tier, objective) (rate(pipecat_hedge_slo_turns_total[1h])) > 0)"
+    "1 - sum by (job, tier, objective) (rate(pipecat_hedge_slo_missed_total[1h]))"
+    " / (sum by (job, tier, objective) (rate(pipecat_hedge_slo_turns_total[1h])) > 0)"
 )
 _LEFT = (
-    "1 - sum by (tier, objective) (increase(pipecat_hedge_slo_missed_total[30d]))"
-    " / (sum by (tier, objective) (increase(pipecat_hedge_slo_turns_total[30d])) > 0)"
-    " / on (tier) group_left () (1 - max by (tier) (pipecat_hedge_slo_share_ratio))"
+    "1 - sum by (job, tier, objective) (increase(pipecat_hedge_slo_missed_total[30d]))"
+    " / (sum by (job, tier, objective) (increase(pipecat_hedge_slo_turns_total[30d])) > 0)"
+    " / on (job, tier) group_left () (1 - max by (job, tier) (pipecat_hedge_slo_share_ratio))"
 )
 
 ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
@@ -79,7 +81,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Promises kept, last hour",
                 "percentunit",
-                (("{{tier}} {{objective}}", _KEPT),),
+                (("{{job}} {{tier}} {{objective}}", _KEPT),),
                 "The share of turns that were answered in the promised time.",
                 kind="stat",
                 width=6,
@@ -87,8 +89,9 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
             Panel(
                 "Error budget left, 30 days",
                 "percentunit",
-                (("{{tier}} {{objective}}", _LEFT),),
-                "Below 0 the promise is broken for these 30 days.",
+                (("{{job}} {{tier}} {{objective}}", _LEFT),),
+                "Below 0 the promise is broken for these 30 days. Prometheus keeps 15 days unless "
+                "it is told otherwise (--storage.tsdb.retention.time): then it is of these.",
                 kind="stat",
                 width=6,
             ),
@@ -97,10 +100,13 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "none",
                 (
                     (
-                        "{{tier}} {{objective}} 5 min",
-                        "tier_objective:pipecat_hedge_slo_burn:rate5m",
+                        "{{job}} {{tier}} {{objective}} 5 min",
+                        "job_tier_objective:pipecat_hedge_slo_burn:rate5m",
                     ),
-                    ("{{tier}} {{objective}} 1 h", "tier_objective:pipecat_hedge_slo_burn:rate1h"),
+                    (
+                        "{{job}} {{tier}} {{objective}} 1 h",
+                        "job_tier_objective:pipecat_hedge_slo_burn:rate1h",
+                    ),
                 ),
                 "Times faster than allowed. 1 spends the budget exactly; 14.4 over an hour pages.",
                 width=12,
@@ -153,11 +159,15 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "Waits by provider",
                 "s",
                 tuple(
-                    (f"{{{{provider}}}} p{share * 100:g}", f"histogram_quantile({share}, {_WAITS})")
+                    (
+                        f"{{{{provider}}}} p{share * 100:g}, at least",
+                        f"histogram_quantile({share}, {_WAITS})",
+                    )
                     for share in (0.5, 0.95)
                 ),
-                "To its first token or, where others were faster, as long as was waited for it: so "
-                "that a provider that always loses does not look fast.",
+                "To its first token or, where others were faster, as long as was waited for it, so "
+                "that a provider that always loses does not look fast: at least so long. Refusals "
+                "are no waits, nor are hedges that lost.",
                 width=12,
             ),
             Panel(
@@ -371,7 +381,19 @@ def dashboard() -> dict[str, Any]:
                     "label": "Prometheus",
                     "type": "datasource",
                     "query": "prometheus",
-                }
+                },
+                {
+                    "name": "job",
+                    "label": "Job",
+                    "type": "query",
+                    "datasource": SOURCE,
+                    "query": {"query": "label_values(pipecat_hedge_turns_total, job)"},
+                    "refresh": 2,
+                    "multi": True,
+                    "includeAll": True,
+                    "allValue": ".*",
+                    "current": {"text": "All", "value": "$__all"},
+                },
             ]
         },
         "annotations": {
@@ -381,9 +403,9 @@ def dashboard() -> dict[str, Any]:
                     "enable": True,
                     "iconColor": "red",
                     "datasource": SOURCE,
-                    "expr": 'ALERTS{alertname=~"Hedge.*", alertstate="firing"}',
+                    "expr": 'ALERTS{alertname=~"Hedge.*", alertstate="firing", job=~"$job"}',
                     "titleFormat": "{{alertname}}",
-                    "textFormat": "{{provider}}{{tier}}",
+                    "textFormat": "{{job}} {{provider}}{{tier}}",
                 }
             ]
         },
@@ -419,12 +441,22 @@ def _panel(chart: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
             {
                 "refId": chr(ord("A") + index),
                 "datasource": SOURCE,
-                "expr": expression,
+                "expr": _of_the_jobs(expression),
                 "legendFormat": legend,
             }
             for index, (legend, expression) in enumerate(chart.queries)
         ],
     }
+
+
+def _of_the_jobs(expression: str) -> str:
+    """Of those jobs alone that are chosen at the top of the page."""
+
+    def chosen(found: re.Match[str]) -> str:
+        others = f", {found[2]}" if found[2] else ""
+        return f'{found[1]}{{job=~"$job"{others}}}'
+
+    return _METRIC.sub(chosen, expression)
 
 
 def _grafana_unit(unit: str) -> str:

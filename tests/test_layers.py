@@ -41,6 +41,7 @@ LAYERS = {
     "turn_hooks": MECHANISM,
     "prometheus": PIPECAT,
     "prometheus_names": MECHANISM,
+    "prometheus_process": MECHANISM,
     "prometheus_slo": PIPECAT,
     "prometheus_state": MECHANISM,
     "exposition": MECHANISM,

@@ -16,6 +16,7 @@ import pytest
 
 from pipecat_hedge import metrics_command
 from pipecat_hedge.exposition import VARIABLE
+from pipecat_hedge.policies.slo import Slo
 from pipecat_hedge.reports import AttemptReport, TurnReport
 
 ATTEMPT = AttemptReport("a", "m", 0.0, "primary", 0.3, 1.0, "won", sent_secs=0.0)
@@ -46,6 +47,16 @@ def test_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert 'pipecat_hedge_slo_missed_total{objective="ttfs",tier="premium"} 0.0' in told
     assert "pipecat_hedge_log_lines_skipped_total 1.0" in told
     assert "pipecat_hedge_sessions" not in told
+
+
+def test_the_first_scrape_finds_the_log_read(tmp_path: Path) -> None:
+    """Prometheus waits for ten seconds, and a log may be years long."""
+    log = tmp_path / "turns.jsonl"
+    log.write_text(line() * 3)
+    registry = metrics_command.of_logs([log], Slo())
+    log.unlink()
+    labels = {"degraded": "false", "outcome": "answered", "tier": "premium"}
+    assert registry.get_sample_value("pipecat_hedge_turns_total", labels) == 3
 
 
 def test_served_while_turns_are_written(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -225,6 +227,65 @@ def test_an_attempt_without_room_is_no_request(recorded: Recorded) -> None:
     assert value(registry, "shed_total", what="hedge") == 1
 
 
+@pytest.mark.parametrize(
+    ("fields", "is_a_wait"),
+    [
+        ({"outcome": "superseded"}, True),
+        ({"outcome": "interrupted"}, True),
+        ({"outcome": "failed", "error_category": "timeout"}, True),
+        ({"outcome": "failed", "error_category": "stalled"}, True),
+        ({"outcome": "failed", "error_category": "deadline"}, True),
+        ({"outcome": "failed", "error_category": "rate_limit"}, False),
+        ({"outcome": "failed", "error_category": "empty"}, False),
+    ],
+)
+def test_a_refusal_is_no_wait(
+    recorded: Recorded, fields: Mapping[str, object], *, is_a_wait: bool
+) -> None:
+    """Or a provider that refuses half of its requests at once would look fast."""
+    recorder, registry, _ = recorded
+    recorder.record(turn(attempt(ttft_secs=None, launch_reason="hedge", **fields)))
+    count = "attempt_unanswered_seconds_count"
+    assert value(registry, count, provider="a", launch_reason="hedge") == is_a_wait
+    assert value(registry, count) == is_a_wait
+
+
+def test_what_is_rare_begins_at_zero(recorded: Recorded) -> None:
+    """Or its first time would be no increase: the series are there when the provider is known."""
+    recorder, registry, stats = recorded
+    names = ("fillers", "rescues", "attempt_failures", "tokens", "cold_connections", "requests")
+    with stats.health.lock:
+        stats.health.of("a | m")
+    before = {s for s, _ in series(registry, names)}
+    cut = attempt(
+        outcome="failed",
+        error_category="stalled",
+        input_tokens=9,
+        output_tokens=2,
+        usd=0.1,
+        stages=StageReport(is_cold=True),
+    )
+    rescue = replace(cut, launch_reason="stall", launched_secs=2.0, error_category="rate_limit")
+    recorder.record(turn(cut, rescue, committed_secs=0.5, filler=FillerReport("slow", 1.2, "")))
+    counted = [s for s, count in series(registry, names) if count]
+    assert {name for name, _ in counted} == {f"pipecat_hedge_{name}_total" for name in names}
+    assert set(counted) <= before
+    assert len(series(registry, ["cost_usd"])) == 2  # of a provider whose price is known
+
+
+def series(
+    registry: CollectorRegistry, names: Sequence[str]
+) -> list[tuple[tuple[str, frozenset[tuple[str, str]]], float]]:
+    """The series of some counters, and what they have counted."""
+    wanted = {f"pipecat_hedge_{name}_total" for name in names}
+    return [
+        ((s.name, frozenset(s.labels.items())), s.value)
+        for family in registry.collect()
+        for s in family.samples
+        if s.name in wanted
+    ]
+
+
 def test_the_interrupted_answer_s_tokens_were_used(recorded: Recorded) -> None:
     """The caller has heard a part of it; a loser's were wasted."""
     recorder, registry, _ = recorded
@@ -290,6 +351,127 @@ def test_an_answer_that_is_a_tool_call_promises_no_sentence(recorded: Recorded) 
     recorder.record(turn(outcome="answered_with_tools", ttfs_secs=None))
     assert value(registry, "slo_turns_total", objective="ttfs") == 0
     assert value(registry, "slo_turns_total", objective="ttft") == 1
+
+
+# ---- promises
+
+PROMISED = Slo(ttft_secs=0.5, ttfs_secs=None, voice_to_voice_secs=1.5, share=0.9)
+
+
+@pytest.mark.parametrize("by_policy", [False, True])
+async def test_what_a_service_promises_is_counted(*, by_policy: bool) -> None:
+    """Nothing is repeated: not the promise, and not that the caller may not have finished."""
+    registry, stats = CollectorRegistry(), ProviderStats()
+    recorder = PrometheusRecorder(stats=stats, registry=registry)
+    policy = HedgePolicy.adaptive(slo=PROMISED) if by_policy else HedgePolicy.fallback()
+    llm = HedgedLLMService(
+        [ScriptedLLMService([Wait(0.6), Say("Yes.")])],
+        policy=policy,
+        stats=stats,
+        tier="premium",
+        slo=None if by_policy else PROMISED,
+    )
+    told = {"tier": "premium", "objective": "ttft"}
+    assert value(registry, "slo_objective_seconds", **told) == 0.5
+    assert value(registry, "slo_share_ratio", tier="premium") == 0.9
+    assert registry.get_sample_value("pipecat_hedge_slo_missed_total", told) == 0
+    async with Line(llm) as line:
+        await line.ask()
+        await line.report()
+    assert value(registry, "slo_turns_total", **told) == 1
+    assert value(registry, "slo_missed_total", **told) == 1
+    silent = TurnLatency(1, 0.0, "user_silence", reports=(turn(tier="premium"),), ended_secs=4.0)
+    llm.take_heard(silent)
+    recorder.record_heard(silent)  # by ``listen_to``: it has been judged by who promised it
+    assert value(registry, "slo_missed_total", objective="voice_to_voice") == 1
+    llm._filter_incomplete_user_turns = True
+    llm.take_heard(silent)
+    recorder.record_heard(silent)
+    assert value(registry, "slo_turns_total", objective="voice_to_voice") == 1
+    recorder.close()
+
+
+async def test_a_promise_that_is_made_twice_counts_once(recorded: Recorded) -> None:
+    """By the service and by the operator: the service's counts, to whoever it is made."""
+    recorder, registry, stats = recorded
+    recorder.record(turn(ttft_secs=0.7))
+    assert value(registry, "slo_missed_total", objective="ttft") == 0
+    llm = HedgedLLMService(
+        [ScriptedLLMService([Wait(0.7), Say("Yes.")])],
+        policy=HedgePolicy.race(1),
+        stats=stats,
+        slo=PROMISED,
+    )
+    async with Line(llm) as line:
+        await line.ask()
+        await line.report()
+    assert value(registry, "slo_turns_total", objective="ttft") == 2
+    assert value(registry, "slo_missed_total", objective="ttft") == 1
+    assert value(registry, "slo_objective_seconds", objective="ttft") == 0.5
+
+
+def test_of_several_promises_to_a_tier_the_easiest_is_shown(recorded: Recorded) -> None:
+    """Each turn is held against its own; an alert must not fire for what nobody was promised."""
+    _, registry, stats = recorded
+    board = stats.slo_board
+    for slo in (PROMISED, replace(PROMISED, ttft_secs=1.0, share=0.8), PROMISED):
+        board.promise("economy", slo)
+    assert value(registry, "slo_objective_seconds", tier="economy", objective="ttft") == 1.0
+    assert value(registry, "slo_share_ratio", tier="economy") == 0.8
+    board.record("economy", PROMISED, turn(ttft_secs=0.7))
+    assert value(registry, "slo_missed_total", tier="economy", objective="ttft") == 1
+
+
+# ---- whose turns
+
+
+async def test_statistics_of_its_own(recorded: Recorded) -> None:
+    """A recorder of the process counts them too, made before it or after."""
+    _, told_registry, _ = recorded
+    registry, before = CollectorRegistry(), ProviderStats()
+    recorder = PrometheusRecorder(registry=registry)
+    after = ProviderStats()
+    for number, stats in enumerate((before, after), 1):
+        llm = HedgedLLMService(
+            [Provider("of two", ScriptedLLMService([Say("Yes.")]))],
+            policy=HedgePolicy.adaptive(0.1 * number),
+            stats=stats,
+            slo=PROMISED,
+        )
+        async with Line(llm) as line:
+            assert value(registry, "sessions") == 1
+            await line.ask()
+            await line.report()
+        assert value(registry, "turns_total") == number
+        assert value(registry, "slo_turns_total", objective="ttft") == number
+        assert value(registry, "breaker_state", provider="of two", state="closed") == number
+        budget = value(registry, "budget_requests_per_turn", providers="of two")
+        assert budget == pytest.approx(0.1 * number)
+    assert value(told_registry, "turns_total") == 0
+    recorder.close()
+    before.turn_hooks.tell(turn())
+    ProviderStats().turn_hooks.tell(turn())
+    counted = (s for f in recorder.describe() for s in f.samples)
+    assert sum(s.value for s in counted if s.name == "pipecat_hedge_turns_total") == 2
+
+
+async def test_statistics_that_are_gone() -> None:
+    """The recorder keeps them no more than it must, and shows nothing of what was."""
+    registry = CollectorRegistry()
+    recorder = PrometheusRecorder(registry=registry)
+    stats = ProviderStats()
+    with stats.health.lock:
+        stats.health.of("that goes | m")
+    stats.begin_turn(("rule", ("that goes | m",)), 0.1)
+    assert value(registry, "breaker_state", provider="that goes", state="closed") == 1
+    assert value(registry, "budget_requests_per_turn", providers="that goes") == 0.1
+    gone = weakref.ref(stats)
+    del stats
+    gc.collect()
+    assert gone() is None
+    assert value(registry, "breaker_state", provider="that goes") == 0
+    assert value(registry, "budget_requests_per_turn", providers="that goes") == 0
+    recorder.close()
 
 
 # ---- bounds

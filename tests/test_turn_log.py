@@ -114,3 +114,21 @@ def test_a_log_that_was_rotated_is_read_from_its_beginning(tmp_path: Path) -> No
     new.write_text(line * 3)
     new.replace(path)
     assert len(list(log.new_turns())) == 3
+
+
+def test_what_was_written_before_a_log_was_renamed(tmp_path: Path) -> None:
+    """The lines between the last look and the rotation count too, and once."""
+    path = tmp_path / "turns.jsonl"
+    line = json.dumps(dataclasses.asdict(TurnReport(1, None, "failed", None, None, 0.1, ()))) + "\n"
+    log = TurnLog(path)
+    path.write_text(line)
+    assert len(list(log.new_turns())) == 1
+    with path.open("a") as file:
+        file.write(line * 2)
+    (tmp_path / "turns-older.jsonl").write_text(line * 9)
+    path.rename(tmp_path / "turns.jsonl.1")
+    assert len(list(log.new_turns())) == 2
+    assert list(log.new_turns()) == []
+    path.write_text(line * 4)
+    assert len(list(log.new_turns())) == 4
+    assert list(log.new_turns()) == []

@@ -3,26 +3,33 @@
 Where ``PROMETHEUS_MULTIPROC_DIR`` is set, the processes of a server write their metrics there, and
 whichever of them is asked answers for all: that is ``prometheus_client``'s multiprocess mode. What
 it leaves to its user is done here: the gauges of a process that has ended are dropped, however it
-ended, and a folder that is not there is an error that says so.
+ended and whoever asks, and a folder that is not there is an error that says so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
-from prometheus_client import REGISTRY, CollectorRegistry
+from loguru import logger
+from prometheus_client import REGISTRY, CollectorRegistry, Metric
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from pipecat_hedge.errors import ConfigurationError
+from pipecat_hedge.prometheus_process import has_ended
 
 __all__ = ["expose", "multiprocess_dir", "of_all_processes"]
 
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+MANY_PROCESSES = 100
+"""A scrape reads what each process has ever written, some 2 ms each; from so many on it is said."""
 _LIVE_GAUGE = re.compile(r"gauge_live\w*_(\d+)\.db")
+_told_of_many = set[Path]()
 
 
 def multiprocess_dir() -> Path | None:
@@ -64,14 +71,46 @@ def of_all_processes(folder: str | Path) -> CollectorRegistry:
     Raises:
         ConfigurationError: If there is no such folder.
     """
-    path = _checked(Path(folder), "the folder of the processes' metrics")
-    for file in path.glob("gauge_live*.db"):
-        found = _LIVE_GAUGE.fullmatch(file.name)
-        if found is not None and not _is_alive(int(found[1])):
-            mark_process_dead(int(found[1]), str(path))
     registry = CollectorRegistry()
-    MultiProcessCollector(registry, str(path))
+    registry.register(_Folder(_checked(Path(folder), "the folder of the processes' metrics")))
     return registry
+
+
+class _Folder(Collector):
+    """What is in a folder, at each look."""
+
+    def __init__(self, path: Path):
+        self._path = path
+
+    def collect(self) -> Iterable[Metric]:
+        files = list(self._path.glob("*.db"))
+        gauges: dict[int, list[Path]] = {}
+        for file in files:
+            if (found := _LIVE_GAUGE.fullmatch(file.name)) is not None:
+                gauges.setdefault(int(found[1]), []).append(file)
+        ended = {file for pid in gauges if self._is_over(pid, gauges[pid]) for file in gauges[pid]}
+        self._tell_of_many(sum(file.name.startswith("counter_") for file in files))
+        return MultiProcessCollector.merge([str(file) for file in files if file not in ended])
+
+    def _is_over(self, pid: int, files: Iterable[Path]) -> bool:
+        """Whether a process has ended; then what it said of itself is removed, for certain."""
+        ended = has_ended(self._path, pid)
+        if ended is None:  # no recorder's: then only its number tells, and only where it was given
+            return not _is_alive(pid)
+        if ended:
+            for file in files:
+                with contextlib.suppress(OSError):  # somebody else has, or may
+                    file.unlink()
+        return ended
+
+    def _tell_of_many(self, processes: int) -> None:
+        if processes >= MANY_PROCESSES and self._path not in _told_of_many:
+            _told_of_many.add(self._path)
+            logger.warning(
+                f"{processes} processes have written metrics to {self._path}, and each makes every "
+                "scrape longer: where processes come and go with calls, write turn logs and serve "
+                "them with pipecat-hedge metrics turns.jsonl"
+            )
 
 
 def _checked(path: Path, name: str) -> Path:

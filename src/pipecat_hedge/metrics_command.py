@@ -105,7 +105,10 @@ def _registry(args: argparse.Namespace) -> CollectorRegistry:
 
 
 def of_logs(paths: Sequence[str | Path], slo: Slo) -> CollectorRegistry:
-    """Metrics of turn logs, read on whenever they are collected.
+    """Metrics of turn logs, read to their end now, and on whenever they are collected.
+
+    So the first scrape need not wait until years of turns have been read, for which Prometheus has
+    no patience.
 
     Args:
         paths: The logs.
@@ -133,15 +136,19 @@ class _Logs(Collector):
         self._recorder = PrometheusRecorder(
             stats=ProviderStats(), registry=self._counted, slos=dict.fromkeys(TIERS, slo)
         )
+        self._read_on()
 
     def collect(self) -> Iterable[Metric]:
         skipped = CounterMetricFamily(
             "pipecat_hedge_log_lines_skipped", "Lines of the turn logs that are no turns."
         )
         with self._lock:
-            for log in self._logs:
-                for report in log.new_turns():
-                    self._recorder.record(report)
+            self._read_on()
             skipped.add_metric([], sum(log.skipped for log in self._logs))
         told = [m for m in self._counted.collect() if m.type != "gauge" or "slo" in m.name]
         return [*told, skipped]
+
+    def _read_on(self) -> None:
+        for log in self._logs:
+            for report in log.new_turns():
+                self._recorder.record(report)

@@ -8,10 +8,10 @@ figures can be held against others. Counters of requests are counters of *reques
 which there was no room has sent none. Times to first token are of two kinds. A caller's is the
 turn's. A provider's is the attempt's, and there the naive histogram lies: a provider that is slow
 enough to be overtaken never shows a first token, so that it looks fast. So what was waited for in
-vain is a histogram of its own (``attempt_unanswered_seconds``), each a lower bound; the rules in
-``deploy/`` take both together. How much better a promise can be kept is not a percentile's matter,
-but one of turns that were good and bad: they are counted apart by ``SloTally``, exactly, whatever
-the buckets are.
+vain is a histogram of its own (``attempt_unanswered_seconds``), each a lower bound, so that a
+refusal is none; the rules in ``deploy/`` take both together. How much better a promise can be kept
+is not a percentile's matter, but one of turns that were good and bad: they are counted apart by
+``SloTally``, exactly, whatever the buckets are.
 
 Left out: histograms with exponential buckets ("native"), which ``prometheus_client`` does not make;
 a Prometheus 3 can store these as such, see ``docs/metrics.md``.
@@ -24,19 +24,24 @@ waits; between them the bounds are a quarter to a half apart, with the usual pro
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import product
 from typing import Any, get_args
+from weakref import WeakSet
 
+from pipecat.utils.errors import ErrorCategory
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, Metric
 from prometheus_client.registry import Collector
 
+from pipecat_hedge.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT
 from pipecat_hedge.errors import SHED, ConfigurationError
 from pipecat_hedge.exposition import multiprocess_dir
-from pipecat_hedge.facts import AttemptOutcome, LaunchReason, TurnOutcome
+from pipecat_hedge.facts import AttemptOutcome, FillerCause, LaunchReason, TurnOutcome
 from pipecat_hedge.policies.slo import Slo
 from pipecat_hedge.prometheus_names import NONE, Names
+from pipecat_hedge.prometheus_process import ProcessBeat
 from pipecat_hedge.prometheus_slo import SloTally
 from pipecat_hedge.prometheus_state import StateGauges
-from pipecat_hedge.provider_stats import ProviderStats, shared_stats
+from pipecat_hedge.provider_stats import ProviderStats, follow, unfollow
 from pipecat_hedge.reports import AttemptReport, FillerReport, TurnReport
 from pipecat_hedge.turn_latency import TurnLatency, TurnLatencyObserver
 from pipecat_hedge.work import TIERS, Tier
@@ -54,6 +59,11 @@ RESCUES = ("failure", "stall")
 OUTCOMES: tuple[TurnOutcome, ...] = get_args(TurnOutcome)
 ATTEMPT_OUTCOMES: tuple[AttemptOutcome, ...] = get_args(AttemptOutcome)
 REASONS: tuple[LaunchReason, ...] = get_args(LaunchReason)
+CAUSES: tuple[FillerCause, ...] = get_args(FillerCause)
+WAITED = (STALLED.category, TIMED_OUT.category, MISSED_DEADLINE.category)
+"""Failures that say no more than that it was waited for so long."""
+CATEGORIES = (*(c.value for c in ErrorCategory), *WAITED, EMPTY_ANSWER.category, SHED)
+"""What usually goes wrong."""
 
 
 class PrometheusRecorder(Collector):
@@ -64,7 +74,7 @@ class PrometheusRecorder(Collector):
 
     Example::
 
-        recorder = PrometheusRecorder(slos={"standard": Slo(ttft_secs=0.8, share=0.95)})
+        recorder = PrometheusRecorder()
         prometheus_client.start_http_server(9464)
         ...
         latency = TurnLatencyObserver()     # for each call, for voice-to-voice latency
@@ -81,41 +91,56 @@ class PrometheusRecorder(Collector):
         """Be told of every turn from now on, until ``close``.
 
         Args:
-            stats: Whose services' turns to count; the process's own by default.
+            stats: Whose services' turns to count; by default those of all services of the process,
+                whatever statistics they use.
             registry: Where the metrics are registered; ``prometheus_client``'s own by default.
                 Of no account where processes write to ``PROMETHEUS_MULTIPROC_DIR``.
-            slos: What callers are promised, by tier.
+            slos: What callers are promised, by tier. What services promise themselves
+                (``HedgedLLMService(slo=...)``, ``HedgePolicy.adaptive(slo=...)``) is known without
+                it, and comes first.
 
         Raises:
             ConfigurationError: If there is one in this registry already, a tier is not known, or
                 the folder of several processes is not there.
         """
-        shared = multiprocess_dir() is not None
+        shared = multiprocess_dir()
         self._own = CollectorRegistry()
-        self._registry = None if shared else registry or REGISTRY
-        self._stats = shared_stats() if stats is None else stats
+        self._registry = None if shared is not None else registry or REGISTRY
+        self._stats: WeakSet[ProviderStats] = WeakSet()
         self._providers, self._models = Names(MOST_PROVIDERS), Names(MOST_MODELS)
         self._categories = Names(MOST_CATEGORIES)
-        self._seen = set[str]()
+        self._seen = set[tuple[str, str]]()
+        self._priced = set[tuple[str, str]]()
         self._children: dict[tuple[object, ...], Any] = {}
         self._slo = SloTally(slos or {}, self._own)
         self._make()
         self._begin_at_zero()
-        self._state = StateGauges(self._own, self._providers, self._models, lambda: self._stats)
+        self._state = StateGauges(
+            self._own, self._providers, self._models, lambda: list(self._stats)
+        )
         if self._registry is not None:
             try:
                 self._registry.register(self)
             except ValueError:
                 raise ConfigurationError(
                     "there is a PrometheusRecorder in this registry already, and one counts the "
-                    "turns of all services: use it, or close it first"
+                    "turns of all services (unless it was given stats): use it, or close it first"
                 ) from None
-        self._beat = self._state.refresh if shared else None
-        self._stats.turn_hooks.add(self.record, beat=self._beat)
+        self._beat = None if shared is None else ProcessBeat(shared, self._look)
+        if stats is None:
+            follow(self._take)
+        else:
+            self._take(stats)
 
     def close(self) -> None:
         """Count no more, and leave the registry."""
-        self._stats.turn_hooks.remove(self.record, beat=self._beat)
+        unfollow(self._take)
+        for stats in list(self._stats):
+            stats.turn_hooks.remove(self.record)
+            stats.slo_board.hooks.remove(self._slo.take)
+        self._stats.clear()
+        if self._beat is not None:
+            self._beat.close()
         if self._registry is not None:
             self._registry.unregister(self)
             self._registry = None
@@ -136,12 +161,27 @@ class PrometheusRecorder(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Tell how things stand and what was counted. Called by the registry, from any thread."""
-        self._state.refresh()
+        self._look()
         return self._own.collect()
 
     def describe(self) -> Iterable[Metric]:
         """Tell what there is, so that a registry refuses the same a second time."""
         return self._own.collect()
+
+    def _take(self, stats: ProviderStats) -> None:
+        """Count the turns and promises of a registry's services, those that were made included."""
+        self._stats.add(stats)
+        stats.turn_hooks.add(self.record)
+        stats.slo_board.hooks.add(self._slo.take)
+        for tier, slo in stats.slo_board.promises():
+            self._slo.take(tier, slo, {})
+
+    def _look(self) -> None:
+        """See how things stand, and whom there is to count attempts of."""
+        self._state.refresh()
+        for stats in list(self._stats):
+            for (provider, model), _ in self._state.providers(stats):
+                self._see(provider, model)
 
     # ---- what happened
 
@@ -188,8 +228,8 @@ class PrometheusRecorder(Collector):
         of, provider = self._child, self._providers.of(attempt.provider)
         reason, outcome = attempt.launch_reason, attempt.outcome
         won = outcome == "won"
-        if provider not in self._seen:
-            self._see(provider)
+        model = self._models.of(attempt.model)
+        self._see(provider, model)
         of(self._attempts, provider, reason, outcome).inc()
         if attempt.error_category is not None:
             category = self._categories.of(attempt.error_category)
@@ -204,11 +244,11 @@ class PrometheusRecorder(Collector):
             of(self._attempt_ttft, provider, outcome).observe(attempt.ttft_secs)
         if attempt.sent_secs is None:
             return
-        model = self._models.of(attempt.model)
         of(self._requests, provider, model).inc()
-        if attempt.ttft_secs is None:
+        waits = outcome != "failed" or attempt.error_category in WAITED
+        if attempt.ttft_secs is None and waits:
             waited = attempt.ended_secs - attempt.launched_secs
-            of(self._unanswered, provider, outcome).observe(waited)
+            of(self._unanswered, provider, outcome, reason).observe(waited)
         if attempt.stages is not None and attempt.stages.is_cold:
             of(self._cold, provider).inc()
         use = "used" if won or _is_cut_short(attempt, report) else "wasted"
@@ -218,6 +258,10 @@ class PrometheusRecorder(Collector):
         if attempt.output_tokens:
             of(self._tokens, provider, model, "output", use, estimated).inc(attempt.output_tokens)
         if attempt.usd:
+            if (provider, model) not in self._priced:
+                self._priced.add((provider, model))
+                of(self._usd, provider, model, "used")
+                of(self._usd, provider, model, "wasted")
             of(self._usd, provider, model, use).inc(attempt.usd)
 
     def _child(self, metric: Any, *labels: str) -> Any:
@@ -241,15 +285,31 @@ class PrometheusRecorder(Collector):
                     self._child(self._turns, outcome, tier, degraded)
         for what in ("turn", *REASONS):
             self._child(self._shed, what)
+        for cause, result in product(CAUSES, ("spoken", "withdrawn", "withheld")):
+            self._child(self._fillers, cause, result)
 
-    def _see(self, provider: str) -> None:
-        """The same of a provider, from its first attempt on."""
-        self._seen.add(provider)
-        for reason in REASONS:
-            for outcome in ATTEMPT_OUTCOMES:
-                self._child(self._attempts, provider, reason, outcome)
+    def _see(self, provider: str, model: str) -> None:
+        """The same of a provider, from when it is known.
+
+        That is when a session prepares for its first turn or begins it, and somebody looks then.
+        """
+        if (provider, model) in self._seen:
+            return
+        self._seen.add((provider, model))
+        of = self._child
+        for reason, outcome in product(REASONS, ATTEMPT_OUTCOMES):
+            of(self._attempts, provider, reason, outcome)
         for result in ("won", "lost"):
-            self._child(self._hedges, provider, result)
+            of(self._hedges, provider, result)
+        for reason, result in product(RESCUES, ("continued", "failed")):
+            of(self._rescues, provider, reason, result)
+        for category in CATEGORIES:
+            of(self._failures, provider, self._categories.of(category))
+        of(self._cold, provider)
+        of(self._requests, provider, model)
+        ways = product(("input", "output"), ("used", "wasted"), ("true", "false"))
+        for direction, use, estimated in ways:
+            of(self._tokens, provider, model, direction, use, estimated)
 
     def _make(self) -> None:
         def counter(name: str, told: str, *labels: str) -> Counter:
@@ -286,8 +346,8 @@ class PrometheusRecorder(Collector):
         self._unanswered = histogram(
             "attempt_unanswered",
             "How long was waited for requests that ended without a token: they would have taken "
-            "longer.",
-            *("provider", "outcome"),
+            "longer. A refusal is none.",
+            *("provider", "outcome", "launch_reason"),
         )
         self._hedges = counter("hedges", "Hedges that were launched.", "provider", "result")
         self._rescues = counter(

@@ -1,11 +1,15 @@
 """Turns that kept a promise and turns that did not, counted, so that PromQL can tell the burn.
 
-Law: what a turn says is said by ``policies/slo.py``, here as everywhere else.
+Law: what a turn says is said by ``policies/slo.py``, here as everywhere else; and it says it once.
+
+Who has made a promise judges his turns himself, and what he says is counted. Only where nobody has
+made one to a tier, what the operator promises is held against its turns here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -13,6 +17,7 @@ from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.policies.slo import Slo, judge
 from pipecat_hedge.promise import judge_voice
 from pipecat_hedge.reports import TurnReport
+from pipecat_hedge.slo import OBJECTIVES, Objective
 from pipecat_hedge.turn_latency import TurnLatency
 from pipecat_hedge.work import TIERS, Tier
 
@@ -26,7 +31,7 @@ class SloTally:
         """Begin at zero.
 
         Args:
-            slos: What is promised, by tier.
+            slos: What is promised, by tier, where services have promised nothing themselves.
             registry: Where the metrics are made.
 
         Raises:
@@ -34,23 +39,23 @@ class SloTally:
         """
         self._slos = dict(slos)
         labels = ("tier", "objective")
-        turns = Counter(
+        self._turns = Counter(
             "pipecat_hedge_slo_turns",
             "Turns that a promise was about.",
             labels,
             registry=registry,
         )
-        missed = Counter(
+        self._missed = Counter(
             "pipecat_hedge_slo_missed", "Of them, those that broke it.", labels, registry=registry
         )
-        objective = Gauge(
+        self._objective = Gauge(
             "pipecat_hedge_slo_objective_seconds",
             "Within what time the answer is promised.",
             labels,
             registry=registry,
             multiprocess_mode="livemax",
         )
-        share = Gauge(
+        self._share = Gauge(
             "pipecat_hedge_slo_share_ratio",
             "For what share of turns it is promised.",
             ("tier",),
@@ -58,6 +63,7 @@ class SloTally:
             multiprocess_mode="livemax",
         )
         self._counters: dict[tuple[Tier, str], tuple[Counter, Counter]] = {}
+        self._promised: dict[Tier, set[Slo]] = {}
         for tier, slo in self._slos.items():
             if tier not in TIERS:
                 raise ConfigurationError(
@@ -65,10 +71,35 @@ class SloTally:
                 )
             if not isinstance(slo, Slo):
                 raise ConfigurationError(f"slos[{tier!r}] must be an Slo, got {slo!r}")
-            share.labels(tier).set(slo.share)
-            for name, secs in slo.promises():
-                objective.labels(tier, name).set(secs)
-                self._counters[tier, name] = (turns.labels(tier, name), missed.labels(tier, name))
+            self._show(tier, {slo})
+
+    def take(self, tier: Tier, slo: Slo, kept: Mapping[Objective, bool]) -> None:
+        """Take what a service says of its promise; see ``SloBoard.hooks``.
+
+        Args:
+            tier: To whom it is made. What the operator promises them does not count any more.
+            slo: What is promised.
+            kept: By objective, whether that was kept.
+        """
+        if slo not in (promised := self._promised.setdefault(tier, set())):
+            self._slos.pop(tier, None)
+            promised.add(slo)
+            self._show(tier, promised)
+        for objective, was_kept in kept.items():
+            self._count(tier, objective, was_kept)
+
+    def _show(self, tier: Tier, slos: AbstractSet[Slo]) -> None:
+        """What is promised to a tier; of several promises the one that is easiest to keep."""
+        self._share.labels(tier).set(min(slo.share for slo in slos))
+        for name in OBJECTIVES:
+            secs = [within for slo in slos if (within := slo.within(name)) is not None]
+            if secs:
+                self._objective.labels(tier, name).set(max(secs))
+                labels = (tier, name)
+                self._counters[labels] = (
+                    self._turns.labels(*labels),
+                    self._missed.labels(*labels),
+                )
 
     def record(self, report: TurnReport) -> None:
         """Count a turn.

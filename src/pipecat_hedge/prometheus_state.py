@@ -4,13 +4,15 @@ Law: to look changes nothing; and one series a provider, a model and a state, wh
 
 In one process the gauges are read when they are scraped. Where several processes write to one
 folder, a scrape reaches one of them only: there each writes its own every few seconds
-(``turn_hooks.BEAT_SECS``), and they are added up, or the worst of them counts.
+(``prometheus_process.py``), and they are added up, or the worst of them counts. So do several
+registries of one process.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry, Gauge
@@ -32,14 +34,14 @@ STATES: tuple[BreakerState, ...] = get_args(BreakerState)
 
 
 class StateGauges:
-    """Gauges of what a registry of providers knows."""
+    """Gauges of what the registries of providers know."""
 
     def __init__(
         self,
         registry: CollectorRegistry,
         providers: Names,
         models: Names,
-        stats: Callable[[], ProviderStats],
+        stats: Callable[[], Iterable[ProviderStats]],
         clock: Callable[[], float] = time.monotonic,
     ):
         """Make the gauges; ``refresh`` fills them.
@@ -61,9 +63,12 @@ class StateGauges:
         self._providers, self._models = providers, models
         self._purses = Names(MOST_PURSES)
         self._stats, self._clock = stats, clock
+        self._lock = threading.Lock()
+        self._told: set[tuple[str, str]] = set()
+        self._owed: set[str] = set()
         self._breaker = gauge(
             "breaker_state",
-            "Processes in which a provider's breaker is in this state.",
+            "Registries, one a process as a rule, in which a provider's breaker is in this state.",
             (*who, "state"),
             "livesum",
         )
@@ -104,32 +109,54 @@ class StateGauges:
 
     def refresh(self) -> None:
         """Look how things stand now; from any thread."""
-        stats, now = self._stats(), self._clock()
-        health = stats.health
-        with health.lock:
-            keys = list(health.entries())
+        with self._lock:
+            registries, now = list(self._stats()), self._clock()
+            self._tell_providers(registries, now)
+            self._tell_budgets(registries)
+            self._waiting.set(sum(stats.health.waiting for stats in registries))
+            self._sessions.set(sum(stats.sessions for stats in registries))
+            lags = [stats.loop_watch.lag_secs(now) or 0.0 for stats in registries]
+            self._lag.set(max(lags, default=0.0))
+
+    def _tell_providers(self, registries: Iterable[ProviderStats], now: float) -> None:
         told: dict[tuple[str, str], list[tuple[BreakerState, int, int, float]]] = {}
-        for key in keys:
-            provider, _, model = key.partition(" | ")
-            who = (self._providers.of(provider), self._models.of(model))
-            state, (in_flight, limit) = health.state(key, now), health.occupancy(key, now)
-            rests = health.rests_secs(key, now)
-            told.setdefault(who, []).append((state, in_flight, limit, rests))
-        for who, each in told.items():  # several only where names have run out
+        told |= {who: [] for who in self._told}  # a registry that has gone leaves nothing behind
+        for stats in registries:
+            health = stats.health
+            for who, key in self.providers(stats):
+                state, (in_flight, limit) = health.state(key, now), health.occupancy(key, now)
+                rests = health.rests_secs(key, now)
+                told.setdefault(who, []).append((state, in_flight, limit, rests))
+        self._told |= told.keys()
+        for who, each in told.items():
             for state in STATES:
                 self._breaker.labels(*who, state).set(sum(s == state for s, *_ in each))
             self._in_flight.labels(*who).set(sum(n for _, n, _, _ in each))
             self._limit.labels(*who).set(sum(n for _, _, n, _ in each))
-            self._rests.labels(*who).set(max(n for *_, n in each))
-        self._waiting.set(health.waiting)
-        self._sessions.set(stats.sessions)
-        self._lag.set(stats.loop_watch.lag_secs(now) or 0.0)
-        balances: dict[str, list[tuple[float, float]]] = {}
-        for purse, budget, balance in stats.balances():
-            balances.setdefault(self._between(purse), []).append((budget, balance))
+            self._rests.labels(*who).set(max((n for *_, n in each), default=0.0))
+
+    def providers(self, stats: ProviderStats) -> list[tuple[tuple[str, str], str]]:
+        """Whom a registry knows: the labels of provider and model, and the key.
+
+        Args:
+            stats: The registry.
+        """
+        with stats.health.lock:
+            keys = list(stats.health.entries())
+        named = [(key, *key.partition(" | ")[::2]) for key in keys]
+        return [((self._providers.of(a), self._models.of(b)), key) for key, a, b in named]
+
+    def _tell_budgets(self, registries: Iterable[ProviderStats]) -> None:
+        balances: dict[str, list[tuple[float, float]]] = {name: [] for name in self._owed}
+        for stats in registries:
+            for purse, budget, balance in stats.balances():
+                balances.setdefault(self._between(purse), []).append((budget, balance))
+        self._owed |= balances.keys()
         for providers, purses in balances.items():
-            self._budget.labels(providers).set(max(budget for budget, _ in purses))
-            self._balance.labels(providers).set(min(balance for _, balance in purses))
+            self._budget.labels(providers).set(max((budget for budget, _ in purses), default=0.0))
+            self._balance.labels(providers).set(
+                min((balance for _, balance in purses), default=0.0)
+            )
 
     def _between(self, purse: object) -> str:
         """Between whom a purse's owners hedge."""

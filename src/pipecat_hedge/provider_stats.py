@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
+from weakref import WeakSet
 
 from loguru import logger
 
@@ -36,7 +37,16 @@ from pipecat_hedge.stats_store import StatsStore, default_store
 from pipecat_hedge.survival import Survival
 from pipecat_hedge.turn_hooks import TurnHooks
 
-__all__ = ["Backend", "BudgetState", "ProviderStats", "key_of", "shared_stats"]
+__all__ = [
+    "Backend",
+    "BudgetState",
+    "Follower",
+    "ProviderStats",
+    "follow",
+    "key_of",
+    "shared_stats",
+    "unfollow",
+]
 
 Measures: TypeAlias = Literal["first_token", "whole_answer", "wait"]
 
@@ -157,10 +167,7 @@ class ProviderStats:
         self._saved_at = clock()
         self.loop_watch = LoopWatch()
         self.turn_hooks = TurnHooks()
-        works = {
-            "watches the loop": self.loop_watch.run_if_real,
-            "writes down how things stand": self.turn_hooks.run_if_real,
-        }
+        works = {"watches the loop": self.loop_watch.run_if_real}
         self.fleet: FleetSync | None = None
         self.bursts = Bursts(lambda: 1 if self.fleet is None else self.fleet.processes)
         if shared is not None:
@@ -169,6 +176,7 @@ class ProviderStats:
             self.health.introduces = self.fleet.introduce_health
         self._background = LoopWork(works)
         self._load()
+        _introduce(self)
 
     # ---- while there are sessions
 
@@ -420,6 +428,41 @@ def _in_doubt(curve: Survival) -> Survival:
     for times, share in _IN_DOUBT:
         curve = curve.mixed_with(curve.scaled(times), share)
     return curve
+
+
+Follower: TypeAlias = Callable[[ProviderStats], None]
+
+_registries: WeakSet[ProviderStats] = WeakSet()
+_followers: list[Follower] = []
+_introducing = threading.RLock()
+
+
+def _introduce(stats: ProviderStats) -> None:
+    with _introducing:
+        _registries.add(stats)
+        for follower in _followers:
+            follower(stats)
+
+
+def follow(follower: Follower) -> None:
+    """Hand over every registry of the process: those there are, and each that is made from now on.
+
+    A registry is the user's, and goes when nobody needs it: do not keep it alive.
+
+    Args:
+        follower: Called once with each.
+    """
+    with _introducing:
+        _followers.append(follower)
+        for stats in list(_registries):
+            follower(stats)
+
+
+def unfollow(follower: Follower) -> None:
+    """Hand over no more; as ``follow``."""
+    with _introducing:
+        if follower in _followers:
+            _followers.remove(follower)
 
 
 _shared: ProviderStats | None = None

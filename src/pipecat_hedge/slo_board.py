@@ -13,6 +13,7 @@ from pipecat_hedge.policies.slo import Slo, judge
 from pipecat_hedge.policies.slo_attainment import Attainment, SloStatus
 from pipecat_hedge.reports import TurnReport
 from pipecat_hedge.slo import Objective
+from pipecat_hedge.turn_hooks import Hooks
 from pipecat_hedge.work import TIERS, Tier
 
 __all__ = ["MOST_PROMISES", "SloBoard", "steady_wall_clock"]
@@ -35,6 +36,10 @@ def steady_wall_clock() -> Callable[[], float]:
 class SloBoard:
     """Counts, by tier and promise. From any thread; behind one lock, held for microseconds.
 
+    Attributes:
+        hooks: Who is told what the board is told: the tier, what it is promised, and what was kept,
+            of nothing when the promise is made.
+
     Example::
 
         board.record("premium", Slo(), report)
@@ -50,6 +55,7 @@ class SloBoard:
         """
         self._clock = clock or steady_wall_clock()
         self._lock = threading.Lock()
+        self.hooks = Hooks[[Tier, Slo, Mapping[Objective, bool]]]()
         self._rows: dict[tuple[Tier, Slo], dict[Objective, Attainment]] = {}
 
     def promise(self, tier: Tier, slo: Slo) -> None:
@@ -61,6 +67,12 @@ class SloBoard:
         """
         with self._lock:
             self._row(tier, slo)
+        self.hooks.tell(tier, slo, {})
+
+    def promises(self) -> tuple[tuple[Tier, Slo], ...]:
+        """Whom what is promised."""
+        with self._lock:
+            return tuple(self._rows)
 
     def record(self, tier: Tier, slo: Slo, report: TurnReport) -> None:
         """Count what a turn of the LLM says of a promise.
@@ -86,6 +98,7 @@ class SloBoard:
             now, row = self._clock(), self._row(tier, slo)
             for objective, was_kept in kept.items():
                 row[objective].record(was_kept, now)
+        self.hooks.tell(tier, slo, kept)
 
     def status(self, tier: Tier | None = None, slo: Slo | None = None) -> tuple[SloStatus, ...]:
         """How the promises are kept, the best tier first.

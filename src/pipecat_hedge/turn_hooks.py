@@ -8,84 +8,55 @@ for metrics or a board, is told of all of them here.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Generic, ParamSpec, TypeAlias
 
 from loguru import logger
 
-from pipecat_hedge.loop_watch import is_real
 from pipecat_hedge.reports import TurnReport
 
-__all__ = ["BEAT_SECS", "TurnHook", "TurnHooks"]
+__all__ = ["Hooks", "TurnHook", "TurnHooks"]
 
+P = ParamSpec("P")
 TurnHook: TypeAlias = Callable[[TurnReport], None]
 
-BEAT_SECS = 5.0
-"""How often those are called who write down how things stand now: a third of the usual interval at
-which metrics are read."""
 
-
-class TurnHooks:
-    """A registry's hooks. They are called on the service's loop, and must not wait for anything.
+class Hooks(Generic[P]):
+    """Whom to call. They must not wait for anything.
 
     Example::
 
-        hooks = TurnHooks()
+        hooks = Hooks[[TurnReport]]()
         hooks.add(lambda report: print(report.outcome))
     """
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._hooks: tuple[TurnHook, ...] = ()
-        self._beats: tuple[Callable[[], None], ...] = ()
+        self._hooks: tuple[Callable[P, None], ...] = ()
         self._failed: set[object] = set()
 
-    def add(self, hook: TurnHook, *, beat: Callable[[], None] | None = None) -> None:
-        """Have a hook called with every ``TurnReport`` from now on.
+    def add(self, hook: Callable[P, None]) -> None:
+        """Have a hook called from now on.
 
         Args:
             hook: The hook.
-            beat: Called every ``BEAT_SECS`` while there are sessions, and when the last has ended.
         """
         self._hooks = (*self._hooks, hook)
-        if beat is not None:
-            self._beats = (*self._beats, beat)
 
-    def remove(self, hook: TurnHook, *, beat: Callable[[], None] | None = None) -> None:
+    def remove(self, hook: Callable[P, None]) -> None:
         """Have it called no more; as ``add``."""
         self._hooks = tuple(each for each in self._hooks if each != hook)
-        self._beats = tuple(each for each in self._beats if each != beat)
 
-    def tell(self, report: TurnReport) -> None:
-        """Tell every hook of a turn.
-
-        Args:
-            report: The turn.
-        """
+    def tell(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call every hook."""
         for hook in self._hooks:
-            self._call(hook, report)
+            try:
+                hook(*args, **kwargs)
+            except Exception as e:  # whatever it is, the caller is to have the answer
+                if hook not in self._failed:
+                    self._failed.add(hook)
+                    logger.warning(f"a turn hook failed, which is said once: {hook!r}: {e!r}")
 
-    def beat(self) -> None:
-        """Call those who write down how things stand."""
-        for beat in self._beats:
-            self._call(beat)
 
-    async def run_if_real(self) -> None:
-        """Beat until it is cancelled, and once more then; on a virtual loop do nothing."""
-        if not is_real(asyncio.get_running_loop()):
-            return
-        try:
-            while True:
-                await asyncio.sleep(BEAT_SECS)
-                self.beat()
-        finally:
-            self.beat()
-
-    def _call(self, hook: Callable[..., None], *args: Any) -> None:
-        try:
-            hook(*args)
-        except Exception as e:  # whatever it is, the caller is to have the answer
-            if hook not in self._failed:
-                self._failed.add(hook)
-                logger.warning(f"a turn hook failed, which is said once: {hook!r}: {e!r}")
+class TurnHooks(Hooks[[TurnReport]]):
+    """A registry's hooks. They are called on the service's loop, with every ``TurnReport``."""

@@ -5,11 +5,14 @@ Law: a line is a turn or it is counted as none; an older log lacks fields, and a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import glob
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 from pipecat_hedge.reports import AttemptReport, FillerReport, StageReport, TurnReport
 
@@ -40,25 +43,48 @@ class TurnLog:
         """The turns that have been written since the last time, in order.
 
         A line that is being written is left for the next time. A log that has been replaced or cut
-        off, as by rotation, is read from its beginning.
+        off, as by rotation, is read from its beginning; one that was renamed to something that
+        begins as it did (``turns.jsonl.1``) is read to its end before.
         """
-        try:
-            file = self.path.open("rb")
-        except FileNotFoundError:
-            return
-        with file:
-            stat = self.path.stat()
-            if self._file != (stat.st_dev, stat.st_ino) or stat.st_size < self._read:
-                self._file, self._read = (stat.st_dev, stat.st_ino), 0
-            file.seek(self._read)
-            for line in file:
-                if not line.endswith(b"\n"):
+        with contextlib.ExitStack() as stack:
+            try:
+                file = stack.enter_context(self.path.open("rb"))
+            except FileNotFoundError:
+                file = None
+            if self._file is not None and (file is None or _identity(file) != self._file):
+                yield from self._rest_of_the_last()
+            if file is None:
+                return
+            if _identity(file) != self._file:
+                self._file, self._read = _identity(file), 0
+            yield from self._rest_of(file)
+
+    def _rest_of_the_last(self) -> Iterator[TurnReport]:
+        """What came after the last look at a log that has another name now."""
+        for path in self.path.parent.glob(f"{glob.escape(self.path.stem)}*"):
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                if _identity(file) == self._file:
+                    yield from self._rest_of(file)
                     return
-                self._read += len(line)
-                try:
-                    yield as_turn(json.loads(line))
-                except (ValueError, TypeError, KeyError):
-                    self.skipped += bool(line.strip())
+
+    def _rest_of(self, file: BinaryIO) -> Iterator[TurnReport]:
+        if file.seek(0, os.SEEK_END) < self._read:
+            self._read = 0
+        file.seek(self._read)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            self._read += len(line)
+            try:
+                yield as_turn(json.loads(line))
+            except (ValueError, TypeError, KeyError):
+                self.skipped += bool(line.strip())
+
+
+def _identity(file: BinaryIO) -> tuple[int, int]:
+    """Which file it is, whatever it is called."""
+    stat = os.fstat(file.fileno())
+    return stat.st_dev, stat.st_ino
 
 
 def as_turn(record: Mapping[str, Any]) -> TurnReport:

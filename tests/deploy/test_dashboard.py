@@ -6,6 +6,7 @@ Each of its expressions is asked of a real Prometheus in ``tests/live/test_prome
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ def test_the_file_is_what_the_script_makes() -> None:
 
 @pytest.mark.parametrize("panel", CHARTS, ids=lambda panel: panel["title"])
 def test_a_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
-    """Title, unit, what to make of it, a legend for each line, and metrics that there are."""
+    """Title, unit, what to make of it, a legend for each line, metrics that there are, whose."""
     assert panel["description"]
     assert panel["fieldConfig"]["defaults"]["unit"]
     recorded = RULES.read_text()
@@ -33,8 +34,10 @@ def test_a_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
         assert target["legendFormat"]
         asked = names_asked(target["expr"])
         assert asked <= names_served()
-        if ":" in target["expr"]:
-            assert f"record: {target['expr']}" in recorded
+        for name in re.findall(r"\w+:\w+:\w+", target["expr"]):
+            assert f"record: {name}\n" in recorded
+        selectors = re.findall(r"pipecat_hedge_[\w:]+(\S*)", target["expr"])
+        assert all(selector.startswith('{job=~"$job"') for selector in selectors)
 
 
 def test_no_panel_covers_another() -> None:
