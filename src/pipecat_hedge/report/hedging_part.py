@@ -103,6 +103,11 @@ def changes_part(figures: Figures) -> str:
             0: "None makes a difference that these turns can show.",
             1: "Only this one makes a difference that these turns can show.",
         }.get(len(replays.changes), "Only these make a difference that these turns can show.")
+    about += "".join(
+        f" Not known is what asking {name} first would do: hardly a request was waited for beyond "
+        f'{secs(known)}; HedgePolicy.adaptive(order="learned") finds out by itself.'
+        for name, known in replays.unseen
+    )
     shown = "".join(_change(n, each) for n, each in enumerate(replays.changes, 1))
     return f'{head}<p class="about">{escape(about)}</p>{shown}'
 
@@ -151,7 +156,8 @@ def _trust(replays: Replays) -> str:
     )
     return (
         f"{policy}{least}How near the second row is to the first tells how far to trust the "
-        f"others. Also: {replays.independence}."
+        "others: turns are replayed one after the other, so how many are hedged at once is not "
+        f"bounded as it was. Also: {replays.independence}."
     )
 
 
@@ -181,11 +187,22 @@ def _change(number: int, change: Change) -> str:
     ]
     rows = [_predicted("as it was", change.before), _predicted("with it", change.after)]
     after = change.after
+    is_guess = bool(change.before.at_least or after.at_least)
+    saved = (
+        f"It saves about {secs(change.saved_secs)} of the mean wait, if requests that were cut "
+        "short would have gone on as the slowest did"
+        if is_guess
+        else f"It saves {secs(change.saved_secs)} of the mean wait"
+    )
+    where = (
+        ""
+        if "p95" in after.at_least
+        else f"; its p95 would lie between {secs(after.p95_low_secs)} and "
+        f"{secs(after.p95_high_secs)} in 19 of 20 logs like this one"
+    )
     return (
         f'<div class="change"><h3>{number}. {escape(change.title)}</h3>'
-        f"<p><b>{escape(effect_of(change))}.</b> It saves {secs(change.saved_secs)} of the mean "
-        f"wait; its p95 would lie between {secs(after.p95_low_secs)} and "
-        f"{secs(after.p95_high_secs)} in 19 of 20 logs like this one.</p>"
+        f"<p><b>{escape(effect_of(change))}.</b> {saved}{where}.</p>"
         f"<p><code>{escape(change.how)}</code></p>"
         f"{table(heads, rows, change.title)}</div>"
     )
