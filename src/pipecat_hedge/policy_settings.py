@@ -9,16 +9,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
-from pipecat_hedge.facts import LaunchRule
 from pipecat_hedge.policies.hedge_policy import (
     Adaptive,
     AfterSilence,
     AtOnce,
     AtQuantile,
     HedgePolicy,
-    LearnedRule,
     OnlyOnFailure,
     SingleR,
 )
@@ -26,10 +24,7 @@ from pipecat_hedge.slo import Slo
 
 __all__ = ["as_settings", "policy_of", "told", "with_rule"]
 
-T = TypeVar("T")
-Rule: TypeAlias = LaunchRule | LearnedRule
-
-KINDS: Mapping[str, type[Any]] = {
+_KINDS: Mapping[str, type[Any]] = {
     "race": AtOnce,
     "after": AfterSilence,
     "fallback": OnlyOnFailure,
@@ -37,7 +32,7 @@ KINDS: Mapping[str, type[Any]] = {
     "at_quantile": AtQuantile,
     "single_r": SingleR,
 }
-_NAMES = {kind: name for name, kind in KINDS.items()}
+_NAMES: Mapping[object, str] = {kind: name for name, kind in _KINDS.items()}
 _OPTIONS = ("attempts", "commit", "losers", "stall_secs", "deadline_secs")
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "headlines_of",
     "predicted",
     "spell_told",
+    "unseen_told",
 ]
 
 OBJECTIVES = {
@@ -227,6 +228,19 @@ def predicted(prediction: Prediction, name: str) -> str:
     if (least := prediction.at_least.get(name)) is not None:
         return secs(least, at_least=True)
     return secs(getattr(prediction, f"{name}_secs"))
+
+
+def unseen_told(replays: Replays) -> list[str]:
+    """Of whom it is not known what asking them first would do, a sentence each.
+
+    Args:
+        replays: What replays tell.
+    """
+    return [
+        f"Not known is what asking {name} first would do: hardly a request was waited for beyond "
+        f'{secs(known)}; HedgePolicy.adaptive(order="learned") finds out by itself.'
+        for name, known in replays.unseen
+    ]
 
 
 def effect_of(change: Change) -> str:

@@ -6,7 +6,7 @@ from html import escape
 
 from pipecat_hedge.report.changes import Change, Replays
 from pipecat_hedge.report.figures import Figures
-from pipecat_hedge.report.headlines import bought, effect_of, predicted
+from pipecat_hedge.report.headlines import bought, effect_of, predicted, unseen_told
 from pipecat_hedge.report.predictions import Prediction
 from pipecat_hedge.report.providers import Spending
 from pipecat_hedge.report.tables import cards, table
@@ -103,11 +103,7 @@ def changes_part(figures: Figures) -> str:
             0: "None makes a difference that these turns can show.",
             1: "Only this one makes a difference that these turns can show.",
         }.get(len(replays.changes), "Only these make a difference that these turns can show.")
-    about += "".join(
-        f" Not known is what asking {name} first would do: hardly a request was waited for beyond "
-        f'{secs(known)}; HedgePolicy.adaptive(order="learned") finds out by itself.'
-        for name, known in replays.unseen
-    )
+    about = " ".join([about.strip(), *unseen_told(replays)])
     shown = "".join(_change(n, each) for n, each in enumerate(replays.changes, 1))
     return f'{head}<p class="about">{escape(about)}</p>{shown}'
 
