@@ -28,6 +28,7 @@ from pipecat_hedge.profiles import PROFILES, LatencyProfile
 from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.testing import AutojumpLoop, Error, Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.timed_pipeline import TimedPipeline
+from pipecat_hedge.turn_lines import TurnLines
 from pipecat_hedge.work import Tier
 
 BEGIN_AT = 1_772_456_400.0
@@ -129,12 +130,13 @@ async def made_up_hour(hour: Hour, write: Callable[[dict[str, Any]], None]) -> N
             )
             for name, profile, usd in PROVIDERS
         ]
+        lines = TurnLines(hour.policy, f"caller-{number + 1}")
         llm = HedgedLLMService(llms, policy=hour.policy, stats=stats, tier=tier, warm=False)
 
         @llm.event_handler("on_turn_report")
         async def _reported(_: object, report: TurnReport) -> None:
             at = BEGIN_AT + asyncio.get_running_loop().time()
-            write({"at": at, "policy": hour.policy.name, **dataclasses.asdict(report)})
+            write(lines.line(report, at))
 
         line = TimedPipeline(llm)
         await line.start()

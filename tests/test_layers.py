@@ -108,6 +108,8 @@ LAYERS = {
     "simulator": TOOLS,
     "overhead": TOOLS,
     "turn_log": TOOLS,
+    "turn_lines": PIPECAT,
+    "policy_settings": MECHANISM,
     "metrics_command": TOOLS,
     "trace_overhead": TOOLS,
     "bench": TOOLS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import threading
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge import HedgedLLMService, HedgeError, HedgePolicy, Provider
+from pipecat_hedge.policy_settings import policy_of
 from pipecat_hedge.profiles import PROFILES
 from pipecat_hedge.provider_stats import Backend, ProviderStats, shared_stats
 from pipecat_hedge.stats_store import FileStore
@@ -188,6 +190,8 @@ async def test_every_turn_is_a_line_of_the_log(tmp_path: Path) -> None:
     assert [turn["turn"] for turn in turns] == [1, 2]
     first = turns[0]
     assert first["policy"] == "after(0.5 s)"
+    assert policy_of(first["policy_settings"]) == HedgePolicy.after(0.5)
+    assert len({turn["session"] for turn in turns}) == 1
     assert first["at"] > 1.7e9
     assert first["winner"] == "b"
     assert first["ttft_secs"] == pytest.approx(0.8)
@@ -195,6 +199,20 @@ async def test_every_turn_is_a_line_of_the_log(tmp_path: Path) -> None:
     assert first["attempts"][1]["ttft_secs"] == pytest.approx(0.3)
     assert "secret" not in log.read_text()
     assert "Do come" not in log.read_text()
+
+
+async def test_each_service_names_its_session_by_lot(tmp_path: Path) -> None:
+    """So that turns of one call are known for such, of whom nothing is told."""
+    log = tmp_path / "turns.jsonl"
+    for _ in range(3):
+        llm = HedgedLLMService([provider("a", 0.2)], turn_log=log)
+        async with Line(llm) as line:
+            await line.ask("My secret question.")
+            await line.ask("Another.")
+    sessions = [json.loads(text)["session"] for text in log.read_text().splitlines()]
+    assert len(set(sessions)) == 3
+    assert sessions == [name for name in dict.fromkeys(sessions) for _ in range(2)]
+    assert all(re.fullmatch("[0-9a-f]{16}", name) for name in sessions)
 
 
 def test_a_log_without_a_folder_is_refused(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ from pipecat_hedge.survival import Survival
 from pipecat_hedge.take_back import TakeBack
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.turn import Turn
+from pipecat_hedge.turn_lines import TurnLines
 from pipecat_hedge.turn_timeline import TurnLatency
 from pipecat_hedge.work import TIERS, Tier
 
@@ -115,7 +116,8 @@ class HedgedLLMService(FrontService):
                 is shared by all services and kept between runs (``PIPECAT_HEDGE_STATS`` names a
                 file, or a Redis that machines share, or is ``off``).
             turn_log: A file to which every ``TurnReport`` is appended as a line of JSON, for
-                ``pipecat-hedge whatif``. It holds times and counts, nothing that was said.
+                ``pipecat-hedge whatif`` and ``report``. It holds times and counts, the policy's
+                settings and a ``session`` drawn by lot for each service; nothing that was said.
             drained_log: A file to which every ``DrainedAnswer`` is appended as a line of JSON. It
                 holds what the models said.
             warm: Whether to prepare for the first turn when the session starts, see ``warm_up``,
@@ -153,6 +155,7 @@ class HedgedLLMService(FrontService):
         self._drains = TaskScope()
         self._take_back = TakeBack()
         self._turn_log = LineLog("turn_log", turn_log)
+        self._lines = TurnLines(self._policy)
         self._drained_log = LineLog("drained_log", drained_log)
         self._turn: Turn | None = None
         self._filler: Callable[[], FillerReport | None] = lambda: None
@@ -360,8 +363,7 @@ class HedgedLLMService(FrontService):
         _tell_cold(report)
         await self._call_event_handler("on_turn_report", report)
         if self._turn_log:
-            line = {"at": time.time(), "policy": self._policy.name, **dataclasses.asdict(report)}
-            self._turn_log.append(json.dumps(line))
+            self._turn_log.append(json.dumps(self._lines.line(report, time.time())))
         if self.metrics_enabled:
             model = next((a.model for a in report.attempts if a.outcome == "won"), None)
             data = HedgeMetricsData(processor=self.name, model=model, report=report)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
+from pipecat_hedge.policies.hedge_policy import Adaptive, HedgePolicy
+from pipecat_hedge.policy_settings import with_rule
 from pipecat_hedge.profiles import PROFILES
 from pipecat_hedge.report.changes import Replays, replays_of
 from pipecat_hedge.report.lineup import lineup_of
+from pipecat_hedge.report.trials import LEARNED, trials_of
 from pipecat_hedge.report.turns import LoggedTurn
+from pipecat_hedge.whatif.reading import recorded_from
 from tests.report.made_up import attempt, cold, turn
 
 GEMMA, HAIKU = PROFILES["gemma-4-31b-baseten"], PROFILES["claude-haiku-4-5"]
@@ -126,6 +132,58 @@ def test_what_hedging_bought_is_told_beside_what_it_would_have_been() -> None:
     assert found.as_it_was.p95_secs == pytest.approx(measured, rel=0.1)
     assert found.without.mean_secs > found.as_it_was.mean_secs
     assert "p99" in found.without.at_least
+
+
+def hedged_to_its_like(seed: int, turns: int = 1400) -> list[LoggedTurn]:
+    """A hedge at 1.1 s to a provider that is no other than the first, the loser cut short."""
+    made = list[LoggedTurn]()
+    waits = zip(HAIKU.samples(turns, seed), HAIKU.samples(turns, 5000 + seed), strict=True)
+    for one, other in waits:
+        first, hedge = float(one), 1.1 + float(other)
+        won, is_first = min(first, hedge), first <= hedge
+        asked = [attempt("one", first if is_first else None, ended=won, outcome="won")]
+        if first > 1.1:
+            asked = [
+                attempt(
+                    "one",
+                    first if is_first else None,
+                    ended=won,
+                    outcome="won" if is_first else "superseded",
+                ),
+                attempt(
+                    "two",
+                    None if is_first else float(other),
+                    launched=1.1,
+                    ended=won,
+                    reason="hedge",
+                    outcome="superseded" if is_first else "won",
+                ),
+            ]
+        made.append(turn(*asked, ttft=won, policy="after(1.1 s)"))
+    return made
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_nobody_is_advised_to_put_another_first_that_is_its_like(seed: int) -> None:
+    """What hedges show of it ends before it is slow; that is said instead."""
+    found = replayed(hedged_to_its_like(seed))
+    assert not {c.kind for c in found.changes} & {"order", "only one"}
+    ((name, known),) = found.unseen
+    assert name == "two"
+    assert known < found.as_it_was.p95_secs
+
+
+def test_an_order_that_is_learned_is_not_advised_again() -> None:
+    """And other budgets are tried with all else as it is."""
+    policy = HedgePolicy.adaptive(0.1, order="learned", deadline_secs=0.7, stall_secs=None)
+    first, second = HAIKU.samples(300, 1).tolist(), FAST.samples(300, 2).tolist()
+    turns = side_by_side(first, second, policy.name)
+    lineup = dataclasses.replace(lineup_of(turns), policy=policy)
+    tried = trials_of(lineup, recorded_from(t.report for t in turns), [t.report for t in turns])
+    policies = dict(next(tried).policies)
+    assert LEARNED not in policies
+    others = [p for p in policies.values() if isinstance(p.rule, Adaptive)]
+    assert others == [with_rule(policy, budget=budget) for budget in (0.05, 0.25)]
 
 
 @pytest.mark.parametrize("count", [1, 12])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
+from pipecat_hedge.policy_settings import as_settings, told
 from pipecat_hedge.report.lineup import lineup_of, policy_named
+from pipecat_hedge.slo import Slo
 from tests.report.made_up import attempt, hedged, turn
 
 
@@ -30,6 +34,32 @@ def test_a_policy_is_made_again_from_its_name(policy: HedgePolicy) -> None:
 def test_a_name_that_does_not_tell_is_not_guessed_at(name: str) -> None:
     """Somebody's own rule, or one that cannot be."""
     assert policy_named(name, 2) is None
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        HedgePolicy.adaptive(0.1, slo=Slo(0.6)),
+        HedgePolicy.adaptive(0.1, order="learned"),
+        HedgePolicy.adaptive(0.1, deadline_secs=0.8, worth_secs=0.3),
+    ],
+    ids=told,
+)
+def test_what_a_name_does_not_tell_the_line_tells(policy: HedgePolicy) -> None:
+    """The promise, the order and the deadline; the older lines of a log say no more of it."""
+    settings = json.loads(json.dumps(as_settings(policy)))
+    mine = [turn(policy=policy.name, policy_settings=settings)] * 2
+    lineup = lineup_of([turn(policy=policy.name), *mine])
+    assert lineup.policy == policy
+    other = HedgePolicy.adaptive(0.1, worth_secs=0.4)
+    others = [turn(policy=policy.name, policy_settings=as_settings(other))] * 3
+    assert lineup_of([*mine, *others]).policy == other
+
+
+def test_a_rule_of_ones_own_is_not_taken_for_another_by_its_name() -> None:
+    """Its line says that it is none of ours."""
+    own = {"rule": None, "attempts": 2}
+    assert lineup_of([turn(policy="race(2)", policy_settings=own)]).policy is None
 
 
 def test_who_is_asked_first_and_who_next() -> None:

@@ -192,6 +192,23 @@ def test_a_turn_log(tmp_path: Path) -> None:
     assert recorded.turns == 4
 
 
+def test_prices_follow_from_what_requests_cost(tmp_path: Path) -> None:
+    """Exactly where prompts differ in size; where all are alike they come to the same dollars."""
+    sizes = [(900, 20), (2400, 31), (1700, 7)]
+    lines = [
+        turn(
+            attempt("a", 0.5, input_tokens=i, output_tokens=o, usd=(2 * i + 8 * o) / 1e6),
+            attempt("b", 0.4, input_tokens=1000, output_tokens=10, usd=0.004),
+            attempt("c", 0.4, input_tokens=1000, output_tokens=10),
+        )
+        for i, o in sizes
+    ]
+    prices = read(tmp_path, "\n".join(lines), "turns.jsonl").usd_per_mtok
+    assert prices["a"] == pytest.approx((2.0, 8.0))
+    assert prices["b"][0] * 1000 + prices["b"][1] * 10 == pytest.approx(0.004 * 1e6)
+    assert set(prices) == {"a", "b"}
+
+
 def test_bad_lines_are_counted_and_named(tmp_path: Path) -> None:
     """The first five by file, number and fault; the others are used."""
     recorded = read(

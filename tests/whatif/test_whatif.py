@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
@@ -19,6 +20,7 @@ from rich.console import Console
 
 from pipecat_hedge import HedgeError, Slo
 from pipecat_hedge.cli import main
+from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.profiles import PROFILES
 from pipecat_hedge.whatif import Answer, Costs, Measured, Outcome, Question, Recorded, what_if
 from pipecat_hedge.whatif.showing import show
@@ -547,3 +549,20 @@ def test_the_command_does_not_load_pipecat(tmp_path: Path) -> None:
     """It starts in a moment."""
     code = "import sys, pipecat_hedge.whatif.command; sys.exit('pipecat' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_dearer_provider_is_hedged_to_less_often() -> None:
+    """A budget counts a hedge for what it costs, as the service does."""
+    question = Question(
+        least_turns=4000,
+        policies=(
+            ("none", HedgePolicy.fallback(1, stall_secs=None)),
+            ("adaptive", HedgePolicy.adaptive(0.1, stall_secs=None)),
+        ),
+    )
+    a, b = trace("claude-haiku-4-5", 4000), trace("claude-haiku-4-5", 4000, 2)
+    both = recorded(measured("a", a), measured("b", b))
+    dear = dataclasses.replace(both, usd_per_mtok={"a": (1.0, 5.0), "b": (2.0, 10.0)})
+    usual, less = (of(what_if(r, question), "adaptive").extra_requests for r in (both, dear))
+    assert usual == pytest.approx(0.1, abs=0.01)
+    assert less == pytest.approx(0.05, abs=0.01)

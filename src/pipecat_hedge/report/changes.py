@@ -12,8 +12,10 @@ with what it would have done to callers and to the bill.
   minute), less ``WORTH_SECS`` for each request that it adds a turn: the exchange rate that
   ``HedgePolicy.adaptive`` and `whatif` go by. So a change may also help by saving requests.
 - Both sides of a comparison are replayed, and never what was replayed with what was measured.
-- A change must be worth more than chance makes of it: two standard errors of the difference, turn
-  by turn where both replays are of the same draws.
+- A change must be worth more than chance makes of it: ``SURE`` of the largest of all the
+  differences that are looked at, by a bootstrap of what was measured (``chances.py``).
+- Who is put first must be known up to the p95 that would follow. A provider that was only ever
+  hedged to is mostly cancelled before that; then it is said that it is not known.
 - Of each kind the best is told: three budgets are not three changes.
 
 Left out: what the log cannot tell. A provider that was only ever hedged to was asked at bad
@@ -25,13 +27,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
 
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
+from pipecat_hedge.policy_settings import told
+from pipecat_hedge.report.chances import Chances
 from pipecat_hedge.report.lineup import Lineup
 from pipecat_hedge.report.predictions import (
     Prediction,
     Prices,
-    chance,
     predict,
     requests_of,
     waits_of,
@@ -39,11 +46,11 @@ from pipecat_hedge.report.predictions import (
 from pipecat_hedge.report.trials import (
     AS_IT_WAS,
     LEARNED,
+    LEAST_ANSWERS,
     NONE,
     REPLACED,
     Kind,
     Trial,
-    budget_of,
     guessed_policy,
     trials_of,
     warmed,
@@ -51,8 +58,9 @@ from pipecat_hedge.report.trials import (
 from pipecat_hedge.report.turns import LoggedTurn
 from pipecat_hedge.reports import TurnReport
 from pipecat_hedge.whatif.answer import Answer, Outcome
+from pipecat_hedge.whatif.drawing import known_to
 from pipecat_hedge.whatif.question import Question
-from pipecat_hedge.whatif.reading import ReadingError, recorded_from
+from pipecat_hedge.whatif.reading import ReadingError, Recorded, recorded_from
 from pipecat_hedge.whatif.replaying import what_if
 
 __all__ = ["Change", "Replays", "replays_of"]
@@ -61,6 +69,8 @@ WORTH_SECS = 0.15
 """What an extra request must save to be worth it; as ``HedgePolicy.adaptive`` has it."""
 LEAST_WORTH_SECS = 0.005
 """Of a mean wait, nobody notices less."""
+SURE = 0.975
+"""So sure it must be that no change is told which is chance, of all that were tried together."""
 LEAST_TURNS, MOST_TURNS = 4000, 6000
 """So many turns are replayed: enough to see a p99, few enough that a dozen replays take seconds."""
 MOST_LEARNED, STRETCH = 20_000, 1000
@@ -102,6 +112,8 @@ class Replays:
         without: One request a turn.
         replaced: One request a turn, and another one where it fails; None where none ever failed.
         changes: The changes that would help most, the best one first.
+        unseen: Who is not known well enough to tell what asking them first would do, and up to
+            which time they are, in seconds.
         tried: How many were tried.
         replayed: How many turns each replay has.
         independence: How far slow turns come together, which replays of a second request do not
@@ -115,6 +127,7 @@ class Replays:
     without: Prediction
     replaced: Prediction | None
     changes: tuple[Change, ...]
+    unseen: tuple[tuple[str, float], ...]
     tried: int
     replayed: int
     independence: str
@@ -146,9 +159,8 @@ def replays_of(
     bench = _Bench(reports, lineup, limit_secs)
     trials = list(trials_of(lineup, bench.recorded, reports))
     base: Answer | None = None
-    found = list[Change]()
-    tried = 0
-    before: Outcome | None = None
+    tried = list[tuple[Trial, str, _Weighed]]()
+    before: _Weighed | None = None
     for number, trial in enumerate(trials):
         progress(number / len(trials))
         try:
@@ -157,30 +169,36 @@ def replays_of(
             if base is None:
                 return None
             continue
-        outcomes = {outcome.policy: outcome for outcome in answer.outcomes}
-        if base is None or before is None:
-            base, before = answer, outcomes[AS_IT_WAS]
-            after = [(n, outcomes[n]) for n, _ in trial.policies if n != REPLACED]
+        if base is None:
+            base = answer
+            names = [name for name, _ in trial.policies if name != REPLACED]
+            before, *after = bench.weighed(trial, answer, [AS_IT_WAS, *names])
+            tried += [(trial, name, each) for name, each in zip(names, after, strict=True)]
         else:
-            after = [("", outcomes[AS_IT_WAS])]
-        tried += len(after)
-        for name, outcome in after:
-            change = bench.change(trial, name, before, outcome, base, len(reports))
-            if change is not None:
-                found.append(change)
+            tried += [(trial, "", each) for each in bench.weighed(trial, answer, [AS_IT_WAS])]
     if base is None or before is None:
         return None
+    sure = NormalDist().inv_cdf(1.0 - (1.0 - SURE) / max(len(tried), 1))
+    found = list[Change]()
+    unseen = dict[str, float]()
+    for trial, name, after in tried:
+        put_first = bench.put_first(trial, name)
+        if put_first is not None and not bench.is_seen(put_first, after):
+            unseen[put_first] = known_to(bench.recorded.providers[put_first])
+        elif (change := bench.change(trial, name, before, after, sure)) is not None:
+            found.append(change)
     progress(1.0)
     by_name = {outcome.policy: outcome for outcome in base.outcomes}
     pair = lineup.first, lineup.second
     return Replays(
         *pair,
-        bench.prediction(before, *pair),
+        bench.prediction(before.outcome, *pair),
         lineup.policy is not None,
         bench.prediction(by_name[NONE], *pair),
         bench.prediction(by_name[REPLACED], *pair) if REPLACED in by_name else None,
         _best(found, most),
-        tried,
+        tuple(unseen.items()),
+        len(tried),
         base.replayed,
         base.independence.text,
     )
@@ -203,19 +221,26 @@ def _best(found: Sequence[Change], most: int) -> tuple[Change, ...]:
     return tuple(kinds.values())[:most]
 
 
+@dataclass(frozen=True, slots=True)
+class _Weighed:
+    """A replay, and its mean wait in each of the logs that might have been; see ``Chances``."""
+
+    outcome: Outcome
+    means: npt.NDArray[np.float64]
+
+
 class _Bench:
     """Asks `whatif`, and prices what comes out."""
 
     def __init__(self, reports: Sequence[TurnReport], lineup: Lineup, limit_secs: float | None):
         self.recorded = recorded_from(reports)
         self._reports, self._lineup, self._limit = reports, lineup, limit_secs
+        self._warm: Recorded | None = None
+        self._chances = Chances(self.recorded, lineup.first or "")
         self._policy = lineup.policy or guessed_policy(reports, lineup)
         self._prices = Prices(reports)
 
     def ask(self, trial: Trial) -> Answer:
-        recorded = self.recorded
-        if trial.warm:
-            recorded = recorded_from(warmed(report) for report in self._reports)
         none = HedgePolicy.fallback(1, stall_secs=None)
         question = Question(
             first=trial.first,
@@ -226,50 +251,65 @@ class _Bench:
             most_turns=MOST_TURNS,
             policies=((NONE, none), (AS_IT_WAS, self._policy), *trial.policies),
         )
-        return what_if(recorded, question)
+        return what_if(self._replayed(trial), question)
+
+    def _replayed(self, trial: Trial) -> Recorded:
+        if not trial.warm:
+            return self.recorded
+        if self._warm is None:
+            self._warm = recorded_from(warmed(report) for report in self._reports)
+        return self._warm
+
+    def weighed(self, trial: Trial, answer: Answer, names: Sequence[str]) -> list[_Weighed]:
+        outcomes = {outcome.policy: outcome for outcome in answer.outcomes}
+        mine = [outcomes[name] for name in names]
+        means = self._chances.means(self._replayed(trial), answer, [waits_of(o) for o in mine])
+        return [_Weighed(*each) for each in zip(mine, means, strict=True)]
+
+    def put_first(self, trial: Trial, name: str) -> str | None:
+        """Who is asked first, or may be, in place of who was; None if nobody else."""
+        if name == LEARNED:
+            return trial.second
+        return trial.first if trial.first != self._lineup.first else None
+
+    def is_seen(self, provider: str, after: _Weighed) -> bool:
+        """Whether a provider is known up to the p95 that is to follow from asking it first."""
+        p95 = after.outcome.percentiles["p95"]
+        is_known = "p95" not in after.outcome.at_least
+        return is_known and known_to(self.recorded.providers[provider]) >= p95
 
     def change(
-        self,
-        trial: Trial,
-        name: str,
-        before: Outcome,
-        after: Outcome,
-        base: Answer,
-        turns: int,
+        self, trial: Trial, name: str, before: _Weighed, after: _Weighed, sure: float
     ) -> Change | None:
-        saved = waits_of(before).mean() - waits_of(after).mean()
-        more = requests_of(after) - requests_of(before)
-        worth = float(saved - WORTH_SECS * more)
-        is_same_draw = trial.first == base.first and trial.second == base.second and not trial.warm
-        if worth < max(LEAST_WORTH_SECS, 2 * chance(before, after, turns, paired=is_same_draw)):
+        was, now = before.outcome, after.outcome
+        saved = float(waits_of(was).mean() - waits_of(now).mean())
+        cost = WORTH_SECS * (requests_of(now) - requests_of(was))
+        differences = before.means - after.means
+        chance = sure * float(differences[1:].std())
+        if min(saved, float(differences[0])) - cost < max(LEAST_WORTH_SECS, chance):
+            return None
+        if self.recorded.turns < LEAST_ANSWERS:
             return None
         title, how = trial.title, trial.how
         kind = trial.kind
+        policies = dict(trial.policies)
         if name == LEARNED:
             kind, title = "order", "Let the order of providers be learned"
-            how = f'policy=HedgePolicy.adaptive({budget_of(self._policy):g}, order="learned")'
+            how = f"policy={told(policies[name])}"
         elif name:
             title = "Hedge no more" if name == "fallback" else f"Hedge by {name}"
-            how = f"policy={_written(name)}, in place of {self._policy.name}"
+            how = f"policy={told(policies[name])}, in place of {self._policy.name}"
         pair = self._lineup.first or "", self._lineup.second or ""
         return Change(
             kind,
             title,
             how,
-            self.prediction(before, *pair),
-            self.prediction(after, trial.first, trial.second),
-            float(saved),
-            worth,
+            self.prediction(was, *pair),
+            self.prediction(now, trial.first, trial.second),
+            saved,
+            saved - cost,
         )
 
     def prediction(self, outcome: Outcome, first: str, second: str) -> Prediction:
         policy = self._policy.name if outcome.policy == AS_IT_WAS else outcome.policy
         return predict(policy, outcome, self._prices, first, second)
-
-
-def _written(name: str) -> str:
-    """A policy as one writes it."""
-    if name == "fallback":
-        return "HedgePolicy.fallback()"
-    budget = float(name.removeprefix("adaptive(").removesuffix(" %)")) / 100
-    return f"HedgePolicy.adaptive({budget:g})"

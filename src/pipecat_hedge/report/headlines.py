@@ -26,6 +26,7 @@ __all__ = [
     "headlines_of",
     "predicted",
     "spell_told",
+    "unseen_told",
 ]
 
 OBJECTIVES = {
@@ -196,14 +197,25 @@ def bought(replays: Replays) -> str:
     """
     without = replays.replaced or replays.without
     mine = replays.as_it_was
-    parts = [
-        f"{name} {predicted(mine, name)} instead of {predicted(without, name)}"
-        for name in ("p95", "p99")
-        if predicted(mine, name) != predicted(without, name)
-    ]
-    if not parts:
-        return "Replayed without hedges, callers would have waited no longer."
-    return f"Replayed with and without hedges: {', '.join(parts)}."
+    parts, unknown = _instead(without, mine, ("p95", "p99"))
+    told = f"Replayed with and without hedges: {', '.join(parts)}." if parts else ""
+    if unknown:
+        names = listed(unknown)
+        return f"{told} What it did to {names} is not known: requests were cut short.".strip()
+    return told or "Replayed without hedges, callers would have waited no longer."
+
+
+def _instead(
+    before: Prediction, after: Prediction, names: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """How percentiles differ, and of which that is not known: of one there is but a least."""
+    parts, unknown = list[str](), list[str]()
+    for name in names:
+        if name in before.at_least or name in after.at_least:
+            unknown.append(name)
+        elif predicted(before, name) != predicted(after, name):
+            parts.append(f"{name} {predicted(after, name)} instead of {predicted(before, name)}")
+    return parts, unknown
 
 
 def predicted(prediction: Prediction, name: str) -> str:
@@ -218,6 +230,19 @@ def predicted(prediction: Prediction, name: str) -> str:
     return secs(getattr(prediction, f"{name}_secs"))
 
 
+def unseen_told(replays: Replays) -> list[str]:
+    """Of whom it is not known what asking them first would do, a sentence each.
+
+    Args:
+        replays: What replays tell.
+    """
+    return [
+        f"Not known is what asking {name} first would do: hardly a request was waited for beyond "
+        f'{secs(known)}; HedgePolicy.adaptive(order="learned") finds out by itself.'
+        for name, known in replays.unseen
+    ]
+
+
 def effect_of(change: Change) -> str:
     """What a change would have done, in a sentence without its stop.
 
@@ -225,11 +250,9 @@ def effect_of(change: Change) -> str:
         change: The change.
     """
     before, after = change.before, change.after
-    parts = [
-        f"{name} {predicted(after, name)} instead of {predicted(before, name)}"
-        for name in ("p50", "p95", "p99")
-        if predicted(before, name) != predicted(after, name)
-    ]
+    parts, unknown = _instead(before, after, ("p50", "p95", "p99"))
+    if unknown:
+        parts.append(f"what becomes of {listed(unknown)} is not known")
     if after.kept_share is not None and before.kept_share is not None:
         parts.append(
             f"{share(after.kept_share)} of turns in time instead of {share(before.kept_share)}"

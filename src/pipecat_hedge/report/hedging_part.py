@@ -6,7 +6,7 @@ from html import escape
 
 from pipecat_hedge.report.changes import Change, Replays
 from pipecat_hedge.report.figures import Figures
-from pipecat_hedge.report.headlines import bought, effect_of, predicted
+from pipecat_hedge.report.headlines import bought, effect_of, predicted, unseen_told
 from pipecat_hedge.report.predictions import Prediction
 from pipecat_hedge.report.providers import Spending
 from pipecat_hedge.report.tables import cards, table
@@ -103,6 +103,7 @@ def changes_part(figures: Figures) -> str:
             0: "None makes a difference that these turns can show.",
             1: "Only this one makes a difference that these turns can show.",
         }.get(len(replays.changes), "Only these make a difference that these turns can show.")
+    about = " ".join([about.strip(), *unseen_told(replays)])
     shown = "".join(_change(n, each) for n, each in enumerate(replays.changes, 1))
     return f'{head}<p class="about">{escape(about)}</p>{shown}'
 
@@ -151,7 +152,8 @@ def _trust(replays: Replays) -> str:
     )
     return (
         f"{policy}{least}How near the second row is to the first tells how far to trust the "
-        f"others. Also: {replays.independence}."
+        "others: turns are replayed one after the other, so how many are hedged at once is not "
+        f"bounded as it was. Also: {replays.independence}."
     )
 
 
@@ -181,11 +183,22 @@ def _change(number: int, change: Change) -> str:
     ]
     rows = [_predicted("as it was", change.before), _predicted("with it", change.after)]
     after = change.after
+    is_guess = bool(change.before.at_least or after.at_least)
+    saved = (
+        f"It saves about {secs(change.saved_secs)} of the mean wait, if requests that were cut "
+        "short would have gone on as the slowest did"
+        if is_guess
+        else f"It saves {secs(change.saved_secs)} of the mean wait"
+    )
+    where = (
+        ""
+        if "p95" in after.at_least
+        else f"; its p95 would lie between {secs(after.p95_low_secs)} and "
+        f"{secs(after.p95_high_secs)} in 19 of 20 logs like this one"
+    )
     return (
         f'<div class="change"><h3>{number}. {escape(change.title)}</h3>'
-        f"<p><b>{escape(effect_of(change))}.</b> It saves {secs(change.saved_secs)} of the mean "
-        f"wait; its p95 would lie between {secs(after.p95_low_secs)} and "
-        f"{secs(after.p95_high_secs)} in 19 of 20 logs like this one.</p>"
+        f"<p><b>{escape(effect_of(change))}.</b> {saved}{where}.</p>"
         f"<p><code>{escape(change.how)}</code></p>"
         f"{table(heads, rows, change.title)}</div>"
     )

@@ -1,7 +1,7 @@
 """How turns were raced, as far as a log tells: who was asked first, who next, by what policy.
 
-A log names its policy and not all of the policy's settings: those that the name does not tell
-(a deadline, what an extra request is worth) are taken to be the usual ones. Pure.
+A line tells its policy with all settings. An older log names it and no more: settings that the name
+does not tell (a deadline, what an extra request is worth) are taken to be the usual ones. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.report.turns import LoggedTurn, was_sent
 
-__all__ = ["Lineup", "lineup_of", "policy_named"]
+__all__ = ["Lineup", "RacedTurn", "lineup_of", "policy_named"]
 
 MOST_ATTEMPTS = 4
 _NUMBER = r"(\d+(?:\.\d+)?)"
@@ -40,6 +40,17 @@ _NAMES: tuple[tuple[str, Callable[[float, int], HedgePolicy]], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
+class RacedTurn(LoggedTurn):
+    """A turn whose line tells how its policy was set, as those of older logs do not.
+
+    Parameters:
+        raced_by: The policy; None for a rule of the user's own, or one of a later release.
+    """
+
+    raced_by: HedgePolicy | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Lineup:
     """How turns were raced.
 
@@ -49,7 +60,8 @@ class Lineup:
         second: Who was asked next most often; the first itself where nobody else ever was.
         others: Whoever else was asked.
         attempts: The most requests that a turn made, from 2 on.
-        policy: The commonest policy, made again from its name; None if the name does not tell it.
+        policy: The commonest policy, made again from its settings or, in an older log, from its
+            name; None if those do not tell it.
     """
 
     policies: tuple[tuple[str, int], ...]
@@ -80,7 +92,7 @@ def lineup_of(turns: Sequence[LoggedTurn]) -> Lineup:
     others = [name for name, _ in everybody.most_common() if name != first]
     second = next(iter(follow), next(iter(others), first))
     attempts = min(most, MOST_ATTEMPTS)
-    policy = policy_named(names[0][0], attempts) if names else None
+    policy = _commonest(turns, names[0][0], attempts) if names else None
     return Lineup(
         tuple((name, count) for name, count in names),
         first,
@@ -89,6 +101,14 @@ def lineup_of(turns: Sequence[LoggedTurn]) -> Lineup:
         attempts if policy is None else max(attempts, policy.attempts),
         policy,
     )
+
+
+def _commonest(turns: Sequence[LoggedTurn], name: str, attempts: int) -> HedgePolicy | None:
+    """The policy of that name, as most lines tell it that tell its settings."""
+    told = Counter(
+        turn.raced_by for turn in turns if isinstance(turn, RacedTurn) and turn.policy == name
+    )
+    return told.most_common(1)[0][0] if told else policy_named(name, attempts)
 
 
 def policy_named(name: str, attempts: int) -> HedgePolicy | None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pipecat_hedge.reports import TurnReport
 from pipecat_hedge.whatif.answer import Outcome
 
-__all__ = ["Prediction", "Prices", "chance", "predict", "requests_of", "waits_of"]
+__all__ = ["Prediction", "Prices", "predict", "requests_of", "waits_of"]
 
 NO_ANSWER_SECS = 60.0
 """What a turn without an answer counts for; as in `whatif`."""
@@ -128,23 +128,6 @@ def requests_of(outcome: Outcome) -> float:
         outcome: What came of it.
     """
     return 1.0 + outcome.extra_requests + outcome.replacements
-
-
-def chance(before: Outcome, after: Outcome, turns: int, *, paired: bool) -> float:
-    """The standard error of the difference of two mean waits, in seconds.
-
-    Args:
-        before: A replay.
-        after: Another one.
-        turns: How many turns the log has.
-        paired: Whether both replays are of the same draws, turn by turn.
-    """
-    if turns < 2:
-        return math.inf
-    one, other = waits_of(before), waits_of(after)
-    if paired:
-        return float((one - other).std()) / math.sqrt(min(turns, len(one)))
-    return math.hypot(*(float(w.std()) / math.sqrt(min(turns, len(w))) for w in (one, other)))
 
 
 def _mean_usd(reports: Sequence[TurnReport], outcome: str) -> dict[str, float]:

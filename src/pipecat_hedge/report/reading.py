@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pipecat_hedge.facts import AttemptOutcome, LaunchReason, TurnOutcome
+from pipecat_hedge.policies.hedge_policy import HedgePolicy
+from pipecat_hedge.policy_settings import policy_of
+from pipecat_hedge.report.lineup import RacedTurn
 from pipecat_hedge.report.turns import HeardTurn, Log, LoggedTurn
 from pipecat_hedge.reports import AttemptReport, StageReport, TurnReport
 from pipecat_hedge.whatif.reading import ReadingError
@@ -52,6 +55,7 @@ def read_logs(
     turns, heard, skips = list[LoggedTurn](), list[HeardTurn](), list[str]()
     skipped, number = 0, 0
     seen: dict[frozenset[str], frozenset[str]] = {}
+    policies: dict[str, HedgePolicy | None] = {}
     for path in map(Path, paths):
         try:
             with path.open(encoding="utf-8-sig", newline="") as file:
@@ -67,7 +71,7 @@ def read_logs(
                         if "anchor" in line.record and "attempts" not in line.record:
                             heard += _heard(line.record)
                         else:
-                            turns.append(turn_of(line.record, seen))
+                            turns.append(turn_of(line.record, seen, policies))
                     except (ValueError, TypeError) as e:
                         skipped += 1
                         if len(skips) < NAMED:
@@ -90,13 +94,16 @@ def read_logs(
 
 
 def turn_of(
-    record: dict[str, Any], seen: dict[frozenset[str], frozenset[str]] | None = None
+    record: dict[str, Any],
+    seen: dict[frozenset[str], frozenset[str]] | None = None,
+    policies: dict[str, HedgePolicy | None] | None = None,
 ) -> LoggedTurn:
     """A turn, as its line tells it.
 
     Args:
         record: The line.
         seen: What lines lack, by what they have, so that turns share it.
+        policies: Policies by what lines tell of them, so that turns share them too.
 
     Raises:
         ValueError: If it is no turn, or a figure in it is none.
@@ -127,13 +134,21 @@ def turn_of(
     if seen is not None:
         lacks = seen.setdefault(lacks, lacks)
     session = record.get("session", record.get("call"))
-    return LoggedTurn(
+    told = (
         report,
         _figure(record, "at"),
         _name(record, "policy"),
         None if session is None else str(session)[:NAME_CHARS],
         lacks,
     )
+    settings = record.get("policy_settings")
+    if settings is None:
+        return LoggedTurn(*told)
+    policies = {} if policies is None else policies
+    key = repr(settings)
+    if key not in policies:
+        policies[key] = policy_of(settings)
+    return RacedTurn(*told, raced_by=policies[key])
 
 
 def _attempt(record: Any) -> AttemptReport:

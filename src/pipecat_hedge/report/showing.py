@@ -21,6 +21,7 @@ from pipecat_hedge.report.headlines import (
     effect_of,
     estimate,
     headlines_of,
+    unseen_told,
 )
 from pipecat_hedge.report.wording import UNKNOWN, count, secs, share, things, usd
 
@@ -157,6 +158,8 @@ def _changes(figures: Figures) -> RenderableType:
         grid.add_row(str(number), text)
     if not replays.changes:
         grid.add_row(Text(f"none of {replays.tried} changes that were tried shows a difference"))
+    for sentence in unseen_told(replays):
+        grid.add_row(*([""] if replays.changes else []), Text(sentence))
     return grid
 
 

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from pipecat_hedge.policies.hedge_policy import Adaptive, HedgePolicy
+from pipecat_hedge.policy_settings import with_rule
 from pipecat_hedge.report.lineup import Lineup
 from pipecat_hedge.report.turns import connecting_secs
 from pipecat_hedge.report.wording import secs
@@ -19,12 +20,14 @@ from pipecat_hedge.whatif.reading import Recorded
 __all__ = [
     "AS_IT_WAS",
     "LEARNED",
+    "LEAST_ANSWERS",
     "NONE",
     "REPLACED",
     "Kind",
     "Trial",
     "budget_of",
     "guessed_policy",
+    "is_learned",
     "trials_of",
     "warmed",
 ]
@@ -76,18 +79,16 @@ def trials_of(lineup: Lineup, recorded: Recorded, reports: Sequence[TurnReport])
         for name, measured in recorded.providers.items()
         if name != first and int((~measured.censored & ~measured.failed).sum()) >= LEAST_ANSWERS
     ]
-    known = lineup.policy.name if lineup.policy is not None else None
+    fallback = HedgePolicy.fallback(lineup.attempts, stall_secs=None)
+    known = lineup.policy or fallback
+    usual = known if isinstance(known.rule, Adaptive) else fallback
     policies = [
         (policy.name, policy)
-        for policy in (
-            *(HedgePolicy.adaptive(b, lineup.attempts, stall_secs=None) for b in BUDGETS),
-            HedgePolicy.fallback(lineup.attempts, stall_secs=None),
-        )
-        if policy.name != known
+        for policy in (*(with_rule(usual, budget=b) for b in BUDGETS), fallback)
+        if lineup.policy is None or policy.rule != lineup.policy.rule
     ]
-    if second != first:
-        budget = budget_of(lineup.policy)
-        learned = HedgePolicy.adaptive(budget, lineup.attempts, order="learned", stall_secs=None)
+    if second != first and not is_learned(lineup.policy):
+        learned = with_rule(usual, budget=budget_of(lineup.policy), order="learned")
         policies.append((LEARNED, learned))
     if any(measured.failed.any() for measured in recorded.providers.values()):
         policies.append((REPLACED, HedgePolicy.fallback(2, stall_secs=None)))
@@ -118,6 +119,19 @@ def trials_of(lineup: Lineup, recorded: Recorded, reports: Sequence[TurnReport])
             ": warm=True, one HTTP client for all services, keep-alive longer than callers' pauses"
         )
         yield Trial("connections", first, second, title, how, warm=True)
+
+
+def is_learned(policy: HedgePolicy | None) -> bool:
+    """Whether a policy learns the order of providers.
+
+    Args:
+        policy: The policy, if it is known.
+    """
+    return (
+        policy is not None
+        and isinstance(policy.rule, Adaptive)
+        and (policy.rule.order == "learned")
+    )
 
 
 def budget_of(policy: HedgePolicy | None) -> float:

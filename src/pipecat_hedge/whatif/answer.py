@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from pipecat_hedge.whatif.drawing import Draws
+
 __all__ = ["PERCENTILES", "Answer", "Independence", "Interval", "Outcome", "Source"]
 
 PERCENTILES: Mapping[str, float] = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
@@ -128,6 +130,7 @@ class Answer:
         recommended: The name of the policy to take.
         why: Why, in a sentence or two.
         notes: What else there is to say.
+        draws: What each request of each replayed turn did.
     """
 
     turns: int
@@ -142,3 +145,4 @@ class Answer:
     recommended: str
     why: str
     notes: tuple[str, ...]
+    draws: Draws | None = field(default=None, repr=False)

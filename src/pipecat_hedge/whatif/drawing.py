@@ -21,7 +21,7 @@ from pipecat_hedge.survival import Survival
 from pipecat_hedge.whatif.question import BLOCK, Question
 from pipecat_hedge.whatif.reading import Measured
 
-__all__ = ["Draws", "Material"]
+__all__ = ["Draws", "Material", "known_to"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -46,6 +46,8 @@ class Draws:
         rows: The observation that each turn's first latency is; shape (m,).
         other_rows: The observation that its second latency is; shape (m,).
         other_count: How many observations those are of; None if they are the first's.
+        turns: The turn of the file in which each first latency was measured; shape (m,).
+        other_turns: The same of the second; shape (m,).
     """
 
     secs: list[list[float]]
@@ -54,6 +56,8 @@ class Draws:
     rows: Ints
     other_rows: Ints
     other_count: int | None
+    turns: Ints
+    other_turns: Ints
 
 
 class Material:
@@ -118,18 +122,35 @@ class Material:
         if self.first.censored.any() or self.second.censored.any():
             mine, others = _unknown(self.first, self.secs), _unknown(self.second, self._others)
             cut = np.stack([mine[self._rows], *(others[index] for index in drawn)], axis=1).tolist()
-        return Draws(secs.tolist(), fails, cut, self._rows, drawn[0], other_count)
+        return Draws(
+            secs.tolist(),
+            fails,
+            cut,
+            self._rows,
+            drawn[0],
+            other_count,
+            self.first.row[self._rows],
+            self.second.row[drawn[0]],
+        )
+
+
+def known_to(measured: Measured) -> float:
+    """Up to which time a provider's latencies are known, in seconds.
+
+    Known is what so many requests were waited for, be it that they were cut short later.
+
+    Args:
+        measured: What was measured of it; one answer at least.
+    """
+    waited = np.sort(measured.secs[~measured.failed])
+    return float(waited[-min(WAITED_FOR, len(waited))])
 
 
 def _unknown(measured: Measured, filled: Floats) -> Floats:
-    """For what was filled in beyond what is known of the provider, how long it took at the least.
-
-    Known is what so many requests were waited for, be it that they were cut short later.
-    """
-    waited = np.sort(measured.secs[~measured.failed])
-    known_to = waited[-min(WAITED_FOR, len(waited))]
-    is_guess = measured.censored & (filled > known_to)
-    return np.where(is_guess, np.maximum(measured.secs, known_to), np.inf)
+    """For what was filled in beyond what is known of it, how long it took at the least."""
+    known = known_to(measured)
+    is_guess = measured.censored & (filled > known)
+    return np.where(is_guess, np.maximum(measured.secs, known), np.inf)
 
 
 def _filled_in(measured: Measured, dice: np.random.Generator) -> Floats:

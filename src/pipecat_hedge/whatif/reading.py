@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from pipecat_hedge.errors import SHED, HedgeError
 from pipecat_hedge.reports import TurnReport
+from pipecat_hedge.whatif.charges import Charges
 from pipecat_hedge.whatif.tables import (
     COLUMN,
     FACTORS,
@@ -113,6 +114,8 @@ class Recorded:
         lost_tokens: The mean output of an attempt that lost, where logs tell.
         lost_usd: The mean price of an attempt that lost, where logs tell.
         ignored: Columns of numbers that were not taken for latencies.
+        usd_per_mtok: What providers charge per million ``(input, output)`` tokens, as far as logs
+            tell: a budget counts a hedge for what it costs.
     """
 
     providers: dict[str, Measured]
@@ -124,6 +127,9 @@ class Recorded:
     lost_tokens: float | None = None
     lost_usd: float | None = None
     ignored: tuple[str, ...] = ()
+    usd_per_mtok: Mapping[str, tuple[float, float]] = field(
+        default_factory=dict[str, tuple[float, float]]
+    )
 
 
 @dataclass(slots=True)
@@ -151,6 +157,7 @@ class _Reader:
         self.prompt_tokens: list[float] = []
         self.lost_tokens: list[float] = []
         self.lost_usd: list[float] = []
+        self.charges: dict[str, Charges] = {}
         self.named_units: dict[str, str] = {}
         self.ignored: dict[str, None] = {}
 
@@ -240,8 +247,16 @@ class _Reader:
             if attempt.get("outcome") == "superseded":
                 _note(self.lost_tokens, attempt.get("output_tokens"))
                 _note(self.lost_usd, attempt.get("usd"))
+            self._charge(attempt)
         _note(self.prompt_tokens, attempts[0].get("input_tokens"))
         self.turns += 1
+
+    def _charge(self, attempt: dict[str, Any]) -> None:
+        told: list[float] = []
+        for name in ("input_tokens", "output_tokens", "usd"):
+            _note(told, attempt.get(name))
+        if len(told) == 3:
+            self.charges.setdefault(attempt["provider"], Charges()).add(*told)
 
     def _attempt(self, attempt: Any) -> tuple[str, float, dict[str, bool]] | None:
         if not isinstance(attempt, dict) or not isinstance(attempt.get("provider"), str):
@@ -394,6 +409,7 @@ def _recorded(reader: _Reader, unit: Unit) -> Recorded:
         _mean(reader.lost_tokens),
         _mean(reader.lost_usd),
         tuple(reader.ignored),
+        {name: charges.usd_per_mtok() for name, charges in reader.charges.items()},
     )
 
 

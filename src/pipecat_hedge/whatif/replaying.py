@@ -87,6 +87,10 @@ def what_if(
     draws = material.draws()
     independence = independence_of(material.secs, material.pairs, to_itself=first is second)
     answered = material.secs[~material.first.failed]
+    backends = [
+        Backend(name, name, recorded.usd_per_mtok.get(name))
+        for name in dict.fromkeys((first.name, second.name))
+    ]
     policies = compared(question, answered, with_failures=material.with_failures)
     is_in_doubt = not independence.holds and first is second
     rounds = len(policies) + is_in_doubt
@@ -96,7 +100,7 @@ def what_if(
         def told(share: float, name: str = name, number: int = number) -> None:
             progress(name, (number + share) / rounds)
 
-        replayed = _replay(policy, first.name, second.name, draws, told)
+        replayed = _replay(policy, backends, draws, told)
         outcomes.append(
             _outcome(
                 name,
@@ -121,8 +125,7 @@ def what_if(
     if is_in_doubt and policies[chosen][1].attempts > 1:
         together = _replay(
             policies[chosen][1],
-            first.name,
-            second.name,
+            backends,
             material.slow_together(),
             lambda share: progress("slow together", (len(policies) + share) / rounds),
         )
@@ -145,6 +148,7 @@ def what_if(
         recommended=recommended,
         why=why,
         notes=tuple(notes_on(recorded, material, question, len(draws.rows))),
+        draws=draws,
     )
 
 
@@ -162,13 +166,12 @@ def _who(recorded: Recorded, question: Question) -> tuple[Measured, Measured]:
 
 def _replay(
     policy: HedgePolicy,
-    first: str,
-    second: str,
+    backends: Sequence[Backend],
     draws: Draws,
     progress: Callable[[float], None],
 ) -> _Replayed:
     stats, dice = ProviderStats(), random.Random(1)
-    backends = [Backend(name, name) for name in dict.fromkeys((first, second))]
+    first, second = backends[0].provider, backends[-1].provider
     learns = isinstance(policy.rule, LearnedRule)
     is_routed = isinstance(policy.rule, Adaptive) and policy.rule.order == "learned"
     is_routed &= first != second

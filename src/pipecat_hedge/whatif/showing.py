@@ -26,7 +26,7 @@ def as_dict(answer: Answer) -> dict[str, Any]:
     plain = {
         field.name: getattr(answer, field.name)
         for field in dataclasses.fields(answer)
-        if field.name != "outcomes"
+        if field.name not in ("outcomes", "draws")
     }
     return {
         "version": VERSION,
