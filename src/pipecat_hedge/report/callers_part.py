@@ -50,7 +50,9 @@ def callers_part(figures: Figures, zone: tzinfo | None) -> str:
     """
     heard = figures.heard
     names = ("p50, to the first token", "p95", "p99", "slowest")
-    shown = list(zip(map(estimate, estimates_told(heard.ttft_all)), names, strict=True))
+    shown: list[tuple[str, str]] = [
+        *zip(map(estimate, estimates_told(heard.ttft_all)), names, strict=True)
+    ]
     shown.append((share(heard.successes / heard.turns), "answered to the end"))
     if heard.given_up.count:
         shown.append((count(heard.given_up.count), "given up by the caller before the first token"))

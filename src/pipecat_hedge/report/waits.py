@@ -103,14 +103,15 @@ def estimates_of(values: Sequence[float], given_up: Sequence[float]) -> Estimate
     longest = max((*values, *given_up))
     if not given_up:
         found = [Estimate(percentile(sorted(values), p) or 0.0) for p in (0.5, 0.95, 0.99)]
-        return Estimates(*found, Estimate(longest))
+        return Estimates(found[0], found[1], found[2], Estimate(longest))
     steps = _steps(values, given_up)
     shares = [step.share for step in steps]
     found = list[Estimate]()
     for p in (0.5, 0.95, 0.99):
         at = bisect_left(shares, p - ROUNDED)
         found.append(Estimate(steps[at].secs) if at < len(steps) else Estimate(longest, True))
-    return Estimates(*found, Estimate(longest, longest > max(values, default=-1.0)))
+    is_least = longest > max(values, default=-1.0)
+    return Estimates(found[0], found[1], found[2], Estimate(longest, is_least))
 
 
 @dataclass(frozen=True, slots=True)
