@@ -1,4 +1,4 @@
-"""The metrics, the turn log and the simulator's ledger tell the same of 1,000 turns with faults.
+"""Metrics, turn log, report and the simulator's ledger tell the same of 1,000 turns with faults.
 
 Over two wire formats, with providers that refuse, hang, break off and err, and interruptions.
 What a provider counts itself, requests, tokens and how each ended, is held against what the service
@@ -29,6 +29,7 @@ from pipecat_hedge.percentiles import percentile
 from pipecat_hedge.policies.slo import Slo
 from pipecat_hedge.prometheus import BUCKETS, PrometheusRecorder
 from pipecat_hedge.provider_stats import ProviderStats
+from pipecat_hedge.report import Figures, figures_of, read_logs
 from pipecat_hedge.simulator import Simulator
 from pipecat_hedge.simulator.ledger import LedgerEntry
 from pipecat_hedge.timed_pipeline import TimedPipeline
@@ -132,6 +133,8 @@ async def test_a_thousand_turns(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for name in ("ttft", "ttfs"):
         percentiles_agree(told, name, [t[f"{name}_secs"] for t in turns])
     same_from_the_log(told, series(of_logs([log], Slo(voice_to_voice_secs=None))))
+    report = figures_of(read_logs([log]), slos={None: Slo(voice_to_voice_secs=None)}, replay=False)
+    agrees_with_report(told, turns, report)
     outcomes = Counter(turn["outcome"] for turn in turns)
     faults = Counter(entry.fault for entry in ledger if entry.fault)
     assert min(outcomes["answered"], outcomes["interrupted"], outcomes["failed"]) > 0
@@ -190,6 +193,60 @@ def agrees_with_ledger(
     assert sum(a["input_tokens"] for a in counted) == sum(e.prompt_tokens for e in completed)
 
 
+def agrees_with_report(told: Series, turns: Sequence[dict[str, Any]], report: Figures) -> None:
+    """Requests, tokens, dollars, outcomes and promises exactly; percentiles, the log's own."""
+    assert by(told, "requests_total", "provider") == {
+        (p.provider,): p.requests for p in report.providers
+    }
+    attempts = Counter[tuple[str, ...]]()
+    failures = Counter[tuple[str, ...]]()
+    for provider in report.providers:
+        for outcome, number in provider.outcomes.items():
+            attempts[provider.provider, outcome] += number
+        for category, number in provider.failures.items():
+            failures[provider.provider, category] += number
+    sent = [a for t in turns for a in t["attempts"] if a["sent_secs"] is not None]
+    assert attempts == Counter((a["provider"], a["outcome"]) for a in sent)
+    assert failures == Counter(
+        (a["provider"], a["error_category"]) for a in sent if a["outcome"] == "failed"
+    )
+    outcomes = by(told, "turns_total", "outcome")
+    assert outcomes == {(name,): number for name, number in report.heard.outcomes.items()}
+    assert by(told, "turns_total", "degraded").get(("true",), 0) == report.heard.degraded
+    total = report.bill.total
+    assert by(told, "tokens_total", "direction") == {
+        ("input",): total.input_tokens,
+        ("output",): total.output_tokens,
+    }
+    assert sum(by(told, "cost_usd_total").values()) == pytest.approx(total.usd)
+    assert total.estimated == sum(a["tokens_estimated"] for a in sent)
+    hedges = by(told, "hedges_total", "result")
+    assert sum(hedges.values()) == report.hedging.hedges + unsent(turns, "hedge")
+    assert hedges.get(("won",), 0) == report.hedging.won
+    for name, counted in (
+        ("slo_turns_total", lambda p: p.overall.told),
+        ("slo_missed_total", lambda p: p.overall.told - p.overall.kept),
+    ):
+        mine = {(p.tier, p.objective): counted(p) for p in report.promises if counted(p)}
+        assert by(told, name, "tier", "objective") == mine
+    for name in ("ttft", "ttfs"):
+        waits = getattr(report.heard, name)
+        known = [t[f"{name}_secs"] for t in turns if t[f"{name}_secs"] is not None]
+        assert (waits.p50_secs, waits.p95_secs, waits.p99_secs) == tuple(
+            percentile(known, share) for share in (0.5, 0.95, 0.99)
+        )
+        assert by(told, f"turn_{name}_seconds_count")[()] == waits.count
+
+
+def unsent(turns: Sequence[dict[str, Any]], reason: str) -> int:
+    """Attempts for this reason of which no request was made."""
+    return sum(
+        a["launch_reason"] == reason and a["sent_secs"] is None
+        for t in turns
+        for a in t["attempts"]
+    )
+
+
 def percentiles_agree(told: Series, name: str, secs: Sequence[float | None]) -> None:
     """The log's percentile is in the bucket in which the histogram has it."""
     known = [each for each in secs if each is not None]
@@ -203,6 +260,8 @@ def percentiles_agree(told: Series, name: str, secs: Sequence[float | None]) -> 
             if upto.get(high, 0) >= rank:
                 assert low < exact <= high
                 break
+        else:
+            pytest.fail(f"{name} has no bucket with p{100 * share:g}: {upto}")
 
 
 def same_from_the_log(told: Series, read: Series) -> None:

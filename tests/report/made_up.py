@@ -6,8 +6,9 @@ import dataclasses
 from typing import Any
 
 from pipecat_hedge.report.reading import turn_of
-from pipecat_hedge.report.turns import LoggedTurn
+from pipecat_hedge.report.turns import HeardTurn, LoggedTurn
 from pipecat_hedge.reports import AttemptReport, StageReport, TurnReport
+from pipecat_hedge.turn_timeline import TurnLatency
 
 BEGIN_AT = 1_772_456_400.0
 """2026-03-02 13:00 UTC."""
@@ -85,3 +86,12 @@ def hedged(ttft: float, hedge_at: float = 0.7, **fields: Any) -> LoggedTurn:
 def cold(secs: float, *, is_cold: bool = True, headers: float | None = None) -> StageReport:
     """Stages of a request for which a connection was opened in so many seconds."""
     return StageReport(is_cold=is_cold, tcp_secs=secs if is_cold else None, headers_secs=headers)
+
+
+def heard(
+    answer: float | None, *, at: float | None = None, tier: str | None = None, **fields: Any
+) -> HeardTurn:
+    """A turn as a caller lived it; one race of it answered, where nothing else is said."""
+    fields.setdefault("reports", (turn().report,))
+    latency = TurnLatency(1, at or 0.0, "user_silence", first_answer_secs=answer, **fields)
+    return HeardTurn(latency, at, tier)

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from pipecat_hedge.report.causes import slowest_turns
+from pipecat_hedge.report.timelines import timeline
 from pipecat_hedge.report.turns import LoggedTurn
 from pipecat_hedge.reports import AttemptReport
 from tests.report.made_up import BEGIN_AT, attempt, cold, turn
@@ -116,14 +117,30 @@ def test_nobody_was_asked() -> None:
     assert slow.outcome == "degraded"
 
 
-def test_the_slowest_come_first_and_who_hung_up_not_at_all() -> None:
-    """A turn without an answer by how long it was waited for."""
+def test_the_slowest_come_first_and_who_hung_up_is_one_of_them() -> None:
+    """A turn without an answer by how long it was waited for; who gave up waited longer."""
     cut = attempt(ttft=None, ended=9.0, outcome="interrupted")
     turns = [
         turn(ttft=1.0),
         turn(FAILED, ttft=None, outcome="failed", duration_secs=4.1),
         turn(cut, ttft=None, outcome="interrupted"),
         turn(ttft=3.0, at=BEGIN_AT + 60),
+        gone(2.5),
     ]
-    assert [s.place for s in slowest_turns(turns, {}, most=2)] == [2, 4]
-    assert slowest_turns(turns, {}, most=9)[1].at == pytest.approx(BEGIN_AT + 60)
+    found = slowest_turns(turns, {}, most=4)
+    assert [s.place for s in found] == [3, 2, 4, 5]
+    assert found[2].at == pytest.approx(BEGIN_AT + 60)
+    assert [s.given_up for s in found] == [True, False, False, True]
+    assert (found[0].waited_secs, found[0].cause, found[0].provider) == (9.0, "silence", "one")
+    assert found[0].told == "one was silent for 9.00 s; the caller gave up"
+    assert (found[3].cause, found[3].told) == (
+        "no room",
+        "waited 2.50 s for room; the caller gave up",
+    )
+    assert "&gt; 9.00 s" in timeline(found[0], None)
+
+
+def gone(secs: float) -> LoggedTurn:
+    """The caller went while waiting for room: nobody was asked."""
+    made = turn(attempt(), ttft=None, outcome="failed", duration_secs=secs, queued_secs=secs)
+    return LoggedTurn(dataclasses.replace(made.report, attempts=(), winner=None), made.at)

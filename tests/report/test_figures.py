@@ -16,9 +16,11 @@ from scripts.example_turns import BEGIN_AT, Hour, write_log
 from pipecat_hedge import HedgePolicy
 from pipecat_hedge.percentiles import percentile
 from pipecat_hedge.report import Figures, Log, figures_of, read_logs
-from pipecat_hedge.report.headlines import difference_told
+from pipecat_hedge.report.headlines import difference_told, headlines_of, spell_told
 from pipecat_hedge.report.page import page_of
 from pipecat_hedge.report.showing import as_dict, show
+from pipecat_hedge.report.waits import Estimate
+from tests.report.made_up import attempt, turn
 
 HOUR = Hour(secs=1800.0, slow_from=600.0, slow_until=900.0)
 
@@ -172,3 +174,42 @@ def test_an_old_log_makes_a_report(path: Path, tmp_path: Path) -> None:
     page = page_of(figures, UTC)
     assert "$0" not in page
     assert "What a successful turn cost is not known" in page
+
+
+def test_callers_who_hung_up_are_not_left_out() -> None:
+    """A hundred of three hundred, after 8 s of silence: in the headline, the cards, the slowest."""
+    cut = attempt(ttft=None, ended=8.0, outcome="interrupted")
+    turns = [
+        turn(cut, ttft=None, outcome="interrupted", at=BEGIN_AT + 10 * n)
+        if n % 3 == 0
+        else turn(ttft=0.4, at=BEGIN_AT + 10 * n)
+        for n in range(300)
+    ]
+    figures = figures_of(Log(("turns.jsonl",), tuple(turns)), zone=UTC, replay=False)
+    assert figures.heard.ttft.p95_secs == 0.4
+    assert figures.heard.ttft_all.p95 == Estimate(8.0, is_least=True)
+    text = headlines_of(figures, UTC)[0].text
+    assert "0.40 s for the first token (p50), > 8.00 s (p95)" in text
+    assert "100 turns (33.3 %) had none before the caller spoke again or went, after 8.00 s" in text
+    assert "Nobody" not in text
+    assert [(s.waited_secs, s.given_up) for s in figures.slowest] == [(8.0, True)] * 10
+    page = page_of(figures, UTC)
+    assert "<b>100</b><span>given up by the caller before the first token" in page
+    assert "the same, counting those given up" in page
+    written = io.StringIO()
+    show(figures, Console(file=written, width=80, highlight=False), UTC)
+    assert "> 8.00 s  one was silent for 8.00 s; the caller gave up" in written.getvalue()
+
+
+def test_a_spell_counts_those_who_gave_up() -> None:
+    """A provider that hangs for a while, and callers who do not wait for it."""
+    cut = attempt(ttft=None, ended=6.0, outcome="interrupted")
+    turns = [
+        turn(cut, ttft=None, outcome="interrupted", at=BEGIN_AT + 10 * n)
+        if 100 <= n < 130
+        else turn(ttft=0.4, at=BEGIN_AT + 10 * n)
+        for n in range(300)
+    ]
+    (spell,) = figures_of(Log(("x",), tuple(turns)), zone=UTC, replay=False).spells
+    assert (spell.given_up.count, spell.given_up.p50_secs, spell.unanswered) == (30, 6.0, 0)
+    assert "30 turns that callers gave up, after 6.00 s (p50)" in spell_told(spell, UTC)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import zlib
 from collections.abc import AsyncIterator
 from datetime import UTC
 from html.parser import HTMLParser
@@ -16,9 +18,9 @@ from playwright.async_api import Browser, async_playwright
 from pipecat_hedge.profiles import PROFILES
 from pipecat_hedge.report import Figures, Log, figures_of
 from pipecat_hedge.report.page import page_of
-from pipecat_hedge.report.turns import HeardTurn, LoggedTurn
+from pipecat_hedge.report.turns import LoggedTurn
 from tests.live.browser import NO_BROWSER, chromium
-from tests.report.made_up import BEGIN_AT, attempt, cold, turn
+from tests.report.made_up import BEGIN_AT, attempt, cold, heard, turn
 
 HAIKU = PROFILES["claude-haiku-4-5"]
 EVIL = '<script>alert(1)</script>"><img src=x onerror=alert(2)>&amp;'
@@ -56,6 +58,28 @@ _OVERLAPS = """
     wrong.push(`the page is ${document.documentElement.scrollWidth} wide`);
   return wrong;
 }
+"""
+_HIDDEN = """
+() => {
+  for (const each of document.querySelectorAll("details")) each.open = true;
+  const hidden = [];
+  for (const wide of document.querySelectorAll(".wide")) {
+    const right = wide.getBoundingClientRect().right + 1;
+    for (const cell of wide.querySelectorAll("th, td"))
+      if (cell.getBoundingClientRect().right > right)
+        hidden.push(`${wide.getAttribute("aria-label")}: ${cell.textContent}`);
+  }
+  return hidden;
+}
+"""
+_UNLABELLED = """
+() => [...document.querySelectorAll(".wide td")]
+  .filter(cell => {
+    const label = getComputedStyle(cell, "::before").content;
+    const head = cell.closest("table").querySelectorAll("th")[cell.cellIndex].textContent;
+    return !label.includes(head) || label === "none";
+  })
+  .map(cell => cell.textContent)
 """
 _CONTRASTS = """
 () => {
@@ -108,8 +132,8 @@ def figures(name: str = "one", *, replay: bool = False, **fields: Any) -> Figure
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    heard = tuple(HeardTurn(BEGIN_AT + n, 1.0 + n / 100) for n in range(100))
-    return page_of(figures(replay=True, heard=heard), UTC)
+    lived = tuple(heard(1.0 + n / 100, at=BEGIN_AT + n) for n in range(100))
+    return page_of(figures(replay=True, heard=lived), UTC)
 
 
 class _Markup(HTMLParser):
@@ -241,15 +265,83 @@ async def test_no_text_overlaps_and_none_is_off_the_screen(
 
 
 @pytest.mark.live
-async def test_it_can_be_printed(browser: Browser, page: str, tmp_path: Path) -> None:
-    """On paper it is light, whatever the screen is, and no table is cut off."""
+async def test_no_column_is_hidden(browser: Browser, page: str, tmp_path: Path) -> None:
+    """The verdict, the cost: neither on a laptop nor on a telephone has anybody to look for them.
+
+    On a telephone a row is a card, on which every figure stands under what it is.
+    """
+    for name, made in {"usual": page, "long": page_of(figures(LONG, replay=True), UTC)}.items():
+        path = tmp_path / f"{name}.html"
+        path.write_text(made)
+        for width in (1280, 390, 320):
+            tab = await browser.new_page(viewport={"width": width, "height": 844})
+            await tab.goto(path.as_uri())
+            assert await tab.evaluate(_HIDDEN) == [], (name, width)
+            unlabelled = await tab.evaluate(_UNLABELLED)
+            assert unlabelled == [] if width < 576 else unlabelled
+            await tab.close()
+
+
+@pytest.mark.live
+async def test_the_first_column_stays_where_a_table_scrolls(
+    browser: Browser, page: str, tmp_path: Path
+) -> None:
+    """On a screen between the two: whose the figures are is read beside the last of them."""
     path = tmp_path / "page.html"
     path.write_text(page)
-    tab = await browser.new_page(viewport={"width": 718, "height": 1000}, color_scheme="dark")
+    tab = await browser.new_page(viewport={"width": 640, "height": 844})
+    await tab.goto(path.as_uri())
+    lefts = await tab.evaluate(
+        """() => [...document.querySelectorAll(".wide")]
+          .filter(wide => wide.scrollWidth > wide.clientWidth)
+          .map(wide => {
+            wide.scrollLeft = 1000;
+            const first = wide.querySelector("td").getBoundingClientRect();
+            return first.left - wide.getBoundingClientRect().left;
+          })"""
+    )
+    assert lefts
+    assert set(lefts) == {0}
+    await tab.close()
+
+
+MARGIN = "10mm"
+PAPER = 718
+"""So many pixels of CSS are between these margins of a sheet of A4."""
+
+
+@pytest.mark.live
+async def test_it_can_be_printed(browser: Browser, page: str, tmp_path: Path) -> None:
+    """On paper it is light, whatever the screen is; no table is cut off, and no letter is tiny.
+
+    What is wider than the paper makes Chromium draw the whole page smaller.
+    """
+    path = tmp_path / "page.html"
+    path.write_text(page)
+    tab = await browser.new_page(viewport={"width": PAPER, "height": 1000}, color_scheme="dark")
     await tab.goto(path.as_uri())
     await tab.emulate_media(media="print", color_scheme="dark")
     assert await tab.evaluate("getComputedStyle(document.body).backgroundColor") == (
         "rgb(255, 255, 255)"
     )
-    assert (await tab.pdf(format="A4")).startswith(b"%PDF")
+    sides = dict.fromkeys(("top", "bottom", "left", "right"), MARGIN)
+    printed = await tab.pdf(format="A4", margin=sides)  # type: ignore[arg-type]
+    scale = scale_of(printed)
+    assert scale == pytest.approx(0.75, abs=0.001)  # a pixel of CSS is so many points
+    least = await tab.evaluate(
+        """() => Math.min(...[...document.querySelectorAll("td, th, p, li, span, div.xtitle")]
+          .map(each => parseFloat(getComputedStyle(each).fontSize)))"""
+    )
+    assert least * scale >= 8
+    assert await tab.evaluate(_HIDDEN) == []
     await tab.close()
+
+
+def scale_of(pdf: bytes) -> float:
+    """How many points a pixel of CSS is on the first page: the product of its first scales."""
+    for stream in re.findall(rb"stream\r?\n(.*?)\r?\nendstream", pdf, re.DOTALL):
+        with contextlib.suppress(zlib.error):
+            found = re.findall(rb"^(\S+) 0 0 \S+ \S+ \S+ cm", zlib.decompress(stream), re.MULTILINE)
+            if len(found) >= 2:
+                return float(found[0]) * float(found[1])
+    raise AssertionError("no page in it")

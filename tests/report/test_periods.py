@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.report.periods import MOST, Calendar
+from pipecat_hedge.report.periods import MOST_HOURS, Calendar
 from tests.report.made_up import BEGIN_AT
 
 DAY = 86400.0
@@ -21,11 +21,14 @@ def calendar(span: float, zone: object = UTC, begin: float = BEGIN_AT) -> Calend
 
 
 def test_a_short_log_is_cut_into_minutes_and_a_long_one_into_hours() -> None:
-    """As short as not to be too many."""
-    assert [calendar(s).secs for s in (20 * 60, 3600, 6 * 3600, DAY, 20 * DAY, 200 * DAY)] == [
+    """As short as not to be too many; a week has its hours, so that a bad one is seen."""
+    assert [
+        calendar(s).secs for s in (20 * 60, 3600, 6 * 3600, DAY, 7 * DAY, 8 * DAY, 200 * DAY)
+    ] == [
         60,
         300,
         900,
+        3600,
         3600,
         86400,
         28 * 86400,
@@ -55,4 +58,4 @@ def test_every_moment_is_in_one_stretch(span: float, at: float, begin: float) ->
     period = found.period(found.index(moment))
     assert period.begin <= moment + 1e-3
     assert moment <= period.begin + period.secs + 1e-3
-    assert 1 <= found.count <= MOST
+    assert 1 <= found.count <= MOST_HOURS

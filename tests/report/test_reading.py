@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from pipecat_hedge.cli import main
 from pipecat_hedge.report import read_logs
 from pipecat_hedge.report.turns import connecting_secs, was_sent
 from pipecat_hedge.whatif.reading import ReadingError, read_latencies, recorded_from
 from tests.report.made_up import BEGIN_AT, attempt, cold, line
+
+SAID = "my card is 4929 1234"
 
 
 def write(path: Path, *lines: dict[str, Any] | str) -> Path:
@@ -45,23 +48,47 @@ def test_a_broken_last_line_is_counted_and_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("broken", "why"),
     [
-        ({"ttft_secs": "soon"}, "ttft_secs is no number, but 'soon'"),
-        ({"ttft_secs": -1}, "ttft_secs cannot be -1"),
+        ({"ttft_secs": SAID}, "ttft_secs is no number"),
+        ({"ttft_secs": -1}, "ttft_secs is negative, or too large"),
+        ({"ttft_secs": 10**400}, "ttft_secs is negative, or too large"),
         ({"ttft_secs": True}, "ttft_secs is no number"),
+        ({"at": 1.8e12}, "at is negative, or too large"),
         ({"duration_secs": None}, "no duration_secs in it"),
-        ({"outcome": "vanished"}, "outcome is not known: 'vanished'"),
-        ({"outcome": ["answered"]}, "unhashable"),
+        ({"outcome": SAID}, "outcome is none that is known"),
+        ({"outcome": [SAID]}, "outcome is none that is known"),
         ({"attempts": [{"provider": 3}]}, "an attempt without a provider"),
-        ({"attempts": None}, "no turn: it has no attempts"),
+        ({"attempts": SAID}, "no turn: it has no attempts"),
+        (SAID, "no turn"),
+        (4929_1234_0000, "no turn"),
+        ([SAID], "no turn"),
     ],
 )
-def test_a_line_that_cannot_be_meant_is_skipped(
-    tmp_path: Path, broken: dict[str, Any], why: str
-) -> None:
-    """With what is wrong with it; the others are read."""
-    log = read_logs([write(tmp_path / "turns.jsonl", {**line(), **broken}, line(), "7", "[1, 2]")])
+def test_a_line_that_cannot_be_meant_is_skipped(tmp_path: Path, broken: Any, why: str) -> None:
+    """It is named by file, line and field, never by what stood there; the others are read."""
+    bad = {**line(), **broken} if isinstance(broken, dict) else broken
+    path = write(tmp_path / "turns.jsonl", json.dumps(bad), line(), SAID, "[" * 100_000)
+    log = read_logs([path])
     assert (len(log.turns), log.skipped) == (1, 3)
-    assert why in log.named_skips[0]
+    assert log.named_skips == (
+        f"turns.jsonl:1: {why}",
+        "turns.jsonl:3: not JSON",
+        "turns.jsonl:4: not JSON",
+    )
+
+
+def test_what_somebody_said_is_on_no_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Be it in a line that is none, or in place of a figure or a word; nor in the terminal."""
+    lines = [SAID, json.dumps(SAID), {**line(), "outcome": SAID}, {**line(), "ttft_secs": SAID}]
+    path = write(tmp_path / "turns.jsonl", line(), line(), *lines)
+    page = tmp_path / "page.html"
+    assert main(["report", str(path), "--out", str(page), "--no-replay"]) == 0
+    told = capsys.readouterr()
+    assert "4 lines skipped" in told.out
+    for text in (page.read_text(), told.out, told.err):
+        assert "4929" not in text
+        assert "my card" not in text
 
 
 def test_what_an_older_log_lacks_is_unknown(tmp_path: Path) -> None:
@@ -96,11 +123,15 @@ def test_what_was_heard_is_read_beside_the_turns(tmp_path: Path) -> None:
     heard = {"turn": 1, "at": BEGIN_AT, "anchor": "user_silence", "first_answer_secs": 1.2}
     silent = {**heard, "first_answer_secs": None, "interrupted": True, "context_secs": 0.8}
     greeting = {**heard, "anchor": "context"}
-    path = write(tmp_path / "latency.jsonl", heard, silent, greeting)
+    raced = {**heard, "ended_secs": 9.0, "reports": [line(tier="premium", degraded_reason="no")]}
+    odd = {**heard, "reports": ["said"]}
+    path = write(tmp_path / "latency.jsonl", heard, silent, greeting, raced, odd)
     log = read_logs([write(tmp_path / "turns.jsonl", line()), path])
-    assert [turn.voice_to_voice_secs for turn in log.heard] == [1.2, None]
-    assert log.heard[1].waited_secs == 0.8
-    assert log.skipped == 0
+    assert [turn.voice_to_voice_secs for turn in log.heard] == [1.2, None, 1.2]
+    assert [turn.latency.ended_secs for turn in log.heard] == [1.2, 0.8, 9.0]
+    assert [turn.tier for turn in log.heard] == [None, None, "premium"]
+    assert log.heard[2].latency.reports[0].degraded_reason is not None
+    assert log.named_skips == ("latency.jsonl:5: reports are no turns",)
 
 
 @pytest.mark.parametrize("text", ["", "nothing\n", "ttft\n0.5\n"])

@@ -20,11 +20,19 @@ from pipecat_hedge.report.charts import (
 )
 from pipecat_hedge.report.comparing import Comparison, Difference
 from pipecat_hedge.report.figures import Figures, Moment
-from pipecat_hedge.report.headlines import EVERYBODY, OBJECTIVES, difference_told
+from pipecat_hedge.report.headlines import (
+    EVERYBODY,
+    OBJECTIVES,
+    difference_told,
+    estimate,
+    estimates_told,
+    given_up_changes,
+    waits_told,
+)
 from pipecat_hedge.report.periods import Period
 from pipecat_hedge.report.promises import TierPromise
 from pipecat_hedge.report.tables import cards, table
-from pipecat_hedge.report.waits import CurvePoint, Waits
+from pipecat_hedge.report.waits import CurvePoint, Estimates, Waits
 from pipecat_hedge.report.wording import UNKNOWN, between, count, secs, share, usd
 
 __all__ = ["callers_part", "comparison_part", "curve_line"]
@@ -41,18 +49,29 @@ def callers_part(figures: Figures, zone: tzinfo | None) -> str:
         zone: The time zone of hours.
     """
     heard = figures.heard
-    waits = heard.ttft
-    shown = [
-        (secs(waits.p50_secs), "p50, to the first token"),
-        (secs(waits.p95_secs), "p95"),
-        (secs(waits.p99_secs), "p99"),
-        (secs(waits.max_secs), "slowest"),
-        (share(heard.successes / heard.turns), "answered to the end"),
+    names = ("p50, to the first token", "p95", "p99", "slowest")
+    shown: list[tuple[str, str]] = [
+        *zip(map(estimate, estimates_told(heard.ttft_all)), names, strict=True)
     ]
+    shown.append((share(heard.successes / heard.turns), "answered to the end"))
+    if heard.given_up.count:
+        shown.append((count(heard.given_up.count), "given up by the caller before the first token"))
     rows = [
-        _waits_row("first token (TTFT)", waits),
-        _waits_row("first sentence (TTUA: time to a usable answer)", heard.ttfs),
-        _waits_row("voice to voice", heard.voice_to_voice),
+        row
+        for name, waits, counted in (
+            ("first token (TTFT), from when the LLM was asked", heard.ttft, heard.ttft_all),
+            (
+                "first sentence (TTUA: time to a usable answer), from then",
+                heard.ttfs,
+                heard.ttfs_all,
+            ),
+            (
+                "voice to voice: the answer’s first sound, from the caller’s last",
+                heard.voice_to_voice,
+                heard.voice_to_voice_all,
+            ),
+        )
+        for row in _waits_rows(name, waits, counted)
     ]
     notes = list[str]()
     if not heard.voice_to_voice.count:
@@ -66,7 +85,7 @@ def callers_part(figures: Figures, zone: tzinfo | None) -> str:
         f"{count(number)} {name.replace('_', ' ')}" for name, number in heard.outcomes.items()
     )
     notes.append(f"Turns: {outcomes}; {count(heard.degraded)} with the fallback text.")
-    heads = ["from the end of the turn to", "turns", "p50", "p95", "p99", "slowest", "mean"]
+    heads = ["how long to the", "turns", "p50", "p95", "p99", "slowest", "mean"]
     return (
         f'<h2 id="callers">What callers heard</h2>{cards(shown)}'
         f"{table(heads, rows, 'how long callers waited')}"
@@ -104,7 +123,7 @@ def comparison_part(comparison: Comparison) -> str:
         f'<p class="about">{comparison.turns:,} turns here, {comparison.other_turns:,} there. '
         f"Intervals are a bootstrap’s, of {drawn}. Of twenty figures that do not differ, one "
         "will seem to. Other days, callers and loads are differences too.</p>"
-        f"{table(heads, rows, 'figures of both logs', words=(5,))}"
+        f"{table(heads, rows, 'figures of both logs', words=(5,), broad=(4,))}"
     )
 
 
@@ -127,9 +146,13 @@ def curve_line(
     return Line(name, drawn, kind)
 
 
-def _waits_row(name: str, waits: Waits) -> list[str]:
-    figures = waits.p50_secs, waits.p95_secs, waits.p99_secs, waits.max_secs, waits.mean_secs
-    return [name, count(waits.count) if waits.count else UNKNOWN, *map(secs, figures)]
+def _waits_rows(name: str, waits: Waits, counted: Estimates) -> list[list[str]]:
+    known = count(waits.count) if waits.count else UNKNOWN
+    rows = [[name, known, *map(secs, waits_told(waits)), secs(waits.mean_secs)]]
+    if given_up_changes(waits, counted):
+        told = map(estimate, estimates_told(counted))
+        rows.append(["the same, counting those given up", UNKNOWN, *told, UNKNOWN])
+    return rows
 
 
 def _curves(figures: Figures) -> str:
@@ -155,20 +178,20 @@ def _curves(figures: Figures) -> str:
 
 def _over_time(figures: Figures, zone: tzinfo | None) -> str:
     moments = figures.heard.over_time
-    known = [m for m in moments if m.ttft.count]
+    known = [m for m in moments if m.ttft_all.p50 is not None]
     if len(known) < 2:
         return ""
     y, up = log_axis(
-        [s for m in known for s in (m.ttft.p50_secs, m.ttft.p95_secs) if s is not None],
+        [e.secs for m in known for e in (m.ttft_all.p50, m.ttft_all.p95) if e is not None],
         "time to first token, seconds (logarithmic)",
     )
     width = 1 / len(moments)
 
     def line(name: str, kind: int) -> Line:
         points = [
-            (n * width, math.nan if value is None else y(value))
+            (n * width, math.nan if value is None else y(value.secs))
             for n, moment in enumerate(moments)
-            for value in (getattr(moment.ttft, f"{name}_secs"),)
+            for value in (getattr(moment.ttft_all, name),)
         ]
         return Line(name, [*points, (1.0, points[-1][1])], kind, is_step=True)
 
@@ -193,14 +216,12 @@ def _over_time(figures: Figures, zone: tzinfo | None) -> str:
 
 def _times(moments: Sequence[Moment] | Sequence[Period], zone: tzinfo | None) -> Axis:
     periods = [m.period if isinstance(m, Moment) else m for m in moments]
-    step = max(math.ceil(len(periods) / MOST_TIMES), 1)
     is_days = len(periods) * periods[0].secs > 2 * 86400
+    begins = [datetime.fromtimestamp(p.begin, zone) for p in periods]
+    places = [n for n, begin in enumerate(begins) if not is_days or begin.hour == 0]
+    step = max(math.ceil(len(places) / MOST_TIMES), 1)
     written = "%m-%d" if is_days else "%H:%M"
-    ticks = [
-        (n / len(periods), datetime.fromtimestamp(p.begin, zone).strftime(written))
-        for n, p in enumerate(periods)
-        if n % step == 0
-    ]
+    ticks = [(n / len(periods), begins[n].strftime(written)) for n in places[::step]]
     return Axis("day" if is_days else "time of day", tuple(ticks))
 
 
@@ -221,19 +242,26 @@ def _promises(promises: Sequence[TierPromise], zone: tzinfo | None) -> str:
             f"≤ {p.limit_secs:g} s",
             f"{100 * p.target:g} %",
             share(p.overall.share),
-            count(p.overall.told),
-            _worst(p, zone),
             UNKNOWN if p.is_kept is None else "kept" if p.is_kept else "broken",
+            count(p.overall.told),
+            share(p.budget_left, 0),
+            _burnt(p, zone),
+            _worst(p, zone),
         ]
         for p in promises
     ]
-    heads = ["promise", "limit", "promised", "kept", "turns that tell", "worst", "so it was"]
+    heads = [
+        *("promise", "limit", "promised", "kept", "so it was", "turns that tell"),
+        *("error budget left", "worst burn in an hour", "worst"),
+    ]
     strips = "".join(_strip(p, zone) for p in promises if len(p.by_period) > 1)
     return (
         '<h3 id="promises">What was promised</h3>'
         '<p class="about">A turn that failed, or ended with the fallback text, has broken its '
-        "promise; one that the caller interrupted before the time was up says nothing.</p>"
-        f"{table(heads, rows, 'promises', words=(5,))}"
+        "promise; one that the caller interrupted before the time was up says nothing. The error "
+        "budget is the share of turns that may miss it, here of the whole log; a burn of 1 spends "
+        "it exactly, below 0 % it is overspent.</p>"
+        f"{table(heads, rows, 'promises', words=(7, 8))}"
         + (
             "<h3>When it was broken</h3>"
             + legend(
@@ -272,6 +300,12 @@ def _worst(promise: TierPromise, zone: tzinfo | None) -> str:
         return UNKNOWN
     period, least = promise.worst
     return f"{share(least.share, 0)}, {between(period.begin, period.begin + period.secs, zone)}"
+
+
+def _burnt(promise: TierPromise, zone: tzinfo | None) -> str:
+    if (burn := promise.worst_burn) is None:
+        return UNKNOWN
+    return f"{burn.times:.1f} ×, {between(burn.begin_at, burn.end_at, zone)}"
 
 
 def _strip(promise: TierPromise, zone: tzinfo | None) -> str:

@@ -40,6 +40,7 @@ class SlowTurn:
         tier: Whose it was; None if the log does not say.
         outcome: What became of it: ``degraded``, or as in ``TurnReport``.
         waited_secs: To the first token of the answer, or until it ended without one.
+        given_up: Whether the caller ended the wait, which would have been longer.
         answered: Whether there was an answer.
         winner: Who gave it.
         cause: What took most of the wait.
@@ -54,6 +55,7 @@ class SlowTurn:
     tier: str | None
     outcome: str
     waited_secs: float
+    given_up: bool
     answered: bool
     winner: str | None
     cause: Cause
@@ -80,10 +82,10 @@ def slowest_turns(
 
 
 def _waited(turn: LoggedTurn) -> float | None:
-    """How long its caller waited; None for one that was interrupted before any answer."""
+    """How long its caller waited; None for an answer of which nothing was to be said."""
     if turn.report.ttft_secs is not None:
         return turn.report.ttft_secs
-    return turn.report.duration_secs if turn.is_unanswered else None
+    return turn.report.duration_secs if turn.is_unanswered or turn.was_given_up else None
 
 
 def _slow(turn: LoggedTurn, place: int, waited: float, usual_secs: Mapping[str, float]) -> SlowTurn:
@@ -97,6 +99,7 @@ def _slow(turn: LoggedTurn, place: int, waited: float, usual_secs: Mapping[str, 
         turn.tier,
         "degraded" if turn.is_degraded else report.outcome,
         waited,
+        turn.was_given_up,
         report.ttft_secs is not None,
         None if answering is None else answering.provider,
         cause,
@@ -133,7 +136,7 @@ def _cause(
 ) -> tuple[Cause, str | None]:
     sent = [a for a in chain if was_sent(a, turn.lacks)]
     if not sent:
-        return ("no room" if chain else "nobody asked"), None
+        return ("no room" if chain or turn.has_left else "nobody asked"), None
     if turn.report.queued_secs >= MOST_OF_IT * waited:
         return "no room", None
     for attempt in sent:
@@ -167,9 +170,11 @@ def _told(
     usual_secs: Mapping[str, float],
 ) -> str:
     parts = list[str]()
-    if not chain:
+    if turn.has_left:
+        parts.append(f"waited {secs(turn.report.duration_secs)} for room")
+    elif not chain:
         parts.append("nobody could be asked: every provider was left alone, or had no room")
-    if turn.report.queued_secs >= 0.05:
+    if turn.report.queued_secs >= 0.05 and not turn.has_left:
         parts.append(f"waited {secs(turn.report.queued_secs)} until there was room")
     until = turn.report.ttft_secs
     parts += [
@@ -178,6 +183,8 @@ def _told(
     ]
     if turn.is_degraded:
         parts.append("the caller heard the fallback text")
+    elif turn.was_given_up:
+        parts.append("the caller gave up")
     elif turn.report.outcome == "failed":
         parts.append("the caller had no answer")
     return "; ".join(parts)

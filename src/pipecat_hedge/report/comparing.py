@@ -119,6 +119,7 @@ class _Sample:
         }
         self.ratios: dict[str, tuple[Floats, Floats]] = {
             "answered": _ratio([turn.is_success for turn in self.turns], [1.0] * len(self.turns)),
+            "given up": _ratio([turn.was_given_up for turn in self.turns], [1.0] * len(self.turns)),
             "requests": _ratio(
                 *zip(*((len(_sent(turn)), bool(_sent(turn))) for turn in self.turns), strict=True)
             ),
@@ -250,6 +251,7 @@ def _asked(slo: Slo) -> list[_Asked]:
         shares.append((f"first sentence within {slo.ttfs_secs:g} s", "ttfs"))
     rows: list[tuple[str, str, Unit, bool]] = [
         *((told, name, "share", False) for told, name in shares),
+        ("given up before the first token", "given up", "share", True),
         ("requests a turn", "requests", "requests", True),
         ("cost of a successful turn", "usd", "usd", True),
     ]

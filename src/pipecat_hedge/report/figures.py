@@ -21,7 +21,7 @@ from pipecat_hedge.report.promises import TierPromise, promises_of
 from pipecat_hedge.report.providers import ProviderFigures, provider_figures
 from pipecat_hedge.report.trouble import Spell, spells_of
 from pipecat_hedge.report.turns import Log
-from pipecat_hedge.report.waits import CurvePoint, Waits, curve_of
+from pipecat_hedge.report.waits import CurvePoint, Estimates, Waits, curve_of, estimates_of
 
 __all__ = ["Figures", "Heard", "Moment", "figures_of"]
 
@@ -33,13 +33,15 @@ class Moment:
     Parameters:
         period: When.
         turns: Turns that began then.
-        ttft: How long they waited for the first token.
+        ttft: How long they waited for the first token, in the turns that had one.
+        ttft_all: The same with those counted in that callers gave up.
         unanswered: Turns that failed or were degraded.
     """
 
     period: Period
     turns: int
     ttft: Waits
+    ttft_all: Estimates
     unanswered: int
 
 
@@ -53,12 +55,18 @@ class Heard:
         unanswered: Those whose callers waited for an answer and did not get one, or not all of it.
         degraded: Those of them in which the caller heard the fallback text, alone or after part of
             an answer.
+        given_up: How long callers waited in the turns in which they spoke again, or went, before
+            there was a token of the answer.
         successes: Those that were answered to their end.
         ttft: To the first token of the answer, of the turns that had one.
         ttfs: To its first speakable sentence: the time to a usable answer.
         voice_to_voice: From the caller's last sound to the answer's first; nothing unless a log of
             what was heard was given.
-        ttft_curve: The share of turns over time.
+        ttft_all: To the first token, the turns counted in that callers gave up before it. So on for
+            the others.
+        ttfs_all: To the first speakable sentence.
+        voice_to_voice_all: From the caller's last sound to the answer's first.
+        ttft_curve: The share of turns over time, those given up counted in.
         ttfs_curve: The same of first sentences.
         ttfs_unknown: Turns whose line does not have the field.
         over_time: Stretches of time; empty where times are not known.
@@ -68,10 +76,14 @@ class Heard:
     outcomes: dict[str, int]
     unanswered: int
     degraded: int
+    given_up: Waits
     successes: int
     ttft: Waits
     ttfs: Waits
     voice_to_voice: Waits
+    ttft_all: Estimates
+    ttfs_all: Estimates
+    voice_to_voice_all: Estimates
     ttft_curve: tuple[CurvePoint, ...]
     ttfs_curve: tuple[CurvePoint, ...]
     ttfs_unknown: int
@@ -191,17 +203,34 @@ def _heard(log: Log, calendar: Calendar | None) -> Heard:
     ttft = [t.report.ttft_secs for t in turns if t.report.ttft_secs is not None]
     ttfs = [t.report.ttfs_secs for t in turns if t.report.ttfs_secs is not None]
     voice = [t.voice_to_voice_secs for t in log.heard if t.voice_to_voice_secs is not None]
+    no_token = [t.report.duration_secs for t in turns if t.was_given_up]
+    no_sentence = [
+        t.report.duration_secs
+        for t in turns
+        if t.report.ttfs_secs is None
+        and "ttfs_secs" not in t.lacks
+        and (t.was_given_up or t.report.outcome == "interrupted")
+    ]
+    unheard = [
+        t.latency.ended_secs
+        for t in log.heard
+        if t.voice_to_voice_secs is None and t.latency.interrupted and t.latency.ended_secs
+    ]
     return Heard(
         len(turns),
         dict(Counter(turn.report.outcome for turn in turns)),
         sum(turn.is_unanswered for turn in turns),
         sum(turn.is_degraded for turn in turns),
+        Waits.of(no_token),
         sum(turn.is_success for turn in turns),
         Waits.of(ttft),
         Waits.of(ttfs),
         Waits.of(voice),
-        curve_of(ttft),
-        curve_of(ttfs),
+        estimates_of(ttft, no_token),
+        estimates_of(ttfs, no_sentence),
+        estimates_of(voice, unheard),
+        curve_of(ttft, no_token),
+        curve_of(ttfs, no_sentence),
         sum("ttfs_secs" in turn.lacks for turn in turns),
         _over_time(log, calendar),
     )
@@ -210,16 +239,25 @@ def _heard(log: Log, calendar: Calendar | None) -> Heard:
 def _over_time(log: Log, calendar: Calendar | None) -> tuple[Moment, ...]:
     if calendar is None:
         return ()
-    cells: list[list[float]] = [[] for _ in range(calendar.count)]
+    waits: list[list[float]] = [[] for _ in range(calendar.count)]
+    given_up: list[list[float]] = [[] for _ in range(calendar.count)]
     counts, unanswered = [0] * calendar.count, [0] * calendar.count
     for turn in log.turns:
         index = calendar.index(turn.began_at or 0.0)
         counts[index] += 1
         unanswered[index] += turn.is_unanswered
         if turn.report.ttft_secs is not None:
-            cells[index].append(turn.report.ttft_secs)
+            waits[index].append(turn.report.ttft_secs)
+        elif turn.was_given_up:
+            given_up[index].append(turn.report.duration_secs)
     return tuple(
-        Moment(calendar.period(i), counts[i], Waits.of(cells[i]), unanswered[i])
+        Moment(
+            calendar.period(i),
+            counts[i],
+            Waits.of(waits[i]),
+            estimates_of(waits[i], given_up[i]),
+            unanswered[i],
+        )
         for i in range(calendar.count)
     )
 

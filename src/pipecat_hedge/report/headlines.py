@@ -9,11 +9,11 @@ from typing import Literal
 
 from pipecat_hedge.report.changes import Change, Replays
 from pipecat_hedge.report.comparing import Difference
-from pipecat_hedge.report.figures import Figures
+from pipecat_hedge.report.figures import Figures, Heard
 from pipecat_hedge.report.predictions import Prediction
 from pipecat_hedge.report.promises import TierPromise
-from pipecat_hedge.report.providers import Estimate
 from pipecat_hedge.report.trouble import Spell
+from pipecat_hedge.report.waits import Estimate, Estimates, Waits
 from pipecat_hedge.report.wording import between, listed, secs, share, things, usd
 
 __all__ = [
@@ -23,10 +23,14 @@ __all__ = [
     "difference_told",
     "effect_of",
     "estimate",
+    "estimates_told",
+    "given_up_changes",
     "headlines_of",
     "predicted",
+    "spell_cost",
     "spell_told",
     "unseen_told",
+    "waits_told",
 ]
 
 OBJECTIVES = {
@@ -61,22 +65,7 @@ def headlines_of(figures: Figures, zone: tzinfo | None) -> list[Headline]:
         figures: The figures.
         zone: The time zone of hours.
     """
-    heard = figures.heard
-    waits = heard.ttft
-    told = [
-        Headline(
-            "plain",
-            "Callers",
-            f"{things(heard.turns, 'turn')}. Callers waited {secs(waits.p50_secs)} for the first "
-            f"token (p50), {secs(waits.p95_secs)} (p95), {secs(waits.p99_secs)} (p99), "
-            f"{secs(waits.max_secs)} at most. "
-            + (
-                "Nobody was left without an answer."
-                if not heard.unanswered
-                else f"{things(heard.unanswered, 'turn')} had no whole answer."
-            ),
-        )
-    ]
+    told = [_callers(figures.heard)]
     told += _promises(figures.promises, zone)
     told += _spells(figures.spells, zone)
     told += _hedging(figures)
@@ -84,6 +73,54 @@ def headlines_of(figures: Figures, zone: tzinfo | None) -> list[Headline]:
         change = figures.replays.changes[0]
         told.append(Headline("plain", "To change", f"{change.title}: {effect_of(change)}."))
     return told
+
+
+def _callers(heard: Heard) -> Headline:
+    p50, p95, p99, longest = map(estimate, estimates_told(heard.ttft_all))
+    text = (
+        f"{things(heard.turns, 'turn')}. Callers waited {p50} for the first token (p50), {p95} "
+        f"(p95), {p99} (p99), {longest} at most."
+    )
+    if heard.unanswered:
+        text += f" {things(heard.unanswered, 'turn')} had no whole answer."
+    if (given_up := heard.given_up).count:
+        text += (
+            f" {things(given_up.count, 'turn')} ({share(given_up.count / heard.turns)}) had none "
+            f"before the caller spoke again or went, after {secs(given_up.p50_secs)} (p50), "
+            f"{secs(given_up.max_secs)} at most."
+        )
+    if not heard.unanswered and not given_up.count:
+        text += " Nobody was left without an answer."
+    return Headline("plain", "Callers", text)
+
+
+def waits_told(waits: Waits) -> tuple[float | None, ...]:
+    """The percentiles that are shown, and the longest.
+
+    Args:
+        waits: What had an answer.
+    """
+    return waits.p50_secs, waits.p95_secs, waits.p99_secs, waits.max_secs
+
+
+def estimates_told(counted: Estimates) -> tuple[Estimate | None, ...]:
+    """The same of estimates.
+
+    Args:
+        counted: With those who gave up counted in.
+    """
+    return counted.p50, counted.p95, counted.p99, counted.longest
+
+
+def given_up_changes(waits: Waits, counted: Estimates) -> bool:
+    """Whether those who gave up make any of these another one.
+
+    Args:
+        waits: Without them.
+        counted: With them.
+    """
+    known = [None if secs is None else Estimate(secs) for secs in waits_told(waits)]
+    return known != list(estimates_told(counted))
 
 
 def _promises(promises: Sequence[TierPromise], zone: tzinfo | None) -> list[Headline]:
@@ -115,12 +152,22 @@ def _promise(promise: TierPromise) -> str:
 
 
 def _spells(spells: Sequence[Spell], zone: tzinfo | None) -> list[Headline]:
-    worst = sorted(spells, key=lambda s: -((s.extra_wait_secs or 0.0) + 60.0 * s.unanswered))
+    worst = sorted(spells, key=lambda s: -spell_cost(s))
     told = [Headline("bad", spell.provider, spell_told(spell, zone)) for spell in worst]
     if len(told) > MOST_SPELLS:
         more = f"And {len(told) - MOST_SPELLS} more spells."
         told[MOST_SPELLS:] = [Headline("bad", "More", more)]
     return told
+
+
+def spell_cost(spell: Spell) -> float:
+    """How much a spell matters, in seconds of waiting; a turn without an answer is a minute.
+
+    Args:
+        spell: The spell.
+    """
+    waited = spell.given_up.count * (spell.given_up.mean_secs or 0.0)
+    return (spell.extra_wait_secs or 0.0) + 60.0 * spell.unanswered + waited
 
 
 def spell_told(spell: Spell, zone: tzinfo | None) -> str:
@@ -157,6 +204,11 @@ def _cost(spell: Spell) -> str:
         )
     if spell.unanswered:
         costs.append(f"{things(spell.unanswered, 'turn')} without a whole answer")
+    if spell.given_up.count:
+        costs.append(
+            f"{things(spell.given_up.count, 'turn')} that callers gave up, after "
+            f"{secs(spell.given_up.p50_secs)} (p50)"
+        )
     if spell.extra_requests >= 1:
         costs.append(f"{things(spell.extra_requests, 'request')} more than usual")
     if spell.extra_usd is not None and spell.extra_usd > 0:

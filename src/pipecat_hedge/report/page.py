@@ -57,7 +57,8 @@ def _about(figures: Figures, zone: tzinfo | None) -> str:
 def _footer(figures: Figures) -> str:
     notes = [
         "Percentiles are nearest ranks of the turns that had an answer; turns without one are "
-        "counted beside them.",
+        "counted beside them. Where callers gave up before it, they are counted in as waits that "
+        "would have been longer (Kaplan and Meier), and “>” marks what is longer than that.",
         "A dash is what the log does not tell, never nought.",
         "Replays know nothing of rate limits, and draw a second request’s time apart from the "
         "first’s.",

@@ -18,6 +18,8 @@ WIDTHS = (
 """How long a stretch may be, in seconds."""
 MOST = 26
 """More stretches than this are too many to look at; a day has hours, and a part of one more."""
+MOST_HOURS = 7 * 24 + 1
+"""But hours are told up to a week: what is bad at nine each morning is not seen in days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Calendar:
 
     @classmethod
     def of(cls, moments: Iterable[float | None], zone: tzinfo | None) -> Calendar | None:
-        """The shortest stretches of which there are not too many.
+        """The shortest stretches of which there are not too many; hours up to a week.
 
         Args:
             moments: When turns began, in seconds since the epoch; None is unknown.
@@ -67,7 +69,7 @@ class Calendar:
         for secs in (*WIDTHS, max(high - low, 1.0)):
             first = math.floor((low + shift) / secs) * secs - shift
             count = math.floor((high - first) / secs) + 1
-            if count <= MOST:
+            if count <= (MOST_HOURS if secs == HOUR else MOST):
                 return cls(first, float(secs), count)
         return None
 

@@ -2,7 +2,10 @@
 
 A turn that failed, was degraded or never answered has broken its promise, however soon that was.
 One that the caller interrupted before the time was up says nothing, and neither does one whose line
-does not tell the figure; one in which only tools were called says nothing of sentences.
+does not tell the figure; one in which only tools were called says nothing of sentences. All of it
+is judged by what judges it in the process itself (`policies/slo.py`, `promise.py`): the report, the
+metrics and `llm.slo_status()` tell the same. Only that the caller may not have finished, where the
+LLM decides that, no log tells; a turn that stayed silent then counts as one that did.
 """
 
 from __future__ import annotations
@@ -12,13 +15,17 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from pipecat_hedge.policies.slo import Slo, judge_llm
+from pipecat_hedge.policies.slo_attainment import WINDOWS_SECS, WindowCount
+from pipecat_hedge.promise import judge_voice
 from pipecat_hedge.report.periods import Calendar, Period
 from pipecat_hedge.report.turns import HeardTurn, LoggedTurn
 from pipecat_hedge.work import TIERS
 
 __all__ = [
+    "BURN_SECS",
     "OF_LLM",
     "Attainment",
+    "Burn",
     "TierPromise",
     "promises_of",
     "was_heard_in_time",
@@ -28,6 +35,10 @@ __all__ = [
 OfLLM: TypeAlias = Literal["ttft", "ttfs"]
 OF_LLM: tuple[OfLLM, ...] = ("ttft", "ttfs")
 """What is promised of the LLM's answer."""
+BURN_SECS = WINDOWS_SECS[1]
+"""The worst burn is that of an hour, as the alerts' and the page's is."""
+LEAST_BURNT = 20
+"""Of fewer turns one that is late burns as fast as a bad hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +70,21 @@ class Attainment:
 
 
 @dataclass(frozen=True, slots=True)
+class Burn:
+    """How fast an error budget was spent in a stretch of time.
+
+    Parameters:
+        times: So many times as fast as allowed; 1 uses it up exactly.
+        begin_at: When the first turn of it was, in seconds since the epoch.
+        end_at: When the last one was.
+    """
+
+    times: float
+    begin_at: float
+    end_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class TierPromise:
     """What became of one promise to one tier.
 
@@ -69,6 +95,9 @@ class TierPromise:
         target: For what share of turns.
         overall: What became of it.
         by_period: The same of each stretch of time; empty where times are not known.
+        worst_burn: The fastest that its error budget was spent in an hour (``BURN_SECS``), or in
+            the whole log if that is shorter; None if there was none of at least ``LEAST_BURNT``
+            turns, or times are not known.
     """
 
     tier: str | None
@@ -77,12 +106,19 @@ class TierPromise:
     target: float
     overall: Attainment
     by_period: tuple[tuple[Period, Attainment], ...]
+    worst_burn: Burn | None
 
     @property
     def is_kept(self) -> bool | None:
         """Whether it was kept; None if no turn tells."""
         share = self.overall.share
         return None if share is None else share >= self.target
+
+    @property
+    def budget_left(self) -> float | None:
+        """What the log's turns left of their error budget: 1 is all of it, below 0 is overspent."""
+        told, kept = self.overall.told, self.overall.kept
+        return WindowCount(0.0, told, told - kept).budget_left(self.target) if told else None
 
     @property
     def worst(self) -> tuple[Period, Attainment] | None:
@@ -121,11 +157,7 @@ def was_heard_in_time(turn: HeardTurn, limit_secs: float) -> bool | None:
     Returns:
         Whether it was; None if the turn says nothing.
     """
-    if turn.voice_to_voice_secs is not None:
-        return turn.voice_to_voice_secs <= limit_secs
-    if not turn.interrupted:
-        return False
-    return False if (turn.waited_secs or 0.0) > limit_secs else None
+    return judge_voice(limit_secs, turn.latency)
 
 
 def promises_of(
@@ -138,28 +170,34 @@ def promises_of(
 
     Args:
         turns: The turns.
-        heard: What callers heard; whose turns those were is not told.
+        heard: What callers heard.
         slos: What is promised to each tier; under None, to all that are not named.
         calendar: The stretches of time, if times are known.
     """
     found = list[TierPromise]()
+    whose = _tiers_of(heard)
+    seen = {turn.tier for turn in turns} | set(whose)
     known: list[str | None] = [*TIERS, None]
-    seen = {turn.tier for turn in turns}
     others = sorted(tier for tier in seen if tier is not None and tier not in TIERS)
-    tiers = [*(tier for tier in known if tier in seen), *others]
-    for tier in tiers:
+    for tier in [*(tier for tier in known if tier in seen), *others]:
         slo, mine = _slo(slos, tier), [turn for turn in turns if turn.tier == tier]
         for objective in OF_LLM:
-            if (limit := slo.within(objective)) is not None:
+            if mine and (limit := slo.within(objective)) is not None:
                 verdicts = [was_kept(turn, objective, limit) for turn in mine]
                 moments = [turn.began_at for turn in mine]
                 found.append(_promise(tier, objective, limit, slo, verdicts, moments, calendar))
-    slo = _slo(slos, None)
-    if heard and (limit := slo.voice_to_voice_secs) is not None:
-        verdicts = [was_heard_in_time(turn, limit) for turn in heard]
-        moments = [turn.at for turn in heard]
-        found.append(_promise(None, "voice_to_voice", limit, slo, verdicts, moments, calendar))
+        lived = [turn for turn, to in zip(heard, whose, strict=True) if to == tier]
+        if lived and (limit := slo.voice_to_voice_secs) is not None:
+            verdicts = [was_heard_in_time(turn, limit) for turn in lived]
+            moments = [turn.at for turn in lived]
+            found.append(_promise(tier, "voice_to_voice", limit, slo, verdicts, moments, calendar))
     return tuple(found)
+
+
+def _tiers_of(heard: Sequence[HeardTurn]) -> list[str | None]:
+    """Whose turns they were; those without a race are ordinary callers', as in the metrics."""
+    is_told = any(turn.tier is not None for turn in heard)
+    return [turn.tier or ("standard" if is_told else None) for turn in heard]
 
 
 def _slo(slos: dict[str | None, Slo], tier: str | None) -> Slo:
@@ -182,4 +220,29 @@ def _promise(
             if moment is not None:
                 cells[calendar.index(moment)].append(verdict)
         by_period = [(calendar.period(i), Attainment.of(cell)) for i, cell in enumerate(cells)]
-    return TierPromise(tier, objective, limit, slo.share, Attainment.of(verdicts), tuple(by_period))
+    burn = _worst_burn(verdicts, moments, slo.share)
+    overall = Attainment.of(verdicts)
+    return TierPromise(tier, objective, limit, slo.share, overall, tuple(by_period), burn)
+
+
+def _worst_burn(
+    verdicts: Sequence[bool | None], moments: Sequence[float | None], target: float
+) -> Burn | None:
+    """The window that slides over the turns, at its worst."""
+    told = sorted(
+        (moment, not kept)
+        for kept, moment in zip(verdicts, moments, strict=True)
+        if kept is not None and moment is not None
+    )
+    worst, first, bad = None, 0, 0
+    for last, (moment, is_bad) in enumerate(told):
+        bad += is_bad
+        while told[first][0] <= moment - BURN_SECS:
+            bad -= told[first][1]
+            first += 1
+        is_whole = moment - told[0][0] >= BURN_SECS or last == len(told) - 1
+        if is_whole and (count := last - first + 1) >= LEAST_BURNT:
+            times = WindowCount(BURN_SECS, count, bad).burn(target) or 0.0
+            if worst is None or times > worst.times:
+                worst = Burn(times, told[first][0], moment)
+    return worst

@@ -10,14 +10,13 @@ import numpy as np
 
 from pipecat_hedge.policies.latency_model import LatencyModel
 from pipecat_hedge.report.turns import LoggedTurn, connecting_secs, waited_secs, was_sent
-from pipecat_hedge.report.waits import CurvePoint, Waits
+from pipecat_hedge.report.waits import CurvePoint, Estimate, Waits
 from pipecat_hedge.reports import AttemptReport
 from pipecat_hedge.survival import Survival
 
 __all__ = [
     "WAITED_FOR",
     "Connections",
-    "Estimate",
     "ProviderFigures",
     "Spending",
     "provider_figures",
@@ -27,19 +26,6 @@ __all__ = [
 WAITED_FOR = 10
 """Beyond a time that fewer requests than this were waited for, nothing is known; as in `whatif`."""
 CURVE_POINTS = 120
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A percentile of all requests, those counted in that were cancelled before they answered.
-
-    Parameters:
-        secs: The time, in seconds.
-        is_least: Whether no request was waited for long enough to tell: then it is longer.
-    """
-
-    secs: float
-    is_least: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,11 @@ from html import escape
 from pipecat_hedge.report.callers_part import curve_line
 from pipecat_hedge.report.charts import chart, legend, log_axis, nines_axis
 from pipecat_hedge.report.figures import Figures
-from pipecat_hedge.report.headlines import estimate, spell_told
+from pipecat_hedge.report.headlines import estimate, spell_cost, spell_told
 from pipecat_hedge.report.providers import Connections, ProviderFigures
 from pipecat_hedge.report.tables import table
 from pipecat_hedge.report.timelines import LEGEND, timeline
+from pipecat_hedge.report.trouble import Spell
 from pipecat_hedge.report.wording import UNKNOWN, between, count, secs, share, things, usd
 
 __all__ = ["providers_part", "slowest_part"]
@@ -28,10 +29,7 @@ def providers_part(figures: Figures, zone: tzinfo | None) -> str:
         figures: The figures.
         zone: The time zone of hours.
     """
-    heads = [
-        *("provider", "requests", "asked first", "hedges", "rescues", "won", "failed"),
-        *("p50", "p95", "p99", "seen p95", "new connections", "cost"),
-    ]
+    heads = ["provider", "requests", "asked first", "hedges", "rescues", "won", "failed", "cost"]
     rows = [
         [
             each.provider,
@@ -41,19 +39,27 @@ def providers_part(figures: Figures, zone: tzinfo | None) -> str:
             count(each.by_reason.get("failure", 0) + each.by_reason.get("stall", 0)),
             count(each.outcomes.get("won", 0)),
             _failed(each),
-            *(estimate(p) for p in (each.p50, each.p95, each.p99)),
-            secs(each.answered.p95_secs),
-            _connections(each.connections),
             usd(each.spending.usd, at_least=each.spending.without_price > 0),
         ]
         for each in figures.providers
     ]
+    timed = [
+        [
+            each.provider,
+            *(estimate(p) for p in (each.p50, each.p95, each.p99)),
+            secs(each.answered.p95_secs),
+            _connections(each.connections),
+        ]
+        for each in figures.providers
+    ]
+    times = ["first token of", "p50", "p95", "p99", "seen p95", "new connections"]
     models = "; ".join(
         f"{each.provider}: {', '.join(each.models)}" for each in figures.providers if each.models
     )
     return (
         '<h2 id="providers">Which providers</h2>'
         f"{table(heads, rows, 'what each provider did')}"
+        f"{table(times, timed, 'how long each provider took to the first token', broad=(5,))}"
         '<p class="about">Times to the first token, from a request’s launch. p50, p95 and p99 '
         "count in the requests that were cancelled because another one was faster: those took "
         "longer than they were waited for (Kaplan and Meier); “seen p95” leaves them out, as "
@@ -123,41 +129,53 @@ def _distributions(providers: Sequence[ProviderFigures]) -> str:
 def _spells(figures: Figures, zone: tzinfo | None) -> str:
     if not figures.spells:
         return "<h3>Slow spells</h3><p>None that is more than chance.</p>"
-    worst = sorted(figures.spells, key=lambda s: -((s.extra_wait_secs or 0) + 60 * s.unanswered))
+    worst = sorted(figures.spells, key=lambda s: -spell_cost(s))
     shown = sorted(worst[:MOST_SPELLS], key=lambda s: s.first_turn)
     more = len(figures.spells) - len(shown)
-    heads = [
-        *("provider", "when", "what", "requests", "bad", "p50", "usual p50", "turns", "p95"),
-        *("usual p95", "kept the promise", "waited longer", "no answer", "extra requests"),
-        "extra cost",
-    ]
+    names = [f"{each.provider}, {_when(each, zone)}" for each in shown]
+    heads = ["whose, and when", "what", "requests", "bad", "p50", "usual p50"]
     rows = [
         [
-            each.provider,
-            between(each.begin_at, each.end_at, zone)
-            if each.begin_at is not None
-            else f"turns {each.first_turn} – {each.last_turn}",
+            name,
             each.kind,
             count(each.requests),
             count(each.bad),
             estimate(each.p50),
             estimate(each.usual_p50),
+        ]
+        for name, each in zip(names, shown, strict=True)
+    ]
+    costs = [
+        *("what callers had of it", "turns", "p95", "usual p95", "kept the promise"),
+        *("waited longer", "no answer", "given up", "extra requests", "extra cost"),
+    ]
+    borne = [
+        [
+            name,
             count(each.turns),
             secs(each.waits.p95_secs),
             secs(each.usual_waits.p95_secs),
             f"{share(each.kept.share, 0)}, else {share(each.usual_kept.share, 0)}",
             secs(each.extra_wait_secs),
             count(each.unanswered),
+            count(each.given_up.count),
             f"{each.extra_requests:.0f}",
             usd(each.extra_usd),
         ]
-        for each in shown
+        for name, each in zip(names, shown, strict=True)
     ]
     told = "".join(f"<li>{escape(spell_told(each, zone))}</li>" for each in shown)
     told += f"<li>And {things(more, 'spell')} that cost less.</li>" if more else ""
     return (
         f'<h3 id="spells">Slow spells</h3><ul>{told}</ul>'
-        f"{table(heads, rows, 'spells in which a provider was slow or failed', words=(1,))}"
+        f"{table(heads, rows, 'spells in which a provider was slow or failed')}"
+        f"{table(costs, borne, 'what these spells cost', broad=(4,))}"
         '<p class="about">A spell is a stretch in which so many requests failed or took over one '
         "and a half times the usual median that chance makes it once in a hundred logs.</p>"
     )
+
+
+def _when(spell: Spell, zone: tzinfo | None) -> str:
+    if spell.begin_at is None:
+        return f"turns {spell.first_turn} – {spell.last_turn}"
+    return between(spell.begin_at, spell.end_at, zone)

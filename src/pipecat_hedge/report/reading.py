@@ -1,5 +1,8 @@
 """Turn logs from files. Law: a line that cannot be used is counted and named, never guessed at.
 
+It is named by its file, its number and its field: what stood there may be what somebody said, and
+is told to nobody.
+
 Read are the lines of ``HedgedLLMService(turn_log=...)`` and, for what callers heard in the end,
 those of ``TurnLatencyObserver(log=...)``. The last line of a log may be half of one, because the
 process was killed in mid-line; older logs lack fields, and newer ones have some that are not known
@@ -20,13 +23,16 @@ from pipecat_hedge.policy_settings import policy_of
 from pipecat_hedge.report.lineup import RacedTurn
 from pipecat_hedge.report.turns import HeardTurn, Log, LoggedTurn
 from pipecat_hedge.reports import AttemptReport, StageReport, TurnReport
+from pipecat_hedge.turn_timeline import TurnLatency
 from pipecat_hedge.whatif.reading import ReadingError
-from pipecat_hedge.whatif.tables import read_lines, shortened
+from pipecat_hedge.whatif.tables import read_lines
 
 __all__ = ["read_logs", "turn_of"]
 
 NAMED = 5
 """So many skipped lines are named; the rest are counted."""
+MOST = 1e11
+"""No figure is larger: in seconds since the epoch that is the year 5138."""
 NAME_CHARS = 80
 """Names are cut off there: a provider's name is no place for a text."""
 _TURN_FIELDS = frozenset(field.name for field in dataclasses.fields(TurnReport))
@@ -64,15 +70,13 @@ def read_logs(
                     if number % 5000 == 0:
                         progress(number)
                     try:
-                        if line.wrong is not None:
-                            raise ValueError(line.wrong)
-                        if not isinstance(line.record, dict):
-                            raise ValueError("no turn, but " + shortened(repr(line.record)))
+                        if line.wrong is not None or not isinstance(line.record, dict):
+                            raise ValueError(line.wrong or "no turn")
                         if "anchor" in line.record and "attempts" not in line.record:
-                            heard += _heard(line.record)
+                            heard += _heard(line.record, seen)
                         else:
                             turns.append(turn_of(line.record, seen, policies))
-                    except (ValueError, TypeError) as e:
+                    except ValueError as e:
                         skipped += 1
                         if len(skips) < NAMED:
                             skips.append(f"{path.name}:{line.number}: {e}")
@@ -106,8 +110,7 @@ def turn_of(
         policies: Policies by what lines tell of them, so that turns share them too.
 
     Raises:
-        ValueError: If it is no turn, or a figure in it is none.
-        TypeError: If a figure in it is no number.
+        ValueError: If it is no turn, or a figure in it is none; with the field, not what it holds.
     """
     attempts = record.get("attempts")
     if not isinstance(attempts, list):
@@ -187,15 +190,29 @@ def _stages(record: Any) -> StageReport | None:
     )
 
 
-def _heard(record: dict[str, Any]) -> list[HeardTurn]:
+def _heard(record: dict[str, Any], seen: dict[frozenset[str], frozenset[str]]) -> list[HeardTurn]:
     """What was heard; nothing where it is not known when the caller fell silent."""
     if record["anchor"] != "user_silence":
         return []
-    answered = _figure(record, "first_answer_secs")
-    known = [s for n in record if n.endswith("_secs") and (s := _first(record[n])) is not None]
-    waited = max(known, default=None) if answered is None else None
+    told = record.get("reports") or []
+    if not isinstance(told, list) or not all(isinstance(each, dict) for each in told):
+        raise ValueError("reports are no turns")
+    races = [turn_of(each, seen) for each in told]
+    ended = _figure(record, "ended_secs")
+    if ended is None:  # an older line: it went on at least until the last that is known of it
+        known = [s for n in record if n.endswith("_secs") and (s := _first(record[n])) is not None]
+        ended = max(known, default=None)
     at = _figure(record, "at")
-    return [HeardTurn(at, answered, record.get("interrupted") is True, waited)]
+    turn = TurnLatency(
+        turn=_count(record, "turn") or 0,
+        at=at or 0.0,
+        anchor="user_silence",
+        first_answer_secs=_figure(record, "first_answer_secs"),
+        interrupted=record.get("interrupted") is True,
+        reports=tuple(race.report for race in races),
+        ended_secs=ended,
+    )
+    return [HeardTurn(turn, at, races[-1].tier if races else None)]
 
 
 def _first(value: Any) -> float | None:
@@ -205,12 +222,12 @@ def _first(value: Any) -> float | None:
 
 def _figure(record: dict[str, Any], name: str) -> float | None:
     value = record.get(name)
-    if value is None or (type(value) is float and 0.0 <= value < math.inf):
+    if value is None or (type(value) is float and 0.0 <= value <= MOST):
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} is no number, but {shortened(repr(value))}")
-    if not math.isfinite(value) or value < 0:
-        raise ValueError(f"{name} cannot be {value}")
+        raise ValueError(f"{name} is no number")
+    if not 0 <= value <= MOST:
+        raise ValueError(f"{name} is negative, or too large")
     return float(value)
 
 
@@ -233,6 +250,6 @@ def _name(record: dict[str, Any], name: str) -> str | None:
 
 def _word(record: dict[str, Any], name: str, known: frozenset[str]) -> str:
     value = record.get(name)
-    if value not in known:
-        raise ValueError(f"{name} is not known: {shortened(repr(value))}")
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{name} is none that is known")
     return value

@@ -20,8 +20,11 @@ from pipecat_hedge.report.headlines import (
     difference_told,
     effect_of,
     estimate,
+    estimates_told,
+    given_up_changes,
     headlines_of,
     unseen_told,
+    waits_told,
 )
 from pipecat_hedge.report.wording import UNKNOWN, count, secs, share, things, usd
 
@@ -79,18 +82,20 @@ def _table(title: str, *columns: str) -> Table:
 
 def _callers(figures: Figures) -> RenderableType:
     table = _table("What callers heard", "to", "turns", "p50", "p95", "p99", "slowest")
-    for name, waits in (
-        ("first token", figures.heard.ttft),
-        ("first sentence", figures.heard.ttfs),
-        ("voice to voice", figures.heard.voice_to_voice),
+    heard = figures.heard
+    for name, waits, counted in (
+        ("first token", heard.ttft, heard.ttft_all),
+        ("first sentence", heard.ttfs, heard.ttfs_all),
+        ("voice to voice", heard.voice_to_voice, heard.voice_to_voice_all),
     ):
-        values = waits.p50_secs, waits.p95_secs, waits.p99_secs, waits.max_secs
-        table.add_row(name, count(waits.count or None), *map(secs, values))
+        table.add_row(name, count(waits.count or None), *map(secs, waits_told(waits)))
+        if given_up_changes(waits, counted):
+            table.add_row("  counting who gave up", "", *map(estimate, estimates_told(counted)))
     return table
 
 
 def _promises(figures: Figures) -> RenderableType:
-    table = _table("What was promised", "promise", "limit", "promised", "kept")
+    table = _table("What was promised", "promise", "limit", "promised", "kept", "budget left")
     for each in figures.promises:
         style = {True: "green", False: "red", None: None}[each.is_kept]
         table.add_row(
@@ -98,6 +103,7 @@ def _promises(figures: Figures) -> RenderableType:
             f"{each.limit_secs:g} s",
             f"{100 * each.target:g} %",
             Text(share(each.overall.share), style=style or ""),
+            share(each.budget_left, 0),
         )
     return table
 
@@ -143,7 +149,7 @@ def _slowest(figures: Figures) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.title, grid.title_justify, grid.title_style = "The slowest turns", "left", "bold"
     for turn in figures.slowest[:3]:
-        grid.add_row(Text(secs(turn.waited_secs)), Text(turn.told))
+        grid.add_row(Text(secs(turn.waited_secs, at_least=turn.given_up)), Text(turn.told))
     return Group(grid, Text())
 
 

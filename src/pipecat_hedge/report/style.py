@@ -54,14 +54,17 @@ rect.wait { fill: var(--wait); } rect.talk { fill: var(--talk); } rect.open { fi
   padding: 0; font-size: .85rem; }
 .legend li { display: flex; align-items: center; gap: .4rem; }
 .swatch { width: 1.8rem; height: .8rem; flex: none; }
-.wide { overflow-x: auto; margin: .6rem 0; }
+.wide { overflow-x: auto; margin: .6rem 0; background:
+  linear-gradient(to left, var(--paper) 1.2rem, transparent) right / 3rem 100% no-repeat local,
+  linear-gradient(to left, var(--line), transparent) right / 1.2rem 100% no-repeat scroll; }
 table { border-collapse: collapse; width: 100%; overflow-wrap: normal; }
 th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid var(--line);
   font-variant-numeric: tabular-nums; white-space: nowrap; vertical-align: top; }
 th { color: var(--dim); font-weight: 600; vertical-align: bottom; white-space: normal;
   min-width: 4.2rem; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; min-width: 7rem;
-  max-width: 18rem; white-space: normal; overflow-wrap: anywhere; }
+  max-width: 18rem; white-space: normal; overflow-wrap: anywhere;
+  position: sticky; left: 0; background: var(--paper); }
 .words { text-align: left !important; white-space: normal !important; min-width: 11rem; }
 details { margin: .6rem 0; } summary { cursor: pointer; }
 .turn { border-top: 1px solid var(--line); padding: .9rem 0; break-inside: avoid; }
@@ -76,9 +79,23 @@ details { margin: .6rem 0; } summary { cursor: pointer; }
 .change h3 { margin: 0; }
 footer { margin-top: 3rem; border-top: 1px solid var(--line); padding-top: 1rem;
   color: var(--dim); font-size: .9rem; }
-@media (max-width: 36rem) { .lane { grid-template-columns: 1fr; } .ends { grid-column: 1; } }
-@media print { body { max-width: none; margin: 0; font-size: 11px; }
+@media (max-width: 36rem) { .lane { grid-template-columns: 1fr; } .ends { grid-column: 1; }
+  .wide { background: none; } .wide table, .wide tbody { display: block; }
+  .wide thead { display: none; } .wide td.broad { grid-column: span 2; }
+  .wide tr { display: grid; grid-template-columns: repeat(auto-fill, minmax(6.5rem, 1fr));
+    gap: .4rem .8rem; align-items: end; padding: .7rem 0; border-bottom: 1px solid var(--line); }
+  .wide td { display: block; min-width: 0; max-width: none; padding: 0; border: 0;
+    text-align: left; white-space: normal; overflow-wrap: anywhere; line-height: 1.3; }
+  .wide td:first-child, .wide td.words { grid-column: 1 / -1; min-width: 0; max-width: none; }
+  .wide td:first-child { font-weight: 600; position: static; }
+  .wide td:not(:first-child)::before { content: attr(data-head); display: block;
+    color: var(--dim); font-size: .8rem; line-height: 1.2; }
+  .wide td:first-child::before { content: attr(data-head) " "; color: var(--dim);
+    font-weight: normal; } }
+@media print { body { max-width: none; margin: 0; font-size: 12px; }
   * { -webkit-print-color-adjust: exact; print-color-adjust: exact; }
-  .wide { overflow: visible; } h2, h3 { break-after: avoid; } table { font-size: 10px; }
-  th, td { padding: .2rem .3rem; } tr { break-inside: avoid; } .plot { height: 11rem; } }
+  .wide { overflow: visible; background: none; } h2, h3 { break-after: avoid; }
+  table { font-size: 11px; } th, td { padding: .2rem .3rem; } td.broad { white-space: normal; }
+  th, th:first-child, td:first-child, .words { min-width: 0; position: static; }
+  tr { break-inside: avoid; } .plot { height: 11rem; } }
 """

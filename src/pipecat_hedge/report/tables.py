@@ -14,23 +14,32 @@ def table(
     told: str,
     *,
     words: Sequence[int] = (),
+    broad: Sequence[int] = (),
 ) -> str:
-    """A table that scrolls by itself where it is wider than the screen.
+    """A table; on a telephone each row is a card of what its columns are and say.
+
+    Where it is wider than a screen between the two it scrolls by itself, its first column stays.
 
     Args:
         heads: What each column is.
         rows: The cells, as text.
         told: What the table shows, for whoever cannot see it.
         words: Columns of words rather than figures.
+        broad: Columns of several figures: on a card they have more room than others.
     """
-    lines, kind = list[str](), ' class="words"'
+    lines = list[str]()
+    kinds = [
+        ' class="words"' if n in words else ' class="broad"' if n in broad else ""
+        for n in range(len(heads))
+    ]
     named = "".join(
-        f'<th scope="col"{kind if n in words else ""}>{escape(head)}</th>'
-        for n, head in enumerate(heads)
+        f'<th scope="col"{kind}>{escape(head)}</th>'
+        for kind, head in zip(kinds, heads, strict=True)
     )
     for row in rows:
         cells = "".join(
-            f"<td{kind if n in words else ''}>{escape(cell)}</td>" for n, cell in enumerate(row)
+            f'<td data-head="{escape(head)}"{kind}>{escape(cell)}</td>'
+            for kind, head, cell in zip(kinds, heads, row, strict=True)
         )
         lines.append(f"<tr>{cells}</tr>")
     return (

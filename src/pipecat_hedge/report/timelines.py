@@ -35,8 +35,9 @@ def timeline(turn: SlowTurn, zone: tzinfo | None) -> str:
     when = f"turn {turn.place}" if turn.at is None else clock(turn.at, zone)
     facts = [when, *([] if turn.tier is None else [turn.tier]), turn.outcome.replace("_", " ")]
     lanes = "".join(_lane(attempt, turn, until) for attempt in turn.attempts)
+    waited = escape(secs(turn.waited_secs, at_least=turn.given_up))
     return (
-        f'<div class="turn"><h3>{secs(turn.waited_secs)} <span class="about">· '
+        f'<div class="turn"><h3>{waited} <span class="about">· '
         f"{escape(' · '.join(facts))}</span></h3><p>{escape(turn.told)}.</p>{lanes}"
         f'<div class="lane"><div class="ends"><span>0 s</span><span>{secs(until)}</span></div>'
         "</div></div>"

@@ -10,10 +10,10 @@ from typing import Literal
 from pipecat_hedge.errors import SHED
 from pipecat_hedge.policies.slo import Slo
 from pipecat_hedge.report.promises import Attainment, was_kept
-from pipecat_hedge.report.providers import WAITED_FOR, Estimate, ProviderFigures, usual
+from pipecat_hedge.report.providers import WAITED_FOR, ProviderFigures, usual
 from pipecat_hedge.report.spells import SLOW, bad_stretches
 from pipecat_hedge.report.turns import LoggedTurn, waited_secs, was_sent
-from pipecat_hedge.report.waits import Waits
+from pipecat_hedge.report.waits import Estimate, Waits
 from pipecat_hedge.reports import AttemptReport
 
 __all__ = ["Spell", "spells_of"]
@@ -46,6 +46,7 @@ class Spell:
         extra_wait_secs: How much longer callers waited in all, at the usual mean; None if nobody
             waited for an answer then, or otherwise.
         unanswered: Turns that failed or were degraded.
+        given_up: How long callers waited in those that they gave up before the first token.
         kept: Of the promise for the first token, what became of it then.
         usual_kept: What becomes of it in other turns.
         extra_requests: Hedges and replacements beyond the usual, in all.
@@ -69,6 +70,7 @@ class Spell:
     usual_waits: Waits
     extra_wait_secs: float | None
     unanswered: int
+    given_up: Waits
     kept: Attainment
     usual_kept: Attainment
     extra_requests: float
@@ -168,6 +170,7 @@ def _spell(
         usual_waits,
         extra_wait,
         sum(turn.is_unanswered for turn in hit),
+        Waits.of([turn.report.duration_secs for turn in hit if turn.was_given_up]),
         Attainment.of([] if limit is None else [was_kept(t, "ttft", limit) for t in hit]),
         Attainment.of([] if limit is None else [was_kept(t, "ttft", limit) for t in calm]),
         _extra(hit) - len(hit) * (_extra(calm) / len(calm) if calm else 0.0),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pipecat_hedge.errors import SHED
 from pipecat_hedge.reports import AttemptReport, TurnReport
+from pipecat_hedge.turn_timeline import TurnLatency
 
 __all__ = ["HeardTurn", "Log", "LoggedTurn", "connecting_secs", "waited_secs", "was_sent"]
 
@@ -54,6 +55,12 @@ class LoggedTurn:
         return is_failed and not (self.report.attempts or self.is_degraded)
 
     @property
+    def was_given_up(self) -> bool:
+        """Whether the caller spoke again, or went, before there was a token of the answer."""
+        is_cut = self.report.outcome == "interrupted" and self.report.ttft_secs is None
+        return (is_cut and not self.is_degraded) or self.has_left
+
+    @property
     def is_unanswered(self) -> bool:
         """Whether the caller waited for an answer and did not get one, or not all of it."""
         return self.is_degraded or (self.report.outcome == "failed" and not self.has_left)
@@ -70,16 +77,20 @@ class HeardTurn:
     """A turn as the caller lived it, from a ``TurnLatencyObserver``'s log.
 
     Parameters:
-        at: When the caller's last sound, or the end of their turn, was: seconds since the epoch.
-        voice_to_voice_secs: To the first sound of the answer; None if it was not heard.
-        interrupted: Whether the caller spoke before the answer was complete.
-        waited_secs: How long it was waited for at the least, where it was not heard; else None.
+        latency: What was heard of it and when, and what its races did.
+        at: When the caller's last sound was, in seconds since the epoch; None if the line does not
+            say.
+        tier: Whose turn it was; None if there was no race, or it does not say.
     """
 
-    at: float | None
-    voice_to_voice_secs: float | None
-    interrupted: bool = False
-    waited_secs: float | None = None
+    latency: TurnLatency
+    at: float | None = None
+    tier: str | None = None
+
+    @property
+    def voice_to_voice_secs(self) -> float | None:
+        """To the first sound of the answer; None if it was not heard."""
+        return self.latency.voice_to_voice_secs
 
 
 @dataclass(frozen=True, slots=True)

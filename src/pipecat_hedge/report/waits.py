@@ -1,17 +1,27 @@
-"""How long things took: percentiles, and the curve they are points of. Pure."""
+"""How long things took: percentiles, and the curve they are points of. Pure.
+
+The problem: a caller who waits 8 s in silence and hangs up has no time to the first token. The
+naive answer takes the percentiles of the turns that have one, and the more callers give up the
+better they look. Ours are Kaplan and Meier's (1958): who gave up after 8 s would have waited longer
+than that, and counts as waiting until then. Where too many gave up to tell, it is told as "longer
+than". Both are shown: the first is what histograms of `/metrics` hold.
+"""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pipecat_hedge.percentiles import percentile
 
-__all__ = ["NO_WAITS", "CurvePoint", "Waits", "curve_of"]
+__all__ = ["NO_WAITS", "CurvePoint", "Estimate", "Estimates", "Waits", "curve_of", "estimates_of"]
 
 POINTS = 160
 """A curve is drawn through so many points at most, as many in each further nine of the turns."""
+ROUNDED = 1e-9
+"""A share that is less than this too small is not: it is a product of a thousand others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,59 @@ NO_WAITS = Waits(0, None, None, None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
+class Estimate:
+    """A percentile that counts in those that were not waited for to their end.
+
+    Parameters:
+        secs: The time, in seconds.
+        is_least: Whether nobody waited long enough to tell: then it is longer.
+    """
+
+    secs: float
+    is_least: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """Percentiles that count in those who gave up.
+
+    Parameters:
+        p50: The time that half of them stayed within; None if there are none. So on for the others.
+        p95: The 95th percentile.
+        p99: The 99th percentile.
+        longest: The longest that anybody waited.
+    """
+
+    p50: Estimate | None = None
+    p95: Estimate | None = None
+    p99: Estimate | None = None
+    longest: Estimate | None = None
+
+
+def estimates_of(values: Sequence[float], given_up: Sequence[float]) -> Estimates:
+    """Percentiles of waits of which some were given up.
+
+    Args:
+        values: The waits that came to their end, in seconds and any order.
+        given_up: How long those lasted that did not.
+    """
+    if not values and not given_up:
+        return Estimates()
+    longest = max((*values, *given_up))
+    if not given_up:
+        found = [Estimate(percentile(sorted(values), p) or 0.0) for p in (0.5, 0.95, 0.99)]
+        return Estimates(found[0], found[1], found[2], Estimate(longest))
+    steps = _steps(values, given_up)
+    shares = [step.share for step in steps]
+    found = list[Estimate]()
+    for p in (0.5, 0.95, 0.99):
+        at = bisect_left(shares, p - ROUNDED)
+        found.append(Estimate(steps[at].secs) if at < len(steps) else Estimate(longest, True))
+    is_least = longest > max(values, default=-1.0)
+    return Estimates(found[0], found[1], found[2], Estimate(longest, is_least))
+
+
+@dataclass(frozen=True, slots=True)
 class CurvePoint:
     """A point of the curve of waits.
 
@@ -64,21 +127,37 @@ class CurvePoint:
     share: float
 
 
-def curve_of(values: Sequence[float]) -> tuple[CurvePoint, ...]:
+def curve_of(values: Sequence[float], given_up: Sequence[float] = ()) -> tuple[CurvePoint, ...]:
     """The share of waits that were over by each time.
 
     Args:
-        values: The waits, in seconds and any order.
+        values: The waits that came to their end, in seconds and any order.
+        given_up: How long those lasted that did not: then the curve does not rise to all of them.
 
     Returns:
         Points in rising order, the tail as densely as the body; none if there are no waits.
     """
-    known, count = sorted(values), len(values)
-    if not known:
+    steps = _steps(values, given_up)
+    if not steps:
         return ()
-    deepest = math.log10(count)  # of the slowest but one, so many nines are over
-    ranks = {1, count}
+    shares = [step.share for step in steps]
+    deepest = math.log10(len(values))  # of the slowest but one, so many nines are over
+    ranks = {0, len(steps) - 1}
     for step in range(POINTS + 1):
-        left = 10 ** (-deepest * step / POINTS)
-        ranks.add(min(max(math.ceil((1 - left) * count), 1), count))
-    return tuple(CurvePoint(known[rank - 1], rank / count) for rank in sorted(ranks))
+        at = bisect_left(shares, 1 - 10 ** (-deepest * step / POINTS) - ROUNDED)
+        ranks.add(min(at, len(steps) - 1))
+    return tuple(steps[rank] for rank in sorted(ranks))
+
+
+def _steps(values: Sequence[float], given_up: Sequence[float]) -> list[CurvePoint]:
+    """Kaplan and Meier's curve, a step at each wait that came to its end."""
+    count, left = len(values) + len(given_up), 1.0
+    if not given_up:
+        return [CurvePoint(secs, n / count) for n, secs in enumerate(sorted(values), 1)]
+    steps = list[CurvePoint]()
+    known = sorted([*((secs, False) for secs in values), *((secs, True) for secs in given_up)])
+    for number, (secs, is_given_up) in enumerate(known):
+        if not is_given_up:
+            left *= 1 - 1 / (count - number)
+            steps.append(CurvePoint(secs, 1 - left))
+    return steps

@@ -29,13 +29,13 @@ def secs(value: float | None, *, at_least: bool = False) -> str:
 
 
 def share(value: float | None, digits: int = 1) -> str:
-    """A share in percent.
+    """A share in percent; what is overspent is below nothing.
 
     Args:
         value: The share; None is unknown.
         digits: How many digits behind the point.
     """
-    return UNKNOWN if value is None else f"{100 * value:.{digits}f} %"
+    return UNKNOWN if value is None else f"{100 * value:.{digits}f} %".replace("-", "−")
 
 
 def usd(value: float | None, *, at_least: bool = False) -> str:

@@ -101,7 +101,7 @@ def _list_of(text: str) -> list[Any] | None:
     """The records of a file that is one JSON list; None if it is none."""
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -109,8 +109,8 @@ def _json_lines(lines: Iterator[tuple[int, str]]) -> Iterator[Line]:
     for number, line in lines:
         try:
             yield Line(number, json.loads(line))
-        except json.JSONDecodeError:
-            yield Line(number, None, f"{shortened(line)} is not JSON")
+        except (ValueError, RecursionError):  # or a number of thousands of digits
+            yield Line(number, None, "not JSON")
 
 
 def _csv_lines(lines: Iterator[tuple[int, str]]) -> Iterator[Line]:
