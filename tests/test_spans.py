@@ -15,6 +15,8 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge import FillerProcessor, HedgedLLMService, HedgeError, HedgePolicy, Provider
 from pipecat_hedge import race_span as race_span_module
+from pipecat_hedge.provider_stats import ProviderStats
+from pipecat_hedge.reports import TurnReport
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
 from tests.line import Line
 from tests.recorded_spans import RecordedSpans, id_of, parent_of, recorded_spans, said, secs_into
@@ -154,6 +156,29 @@ async def test_an_interruption_is_no_error(spans: RecordedSpans) -> None:
     attempts = spans.of_providers(CHAT)
     assert {said(span)["hedge.outcome"] for span in attempts.values()} == {"interrupted"}
     assert all(span.status.is_unset for span in [race, *attempts.values()])
+
+
+@pytest.mark.parametrize("broken", ["stop_processing_metrics", "_learn"])
+async def test_a_turn_whose_end_goes_wrong_is_counted_and_its_spans_end(
+    spans: RecordedSpans, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is; what was held open for longer would be so for good."""
+    told: list[TurnReport] = []
+    llm = hedged(HedgePolicy.race(2), SLOW, SLOW, stats=ProviderStats())
+    llm.stats.turn_hooks.add(told.append)
+
+    async def breaks(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(llm, broken, breaks)
+    async with Line(llm) as line:
+        await line.send(LLMContextFrame(LLMContext([])))
+        await asyncio.sleep(1.0)
+        await line.interrupt()
+        assert (await line.report()).outcome == "interrupted"
+    assert [report.outcome for report in told] == ["interrupted"]
+    assert len(spans.named("race", CHAT)) == 3
+    assert not llm.is_failing
 
 
 async def test_a_filler_is_an_event(spans: RecordedSpans) -> None:
