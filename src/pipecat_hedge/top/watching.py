@@ -89,7 +89,8 @@ async def _ask(session: aiohttp.ClientSession, bot: Bot) -> Any:
         async for piece in response.content.iter_any():  # read() gives what has come so far
             told += piece
             if len(told) > MOST_BYTES:
-                raise NotAFeed(f"it answers with more than {MOST_BYTES / 1e6:g} MB: see docs/slo.md")
+                most = f"{MOST_BYTES / 1e6:g} MB"
+                raise NotAFeed(f"it answers with more than {most}: see docs/slo.md")
     try:
         return json.loads(told)
     except (ValueError, RecursionError):
