@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider, sampling
+from opentelemetry.sdk.trace import ReadableSpan, Span, TracerProvider, sampling
 from opentelemetry.trace import SpanKind
 from pipecat.frames.frames import LLMContextFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
@@ -206,6 +206,23 @@ async def test_nothing_that_was_said_is_in_a_span(spans: RecordedSpans) -> None:
     assert told.count('"name": "race"') == 1
     assert "4929" not in told
     assert "invalid request" not in told
+
+
+async def test_a_span_is_told_what_it_says_in_two_pieces(
+    spans: RecordedSpans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One at its beginning and one at its end: the SDK takes its time for each."""
+    told: list[str] = []
+    for name in ("set_attribute", "set_attributes"):
+        tells = getattr(Span, name)
+
+        def noting(span: Any, *args: Any, name: str = name, tells: Any = tells) -> None:
+            told.append(f"{span.name} {name}")
+            tells(span, *args)
+
+        monkeypatch.setattr(Span, name, noting)
+    await raced(spans, HedgePolicy.race(2), SLOW, QUICK)
+    assert sorted(told) == [f"{CHAT} set_attributes"] * 2 + ["race set_attributes"]
 
 
 async def test_another_ones_span_is_left_alone(spans: RecordedSpans) -> None:

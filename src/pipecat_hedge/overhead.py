@@ -41,7 +41,7 @@ from pipecat_hedge.service import HedgedLLMService
 from pipecat_hedge.stage_overhead import measure_stages
 from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.timed_pipeline import TimedPipeline
-from pipecat_hedge.trace_overhead import measure_spans
+from pipecat_hedge.trace_overhead import SpanCost, measure_spans
 from pipecat_hedge.work import Tier, WorkClass
 
 TOKENS = 500
@@ -53,7 +53,6 @@ STREAMING = 300
 """Answers that are on their way from each provider of a turn whose permits are timed."""
 BATCH = 50
 """Turns that are timed together: on some machines asking for the time takes as long as a turn."""
-METRICS_BATCH = 20
 LOOKS = 4
 """Times that a race looks at who takes a hedge: at its start, at its end, and when it wakes."""
 
@@ -65,7 +64,6 @@ class Overhead:
     Parameters:
         bare_token_secs: A token through the bare service.
         bare_turn_secs: A turn of one token through the bare service.
-        quickest_bare_turn_secs: The quickest of these, which nothing else has slowed down.
         token_secs: What hedging adds to each token.
         turn_secs: What hedging adds to each turn, its tokens aside.
         rounds: How many times each was measured.
@@ -73,7 +71,6 @@ class Overhead:
 
     bare_token_secs: float
     bare_turn_secs: float
-    quickest_bare_turn_secs: float
     token_secs: float
     turn_secs: float
     rounds: int
@@ -90,6 +87,21 @@ class PermitsCost:
 
     quickest_secs: float
     median_secs: float
+
+
+@dataclass(frozen=True, slots=True)
+class SeenCost:
+    """What a turn pays to be seen, in processor time of the quickest batch.
+
+    Parameters:
+        metrics_secs: For its metrics.
+        spans: For its spans; None where OpenTelemetry's SDK is not installed.
+        bare_turn_secs: What a turn of one token takes through the bare service, for comparison.
+    """
+
+    metrics_secs: float
+    spans: SpanCost | None
+    bare_turn_secs: float
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -126,34 +138,31 @@ def run(args: argparse.Namespace) -> int:
         f"of a turn, breakers, limits and permits ({REGISTERED} providers in the registry, "
         f"{STREAMING} requests in flight at each): {permits.median_secs * 1e6:.1f} µs"
     )
-    _tell_of_being_seen(cost.quickest_bare_turn_secs)
+    _tell_of_being_seen()
     return 0
 
 
-def _tell_of_being_seen(bare_turn_secs: float) -> None:
-    metrics_secs, stages = measure_metrics(), asyncio.run(measure_stages())
-    spans = asyncio.run(measure_spans())
-    print("to be seen, a turn of two requests pays, in the quickest batches:")
-    print(f"  Prometheus metrics       {metrics_secs * 1e6:6.1f} µs, 0 a token")
-    print(
-        f"  stages, cold connections {stages.turn_secs * 1e6:6.1f} µs, "
-        f"{stages.token_secs * 1e6:.2f} a token"
-    )
-    if spans is None:
-        print("  spans are not measured: pip install pipecat-hedge[tracing]")
-        return
-    for name, secs, sdk_secs in (
-        ("spans of one's own", spans.own_secs, spans.own_sdk_secs),
-        ("spans with Pipecat's", spans.added_secs, spans.added_sdk_secs),
-    ):
-        sdk = f"OpenTelemetry's SDK alone {sdk_secs * 1e6:.1f}"
-        print(f"  {name:24} {secs * 1e6:6.1f} µs, 0 a token ({sdk})")
-    added, own = metrics_secs + spans.added_secs, metrics_secs + spans.own_secs
-    print(
-        f"  metrics and spans: {added * 1e6:.0f} µs with Pipecat's, {own * 1e6:.0f} with one's own; "
-        f"{added / bare_turn_secs:.0%} and {own / bare_turn_secs:.0%} of the quickest bare turn "
-        f"({bare_turn_secs * 1e6:.0f} µs)"
-    )
+def _tell_of_being_seen() -> None:
+    stages = asyncio.run(measure_stages())
+    told = f"{stages.turn_secs * 1e6:.1f} µs a turn, {stages.token_secs * 1e6:.2f} a token"
+    print(f"stages of two requests over new connections, in the quickest batch: {told}")
+    for requests, turn in ((1, "one request"), (2, "two requests")):
+        cost = asyncio.run(measure_seen(requests))
+        metrics, bare = cost.metrics_secs, cost.bare_turn_secs
+        print(f"to be seen, a turn of {turn} pays, and nothing for a token:")
+        print(f"  Prometheus metrics   {metrics * 1e6:6.1f} µs")
+        if cost.spans is None:
+            print("  spans were not measured: pip install pipecat-hedge[tracing]")
+            continue
+        for name, secs, sdk_secs in (
+            ("added to Pipecat's", cost.spans.added_secs, cost.spans.added_sdk_secs),
+            ("spans of one's own", cost.spans.own_secs, cost.spans.own_sdk_secs),
+        ):
+            total = metrics + secs
+            print(
+                f"  {name}   {secs * 1e6:6.1f} µs, OpenTelemetry's SDK alone {sdk_secs * 1e6:.1f}; "
+                f"with metrics {total * 1e6:.0f}, {total / bare:.0%} of a bare turn"
+            )
 
 
 def _hedged(script: Sequence[Step]) -> FrameProcessor:
@@ -185,7 +194,6 @@ async def measure(
     return Overhead(
         bare_token_secs=_median([(long - short) / TOKENS for short, _, long, _ in times]),
         bare_turn_secs=_median([bare for bare, *_ in times]),
-        quickest_bare_turn_secs=min(bare for bare, *_ in times),
         token_secs=_median(
             [
                 ((hedged_l - hedged_s) - (bare_l - bare_s)) / TOKENS
@@ -248,14 +256,12 @@ async def measure_permits(registered: int, streaming: int, rounds: int = 40) -> 
     return PermitsCost(min(times), _median(times))
 
 
-def measure_metrics(rounds: int = 100) -> float:
-    """Measure what a turn with a hedge pays for its metrics and for counting a promise.
+async def measure_seen(requests: int, rounds: int = 200) -> SeenCost:
+    """Measure what a turn pays for its metrics, with a promise, and for its spans.
 
     Args:
+        requests: How many requests there are in it: one, or one and a hedge.
         rounds: How many batches of turns to time.
-
-    Returns:
-        A turn's processor time in the quickest batch, in seconds.
     """
     recorder = PrometheusRecorder(
         stats=ProviderStats(), registry=CollectorRegistry(), slos={"standard": Slo()}
@@ -275,15 +281,26 @@ def measure_metrics(rounds: int = 100) -> float:
         ttft_secs=0.4,
         outcome="won",
     )
-    report = TurnReport(1, "fast", "answered", 1.2, 1.5, 1.6, (lost, won))
-    times: list[float] = []
-    for _ in range(rounds):
-        began = time.thread_time()
-        for _ in range(METRICS_BATCH):
-            recorder.record(report)
-        times.append((time.thread_time() - began) / METRICS_BATCH)
-    recorder.close()
-    return min(times)
+    attempts = (lost, won)[-requests:]
+    report = TurnReport(1, "fast", "answered", 1.2, 1.5, 1.6, attempts)
+
+    async def counted() -> None:
+        recorder.record(report)
+
+    line = TimedPipeline(ScriptedLLMService([Say("Yes.")]))
+
+    async def bare() -> None:
+        await line.turn()
+
+    await line.start()
+    try:
+        spans, (metrics_secs, bare_secs) = await measure_spans(
+            requests, counted, bare, rounds=rounds
+        )
+    finally:
+        await line.stop()
+        recorder.close()
+    return SeenCost(metrics_secs, spans, bare_secs)
 
 
 def _sheds_nothing(work: WorkClass, tier: Tier) -> str | None:

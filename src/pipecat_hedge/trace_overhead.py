@@ -1,4 +1,4 @@
-"""What the spans of a turn cost, by themselves: a race and its two attempts.
+"""What the spans of a turn cost, by themselves: a race and its attempts.
 
 The spans go to OpenTelemetry's batch processor, as in production; its thread, which writes and
 sends them, is not the loop's and not counted. Beside it stands what OpenTelemetry's SDK alone takes
@@ -8,8 +8,8 @@ to make as many spans and be told as much: nobody who makes them can be quicker 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipecat.clocks.system_clock import SystemClock
@@ -27,12 +27,6 @@ from pipecat_hedge.testing import ScriptedLLMService
 
 try:
     from opentelemetry import trace
-    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-    from opentelemetry.sdk.trace.export import (
-        BatchSpanProcessor,
-        SpanExporter,
-        SpanExportResult,
-    )
 except ModuleNotFoundError:  # it comes with the extra "tracing"
     trace = None
 
@@ -50,7 +44,7 @@ REQUEST = {
 
 @dataclass(frozen=True, slots=True)
 class SpanCost:
-    """What the spans of a turn of two attempts cost, in processor time.
+    """What the spans of a turn cost, in processor time.
 
     Parameters:
         own_secs: The race's and the attempts', where Pipecat makes none.
@@ -66,17 +60,29 @@ class SpanCost:
     added_sdk_secs: float
 
 
-async def measure_spans(rounds: int = 200) -> SpanCost | None:
+async def measure_spans(
+    requests: int, *beside: Callable[[], Awaitable[None]], rounds: int = 200
+) -> tuple[SpanCost | None, list[float]]:
     """Measure what the spans of a turn cost.
 
     Args:
+        requests: How many requests there are in it, one or two; over connections that were open.
+        *beside: What else to time, turn and turn about with them.
         rounds: How many batches of turns to time.
 
     Returns:
-        The cost; None where OpenTelemetry's SDK is not installed.
+        The cost, None where OpenTelemetry's SDK is not installed; and how long what is beside it
+        takes, in seconds.
     """
-    if trace is None:
-        return None
+    try:
+        from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+        from opentelemetry.sdk.trace.export import (
+            BatchSpanProcessor,
+            SpanExporter,
+            SpanExportResult,
+        )
+    except ModuleNotFoundError:
+        return None, await quickest(*beside, rounds=rounds)
 
     class Drops(SpanExporter):
         def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -85,19 +91,16 @@ async def measure_spans(rounds: int = 200) -> SpanCost | None:
     provider = TracerProvider()
     provider.add_span_processor(BatchSpanProcessor(Drops(), max_queue_size=1 << 16))
     try:
-        return await _measure(provider, rounds)
+        return await _measure(provider, requests, beside, rounds)
     finally:
         await asyncio.to_thread(provider.shutdown)
 
 
-async def _measure(provider: Any, rounds: int) -> SpanCost:
-    plain = provider.get_tracer("plain")
-    members, watched = _members(), _members()
-    own, off, added = (
-        RaceTracer(own_spans=True, provider=provider),
-        RaceTracer(),
-        RaceTracer(provider=provider),
-    )
+async def _measure(
+    provider: Any, requests: int, beside: Sequence[Callable[[], Awaitable[None]]], rounds: int
+) -> tuple[SpanCost, list[float]]:
+    own = RaceTracer(own_spans=True, provider=provider)
+    added, off = RaceTracer(provider=provider), RaceTracer()
     added.setup(
         FrameProcessorSetup(
             SystemClock(),
@@ -107,75 +110,81 @@ async def _measure(provider: Any, rounds: int) -> SpanCost:
             tracing_context=TracingContext(),
         )
     )
-    for member in watched:
+    plain = provider.get_tracer("plain")
+    turn, watched = _Played(requests, plain), _Played(requests, plain)
+    for member in watched.members:
         member.span.watch()
-    with_own, own_sdk, with_none, with_added, added_sdk, pipecats = await quickest(
-        lambda: _raced(own, members),
-        lambda: _own_plainly(plain),
-        lambda: _raced(off, members),
-        lambda: _raced_in(added, plain, watched),
-        lambda: _added_plainly(plain, members),
-        lambda: _raced_in(off, plain, members),
+    with_own, own_sdk, with_none, with_added, added_sdk, pipecats, *others = await quickest(
+        lambda: turn.raced(own),
+        turn.own_plainly,
+        lambda: turn.raced(off),
+        lambda: watched.raced_in_pipecats(added),
+        turn.added_plainly,
+        lambda: turn.raced_in_pipecats(off),
+        *beside,
         rounds=rounds,
     )
-    return SpanCost(with_own - with_none, own_sdk, with_added - pipecats, added_sdk - pipecats)
+    cost = SpanCost(with_own - with_none, own_sdk, with_added - pipecats, added_sdk - pipecats)
+    return cost, others
 
 
-def _members() -> list[Contender]:
-    return [Contender(ScriptedLLMService([])) for _ in range(2)]
+class _Played:
+    """A turn of so many requests, over and over."""
 
+    def __init__(self, requests: int, plain: Any):
+        self.members = [Contender(ScriptedLLMService([])) for _ in range(requests)]
+        self._plain = plain
+        self._report = replace(_REPORT, attempts=_REPORT.attempts[:requests])
+        self._told = [attempt_attributes(a, n) for n, a in enumerate(self._report.attempts)]
+        self._summed = race_attributes(self._report)
 
-async def _raced(tracer: RaceTracer, members: list[Contender]) -> None:
-    """A turn, as its service tells the tracer of it."""
-    span = tracer.begin(1, "adaptive(0.1)", "standard")
-    for number, member in enumerate(members):
-        with span.asking(Launch(number, "ab"[number], "primary"), member):
-            pass
-    span.obey(Commit(0, "first_sentence"), Attempt(0, Seat("a"), "primary", 0.0))
-    tracer.end(span, _REPORT)
+    async def raced(self, tracer: RaceTracer) -> None:
+        """As its service tells the tracer of it."""
+        span = tracer.begin(1, "adaptive(0.1)", "standard")
+        for number, member in enumerate(self.members):
+            with span.asking(Launch(number, "ab"[number], "primary"), member):
+                pass
+        span.obey(Commit(0, "first_sentence"), Attempt(0, Seat("a"), "primary", 0.0))
+        tracer.end(span, self._report)
 
+    async def raced_in_pipecats(self, tracer: RaceTracer) -> None:
+        """The same, with a span of Pipecat's for each request."""
+        span = tracer.begin(1, "adaptive(0.1)", "standard")
+        for number, member in enumerate(self.members):
+            with (
+                span.asking(Launch(number, "ab"[number], "primary"), member),
+                self._plain.start_as_current_span("llm"),
+            ):
+                await member.service.start_ttfb_metrics()
+        span.obey(Commit(0, "first_sentence"), Attempt(0, Seat("a"), "primary", 0.0))
+        tracer.end(span, self._report)
 
-async def _raced_in(tracer: RaceTracer, pipecats: Any, members: list[Contender]) -> None:
-    """The same, with a span of Pipecat's for each request."""
-    span = tracer.begin(1, "adaptive(0.1)", "standard")
-    for number, member in enumerate(members):
-        with (
-            span.asking(Launch(number, "ab"[number], "primary"), member),
-            pipecats.start_as_current_span("llm"),
-        ):
-            await member.service.start_ttfb_metrics()
-    span.obey(Commit(0, "first_sentence"), Attempt(0, Seat("a"), "primary", 0.0))
-    tracer.end(span, _REPORT)
-
-
-async def _own_plainly(tracer: Any) -> None:
-    """What the SDK is told in ``_raced``, by nobody."""
-    assert trace is not None
-    race = tracer.start_span("race", attributes=_BEGUN)
-    inside = trace.set_span_in_context(race)
-    client = trace.SpanKind.CLIENT
-    spans = [tracer.start_span("chat", inside, client, REQUEST) for _ in _ATTEMPTS]
-    race.add_event("hedge.commit", _COMMIT, 1)
-    for span, told in zip(spans, _ATTEMPTS, strict=True):
-        span.set_attributes(told)
-        span.end()
-    race.set_attributes(_RACE)
-    race.end()
-
-
-async def _added_plainly(tracer: Any, members: list[Contender]) -> None:
-    """What the SDK is told in ``_raced_in``, by nobody."""
-    race = tracer.start_span("race", attributes=_BEGUN)
-    for member, told in zip(members, _ATTEMPTS, strict=True):
-        with tracer.start_as_current_span("llm") as span:
-            await member.service.start_ttfb_metrics()
+    async def own_plainly(self) -> None:
+        """What the SDK is told in ``raced``, by nobody."""
+        assert trace is not None
+        race = self._plain.start_span("race", attributes=_BEGUN)
+        inside, client = trace.set_span_in_context(race), trace.SpanKind.CLIENT
+        spans = [self._plain.start_span("chat", inside, client, REQUEST) for _ in self._told]
+        race.add_event("hedge.commit", _COMMIT, 1)
+        for span, told in zip(spans, self._told, strict=True):
             span.set_attributes(told)
-    race.add_event("hedge.commit", _COMMIT, 1)
-    race.set_attributes(_RACE)
-    race.end()
+            span.end()
+        race.set_attributes(self._summed)
+        race.end()
+
+    async def added_plainly(self) -> None:
+        """What the SDK is told in ``raced_in_pipecats``, by nobody."""
+        race = self._plain.start_span("race", attributes=_BEGUN)
+        for member, told in zip(self.members, self._told, strict=True):
+            with self._plain.start_as_current_span("llm") as span:
+                await member.service.start_ttfb_metrics()
+                span.set_attributes(told)
+        race.add_event("hedge.commit", _COMMIT, 1)
+        race.set_attributes(self._summed)
+        race.end()
 
 
-_STAGES = StageReport(True, None, 0.02, 0.03, 0.06, 0.3, 0.31, 0.32, 0.25, "openai-processing-ms")
+_STAGES = StageReport(False, None, None, None, 0.01, 0.3, 0.31, 0.32, 0.25, "openai-processing-ms")
 _REPORT = TurnReport(
     turn=1,
     winner="a",
@@ -206,5 +215,3 @@ _REPORT = TurnReport(
 )
 _BEGUN = {"hedge.turn": 1, "hedge.policy": "adaptive(0.1)", "hedge.tier": "standard"}
 _COMMIT = {"hedge.provider": "a", "hedge.attempt": 0, "hedge.commit_reason": "first_sentence"}
-_ATTEMPTS = [attempt_attributes(each, number) for number, each in enumerate(_REPORT.attempts)]
-_RACE = race_attributes(_REPORT)
