@@ -175,7 +175,8 @@ async def test_a_turn_whose_end_goes_wrong_is_counted_and_its_spans_end(
         await line.send(LLMContextFrame(LLMContext([])))
         await asyncio.sleep(1.0)
         await line.interrupt()
-        assert (await line.report()).outcome == "interrupted"
+        async with asyncio.timeout(10):
+            assert (await line.report()).outcome == "interrupted"
     assert [report.outcome for report in told] == ["interrupted"]
     assert len(spans.named("race", CHAT)) == 3
     assert not llm.is_failing
