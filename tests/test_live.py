@@ -107,8 +107,10 @@ class TestFeed:
 
     async def test_it_keeps_no_session_alive_and_does_not_grow(self) -> None:
         """The latest turns are kept, and of who is gone only figures."""
-        feed = LiveFeed(turns=3)
+        now = 1000.0
+        feed = LiveFeed(turns=3, clock=lambda: now)
         for _ in range(5):
+            now += 1
             llm = hedged()
             feed.watch(llm)
             async with Line(llm) as line:
@@ -119,6 +121,7 @@ class TestFeed:
         gc.collect()
         told = feed.snapshot()
         assert [turn["session"] for turn in told["turns"]] == [3, 4, 5]
+        assert told["turns_since"] == 1002.0
         assert len(feed._watched) <= 1  # the loop itself may hold the latest yet
         requests = {p["provider"]: p["requests"] for p in told["providers"]}
         assert requests == {"slow": 5, "quick": 5}

@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from pipecat_hedge import overhead
-from pipecat_hedge.trace_overhead import measure_spans, measure_stages
+from pipecat_hedge.stage_overhead import measure_stages
 
 
 async def test_a_token_costs_a_fraction_of_what_pipecat_costs(
@@ -38,22 +38,36 @@ async def test_permits_cost_the_same_whoever_else_there_is() -> None:
     assert max(quickest.values()) < 0.5 * turn.bare_turn_secs
 
 
-async def test_metrics_cost_a_fraction_of_a_turn() -> None:
-    """All of a turn's counters, with a hedge and a promise; the command prints the figure."""
-    secs, cost = overhead.measure_metrics(rounds=10), await overhead.measure(rounds=7)
-    print(f"metrics: {secs * 1e6:.0f} µs of a turn of {cost.bare_turn_secs * 1e6:.0f}")
-    assert secs < 0.25 * cost.bare_turn_secs
+@pytest.mark.parametrize(
+    ("requests", "added_share", "own_share"), [(1, 0.27, 0.38), (2, 0.36, 0.5)]
+)
+async def test_metrics_and_traces_cost_little_beside_the_sdk_and_a_turn(
+    requests: int, added_share: float, own_share: float
+) -> None:
+    """What is added to a turn that Pipecat traces, with all counters and a promise.
 
-
-async def test_knowing_where_the_time_went_costs_a_fraction_of_a_turn() -> None:
-    """Stages and spans, both for two requests; a token pays next to nothing."""
-    cost = await overhead.measure(rounds=7)
-    stages, spans = await measure_stages(rounds=10), await measure_spans(rounds=10)
+    Where Pipecat makes no spans and all are ours, it is more. Most of either is what the SDK of
+    OpenTelemetry takes to store it; to gather it costs less.
+    """
+    cost = await overhead.measure_seen(requests)
+    spans, bare = cost.spans, cost.bare_turn_secs
     assert spans is not None
+    added, own = cost.metrics_secs + spans.added_secs, cost.metrics_secs + spans.own_secs
+    print(f"metrics {cost.metrics_secs * 1e6:.0f} µs, a bare turn takes {bare * 1e6:.0f}")
+    print(f"added {spans.added_secs * 1e6:.0f} µs, the SDK's {spans.added_sdk_secs * 1e6:.0f}")
+    print(f"own {spans.own_secs * 1e6:.0f} µs, the SDK's {spans.own_sdk_secs * 1e6:.0f}")
+    assert spans.own_secs < 2.0 * spans.own_sdk_secs
+    assert spans.added_secs < 2.5 * spans.added_sdk_secs
+    assert 0 < added < added_share * bare
+    assert added < own < own_share * bare
+
+
+async def test_stages_cost_a_fraction_of_a_turn() -> None:
+    """Of two requests over new connections; a token pays next to nothing."""
+    stages, cost = await measure_stages(), await overhead.measure(rounds=7)
     print(f"stages {stages.turn_secs * 1e6:.0f} µs and {stages.token_secs * 1e6:.2f} µs a token")
-    print(f"spans {spans * 1e6:.0f} µs, a bare turn {cost.bare_turn_secs * 1e6:.0f} µs")
-    assert 0 < stages.turn_secs + spans < 0.5 * cost.bare_turn_secs
-    assert stages.token_secs < 0.05 * cost.bare_token_secs
+    assert 0 < stages.turn_secs < 0.1 * cost.bare_turn_secs
+    assert stages.token_secs < 0.02 * cost.bare_token_secs
 
 
 def test_the_command_prints_both_figures(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,7 +79,10 @@ def test_the_command_prints_both_figures(capsys: pytest.CaptureFixture[str]) -> 
     assert "breakers, limits and permits" in printed
     assert "Prometheus metrics" in printed
     assert "stages of two requests" in printed
-    assert "spans of a race" in printed
+    assert "a turn of two requests pays" in printed
+    assert "added to Pipecat's" in printed
+    assert "spans of one's own" in printed
+    assert "of a bare turn" in printed
 
 
 def test_nothing_to_measure_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

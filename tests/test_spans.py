@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider, sampling
+from opentelemetry.sdk.trace import ReadableSpan, Span, TracerProvider, sampling
 from opentelemetry.trace import SpanKind
 from pipecat.frames.frames import LLMContextFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge import FillerProcessor, HedgedLLMService, HedgeError, HedgePolicy, Provider
 from pipecat_hedge import race_span as race_span_module
+from pipecat_hedge.provider_stats import ProviderStats
+from pipecat_hedge.reports import TurnReport
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
 from tests.line import Line
 from tests.recorded_spans import RecordedSpans, id_of, parent_of, recorded_spans, said, secs_into
@@ -156,6 +158,30 @@ async def test_an_interruption_is_no_error(spans: RecordedSpans) -> None:
     assert all(span.status.is_unset for span in [race, *attempts.values()])
 
 
+@pytest.mark.parametrize("broken", ["stop_processing_metrics", "_learn"])
+async def test_a_turn_whose_end_goes_wrong_is_counted_and_its_spans_end(
+    spans: RecordedSpans, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is; what was held open for longer would be so for good."""
+    told: list[TurnReport] = []
+    llm = hedged(HedgePolicy.race(2), SLOW, SLOW, stats=ProviderStats())
+    llm.stats.turn_hooks.add(told.append)
+
+    async def breaks(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(llm, broken, breaks)
+    async with Line(llm) as line:
+        await line.send(LLMContextFrame(LLMContext([])))
+        await asyncio.sleep(1.0)
+        await line.interrupt()
+        async with asyncio.timeout(10):
+            assert (await line.report()).outcome == "interrupted"
+    assert [report.outcome for report in told] == ["interrupted"]
+    assert len(spans.named("race", CHAT)) == 3
+    assert not llm.is_failing
+
+
 async def test_a_filler_is_an_event(spans: RecordedSpans) -> None:
     """With its cause, at the moment when it was spoken; a filler that was not spoken is none."""
     policy = HedgePolicy.race(1)
@@ -181,6 +207,23 @@ async def test_nothing_that_was_said_is_in_a_span(spans: RecordedSpans) -> None:
     assert told.count('"name": "race"') == 1
     assert "4929" not in told
     assert "invalid request" not in told
+
+
+async def test_a_span_is_told_what_it_says_in_two_pieces(
+    spans: RecordedSpans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One at its beginning and one at its end: the SDK takes its time for each."""
+    told: list[str] = []
+    for name in ("set_attribute", "set_attributes"):
+        tells = getattr(Span, name)
+
+        def noting(span: Any, *args: Any, name: str = name, tells: Any = tells) -> None:
+            told.append(f"{span.name} {name}")
+            tells(span, *args)
+
+        monkeypatch.setattr(Span, name, noting)
+    await raced(spans, HedgePolicy.race(2), SLOW, QUICK)
+    assert sorted(told) == [f"{CHAT} set_attributes"] * 2 + ["race set_attributes"]
 
 
 async def test_another_ones_span_is_left_alone(spans: RecordedSpans) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import StatusCode, Tracer
+from opentelemetry.trace import Link, StatusCode, Tracer
 
 from pipecat_hedge import HedgeError
 from pipecat_hedge.tracing import WithoutText, export_traces
@@ -80,6 +80,19 @@ def test_the_tree_and_the_times_stay() -> None:
     (event,) = race.events
     assert (event.timestamp, dict(said(event))) == (7, {"hedge.provider": "b"})
     assert dict(said(turn)) == {"turn.number": 3}
+
+
+def test_a_link_is_sifted_too() -> None:
+    """It leads where it led, and says no more than a span would."""
+    tracer, exporter = exporting()
+    other = tracer.start_span("call").get_span_context()
+    link = Link(other, {"why": SECRET, "hedge.turn": 3, "error.type": "timeout"})
+    tracer.start_span("turn", links=[link]).end()
+    (span,) = exporter.get_finished_spans()
+    (kept,) = span.links
+    assert kept.context == other
+    assert dict(kept.attributes or {}) == {"hedge.turn": 3, "error.type": "timeout"}
+    assert "4929" not in span.to_json()
 
 
 def test_further_names_can_be_let_through() -> None:

@@ -62,6 +62,7 @@ class LiveFeed:
         self._changes = 0
         self._sessions = 0
         self._turns: dict[tuple[int, int], dict[str, Any]] = {}
+        self._turns_since: float | None = None
         self._watched: WeakKeyDictionary[HedgedLLMService, int] = WeakKeyDictionary()
         self._stats: list[ProviderStats] = []
         self._states: dict[tuple[str, str | None], ProviderState] = {}
@@ -109,6 +110,7 @@ class LiveFeed:
             "at": self._clock(),
             "next": self._changes,
             "sessions": len(running),
+            "turns_since": self._turns_since,
             "turns": [turn for turn in self._turns.values() if turn["number"] > after],
             "providers": [self._provider(state) for state in self._states.values()],
             "budgets": [
@@ -177,7 +179,7 @@ class LiveFeed:
         self._turns.pop((session, number), None)
         self._turns[session, number] = {**turn, "number": self._changes}
         while len(self._turns) > self._kept:
-            del self._turns[next(iter(self._turns))]
+            self._turns_since = self._turns.pop(next(iter(self._turns)))["at"]
 
 
 def _attempt(attempt: AttemptReport) -> dict[str, Any]:

@@ -9,8 +9,8 @@ Reported is the median over the rounds of the difference within a round.
 Apart from that it is measured what a turn pays for breakers, limits and permits, in a registry of
 many providers that many sessions have used, while others of its requests are being answered: who
 may be asked, leave to ask, some looks at who takes a hedge, and the permit's return. And what a
-turn pays for its metrics (nothing a token, for they are made of the report at its end), and to know
-where its time went: stages and spans.
+turn pays to be seen: for its metrics (nothing a token, for they are made of the report at its end),
+its stages and its spans, each in its quickest batch.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ from pipecat_hedge.provider import Provider
 from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.reports import AttemptReport, TurnReport
 from pipecat_hedge.service import HedgedLLMService
+from pipecat_hedge.stage_overhead import measure_stages
 from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.timed_pipeline import TimedPipeline
-from pipecat_hedge.trace_overhead import measure_spans, measure_stages
+from pipecat_hedge.trace_overhead import SpanCost, measure_spans
 from pipecat_hedge.work import Tier, WorkClass
 
 TOKENS = 500
@@ -88,6 +89,21 @@ class PermitsCost:
     median_secs: float
 
 
+@dataclass(frozen=True, slots=True)
+class SeenCost:
+    """What a turn pays to be seen, in processor time of the quickest batch.
+
+    Parameters:
+        metrics_secs: For its metrics.
+        spans: For its spans; None where OpenTelemetry's SDK is not installed.
+        bare_turn_secs: What a turn of one token takes through the bare service, for comparison.
+    """
+
+    metrics_secs: float
+    spans: SpanCost | None
+    bare_turn_secs: float
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments.
 
@@ -122,19 +138,31 @@ def run(args: argparse.Namespace) -> int:
         f"of a turn, breakers, limits and permits ({REGISTERED} providers in the registry, "
         f"{STREAMING} requests in flight at each): {permits.median_secs * 1e6:.1f} µs"
     )
-    metrics_secs = measure_metrics()
-    print(f"of a turn with a hedge, Prometheus metrics: {metrics_secs * 1e6:.1f} µs, 0 a token")
-    stages = asyncio.run(measure_stages())
-    print(
-        f"stages of two requests: {stages.turn_secs * 1e6:.1f} µs a turn, "
-        f"{stages.token_secs * 1e6:.2f} µs a token"
-    )
-    spans_secs = asyncio.run(measure_spans())
-    told = "not measured: pip install pipecat-hedge[tracing]"
-    if spans_secs is not None:
-        told = f"{spans_secs * 1e6:.1f} µs a turn, nothing for a token"
-    print(f"spans of a race and two attempts: {told}")
+    _tell_of_being_seen()
     return 0
+
+
+def _tell_of_being_seen() -> None:
+    stages = asyncio.run(measure_stages())
+    told = f"{stages.turn_secs * 1e6:.1f} µs a turn, {stages.token_secs * 1e6:.2f} a token"
+    print(f"stages of two requests over new connections, in the quickest batch: {told}")
+    for requests, turn in ((1, "one request"), (2, "two requests")):
+        cost = asyncio.run(measure_seen(requests))
+        metrics, bare = cost.metrics_secs, cost.bare_turn_secs
+        print(f"to be seen, a turn of {turn} pays, and nothing for a token:")
+        print(f"  Prometheus metrics   {metrics * 1e6:6.1f} µs")
+        if cost.spans is None:
+            print("  spans were not measured: pip install pipecat-hedge[tracing]")
+            continue
+        for name, secs, sdk_secs in (
+            ("added to Pipecat's", cost.spans.added_secs, cost.spans.added_sdk_secs),
+            ("spans of one's own", cost.spans.own_secs, cost.spans.own_sdk_secs),
+        ):
+            total = metrics + secs
+            print(
+                f"  {name}   {secs * 1e6:6.1f} µs, OpenTelemetry's SDK alone {sdk_secs * 1e6:.1f}; "
+                f"with metrics {total * 1e6:.0f}, {total / bare:.0%} of a bare turn"
+            )
 
 
 def _hedged(script: Sequence[Step]) -> FrameProcessor:
@@ -228,14 +256,12 @@ async def measure_permits(registered: int, streaming: int, rounds: int = 40) -> 
     return PermitsCost(min(times), _median(times))
 
 
-def measure_metrics(rounds: int = 40) -> float:
-    """Measure what a turn with a hedge pays for its metrics and for counting a promise.
+async def measure_seen(requests: int, rounds: int = 200) -> SeenCost:
+    """Measure what a turn pays for its metrics, with a promise, and for its spans.
 
     Args:
+        requests: How many requests there are in it: one, or one and a hedge.
         rounds: How many batches of turns to time.
-
-    Returns:
-        The median of the turns' processor times, in seconds.
     """
     recorder = PrometheusRecorder(
         stats=ProviderStats(), registry=CollectorRegistry(), slos={"standard": Slo()}
@@ -255,15 +281,26 @@ def measure_metrics(rounds: int = 40) -> float:
         ttft_secs=0.4,
         outcome="won",
     )
-    report = TurnReport(1, "fast", "answered", 1.2, 1.5, 1.6, (lost, won))
-    times: list[float] = []
-    for _ in range(rounds):
-        began = time.thread_time()
-        for _ in range(BATCH):
-            recorder.record(report)
-        times.append((time.thread_time() - began) / BATCH)
-    recorder.close()
-    return _median(times)
+    attempts = (lost, won)[-requests:]
+    report = TurnReport(1, "fast", "answered", 1.2, 1.5, 1.6, attempts)
+
+    async def counted() -> None:
+        recorder.record(report)
+
+    line = TimedPipeline(ScriptedLLMService([Say("Yes.")]))
+
+    async def bare() -> None:
+        await line.turn()
+
+    await line.start()
+    try:
+        spans, (metrics_secs, bare_secs) = await measure_spans(
+            requests, counted, bare, rounds=rounds
+        )
+    finally:
+        await line.stop()
+        recorder.close()
+    return SeenCost(metrics_secs, spans, bare_secs)
 
 
 def _sheds_nothing(work: WorkClass, tier: Tier) -> str | None:

@@ -18,18 +18,17 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from pipecat.processors.frame_processor import FrameProcessorSetup
-from pipecat.utils.tracing.service_attributes import add_llm_span_attributes
 from pipecat.utils.tracing.tracing_context import TracingContext
 
 from pipecat_hedge.attempt import Attempt
 from pipecat_hedge.contender import Contender
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.facts import BreakOff, Commit, Continue, Launch
+from pipecat_hedge.own_spans import OwnSpans
 from pipecat_hedge.reports import FillerReport, TurnReport
 from pipecat_hedge.span_attributes import (
     attempt_attributes,
@@ -145,42 +144,26 @@ class RaceSpan:
         self._span = span if span is not None and span.is_recording() else None
         if self._span is None:
             return
-        self._tracer = tracer
-        self._own: dict[int, tuple[Any, int]] = {}
+        self._own = None if tracer is None else OwnSpans(tracer, self._span)
         self._pipecats: dict[int, AttemptSpan] = {}
         self._loop = asyncio.get_running_loop()
         self._began_at, self._began_ns = self._loop.time(), began_ns
 
-    @contextmanager
-    def asking(self, launch: Launch, contender: Contender) -> Generator[None, None, None]:
+    def asking(self, launch: Launch, contender: Contender) -> AbstractContextManager[None]:
         """Make the request that is made inside part of the trace.
 
         Args:
             launch: Who is asked, and why.
             contender: Who asks.
         """
-        if trace is None or self._span is None:
-            yield
-            return
-        if self._tracer is None:
-            contender.span.issue(launch)
-            self._pipecats[launch.attempt] = contender.span
-            yield
-            return
-        now = self._at(self._secs)
-        span = self._tracer.start_span(
-            f"chat {contender.model or launch.provider}",
-            context=trace.set_span_in_context(self._span),
-            kind=trace.SpanKind.CLIENT,
-            start_time=now,
-            attributes={"hedge.attempt": launch.attempt},
-        )
-        self._own[launch.attempt] = span, now
-        kind, model = type(contender.service).__name__, contender.model or "unknown"
-        add_llm_span_attributes(span, kind, model)  # no word of what is said: it is given none
-        span.set_attribute("gen_ai.request.stream", True)
-        with trace.use_span(span, record_exception=False, set_status_on_exception=False):
-            yield
+        if self._span is None:
+            return _INSIDE
+        if self._own is not None:
+            now = self._at(self._secs)
+            return self._own.open(launch.attempt, launch.provider, contender, now)
+        contender.span.issue(launch)
+        self._pipecats[launch.attempt] = contender.span
+        return _INSIDE
 
     def obey(self, order: Commit | Continue | BreakOff, attempt: Attempt) -> None:
         """Tell of the race's order as it is obeyed.
@@ -213,21 +196,19 @@ class RaceSpan:
         if self._span is None or trace is None:
             return
         for number, attempt in enumerate(report.attempts):
-            if attempt.outcome == "failed" and attempt.error_category is not None:
-                told = {
+            failed = attempt.outcome == "failed"
+            if failed and attempt.error_category is not None:
+                what = {
                     "hedge.provider": attempt.provider,
                     "hedge.attempt": number,
                     "error.type": attempt.error_category,
                 }
-                self._span.add_event("hedge.failure", told, self._at(attempt.ended_secs))
-            if (pipecats := self._pipecats.get(number)) is not None:
-                pipecats.close(attempt_attributes(attempt))
-            elif number in self._own:
-                span, began = self._own[number]
-                span.set_attributes(attempt_attributes(attempt))
-                if attempt.outcome == "failed":
-                    span.set_status(trace.StatusCode.ERROR)
-                span.end(max(self._at(attempt.ended_secs), began))
+                self._span.add_event("hedge.failure", what, self._at(attempt.ended_secs))
+            told = attempt_attributes(attempt, number)
+            if self._own is not None:
+                self._own.close(number, told, self._at(attempt.ended_secs), failed=failed)
+            elif number in self._pipecats:
+                self._pipecats[number].close(told)
         if filler is not None and filler.spoken_secs is not None:
             # A tool's filler was spoken before this race began.
             secs = 0.0 if filler.cause == "tool" else filler.spoken_secs
@@ -247,6 +228,7 @@ class RaceSpan:
         return self._began_ns + round(secs * 1e9)
 
 
+_INSIDE = nullcontext()
 _NO_SPAN = RaceSpan()
 
 

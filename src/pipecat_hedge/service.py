@@ -311,11 +311,15 @@ class HedgedLLMService(FrontService):
             await turn.run(self._drains, end)
         finally:
             admission.close()
-            if not ended:
-                await end()
-            self._turn = None
-            await self._learn(turn.errors)
-            await self._report_turn(turn)
+            try:  # whatever goes wrong here, the turn is counted and its spans end
+                try:
+                    if not ended:
+                        await end()
+                finally:
+                    self._turn = None
+                    await self._learn(turn.errors)
+            finally:
+                await self._report_turn(turn)
         if self._stats.is_due:
             await asyncio.to_thread(self._stats.save)
 

@@ -88,7 +88,7 @@ class WithoutText(_Exporter):
 
     def _without_text(self, span: ReadableSpan) -> ReadableSpan:
         from opentelemetry.sdk.trace import Event, ReadableSpan
-        from opentelemetry.trace import Status
+        from opentelemetry.trace import Link, Status
 
         return ReadableSpan(
             name=span.name,
@@ -97,7 +97,7 @@ class WithoutText(_Exporter):
             resource=span.resource,
             attributes=self._sift(span.attributes),
             events=[Event(e.name, self._sift(e.attributes), e.timestamp) for e in span.events],
-            links=span.links,
+            links=[Link(link.context, self._sift(link.attributes)) for link in span.links],
             kind=span.kind,
             status=Status(span.status.status_code),  # its description is the exception's message
             start_time=span.start_time,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.top.fleet import Fleet, NotAFeed
+from pipecat_hedge.top.fleet import KEPT_TURNS, Fleet, NotAFeed
 
 
 def provider(name: str = "a", **fields: Any) -> dict[str, Any]:
@@ -160,6 +160,48 @@ def test_what_is_no_feed_is_refused(told: Any) -> None:
     """Another program, or another release."""
     with pytest.raises(NotAFeed):
         Fleet(["http://bot"]).bots[0].answered(told)
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"next": "7"}, "next"),
+        ({"sessions": True}, "sessions"),
+        ({"turns": {}}, "turns"),
+        ({"turns": [turn(), turn(2, at=float("nan"))]}, "turns.1.at"),
+        ({"turns": [turn(outcome=None)]}, "turns.0.outcome"),
+        ({"turns": [turn(attempts=[attempt(), None])]}, "turns.0.attempts.1"),
+        ({"providers": [provider(p95_secs=None)]}, "providers.0.p95_secs"),
+        ({"providers": [provider(breaker="ajar")]}, "providers.0.breaker"),
+        ({"providers": [provider(server={"is_up": True})]}, "providers.0.server.waiting"),
+        ({"slos": [promise(1, 0, share=1)]}, "slos.0.share"),
+        ({"slos": [promise(1, 0, windows=[])]}, "slos.0.windows"),
+    ],
+)
+def test_what_is_odd_in_a_feed_is_named(fields: dict[str, Any], where: str) -> None:
+    """And nothing of that answer is taken."""
+    (bot,) = fleet_of(answer()).bots
+    with pytest.raises(NotAFeed, match=rf"its {where} is not as in a feed of turns"):
+        bot.answered(answer(**{"next": 9, **fields}))
+    assert (bot.after, len(bot.turns)) == (1, 1)
+
+
+def test_how_far_back_all_turns_are_known() -> None:
+    """Not further than the latest that was let go, by the one who tells or the one who looks."""
+    fleet = fleet_of(answer(turns=[turn(n) for n in range(1, KEPT_TURNS + 1)]))
+    (bot,) = fleet.bots
+    assert fleet.knows_all_since(0.0)
+    bot.answered(answer(turns=[turn(KEPT_TURNS + 1), turn(KEPT_TURNS + 2)]))
+    assert not fleet.knows_all_since(1002.0)
+    assert fleet.knows_all_since(1002.5)
+    latest = 1000.0 + KEPT_TURNS + 2
+    bot.answered(answer(turns=[], turns_since=latest))  # seen before it was let go there
+    assert fleet.knows_all_since(1002.5)
+    bot.answered(answer(turns=[turn(2000)], turns_since=latest + 5))
+    assert not fleet.knows_all_since(latest + 5)
+    assert fleet.knows_all_since(latest + 5.5)
+    bot.answered(answer("another", turns=[turn(1)]))
+    assert fleet.knows_all_since(0.0)
 
 
 @given(st.text())

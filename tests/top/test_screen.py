@@ -62,6 +62,15 @@ def test_what_is_seen() -> None:
     assert text.index("1.59 ") < text.index("1.3 ")
 
 
+def test_a_count_that_is_only_of_what_is_kept_says_so() -> None:
+    """A bot keeps its latest turns, and so does who looks; in five minutes there may be more."""
+    turns = [turn(n, at=NOW - 0.1) for n in range(1, 601)]
+    assert "500+ turns in 5 min" in drawn(fleet_of(answer(turns=turns)), 132, 40)[0]
+    for since, told in ((NOW - 299, "1+ turns"), (NOW - 301, "1 turns"), (None, "1 turns")):
+        fleet = fleet_of(answer(turns=[turn(1)], turns_since=since))
+        assert f"· {told} in 5 min" in drawn(fleet, 132, 40)[0]
+
+
 def test_a_narrow_one_keeps_what_matters() -> None:
     """Who won, and how soon."""
     text = "\n".join(drawn(fleet_of(BUSY), 60, 90))

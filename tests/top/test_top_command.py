@@ -22,6 +22,7 @@ from pipecat_hedge.cli import main
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.live import LIVE_PATH, LiveFeed
 from pipecat_hedge.live_server import LiveServer
+from pipecat_hedge.top.command import _Told
 from pipecat_hedge.top.watching import feed_url
 from tests.line import Line
 from tests.test_live import hedged
@@ -171,6 +172,16 @@ async def test_something_else_is_said_to_be_no_bot() -> None:
             process.send_signal(signal.SIGINT)
             await process.wait()
     assert "it is there, but has no feed at this path: see docs/slo.md" in told
+
+
+def test_what_was_printed_is_forgotten_when_it_cannot_be_told_again() -> None:
+    """A pipe may be read for months; a turn that changes is still printed once."""
+    told = _Told(most=3)
+    assert [told.is_new(("p", 1, n)) for n in (1, 2, 3, 1, 4)] == [True, True, True, False, True]
+    assert not told.is_new(("p", 1, 1))  # it had changed since, so it is among the latest
+    assert told.is_new(("p", 1, 2))
+    assert told.is_new(("q", 1, 1))
+    assert len(told._turns) == 3
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import contextlib
 import signal
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,12 +18,14 @@ from rich.live import Live
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.top.fleet import Bot, Fleet
 from pipecat_hedge.top.screen import screen
-from pipecat_hedge.top.watching import feed_url, watch
+from pipecat_hedge.top.watching import MOST_BYTES, feed_url, watch
 from pipecat_hedge.top.words import line
 
 __all__ = ["configure", "run"]
 
 DEFAULT_URL = "http://127.0.0.1:7860"
+LEAST_BYTES = 250
+"""A turn in an answer is never shorter: the names of its fields alone are that long."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -96,17 +99,33 @@ async def _draw(fleet: Fleet, every_secs: float) -> None:
         await asyncio.gather(watch(fleet, every_secs), draw_on())
 
 
+class _Told:
+    """The turns that a bot has told of: so many that it cannot tell of another one again."""
+
+    def __init__(self, most: int = MOST_BYTES // LEAST_BYTES):
+        self._most = most
+        self._turns: dict[tuple[str, int, int], None] = {}
+
+    def is_new(self, turn: tuple[str, int, int]) -> bool:
+        """Whether it is told of for the first time, by process, session and number."""
+        is_new = turn not in self._turns
+        self._turns.pop(turn, None)
+        self._turns[turn] = None  # the feed, too, keeps those that have changed last
+        while len(self._turns) > self._most:
+            del self._turns[next(iter(self._turns))]
+        return is_new
+
+
 async def _print_lines(fleet: Fleet, every_secs: float) -> None:
-    told: set[tuple[str, int, int]] = set()
+    told: defaultdict[str, _Told] = defaultdict(_Told)
 
     def turned(bot: Bot, turns: Sequence[dict[str, Any]]) -> None:
         answer = bot.answer or {}
         process = str(answer.get("process"))
         label = f"bot {bot.label}" if len(fleet.bots) > 1 else str(answer.get("name"))
         for turn in turns:
-            key = (process, turn["session"], turn["turn"])
-            if key not in told:  # once, when it is over; what was heard of it comes later
-                told.add(key)
+            # Once, when it is over; what was heard of it comes later.
+            if told[bot.url].is_new((process, turn["session"], turn["turn"])):
                 print(line(label, turn), flush=True)
 
     def left(bot: Bot) -> None:

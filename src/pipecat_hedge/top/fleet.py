@@ -13,6 +13,7 @@ from typing import Any
 from pipecat_hedge.errors import HedgeError
 from pipecat_hedge.live_format import LIVE_VERSION
 from pipecat_hedge.policies.slo_attainment import SloStatus, WindowCount
+from pipecat_hedge.top.feed_shape import odd_at
 
 __all__ = ["Bot", "Fleet", "NotAFeed"]
 
@@ -36,6 +37,7 @@ class Bot:
         why: Why it does not.
         turns: Its turns by session and number, the latest last.
         after: What it is asked for next.
+        whole_since: Since when none of its turns is missing; None if none was ever missed.
     """
 
     url: str
@@ -47,6 +49,7 @@ class Bot:
         default_factory=dict[tuple[int, int], dict[str, Any]]
     )
     after: int = 0
+    whole_since: float | None = None
 
     def answered(self, answer: Any) -> list[dict[str, Any]]:
         """Take an answer.
@@ -67,10 +70,16 @@ class Bot:
                 f"it speaks version {answer.get('version')}, this is {LIVE_VERSION}: "
                 "use the same release"
             )
+        if (odd := odd_at(answer)) is not None:
+            raise NotAFeed(f"its {odd} is not as in a feed of turns: see docs/slo.md")
         answer = _printable(answer)
         is_another = self.answer is not None and self.answer["process"] != answer["process"]
         if is_another:
             self.turns.clear()  # it has been started anew, and counts from 1 again
+            self.whole_since = None
+        latest = max((turn["at"] for turn in self.turns.values()), default=None)
+        if (since := answer.get("turns_since")) is not None and (latest is None or since > latest):
+            self.whole_since = since  # some came and went between two questions
         self.answer, self.away_since, self.why = answer, None, ""
         self.after = 0 if is_another and self.after else answer["next"]
         for turn in answer["turns"]:
@@ -78,7 +87,8 @@ class Bot:
             self.turns.pop(key, None)
             self.turns[key] = turn
         while len(self.turns) > KEPT_TURNS:
-            del self.turns[next(iter(self.turns))]
+            gone = self.turns.pop(next(iter(self.turns)))["at"]
+            self.whole_since = gone if self.whole_since is None else max(self.whole_since, gone)
         return answer["turns"]
 
     def is_away(self, why: str, now: float) -> bool:
@@ -124,6 +134,14 @@ class Fleet:
         """The turns of all, the latest first."""
         found = [(bot, turn) for bot in self.bots for turn in bot.turns.values()]
         return sorted(found, key=lambda each: each[1]["at"], reverse=True)
+
+    def knows_all_since(self, at: float) -> bool:
+        """Whether ``turns`` holds all that there were from a moment on.
+
+        Args:
+            at: The moment, in seconds since the epoch.
+        """
+        return all(bot.whole_since is None or bot.whole_since < at for bot in self.bots)
 
     def providers(self) -> list[dict[str, Any]]:
         """What is known of each provider and model: counts added up, of states the worst."""

@@ -69,7 +69,8 @@ def _headline(fleet: Fleet, now: float, width: int) -> Text:
     alone = (fleet.bots[0].answer or {}).get("name", "1 bot")
     bots = str(alone) if count == 1 else f"{there} of {count} bots"
     calls = f"{fleet.sessions} call{'' if fleet.sessions == 1 else 's'}"
-    facts = [bots, calls, f"{len(recent)} turns in 5 min"]
+    or_more = "" if fleet.knows_all_since(now - RECENT_SECS) else "+"
+    facts = [bots, calls, f"{len(recent)}{or_more} turns in 5 min"]
     if recent:
         facts.append(f"{hedged / len(recent):.0%} hedged")
     if times and width >= MIDDLE:

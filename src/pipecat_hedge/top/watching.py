@@ -19,6 +19,7 @@ __all__ = ["feed_url", "watch"]
 
 TIMEOUT_SECS = 5.0
 MOST_BYTES = 4_000_000
+"""Of an answer: some 6,000 turns, where a feed keeps 200 unless it is told otherwise."""
 
 
 def feed_url(said: str) -> str:
@@ -84,10 +85,15 @@ async def _ask(session: aiohttp.ClientSession, bot: Bot) -> Any:
             raise NotAFeed("it is there, but has no feed at this path: see docs/slo.md")
         if response.status != 200:
             raise NotAFeed(f"it answers with status {response.status}")
-        told = await response.content.read(MOST_BYTES)
+        told = bytearray()
+        async for piece in response.content.iter_any():  # read() gives what has come so far
+            told += piece
+            if len(told) > MOST_BYTES:
+                most = f"{MOST_BYTES / 1e6:g} MB"
+                raise NotAFeed(f"it answers with more than {most}: see docs/slo.md")
     try:
         return json.loads(told)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise NotAFeed("what answers there is no feed of turns: see docs/slo.md") from None
 
 

@@ -1,0 +1,113 @@
+"""What listening to an HTTP client costs, by itself, for a turn of two requests.
+
+The client is played: what is timed is what listening to it adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipecat_hedge.listening import sees_request, sees_response, watching
+from pipecat_hedge.quickest import quickest
+from pipecat_hedge.stages import Stages
+
+__all__ = ["StageCost", "measure_stages"]
+
+CHUNKS = 500
+_EVENTS = (
+    "connection.connect_tcp.started",
+    "connection.connect_tcp.complete",
+    "connection.start_tls.started",
+    "connection.start_tls.complete",
+    "http11.send_request_headers.started",
+    "http11.send_request_headers.complete",
+    "http11.send_request_body.started",
+    "http11.send_request_body.complete",
+    "http11.receive_response_headers.started",
+    "http11.receive_response_headers.complete",
+    "http11.receive_response_body.started",
+    "http11.receive_response_body.complete",
+    "http11.response_closed.started",
+    "http11.response_closed.complete",
+)
+"""What httpcore tells of a request over a new connection: the most that there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageCost:
+    """What listening to a client costs, in processor time.
+
+    Parameters:
+        turn_secs: A turn of two requests, both over new connections.
+        token_secs: Each piece of an answer.
+    """
+
+    turn_secs: float
+    token_secs: float
+
+
+async def measure_stages(rounds: int = 100) -> StageCost:
+    """Measure what listening to the HTTP clients of a turn costs.
+
+    Args:
+        rounds: How many batches of turns to time.
+    """
+    listened, unheard = await quickest(lambda: _listened(0), lambda: _unheard(0), rounds=rounds)
+    request = listened - unheard
+    listened, unheard = await quickest(
+        lambda: _listened(CHUNKS), lambda: _unheard(CHUNKS), rounds=rounds, batch=4
+    )
+    return StageCost(2 * request, (listened - unheard - request) / CHUNKS)
+
+
+# ---- a client that is played
+
+
+class AsyncByteStream:
+    """A body of so many chunks; by its name listening knows it for one of httpx's."""
+
+    def __init__(self, chunks: int):
+        """Make a body."""
+        self._count = chunks
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for _ in range(self._count):
+            yield b"data: {}"
+
+    async def aclose(self) -> None:
+        """End."""
+
+
+@dataclass
+class _Request:
+    extensions: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass
+class _Response:
+    stream: Any
+    headers: Mapping[str, str] = field(
+        default_factory=lambda: {"content-type": "text/event-stream", "openai-processing-ms": "25"}
+    )
+
+
+async def _listened(chunks: int) -> None:
+    stages, request, response = Stages(), _Request(), _Response(AsyncByteStream(chunks))
+    with watching(stages):
+        await sees_request(request)
+        tell = request.extensions["trace"]
+        for event in _EVENTS:
+            await tell(event, {})
+        await sees_response(response)
+        async for _ in response.stream:
+            pass
+        stages.token_came()
+    stages.report(0.0)
+
+
+async def _unheard(chunks: int) -> None:
+    response = _Response(AsyncByteStream(chunks))
+    async for _ in response.stream:
+        pass
