@@ -1,8 +1,8 @@
 """Makes an example report and pictures of it: `python -m scripts.report_pictures`.
 
-Twelve callers, an hour, five slow minutes (`scripts/example_turns.py`), compared with the same hour
-without hedges: out/turns.jsonl, out/bare.jsonl, out/report.html, out/report-*.png. With ``--docs``
-the picture of docs/report.md is taken too.
+Twelve callers, an hour, five slow minutes (`scripts/example_turns.py`), whom to ask first learned;
+compared with the same hour without hedges: out/turns.jsonl, out/bare.jsonl, out/report.html,
+out/report-*.png. With ``--docs`` the picture of docs/report.md is taken too.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def make_report() -> int:
         The exit status.
     """
     logger.remove()
-    hour = Hour()
+    hour = Hour(policy=HedgePolicy.adaptive(0.1, order="learned"))
     write_log(OUT / "turns.jsonl", hour)
     bare = dataclasses.replace(hour, policy=HedgePolicy.fallback(1, stall_secs=None), seed=2)
     write_log(OUT / "bare.jsonl", bare)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from pipecat_hedge.policy_settings import told as written
 from pipecat_hedge.report.changes import Change, Replays
 from pipecat_hedge.report.figures import Figures
 from pipecat_hedge.report.headlines import bought, effect_of, predicted, unseen_told
@@ -39,6 +40,8 @@ def hedging_part(figures: Figures) -> str:
         (usd(lost.usd, at_least=lost.without_price > 0), "for requests that lost"),
     ]
     names = ", ".join(f"{name} ({count(number)} turns)" for name, number in figures.lineup.policies)
+    if figures.lineup.policy is not None and len(figures.lineup.policies) == 1:
+        names += f": {written(figures.lineup.policy)}"
     return (
         '<h2 id="hedging">What hedging bought and cost</h2>'
         f'<p class="about">Policy: {escape(names) or "not told by the log"}.</p>{cards(shown)}'
@@ -103,7 +106,7 @@ def changes_part(figures: Figures) -> str:
             0: "None makes a difference that these turns can show.",
             1: "Only this one makes a difference that these turns can show.",
         }.get(len(replays.changes), "Only these make a difference that these turns can show.")
-    about = " ".join([about.strip(), *unseen_told(replays)])
+    about = " ".join([about.strip(), *unseen_told(replays, figures.lineup.policy)])
     shown = "".join(_change(n, each) for n, each in enumerate(replays.changes, 1))
     return f'{head}<p class="about">{escape(about)}</p>{shown}'
 
