@@ -103,7 +103,9 @@ class Call:
             ]
 
         await self.sim.ledger.wait_until(lambda _: bool(begun()), 30)
-        if begun()[0].outcome != "open":  # it was refused, and another has been asked already
+        if begun()[0].outcome != "open" or begun()[0].fault:
+            # Another has been asked already, or may be in the moment of the interruption: then its
+            # end is one thing to whoever answers, and another to the caller who no longer listens.
             await turn
             return
         await self.line.interrupt()
