@@ -339,7 +339,7 @@ def test_a_caller_who_may_not_have_finished(recorded: Recorded) -> None:
     """Where the LLM decides that, a silent turn breaks no promise."""
     recorder, registry, _ = recorded
     silent = TurnLatency(1, 0.0, "user_silence", reports=(turn(),), ended_secs=4.0)
-    recorder.record_heard(silent, may_wait=True)
+    recorder.record_heard(replace(silent, may_wait=True))
     assert value(registry, "slo_turns_total", objective="voice_to_voice") == 0
     recorder.record_heard(silent)
     assert value(registry, "slo_missed_total", objective="voice_to_voice") == 1
@@ -384,9 +384,8 @@ async def test_what_a_service_promises_is_counted(*, by_policy: bool) -> None:
     llm.take_heard(silent)
     recorder.record_heard(silent)  # by ``listen_to``: it has been judged by who promised it
     assert value(registry, "slo_missed_total", objective="voice_to_voice") == 1
-    llm._filter_incomplete_user_turns = True
-    llm.take_heard(silent)
-    recorder.record_heard(silent)
+    llm.take_heard(replace(silent, may_wait=True))
+    recorder.record_heard(replace(silent, may_wait=True))
     assert value(registry, "slo_turns_total", objective="voice_to_voice") == 1
     recorder.close()
 

@@ -12,6 +12,7 @@ import pytest
 from pipecat.frames.frames import (
     InterruptionFrame,
     LLMContextFrame,
+    LLMUpdateSettingsFrame,
     OutputAudioRawFrame,
     StartFrame,
     TTSSpeakFrame,
@@ -24,6 +25,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.llm_service import FunctionCallParams, LLMService
+from pipecat.services.settings import LLMSettings
 from pipecat.transports.base_output import BaseOutputTransport
 from pipecat.transports.base_transport import TransportParams
 
@@ -156,6 +158,7 @@ async def test_each_moment_at_its_time(tmp_path: Path) -> None:
     assert [report.winner for report in turn.reports] == ["scripted:gpt-4.1"]
     assert [a.outcome for a in turn.reports[0].attempts] == ["won", "superseded"]
     assert not turn.interrupted
+    assert not turn.may_wait
     written = [json.loads(line) for line in log.read_text().splitlines()]
     assert written[0]["reports"][0]["attempts"][0]["provider"] == "scripted:gpt-4.1"
     assert written[0]["first_answer_secs"] == pytest.approx(1.1)
@@ -358,6 +361,20 @@ async def test_two_utterances_before_the_answer_are_one_turn() -> None:
         turn = await phone.answered()
     assert len(phone.told) == 1
     assert turn.first_answer_secs == pytest.approx(0.2 + 0.8)
+
+
+async def test_a_caller_who_has_not_finished() -> None:
+    """Where the LLM decides that, a turn without an answer says that it may have been none."""
+    llm = HedgedLLMService([ScriptedLLMService([Wait(0.2), Say("○")])])
+    async with Phone(llm) as phone:
+        settings = LLMSettings(filter_incomplete_user_turns=True)
+        await phone.line.send(LLMUpdateSettingsFrame(delta=settings))
+        await phone.speak()
+        await asyncio.sleep(2)
+        await phone.line.interrupt()  # Pipecat's timer for the rest of it ends
+    (turn,) = phone.told
+    assert turn.may_wait
+    assert turn.first_answer_secs is None
 
 
 async def test_a_turn_that_is_never_heard() -> None:

@@ -145,17 +145,15 @@ class PrometheusRecorder(Collector):
             self._registry.unregister(self)
             self._registry = None
 
-    def listen_to(self, observer: TurnLatencyObserver, *, may_wait: bool = False) -> None:
+    def listen_to(self, observer: TurnLatencyObserver) -> None:
         """Count what the callers of an observer's pipeline heard.
 
         Args:
             observer: The pipeline's observer.
-            may_wait: Whether the LLM decides if the caller has finished (Pipecat's
-                ``filter_incomplete_user_turns``): then a silent turn breaks no promise.
         """
 
         async def heard(_: object, turn: TurnLatency) -> None:
-            self.record_heard(turn, may_wait=may_wait)
+            self.record_heard(turn)
 
         observer.add_event_handler("on_turn_latency", heard)
 
@@ -208,12 +206,11 @@ class PrometheusRecorder(Collector):
             of(self._fillers, report.filler.cause, _filler(report.filler)).inc()
         self._slo.record(report)
 
-    def record_heard(self, turn: TurnLatency, *, may_wait: bool = False) -> None:
+    def record_heard(self, turn: TurnLatency) -> None:
         """Count what a caller heard of a turn.
 
         Args:
             turn: The turn, from the caller's silence on.
-            may_wait: Whether it may be that nothing was said because the caller has not finished.
         """
         last = turn.reports[-1] if turn.reports else None
         tier: Tier = "standard" if last is None else last.tier
@@ -222,7 +219,7 @@ class PrometheusRecorder(Collector):
             outcome = "answered" if last is None else last.outcome
             outcome = "interrupted" if turn.interrupted else outcome
             self._child(self._voice, winner, outcome, tier).observe(secs)
-        self._slo.record_heard(turn, tier, may_wait=may_wait)
+        self._slo.record_heard(turn, tier)
 
     def _record_attempt(self, attempt: AttemptReport, report: TurnReport) -> None:
         of, provider = self._child, self._providers.of(attempt.provider)

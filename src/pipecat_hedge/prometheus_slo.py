@@ -113,17 +113,16 @@ class SloTally:
         for objective, kept in judge(slo, report).items():
             self._count(report.tier, objective, kept)
 
-    def record_heard(self, turn: TurnLatency, tier: Tier, *, may_wait: bool = False) -> None:
+    def record_heard(self, turn: TurnLatency, tier: Tier) -> None:
         """Count what a caller heard.
 
         Args:
             turn: The turn, from the caller's silence on.
             tier: Whose it is.
-            may_wait: Whether it may be that nothing was said because the caller has not finished.
         """
         slo = self._slos.get(tier)
         if slo is not None and slo.voice_to_voice_secs is not None:
-            kept = judge_voice(slo.voice_to_voice_secs, turn, may_wait=may_wait)
+            kept = judge_voice(slo.voice_to_voice_secs, turn)
             if kept is not None:
                 self._count(tier, "voice_to_voice", kept)
 

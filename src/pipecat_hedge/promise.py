@@ -57,17 +57,16 @@ class Promise:
         if self.slo is not None:
             self._board.record(self._tier, self.slo, report)
 
-    def heard(self, turn: TurnLatency, *, may_wait: bool) -> None:
+    def heard(self, turn: TurnLatency) -> None:
         """A turn of the call is over.
 
         Args:
             turn: The turn, as the caller lived it.
-            may_wait: Whether it may be that nothing was said because the caller has not finished.
         """
         within = None if self.slo is None else self.slo.voice_to_voice_secs
         if self.slo is None or within is None:
             return
-        kept = judge_voice(within, turn, may_wait=may_wait)
+        kept = judge_voice(within, turn)
         if kept is not None:
             self._board.count(self._tier, self.slo, {"voice_to_voice": kept})
 
@@ -76,18 +75,17 @@ class Promise:
         return () if self.slo is None else self._board.status(self._tier, self.slo)
 
 
-def judge_voice(within_secs: float, turn: TurnLatency, *, may_wait: bool = False) -> bool | None:
+def judge_voice(within_secs: float, turn: TurnLatency) -> bool | None:
     """Whether the answer was heard as promised; None if that cannot be said.
 
     Args:
         within_secs: Within what time from the caller's last sound; nothing is said of other turns.
         turn: The turn, as the caller lived it.
-        may_wait: Whether it may be that nothing was said because the caller has not finished.
     """
     if turn.anchor != "user_silence":
         return None
     is_silent = turn.first_answer_secs is None and not turn.interrupted
-    if is_silent and (may_wait or not turn.reports):
+    if is_silent and (turn.may_wait or not turn.reports):
         return None
     return judge_wait(
         within_secs,

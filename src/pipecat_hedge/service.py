@@ -192,13 +192,18 @@ class HedgedLLMService(FrontService):
         """
         return self._promise.status()
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether an answer may be that the caller has not finished, and is waited for."""
+        return self._filter_incomplete_user_turns
+
     def take_heard(self, turn: TurnLatency) -> None:
         """Take note of when an answer was heard. ``TurnLatencyObserver`` calls it for each turn.
 
         Args:
             turn: The turn, as the caller lived it.
         """
-        self._promise.heard(turn, may_wait=self._filter_incomplete_user_turns)
+        self._promise.heard(turn)
 
     @property
     def stats(self) -> ProviderStats:
@@ -339,7 +344,7 @@ class HedgedLLMService(FrontService):
             committed=self._credit,
             drained=self._report_drained,
             asked=lambda: self._asked(),
-            may_wait=self._filter_incomplete_user_turns,
+            may_wait=self.may_wait,
         )
 
     def _admission(self, line_up: LineUp, wait_secs: float) -> Admission:

@@ -221,6 +221,7 @@ class TurnLatencyObserver(BaseObserver):
         timeline.is_responding = True
         self._hedged = source if isinstance(source, HedgedLLMService) else None
         timeline.is_racing = self._hedged is not None and self._hedged.metrics_enabled
+        timeline.may_wait = self._hedged is not None and self._hedged.may_wait
         timeline.asked = self._now
         if provisional and at is not None:  # its beginning was held back until the turn was certain
             timeline.asked = at

@@ -47,6 +47,8 @@ class TurnLatency:
         contributions: What Pipecat's ``UserBotLatencyObserver`` names of the time to the first
             sound, in order: ``key``, ``label``, ``owner``, ``secs``.
         ended_secs: When the turn was over: no more of it was waited for.
+        may_wait: Whether the LLM decides if the caller has finished (Pipecat's
+            ``filter_incomplete_user_turns``): then a turn without an answer may have been none.
     """
 
     turn: int
@@ -65,6 +67,7 @@ class TurnLatency:
     asked_secs: tuple[float, ...] = ()
     contributions: tuple[dict[str, Any], ...] = ()
     ended_secs: float | None = None
+    may_wait: bool = False
 
     @property
     def voice_to_voice_secs(self) -> float | None:
@@ -81,6 +84,7 @@ class Timeline:
         is_answering: Whether what comes out is the answer.
         is_responding: Whether the LLM has begun and not ended.
         is_racing: Whether a race is to be reported.
+        may_wait: Whether the LLM decides if the caller has finished.
         has_words: Whether the LLM has said anything.
         had_words: Whether it had before it was asked last: what it said first is what counts.
         tools: Those that the turn waits for.
@@ -101,7 +105,7 @@ class Timeline:
         self.is_reply = False
         self.is_answering = False
         self.is_responding = False
-        self.is_racing = False
+        self.is_racing = self.may_wait = False
         self.has_words = False
         self.had_words = False
         self.tools = AwaitedTools()
@@ -203,4 +207,5 @@ class Timeline:
             asked_secs=tuple(asked - began for asked in self.races),
             contributions=self.contributions,
             ended_secs=since(now),
+            may_wait=self.may_wait,
         )

@@ -77,10 +77,10 @@ RACES = st.sampled_from(
 )
 
 
-@given(st.lists(st.tuples(SECS, SECS, st.booleans(), st.lists(RACES, max_size=2))))
+@given(st.lists(st.tuples(SECS, SECS, st.booleans(), st.booleans(), st.lists(RACES, max_size=2))))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_was_heard_is_judged_as_the_metrics_judge_it(
-    tmp_path: Path, made: list[tuple[float | None, float | None, bool, list[LoggedTurn]]]
+    tmp_path: Path, made: list[tuple[float | None, float | None, bool, bool, list[LoggedTurn]]]
 ) -> None:
     """Turn by turn, from the lines that the observer writes."""
     lived = [
@@ -92,8 +92,9 @@ def test_what_was_heard_is_judged_as_the_metrics_judge_it(
             interrupted=interrupted,
             reports=tuple(race.report for race in races),
             ended_secs=ended,
+            may_wait=may_wait,
         )
-        for n, (answer, ended, interrupted, races) in enumerate(made)
+        for n, (answer, ended, interrupted, may_wait, races) in enumerate(made)
     ]
     path = tmp_path / "latency.jsonl"
     lines = [line(), *map(dataclasses.asdict, lived)]

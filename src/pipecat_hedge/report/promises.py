@@ -4,8 +4,7 @@ A turn that failed, was degraded or never answered has broken its promise, howev
 One that the caller interrupted before the time was up says nothing, and neither does one whose line
 does not tell the figure; one in which only tools were called says nothing of sentences. All of it
 is judged by what judges it in the process itself (`policies/slo.py`, `promise.py`): the report, the
-metrics and `llm.slo_status()` tell the same. Only that the caller may not have finished, where the
-LLM decides that, no log tells; a turn that stayed silent then counts as one that did.
+metrics and `llm.slo_status()` tell the same.
 """
 
 from __future__ import annotations

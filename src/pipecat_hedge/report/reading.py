@@ -211,6 +211,7 @@ def _heard(record: dict[str, Any], seen: dict[frozenset[str], frozenset[str]]) -
         interrupted=record.get("interrupted") is True,
         reports=tuple(race.report for race in races),
         ended_secs=ended,
+        may_wait=record.get("may_wait") is True,
     )
     return [HeardTurn(turn, at, races[-1].tier if races else None)]
 
