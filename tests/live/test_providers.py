@@ -151,7 +151,7 @@ async def test_the_context_holds_the_winners_words_alone(sim: Simulator) -> None
     """With Pipecat's own aggregator behind the service, as in a bot."""
     context = LLMContext([{"role": "user", "content": "do you deliver"}])
     members = [
-        simulated("openai", sim, "fixed@ttft=0.2,answer=From the slow one."),
+        simulated("openai", sim, "fixed@ttft=5,answer=From the slow one."),
         simulated("anthropic", sim, "fixed@ttft=0.02,answer=From the fast one."),
     ]
     _, assistant = LLMContextAggregatorPair(context)
@@ -185,7 +185,7 @@ async def test_an_interruption_closes_every_request(sim: Simulator) -> None:
 async def test_a_thousand_turns_leave_nothing_behind(sim: Simulator) -> None:
     """No task, no socket and no open request, with every tenth turn failing over."""
     quick = simulated("openai", sim, "fixed@ttft=0.002,tps=5000,answer=One two three.")
-    slow = simulated("anthropic", sim, "fixed@ttft=0.2,headers=0,fault=529,rate=0.1")
+    slow = simulated("anthropic", sim, "fixed@ttft=20,headers=0,fault=529,rate=0.1")
     async with line_to(quick, slow) as line:
         for _ in range(10):
             await line.ask()
