@@ -237,7 +237,8 @@ class Health(ProviderRegistry):
             disturbs: Whether it may ask one that has asked to be left alone.
         """
         entry = self.of(key)
-        if not is_probe and self._state(key, now) != "closed":
+        if not is_probe and entry.breaker.state(now) != "closed":
+            self._note(key)
             return f"is left alone ({entry.opened_because})"
         if now < entry.rests_until and not (is_probe or disturbs):
             return f"has asked to be left alone for {entry.rests_until - now:.2g} s"
@@ -246,7 +247,8 @@ class Health(ProviderRegistry):
             first = self._queue.first_for(key)
             if first is not None and first is not ticket and first.rank < ticket.rank:
                 return f"has {limit.reason(now)} and others waiting"
-        if not limit.is_free(now, reserve=reserve(work, limit.limit(now))):
+        at_most = limit.limit(now)
+        if not limit.is_free(now, reserve=reserve(work, at_most), at_most=at_most):
             return f"has {limit.reason(now)}"
         return None
 

@@ -23,11 +23,15 @@ from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.server_queue import hedge_refusal, is_last_resort, load_rank
 from pipecat_hedge.provider import Provider
 from pipecat_hedge.provider_stats import Backend, key_of
+from pipecat_hedge.reports import BreakerState
 from pipecat_hedge.server_load import ServerLoad
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.work import Tier
 
 __all__ = ["Entry", "LineUp", "Members", "hedge_refusals", "seats", "take_least_busy"]
+
+WELL: tuple[BreakerState, float] = ("closed", 0.0)
+"""The standing of a provider that may be asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,8 @@ class Members:
             if load is not None and load.is_up:
                 health.hear_queue(key, load.running, load.waiting, now)
         standings = health.standings(keys, now)
+        if all(standing == WELL for standing in standings) and not any(map(is_last_resort, loads)):
+            return LineUp(tuple(able))  # as nearly always: the quick way
         closed = [n for n, (state, _) in enumerate(standings) if state == "closed"]
         half_open = [n for n, (state, _) in enumerate(standings) if state == "half_open"]
         awake = [n for n in half_open if not standings[n][1]]

@@ -83,9 +83,14 @@ class ProviderRegistry:
             now: The time.
         """
         with self.lock:
-            return [
-                (self._state(key, now), max(self.of(key).rests_until - now, 0.0)) for key in keys
-            ]
+            found: list[tuple[BreakerState, float]] = []
+            for key in keys:
+                entry = self.of(key)
+                state, rests_until = entry.breaker.state(now), entry.rests_until
+                if state != "closed":
+                    self._note(key)
+                found.append((state, rests_until - now if rests_until > now else 0.0))
+            return found
 
     def told(self, key: str, now: float) -> str:
         """Why a provider is left alone, for a person to read; empty if it is not."""

@@ -129,18 +129,20 @@ class ConcurrencyLimit:
             return int(self._limit)
         return min(max(told, self._least), self._most)
 
-    def is_free(self, now: float, *, reserve: int = 0) -> bool:
+    def is_free(self, now: float, *, reserve: int = 0, at_most: int | None = None) -> bool:
         """Whether a permit would be given.
 
         Args:
             now: The time.
             reserve: So many are to be left over for what is more urgent.
+            at_most: What ``limit`` tells at that time, if it has just been asked.
         """
         if self._allowed is not None:
             allowed = self._more(now)
             if allowed is not None and allowed <= reserve:
                 return False
-        return self.in_flight + reserve < self.limit(now)
+        at_most = self.limit(now) if at_most is None else at_most
+        return self.in_flight + reserve < at_most
 
     def reason(self, now: float, *, reserve: int = 0) -> str:
         """What there is to say of it, for a person: if no permit is to be had, why.
