@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
-import ipaddress
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from pipecat.services.openai.llm import OpenAILLMService
 
 from pipecat_hedge import HedgedLLMService, TurnReport
 from tests.fake_vllm import FakeVLLM, fake_vllm
 from tests.line import Line
+from tests.relay import certificate
 from tests.simulated import close
 
 pytestmark = pytest.mark.live
@@ -32,8 +27,8 @@ async def test_a_first_turn_finds_its_connection_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The handshake's round trip is over before the caller has said anything."""
-    server_side = _certify(tmp_path)
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+    server_side = certificate(tmp_path)[0]
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "server.pem"))
     async with fake_vllm() as fake, _far_away(fake, server_side) as url:
         cold = await _first_turn(url, warm=False)
         warm = await _first_turn(url, warm=True)
@@ -92,32 +87,3 @@ async def _pipe_both(near: Ends, far: Ends, secs: float) -> None:
             writer.close()
 
     await asyncio.gather(pipe(near[0], far[1]), pipe(far[0], near[1]))
-
-
-def _certify(folder: Path) -> ssl.SSLContext:
-    """A certificate for this machine, in ``cert.pem``, and a server's side of it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "loopback")])
-    now = datetime.datetime.now(datetime.UTC)
-    here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(here, critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "cert.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    (folder / "key.pem").write_bytes(private)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-    return context
