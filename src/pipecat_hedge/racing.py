@@ -11,6 +11,7 @@ arbitrary one. The inbox keeps the order in which things happened, with the time
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, Protocol, TypeVar
@@ -45,6 +46,11 @@ __all__ = ["Ask", "Post", "Racing"]
 
 _MAY_LAUNCH = (TurnStarted, Woke, AttemptFailed, AttemptFinished)
 """The facts upon which a race may want to ask somebody: before them it is told who refuses."""
+
+_LATE_SECS = 0.02
+"""How late a loop comes to an alarm if it was held up, in seconds; an idle one is 0.002 late."""
+_LOOK_AGAIN_SECS = 0.5
+"""For how long at most it then waits for what has arrived to be read, in seconds."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -129,9 +135,14 @@ class _Mailbox(Generic[T]):
 
 
 class _Inbox(Generic[T]):
-    """What was posted, oldest first, and a way to wait for more of it until a given time."""
+    """What was posted, oldest first, and a way to wait for more of it until a given time.
 
-    __slots__ = ("_alarm", "_armed_for", "_loop", "_posts", "_waiter")
+    A loop that was held up comes to its alarm late, and before what has arrived in the meantime
+    has been read: it would take its own deafness for a provider's silence. So it looks a second
+    time, after as long as it was late.
+    """
+
+    __slots__ = ("_alarm", "_armed_for", "_loop", "_posts", "_second_look", "_waiter")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -139,6 +150,7 @@ class _Inbox(Generic[T]):
         self._waiter: asyncio.Future[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._armed_for: float | None = None
+        self._second_look = (-math.inf, -math.inf)  # for which time, and when
 
     def put(self, attempt: int, piece: T | None, fact: AttemptFact | None) -> None:
         self._posts.append((self._loop.time(), attempt, piece, fact))
@@ -149,9 +161,10 @@ class _Inbox(Generic[T]):
     ) -> tuple[float, int, T | None, AttemptFact | None] | None:
         """The oldest post; None if there is none at the time ``until`` (None is never)."""
         while not self._posts:
-            if until is not None and self._loop.time() >= until:
+            due = until if until is None else self._due(until)
+            if due is not None and self._loop.time() >= due:
                 return None
-            self._arm(until)
+            self._arm(due)
             self._waiter = self._loop.create_future()
             try:
                 await self._waiter
@@ -162,6 +175,13 @@ class _Inbox(Generic[T]):
     def close(self) -> None:
         """Put the alarm away."""
         self._arm(None)
+
+    def _due(self, until: float) -> float:
+        """When nothing having come by ``until`` is believed."""
+        late = self._loop.time() - until
+        if late >= _LATE_SECS and self._second_look[0] != until:
+            self._second_look = (until, self._loop.time() + min(late, _LOOK_AGAIN_SECS))
+        return self._second_look[1] if self._second_look[0] == until else until
 
     def _arm(self, until: float | None) -> None:
         """Set the alarm, and leave it as it is while the time stays the same, as it mostly does."""

@@ -206,23 +206,22 @@ def check(cell: Cell, heard: Heard) -> None:
     assert heard.errors <= 1, cell
     assert heard.tools <= 1, cell
     assert heard.errors == (report.outcome == "failed"), cell
-    if cell.fault == "cut_in_tool":
-        said = heard.text or "tool"
-        assert (said, heard.tools) == ((FALLBACK, 0) if cell.faulty == "both" else ("tool", 1)), (
-            cell
-        )
-        return
-    if cell.fault == "slow_close":  # nothing is wrong with the answer
-        # Nobody can tell an answer that lingers for longer than a stall from one that goes on.
-        told = f"{ANSWER} {FALLBACK}" if report.outcome == "failed" else ANSWER
-        assert heard.text == told, cell
-        return
     # Whom a busy machine kept silent for too long has been as faulty as the other.
     sound = "b" if cell.faulty == "primary" else "a"
     is_busy = any(
         attempt.provider == sound and attempt.error_category in ("stalled", "timeout")
         for attempt in report.attempts
     )
+    if cell.fault == "cut_in_tool":
+        is_told = cell.faulty == "both" or is_busy
+        said = heard.text or "tool"
+        assert (said, heard.tools) == ((FALLBACK, 0) if is_told else ("tool", 1)), (cell, report)
+        return
+    if cell.fault == "slow_close":  # nothing is wrong with the answer
+        # Nobody can tell an answer that lingers for longer than a stall from one that goes on.
+        told = f"{ANSWER} {FALLBACK}" if report.outcome == "failed" else ANSWER
+        assert heard.text == told, cell
+        return
     if cell.faulty == "both" or is_busy:
         spoke_first = is_busy or cell.fault in SPEAKS_FIRST
         part = part_before_fallback(cell, heard)
