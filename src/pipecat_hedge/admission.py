@@ -53,7 +53,7 @@ class Admission:
         self.tier: Tier = tier
         self._sheds = sheds
         self._until = asyncio.get_running_loop().time() + wait_secs
-        self._keys = {entry.provider.name: entry.key for entry in line_up.entries}
+        self._keys = line_up.keys
         self._claimed = None if line_up.probe is None else line_up.probe.provider.name
         self._first: Permit | None = None
         self._nobody = line_up.reason

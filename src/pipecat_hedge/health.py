@@ -15,8 +15,8 @@ import random
 from collections.abc import Callable, Hashable, Iterable
 
 from pipecat_hedge.ending import Ending
-from pipecat_hedge.policies.permit_queue import PermitQueue, Ticket, displaces, reserve
-from pipecat_hedge.provider_health import Permit
+from pipecat_hedge.policies.permit_queue import RESERVED, PermitQueue, Ticket, displaces, reserve
+from pipecat_hedge.provider_health import Permit, ProviderHealth
 from pipecat_hedge.provider_registry import ProviderRegistry
 from pipecat_hedge.work import Tier, WorkClass
 
@@ -59,7 +59,10 @@ class Health(ProviderRegistry):
         with self.lock:
             # Who comes first matters only where somebody waits.
             ticket = Ticket(work, tier, now, (), now) if self._queue else None
+            share = RESERVED.get(work, 0.0)
             for key in keys:
+                if ticket is None and self.of(key).is_at_ease(share, now):
+                    continue  # as nearly always: the quick way
                 if (reason := self._refusal(key, work, ticket, now)) is not None:
                     told[key] = reason
         return told
@@ -255,16 +258,18 @@ class Health(ProviderRegistry):
     def _take(
         self, ticket: Ticket, now: float, probe: str | None = None, *, disturbs: bool | None = None
     ) -> Permit | None:
+        share = RESERVED.get(ticket.work, 0.0)
         for key in ticket.candidates:
-            self._watch(key, now)
-            is_probe = key == probe
-            if disturbs is None and now < self.of(key).rests_until:
-                disturbs = self._disturbs(ticket)
-            refusal = self._refusal(
-                key, ticket.work, ticket, now, is_probe=is_probe, disturbs=bool(disturbs)
-            )
+            entry, is_probe = self.of(key), key == probe
+            self._watch(entry, now)
+            refusal = None
+            if self._queue or not entry.is_at_ease(share, now):
+                if disturbs is None and now < entry.rests_until:
+                    disturbs = self._disturbs(ticket)
+                refusal = self._refusal(
+                    key, ticket.work, ticket, now, is_probe=is_probe, disturbs=bool(disturbs)
+                )
             if refusal is None:
-                entry = self.of(key)
                 is_given = entry.limit.acquire(now)  # with what had to be left over
                 assert is_given
                 permit = Permit(key, now, is_probe, now - ticket.joined_at)
@@ -279,9 +284,8 @@ class Health(ProviderRegistry):
             self.of(key).rests_until > ticket.deadline for key in ticket.candidates
         )
 
-    def _watch(self, key: str, now: float) -> None:
+    def _watch(self, entry: ProviderHealth, now: float) -> None:
         """Look for a queue at a provider; what waits in it comes back to wait here, in order."""
-        entry = self.of(key)
         entry.limit.notice_late(entry.late(now), now)
         if entry.limit.take_recall():
             for permit in entry.queued():

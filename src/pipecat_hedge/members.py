@@ -23,15 +23,11 @@ from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.server_queue import hedge_refusal, is_last_resort, load_rank
 from pipecat_hedge.provider import Provider
 from pipecat_hedge.provider_stats import Backend, key_of
-from pipecat_hedge.reports import BreakerState
 from pipecat_hedge.server_load import ServerLoad
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.work import Tier
 
 __all__ = ["Entry", "LineUp", "Members", "hedge_refusals", "seats", "take_least_busy"]
-
-WELL: tuple[BreakerState, float] = ("closed", 0.0)
-"""The standing of a provider that may be asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +67,14 @@ class LineUp:
 
     Parameters:
         entries: The providers, in order; empty if all are left alone.
+        keys: What the health of each is kept under in this turn, by its name.
         probe: Which of them is tried after it was left alone, or None: the claim is the turn's,
             which sees to it that it comes back.
         reason: Why nobody may be asked, where that is so.
     """
 
     entries: tuple[Entry, ...]
+    keys: Mapping[str, str]
     probe: Entry | None = None
     reason: str = ""
 
@@ -125,24 +123,27 @@ class Members:
         ]
         able, health = able or list(self.entries), self._health
         keys, loads = [entry.key for entry in able], [entry.server_load for entry in able]
-        for key, load in zip(keys, loads, strict=True):
-            if load is not None and load.is_up:
-                health.hear_queue(key, load.running, load.waiting, now)
+        by_name = {entry.provider.name: key for entry, key in zip(able, keys, strict=True)}
+        if any(loads):
+            for key, load in zip(keys, loads, strict=True):
+                if load is not None and load.is_up:
+                    health.hear_queue(key, load.running, load.waiting, now)
+        if health.are_well(keys, now) and not any(map(is_last_resort, loads)):
+            return LineUp(tuple(able), by_name)  # as nearly always: the quick way
         standings = health.standings(keys, now)
-        if all(standing == WELL for standing in standings) and not any(map(is_last_resort, loads)):
-            return LineUp(tuple(able))  # as nearly always: the quick way
         closed = [n for n, (state, _) in enumerate(standings) if state == "closed"]
         half_open = [n for n, (state, _) in enumerate(standings) if state == "half_open"]
         awake = [n for n in half_open if not standings[n][1]]
-        tried = awake if closed else awake or half_open
-        probe = next((n for n in tried if health.claim_probe(keys[n], now)), None)
+        to_try = awake if closed else awake or half_open
+        probe = next((n for n in to_try if health.claim_probe(keys[n], now)), None)
         if not closed and probe is None:
-            told = (f"{e.provider.name} ({health.told(e.key, now)})" for e in able)
-            return LineUp((), reason=f"all providers are left alone: {', '.join(told)}")
+            told = (f"{name} ({health.told(key, now)})" for name, key in by_name.items())
+            return LineUp((), by_name, reason=f"all providers are left alone: {', '.join(told)}")
         asked = [n for n in closed if not standings[n][1]] or closed
         found = asked if probe is None else sorted([*asked, probe])
         found.sort(key=lambda n: is_last_resort(loads[n]))
-        return LineUp(tuple(able[n] for n in found), None if probe is None else able[probe])
+        tried = None if probe is None else able[probe]
+        return LineUp(tuple(able[n] for n in found), by_name, tried)
 
     def is_left_out(self, entry: Entry) -> bool:
         """Whether a provider is not asked, until settings change."""
@@ -151,6 +152,8 @@ class Members:
     def _able(self, entry: Entry) -> tuple[Contender, ...]:
         if entry.provider.name in self._struck_out:
             return ()
+        if len(entry.contenders) == 1:
+            return entry.contenders if entry.contenders[0].service.is_usable else ()
         return tuple(c for c in entry.contenders if c.service.is_usable)
 
     def strike_out(self, provider: str) -> bool:

@@ -53,8 +53,8 @@ STREAMING = 300
 """Answers that are on their way from each provider of a turn whose permits are timed."""
 BATCH = 50
 """Turns that are timed together: on some machines asking for the time takes as long as a turn."""
-LOOKS = 4
-"""Times that a race looks at who takes a hedge: at its start, at its end, and when it wakes."""
+LOOKS = 3
+"""Times that a race looks at who takes a hedge: at its start, and when it wakes to send one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,23 @@ class ProviderHealth:
         self.live.pop(permit, None)
         self.silent.pop(permit, None)
 
+    def is_at_ease(self, reserved: float, now: float) -> bool:
+        """Whether it may be asked at once, by what is seen at a glance; if not, it may still be.
+
+        Args:
+            reserved: The share of its limit that is to be left over for what is more urgent.
+            now: The time.
+        """
+        return self.is_well(now) and self.limit.is_at_ease(reserved)
+
+    def is_well(self, now: float) -> bool:
+        """Whether it is not left alone, nor has asked to be.
+
+        Args:
+            now: The time.
+        """
+        return self.breaker.state(now) == "closed" and now >= self.rests_until
+
     def late(self, now: float) -> int:
         """How many requests that were sent under the present limit are late; it is told of each."""
         if not self.silent:

@@ -92,6 +92,16 @@ class ProviderRegistry:
                 found.append((state, rests_until - now if rests_until > now else 0.0))
             return found
 
+    def are_well(self, keys: Iterable[str], now: float) -> bool:
+        """Whether none of them is left alone, nor has asked to be: the quick way to know.
+
+        Args:
+            keys: The providers.
+            now: The time.
+        """
+        with self.lock:
+            return all(self.of(key).is_well(now) for key in keys)
+
     def told(self, key: str, now: float) -> str:
         """Why a provider is left alone, for a person to read; empty if it is not."""
         with self.lock:

@@ -289,10 +289,14 @@ class Racing(Generic[T]):
             self._inbox.close()
 
     def _handle(self, fact: Fact, now: float) -> tuple[Order, ...]:
-        if isinstance(fact, _MAY_LAUNCH) and (refused := self._refusals()) != self._refused:
+        if self._may_launch(fact) and (refused := self._refusals()) != self._refused:
             self._refused = refused
             self._race.handle(HedgesRefused(refused), now)
         return self._race.handle(fact, now)
+
+    def _may_launch(self, fact: Fact) -> bool:
+        is_whole = isinstance(fact, AttemptFinished) and fact.attempt == self._committed
+        return isinstance(fact, _MAY_LAUNCH) and not is_whole
 
     async def _obey(self, orders: tuple[Order, ...]) -> None:
         # Cancellations first: a loser costs money for as long as it runs, and delivering awaits.

@@ -144,6 +144,17 @@ class ConcurrencyLimit:
         at_most = self.limit(now) if at_most is None else at_most
         return self.in_flight + reserve < at_most
 
+    def is_at_ease(self, reserved: float) -> bool:
+        """Whether a permit would surely be given, with nothing told by the provider to look at.
+
+        Args:
+            reserved: The share of the limit that is to be left over for what is more urgent.
+        """
+        if self._told is not None or self._allowed is not None:
+            return False
+        limit = int(self._limit)
+        return self.in_flight + int(reserved * limit) < limit
+
     def reason(self, now: float, *, reserve: int = 0) -> str:
         """What there is to say of it, for a person: if no permit is to be had, why.
 

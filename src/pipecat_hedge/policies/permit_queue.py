@@ -34,7 +34,7 @@ from dataclasses import dataclass
 
 from pipecat_hedge.work import TIERS, WORK_CLASSES, Tier, WorkClass
 
-__all__ = ["MOST_WAITING", "MOST_WAIT_SECS", "PermitQueue", "Ticket", "reserve"]
+__all__ = ["MOST_WAITING", "MOST_WAIT_SECS", "RESERVED", "PermitQueue", "Ticket", "reserve"]
 
 MOST_WAITING = 100
 MOST_WAIT_SECS = 3.0
