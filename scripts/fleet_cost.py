@@ -18,8 +18,9 @@ from typing import Any, cast
 
 import redis
 
+from pipecat_hedge.backends import Backend
 from pipecat_hedge.profiles import PROFILES
-from pipecat_hedge.provider_stats import Backend, ProviderStats
+from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.redis_store import RedisStore
 
 PROVIDERS = ("claude-haiku-4-5", "gpt-4.1", "gemma-4-31b-baseten")

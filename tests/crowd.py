@@ -17,6 +17,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
+from pipecat_hedge.backends import Backend
 from pipecat_hedge.facts import (
     AttemptFinished,
     Commit,
@@ -33,7 +34,7 @@ from pipecat_hedge.planning import Plan, learn, plan_turn
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import Race
 from pipecat_hedge.profiles import PROFILES
-from pipecat_hedge.provider_stats import Backend, ProviderStats
+from pipecat_hedge.provider_stats import ProviderStats
 
 PROVIDERS = {"first": "gpt-4.1", "second": "claude-haiku-4-5", "third": "gemini-3.6-flash"}
 ANSWER_SECS = 1.0

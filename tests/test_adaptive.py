@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipecat_hedge import HedgePolicy, Slo
+from pipecat_hedge.backends import Backend
 from pipecat_hedge.profiles import PROFILES
-from pipecat_hedge.provider_stats import Backend, ProviderStats
+from pipecat_hedge.provider_stats import ProviderStats
 from tests.virtual import Floats, Turns, draws, run_turns
 
 HOSTED, LOCAL = "gemma-4-31b-baseten", "qwen3.8-27b-local"

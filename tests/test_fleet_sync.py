@@ -22,13 +22,14 @@ import pytest
 from loguru import logger
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, fleet_sync, redis_store
+from pipecat_hedge.backends import Backend
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.fleet_sync import FleetSync
 from pipecat_hedge.health import Health
 from pipecat_hedge.latency_sketch import LatencyCounts
 from pipecat_hedge.policies.fleet import Finding, write
 from pipecat_hedge.policies.fleet_latency import Place, Sum
-from pipecat_hedge.provider_stats import Backend, ProviderStats
+from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.queue_test import TestCounts
 from pipecat_hedge.redis_store import RedisStore
 from pipecat_hedge.shared_store import Batch, Received, StoreUnavailable, Wanted

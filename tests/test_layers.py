@@ -14,6 +14,7 @@ ROOT = Path(pipecat_hedge.__file__).parent
 WORDS, POLICIES, MECHANISM, PIPECAT, TOOLS = range(5)
 LAYERS = {
     "errors": WORDS,
+    "backends": WORDS,
     "arguments": WORDS,
     "facts": WORDS,
     "attempt": WORDS,
@@ -53,6 +54,7 @@ LAYERS = {
     "fleet_sync": MECHANISM,
     "bursts": MECHANISM,
     "provider_stats": MECHANISM,
+    "registries": MECHANISM,
     "stats_store": MECHANISM,
     "planning": MECHANISM,
     "virtual_race": MECHANISM,

@@ -12,11 +12,12 @@ import pytest
 
 from pipecat_hedge import HedgePolicy, provider_stats
 from pipecat_hedge.attempt import STALLED, Attempt
+from pipecat_hedge.backends import Backend
 from pipecat_hedge.errors import AttemptError
 from pipecat_hedge.facts import Seat
 from pipecat_hedge.policies.priors import prior_for
 from pipecat_hedge.provider_latency import CLASS_AT_LEAST, ProviderLatency
-from pipecat_hedge.provider_stats import Backend, ProviderStats, shared_stats
+from pipecat_hedge.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.stats_store import ENVIRONMENT, FileStore, default_store
 from tests.virtual import run_turns
 

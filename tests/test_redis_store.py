@@ -17,12 +17,13 @@ import pytest
 from loguru import logger
 
 from pipecat_hedge import fleet_sync
+from pipecat_hedge.backends import Backend
 from pipecat_hedge.policies.circuit_breaker import PROBES
 from pipecat_hedge.policies.concurrency_limit import AT_FIRST
 from pipecat_hedge.policies.fleet import VERSION
 from pipecat_hedge.policies.fleet_latency import GENERATION
 from pipecat_hedge.policies.priors import prior_for
-from pipecat_hedge.provider_stats import Backend, ProviderStats
+from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.redis_store import (
     BATCH_SECS,
     DOCUMENT_SECS,
@@ -689,7 +690,8 @@ def test_clocks_that_differ_by_years_do_no_harm(
 KILLED = """
 import asyncio, sys
 from pipecat_hedge import redis_store
-from pipecat_hedge.provider_stats import Backend, ProviderStats
+from pipecat_hedge.backends import Backend
+from pipecat_hedge.provider_stats import ProviderStats
 redis_store.DOCUMENT_SECS = 1
 
 async def main():

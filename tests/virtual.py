@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from pipecat_hedge.backends import Backend
 from pipecat_hedge.facts import Launch, Seat
 from pipecat_hedge.planning import learn, plan_turn
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import Race
 from pipecat_hedge.profiles import PROFILES
-from pipecat_hedge.provider_stats import Backend, ProviderStats
+from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.virtual_race import Latency, run_virtual
 
 Floats = npt.NDArray[np.float64]

@@ -32,10 +32,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from pipecat_hedge.backends import Backend
 from pipecat_hedge.overhead import measure
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.provider import Provider
-from pipecat_hedge.provider_stats import Backend, ProviderStats
+from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.service import HedgedLLMService
 from pipecat_hedge.simulator.process import SimulatorProcess
 from pipecat_hedge.task_scope import TaskScope

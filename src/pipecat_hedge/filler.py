@@ -31,11 +31,12 @@ from pipecat.services.llm_service import LLMService
 from pipecat.services.tts_service import TTSService
 
 from pipecat_hedge.arguments import refuse_unknown, require
+from pipecat_hedge.backends import Backend
 from pipecat_hedge.facts import FillerCause
 from pipecat_hedge.filler_voice import EARCON_RATE, FillerVoice, read_earcon
 from pipecat_hedge.output import downstream_of, upstream_of
 from pipecat_hedge.policies.filler import FillerDecision, FillerRule, FillerWords, Silence
-from pipecat_hedge.provider_stats import Backend, ProviderStats, shared_stats
+from pipecat_hedge.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.reports import FillerReport
 from pipecat_hedge.service import HedgedLLMService
 from pipecat_hedge.survival import Survival

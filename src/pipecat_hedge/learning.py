@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge.attempt import Attempt
+from pipecat_hedge.backends import Backend
 from pipecat_hedge.facts import CommitOn, InFlight
 from pipecat_hedge.members import Entry, LineUp
 from pipecat_hedge.planning import learn, plan_turn, silent_secs
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.provider_health import BreakerChange
-from pipecat_hedge.provider_stats import Backend, ProviderStats
+from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.reports import BreakerReport, ProviderState
 from pipecat_hedge.savings import joint
 from pipecat_hedge.survival import Survival

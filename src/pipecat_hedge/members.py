@@ -14,6 +14,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameProcessorSetup
 from pipecat.services.settings import LLMSettings
 
+from pipecat_hedge.backends import Backend, key_of
 from pipecat_hedge.contender import Contender
 from pipecat_hedge.ending import DROPPED
 from pipecat_hedge.facts import Seat
@@ -22,7 +23,6 @@ from pipecat_hedge.permits import Sheds, permit_for
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.server_queue import hedge_refusal, is_last_resort, load_rank
 from pipecat_hedge.provider import Provider
-from pipecat_hedge.provider_stats import Backend, key_of
 from pipecat_hedge.server_load import ServerLoad
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.work import Tier

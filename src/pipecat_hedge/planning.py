@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pipecat_hedge.attempt import Attempt
+from pipecat_hedge.backends import Backend
 from pipecat_hedge.facts import CommitOn, Launch, LaunchRule
 from pipecat_hedge.policies.hedge_budget import HedgeBudget
 from pipecat_hedge.policies.hedge_burst import BurstBound
@@ -23,7 +24,7 @@ from pipecat_hedge.policies.hedge_delay import (
 from pipecat_hedge.policies.hedge_policy import Adaptive, AtQuantile, HedgePolicy, SingleR
 from pipecat_hedge.policies.hedge_promise import Aim, AimedDelay, aim_at
 from pipecat_hedge.policies.routing import Probing
-from pipecat_hedge.provider_stats import Backend, ProviderStats
+from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.slo import Slo
 
 __all__ = ["Plan", "learn", "plan_turn", "silent_secs"]

@@ -41,7 +41,8 @@ from pipecat_hedge.prometheus_names import NONE, Names
 from pipecat_hedge.prometheus_process import ProcessBeat
 from pipecat_hedge.prometheus_slo import SloTally
 from pipecat_hedge.prometheus_state import StateGauges
-from pipecat_hedge.provider_stats import ProviderStats, follow, unfollow
+from pipecat_hedge.provider_stats import ProviderStats
+from pipecat_hedge.registries import follow, unfollow
 from pipecat_hedge.reports import AttemptReport, FillerReport, TurnReport
 from pipecat_hedge.turn_latency import TurnLatency, TurnLatencyObserver
 from pipecat_hedge.work import TIERS, Tier

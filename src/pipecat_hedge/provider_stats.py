@@ -14,12 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
-from weakref import WeakSet
+from typing import Any
 
 from loguru import logger
 
 from pipecat_hedge.attempt import MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
+from pipecat_hedge.backends import Backend
 from pipecat_hedge.bursts import Bursts
 from pipecat_hedge.fleet_sync import FleetSync
 from pipecat_hedge.health import Health
@@ -30,6 +30,7 @@ from pipecat_hedge.policies.hedge_delay import Known
 from pipecat_hedge.policies.priors import prior_for
 from pipecat_hedge.policies.routing import Route, Router
 from pipecat_hedge.provider_latency import ProviderLatency
+from pipecat_hedge.registries import introduce
 from pipecat_hedge.savings import Worths
 from pipecat_hedge.shared_store import SharedStore
 from pipecat_hedge.slo_board import SloBoard
@@ -37,18 +38,7 @@ from pipecat_hedge.stats_store import StatsStore, default_store
 from pipecat_hedge.survival import Survival
 from pipecat_hedge.turn_hooks import TurnHooks
 
-__all__ = [
-    "Backend",
-    "BudgetState",
-    "Follower",
-    "ProviderStats",
-    "follow",
-    "key_of",
-    "shared_stats",
-    "unfollow",
-]
-
-Measures: TypeAlias = Literal["first_token", "whole_answer", "wait"]
+__all__ = ["BudgetState", "ProviderStats", "shared_stats"]
 
 VERSION = 1
 SAVE_EVERY_SECS = 60.0
@@ -58,36 +48,8 @@ SEEN_AT_LEAST = 8
 """Observations before a provider may be put before the one that was given first."""
 _IN_DOUBT = ((2.0, 0.2), (4.0, 0.1))
 """How many times as long as assumed a wait may be, and how likely that is."""
-_KINDS: dict[Measures, str] = {
-    "first_token": "",
-    "whole_answer": " | whole answers",
-    "wait": " | waits",
-}
 _WAITED = (STALLED, TIMED_OUT, MISSED_DEADLINE)
 """Errors that say no more than that it was waited for so long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """Of whom statistics are kept.
-
-    Parameters:
-        provider: The provider's name.
-        model: Its model, or None if that is not known.
-        usd_per_mtok: Its price in US dollars per million ``(input, output)`` tokens, or None.
-        measures: What counts: the first token; the whole answer, as of a one-shot inference; or how
-            long a caller waits for the provider, whatever that is behind it.
-    """
-
-    provider: str
-    model: str | None = None
-    usd_per_mtok: tuple[float, float] | None = None
-    measures: Measures = "first_token"
-
-    @property
-    def key(self) -> str:
-        """What its statistics are kept under."""
-        return key_of(self.provider, self.model) + _KINDS[self.measures]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +67,6 @@ class BudgetState:
     balance: float
     most_credit: float
     share: float
-
-
-def key_of(provider: str, model: str | None) -> str:
-    """What is known of a provider is kept under.
-
-    Args:
-        provider: Its name.
-        model: Its model, or None if that is not known.
-    """
-    return f"{provider} | {model or ''}"
 
 
 class ProviderStats:
@@ -176,7 +128,7 @@ class ProviderStats:
             self.health.introduces = self.fleet.introduce_health
         self._background = LoopWork(works)
         self._load()
-        _introduce(self)
+        introduce(self)
 
     # ---- while there are sessions
 
@@ -428,41 +380,6 @@ def _in_doubt(curve: Survival) -> Survival:
     for times, share in _IN_DOUBT:
         curve = curve.mixed_with(curve.scaled(times), share)
     return curve
-
-
-Follower: TypeAlias = Callable[[ProviderStats], None]
-
-_registries: WeakSet[ProviderStats] = WeakSet()
-_followers: list[Follower] = []
-_introducing = threading.RLock()
-
-
-def _introduce(stats: ProviderStats) -> None:
-    with _introducing:
-        _registries.add(stats)
-        for follower in _followers:
-            follower(stats)
-
-
-def follow(follower: Follower) -> None:
-    """Hand over every registry of the process: those there are, and each that is made from now on.
-
-    A registry is the user's, and goes when nobody needs it: do not keep it alive.
-
-    Args:
-        follower: Called once with each.
-    """
-    with _introducing:
-        _followers.append(follower)
-        for stats in list(_registries):
-            follower(stats)
-
-
-def unfollow(follower: Follower) -> None:
-    """Hand over no more; as ``follow``."""
-    with _introducing:
-        if follower in _followers:
-            _followers.remove(follower)
 
 
 _shared: ProviderStats | None = None

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipecat_hedge.attempt import Attempt
+from pipecat_hedge.backends import Backend
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.facts import Launch, Seat
 from pipecat_hedge.planning import learn, plan_turn
@@ -22,7 +23,7 @@ from pipecat_hedge.policies.hedge_policy import (
     SingleR,
 )
 from pipecat_hedge.policies.race import Race
-from pipecat_hedge.provider_stats import Backend, ProviderStats
+from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.virtual_race import Latency, run_virtual
 from pipecat_hedge.whatif.answer import PERCENTILES, Answer, Outcome, Source
 from pipecat_hedge.whatif.drawing import Draws, Material
