@@ -26,9 +26,10 @@ def turn(
     premium: bool = False,
     reasons: Sequence[str] = ("primary",),
     provider: str = "first",
+    queued_secs: float = 0.0,
 ) -> Turn:
-    """A turn whose requests were all sent when it began."""
-    asked = tuple(Asked(provider, at, reason, "superseded") for reason in reasons)
+    """A turn whose requests were all sent when it began, or had waited for room."""
+    asked = tuple(Asked(provider, at + queued_secs, reason, "superseded") for reason in reasons)
     waited = math.inf if kind == "lost" else ttft_secs
     why = "silence" if kind == "lost" else None
     return Turn(at, kind, waited, ttft_secs + 0.1, premium, asked, why)

@@ -18,7 +18,7 @@ from pipecat_hedge.drill.figures import (
     waits_recovered_secs,
 )
 from pipecat_hedge.drill.plans import Drill
-from pipecat_hedge.drill.records import Load
+from pipecat_hedge.drill.records import Load, Turn
 
 from .made_up import counts, record, steadily, turn
 
@@ -140,6 +140,25 @@ def test_lost_turns_are_slow_and_degraded_ones_are_not_looked_at():
         turn(at, 0.5, "degraded" if int(at * 10) % 2 else "answered") for at in steadily(60, 10)
     ]
     assert waits_recovered_secs(told, 20, math.inf, 1.0, 60) == 0
+
+
+CALM = Drill("calm", "")
+
+
+@pytest.mark.parametrize(("hedged_from", "worst"), [(99, 1.0), (13, 1.5)])
+def test_turns_that_waited_for_room_count_when_they_ask(hedged_from: int, worst: float):
+    """The requests of 3 s leave in the fourth: one a turn, and whatever else goes with them."""
+    turns = list[Turn]()
+    for at in steadily(40, 50):
+        second = int(at)
+        queued = 13 - second if 10 <= second < 13 else 0
+        is_hedged = second + queued == hedged_from and int(at * 50) % 2
+        reasons = ("primary", "hedge") if is_hedged else ("primary",)
+        turns.append(turn(at, reasons=reasons, queued_secs=queued))
+    hedges = 100 if hedged_from == 13 else 0
+    asked = {"first": counts((10, 50), (3, 0), (1, 200 + hedges), (26, 50))}
+    told = figures(CALM, record(CALM, turns, asked))
+    assert told.worst_requests_per_turn == pytest.approx(worst)
 
 
 DOWN = Drill("down", "", event_secs=20, return_secs=60, broken=("first",))

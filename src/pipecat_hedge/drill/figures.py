@@ -132,7 +132,7 @@ def figures(drill: Drill, record: Record) -> Figures:
     answered = _waits(during, ("answered",))
     replaced = _by_second((a.at for t in turns for a in t.replacements), secs)
     sent = _total(record.asked.values(), secs)
-    worst, worst_secs = requests_per_turn(sent - replaced, began, ENOUGH)
+    worst, worst_secs = requests_per_turn(sent - replaced, _set_out(record), ENOUGH)
     broken = _total((record.asked[name] for name in drill.broken), secs)
     notice = recover = load_after = share = None
     if drill.broken:
@@ -197,7 +197,7 @@ def requests_per_turn(sent: Counts, began: Counts, enough: int) -> tuple[float |
 
     Args:
         sent: Requests, by second.
-        began: Turns that began, by second.
+        began: Turns, by second.
         enough: How many turns a stretch holds at least. It begins with any second, and is as short
             as that allows; with fewer turns in all, it is all of it.
 
@@ -348,6 +348,18 @@ def _per_turn(counts: Counts, began: Counts, since: float, until: float) -> floa
     part = slice(math.ceil(since), math.floor(until))
     turns = int(began[part].sum())
     return float(counts[part].sum()) / turns if turns else None
+
+
+def _set_out(record: Record) -> Counts:
+    """Turns by the second in which their first request was sent, or they began where none was.
+
+    Who waits here for room sends nothing meanwhile: when there is room, the requests of many turns
+    leave at once, and are one for each turn all the same.
+    """
+    secs = len(record.began)
+    asked = [turn for turn in record.turns if turn.asked]
+    waited = _by_second((turn.at for turn in asked), secs)
+    return record.began - waited + _by_second((turn.asked[0].at for turn in asked), secs)
 
 
 def _by_second(times: Iterable[float], secs: int) -> Counts:

@@ -19,10 +19,11 @@ first token of the answered turns from the event to the return (or the end); deg
 first text. premium p95: of the premium callers, one in ten, from 10 s after the event on; at once:
 the same from the event on; a dash where over one in twenty of their turns had no answer.
 requests: a turn, as they left the callers, those to a provider that refuses connections included.
-worst: where they were most, over as many seconds as it took for 150 turns to begin, without those
-that replaced a failed request. broken gets: what the broken provider was sent from 10 s after the
-event to its return, of its usual. noticed: seconds from the event until it was sent under 2 % of
-its usual; where nobody can be left alone, until the p95 was back within 1.5 times the usual.
+worst: where they were most, over as many seconds as it took for 150 turns to send their first, and
+without those that replaced a failed request. broken gets: what the broken provider was sent from
+10 s after the event to its return, of its usual. noticed: seconds from the event until it was sent
+under 2 % of its usual; where nobody can be left alone, until the p95 was back within 1.5 times the
+usual.
 recovered: seconds from its return until it was sent 90 % of its usual. load: the most after its
 return, in units of the usual. machine: processors in use, median and highest second, and what of
 it the drill used itself; lag: of the workers' event loops, p95 and highest."""
