@@ -250,8 +250,7 @@ class Health(ProviderRegistry):
             first = self._queue.first_for(key)
             if first is not None and first is not ticket and first.rank < ticket.rank:
                 return f"has {limit.reason(now)} and others waiting"
-        at_most = limit.limit(now)
-        if not limit.is_free(now, reserve=reserve(work, at_most), at_most=at_most):
+        if not limit.is_free(now, reserve=reserve(work, limit.limit(now))):
             return f"has {limit.reason(now)}"
         return None
 

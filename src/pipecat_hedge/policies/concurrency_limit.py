@@ -129,20 +129,18 @@ class ConcurrencyLimit:
             return int(self._limit)
         return min(max(told, self._least), self._most)
 
-    def is_free(self, now: float, *, reserve: int = 0, at_most: int | None = None) -> bool:
+    def is_free(self, now: float, *, reserve: int = 0) -> bool:
         """Whether a permit would be given.
 
         Args:
             now: The time.
             reserve: So many are to be left over for what is more urgent.
-            at_most: What ``limit`` tells at that time, if it has just been asked.
         """
         if self._allowed is not None:
             allowed = self._more(now)
             if allowed is not None and allowed <= reserve:
                 return False
-        at_most = self.limit(now) if at_most is None else at_most
-        return self.in_flight + reserve < at_most
+        return self.in_flight + reserve < self.limit(now)
 
     def is_at_ease(self, reserved: float) -> bool:
         """Whether a permit would surely be given, with nothing told by the provider to look at.
