@@ -22,11 +22,11 @@ async def test_a_token_costs_a_fraction_of_what_pipecat_costs(
 async def test_permits_cost_the_same_whoever_else_there_is() -> None:
     """However many providers the registry knows of, and however many answers are on their way.
 
-    And a fraction of a turn. Asserted of the quickest batches, measured turn and turn about: those
-    a busy machine has not slowed down.
+    And a twelfth of a turn: 50 µs where a bare one takes 0.6 ms. Asserted of the quickest batches,
+    measured turn and turn about: those a busy machine has not slowed down.
     """
-    alone, known, among = (3, 1), (300, 1), (3, 300)
-    quickest = dict.fromkeys((alone, known, among), float("inf"))
+    alone, known, among, hedged = (3, 1, 1), (300, 1, 1), (3, 300, 1), (300, 1, 2)
+    quickest = dict.fromkeys((alone, known, among, hedged), float("inf"))
     for _ in range(5):
         for case in quickest:
             cost = await overhead.measure_permits(*case, rounds=20)
@@ -34,8 +34,9 @@ async def test_permits_cost_the_same_whoever_else_there_is() -> None:
             print(f"{case}: {cost.quickest_secs * 1e6:.0f}, median {cost.median_secs * 1e6:.0f} µs")
     assert quickest[known] < 1.5 * quickest[alone]
     assert quickest[among] < 1.5 * quickest[alone]
+    assert quickest[hedged] < 2.0 * quickest[known]
     turn = await overhead.measure(rounds=7)
-    assert max(quickest.values()) < 0.5 * turn.bare_turn_secs
+    assert max(quickest[alone], quickest[known], quickest[among]) < turn.bare_turn_secs / 12
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,7 @@ def test_the_command_prints_both_figures(capsys: pytest.CaptureFixture[str]) -> 
     assert "per token" in printed
     assert "per turn" in printed
     assert "breakers, limits and permits" in printed
+    assert "a turn of one request" in printed
     assert "Prometheus metrics" in printed
     assert "stages of two requests" in printed
     assert "a turn of two requests pays" in printed

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport
+from pipecat_hedge.admission import Admission
 from pipecat_hedge.testing import AutojumpLoop, Say, ScriptedLLMService, Step, Wait
 from tests.line import Line
 
@@ -52,3 +54,20 @@ async def test_one_second_look_for_each_alarm() -> None:
     """Whoever talks on keeps nobody from being seen to stall."""
     report = await held_up(*(step for _ in range(99) for step in (Wait(0.01), Say(" "))), secs=0.3)
     assert report.attempts[1].launched_secs == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(("secs", "looks"), [(0.3, 1), (1.0, 2)])
+async def test_a_race_looks_at_who_takes_a_hedge_once_for_each_request(
+    secs: float, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its start and as it wakes to send one: what ``overhead`` counts for a turn's permits."""
+    looked: list[str] = []
+    refusals = Admission.refusals
+
+    def look(*args: Any) -> dict[str, str]:
+        looked.append("a look")
+        return refusals(*args)
+
+    monkeypatch.setattr(Admission, "refusals", look)
+    report = await held_up(Wait(secs), Say("Hello."), secs=0.0)
+    assert len(looked) == len(report.attempts) == looks

@@ -8,9 +8,9 @@ Reported is the median over the rounds of the difference within a round.
 
 Apart from that it is measured what a turn pays for breakers, limits and permits, in a registry of
 many providers that many sessions have used, while others of its requests are being answered: who
-may be asked, leave to ask, some looks at who takes a hedge, and the permit's return. And what a
-turn pays to be seen: for its metrics (nothing a token, for they are made of the report at its end),
-its stages and its spans, each in its quickest batch.
+may be asked, leave to ask, a look at who takes a hedge as the race begins and as it wakes to send
+one, and the permits' return. And what a turn pays to be seen: for its metrics (nothing a token, for
+they are made of the report at its end), its stages and its spans, each in its quickest batch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pipecat.processors.frame_processor import FrameProcessor
 from prometheus_client import CollectorRegistry
 
 from pipecat_hedge.admission import Admission
-from pipecat_hedge.ending import ANSWERED
+from pipecat_hedge.ending import ANSWERED, DROPPED
 from pipecat_hedge.health import Health
 from pipecat_hedge.members import Members
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
@@ -51,10 +51,10 @@ SESSIONS = 1000
 """Sessions that have used each of them."""
 STREAMING = 300
 """Answers that are on their way from each provider of a turn whose permits are timed."""
+TURNS = ((1, "one request"), (2, "two requests"))
+"""The turns that are measured, by how many requests are made in them."""
 BATCH = 50
 """Turns that are timed together: on some machines asking for the time takes as long as a turn."""
-LOOKS = 3
-"""Times that a race looks at who takes a hedge: at its start, and when it wakes to send one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +133,14 @@ def run(args: argparse.Namespace) -> int:
     print(f"over the bare service, median of {cost.rounds} rounds of {TOKENS} tokens:")
     print(f"  per token  {cost.token_secs * 1e6:+7.1f} µs  (bare {cost.bare_token_secs * 1e6:.1f})")
     print(f"  per turn   {cost.turn_secs * 1e3:+7.3f} ms  (bare {cost.bare_turn_secs * 1e3:.3f})")
-    permits = asyncio.run(measure_permits(REGISTERED, STREAMING))
     print(
-        f"of a turn, breakers, limits and permits ({REGISTERED} providers in the registry, "
-        f"{STREAMING} requests in flight at each): {permits.quickest_secs * 1e6:.1f} µs in the "
-        f"quickest batch, {permits.median_secs * 1e6:.1f} in the median one"
+        f"breakers, limits and permits ({REGISTERED} providers in the registry, {STREAMING} "
+        "requests in flight at each), in the quickest batch and in the median one:"
     )
+    for requests, turn in TURNS:
+        permits = asyncio.run(measure_permits(REGISTERED, STREAMING, requests))
+        told = f"{permits.quickest_secs * 1e6:.1f} and {permits.median_secs * 1e6:.1f} µs"
+        print(f"  a turn of {turn:<13} {told}")
     _tell_of_being_seen()
     return 0
 
@@ -147,7 +149,7 @@ def _tell_of_being_seen() -> None:
     stages = asyncio.run(measure_stages())
     told = f"{stages.turn_secs * 1e6:.1f} µs a turn, {stages.token_secs * 1e6:.2f} a token"
     print(f"stages of two requests over new connections, in the quickest batch: {told}")
-    for requests, turn in ((1, "one request"), (2, "two requests")):
+    for requests, turn in TURNS:
         cost = asyncio.run(measure_seen(requests))
         metrics, bare = cost.metrics_secs, cost.bare_turn_secs
         print(f"to be seen, a turn of {turn} pays, and nothing for a token:")
@@ -206,12 +208,15 @@ async def measure(
     )
 
 
-async def measure_permits(registered: int, streaming: int, rounds: int = 40) -> PermitsCost:
+async def measure_permits(
+    registered: int, streaming: int, requests: int, rounds: int = 40
+) -> PermitsCost:
     """Measure what a turn between three providers pays for breakers, limits and permits.
 
     Args:
         registered: How many other providers the registry holds.
         streaming: How many answers are on their way from each of the three.
+        requests: How many requests there are in the turn: one, or one and a hedge that wins.
         rounds: How many batches of turns to time.
     """
     loop = asyncio.get_running_loop()
@@ -238,12 +243,16 @@ async def measure_permits(registered: int, streaming: int, rounds: int = 40) -> 
     async def turn() -> None:
         line_up = members.line_up(loop.time())
         admission = Admission(health, line_up, "standard", _sheds_nothing, 3.0)
-        name = await admission.admit(line_up.entries, "primary")
-        assert name is not None
-        for _ in range(LOOKS):
+        first = await admission.admit(line_up.entries, "primary")
+        assert first is not None
+        admission.refusals(names, "hedge")
+        lost, permit = None, await admission.permit(first, "primary")
+        if requests > 1:
             admission.refusals(names, "hedge")
-        permit = await admission.permit(name, "primary")
+            lost, permit = permit, await admission.permit(names[1], "hedge")
         admission.heard(permit, 0)
+        if lost is not None:
+            admission.give_back(lost, DROPPED, was_unheard=True)
         admission.give_back(permit, ANSWERED, first_at=loop.time())
         admission.close()
         health.take_changes()

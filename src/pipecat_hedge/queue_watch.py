@@ -141,7 +141,9 @@ class QueueWatch:
             is_told: Whether the server tells of its queue itself, and nothing has to be guessed.
         """
         log_secs = math.log(max(ttft_secs, 1e-3))
-        long_run = self._long_runs.setdefault(size_class, LongRun())
+        long_run = self._long_runs.get(size_class)
+        if long_run is None:
+            long_run = self._long_runs[size_class] = LongRun()
         ratio = log_secs - long_run.mean_log
         self.recent += SHORT * (ratio - self.recent)
         sent_at = now - ttft_secs

@@ -31,6 +31,7 @@ from pipecat_hedge.facts import BreakOff, Commit, Continue, Launch
 from pipecat_hedge.own_spans import OwnSpans
 from pipecat_hedge.reports import FillerReport, TurnReport
 from pipecat_hedge.span_attributes import (
+    Attributes,
     attempt_attributes,
     filler_attributes,
     race_attributes,
@@ -159,8 +160,7 @@ class RaceSpan:
         if self._span is None:
             return _INSIDE
         if self._own is not None:
-            now = self._at(self._secs)
-            return self._own.open(launch.attempt, launch.provider, contender, now)
+            return self._own.open(launch.attempt, launch.provider, contender, self._now())
         contender.span.issue(launch)
         self._pipecats[launch.attempt] = contender.span
         return _INSIDE
@@ -174,7 +174,7 @@ class RaceSpan:
         """
         if self._span is None:
             return
-        told: dict[str, Any] = {
+        told: Attributes = {
             "hedge.provider": attempt.provider,
             "hedge.attempt": attempt.number,
         }
@@ -184,7 +184,7 @@ class RaceSpan:
             name, told["hedge.launch_reason"] = "hedge.rescue", attempt.reason
         else:
             name = "hedge.break_off"
-        self._span.add_event(name, told, self._at(self._secs))
+        self._span.add_event(name, told, self._now())
 
     def end(self, report: TurnReport, filler: FillerReport | None) -> None:
         """Say what came of the race, and close its spans.
@@ -216,12 +216,11 @@ class RaceSpan:
         self._span.set_attributes(race_attributes(report))
         if report.outcome == "failed":
             self._span.set_status(trace.StatusCode.ERROR)
-        self._span.end(self._at(max(self._secs, report.duration_secs)))
+        self._span.end(max(self._now(), self._at(report.duration_secs)))
 
-    @property
-    def _secs(self) -> float:
-        """How long the race has been running."""
-        return self._loop.time() - self._began_at
+    def _now(self) -> int:
+        """This moment, as spans tell the time."""
+        return self._at(self._loop.time() - self._began_at)
 
     def _at(self, secs: float) -> int:
         """A moment of the turn, as spans tell the time."""

@@ -6,42 +6,79 @@ conventions for generative AI where they have a name for it, ``hedge.*`` where t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from operator import attrgetter
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import TypeAlias
 
 from pipecat_hedge.reports import AttemptReport, FillerReport, TurnReport
 
 __all__ = ["Attributes", "attempt_attributes", "filler_attributes", "race_attributes"]
 
-Attributes: TypeAlias = dict[str, str | int | float | bool]
+Attribute: TypeAlias = str | int | float | bool
+Attributes: TypeAlias = dict[str, Attribute]
 
 
 def attempt_attributes(report: AttemptReport, number: int) -> Attributes:
-    """What the span of an attempt says at its end.
+    """What the span of an attempt says at its end; ``tokens_estimated`` only where they are.
 
     Args:
         report: The attempt.
         number: Its number in the turn, from 0.
     """
-    said = _attempt(report)
-    said["hedge.attempt"] = number
-    if report.stages is not None:
-        said |= _stages(report.stages)
-    return said
+    said = {
+        "error.type": report.error_category,
+        "gen_ai.usage.input_tokens": report.input_tokens,
+        "gen_ai.usage.output_tokens": report.output_tokens,
+        "hedge.provider": report.provider,
+        "hedge.attempt": number,
+        "hedge.launch_reason": report.launch_reason,
+        "hedge.launch_detail": report.launch_detail,
+        "hedge.launched_secs": report.launched_secs,
+        "hedge.sent_secs": report.sent_secs,
+        "hedge.outcome": report.outcome,
+        "hedge.ttft_secs": report.ttft_secs,
+        "hedge.ttfs_secs": report.ttfs_secs,
+        "hedge.tokens_estimated": report.tokens_estimated or None,
+        "hedge.usd": report.usd,
+    }
+    if (stages := report.stages) is not None:
+        said |= {
+            "gen_ai.response.time_to_first_chunk": stages.first_token_secs,
+            "hedge.stage.is_cold": stages.is_cold,
+            "hedge.stage.dns_secs": stages.dns_secs,
+            "hedge.stage.tcp_secs": stages.tcp_secs,
+            "hedge.stage.tls_secs": stages.tls_secs,
+            "hedge.stage.written_secs": stages.written_secs,
+            "hedge.stage.headers_secs": stages.headers_secs,
+            "hedge.stage.first_byte_secs": stages.first_byte_secs,
+            "hedge.stage.server_secs": stages.server_secs,
+            "hedge.stage.server_source": stages.server_source,
+        }
+    return _known(said)
 
 
 def race_attributes(report: TurnReport) -> Attributes:
-    """What the span of a race says at its end.
+    """What the span of a race says at its end; ``queued_secs`` only where it was queued.
 
     Args:
         report: The turn.
     """
-    said = _race(report)
-    said["hedge.attempts"] = len(report.attempts)
-    if (usd := _sum_usd(report)) is not None:
-        said["hedge.usd"] = usd
-    return said
+    return _known(
+        {
+            "hedge.winner": report.winner,
+            "hedge.outcome": report.outcome,
+            "hedge.ttft_secs": report.ttft_secs,
+            "hedge.ttfs_secs": report.ttfs_secs,
+            "hedge.attempts": len(report.attempts),
+            "hedge.commit_on": report.commit_on,
+            "hedge.commit_reason": report.commit_reason,
+            "hedge.prompt_tokens": report.prompt_tokens,
+            "hedge.hedge_reason": report.hedge_reason,
+            "hedge.order_reason": report.order_reason,
+            "hedge.queued_secs": report.queued_secs or None,
+            "hedge.degraded_reason": report.degraded_reason,
+            "hedge.usd": _sum_usd(report),
+        }
+    )
 
 
 def filler_attributes(filler: FillerReport) -> Attributes:
@@ -50,53 +87,18 @@ def filler_attributes(filler: FillerReport) -> Attributes:
     Args:
         filler: The filler.
     """
-    return _filler(filler)
+    return _known(
+        {
+            "hedge.filler.cause": filler.cause,
+            "hedge.filler.spoken_secs": filler.spoken_secs,
+            "hedge.filler.was_cut": filler.was_cut,
+            "hedge.filler.reason": filler.reason,
+        }
+    )
 
 
-def _reader(names: dict[str, str]) -> Callable[[Any], Attributes]:
-    """What reads so many fields at once, and leaves out those that are None.
-
-    Args:
-        names: The attributes' names, by field.
-    """
-    read, told = attrgetter(*names), tuple(names.values())
-
-    def reads(report: Any) -> Attributes:
-        pairs = zip(told, read(report), strict=True)
-        return {name: value for name, value in pairs if value is not None}
-
-    return reads
-
-
-def _ours(*fields: str, below: str = "hedge") -> dict[str, str]:
-    return {field: f"{below}.{field}" for field in fields}
-
-
-_attempt = _reader(
-    {
-        "error_category": "error.type",
-        "input_tokens": "gen_ai.usage.input_tokens",
-        "output_tokens": "gen_ai.usage.output_tokens",
-        **_ours("provider", "launch_reason", "launch_detail", "launched_secs", "sent_secs"),
-        **_ours("outcome", "ttft_secs", "ttfs_secs", "tokens_estimated", "usd"),
-    }
-)
-_stages = _reader(
-    {
-        "first_token_secs": "gen_ai.response.time_to_first_chunk",
-        **_ours("is_cold", "dns_secs", "tcp_secs", "tls_secs", "written_secs", below="hedge.stage"),
-        **_ours("headers_secs", "first_byte_secs", below="hedge.stage"),
-        **_ours("server_secs", "server_source", below="hedge.stage"),
-    }
-)
-_race = _reader(
-    {
-        **_ours("winner", "outcome", "ttft_secs", "ttfs_secs", "commit_on", "commit_reason"),
-        **_ours("prompt_tokens", "hedge_reason", "order_reason", "queued_secs"),
-        **_ours("degraded_reason"),
-    }
-)
-_filler = _reader(_ours("cause", "spoken_secs", "was_cut", "reason", below="hedge.filler"))
+def _known(said: Mapping[str, Attribute | None]) -> Attributes:
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def _sum_usd(report: TurnReport) -> float | None:

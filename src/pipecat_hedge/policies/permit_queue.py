@@ -44,6 +44,8 @@ RESERVED: dict[WorkClass, float] = {"hedge": 0.1, "warm_up": 0.25, "background":
 """The share of a provider's limit that a class of work leaves to what is more urgent."""
 AWAITED_BEFORE = WORK_CLASSES.index("hedge")
 """For the classes before this one a caller waits who has nothing else to wait for."""
+_WORK_PLACES = {work: place for place, work in enumerate(WORK_CLASSES)}
+_TIER_PLACES = {tier: place for place, tier in enumerate(TIERS)}
 SURELY = 1.5
 """A wait is called hopeless when it is expected to last so many times as long as it may."""
 
@@ -94,7 +96,7 @@ class Ticket:
     @property
     def urgency(self) -> tuple[int, int]:
         """What for and for whom: the smallest is the most urgent."""
-        return (WORK_CLASSES.index(self.work), TIERS.index(self.tier))
+        return (_WORK_PLACES[self.work], _TIER_PLACES[self.tier])
 
     @property
     def rank(self) -> tuple[int, int, float, float]:
