@@ -76,3 +76,4 @@ def test_one_setting_is_changed_and_the_others_stay() -> None:
     race = HedgePolicy.fallback(3, stall_secs=None)
     assert with_rule(race, budget=0.05) == HedgePolicy.adaptive(0.05, 3, stall_secs=None)
     assert told(race) == "HedgePolicy.fallback(3)"
+    assert told(HedgePolicy.race(3)) == "HedgePolicy.race(3)"

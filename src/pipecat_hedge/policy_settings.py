@@ -125,6 +125,7 @@ def told(policy: HedgePolicy) -> str:
         if rule.order != "given":
             options += f', order="{rule.order}"'
         return f"HedgePolicy.adaptive({rule.budget:g}{more}{options})"
-    if isinstance(rule, OnlyOnFailure):
-        return f"HedgePolicy.fallback({'' if attempts == 2 else attempts})"
+    if isinstance(rule, (OnlyOnFailure, AtOnce)):
+        kind = "fallback" if isinstance(rule, OnlyOnFailure) else "race"
+        return f"HedgePolicy.{kind}({'' if attempts == 2 else attempts})"
     return f"HedgePolicy for {policy.name}"

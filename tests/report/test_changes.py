@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from statistics import NormalDist
 
+import numpy as np
 import pytest
 
 from pipecat_hedge.policies.hedge_policy import Adaptive, HedgePolicy
 from pipecat_hedge.policy_settings import with_rule
 from pipecat_hedge.profiles import PROFILES
-from pipecat_hedge.report.changes import Replays, replays_of
+from pipecat_hedge.report.changes import SURE, Replays, replays_of, surely
 from pipecat_hedge.report.lineup import lineup_of
 from pipecat_hedge.report.trials import LEARNED, trials_of
 from pipecat_hedge.report.turns import LoggedTurn
@@ -17,7 +19,7 @@ from pipecat_hedge.whatif.reading import recorded_from
 from tests.report.made_up import attempt, cold, turn
 
 GEMMA, HAIKU = PROFILES["gemma-4-31b-baseten"], PROFILES["claude-haiku-4-5"]
-FAST = PROFILES["gpt-oss-120b-groq"]
+FAST, GPT = PROFILES["gpt-oss-120b-groq"], PROFILES["gpt-4.1"]
 
 
 def replayed(turns: list[LoggedTurn]) -> Replays:
@@ -68,6 +70,36 @@ def test_hedges_are_advised_for_a_tail() -> None:
     assert best.saved_secs > 0.05
     assert best.before.usd_per_1000 == pytest.approx(1.0)
     assert best.after.usd_per_1000 == pytest.approx(best.after.requests)
+
+
+@pytest.mark.parametrize("policy", [HedgePolicy.fallback(2), HedgePolicy.race(2)])
+def test_a_race_is_advised_where_it_pays(policy: HedgePolicy) -> None:
+    """Of two alike with a long tail each, both in every turn save what they cost; once."""
+    first, second = GPT.samples(500, 1).tolist(), GPT.samples(500, 2).tolist()
+    turns = side_by_side(first, second, policy.name)
+    found = replays_of(turns, dataclasses.replace(lineup_of(turns), policy=policy), 0.8)
+    assert found is not None
+    races = [change for change in found.changes if change.kind == "race"]
+    if policy.name == "race(2)":
+        assert races == []
+        return
+    (race,) = races
+    assert race.title == "Ask slow and quick in every turn"
+    assert race.how == "policy=HedgePolicy.race(), in place of fallback"
+    assert race.after.requests == 2
+    assert race.after.p95_secs < 0.7 * race.before.p95_secs
+
+
+def test_how_sure_one_must_be_of_several() -> None:
+    """Of one, a normal's quantile; of the same one again no surer; of others surer."""
+    draws = np.random.default_rng(1).normal(size=(20, 4001))
+    one = surely(draws[:1])
+    assert one == pytest.approx(1.96, abs=0.15)
+    assert surely(np.concatenate([draws[:1]] * 20)) == one
+    assert surely(7.0 * draws[:1] + 3.0) == pytest.approx(one)
+    independent = NormalDist().inv_cdf(SURE ** (1 / 20))
+    assert surely(draws) == pytest.approx(independent, abs=0.15)
+    assert surely(np.ones((3, 201))) == 0.0
 
 
 def test_hedges_that_save_nothing_are_advised_against() -> None:
@@ -183,7 +215,7 @@ def test_an_order_that_is_learned_is_not_advised_again() -> None:
     policies = dict(next(tried).policies)
     assert LEARNED not in policies
     others = [p for p in policies.values() if isinstance(p.rule, Adaptive)]
-    assert others == [with_rule(policy, budget=budget) for budget in (0.05, 0.25)]
+    assert others == [with_rule(policy, budget=budget) for budget in (0.05, 0.25, 0.5)]
 
 
 @pytest.mark.parametrize("count", [1, 12])

@@ -95,7 +95,7 @@ def test_who_was_hardly_seen_is_not_advised(figures: Figures) -> None:
     """Some dozens of hedges, cut short before they were slow, do not tell how slow it can be."""
     replays = figures.replays
     assert replays is not None
-    assert {c.kind for c in replays.changes} <= {"policy", "second"}
+    assert {c.kind for c in replays.changes} <= {"policy", "race", "second"}
     ((name, known),) = replays.unseen
     assert name == "gpt"
     assert known < replays.as_it_was.p95_secs

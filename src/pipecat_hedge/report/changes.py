@@ -6,17 +6,20 @@ naive answer is a list of advice. Ours is a list of changes that were *tried*: e
 with what it would have done to callers and to the bill.
 
 - Tried are: the other order of providers, and one that is learned; each as the only one; another
-  one to hedge to; other policies and budgets; and the same with every connection open beforehand,
-  where the log tells what opening them took.
+  one to hedge to; other policies and budgets, up to asking both in every turn; and the same with
+  every connection open beforehand, where the log tells what opening them took.
 - What a change is worth is what it saves of the mean wait (a turn without an answer counts a
   minute), less ``WORTH_SECS`` for each request that it adds a turn: the exchange rate that
   ``HedgePolicy.adaptive`` and `whatif` go by. So a change may also help by saving requests.
 - Both sides of a comparison are replayed, and never what was replayed with what was measured.
 - A change must be worth more than chance makes of it: ``SURE`` of the largest of all the
-  differences that are looked at, by a bootstrap of what was measured (``chances.py``).
+  differences that are looked at, by a bootstrap of what was measured (``chances.py``). The largest
+  is looked for in each of the draws (Westfall and Young, 1993): three budgets are wrong together,
+  and to allow for each as if it were alone would hide what all of them show.
 - Who is put first must be known up to the p95 that would follow. A provider that was only ever
   hedged to is mostly cancelled before that; then it is said that it is not known.
-- Of each kind the best is told: three budgets are not three changes.
+- Of each kind the best is told: three budgets are not three changes. To ask both in every turn is
+  of a kind of its own, for it costs most: who does not want to pay for it sees what a budget does.
 
 Left out: what the log cannot tell. A provider that was only ever hedged to was asked at bad
 moments; if those were bad for it as well, it is better than predicted. Rate limits that more
@@ -27,12 +30,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
 
-from pipecat_hedge.policies.hedge_policy import HedgePolicy
+from pipecat_hedge.policies.hedge_policy import AtOnce, HedgePolicy
 from pipecat_hedge.policy_settings import told
 from pipecat_hedge.report.chances import Chances
 from pipecat_hedge.report.lineup import Lineup
@@ -63,7 +65,7 @@ from pipecat_hedge.whatif.question import Question
 from pipecat_hedge.whatif.reading import ReadingError, Recorded, recorded_from
 from pipecat_hedge.whatif.replaying import what_if
 
-__all__ = ["Change", "Replays", "replays_of"]
+__all__ = ["Change", "Replays", "replays_of", "surely"]
 
 WORTH_SECS = 0.15
 """What an extra request must save to be worth it; as ``HedgePolicy.adaptive`` has it."""
@@ -82,7 +84,7 @@ class Change:
     """Something to change.
 
     Parameters:
-        kind: ``order``, ``policy``, ``second``, ``only one`` or ``connections``.
+        kind: ``order``, ``policy``, ``race``, ``second``, ``only one`` or ``connections``.
         title: What, in a few words.
         how: How, for whoever writes the bot.
         before: The turns as they were, replayed.
@@ -178,7 +180,7 @@ def replays_of(
             tried += [(trial, "", each) for each in bench.weighed(trial, answer, [AS_IT_WAS])]
     if base is None or before is None:
         return None
-    sure = NormalDist().inv_cdf(1.0 - (1.0 - SURE) / max(len(tried), 1))
+    sure = surely(before.means - np.stack([after.means for *_, after in tried]))
     found = list[Change]()
     unseen = dict[str, float]()
     for trial, name, after in tried:
@@ -219,6 +221,24 @@ def _best(found: Sequence[Change], most: int) -> tuple[Change, ...]:
     for change in sorted(found, key=lambda change: -change.worth_secs):
         kinds.setdefault(change.kind, change)
     return tuple(kinds.values())[:most]
+
+
+def surely(differences: npt.NDArray[np.float64]) -> float:
+    """How many of its standard errors chance makes of the largest of several differences.
+
+    Args:
+        differences: Each in the log as it is, and in those that might have been; shape (k, m + 1).
+
+    Returns:
+        So many that ``SURE`` of these logs have no larger one.
+    """
+    drawn = differences[:, 1:]
+    errors = drawn.std(axis=1, keepdims=True)
+    vary = errors[:, 0] > 0
+    if not vary.any():
+        return 0.0
+    off = (drawn[vary] - drawn[vary].mean(axis=1, keepdims=True)) / errors[vary]
+    return float(np.quantile(off.max(axis=0), SURE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,16 +310,18 @@ class _Bench:
             return None
         if self.recorded.turns < LEAST_ANSWERS:
             return None
-        title, how = trial.title, trial.how
-        kind = trial.kind
+        pair = self._lineup.first or "", self._lineup.second or ""
+        kind, title, how = trial.kind, trial.title, trial.how
         policies = dict(trial.policies)
         if name == LEARNED:
             kind, title = "order", "Let the order of providers be learned"
             how = f"policy={told(policies[name])}"
         elif name:
-            title = "Hedge no more" if name == "fallback" else f"Hedge by {name}"
+            if isinstance(policies[name].rule, AtOnce):
+                kind, title = "race", f"Ask {pair[0]} and {pair[1]} in every turn"
+            else:
+                title = "Hedge no more" if name == "fallback" else f"Hedge by {name}"
             how = f"policy={told(policies[name])}, in place of {self._policy.name}"
-        pair = self._lineup.first or "", self._lineup.second or ""
         return Change(
             kind,
             title,

@@ -34,12 +34,12 @@ __all__ = [
 
 LEAST_ANSWERS = 30
 """Of a provider with fewer answers nothing is predicted."""
-BUDGETS = (0.05, 0.1, 0.25)
+BUDGETS = (0.05, 0.1, 0.25, 0.5)
 NONE, AS_IT_WAS, REPLACED = "one request a turn", "as it was", "failed requests replaced"
 LEARNED = "the order learned"
 SECOND_BUILD = 'Provider("{0}", [service, another_instance])'
 
-Kind: TypeAlias = Literal["order", "policy", "second", "only one", "connections"]
+Kind: TypeAlias = Literal["order", "policy", "race", "second", "only one", "connections"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,10 @@ def trials_of(lineup: Lineup, recorded: Recorded, reports: Sequence[TurnReport])
     fallback = HedgePolicy.fallback(lineup.attempts, stall_secs=None)
     known = lineup.policy or fallback
     usual = known if isinstance(known.rule, Adaptive) else fallback
+    adaptive = (with_rule(usual, budget=budget) for budget in BUDGETS)
     policies = [
         (policy.name, policy)
-        for policy in (*(with_rule(usual, budget=b) for b in BUDGETS), fallback)
+        for policy in (*adaptive, fallback, HedgePolicy.race(2, stall_secs=None))
         if lineup.policy is None or policy.rule != lineup.policy.rule
     ]
     if second != first and not is_learned(lineup.policy):
