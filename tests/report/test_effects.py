@@ -44,14 +44,24 @@ def test_what_is_known_of_both_is_compared() -> None:
     assert bought(replays(NOW)) == ("Replayed without hedges, callers would have waited no longer.")
 
 
-def test_two_bounds_are_no_comparison() -> None:
-    """Neither is one, of whichever side it is."""
+def test_a_bound_is_compared_with_what_lies_before_it() -> None:
+    """At least 2.53 s is more than 2 s, and less is not known of it; on whichever side it is."""
     least = dataclasses.replace(WAS, at_least={"p99": 2.53})
-    assert bought(replays(least)) == (
-        "Replayed with and without hedges: p95 1.20 s instead of 1.40 s. What it did to p99 is not "
-        "known: requests were cut short."
-    )
-    for before, after in ((CUT, NOW), (WAS, CUT), (CUT, CUT)):
+    told = "Replayed with and without hedges: p95 1.20 s instead of 1.40 s"
+    assert bought(replays(least)) == f"{told}, p99 2.00 s instead of > 2.53 s."
+    assert "p99 2.00 s instead of > 2.53 s" in effect_of(change(least, NOW))
+    assert "p99 > 2.53 s instead of 2.00 s" in effect_of(change(NOW, least))
+    early = dataclasses.replace(WAS, at_least={"p99": 1.99})
+    unknown = "What it did to p99 is not known: requests were cut short."
+    assert bought(replays(early)) == f"{told}. {unknown}"
+    for before, after in ((early, NOW), (NOW, early)):
+        assert "what becomes of p99 is not known" in effect_of(change(before, after))
+
+
+def test_two_bounds_are_no_comparison() -> None:
+    """Nor is one that lies before what is known of the other."""
+    early = dataclasses.replace(CUT, at_least={"p95": 1.1, "p99": 1.9})
+    for before, after in ((early, NOW), (WAS, early), (CUT, CUT), (early, CUT)):
         told = effect_of(change(before, after))
         assert "instead of 1.40" not in told
         assert ">" not in told

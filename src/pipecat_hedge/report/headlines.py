@@ -261,10 +261,17 @@ def bought(replays: Replays) -> str:
 def _instead(
     before: Prediction, after: Prediction, names: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """How percentiles differ, and of which that is not known: of one there is but a least."""
+    """How percentiles differ, and of which that is not known.
+
+    Of some there is but a least; one that lies beyond the other differs all the same.
+    """
     parts, unknown = list[str](), list[str]()
     for name in names:
-        if name in before.at_least or name in after.at_least:
+        leasts = before.at_least.get(name), after.at_least.get(name)
+        was, now = getattr(before, f"{name}_secs"), getattr(after, f"{name}_secs")
+        lasts = leasts[0] is not None and leasts[1] is None and leasts[0] > now
+        lengthens = leasts[1] is not None and leasts[0] is None and leasts[1] > was
+        if leasts != (None, None) and not lasts and not lengthens:
             unknown.append(name)
         elif predicted(before, name) != predicted(after, name):
             parts.append(f"{name} {predicted(after, name)} instead of {predicted(before, name)}")
