@@ -24,6 +24,7 @@ waits; between them the bounds are a quarter to a half apart, with the usual pro
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from itertools import product
 from typing import Any, get_args
 from weakref import WeakSet
@@ -112,7 +113,7 @@ class PrometheusRecorder(Collector):
         self._categories = Names(MOST_CATEGORIES)
         self._seen = set[tuple[str, str]]()
         self._priced = set[tuple[str, str]]()
-        self._children: dict[tuple[object, ...], Any] = {}
+        self._child = lru_cache(maxsize=None)(_child)
         self._slo = SloTally(slos or {}, self._own)
         self._make()
         self._begin_at_zero()
@@ -262,14 +263,6 @@ class PrometheusRecorder(Collector):
                 of(self._usd, provider, model, "wasted")
             of(self._usd, provider, model, use).inc(attempt.usd)
 
-    def _child(self, metric: Any, *labels: str) -> Any:
-        """A metric's series; remembered, for making its labels takes longer than counting."""
-        key = (metric, labels)
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = metric.labels(*labels)
-        return child
-
     # ---- the metrics
 
     def _begin_at_zero(self) -> None:
@@ -364,6 +357,11 @@ class PrometheusRecorder(Collector):
             *("provider", "model", "direction", "use", "estimated"),
         )
         self._usd = counter("cost_usd", "US dollars.", "provider", "model", "use")
+
+
+def _child(metric: Any, *labels: str) -> Any:
+    """A metric's series; remembered, for making its labels takes longer than counting."""
+    return metric.labels(*labels)
 
 
 def _follows_on(attempt: AttemptReport, report: TurnReport) -> bool:

@@ -105,18 +105,14 @@ class RaceTracer:
         parent = None if host is None else host.get_turn_context()
         if host is not None and parent is None:
             parent = host.get_conversation_context()
-        attributes: dict[str, Any] = {
-            "hedge.turn": turn,
-            "hedge.policy": policy,
-            "hedge.tier": tier,
-        }
+        told: Attributes = {"hedge.turn": turn, "hedge.policy": policy, "hedge.tier": tier}
         if host is not None and host.conversation_id is not None:
-            attributes["gen_ai.conversation.id"] = host.conversation_id
+            told["gen_ai.conversation.id"] = host.conversation_id
         now = time.time_ns()
-        span = tracer.start_span("race", context=parent, attributes=attributes, start_time=now)
+        span = tracer.start_span("race", context=parent, start_time=now)
         if self._context is not None:
             self._context.set_race(span)
-        return RaceSpan(span, now, tracer if self._context is None else None)
+        return RaceSpan(span, now, told, tracer if self._context is None else None)
 
     def end(self, span: RaceSpan, report: TurnReport) -> None:
         """Close the span of a race.
@@ -134,18 +130,26 @@ class RaceTracer:
 class RaceSpan:
     """The span of one race; none at all where races are not traced."""
 
-    def __init__(self, span: Any = None, began_ns: int = 0, tracer: Any = None):
+    def __init__(
+        self,
+        span: Any = None,
+        began_ns: int = 0,
+        told: Attributes | None = None,
+        tracer: Any = None,
+    ):
         """Take charge of the open span of a race that begins now.
 
         Args:
             span: The span; None is no span.
             began_ns: When it begins, in nanoseconds since the epoch.
+            told: What is known of the race; it is told at its end with all else, which costs less.
             tracer: Makes the spans of its attempts, where Pipecat makes none.
         """
         self._span = span if span is not None and span.is_recording() else None
         if self._span is None:
             return
         self._own = None if tracer is None else OwnSpans(tracer, self._span)
+        self._told: Attributes = told or {}
         self._pipecats: dict[int, AttemptSpan] = {}
         self._loop = asyncio.get_running_loop()
         self._began_at, self._began_ns = self._loop.time(), began_ns
@@ -213,7 +217,7 @@ class RaceSpan:
             # A tool's filler was spoken before this race began.
             secs = 0.0 if filler.cause == "tool" else filler.spoken_secs
             self._span.add_event("hedge.filler", filler_attributes(filler), self._at(secs))
-        self._span.set_attributes(race_attributes(report))
+        self._span.set_attributes(self._told | race_attributes(report))
         if report.outcome == "failed":
             self._span.set_status(trace.StatusCode.ERROR)
         self._span.end(max(self._now(), self._at(report.duration_secs)))

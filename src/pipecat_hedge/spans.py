@@ -62,7 +62,8 @@ class AttemptSpan:
         Args:
             launch: The race's order.
         """
-        self.close({})  # of a turn that was never summed up
+        if self._span is not None:
+            self.close({})  # of a turn that was never summed up
         self._launch = launch
 
     def close(self, attributes: Attributes) -> None:

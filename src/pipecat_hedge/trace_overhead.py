@@ -136,7 +136,7 @@ class _Played:
         self._plain = plain
         self._report = replace(_REPORT, attempts=_REPORT.attempts[:requests])
         self._told = [attempt_attributes(a, n) for n, a in enumerate(self._report.attempts)]
-        self._summed = race_attributes(self._report)
+        self._summed = _BEGUN | race_attributes(self._report)
 
     async def raced(self, tracer: RaceTracer) -> None:
         """As its service tells the tracer of it."""
@@ -162,7 +162,7 @@ class _Played:
     async def own_plainly(self) -> None:
         """What the SDK is told in ``raced``, by nobody."""
         assert trace is not None
-        race = self._plain.start_span("race", attributes=_BEGUN)
+        race = self._plain.start_span("race")
         inside, client = trace.set_span_in_context(race), trace.SpanKind.CLIENT
         spans = [self._plain.start_span("chat", inside, client, REQUEST) for _ in self._told]
         race.add_event("hedge.commit", _COMMIT, 1)
@@ -174,7 +174,7 @@ class _Played:
 
     async def added_plainly(self) -> None:
         """What the SDK is told in ``raced_in_pipecats``, by nobody."""
-        race = self._plain.start_span("race", attributes=_BEGUN)
+        race = self._plain.start_span("race")
         for member, told in zip(self.members, self._told, strict=True):
             with self._plain.start_as_current_span("llm") as span:
                 await member.service.start_ttfb_metrics()

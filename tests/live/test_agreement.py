@@ -185,13 +185,21 @@ def agrees_with_ledger(
         theirs["first" if entry.model in firsts else "second", entry.outcome] += 1
     ends = {"won": "completed", "superseded": "aborted", "interrupted": "aborted"}
     sent = [a for t in turns for a in t["attempts"] if a["sent_secs"] is not None]
+    withdrawn = Counter[str]()
     for attempt in sent:
-        end = ends.get(attempt["outcome"], "failed")
         # Where a busy machine makes answers late, a request may be called back from the queue that
         # seems to be there: it is shed after it was sent.
-        was_withdrawn = attempt["error_category"] in (*WAITED_IN_VAIN, SHED)
-        ours[attempt["provider"], "aborted" if was_withdrawn else end] += 1
-    assert ours == theirs
+        if attempt["error_category"] in (*WAITED_IN_VAIN, SHED):
+            withdrawn[attempt["provider"]] += 1
+        else:
+            ours[attempt["provider"], ends.get(attempt["outcome"], "failed")] += 1
+    for provider, count in withdrawn.items():
+        # One that is withdrawn while its refusal is on the way has failed, to whoever refused it.
+        refused = theirs[provider, "failed"] - ours[provider, "failed"]
+        assert 0 <= refused <= count
+        ours[provider, "failed"] += refused
+        ours[provider, "aborted"] += count - refused
+    assert +ours == theirs, [a for a in sent if a["outcome"] == "failed"]
     completed = [entry for entry in ledger if entry.outcome == "completed"]
     counted = [a for a in sent if not a["tokens_estimated"]]
     assert len(counted) == len(completed)
