@@ -38,11 +38,14 @@ from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
 from tests.line import Line
 from tests.redis_server import RedisServer, needs_redis
 
+TICK_SECS = 1 / os.sysconf("SC_CLK_TCK")
+"""How far wrong the host's clock may be."""
+
 
 def stolen_secs() -> float:
     """How long the machine's host has given its processors to others so far; 0 if nobody tells."""
     try:
-        return int(Path("/proc/stat").read_text().split()[8]) / os.sysconf("SC_CLK_TCK")
+        return int(Path("/proc/stat").read_text().split()[8]) * TICK_SECS
     except OSError:  # not on Linux
         return 0.0
 
@@ -130,9 +133,11 @@ async def test_no_turn_waits_for_a_redis_that_is_away(
 
     Each turn has a neighbour that is asked at the same instant on the same loop, of a service that
     shares nothing. No step of that loop, the exchanges' included, holds it for 10 ms of processor
-    time, which would slow both. A busy machine may take 20 ms from either of two neighbours: what
-    the thread waited for a processor, or its host had taken away, is not counted, and what nobody
-    can account for may happen to ours once more than to theirs.
+    time, which would slow both; two may seem to where the host has taken a tick that its clock does
+    not tell, but an exchange that did would do so dozens of times. A busy machine may take 20 ms
+    from either of two neighbours: what the thread waited for a processor, or its host had taken
+    away, is not counted, and what nobody can account for may happen to ours once more than to
+    theirs.
     """
     monkeypatch.setattr(fleet_sync, "EVERY_SECS", 0.05)
     monkeypatch.setattr(fleet_sync, "CAP_SECS", 0.1)
@@ -141,8 +146,10 @@ async def test_no_turn_waits_for_a_redis_that_is_away(
         pairs = await outage(server, monkeypatch, how, steps)
     longest = max(pair.later_secs for pair in pairs)
     print(f"slower than its neighbour by up to {longest * 1e3:.1f} ms, {how}")
-    print(f"the longest step took {max(steps.secs) * 1e3:.1f} ms of processor time")
-    assert max(steps.secs) < 0.01
+    *_, third, _, last = sorted(steps.secs)
+    print(f"the longest step took {last * 1e3:.1f} ms of processor time")
+    assert last < 0.01 + TICK_SECS
+    assert third < 0.01
     assert abs(statistics.median(pair.later_secs for pair in pairs)) < 0.002
     ours, theirs = (sum(pair.is_slower(sign) for pair in pairs) for sign in (1, -1))
     assert ours <= theirs + 1

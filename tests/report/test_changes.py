@@ -65,6 +65,7 @@ def test_hedges_are_advised_for_a_tail() -> None:
     best = next(c for c in found.changes if c.kind == "policy")
     assert best.title.startswith("Hedge by adaptive(")
     assert best.how.startswith("policy=HedgePolicy.adaptive(0.")
+    assert best.how.endswith('; with Provider("gemma", [service, another_instance])')
     assert best.after.requests > best.before.requests == 1
     assert best.after.p99_secs < 0.8 * best.before.p99_secs
     assert best.saved_secs > 0.05

@@ -51,6 +51,7 @@ from pipecat_hedge.report.trials import (
     LEAST_ANSWERS,
     NONE,
     REPLACED,
+    SECOND_BUILD,
     Kind,
     Trial,
     guessed_policy,
@@ -318,10 +319,13 @@ class _Bench:
             how = f"policy={told(policies[name])}"
         elif name:
             if isinstance(policies[name].rule, AtOnce):
-                kind, title = "race", f"Ask {pair[0]} and {pair[1]} in every turn"
+                both = f"{pair[0]} and {pair[1]}" if pair[0] != pair[1] else f"{pair[0]} twice"
+                kind, title = "race", f"Ask {both} in every turn"
             else:
                 title = "Hedge no more" if name == "fallback" else f"Hedge by {name}"
             how = f"policy={told(policies[name])}, in place of {self._policy.name}"
+            if pair[0] == pair[1] and name != "fallback":
+                how += f"; with {SECOND_BUILD.format(pair[0])}"
         return Change(
             kind,
             title,

@@ -23,6 +23,7 @@ __all__ = [
     "LEAST_ANSWERS",
     "NONE",
     "REPLACED",
+    "SECOND_BUILD",
     "Kind",
     "Trial",
     "budget_of",
