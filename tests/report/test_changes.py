@@ -11,7 +11,7 @@ import pytest
 from pipecat_hedge.policies.hedge_policy import Adaptive, HedgePolicy
 from pipecat_hedge.policy_settings import with_rule
 from pipecat_hedge.profiles import PROFILES
-from pipecat_hedge.report.changes import SURE, Replays, replays_of, surely
+from pipecat_hedge.report.changes import SURE, Replays, critical_value, replays_of
 from pipecat_hedge.report.lineup import lineup_of
 from pipecat_hedge.report.trials import LEARNED, trials_of
 from pipecat_hedge.report.turns import LoggedTurn
@@ -94,13 +94,13 @@ def test_a_race_is_advised_where_it_pays(policy: HedgePolicy) -> None:
 def test_how_sure_one_must_be_of_several() -> None:
     """Of one, a normal's quantile; of the same one again no surer; of others surer."""
     draws = np.random.default_rng(1).normal(size=(20, 4001))
-    one = surely(draws[:1])
+    one = critical_value(draws[:1])
     assert one == pytest.approx(1.96, abs=0.15)
-    assert surely(np.concatenate([draws[:1]] * 20)) == one
-    assert surely(7.0 * draws[:1] + 3.0) == pytest.approx(one)
+    assert critical_value(np.concatenate([draws[:1]] * 20)) == one
+    assert critical_value(7.0 * draws[:1] + 3.0) == pytest.approx(one)
     independent = NormalDist().inv_cdf(SURE ** (1 / 20))
-    assert surely(draws) == pytest.approx(independent, abs=0.15)
-    assert surely(np.ones((3, 201))) == 0.0
+    assert critical_value(draws) == pytest.approx(independent, abs=0.15)
+    assert critical_value(np.ones((3, 201))) == 0.0
 
 
 def test_hedges_that_save_nothing_are_advised_against() -> None:

@@ -66,7 +66,7 @@ from pipecat_hedge.whatif.question import Question
 from pipecat_hedge.whatif.reading import ReadingError, Recorded, recorded_from
 from pipecat_hedge.whatif.replaying import what_if
 
-__all__ = ["Change", "Replays", "replays_of", "surely"]
+__all__ = ["Change", "Replays", "critical_value", "replays_of"]
 
 WORTH_SECS = 0.15
 """What an extra request must save to be worth it; as ``HedgePolicy.adaptive`` has it."""
@@ -181,7 +181,7 @@ def replays_of(
             tried += [(trial, "", each) for each in bench.weighed(trial, answer, [AS_IT_WAS])]
     if base is None or before is None:
         return None
-    sure = surely(before.means - np.stack([after.means for *_, after in tried]))
+    sure = critical_value(before.means - np.stack([after.means for *_, after in tried]))
     found = list[Change]()
     unseen = dict[str, float]()
     for trial, name, after in tried:
@@ -224,7 +224,7 @@ def _best(found: Sequence[Change], most: int) -> tuple[Change, ...]:
     return tuple(kinds.values())[:most]
 
 
-def surely(differences: npt.NDArray[np.float64]) -> float:
+def critical_value(differences: npt.NDArray[np.float64]) -> float:
     """How many of its standard errors chance makes of the largest of several differences.
 
     Args:

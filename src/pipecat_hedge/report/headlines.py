@@ -269,9 +269,9 @@ def _instead(
     for name in names:
         leasts = before.at_least.get(name), after.at_least.get(name)
         was, now = getattr(before, f"{name}_secs"), getattr(after, f"{name}_secs")
-        lasts = leasts[0] is not None and leasts[1] is None and leasts[0] > now
-        lengthens = leasts[1] is not None and leasts[0] is None and leasts[1] > was
-        if leasts != (None, None) and not lasts and not lengthens:
+        is_shorter = leasts[0] is not None and leasts[1] is None and leasts[0] > now
+        is_longer = leasts[1] is not None and leasts[0] is None and leasts[1] > was
+        if leasts != (None, None) and not is_shorter and not is_longer:
             unknown.append(name)
         elif predicted(before, name) != predicted(after, name):
             parts.append(f"{name} {predicted(after, name)} instead of {predicted(before, name)}")
