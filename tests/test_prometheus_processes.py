@@ -17,6 +17,7 @@ from pipecat_hedge import exposition, prometheus_process
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.exposition import expose, of_all_processes
 from pipecat_hedge.prometheus_process import ProcessBeat, has_ended
+from tests.native_histograms import ACCEPT, buckets, families
 
 ROOT = Path(__file__).parents[1]
 
@@ -89,6 +90,12 @@ def test_all_processes_are_counted_whoever_is_asked(workers: list[Worker], tmp_p
     assert seen["budget_requests_per_turn['scripted']"] == 0.1
     closed = next(name for name in seen if name.startswith("breaker_state") and "'closed'" in name)
     assert seen[closed] == 3
+    assert not any("exponential" in name for name in seen)
+    native = families(expose(ACCEPT, of_all_processes(tmp_path))[0])
+    (ttft,) = native["pipecat_hedge_turn_ttft_seconds"].metric
+    assert ttft.histogram.zero_count + sum(buckets(ttft.histogram).values()) == 12
+    assert ttft.histogram.sample_count == 12
+    assert native["pipecat_hedge_turns_total"].type == 0
     workers[0].kill()
     assert read(tmp_path)["sessions[]"] == 2
     workers[1].end()

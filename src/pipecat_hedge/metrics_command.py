@@ -14,12 +14,17 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Metric, start_http_server
+from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.exposition import expose, multiprocess_dir, of_all_processes
+from pipecat_hedge.exposition import (
+    expose,
+    multiprocess_dir,
+    of_all_processes,
+    start_http_server,
+)
 from pipecat_hedge.policies.slo import Slo
 from pipecat_hedge.prometheus import PrometheusRecorder
 from pipecat_hedge.provider_stats import ProviderStats

@@ -13,8 +13,8 @@ refusal is none; the rules in ``deploy/`` take both together. How much better a 
 is not a percentile's matter, but one of turns that were good and bad: they are counted apart by
 ``SloTally``, exactly, whatever the buckets are.
 
-Left out: histograms with exponential buckets ("native"), which ``prometheus_client`` does not make;
-a Prometheus 3 can store these as such, see ``docs/metrics.md``.
+Times are classic histograms and native ones at once (``time_histogram.py``): which of them a
+Prometheus takes is its own choice.
 
 Sources of constants: 50 ms is less than any provider's first token and 30 s more than any caller
 waits; between them the bounds are a quarter to a half apart, with the usual promises (0.8, 1.2 and
@@ -30,7 +30,7 @@ from typing import Any, get_args
 from weakref import WeakSet
 
 from pipecat.utils.errors import ErrorCategory
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, Metric
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Metric
 from prometheus_client.registry import Collector
 
 from pipecat_hedge.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT
@@ -45,6 +45,7 @@ from pipecat_hedge.prometheus_state import StateGauges
 from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.registries import follow, unfollow
 from pipecat_hedge.reports import AttemptReport, FillerReport, TurnReport
+from pipecat_hedge.time_histogram import FiledHistogram, TimeHistogram
 from pipecat_hedge.turn_latency import TurnLatency, TurnLatencyObserver
 from pipecat_hedge.work import TIERS, Tier
 
@@ -71,13 +72,13 @@ CATEGORIES = (*(c.value for c in ErrorCategory), *WAITED, EMPTY_ANSWER.category,
 class PrometheusRecorder(Collector):
     """Counts every turn of every hedged service of the process.
 
-    Make one where the process starts. What is served is ``prometheus_client``'s registry, by any
-    of its means or ``pipecat_hedge.exposition.expose``.
+    Make one where the process starts. What is served is ``prometheus_client``'s registry, by the
+    functions of ``pipecat_hedge.exposition`` or, without native histograms, by any of its means.
 
     Example::
 
         recorder = PrometheusRecorder()
-        prometheus_client.start_http_server(9464)
+        exposition.start_http_server(9464)
         ...
         latency = TurnLatencyObserver()     # for each call, for voice-to-voice latency
         recorder.listen_to(latency)
@@ -115,7 +116,7 @@ class PrometheusRecorder(Collector):
         self._priced = set[tuple[str, str]]()
         self._child = lru_cache(maxsize=None)(_child)
         self._slo = SloTally(slos or {}, self._own)
-        self._make()
+        self._make(TimeHistogram if shared is None else FiledHistogram)
         self._begin_at_zero()
         self._state = StateGauges(
             self._own, self._providers, self._models, lambda: list(self._stats)
@@ -302,13 +303,13 @@ class PrometheusRecorder(Collector):
         for direction, use, estimated in ways:
             of(self._tokens, provider, model, direction, use, estimated)
 
-    def _make(self) -> None:
+    def _make(self, histograms: type[TimeHistogram | FiledHistogram]) -> None:
         def counter(name: str, told: str, *labels: str) -> Counter:
             return Counter(f"pipecat_hedge_{name}", told, labels, registry=self._own)
 
-        def histogram(name: str, told: str, *labels: str) -> Histogram:
+        def histogram(name: str, told: str, *labels: str) -> TimeHistogram | FiledHistogram:
             name = f"pipecat_hedge_{name}_seconds"
-            return Histogram(name, told, labels, registry=self._own, buckets=BUCKETS)
+            return histograms(name, told, labels, self._own, BUCKETS)
 
         answer = ("provider", "outcome", "tier")
         self._turns = counter("turns", "Turns.", "outcome", "tier", "degraded")

@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 from loguru import logger
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
+from pipecat_hedge.exposition import start_http_server
 from pipecat_hedge.policies.slo import Slo
 from pipecat_hedge.prometheus import PrometheusRecorder
 from pipecat_hedge.provider_stats import ProviderStats
@@ -70,7 +71,7 @@ Each of them has to show more than a zero where there is trouble.
 def served() -> Iterator[tuple[CollectorRegistry, str]]:
     """A registry, and the address at which it is served."""
     registry = CollectorRegistry()
-    server, thread = start_http_server(0, addr="127.0.0.1", registry=registry)
+    server, thread = start_http_server(0, "127.0.0.1", registry)
     yield registry, f"127.0.0.1:{server.server_port}"
     server.shutdown()
     thread.join()
