@@ -128,6 +128,9 @@ class TimeHistogram(Collector):
         self._name, self._told, self._labels = name, told, tuple(labels)
         self._bounds = tuple(bounds)
         self._cells = _cells(self._bounds)
+        self._bound_cells = [bisect_left(self._cells, bound) for bound in self._bounds]
+        self._native_cells = [bisect_left(self._cells, bound) for bound in NATIVE_BOUNDS]
+        self._native_cells[-1] = len(self._cells)
         self._lock = threading.Lock()
         self._series: dict[tuple[str, ...], _Counts] = {}
         registry.register(self)
@@ -152,20 +155,17 @@ class TimeHistogram(Collector):
         for values, series in each:
             below, total = series.below()
             buckets = [
-                (floatToGoString(bound), below[bisect_left(self._cells, bound)])
-                for bound in self._bounds
+                (floatToGoString(bound), below[cell])
+                for bound, cell in zip(self._bounds, self._bound_cells, strict=True)
             ]
             family.add_metric(values, [*buckets, ("+Inf", below[-1])], total)
-            zero, *bounds = (bisect_left(self._cells, bound) for bound in NATIVE_BOUNDS)
-            bounds[-1] = len(self._cells)
-            native, before = dict[int, int](), below[zero]
-            for index, cell in enumerate(bounds, FIRST + 1):
-                if below[cell] > before:
-                    native[index], before = below[cell] - before, below[cell]
+            zero, *counts = (below[cell] for cell in self._native_cells)
+            native, before = dict[int, int](), zero
+            for index, count in enumerate(counts, FIRST + 1):
+                if count > before:
+                    native[index], before = count - before, count
             labels = dict(zip(self._labels, values, strict=True))
-            family.natives.append(
-                NativeHistogram(labels, total, below[zero], native, series.created_at)
-            )
+            family.natives.append(NativeHistogram(labels, total, zero, native, series.created_at))
         return [family]
 
 
