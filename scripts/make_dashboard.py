@@ -45,10 +45,18 @@ def _quantiles(metric: str, by: str) -> tuple[tuple[str, str], ...]:
     return tuple(
         (
             f"{{{{{by}}}}} p{share * 100:g}",
-            f"histogram_quantile({share}, sum by ({by}, le) "
-            f"(rate(pipecat_hedge_{metric}_seconds_bucket[$__rate_interval])))",
+            _quantile(share, metric, by),
         )
         for share in (0.5, 0.95, 0.99)
+    )
+
+
+def _quantile(share: float, metric: str, by: str) -> str:
+    """Of native histograms where Prometheus stores these, else of classic ones."""
+    times = f"pipecat_hedge_{metric}_seconds"
+    return (
+        f"histogram_quantile({share}, sum by ({by}) (rate({times}[$__rate_interval]))) or "
+        f"histogram_quantile({share}, sum by ({by}, le) (rate({times}_bucket[$__rate_interval])))"
     )
 
 
@@ -56,14 +64,16 @@ def _per_minute(metric: str, by: str, where: str = "") -> str:
     return f"60 * sum by ({by}) (rate(pipecat_hedge_{metric}_total{where}[$__rate_interval]))"
 
 
-_FIRST_TOKENS = (
-    "sum by (provider, le) (rate(pipecat_hedge_attempt_ttft_seconds_bucket[$__rate_interval]))"
-)
-_IN_VAIN = (
-    "sum by (provider, le) (rate(pipecat_hedge_attempt_unanswered_seconds_bucket"
-    '{outcome!="interrupted", launch_reason!="hedge"}[$__rate_interval]))'
-)
-_WAITS = f"({_FIRST_TOKENS} + {_IN_VAIN} or {_FIRST_TOKENS} or {_IN_VAIN})"
+def _waits(by: str, ending: str) -> str:
+    """How long was waited for providers, whether something came or not."""
+    told = (
+        f"sum by ({by}) (rate(pipecat_hedge_attempt_ttft_seconds{ending}[$__rate_interval]))",
+        f"sum by ({by}) (rate(pipecat_hedge_attempt_unanswered_seconds{ending}"
+        '{outcome!="interrupted", launch_reason!="hedge"}[$__rate_interval]))',
+    )
+    return f"({' + '.join(told)} or {' or '.join(told)})"
+
+
 _KEPT = (
     "1 - sum by (job, tier, objective) (rate(pipecat_hedge_slo_missed_total[1h]))"
     " / (sum by (job, tier, objective) (rate(pipecat_hedge_slo_turns_total[1h])) > 0)"
@@ -161,7 +171,8 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 tuple(
                     (
                         f"{{{{provider}}}} p{share * 100:g}, at least",
-                        f"histogram_quantile({share}, {_WAITS})",
+                        f"histogram_quantile({share}, {_waits('provider', '')}) or "
+                        f"histogram_quantile({share}, {_waits('provider, le', '_bucket')})",
                     )
                     for share in (0.5, 0.95)
                 ),
@@ -304,8 +315,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 (
                     (
                         "{{tier}} p95",
-                        "histogram_quantile(0.95, sum by (tier, le) "
-                        "(rate(pipecat_hedge_turn_queued_seconds_bucket[$__rate_interval])))",
+                        _quantile(0.95, "turn_queued", "tier"),
                     ),
                 ),
                 "Three seconds at most; then the turn is degraded.",

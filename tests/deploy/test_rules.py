@@ -23,7 +23,7 @@ def names_served() -> set[str]:
     recorder = PrometheusRecorder(stats=ProviderStats(), registry=CollectorRegistry())
     names: set[str] = set()
     for family in recorder.describe():
-        suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
+        suffixes = {"counter": ("_total",), "histogram": ("", "_bucket", "_sum", "_count")}
         names |= {family.name + suffix for suffix in suffixes.get(family.type, ("",))}
     return names
 

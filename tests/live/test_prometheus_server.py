@@ -170,6 +170,7 @@ async def drilled(
     served: tuple[CollectorRegistry, str],
     folder: Path,
     lacks: frozenset[str] = frozenset(),
+    features: str = "",
 ) -> AsyncIterator[PrometheusServer]:
     """Calls, seen by a Prometheus, whose first provider has been well and has turned slow.
 
@@ -185,7 +186,7 @@ async def drilled(
         with (
             SimulatorProcess() as first,
             SimulatorProcess() as second,
-            PrometheusServer(folder, address) as prometheus,
+            PrometheusServer(folder, address, features=features) as prometheus,
         ):
             calls = [
                 asyncio.create_task(call(first, second, policy, stats, over)) for _ in range(CALLS)
@@ -209,12 +210,22 @@ async def drilled(
         recorder.close()
 
 
+@pytest.mark.parametrize("features", ["", "native-histograms"], ids=["classic", "native"])
 async def test_a_provider_that_is_slow_for_five_minutes(
-    served: tuple[CollectorRegistry, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    served: tuple[CollectorRegistry, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    features: str,
 ) -> None:
-    """Callers feel it where hedges come late: both alerts fire, the panels show it, it ends."""
-    policy = HedgePolicy.after(1.5 * PROMISED_SECS)
-    async with drilled(policy, served, tmp_path, frozenset({"Hedging budget"})) as prometheus:
+    """Callers feel it where hedges come late: both alerts fire, the panels show it, it ends.
+
+    So they do in a Prometheus that stores native histograms, and leaves the classic ones out.
+    """
+    policy, lacks = HedgePolicy.after(1.5 * PROMISED_SECS), frozenset({"Hedging budget"})
+    async with drilled(policy, served, tmp_path, lacks, features) as prometheus:
+        stored = prometheus.query("{__name__=~'pipecat_hedge_turn_ttft_seconds(_bucket)?'}")
+        kinds = {line["metric"]["__name__"].endswith("_bucket") for line in stored}
+        assert kinds == {not features}
         began = time.monotonic()
         await seen(lambda: "HedgeProviderSlow" in prometheus.firing(), "who is slow")
         named_after = time.monotonic() - began
