@@ -13,12 +13,15 @@ from pipecat_hedge.prometheus import BUCKETS
 from pipecat_hedge.time_histogram import (
     ZERO_SECS,
     FiledHistogram,
+    HistogramSpec,
     TimeHistogram,
     TimeHistogramFamily,
     with_natives,
 )
 
 WIDEST_SECS = 4096.0
+BY_WHO = HistogramSpec("x_seconds", "Told.", ("who",), BUCKETS)
+ALL = HistogramSpec("x_seconds", "Told.", (), BUCKETS)
 times = st.one_of(
     st.floats(0, 10_000),
     st.sampled_from(BUCKETS),
@@ -47,7 +50,7 @@ def told(family: Metric) -> dict[tuple[str, ...], float]:
 def test_both_are_right(kind: type[TimeHistogram | FiledHistogram], observed: list[float]) -> None:
     """The classic one is prometheus_client's; the native one has each time in its bucket."""
     registry, other = CollectorRegistry(), CollectorRegistry()
-    series = kind("x_seconds", "Told.", ("who",), registry, BUCKETS).labels("a")
+    series = kind(BY_WHO, registry).labels("a")
     plain = Histogram("x_seconds", "Told.", ("who",), registry=other, buckets=BUCKETS).labels("a")
     for secs in observed:
         series.observe(secs)
@@ -70,7 +73,7 @@ def test_both_are_right(kind: type[TimeHistogram | FiledHistogram], observed: li
 def test_each_series_counts_for_itself() -> None:
     """The same labels are the same series."""
     registry = CollectorRegistry()
-    histogram = TimeHistogram("x_seconds", "Told.", ("who",), registry, BUCKETS)
+    histogram = TimeHistogram(BY_WHO, registry)
     for who, secs in (("a", 0.1), ("b", 0.2), ("a", 0.3)):
         histogram.labels(who).observe(secs)
     counts = {n.labels["who"]: sum(n.buckets.values()) for n in read(registry).natives}
@@ -80,7 +83,7 @@ def test_each_series_counts_for_itself() -> None:
 def test_a_series_that_nothing_has_happened_to() -> None:
     """It is there, with zeros: to a rate, one that begins at 1 has not increased."""
     registry = CollectorRegistry()
-    TimeHistogram("x_seconds", "Told.", (), registry, BUCKETS).labels()
+    TimeHistogram(ALL, registry).labels()
     (native,) = read(registry).natives
     assert (native.zero_count, dict(native.buckets)) == (0, {})
     assert set(told(read(registry)).values()) == {0.0}
@@ -89,7 +92,7 @@ def test_a_series_that_nothing_has_happened_to() -> None:
 def test_from_many_threads_none_is_lost_and_both_agree() -> None:
     """While somebody looks, too: a native histogram whose count is not its sum is refused."""
     registry = CollectorRegistry()
-    series = TimeHistogram("x_seconds", "Told.", (), registry, BUCKETS).labels()
+    series = TimeHistogram(ALL, registry).labels()
 
     def observe() -> None:
         for number in range(5_000):

@@ -45,7 +45,7 @@ from pipecat_hedge.prometheus_state import StateGauges
 from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.registries import follow, unfollow
 from pipecat_hedge.reports import AttemptReport, FillerReport, TurnReport
-from pipecat_hedge.time_histogram import FiledHistogram, TimeHistogram
+from pipecat_hedge.time_histogram import FiledHistogram, HistogramSpec, TimeHistogram
 from pipecat_hedge.turn_latency import TurnLatency, TurnLatencyObserver
 from pipecat_hedge.work import TIERS, Tier
 
@@ -308,8 +308,8 @@ class PrometheusRecorder(Collector):
             return Counter(f"pipecat_hedge_{name}", told, labels, registry=self._own)
 
         def histogram(name: str, told: str, *labels: str) -> TimeHistogram | FiledHistogram:
-            name = f"pipecat_hedge_{name}_seconds"
-            return histograms(name, told, labels, self._own, BUCKETS)
+            spec = HistogramSpec(f"pipecat_hedge_{name}_seconds", told, labels, BUCKETS)
+            return histograms(spec, self._own)
 
         answer = ("provider", "outcome", "tier")
         self._turns = counter("turns", "Turns.", "outcome", "tier", "degraded")

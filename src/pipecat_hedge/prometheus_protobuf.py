@@ -10,9 +10,9 @@ figures are the same to the last bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BytesIO
-from typing import Any
+from typing import Any, TypeAlias
 
 from google.protobuf import descriptor_pb2, timestamp_pb2
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -30,6 +30,7 @@ MESSAGE = "io.prometheus.client.MetricFamily"
 CONTENT_TYPE = f"application/vnd.google.protobuf; proto={MESSAGE}; encoding=delimited"
 COUNTER, GAUGE, SUMMARY, UNTYPED, HISTOGRAM = range(5)
 """Of ``MetricType``."""
+_Key: TypeAlias = frozenset[tuple[str, str]]
 _PACKAGE, _, _FAMILY = MESSAGE.rpartition(".")
 _TIME = ".google.protobuf.Timestamp"
 _FIELDS: dict[str, str] = {
@@ -104,7 +105,9 @@ def _families(metric: Metric) -> Iterator[Any]:
     """A family as messages: several if its samples have names of their own."""
     match metric.type:
         case "counter":
-            yield from _simple(metric, "counter", COUNTER, _drop(metric.samples, "_created"))
+            began = metric.name + "_created"
+            counted = [sample for sample in metric.samples if sample.name != began]
+            yield from _simple(metric, "counter", COUNTER, counted)
         case "gauge" | "info" | "stateset":
             yield from _simple(metric, "gauge", GAUGE, metric.samples)
         case "histogram":
@@ -132,59 +135,60 @@ def _simple(metric: Metric, kind: str, number: int, samples: Iterable[Sample]) -
 
 
 def _histograms(metric: Metric) -> Any:
-    family, created = _family(metric, HISTOGRAM, metric.name), _created(metric)
-    series = _Series(family, "histogram", "le")
-    for sample in metric.samples:
-        histogram = series.of(sample)
-        match sample.name.removeprefix(metric.name):
-            case "_bucket":
-                bound = float(sample.labels["le"])
-                if math.isinf(bound) and sample.exemplar is None:
-                    continue  # that is the count
-                bucket = histogram.bucket.add(cumulative_count=int(sample.value), upper_bound=bound)
-                _tell_exemplar(bucket, sample.exemplar)
-            case "_count":
-                histogram.sample_count = int(sample.value)
-            case "_sum":
-                histogram.sample_sum = sample.value
-    for key, at in created.items():
-        _tell_time(series.known[key].created_timestamp, at)
+    def tell(histogram: Any, sample: Sample) -> None:
+        bound = float(sample.labels["le"])
+        if math.isinf(bound) and sample.exemplar is None:
+            return  # that is the count
+        bucket = histogram.bucket.add(cumulative_count=int(sample.value), upper_bound=bound)
+        _tell_exemplar(bucket, sample.exemplar)
+
+    family, known = _summed(metric, HISTOGRAM, "le", tell)
     if isinstance(metric, TimeHistogramFamily):
         for native in metric.natives:
-            _tell_native(series.known[_key(native.labels)], native)
+            _tell_native(known[_key(native.labels)].histogram, native)
     return family
 
 
 def _summaries(metric: Metric) -> Any:
-    family, created = _family(metric, SUMMARY, metric.name), _created(metric)
-    series = _Series(family, "summary", "quantile")
+    def tell(summary: Any, sample: Sample) -> None:
+        summary.quantile.add(quantile=float(sample.labels["quantile"]), value=sample.value)
+
+    return _summed(metric, SUMMARY, "quantile", tell)[0]
+
+
+def _summed(
+    metric: Metric, number: int, but: str, tell: Callable[[Any, Sample], None]
+) -> tuple[Any, dict[_Key, Any]]:
+    """Series of several samples each, with a count and a sum among them.
+
+    Args:
+        metric: The family.
+        number: Its type.
+        but: The label that tells a series' samples apart.
+        tell: Says any other sample.
+
+    Returns:
+        The message, and those of its series by their labels.
+    """
+    family, known = _family(metric, number, metric.name), dict[_Key, Any]()
     for sample in metric.samples:
-        summary = series.of(sample)
+        labels = {name: value for name, value in sample.labels.items() if name != but}
+        series = known.get(_key(labels))
+        if series is None:
+            series = known[_key(labels)] = _add(family, labels, sample)
+        message = series.histogram if number == HISTOGRAM else series.summary
         match sample.name.removeprefix(metric.name):
-            case "":
-                summary.quantile.add(quantile=float(sample.labels["quantile"]), value=sample.value)
             case "_count":
-                summary.sample_count = int(sample.value)
+                message.sample_count = int(sample.value)
             case "_sum":
-                summary.sample_sum = sample.value
-    for key, at in created.items():
-        _tell_time(series.known[key].created_timestamp, at)
-    return family
-
-
-class _Series:
-    """The messages of series that have several samples each, by their labels but for one."""
-
-    def __init__(self, family: Any, kind: str, but: str):
-        self._family, self._kind, self._but = family, kind, but
-        self.known: dict[frozenset[tuple[str, str]], Any] = {}
-
-    def of(self, sample: Sample) -> Any:
-        labels = {name: value for name, value in sample.labels.items() if name != self._but}
-        key = _key(labels)
-        if key not in self.known:
-            self.known[key] = getattr(_add(self._family, labels, sample), self._kind)
-        return self.known[key]
+                message.sample_sum = sample.value
+            case "_created":
+                _tell_time(message.created_timestamp, sample.value)
+            case _ if but in sample.labels:
+                tell(message, sample)
+            case _:  # no sample of this type, in the text formats either
+                pass
+    return family, known
 
 
 def _tell_native(histogram: Any, native: NativeHistogram) -> None:
@@ -234,7 +238,7 @@ def _tell_time(message: Any, at: float | None) -> None:
         message.FromNanoseconds(round(at * 1e9))
 
 
-def _created(metric: Metric) -> dict[frozenset[tuple[str, str]], float]:
+def _created(metric: Metric) -> dict[_Key, float]:
     """When each series began, where that is told."""
     return {
         _key(sample.labels): sample.value
@@ -243,9 +247,5 @@ def _created(metric: Metric) -> dict[frozenset[tuple[str, str]], float]:
     }
 
 
-def _drop(samples: Sequence[Sample], ending: str) -> list[Sample]:
-    return [sample for sample in samples if not sample.name.endswith(ending)]
-
-
-def _key(labels: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+def _key(labels: Mapping[str, str]) -> _Key:
     return frozenset(labels.items())

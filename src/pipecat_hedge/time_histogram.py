@@ -40,6 +40,7 @@ __all__ = [
     "SCHEMA",
     "ZERO_SECS",
     "FiledHistogram",
+    "HistogramSpec",
     "NativeHistogram",
     "TimeHistogram",
     "TimeHistogramFamily",
@@ -56,6 +57,23 @@ NATIVE_BOUNDS = tuple(2.0 ** (index / TO_A_DOUBLING) for index in range(FIRST, L
 """Seconds, inclusive; the first is the zero bucket's."""
 EXPONENTIAL, BUCKET = "_exponential", "bucket"
 """What the counter of a histogram's native buckets is called, and its label."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramSpec:
+    """What a histogram is.
+
+    Parameters:
+        name: Its name, which ends in ``_seconds``.
+        told: What it tells.
+        labels: Its labels' names.
+        bounds: The classic histogram's, in seconds, ascending.
+    """
+
+    name: str
+    told: str
+    labels: tuple[str, ...]
+    bounds: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,27 +126,16 @@ class Times(Protocol):
 class TimeHistogram(Collector):
     """Counts in this process's memory. From any thread."""
 
-    def __init__(
-        self,
-        name: str,
-        told: str,
-        labels: Sequence[str],
-        registry: CollectorRegistry,
-        bounds: Sequence[float],
-    ):
+    def __init__(self, spec: HistogramSpec, registry: CollectorRegistry):
         """Begin without a series.
 
         Args:
-            name: The histogram's name.
-            told: What it is.
-            labels: Its labels' names.
+            spec: What it is.
             registry: Where it is registered.
-            bounds: The classic histogram's, in seconds, ascending.
         """
-        self._name, self._told, self._labels = name, told, tuple(labels)
-        self._bounds = tuple(bounds)
-        self._cells = _cells(self._bounds)
-        self._bound_cells = [bisect_left(self._cells, bound) for bound in self._bounds]
+        self._spec = spec
+        self._cells = _cells(spec.bounds)
+        self._bound_cells = [bisect_left(self._cells, bound) for bound in spec.bounds]
         self._native_cells = [bisect_left(self._cells, bound) for bound in NATIVE_BOUNDS]
         self._native_cells[-1] = len(self._cells)
         self._lock = threading.Lock()
@@ -149,14 +156,15 @@ class TimeHistogram(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Tell what was counted."""
-        family = TimeHistogramFamily(self._name, self._told, self._labels)
+        spec = self._spec
+        family = TimeHistogramFamily(spec.name, spec.told, spec.labels)
         with self._lock:
             each = list(self._series.items())
         for values, series in each:
             below, total = series.below()
             buckets = [
                 (floatToGoString(bound), below[cell])
-                for bound, cell in zip(self._bounds, self._bound_cells, strict=True)
+                for bound, cell in zip(spec.bounds, self._bound_cells, strict=True)
             ]
             family.add_metric(values, [*buckets, ("+Inf", below[-1])], total)
             zero, *counts = (below[cell] for cell in self._native_cells)
@@ -164,7 +172,7 @@ class TimeHistogram(Collector):
             for index, count in enumerate(counts, FIRST + 1):
                 if count > before:
                     native[index], before = count - before, count
-            labels = dict(zip(self._labels, values, strict=True))
+            labels = dict(zip(spec.labels, values, strict=True))
             family.natives.append(NativeHistogram(labels, total, zero, native, series.created_at))
         return [family]
 
@@ -196,24 +204,15 @@ class _Counts:
 class FiledHistogram:
     """Counts in files that ``prometheus_client`` adds up with other processes'."""
 
-    def __init__(
-        self,
-        name: str,
-        told: str,
-        labels: Sequence[str],
-        registry: CollectorRegistry,
-        bounds: Sequence[float],
-    ):
+    def __init__(self, spec: HistogramSpec, registry: CollectorRegistry):
         """Begin without a series.
 
         Args:
-            name: The histogram's name.
-            told: What it is.
-            labels: Its labels' names.
+            spec: What it is.
             registry: Where it is registered.
-            bounds: The classic histogram's, in seconds, ascending.
         """
-        self._classic = Histogram(name, told, labels, registry=registry, buckets=bounds)
+        name, told, labels = spec.name, spec.told, spec.labels
+        self._classic = Histogram(name, told, labels, registry=registry, buckets=spec.bounds)
         self._native = Counter(name + EXPONENTIAL, told, (*labels, BUCKET), registry=registry)
 
     def labels(self, *values: str) -> Times:
