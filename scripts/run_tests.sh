@@ -1,6 +1,7 @@
 #!/bin/sh
 # Runs the tests. Those that last as long as the calls they make, and mostly wait, run beside the others.
 # Takes the interpreter and pytest's arguments; with any of these, everything runs one after the other.
+# What failed is named once more at the very end, where whoever sees only the last lines finds it.
 set -u
 
 python="$1"
@@ -10,18 +11,25 @@ if [ $# -gt 0 ]; then
 fi
 
 told=$(mktemp -d)
-"$python" -m pytest -m realtime tests/live >"$told/live" 2>&1 &
+color=no
+[ ! -t 1 ] || color=yes
+"$python" -m pytest --color "$color" -m realtime tests/live >"$told/live" 2>&1 &
 live=$!
-"$python" -m pytest -m realtime --ignore tests/live >"$told/replay" 2>&1 &
+"$python" -m pytest --color "$color" -m realtime --ignore tests/live >"$told/replay" 2>&1 &
 replay=$!
 trap 'kill "$live" "$replay" 2>/dev/null; rm -rf "$told"' EXIT
 trap 'exit 130' INT TERM
 
-"$python" -m pytest -m "not realtime"
-others_failed=$?
-wait "$live"
-live_failed=$?
-wait "$replay"
-replay_failed=$?
+failed=0
+{ "$python" -m pytest --color "$color" -m "not realtime" || touch "$told/others_failed"; } | tee "$told/others"
+[ ! -e "$told/others_failed" ] || failed=1
+wait "$live" || failed=1
+wait "$replay" || failed=1
 cat "$told/live" "$told/replay"
-[ "$others_failed" = 0 ] && [ "$live_failed" = 0 ] && [ "$replay_failed" = 0 ]
+if [ "$failed" = 1 ]; then
+    printf '\nFailed:\n'
+    colors=$(printf '\033')'\[[0-9;]*m'
+    sed "s/$colors//g" "$told/others" "$told/live" "$told/replay" | grep -E '^(FAILED|ERROR) ' ||
+        tail -n 5 "$told/others" "$told/live" "$told/replay"
+fi
+exit "$failed"
