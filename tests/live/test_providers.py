@@ -185,16 +185,25 @@ async def test_an_interruption_closes_every_request(sim: Simulator) -> None:
 
 @pytest.mark.timeout(300)
 async def test_a_thousand_turns_leave_nothing_behind(sim: Simulator) -> None:
-    """No task, no socket and no open request, with every tenth turn failing over."""
+    """No task, no socket and no open request, with every tenth turn failing over.
+
+    The slow one is never heard, so that a loser is let run on now and then, the last one too if the
+    refusal before it came too late to be heard: for one and a half stall times at most.
+    """
     quick = simulated("openai", sim, "fixed@ttft=0.002,tps=5000,answer=One two three.")
     slow = simulated("anthropic", sim, "fixed@ttft=20,headers=0,fault=529,rate=0.1")
-    async with line_to(quick, slow) as line:
+    policy = HedgePolicy.race(2)
+    assert policy.stall_secs is not None
+    let_run_secs = 1.5 * policy.stall_secs + 0.5
+    async with line_to(quick, slow, policy=policy) as line:
         for _ in range(10):
             await line.ask()
+        await sim.wait_idle(let_run_secs)
         tasks, sockets = len(asyncio.all_tasks()), count_sockets()
         for _ in range(1000):
             await line.ask()
-        await sim.wait_idle(1.0)
+        await sim.ledger.wait_until(lambda ledger: len(ledger.open) <= 1, 1.0)
+        await sim.wait_idle(let_run_secs)
         await line.report(1010)
         assert len(asyncio.all_tasks()) <= tasks
         assert count_sockets() <= sockets + 2  # an idle connection more or less in a pool

@@ -104,7 +104,7 @@ async def test_a_turn_and_what_the_bot_tells_of_it() -> None:
     rate = len(waves.caller) / waves.secs
     spoken, heard = round(waves.spoken_secs * rate), round(waves.heard_secs * rate)
     assert waves.caller[spoken - 5] > 0.1 > waves.caller[spoken + 3]
-    assert waves.bot[heard + 5] > 0.1 > waves.bot[heard - 4]
+    assert max(waves.bot[heard : heard + 2]) > 0.1 > waves.bot[heard - 4], "more may come late"
     assert spoken < heard
 
 
