@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import inspect
+import re
 
 import pytest
 
-from pipecat_hedge import overhead
+from pipecat_hedge import HedgePolicy, overhead
 from pipecat_hedge.stage_overhead import measure_stages
 
 
@@ -83,6 +85,16 @@ def test_the_command_prints_both_figures(capsys: pytest.CaptureFixture[str]) -> 
     assert "added to Pipecat's" in printed
     assert "spans of one's own" in printed
     assert "of a bare turn" in printed
+    figures = [float(told) for told in re.findall(r"with metrics (\d+)", printed)]
+    alone, _, hedged, _ = figures
+    assert (usual := re.search(r"10% of turns hedged: (\d+) µs a turn", printed)) is not None
+    assert float(usual[1]) == pytest.approx(0.9 * alone + 0.1 * hedged, abs=1.5)
+
+
+def test_how_often_a_turn_is_hedged_is_the_policys_own_share() -> None:
+    """The average that is printed is that of the policy that one gets by default."""
+    default = inspect.signature(HedgePolicy.adaptive).parameters["budget"].default
+    assert default == overhead.USUALLY_HEDGED
 
 
 def test_nothing_to_measure_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

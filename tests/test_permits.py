@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipecat_hedge.admission import Admission
 from pipecat_hedge.ending import ANSWERED, DROPPED
 from pipecat_hedge.health import Health
+from pipecat_hedge.members import Members
 from pipecat_hedge.permits import Shed, permit_for
 from pipecat_hedge.policies.permit_queue import Ticket
-from pipecat_hedge.testing import AutojumpLoop
+from pipecat_hedge.provider import Provider
+from pipecat_hedge.testing import AutojumpLoop, ScriptedLLMService
 from pipecat_hedge.work import TIERS, WORK_CLASSES, Tier, WorkClass
 
 
@@ -141,6 +144,17 @@ async def test_a_process_that_is_behind_sheds_and_says_why() -> None:
         await permit_for(health, ["a"], "hedge", "standard", 3.0, sheds=busy)
     permit = await permit_for(health, ["a"], "primary", "standard", 3.0, sheds=busy)
     health.give_back(permit, DROPPED, 0.0)
+
+
+async def test_a_turn_that_finds_room_at_once_has_not_waited() -> None:
+    """Not even for as long as it takes to find out, on a clock that goes on meanwhile."""
+    health, loop = Health(random.Random(1)), asyncio.get_running_loop()
+    line_up = Members([Provider("a", ScriptedLLMService([]))], health).line_up(loop.time())
+    admission = Admission(health, line_up, "standard", idle, 3.0)
+    assert await admission.admit(line_up.entries, "primary") == "a"
+    assert admission.queued_secs == 0.0
+    admission.close()
+    assert health.of("a").limit.in_flight == 0
 
 
 @pytest.mark.virtual_time

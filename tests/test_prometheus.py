@@ -19,8 +19,9 @@ from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.exposition import expose
 from pipecat_hedge.percentiles import percentile
 from pipecat_hedge.policies.slo import Slo
-from pipecat_hedge.prometheus import BUCKETS, MOST_PROVIDERS, PrometheusRecorder
+from pipecat_hedge.prometheus import MOST_PROVIDERS, PrometheusRecorder
 from pipecat_hedge.prometheus_names import Names
+from pipecat_hedge.prometheus_turns import BUCKETS
 from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.reports import AttemptReport, FillerReport, StageReport, TurnReport
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Wait

@@ -22,8 +22,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Timestamp
 
 from pipecat_hedge.exposition import expose, start_http_server
-from pipecat_hedge.prometheus import BUCKETS
 from pipecat_hedge.prometheus_protobuf import CONTENT_TYPE
+from pipecat_hedge.prometheus_turns import BUCKETS
 from pipecat_hedge.time_histogram import ZERO_SECS, HistogramSpec, TimeHistogram
 from tests.native_histograms import ACCEPT, buckets, families, labels
 

@@ -10,14 +10,19 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, Span, TracerProvider, sampling
 from opentelemetry.trace import SpanKind
+from pipecat.clocks.system_clock import SystemClock
 from pipecat.frames.frames import LLMContextFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.frame_processor import FrameProcessorSetup
+from pipecat.utils.tracing.tracing_context import TracingContext
 
 from pipecat_hedge import FillerProcessor, HedgedLLMService, HedgeError, HedgePolicy, Provider
 from pipecat_hedge import race_span as race_span_module
 from pipecat_hedge.provider_stats import ProviderStats
+from pipecat_hedge.race_span import RaceTracer
 from pipecat_hedge.reports import TurnReport
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
+from pipecat_hedge.trace_overhead import played_turn
 from tests.line import Line
 from tests.recorded_spans import RecordedSpans, id_of, parent_of, recorded_spans, said, secs_into
 from tests.test_filler import Voice
@@ -111,7 +116,8 @@ async def test_what_came_of_the_race(spans: RecordedSpans) -> None:
     assert told["hedge.ttft_secs"] == pytest.approx(0.7)
     assert told["hedge.usd"] > 0
     assert events(race) == [("hedge.commit", "b", pytest.approx(0.7))]
-    assert said(race.events[0])["hedge.commit_reason"] == told["hedge.commit_reason"]
+    assert said(race.events[0]) == {"hedge.provider": "b", "hedge.attempt": 1}
+    assert told["hedge.commit_reason"] == "first_token"
 
 
 async def test_a_rescue(spans: RecordedSpans) -> None:
@@ -233,6 +239,29 @@ async def test_another_ones_span_is_left_alone(spans: RecordedSpans) -> None:
     assert parent_of(race) == mine.get_span_context().span_id
     (found,) = spans.named("mine")
     assert dict(said(found)) == {}
+
+
+async def test_a_race_that_is_told_of_late_is_nobodys_parent(spans: RecordedSpans) -> None:
+    """The next one has begun by then: it stands below the turn, and its requests below it."""
+    call, turn = TracingContext(), spans.provider.get_tracer("mine").start_span("turn")
+    call.set_turn_context(turn.get_span_context())
+    setup = FrameProcessorSetup(
+        *(SystemClock(), None, None),  # pyright: ignore[reportArgumentType]
+        enable_tracing=True,
+        tracing_context=call,
+    )
+    tracer = RaceTracer()
+    members = tracer.setup(setup).tracing_context
+    assert members is not None
+    first, second = (tracer.begin(number, "race(1)", "standard") for number in (1, 2))
+    tracer.end(first, played_turn(1))
+    below = trace.get_current_span(members.get_turn_context()).get_span_context()
+    tracer.end(second, played_turn(1))
+    races = spans.named("race")
+    assert [said(race)["hedge.turn"] for race in races] == [1, 2]
+    assert {parent_of(race) for race in races} == {turn.get_span_context().span_id}
+    assert below.span_id == id_of(races[1])
+    assert members.get_turn_context() is call.get_turn_context()
 
 
 async def test_a_call_that_is_not_sampled_costs_and_says_nothing(

@@ -85,3 +85,21 @@ async def test_events_that_are_not_known_say_nothing() -> None:
     await stages.hear("http3.warp.started", {})
     await stages.hear("nonsense", {})
     assert stages.report(0.0) is None
+
+
+async def test_what_was_certainly_never_sent() -> None:
+    """While it connects, and while its head is written; not where no client tells of it."""
+    nobody_tells = Stages()
+    nobody_tells.answered({"openai-processing-ms": "231"})
+    assert not nobody_tells.was_never_sent
+    cold, warm = Stages(), Stages()
+    await cold.hear("connection.connect_tcp.started", {})
+    assert cold.was_never_sent
+    await cold.hear("connection.connect_tcp.complete", {})
+    for stages in (cold, warm):
+        await stages.hear("http11.send_request_headers.started", {})
+        assert stages.was_never_sent
+        await stages.hear("http11.send_request_body.started", {})
+        assert not stages.was_never_sent
+        await stages.hear("http11.send_request_body.complete", {})
+        assert not stages.was_never_sent

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 
-from pipecat_hedge.prometheus import BUCKETS
+from pipecat_hedge.prometheus_turns import BUCKETS
 from pipecat_hedge.time_histogram import (
     ZERO_SECS,
     FiledHistogram,

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Sequence
 
+import httpx
 import pytest
+from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import Link, StatusCode, Tracer
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import Link, SpanKind, StatusCode, Tracer
 
 from pipecat_hedge import HedgeError
-from pipecat_hedge.tracing import WithoutText, export_traces
+from pipecat_hedge.tracing import WithoutText, export_traces, leave_out
 from tests.recorded_spans import id_of, parent_of, said
 
 SECRET = "my card number is 4929"
@@ -134,3 +139,74 @@ def test_without_the_exporter_it_is_said_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(HedgeError, match=r"export_traces .*pipecat-hedge\[tracing\]"):
         export_traces("bot")
+
+
+async def test_a_scrape_is_not_traced_and_everything_else_is() -> None:
+    """FastAPI makes spans of a request and of what it does for it, of that path none."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    leave_out(provider, ["/metrics"])
+    app = FastAPI(telemetry={"tracer_provider": provider})
+    tracer = provider.get_tracer("bot")
+
+    async def answer() -> str:
+        with tracer.start_as_current_span("inside"):
+            return "Good day."
+
+    for path in ("/metrics", "/offer"):
+        app.get(path)(answer)
+
+    async def asked(path: str) -> list[str]:
+        exporter.clear()
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://bot") as client:
+            assert (await client.get(path)).json() == "Good day."
+        return [span.name for span in exporter.get_finished_spans()]
+
+    assert await asked("/metrics") == []
+    assert {"inside", "GET /offer"} <= set(await asked("/offer"))
+    with tracer.start_as_current_span("turn"):
+        pass
+    assert exporter.get_finished_spans()[-1].name == "turn"
+    assert provider.sampler.get_description().endswith("without /metrics")
+
+
+def test_to_ask_somebody_else_for_such_a_path_is_traced() -> None:
+    """A vLLM's metrics are read by a client, whose span is none of a server's."""
+    provider = TracerProvider()
+    leave_out(provider, ["/metrics"])
+    asks = {"kind": SpanKind.CLIENT, "attributes": {"url.path": "/metrics"}}
+    with provider.get_tracer("bot").start_as_current_span("GET", **asks) as span:
+        assert span.is_recording()
+
+
+def test_exported_traces_are_without_scrapes() -> None:
+    """In a process of its own, for a tracer provider is set but once in each."""
+    code = """
+from opentelemetry import trace
+from pipecat_hedge.tracing import export_traces
+export_traces("bot")
+print(trace.get_tracer_provider().sampler.get_description())
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50
+    )
+    assert said.stdout.strip().endswith("without /metrics")
+
+
+def test_what_was_decided_before_still_is() -> None:
+    """A sampler that somebody chose decides about all but those paths."""
+    provider = TracerProvider(sampler=ALWAYS_OFF)
+    leave_out(provider, ["/metrics"])
+    with provider.get_tracer("bot").start_as_current_span("turn") as span:
+        assert not span.is_recording()
+
+
+def test_nothing_to_leave_out_and_nobody_who_could() -> None:
+    """Then nothing is changed."""
+    provider = TracerProvider()
+    before = provider.sampler
+    leave_out(provider, ())
+    assert provider.sampler is before
+    leave_out(trace.NoOpTracerProvider(), ["/metrics"])

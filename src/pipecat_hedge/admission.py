@@ -27,7 +27,7 @@ class Admission:
 
     Attributes:
         tier: Whose turn it is.
-        queued_secs: How long its first request waited for a permit.
+        queued_secs: How long its first request waited for a permit; 0.0 if there was one at once.
     """
 
     def __init__(
@@ -79,10 +79,12 @@ class Admission:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            self._first = await self._get(healthy or list(names), work)
-        finally:
+            permit = self._first = await self._get(healthy or list(names), work)
+        except BaseException:  # the caller may have hung up
             self.queued_secs = loop.time() - began
-        return names[self._first.key]
+            raise
+        self.queued_secs = permit.waited_secs
+        return names[permit.key]
 
     @property
     def tried(self) -> str | None:

@@ -104,6 +104,7 @@ class Asking:
         self._sent_at_once: set[int] = set()
         self.asked: dict[int, Contender] = {}
         self.sent_at: dict[int, float] = {}
+        self._closed: set[int] = set()
         self.tallies: dict[int, Tally] = {}
         self.racing: Racing[Piece] | None = None
 
@@ -194,6 +195,16 @@ class Asking:
         """
         return [attempt for attempt in race.attempts if attempt.number in self._sent_at_once]
 
+    def was_withdrawn(self, attempt: Attempt) -> bool:
+        """Whether an attempt was closed because nobody needed it, before its request was sent.
+
+        Args:
+            attempt: The attempt; one that failed to connect is not withdrawn.
+        """
+        is_unneeded = attempt.outcome in ("superseded", "interrupted", None)
+        is_closed = is_unneeded and attempt.number in self._closed
+        return is_closed and self.tallies[attempt.number].stages.was_never_sent
+
     # ---- one request
 
     def _work(self, race: Race, launch: Launch) -> WorkClass:
@@ -252,6 +263,7 @@ class Asking:
         self, attempt: Attempt, permit: Permit, tally: Tally, error: AttemptError | None
     ) -> None:
         """Give the permit back, with whatever the request's end says."""
+        self._closed.add(attempt.number)
         probe = self._probes.get(attempt.number)
         is_lost = attempt.outcome == "superseded"
         failure = tally.error or error

@@ -20,7 +20,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from loguru import logger
 from pipecat.processors.frame_processor import FrameProcessor
@@ -36,12 +36,12 @@ from pipecat_hedge.policies.slo import Slo
 from pipecat_hedge.prometheus import PrometheusRecorder
 from pipecat_hedge.provider import Provider
 from pipecat_hedge.provider_stats import ProviderStats
-from pipecat_hedge.reports import AttemptReport, TurnReport
 from pipecat_hedge.service import HedgedLLMService
 from pipecat_hedge.stage_overhead import measure_stages
 from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.timed_pipeline import TimedPipeline
-from pipecat_hedge.trace_overhead import SpanCost, measure_spans
+from pipecat_hedge.trace_overhead import SpanCost, measure_spans, played_turn
+from pipecat_hedge.turn_timeline import TurnLatency
 from pipecat_hedge.work import Tier, WorkClass
 
 TOKENS = 500
@@ -53,6 +53,8 @@ STREAMING = 300
 """Answers that are on their way from each provider of a turn whose permits are timed."""
 TURNS = ((1, "one request"), (2, "two requests"))
 """The turns that are measured, by how many requests are made in them."""
+USUALLY_HEDGED = 0.1
+"""The share of turns with a second request, which ``HedgePolicy.adaptive`` keeps to by default."""
 BATCH = 50
 """Turns that are timed together: on some machines asking for the time takes as long as a turn."""
 
@@ -127,9 +129,14 @@ def run(args: argparse.Namespace) -> int:
         return 2
     logger.disable("pipecat")  # it logs each frame at TRACE, which production bots switch off
     try:
-        cost = asyncio.run(measure(args.rounds))
+        _tell(args.rounds)
     finally:
         logger.enable("pipecat")
+    return 0
+
+
+def _tell(rounds: int) -> None:
+    cost = asyncio.run(measure(rounds))
     print(f"over the bare service, median of {cost.rounds} rounds of {TOKENS} tokens:")
     print(f"  per token  {cost.token_secs * 1e6:+7.1f} µs  (bare {cost.bare_token_secs * 1e6:.1f})")
     print(f"  per turn   {cost.turn_secs * 1e3:+7.3f} ms  (bare {cost.bare_turn_secs * 1e3:.3f})")
@@ -142,13 +149,13 @@ def run(args: argparse.Namespace) -> int:
         told = f"{permits.quickest_secs * 1e6:.1f} and {permits.median_secs * 1e6:.1f} µs"
         print(f"  a turn of {turn:<13} {told}")
     _tell_of_being_seen()
-    return 0
 
 
 def _tell_of_being_seen() -> None:
     stages = asyncio.run(measure_stages())
     told = f"{stages.turn_secs * 1e6:.1f} µs a turn, {stages.token_secs * 1e6:.2f} a token"
     print(f"stages of two requests over new connections, in the quickest batch: {told}")
+    totals: list[float] = []
     for requests, turn in TURNS:
         cost = asyncio.run(measure_seen(requests))
         metrics, bare = cost.metrics_secs, cost.bare_turn_secs
@@ -157,6 +164,7 @@ def _tell_of_being_seen() -> None:
         if cost.spans is None:
             print("  spans were not measured: pip install pipecat-hedge[tracing]")
             continue
+        totals.append(metrics + cost.spans.added_secs)
         for name, secs, sdk_secs in (
             ("added to Pipecat's", cost.spans.added_secs, cost.spans.added_sdk_secs),
             ("spans of one's own", cost.spans.own_secs, cost.spans.own_sdk_secs),
@@ -166,6 +174,13 @@ def _tell_of_being_seen() -> None:
                 f"  {name}   {secs * 1e6:6.1f} µs, OpenTelemetry's SDK alone {sdk_secs * 1e6:.1f}; "
                 f"with metrics {total * 1e6:.0f}, {total / bare:.0%} of a bare turn"
             )
+    if totals:
+        alone, hedged = totals
+        usual = (1 - USUALLY_HEDGED) * alone + USUALLY_HEDGED * hedged
+        print(
+            f"at the default budget, {USUALLY_HEDGED:.0%} of turns hedged: {usual * 1e6:.0f} µs a "
+            "turn, metrics and what is added to Pipecat's spans"
+        )
 
 
 def _hedged(script: Sequence[Step]) -> FrameProcessor:
@@ -276,26 +291,12 @@ async def measure_seen(requests: int, rounds: int = 200) -> SeenCost:
     recorder = PrometheusRecorder(
         stats=ProviderStats(), registry=CollectorRegistry(), slos={"standard": Slo()}
     )
-    lost = AttemptReport(
-        *("slow", "model", 0.0, "primary", None, 1.6, "superseded"),
-        input_tokens=800,
-        output_tokens=40,
-        usd=0.001,
-        sent_secs=0.0,
-    )
-    won = replace(
-        lost,
-        provider="fast",
-        launched_secs=0.8,
-        launch_reason="hedge",
-        ttft_secs=0.4,
-        outcome="won",
-    )
-    attempts = (lost, won)[-requests:]
-    report = TurnReport(1, "fast", "answered", 1.2, 1.5, 1.6, attempts)
+    report = played_turn(requests)
+    heard = TurnLatency(1, 0.0, "user_silence", first_answer_secs=1.4, reports=(report,))
 
     async def counted() -> None:
         recorder.record(report)
+        recorder.record_heard(heard)
 
     line = TimedPipeline(ScriptedLLMService([Say("Yes.")]))
 

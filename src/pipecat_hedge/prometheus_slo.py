@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import Gauge
 
 from pipecat_hedge.errors import ConfigurationError
+from pipecat_hedge.event_counter import Count
+from pipecat_hedge.instruments import Instruments
 from pipecat_hedge.policies.slo import Slo, judge
 from pipecat_hedge.promise import judge_voice
 from pipecat_hedge.reports import TurnReport
@@ -27,42 +29,35 @@ __all__ = ["SloTally"]
 class SloTally:
     """Counters of the turns that a promise was about, and of those that broke it."""
 
-    def __init__(self, slos: Mapping[Tier, Slo], registry: CollectorRegistry):
+    def __init__(self, slos: Mapping[Tier, Slo], instruments: Instruments):
         """Begin at zero.
 
         Args:
             slos: What is promised, by tier, where services have promised nothing themselves.
-            registry: Where the metrics are made.
+            instruments: Makes the metrics.
 
         Raises:
             ConfigurationError: If a tier is not known, or what it is promised is no ``Slo``.
         """
         self._slos = dict(slos)
         labels = ("tier", "objective")
-        self._turns = Counter(
-            "pipecat_hedge_slo_turns",
-            "Turns that a promise was about.",
-            labels,
-            registry=registry,
-        )
-        self._missed = Counter(
-            "pipecat_hedge_slo_missed", "Of them, those that broke it.", labels, registry=registry
-        )
+        self._turns = instruments.counter("slo_turns", "Turns that a promise was about.", *labels)
+        self._missed = instruments.counter("slo_missed", "Of them, those that broke it.", *labels)
         self._objective = Gauge(
             "pipecat_hedge_slo_objective_seconds",
             "Within what time the answer is promised.",
             labels,
-            registry=registry,
+            registry=instruments.registry,
             multiprocess_mode="livemax",
         )
         self._share = Gauge(
             "pipecat_hedge_slo_share_ratio",
             "For what share of turns it is promised.",
             ("tier",),
-            registry=registry,
+            registry=instruments.registry,
             multiprocess_mode="livemax",
         )
-        self._counters: dict[tuple[Tier, str], tuple[Counter, Counter]] = {}
+        self._counters: dict[tuple[Tier, str], tuple[Count, Count]] = {}
         self._promised: dict[Tier, set[Slo]] = {}
         for tier, slo in self._slos.items():
             if tier not in TIERS:

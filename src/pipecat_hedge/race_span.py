@@ -100,19 +100,16 @@ class RaceTracer:
             return _NO_SPAN
         if self._tracer is None:
             self._tracer = trace.get_tracer("pipecat_hedge", tracer_provider=self._provider)
-        tracer = self._tracer
-        host = None if self._context is None else self._context.host
-        parent = None if host is None else host.get_turn_context()
-        if host is not None and parent is None:
-            parent = host.get_conversation_context()
+        tracer, context, now = self._tracer, self._context, time.time_ns()
         told: Attributes = {"hedge.turn": turn, "hedge.policy": policy, "hedge.tier": tier}
-        if host is not None and host.conversation_id is not None:
-            told["gen_ai.conversation.id"] = host.conversation_id
-        now = time.time_ns()
-        span = tracer.start_span("race", context=parent, start_time=now)
-        if self._context is not None:
-            self._context.set_race(span)
-        return RaceSpan(span, now, told, tracer if self._context is None else None)
+        if context is None:
+            return RaceSpan(tracer.start_span("race", start_time=now), now, told, tracer)
+        if (call := context.conversation_id) is not None:
+            told["gen_ai.conversation.id"] = call
+        span = tracer.start_span("race", context=context.around, start_time=now)
+        race = RaceSpan(span, now, told)
+        context.enter(race, span)
+        return race
 
     def end(self, span: RaceSpan, report: TurnReport) -> None:
         """Close the span of a race.
@@ -122,7 +119,7 @@ class RaceTracer:
             report: What came of the race.
         """
         if self._context is not None:
-            self._context.set_race(None)
+            self._context.leave(span)
         told, self._told_filler = self._told_filler, report.filler
         span.end(report, None if report.filler is told else report.filler)
 
@@ -183,7 +180,7 @@ class RaceSpan:
             "hedge.attempt": attempt.number,
         }
         if isinstance(order, Commit):
-            name, told["hedge.commit_reason"] = "hedge.commit", order.reason
+            name = "hedge.commit"  # for what reason the race's span says
         elif isinstance(order, Continue):
             name, told["hedge.launch_reason"] = "hedge.rescue", attempt.reason
         else:
@@ -217,7 +214,8 @@ class RaceSpan:
             # A tool's filler was spoken before this race began.
             secs = 0.0 if filler.cause == "tool" else filler.spoken_secs
             self._span.add_event("hedge.filler", filler_attributes(filler), self._at(secs))
-        self._span.set_attributes(self._told | race_attributes(report))
+        self._told.update(race_attributes(report))
+        self._span.set_attributes(self._told)
         if report.outcome == "failed":
             self._span.set_status(trace.StatusCode.ERROR)
         self._span.end(max(self._now(), self._at(report.duration_secs)))
@@ -240,18 +238,29 @@ class _RaceContext(TracingContext):
 
     def __init__(self, host: TracingContext | None):
         super().__init__()
-        self.host = host
+        self._host = host or TracingContext()
+        self._race: RaceSpan | None = None
+        self._inside: Any = None
 
-    def set_race(self, span: Any) -> None:
-        self.set_turn_context(None if span is None else span.get_span_context())
+    @property
+    def around(self) -> Any:
+        """What a race stands below, an earlier one that has not been summed up notwithstanding."""
+        return self._host.get_turn_context() or self._host.get_conversation_context()
+
+    def enter(self, race: RaceSpan, span: Any) -> None:
+        assert trace is not None
+        self._race, self._inside = race, trace.set_span_in_context(span)
+
+    def leave(self, race: RaceSpan) -> None:
+        if race is self._race:
+            self._race = self._inside = None
 
     def get_turn_context(self) -> Any:
-        race = super().get_turn_context()
-        return race if race is not None or self.host is None else self.host.get_turn_context()
+        return self._host.get_turn_context() if self._inside is None else self._inside
 
     def get_conversation_context(self) -> Any:
-        return None if self.host is None else self.host.get_conversation_context()
+        return self._host.get_conversation_context()
 
     @property
     def conversation_id(self) -> str | None:
-        return None if self.host is None else self.host.conversation_id
+        return self._host.conversation_id

@@ -80,7 +80,8 @@ class AttemptReport:
         ttfs_secs: From its launch to its first speakable sentence; None if none came.
         launch_detail: What the policy said for launching it, if it was asked.
         sent_secs: When its request was sent, from the turn's start: later than ``launched_secs``
-            where it had to wait until there was room; None if it never was.
+            where it had to wait until there was room; None if it never was, be it for want of room
+            or because it was withdrawn before its connection was open, where its client tells.
         stages: Where its time went; None where nothing is known of that.
     """
 

@@ -20,6 +20,8 @@ Attributes: TypeAlias = dict[str, Attribute]
 def attempt_attributes(report: AttemptReport, number: int) -> Attributes:
     """What the span of an attempt says at its end; ``tokens_estimated`` only where they are.
 
+    When it was sent is when the span begins.
+
     Args:
         report: The attempt.
         number: Its number in the turn, from 0.
@@ -33,7 +35,6 @@ def attempt_attributes(report: AttemptReport, number: int) -> Attributes:
         "hedge.launch_reason": report.launch_reason,
         "hedge.launch_detail": report.launch_detail,
         "hedge.launched_secs": report.launched_secs,
-        "hedge.sent_secs": report.sent_secs,
         "hedge.outcome": report.outcome,
         "hedge.ttft_secs": report.ttft_secs,
         "hedge.ttfs_secs": report.ttfs_secs,

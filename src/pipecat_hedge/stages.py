@@ -24,6 +24,8 @@ class Stages:
     sums and moments those of the last.
 
     Parameters:
+        is_begun: Whether a request's body was begun to be written; then some or all of the request
+            may have reached the provider.
         is_cold: Whether a connection was opened; None if no request was heard of.
         tcp_secs: How long it took to find the address and to connect.
         tls_secs: How long it took to agree on keys.
@@ -35,6 +37,7 @@ class Stages:
         server_source: Where it says so.
     """
 
+    is_begun: bool = False
     is_cold: bool | None = None
     tcp_secs: float | None = None
     tls_secs: float | None = None
@@ -45,6 +48,11 @@ class Stages:
     server_secs: float | None = None
     server_source: str | None = None
     _began_at: float = 0.0
+
+    @property
+    def was_never_sent(self) -> bool:
+        """Whether the client tells what it does, and has not come to send a request."""
+        return self.is_cold is not None and not self.is_begun
 
     async def hear(self, event: str, info: Mapping[str, Any]) -> None:
         """Take note of an event of httpcore's; its ``trace``.
@@ -126,6 +134,9 @@ class Stages:
         if self.is_cold is None:
             self.is_cold = False
 
+    def _begins(self, now: float) -> None:
+        self.is_begun = True
+
     def _wrote(self, now: float) -> None:
         self.written_at = now
 
@@ -140,6 +151,7 @@ class Stages:
         "start_tls.started": _agrees_on_keys,
         "start_tls.complete": _agreed_on_keys,
         "send_request_headers.started": _writes,
+        "send_request_body.started": _begins,
         "send_request_body.complete": _wrote,
         "receive_response_headers.complete": _has_headers,
     }

@@ -36,6 +36,8 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from pipecat_hedge.labelled_series import LabelledSeries
+
 __all__ = [
     "SCHEMA",
     "ZERO_SECS",
@@ -138,8 +140,7 @@ class TimeHistogram(Collector):
         self._bound_cells = [bisect_left(self._cells, bound) for bound in spec.bounds]
         self._native_cells = [bisect_left(self._cells, bound) for bound in NATIVE_BOUNDS]
         self._native_cells[-1] = len(self._cells)
-        self._lock = threading.Lock()
-        self._series: dict[tuple[str, ...], _Counts] = {}
+        self._series = LabelledSeries(lambda: _Counts(self._cells))
         registry.register(self)
 
     def labels(self, *values: str) -> Times:
@@ -148,19 +149,13 @@ class TimeHistogram(Collector):
         Args:
             values: The labels' values, in their names' order.
         """
-        with self._lock:
-            series = self._series.get(values)
-            if series is None:
-                series = self._series[values] = _Counts(self._cells)
-            return series
+        return self._series.of(values)
 
     def collect(self) -> Iterable[Metric]:
         """Tell what was counted."""
         spec = self._spec
         family = TimeHistogramFamily(spec.name, spec.told, spec.labels)
-        with self._lock:
-            each = list(self._series.items())
-        for values, series in each:
+        for values, series in self._series.all():
             below, total = series.below()
             buckets = [
                 (floatToGoString(bound), below[cell])

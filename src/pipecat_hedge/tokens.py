@@ -10,7 +10,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext, LLMSpecificMe
 
 from pipecat_hedge.contender import Tally
 
-__all__ = ["Tokens", "count_tokens", "estimate_tokens", "usd"]
+__all__ = ["NONE", "Tokens", "count_tokens", "estimate_tokens", "usd"]
 
 CHARS_PER_TOKEN = 4
 """The usual rule of thumb for English text; used only where a provider sent no count."""
@@ -31,6 +31,10 @@ class Tokens:
     input: int
     output: int
     estimated: bool
+
+
+NONE = Tokens(0, 0, estimated=False)
+"""Of a request that was never sent."""
 
 
 def count_tokens(tally: Tally, context: LLMContext) -> Tokens:

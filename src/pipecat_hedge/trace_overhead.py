@@ -30,7 +30,7 @@ try:
 except ModuleNotFoundError:  # it comes with the extra "tracing"
     trace = None
 
-__all__ = ["SpanCost", "measure_spans"]
+__all__ = ["SpanCost", "measure_spans", "played_turn"]
 
 REQUEST = {
     "gen_ai.provider.name": "openai",
@@ -99,6 +99,10 @@ async def measure_spans(
 async def _measure(
     provider: Any, requests: int, beside: Sequence[Callable[[], Awaitable[None]]], rounds: int
 ) -> tuple[SpanCost, list[float]]:
+    plain = provider.get_tracer("plain")
+    call = TracingContext()
+    call.set_conversation_context(plain.start_span("conversation").get_span_context(), "call")
+    call.set_turn_context(plain.start_span("turn").get_span_context())
     own = RaceTracer(own_spans=True, provider=provider)
     added, off = RaceTracer(provider=provider), RaceTracer()
     added.setup(
@@ -107,11 +111,10 @@ async def _measure(
             task_manager=None,  # pyright: ignore[reportArgumentType]
             pipeline_worker=None,  # pyright: ignore[reportArgumentType]
             enable_tracing=True,
-            tracing_context=TracingContext(),
+            tracing_context=call,
         )
     )
-    plain = provider.get_tracer("plain")
-    turn, watched = _Played(requests, plain), _Played(requests, plain)
+    turn, watched = _Played(requests, plain, call), _Played(requests, plain, call)
     for member in watched.members:
         member.span.watch()
     with_own, own_sdk, with_none, with_added, added_sdk, pipecats, *others = await quickest(
@@ -131,10 +134,11 @@ async def _measure(
 class _Played:
     """A turn of so many requests, over and over."""
 
-    def __init__(self, requests: int, plain: Any):
+    def __init__(self, requests: int, plain: Any, call: TracingContext):
         self.members = [Contender(ScriptedLLMService([])) for _ in range(requests)]
-        self._plain = plain
-        self._report = replace(_REPORT, attempts=_REPORT.attempts[:requests])
+        self._plain, self._call = plain, call
+        self._report = played_turn(requests)
+        self._won = requests - 1
         self._told = [attempt_attributes(a, n) for n, a in enumerate(self._report.attempts)]
         self._summed = _BEGUN | race_attributes(self._report)
 
@@ -142,9 +146,9 @@ class _Played:
         """As its service tells the tracer of it."""
         span = tracer.begin(1, "adaptive(0.1)", "standard")
         for number, member in enumerate(self.members):
-            with span.asking(Launch(number, "ab"[number], "primary"), member):
+            with span.asking(_LAUNCHES[number], member):
                 pass
-        span.obey(Commit(0, "first_sentence"), Attempt(0, Seat("a"), "primary", 0.0))
+        span.obey(Commit(self._won, "first_sentence"), _ATTEMPTS[self._won])
         tracer.end(span, self._report)
 
     async def raced_in_pipecats(self, tracer: RaceTracer) -> None:
@@ -152,11 +156,11 @@ class _Played:
         span = tracer.begin(1, "adaptive(0.1)", "standard")
         for number, member in enumerate(self.members):
             with (
-                span.asking(Launch(number, "ab"[number], "primary"), member),
+                span.asking(_LAUNCHES[number], member),
                 self._plain.start_as_current_span("llm"),
             ):
                 await member.service.start_ttfb_metrics()
-        span.obey(Commit(0, "first_sentence"), Attempt(0, Seat("a"), "primary", 0.0))
+        span.obey(Commit(self._won, "first_sentence"), _ATTEMPTS[self._won])
         tracer.end(span, self._report)
 
     async def own_plainly(self) -> None:
@@ -174,44 +178,71 @@ class _Played:
 
     async def added_plainly(self) -> None:
         """What the SDK is told in ``raced_in_pipecats``, by nobody."""
-        race = self._plain.start_span("race")
+        race = self._plain.start_span("race", self._call.get_turn_context())
         for member, told in zip(self.members, self._told, strict=True):
             with self._plain.start_as_current_span("llm") as span:
                 await member.service.start_ttfb_metrics()
                 span.set_attributes(told)
         race.add_event("hedge.commit", _COMMIT, 1)
-        race.set_attributes(self._summed)
+        race.set_attributes(self._summed | _IN_CALL)
         race.end()
 
 
 _STAGES = StageReport(False, None, None, None, 0.01, 0.3, 0.31, 0.32, 0.25, "openai-processing-ms")
-_REPORT = TurnReport(
-    turn=1,
-    winner="a",
-    outcome="answered",
-    ttft_secs=0.33,
+_ALONE = AttemptReport(
+    *("a", "gpt-4.1", 0.0, "primary", 0.33, 0.9, "won"),
+    input_tokens=1200,
+    output_tokens=40,
+    usd=0.004,
     ttfs_secs=0.6,
-    duration_secs=0.0,
-    attempts=tuple(
-        AttemptReport(
-            provider=name,
-            model="scripted",
-            launched_secs=0.0,
-            launch_reason="primary",
-            ttft_secs=0.33,
-            ended_secs=0.0,
-            outcome="won",
-            input_tokens=1200,
-            output_tokens=40,
-            usd=0.004,
-            ttfs_secs=0.6,
-            sent_secs=0.0,
-            stages=_STAGES,
-        )
-        for name in "ab"
-    ),
-    hedge_reason="another request would save 0.31 s, worth 0.15 s",
-    prompt_tokens=1200,
+    sent_secs=0.0,
+    stages=_STAGES,
 )
+_HEDGED = (
+    AttemptReport(
+        *("a", "gpt-4.1", 0.0, "primary", None, 1.32, "superseded"),
+        input_tokens=1200,
+        output_tokens=0,
+        tokens_estimated=True,
+        usd=0.0024,
+        sent_secs=0.0,
+        stages=StageReport(False, written_secs=0.01, headers_secs=0.3, first_byte_secs=0.31),
+    ),
+    replace(
+        _ALONE,
+        provider="b",
+        launched_secs=0.72,
+        launch_reason="hedge",
+        ended_secs=1.62,
+        launch_detail="a silent 0.72 s",
+        sent_secs=0.72,
+    ),
+)
+
+
+def played_turn(requests: int) -> TurnReport:
+    """The turn that is measured.
+
+    Args:
+        requests: One request that is answered, or two: one that is silent, and a hedge that wins.
+    """
+    attempts = (_ALONE,) if requests == 1 else _HEDGED
+    won = attempts[-1]
+    return TurnReport(
+        *(1, won.provider, "answered"),
+        ttft_secs=won.launched_secs + 0.33,
+        ttfs_secs=won.launched_secs + 0.6,
+        duration_secs=won.ended_secs,
+        attempts=attempts,
+        commit_on="first_sentence",
+        commit_reason="first_sentence",
+        hedge_reason="another request would save 0.31 s, worth 0.15 s",
+        prompt_tokens=1200,
+    )
+
+
+_LAUNCHES = Launch(0, "a", "primary"), Launch(1, "b", "hedge")
+_ATTEMPTS = tuple(Attempt(n, Seat("ab"[n]), _LAUNCHES[n].reason, 0.0) for n in range(2))
 _BEGUN = {"hedge.turn": 1, "hedge.policy": "adaptive(0.1)", "hedge.tier": "standard"}
-_COMMIT = {"hedge.provider": "a", "hedge.attempt": 0, "hedge.commit_reason": "first_sentence"}
+_IN_CALL = {"gen_ai.conversation.id": "call"}
+_COMMIT = {"hedge.provider": "b", "hedge.attempt": 1}

@@ -20,14 +20,17 @@ from pipecat.utils.tracing.setup import setup_tracing
 from pipecat_hedge.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from opentelemetry.context import Context
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+    from opentelemetry.trace import Link, TraceState
+    from opentelemetry.util import types as otel
 
     _Exporter = SpanExporter
 else:
     _Exporter = object  # the extra may be missing; all that an exporter has is defined below
 
-__all__ = ["WithoutText", "export_traces"]
+__all__ = ["WithoutText", "export_traces", "leave_out"]
 
 _SAYS_NOTHING = frozenset(
     {
@@ -114,7 +117,11 @@ class WithoutText(_Exporter):
 
 
 def export_traces(
-    service_name: str, *, with_text: bool = False, keep: Collection[str] = ()
+    service_name: str,
+    *,
+    with_text: bool = False,
+    keep: Collection[str] = (),
+    without_paths: Collection[str] = ("/metrics",),
 ) -> None:
     """Send the process's traces away by OTLP over HTTP, as OpenTelemetry's variables say.
 
@@ -125,11 +132,14 @@ def export_traces(
         service_name: What the process is called in traces; ``OTEL_SERVICE_NAME`` goes before it.
         with_text: Whether prompts, answers and transcripts may leave the process.
         keep: Where they may not: names of further attributes whose texts may.
+        without_paths: Of this process's HTTP server, whose requests are not traced, nor what is
+            done for them. FastAPI makes spans of every request where traces are exported.
 
     Raises:
         ConfigurationError: If the exporter is not installed.
     """
     try:
+        from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ModuleNotFoundError as error:
         raise ConfigurationError(
@@ -139,3 +149,46 @@ def export_traces(
     exporter = OTLPSpanExporter()
     name = os.environ.get("OTEL_SERVICE_NAME", service_name)
     setup_tracing(name, exporter=exporter if with_text else WithoutText(exporter, keep=keep))
+    leave_out(trace.get_tracer_provider(), without_paths)
+
+
+def leave_out(provider: Any, paths: Collection[str]) -> None:
+    """Have a tracer provider make no spans of being asked for some paths, nor of what is inside.
+
+    Whatever decides now which spans are made decides about all others. Call it before anybody asks
+    the provider for a tracer.
+
+    Args:
+        provider: OpenTelemetry's own ``TracerProvider``; another is left as it is.
+        paths: The paths, as a server's span has them in ``url.path``.
+    """
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
+    from opentelemetry.trace import SpanKind
+
+    if not isinstance(provider, TracerProvider) or not paths:
+        return
+    usual, left_out = provider.sampler, frozenset(paths)
+
+    class LeavesOut(Sampler):
+        def should_sample(
+            self,
+            parent_context: Context | None,
+            trace_id: int,
+            name: str,
+            kind: SpanKind | None = None,
+            attributes: otel.Attributes = None,
+            links: Sequence[Link] | None = None,
+            trace_state: TraceState | None = None,
+        ) -> SamplingResult:
+            path = (attributes or {}).get("url.path") if kind is SpanKind.SERVER else None
+            if path in left_out:
+                return SamplingResult(Decision.DROP)
+            return usual.should_sample(
+                parent_context, trace_id, name, kind, attributes, links, trace_state
+            )
+
+        def get_description(self) -> str:
+            return f"{usual.get_description()} without {', '.join(sorted(left_out))}"
+
+    provider.sampler = LeavesOut()

@@ -31,7 +31,7 @@ from pipecat_hedge.release import Release
 from pipecat_hedge.reports import AttemptReport, DrainedAnswer, TurnReport
 from pipecat_hedge.survival import Survival
 from pipecat_hedge.task_scope import TaskScope
-from pipecat_hedge.tokens import count_tokens, usd
+from pipecat_hedge.tokens import NONE, count_tokens, usd
 
 __all__ = ["Mouth", "Turn"]
 
@@ -340,8 +340,9 @@ class Turn:
     def _report_attempt(self, attempt: Attempt) -> AttemptReport:
         asked = self._asking.asked.get(attempt.number)
         tally = self._asking.tallies.get(attempt.number, Tally())
-        tokens = count_tokens(tally, self._context)
         sent_at = self._asking.sent_at.get(attempt.number)
+        was_sent = sent_at is not None and not self._asking.was_withdrawn(attempt)
+        tokens = count_tokens(tally, self._context) if was_sent else NONE
         first, speakable = attempt.first_token_at, attempt.speakable_at
         ended = self._ended_at if attempt.ended_at is None else attempt.ended_at
         return AttemptReport(
@@ -359,7 +360,7 @@ class Turn:
             usd=usd(tokens, self._entries[attempt.provider].provider.usd_per_mtok),
             ttfs_secs=None if speakable is None else speakable - attempt.launched_at,
             launch_detail=attempt.detail,
-            sent_secs=self._since_start(sent_at),
+            sent_secs=self._since_start(sent_at) if was_sent else None,
             stages=None if sent_at is None else tally.stages.report(sent_at),
         )
 

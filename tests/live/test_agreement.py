@@ -2,8 +2,9 @@
 
 Over two wire formats, with providers that refuse, hang, break off and err, and interruptions.
 What a provider counts itself, requests, tokens and how each ended, is held against what the service
-has counted: exactly. Latencies are made so that no request is withdrawn before it is on its way:
-each session's first provider answers within a third of a second, or never.
+has counted: exactly. Latencies are made so that no request is withdrawn while it is being written,
+which may have come or not: each session's first provider answers within a third of a second, or
+never. (Those that were withdrawn before are in ``test_stages.py``.)
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from pipecat_hedge.exposition import expose
 from pipecat_hedge.metrics_command import of_logs
 from pipecat_hedge.percentiles import percentile
 from pipecat_hedge.policies.slo import Slo
-from pipecat_hedge.prometheus import BUCKETS, PrometheusRecorder
+from pipecat_hedge.prometheus import PrometheusRecorder
+from pipecat_hedge.prometheus_turns import BUCKETS
 from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.report import Figures, figures_of, read_logs
 from pipecat_hedge.simulator import Simulator

@@ -20,8 +20,11 @@ from pipecat.services.google.llm import GoogleLLMService
 from pipecat.services.llm_service import LLMService
 from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.utils.http import connection_limits
+from prometheus_client import CollectorRegistry
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, VLLMService, vllm_server
+from pipecat_hedge.prometheus import PrometheusRecorder
+from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.reports import AttemptReport, StageReport
 from pipecat_hedge.simulator import Simulator
 from tests.fake_vllm import fake_vllm
@@ -366,3 +369,62 @@ async def test_it_is_said_at_debug_and_in_the_turn_log(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line["attempts"][0]["stages"]["is_cold"] for line in lines] == [True, False]
     assert lines[0]["attempts"][0]["stages"]["tcp_secs"] == stages_of(first).tcp_secs
+
+
+async def test_a_request_that_was_withdrawn_while_it_connected_was_never_sent() -> None:
+    """It has cost nothing, and is no request: its provider has not seen one."""
+    registry, stats = CollectorRegistry(), ProviderStats()
+    recorder = PrometheusRecorder(stats=stats, registry=registry)
+    async with Simulator() as sim:
+        quick = simulated("openai", sim, QUICK)
+        hangs = simulated("anthropic", sim, QUICK, url=sim.hanging_url)
+        llm = HedgedLLMService(
+            [Provider("a", quick, usd_per_mtok=(2, 8)), Provider("b", hangs, usd_per_mtok=(2, 8))],
+            policy=HedgePolicy.race(2),
+            stats=stats,
+            warm=False,
+        )
+        async with Line(llm) as line:
+            await line.ask()
+            report = await line.report()
+        await close(quick, hangs)
+        assert len(sim.ledger.requests) == 1
+    won, withdrawn = report.attempts
+    assert (won.outcome, withdrawn.outcome) == ("won", "superseded")
+    assert won.sent_secs is not None
+    assert withdrawn.sent_secs is None
+    assert (withdrawn.input_tokens, withdrawn.output_tokens, withdrawn.usd) == (0, 0, 0)
+    assert not withdrawn.tokens_estimated
+    assert stages_of(withdrawn).is_cold
+    sent = {"provider": "b", "model": QUICK}
+    assert registry.get_sample_value("pipecat_hedge_requests_total", sent) == 0
+    tried = {"provider": "b", "launch_reason": "hedge", "outcome": "superseded"}
+    assert registry.get_sample_value("pipecat_hedge_attempts_total", tried) == 1
+    recorder.close()
+
+
+async def test_of_hedges_that_are_withdrawn_at_once_those_are_counted_that_came() -> None:
+    """As many as the provider has seen, wherever in their making they were withdrawn."""
+    async with Simulator(seed=3) as sim:
+        quick = simulated("openai", sim, "fixed@ttft=0.02,tps=900")
+        slow = simulated("anthropic", sim, "fixed@ttft=5")
+        llm = HedgedLLMService(
+            [Provider("a", quick), Provider("b", slow)], policy=HedgePolicy.after(0.02), warm=False
+        )
+        async with Line(llm) as line:
+            for _ in range(100):
+                await line.ask()
+            await line.report(100)
+            await sim.wait_idle(6)
+            hedges = [a for r in line.reports for a in r.attempts if a.provider == "b"]
+        await close(quick, slow)
+        came = sum(entry.wire == "anthropic" for entry in sim.ledger.requests)
+    counted = sum(hedge.sent_secs is not None for hedge in hedges)
+    print(f"{len(hedges)} hedges, {counted} counted as sent, {came} came")
+    # What was being written when it was withdrawn may or may not have come.
+    in_between = [
+        hedge
+        for hedge in hedges
+        if hedge.sent_secs is not None and stages_of(hedge).written_secs is None
+    ]
+    assert 0 < came <= counted <= came + len(in_between)

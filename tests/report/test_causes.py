@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from pipecat_hedge.report.causes import slowest_turns
-from pipecat_hedge.report.timelines import timeline
+from pipecat_hedge.report.timelines import key_to, timeline
 from pipecat_hedge.report.turns import LoggedTurn
 from pipecat_hedge.reports import AttemptReport
 from tests.report.made_up import BEGIN_AT, attempt, cold, turn
@@ -144,3 +144,14 @@ def gone(secs: float) -> LoggedTurn:
     """The caller went while waiting for room: nobody was asked."""
     made = turn(attempt(), ttft=None, outcome="failed", duration_secs=secs, queued_secs=secs)
     return LoggedTurn(dataclasses.replace(made.report, attempts=(), winner=None), made.at)
+
+
+def test_a_colour_that_is_in_no_timeline_is_not_explained() -> None:
+    """A connection that was opened has one of its own."""
+    warm, opened = (
+        slowest_turns([turn(attempt(ttft=1.5, stages=stages), ttft=1.5)], USUAL)
+        for stages in (cold(0, is_cold=False), cold(0.9))
+    )
+    assert "opening a connection" not in key_to(warm)
+    assert "opening a connection" in key_to([*warm, *opened])
+    assert "waiting for the first token" in key_to(warm)

@@ -12,7 +12,7 @@ from pipecat_hedge.report.figures import Figures
 from pipecat_hedge.report.headlines import estimate, spell_cost, spell_told
 from pipecat_hedge.report.providers import Connections, ProviderFigures
 from pipecat_hedge.report.tables import table
-from pipecat_hedge.report.timelines import LEGEND, timeline
+from pipecat_hedge.report.timelines import key_to, timeline
 from pipecat_hedge.report.trouble import Spell
 from pipecat_hedge.report.wording import UNKNOWN, between, count, secs, share, things, usd
 
@@ -79,7 +79,7 @@ def slowest_part(figures: Figures, zone: tzinfo | None) -> str:
     turns = "".join(timeline(turn, zone) for turn in figures.slowest)
     return (
         f'<h2 id="slowest">The {len(figures.slowest)} slowest turns</h2>'
-        f"{LEGEND}{turns or '<p>No turn had an answer.</p>'}"
+        f"{key_to(figures.slowest) + turns if turns else '<p>No turn had an answer.</p>'}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import tzinfo
 from html import escape
 
@@ -12,16 +13,24 @@ from pipecat_hedge.report.turns import connecting_secs
 from pipecat_hedge.report.wording import clock, secs
 from pipecat_hedge.reports import AttemptReport
 
-__all__ = ["LEGEND", "timeline"]
+__all__ = ["key_to", "timeline"]
 
-LEGEND = legend(
-    [
-        ("wait", "waiting for the first token"),
-        ("open", "of it, opening a connection"),
-        ("talk", "answering"),
-        ("mark", "the caller's wait ends"),
-    ]
-)
+
+def key_to(turns: Iterable[SlowTurn]) -> str:
+    """What the colours of these turns' timelines mean.
+
+    Args:
+        turns: The turns.
+    """
+    is_cold = any(connecting_secs(attempt) for turn in turns for attempt in turn.attempts)
+    return legend(
+        [
+            ("wait", "waiting for the first token"),
+            *([("open", "of it, opening a connection")] if is_cold else []),
+            ("talk", "answering"),
+            ("mark", "the caller's wait ends"),
+        ]
+    )
 
 
 def timeline(turn: SlowTurn, zone: tzinfo | None) -> str:
