@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 
-from pipecat_hedge import HedgePolicy, overhead
+from pipecat_hedge import HedgePolicy, overhead, provider_stats
 from pipecat_hedge.stage_overhead import measure_stages
 
 
@@ -71,9 +72,18 @@ async def test_stages_cost_a_fraction_of_a_turn() -> None:
     assert stages.token_secs < 0.02 * cost.bare_token_secs
 
 
-def test_the_command_prints_both_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    """Per token and per turn, with the bare service's own for comparison."""
+def test_the_command_prints_both_figures(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Per token and per turn, with the bare service's own for comparison.
+
+    What it learns of its scripted services is not kept with what was learned of real ones.
+    """
+    kept = tmp_path / "stats.json"
+    monkeypatch.setenv("PIPECAT_HEDGE_STATS", str(kept))
+    monkeypatch.setattr(provider_stats, "_shared", None)
     assert overhead.run(argparse.Namespace(rounds=1)) == 0
+    assert not kept.exists()
     printed = capsys.readouterr().out
     assert "per token" in printed
     assert "per turn" in printed

@@ -32,8 +32,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from pipecat_hedge.backends import Backend
-from pipecat_hedge.overhead import measure
+from pipecat_hedge.overhead import learned_stats, measure
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.provider import Provider
 from pipecat_hedge.provider_stats import ProviderStats
@@ -207,15 +206,11 @@ def _play_switcher(script: Sequence[Step]) -> FrameProcessor:
 
 def _play(policy: HedgePolicy) -> Callable[[Sequence[Step]], FrameProcessor]:
     def build(script: Sequence[Step]) -> FrameProcessor:
-        stats = ProviderStats()
-        for name in ("a", "b"):  # as in a process that has been running for a while
-            for number in range(1000):
-                stats.record_first_token(Backend(name, "scripted"), number % 50 / 1e6, 10)
         providers = [
             Provider("a", ScriptedLLMService(script)),
             Provider("b", ScriptedLLMService([Wait(9)])),
         ]
-        return HedgedLLMService(providers, policy=policy, stats=stats)
+        return HedgedLLMService(providers, policy=policy, stats=learned_stats(["a", "b"]))
 
     return build
 

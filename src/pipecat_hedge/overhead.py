@@ -27,6 +27,7 @@ from pipecat.processors.frame_processor import FrameProcessor
 from prometheus_client import CollectorRegistry
 
 from pipecat_hedge.admission import Admission
+from pipecat_hedge.backends import Backend
 from pipecat_hedge.ending import ANSWERED, DROPPED
 from pipecat_hedge.health import Health
 from pipecat_hedge.members import Members
@@ -55,6 +56,8 @@ TURNS = ((1, "one request"), (2, "two requests"))
 """The turns that are measured, by how many requests are made in them."""
 USUALLY_HEDGED = 0.1
 """The share of turns with a second request, which ``HedgePolicy.adaptive`` keeps to by default."""
+LEARNED = 1000
+"""Answers of each provider that were seen before the turns that are timed."""
 BATCH = 50
 """Turns that are timed together: on some machines asking for the time takes as long as a turn."""
 
@@ -184,7 +187,24 @@ def _tell_of_being_seen() -> None:
 
 
 def _hedged(script: Sequence[Step]) -> FrameProcessor:
-    return HedgedLLMService([ScriptedLLMService(script)], policy=HedgePolicy.race(1))
+    providers = [Provider("a", ScriptedLLMService(script))]
+    return HedgedLLMService(providers, policy=HedgePolicy.race(1), stats=learned_stats(["a"]))
+
+
+def learned_stats(names: Sequence[str]) -> ProviderStats:
+    """What a process has learned that has been running for a while, in memory.
+
+    Until then it learns more with each turn than it does later.
+
+    Args:
+        names: The providers; their services are scripted ones.
+    """
+    stats = ProviderStats()
+    for name in names:
+        for number in range(LEARNED):
+            ttft_secs = 1e-4 * 100 ** (number * 7 % LEARNED / LEARNED)
+            stats.record_first_token(Backend(name, "scripted"), ttft_secs, 10)
+    return stats
 
 
 async def measure(
