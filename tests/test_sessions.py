@@ -126,7 +126,11 @@ async def test_ten_thousand_sessions_leave_the_registry_as_large_as_it_was(
 
 
 async def test_sessions_with_a_pipeline_leave_nothing_either() -> None:
-    """Whole ones, of which some are answered by the second provider and some by nobody."""
+    """Whole ones, of which some are answered by the second provider and some by nobody.
+
+    Of its window's last answers a breaker remembers now two, now four; had each session of one
+    kind left something, it would be 80.
+    """
     stats = ProviderStats()
     fine, slow = [Wait(0.2), Say("Yes.")], [Wait(3.0), Say("Late.")]
     scripts: list[tuple[Any, Any]] = [(fine, fine), (slow, fine), ([Error()], fine)]
@@ -139,4 +143,4 @@ async def test_sessions_with_a_pipeline_leave_nothing_either() -> None:
         await asyncio.sleep(10)
         sizes.append(kept_by(stats.health))
     assert len(stats.health.entries()) == 2
-    assert max(sizes[200:]) <= 1.02 * max(sizes[:200])
+    assert max(sizes) - min(sizes) < 10
