@@ -127,6 +127,15 @@ class PrometheusServer:
             if alert["state"] == "firing"
         }
 
+    def complaints(self) -> list[str]:
+        """What it had to say about the rules since it started: what it discarded, what failed."""
+        log = (self._folder / "log").read_text()
+        return [
+            line
+            for line in log.splitlines()
+            if 'component="rule manager"' in line and "err=" in line
+        ]
+
     def _is_ready(self) -> bool:
         try:
             urllib.request.urlopen(f"{self.url}/-/ready", timeout=5).close()

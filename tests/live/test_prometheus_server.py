@@ -238,6 +238,7 @@ async def test_a_provider_that_is_slow_for_five_minutes(
         assert alerts["HedgeProviderSlow"]["provider"] == "a"
         assert alerts["HedgeTtftOverSlo"]["tier"] == "standard"
         assert list(slow) == ["a"]
+    assert not prometheus.complaints()
     with capsys.disabled():
         print(
             f"\nslow provider named after {named_after:.1f} s, p95 alert after {fired_after:.1f} s "
@@ -278,5 +279,6 @@ async def test_the_bot_is_scraped_and_the_dashboard_has_answers(tmp_path: Path) 
                 assert prometheus.query("sum(pipecat_hedge_sessions)")[0]["value"][1] == "1"
                 sent = prometheus.query("sum(pipecat_hedge_requests_total)")
                 assert float(sent[0]["value"][1]) == len((await bot.ledger())["requests"])
+            assert not prometheus.complaints()
     assert empty <= NEEDS_TROUBLE
     assert not NEEDS_TROUBLE & NEEDS_A_VOICE  # or a panel is never shown to answer
