@@ -17,7 +17,6 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Metric
 from prometheus_client.core import CounterMetricFamily
-from prometheus_client.registry import Collector
 
 from pipecat_hedge.labelled_series import LabelledSeries
 
@@ -36,7 +35,7 @@ class Count(Protocol):
         ...
 
 
-class EventCounter(Collector):
+class EventCounter(LabelledSeries["_Count"]):
     """Counts in this process's memory. From any thread."""
 
     def __init__(self, name: str, told: str, labels: tuple[str, ...], registry: CollectorRegistry):
@@ -49,22 +48,13 @@ class EventCounter(Collector):
             registry: Where it is registered.
         """
         self._name, self._told, self._labels = name, told, labels
-        self._series = LabelledSeries(_Count)
-        registry.register(self)
-
-    def labels(self, *values: str) -> Count:
-        """The series of these labels.
-
-        Args:
-            values: The labels' values, in their names' order.
-        """
-        return self._series.of(values)
+        super().__init__(_Count, registry)
 
     def collect(self) -> Iterable[Metric]:
         """Tell what was counted."""
         family = CounterMetricFamily(self._name, self._told, labels=self._labels)
         is_told_since_when = _is_told_since_when()
-        for values, series in self._series.all():
+        for values, series in self._all():
             created_at = series.created_at if is_told_since_when else None
             family.add_metric(values, series.value, created_at)
         return [family]

@@ -9,25 +9,30 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
+
 __all__ = ["LabelledSeries"]
 
 SeriesT = TypeVar("SeriesT")
 
 
-class LabelledSeries(Generic[SeriesT]):
-    """Makes a series when it is asked for the first time, and keeps it."""
+class LabelledSeries(Collector, Generic[SeriesT]):
+    """Makes a series when it is asked for the first time, and keeps it. From any thread."""
 
-    def __init__(self, make: Callable[[], SeriesT]):
+    def __init__(self, make: Callable[[], SeriesT], registry: CollectorRegistry):
         """Begin without a series.
 
         Args:
             make: Makes one, at zero.
+            registry: Where the metric is registered, which can be collected by then.
         """
         self._make = make
         self._lock = threading.Lock()
         self._series: dict[tuple[str, ...], SeriesT] = {}
+        registry.register(self)
 
-    def of(self, values: tuple[str, ...]) -> SeriesT:
+    def labels(self, *values: str) -> SeriesT:
         """The series of some labels.
 
         Args:
@@ -39,7 +44,7 @@ class LabelledSeries(Generic[SeriesT]):
                 series = self._series[values] = self._make()
             return series
 
-    def all(self) -> list[tuple[tuple[str, ...], SeriesT]]:
+    def _all(self) -> list[tuple[tuple[str, ...], SeriesT]]:
         """Every series with its labels' values, in the order in which they were asked for."""
         with self._lock:
             return list(self._series.items())

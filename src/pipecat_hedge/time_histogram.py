@@ -33,7 +33,6 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 from prometheus_client.core import HistogramMetricFamily
-from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from pipecat_hedge.labelled_series import LabelledSeries
@@ -125,7 +124,7 @@ class Times(Protocol):
         ...
 
 
-class TimeHistogram(Collector):
+class TimeHistogram(LabelledSeries["_Counts"]):
     """Counts in this process's memory. From any thread."""
 
     def __init__(self, spec: HistogramSpec, registry: CollectorRegistry):
@@ -140,22 +139,13 @@ class TimeHistogram(Collector):
         self._bound_cells = [bisect_left(self._cells, bound) for bound in spec.bounds]
         self._native_cells = [bisect_left(self._cells, bound) for bound in NATIVE_BOUNDS]
         self._native_cells[-1] = len(self._cells)
-        self._series = LabelledSeries(lambda: _Counts(self._cells))
-        registry.register(self)
-
-    def labels(self, *values: str) -> Times:
-        """The series of these labels.
-
-        Args:
-            values: The labels' values, in their names' order.
-        """
-        return self._series.of(values)
+        super().__init__(lambda: _Counts(self._cells), registry)
 
     def collect(self) -> Iterable[Metric]:
         """Tell what was counted."""
         spec = self._spec
         family = TimeHistogramFamily(spec.name, spec.told, spec.labels)
-        for values, series in self._series.all():
+        for values, series in self._all():
             below, total = series.below()
             buckets = [
                 (floatToGoString(bound), below[cell])
