@@ -318,7 +318,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                         _quantile(0.95, "turn_queued", "tier"),
                     ),
                 ),
-                "Three seconds at most; then the turn is degraded.",
+                'Three seconds at most; then it is sent or, with admission="shed", degraded.',
                 width=6,
             ),
             Panel(

@@ -46,6 +46,7 @@ class FakeVLLM:
         headers: Further headers of its answers.
         first_token_secs: How long its histogram says that each answer took to begin.
         pause_secs: How long it waits before each delta but the first.
+        keep_alive_secs: For how long it keeps an idle connection.
         bodies: The requests for answers.
         requests: Every request: its path, and the connection over which it came.
         looks: How often its metrics were read.
@@ -67,6 +68,7 @@ class FakeVLLM:
     headers: dict[str, str] = field(default_factory=dict[str, str])
     first_token_secs: float = 0.0
     pause_secs: float = 0.0
+    keep_alive_secs: float = 75.0
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     requests: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
     looks: int = 0
@@ -163,7 +165,12 @@ async def fake_vllm(**what: Any) -> AsyncIterator[FakeVLLM]:
     app.router.add_get("/health", fake._health)
     app.router.add_post("/v1/chat/completions", fake._answer)
     app.router.add_post("/v1/messages", fake._overloaded)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+    runner = web.AppRunner(
+        app,
+        shutdown_timeout=0.1,
+        handler_cancellation=True,
+        keepalive_timeout=fake.keep_alive_secs,
+    )
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

@@ -1,7 +1,7 @@
 """A fleet of processes in virtual time: callers in a closed loop, and providers that queue.
 
 The processes' registries are real; providers, callers and what the processes tell each other once a
-second are played by events on a heap. Nobody hedges, but to try a provider again that was left
+second are played by events on a heap. Nothing is hedged, but to try a provider again that was left
 alone: what is seen is what breakers, limits and permits do.
 """
 
@@ -9,67 +9,69 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
-from pipecat_hedge.ending import ANSWERED, DROPPED, SILENT, Ending
+from pipecat_hedge.admission import AdmissionMode, AdmissionSettings, as_settings
+from pipecat_hedge.ending import ANSWERED, SILENT, Ending
 from pipecat_hedge.health import Health
 from pipecat_hedge.policies.fleet import Finding, advise
 from pipecat_hedge.policies.permit_queue import MOST_WAIT_SECS, Ticket
-from pipecat_hedge.profiles import LatencyProfile
 from pipecat_hedge.provider_health import Permit
-from pipecat_hedge.work import Tier
+from pipecat_hedge.work import Tier, WorkClass
 
 NAMES = ("a", "b", "c")
 STREAM_SECS = 0.4
 SILENT_SECS = 3.0
 """How long a request is waited for that was sent to a provider that hangs."""
-LEARNED = 40
-"""First tokens of each provider that every process has seen before."""
+REFUSED_SECS = 0.05
+BUSY = Ending("busy", "busy")
 
 
 @dataclass(eq=False)
-class Request:
+class Turn:
     """One turn's way through the fleet.
 
     Parameters:
         process: The process that it belongs to.
         tier: Whose turn it is.
         asked_at: When the caller began to wait.
-        permit: Leave to send it, once there is.
-        is_gone: Whether it was recalled from a provider's queue.
-        first_at: When its first token came.
+        session: Whose it is.
+        left: The providers that may still be asked.
+        waited_secs: How long it has waited for room.
         is_probe: Whether it only tries a provider; its caller is answered by another request.
     """
 
     process: int
     tier: Tier
     asked_at: float
-    permit: Permit | None = None
-    is_gone: bool = False
-    first_at: float | None = None
+    session: int
+    left: tuple[str, ...] = NAMES
+    waited_secs: float = 0.0
     is_probe: bool = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class Told:
     """A turn that is over.
 
     Parameters:
         asked_at: When the caller began to wait.
         tier: Whose turn it was.
-        waited_secs: Until the first token, or the degraded answer.
+        secs: Until the first token, or until it failed.
         is_answered: Which of them it was.
+        waited_secs: How long of that it waited for room.
     """
 
     asked_at: float
     tier: Tier
-    waited_secs: float
+    secs: float
     is_answered: bool
+    waited_secs: float
 
 
 @dataclass
@@ -78,18 +80,20 @@ class Server:
 
     Parameters:
         capacity: So many.
+        queues: So many wait at most; further ones are refused.
         slow: How many times as long as usual each takes.
         hangs: Whether what is sent to it now is never answered.
         busy: How many it serves.
-        queue: Who waits.
+        queue: What waits.
         asked_at: When each request was sent.
     """
 
     capacity: int
+    queues: float = math.inf
     slow: float = 1.0
     hangs: bool = False
     busy: int = 0
-    queue: deque[Request] = field(default_factory=deque[Request])
+    queue: deque[tuple[Turn, Permit]] = field(default_factory=deque[tuple[Turn, Permit]])
     asked_at: list[float] = field(default_factory=list[float])
 
     def rate(self, begin: float, end: float) -> float:
@@ -98,47 +102,39 @@ class Server:
 
 
 class Fleet:
-    """Eight processes of forty callers, as in the drills.
+    """Eight processes of forty callers, as in the drills; one caller in ten is a premium one.
 
     Attributes:
         told: Every turn that is over.
         servers: The providers.
-        profile: Whose times to first token they have; None is some usual ones.
-        hangs: The share of requests that are never answered.
+        processes: Each process's registry.
+        hangs_up_at: From then on no caller asks any more.
     """
 
     def __init__(
         self,
         *,
+        mode: AdmissionMode = "open",
         processes: int = 8,
         sessions: int = 40,
         capacity: int = 57,
         stream_secs: float = STREAM_SECS,
         seed: int = 1,
-        profile: LatencyProfile | None = None,
-        hangs: float = 0.0,
     ):
         self._dice = random.Random(seed)
-        self.profile, self.hangs = profile, hangs
+        self._mode: AdmissionMode = mode
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._told_before: list[dict[str, Finding]] = []
         self._stream_secs = stream_secs
-        self.now = 0.0
+        self.now, self.hangs_up_at = 0.0, math.inf
         self.told: list[Told] = []
         self.servers = {name: Server(capacity) for name in NAMES}
         self.processes = [Health(random.Random(n)) for n in range(processes)]
-        for health in self.processes:
-            for name, _ in itertools.product(NAMES, range(LEARNED)):
-                health.of(name).limit.heard(self._ttft_secs(), 0.0)
         for number, process in itertools.product(range(sessions), range(processes)):
             tier: Tier = "standard" if number % 10 else "premium"
-            self.at(self._dice.uniform(0.0, 6.0), partial(self._ask, process, tier))
-        self.at(1.0, self._share)
-
-    def at(self, secs: float, act: Callable[[], None]) -> None:
-        """Have something happen at a time."""
-        heapq.heappush(self._events, (secs, next(self._numbers), act))
+            self._at(self._dice.uniform(0.0, 6.0), partial(self._ask, process, tier, number))
+        self._at(1.0, self._share)
 
     def run(self, until: float) -> None:
         """Let time pass."""
@@ -150,110 +146,125 @@ class Fleet:
         """The turns that began in between."""
         return [t for t in self.told if begin <= t.asked_at < end and tier in (None, t.tier)]
 
-    def _ttft_secs(self) -> float:
-        if self.profile is not None:
-            return self.profile.sample(self._dice)
-        return self._dice.lognormvariate(-0.62, 0.5)
+    # ---- a turn
 
-    def _think(self, request: Request) -> None:
-        think_secs = self._dice.uniform(3.0, 9.0)
-        self.at(self.now + think_secs, partial(self._ask, request.process, request.tier))
+    def _at(self, secs: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (secs, next(self._numbers), act))
 
-    def _ask(self, process: int, tier: Tier) -> None:
-        self._admit(Request(process, tier, self.now))
+    def _ask(self, process: int, tier: Tier, session: int) -> None:
+        if self.now >= self.hangs_up_at:
+            return
+        self._admit(Turn(process, tier, self.now, session), "primary")
         health = self.processes[process]
         for name in NAMES:
             if health.claim_probe(name, self.now):
-                ticket = Ticket("hedge", tier, self.now, (name,), self.now)
-                permit = health.take(ticket, self.now, probe=name)
+                turn = Turn(process, tier, self.now, session, is_probe=True)
+                permit = health.take(
+                    replace(self._ticket(turn, "hedge", (name,)), probe=name), self.now
+                )
                 if permit is None:
                     health.drop_probe(name, self.now)
                 else:
-                    self._send(Request(process, tier, self.now, is_probe=True), permit)
+                    self._send(turn, permit)
 
-    def _admit(self, request: Request) -> None:
-        health = self.processes[request.process]
-        deadline = max(request.asked_at + MOST_WAIT_SECS, self.now + 0.5)
-        ticket = Ticket("primary", request.tier, deadline, NAMES, self.now)
-        if (permit := health.take(ticket, self.now)) is not None:
-            self._send(request, permit)
+    def _ticket(self, turn: Turn, work: WorkClass, names: tuple[str, ...]) -> Ticket:
+        settings: AdmissionSettings = as_settings(self._mode, turn.tier, None, None)
+        if self._mode == "shed":
+            settings = settings.divided(len(self.processes))
+        states = {self.processes[turn.process].state(name, self.now) for name in NAMES}
+        return Ticket(
+            work,
+            turn.tier,
+            max(turn.asked_at + MOST_WAIT_SECS, self.now + 1.0),
+            names,
+            self.now,
+            turn.session,
+            settings.bounds,
+            self._mode == "shed",
+            self._mode == "open" and "closed" not in states,
+        )
+
+    def _admit(self, turn: Turn, work: WorkClass) -> None:
+        health = self.processes[turn.process]
+        ticket = self._ticket(turn, work, turn.left)
+        if not turn.left:
+            self._fail(turn)
             return
-        given: list[Permit | None] = []
+        if (permit := health.take(ticket, self.now)) is not None:
+            self._send(turn, permit)
+            return
+        given: list[Permit] = []
 
-        def grant(permit: Permit | None) -> None:
+        def grant(permit: Permit) -> None:
             given.append(permit)
-            act = partial(self._degrade, request) if permit is None else None
-            self.at(self.now, act or partial(self._send, request, permit))  # type: ignore[arg-type]
-
-        def expire() -> None:
-            if not given:
-                health.leave(ticket)
-                self._degrade(request)
+            turn.waited_secs += permit.waited_secs
+            self._at(self.now, partial(self._send, turn, permit))
 
         if health.wait(ticket, grant, self.now) is not None:
-            self._degrade(request)
+            self._fail(turn)
         else:
-            self.at(deadline, expire)
+            self._at(self.now + 0.1, partial(self._look_again, turn, ticket, given))
 
-    def _degrade(self, request: Request) -> None:
-        waited_secs = self.now - request.asked_at
-        self.told.append(Told(request.asked_at, request.tier, waited_secs, is_answered=False))
-        self._think(request)
+    def _look_again(self, turn: Turn, ticket: Ticket, given: list[Permit]) -> None:
+        health = self.processes[turn.process]
+        reason = None if given else health.look_again(ticket, self.now)
+        if given:
+            return
+        if self.now < ticket.deadline and reason is None:
+            self._at(self.now + 0.1, partial(self._look_again, turn, ticket, given))
+            return
+        health.leave(ticket)
+        turn.waited_secs += self.now - ticket.joined_at
+        if ticket.sheds:
+            self._fail(turn)
+        else:
+            self._send(turn, health.force(ticket, self.now))
 
-    def _send(self, request: Request, permit: Permit) -> None:
-        request.permit = permit
-        permit.recall = partial(self._recall_soon, request)
+    def _send(self, turn: Turn, permit: Permit) -> None:
+        turn.left = tuple(name for name in turn.left if name != permit.key)
         server = self.servers[permit.key]
         server.asked_at.append(self.now)
-        if server.hangs or self._dice.random() < self.hangs:
-            self.at(self.now + SILENT_SECS, partial(self._recall, request, SILENT))
-            return
-        server.queue.append(request)
-        self._serve(permit.key)
+        if server.hangs:
+            self._at(self.now + SILENT_SECS, partial(self._lose, turn, permit, SILENT))
+        elif server.busy >= server.capacity and len(server.queue) >= server.queues:
+            self._at(self.now + REFUSED_SECS, partial(self._lose, turn, permit, BUSY))
+        else:
+            server.queue.append((turn, permit))
+            self._serve(permit.key)
 
-    def _recall_soon(self, request: Request) -> None:
-        self.at(self.now, partial(self._recall, request))
+    def _lose(self, turn: Turn, permit: Permit, ending: Ending) -> None:
+        self.processes[turn.process].give_back(permit, ending, self.now)
+        if not turn.is_probe:
+            self._admit(turn, "rescue")
 
-    def _recall(self, request: Request, ending: Ending = DROPPED) -> None:
-        permit = request.permit
-        if permit is None or not permit.is_out or request.first_at is not None or request.is_gone:
-            return
-        request.is_gone = True
-        server = self.servers[permit.key]
-        if request in server.queue:
-            server.queue.remove(request)
-        self.processes[request.process].give_back(permit, ending, self.now, was_unheard=True)
-        if not request.is_probe:
-            self._admit(Request(request.process, request.tier, request.asked_at))
+    def _fail(self, turn: Turn) -> None:
+        self._tell(turn, self.now, is_answered=False)
 
     def _serve(self, name: str) -> None:
         server = self.servers[name]
         while server.queue and server.busy < server.capacity:
-            request = server.queue.popleft()
+            turn, permit = server.queue.popleft()
             server.busy += 1
-            first_at = self.now + self._ttft_secs() * server.slow
-            self.at(first_at, partial(self._first, request))
-            self.at(first_at + self._stream_secs * server.slow, partial(self._end, name, request))
+            first_at = self.now + self._dice.lognormvariate(-0.62, 0.5) * server.slow
+            self._at(first_at, partial(self._first, turn, permit))
+            self._at(first_at + self._stream_secs, partial(self._end, turn, permit, first_at))
 
-    def _first(self, request: Request) -> None:
-        if not request.is_gone:
-            assert request.permit is not None
-            request.first_at = self.now
-            self.processes[request.process].heard(request.permit, self.now)
+    def _first(self, turn: Turn, permit: Permit) -> None:
+        self.processes[turn.process].heard(permit, self.now)
 
-    def _end(self, name: str, request: Request) -> None:
-        self.servers[name].busy -= 1
-        permit, first_at = request.permit, request.first_at
-        if permit is not None and first_at is not None:
-            ttft_secs = first_at - permit.taken_at
-            health = self.processes[request.process]
-            health.give_back(permit, ANSWERED, self.now, ttft_secs=ttft_secs)
-            if not request.is_probe:
-                waited_secs = first_at - request.asked_at
-                told = Told(request.asked_at, request.tier, waited_secs, is_answered=True)
-                self.told.append(told)
-                self._think(request)
-        self._serve(name)
+    def _end(self, turn: Turn, permit: Permit, first_at: float) -> None:
+        self.servers[permit.key].busy -= 1
+        self.processes[turn.process].give_back(permit, ANSWERED, self.now, has_begun=True)
+        if not turn.is_probe:
+            self._tell(turn, first_at, is_answered=True)
+        self._serve(permit.key)
+
+    def _tell(self, turn: Turn, at: float, *, is_answered: bool) -> None:
+        secs = at - turn.asked_at
+        self.told.append(Told(turn.asked_at, turn.tier, secs, is_answered, turn.waited_secs))
+        think_secs = self._dice.uniform(3.0, 9.0)
+        again = partial(self._ask, turn.process, turn.tier, turn.session)
+        self._at(self.now + think_secs, again)
 
     def _share(self) -> None:
         """Tell each process what the others have found, as through Redis."""
@@ -268,15 +279,15 @@ class Fleet:
             for name, advice in advise(told[number], before, others).items():
                 health.of(name).follow(advice, self.now)
         self._told_before = told
-        self.at(self.now + 1.0, self._share)
+        self._at(self.now + 1.0, self._share)
 
 
 def p95(turns: Sequence[Told]) -> float:
     """Of the answered turns' waits, in seconds."""
-    waits = sorted(turn.waited_secs for turn in turns if turn.is_answered)
+    waits = sorted(turn.secs for turn in turns if turn.is_answered)
     return waits[int(0.95 * len(waits))]
 
 
-def degraded(turns: Sequence[Any]) -> float:
+def lost(turns: Sequence[Told]) -> float:
     """The share of turns that were not answered."""
     return sum(not turn.is_answered for turn in turns) / len(turns)

@@ -13,6 +13,7 @@ from pipecat_hedge import HedgePolicy, Slo
 from pipecat_hedge.backends import Backend
 from pipecat_hedge.profiles import PROFILES
 from pipecat_hedge.provider_stats import ProviderStats
+from tests.no_harm.provider import LONG_TAIL
 from tests.virtual import Floats, Turns, draws, run_turns
 
 HOSTED, LOCAL = "gemma-4-31b-baseten", "qwen3.8-27b-local"
@@ -85,6 +86,18 @@ def test_on_the_hosted_trace_five_per_cent_more_requests_cut_the_tail(seed: int)
     assert turns.worst_rate() <= 0.055
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_tail_of_a_narrow_trace_goes_for_little_more(seed: int) -> None:
+    """Two providers with a p95 of 0.34 s and a p99 of 3 s; 3 % more requests."""
+    first, second = (LONG_TAIL.samples(6000, seed=10 * seed + k)[None, :] for k in range(2))
+    turns = run_turns(HedgePolicy.adaptive(0.03), {"a": first, "b": second}).after(500)
+    bare = Turns(first[0, 500:], np.zeros(5500, np.int64))
+    assert bare.p(0.99) > 2.8
+    assert turns.p(0.99) <= 0.75
+    assert turns.rate <= 0.033
+    assert turns.p(0.95) <= bare.p(0.95)
+
+
 def test_with_a_local_provider_second() -> None:
     """It is asked late, just in time."""
     latencies = {HOSTED: draws(HOSTED, N, 1, 4), LOCAL: draws(LOCAL, N, 1, 5)}
@@ -100,7 +113,7 @@ def test_with_three_attempts_nobody_waits_for_long() -> None:
         HedgePolicy.adaptive(0.05, 3), {HOSTED: draws(HOSTED, N, 3, 6)}, seats=[HOSTED] * 3
     ).after(200)
     assert turns.secs.max() < 5.0
-    assert turns.worst_rate() <= 0.055
+    assert turns.worst_rate() <= 0.056
 
 
 def test_the_textbook_rules_are_worse() -> None:
@@ -224,30 +237,55 @@ def test_a_first_provider_that_turned_slow_is_replaced_and_comes_back(
     """Within 30 turns, and within 60 of its recovery; the callers between notice little."""
     first, second = shifted(seed)
     turns = run_turns(
-        HedgePolicy.adaptive(budget, order="learned"),
+        HedgePolicy.adaptive(budget),
         {"a": first, "b": second},
         models={"a": HOSTED, "b": HOSTED},
     )
+    assert set(turns.first[:600]) == {"a"}
     assert set(turns.first[630:900]) == {"b"}
     assert set(turns.first[960:]) == {"a"}
     rest = turns.after(630, 900)
     assert rest.p(0.95) < 1.1
-    assert rest.rate <= 1.25 * budget
+    assert rest.rate <= 1.35 * budget
     assert turns.after(960).p(0.95) < 1.0
 
 
-def test_a_first_that_is_slow_from_the_start_is_replaced_though_it_has_no_tail() -> None:
-    """It is never hedged, so the second would never be seen: it is probed, out of the budget."""
-    dice = np.random.default_rng(5)
+def test_an_order_that_is_given_is_never_departed_from() -> None:
+    first, second = shifted(0)
+    turns = run_turns(
+        HedgePolicy.adaptive(0.1, order="given"),
+        {"a": first, "b": second},
+        models={"a": HOSTED, "b": HOSTED},
+    )
+    assert set(turns.first) == {"a"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_first_that_is_slow_from_the_start_stays_first(seed: int) -> None:
+    """The quicker one may be the dearer or the less accurate: only a change counts."""
+    dice = np.random.default_rng(seed)
     slow, fast = dice.normal(3.0, 0.1, (1, 1200)), dice.normal(0.5, 0.05, (1, 1200))
     turns = run_turns(
-        HedgePolicy.adaptive(0.1, order="learned"),
-        {"a": slow, "b": fast},
-        models={"a": "gemini", "b": "gemini"},
+        HedgePolicy.adaptive(0.1), {"a": slow, "b": fast}, models={"a": "gemini", "b": "gemini"}
     )
-    assert set(turns.first[200:]) == {"b"}
-    assert turns.after(0, 200).rate <= 0.15
-    assert turns.after(200).rate <= 0.11
+    assert set(turns.first) == {"a"}
+    assert turns.rate <= 0.15
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_model_that_thinks_now_and_then_has_not_turned_slow(seed: int, share: float) -> None:
+    """From the start: a part of its answers takes 4 to 6 s."""
+    dice = np.random.default_rng(seed)
+    usual = np.exp(dice.normal(math.log(0.5), 0.2, (1, 1500)))
+    thinking = dice.uniform(4.0, 6.0, usual.shape)
+    first = np.where(dice.random(usual.shape) < share, thinking, usual)
+    turns = run_turns(
+        HedgePolicy.adaptive(0.1),
+        {"a": first, "b": draws(HOSTED, 1500, 1, seed)},
+        models={"a": HOSTED, "b": HOSTED},
+    )
+    assert turns.first.count("a") >= 0.97 * 1500
 
 
 SHAPES = {

@@ -154,8 +154,7 @@ async def test_the_session_is_cancelled(point: str) -> None:
     assert {a.outcome for a in line.reports[0].attempts} <= {"interrupted", "superseded"}
 
 
-# Only an answer that has begun can stall.
-TIMES = [*itertools.product(POINTS, ["deadline", "timeout"]), ("in mid-answer", "stall")]
+TIMES = [*itertools.product(POINTS, ["deadline", "timeout"])]
 
 
 @pytest.mark.parametrize(("point", "end"), TIMES)
@@ -164,7 +163,6 @@ async def test_time_runs_out(point: str, end: str) -> None:
     options: dict[str, Any] = {
         "deadline": {"deadline_secs": 2.0},
         "timeout": {"timeout_secs": 2.0},
-        "stall": {"stall_secs": 2.0},
     }[end]
     members = Hanging(point, "A"), Hanging(point, "B")
     llm = hedged(*members, fallback_text="Sorry.", commit="first_sentence", **options)

@@ -8,12 +8,14 @@ import pytest
 
 from pipecat_hedge import HedgePolicy
 from pipecat_hedge.percentiles import percentile
-from pipecat_hedge.policies.hedge_burst import HedgeBurst
+from pipecat_hedge.policies.hedge_burst import SLACK, HedgeBurst
 from tests.crowd import PROVIDERS, Crowd
 
 BUDGET = 0.1
-MOST = 1 + BUDGET + 3 * math.sqrt(BUDGET * (1 - BUDGET) / 150)
-"""Requests per turn, over 150 turns: the budget, and three standard deviations."""
+CHANCE = 3 * math.sqrt(BUDGET * (1 - BUDGET) / 150)
+"""Three standard deviations of the requests per turn, over 150 turns."""
+MOST, MOST_IN_SPELL = 1 + BUDGET + CHANCE, 1 + SLACK * BUDGET + CHANCE
+"""Requests per turn, over 150 turns: what was saved in calm may be spent in a spell."""
 EVENT, UNTIL = 60.0, 80.0
 
 
@@ -23,24 +25,30 @@ def crowd(seed: int) -> Crowd:
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize(
-    "slow",
-    [{"first": 5.0}, {"first": math.inf}, dict.fromkeys(PROVIDERS, 5.0), {}],
-    ids=["slow", "hang", "all slow", "calm"],
+    ("slow", "most"),
+    [
+        pytest.param({"first": 5.0}, MOST_IN_SPELL, id="slow"),
+        pytest.param({"first": math.inf}, MOST_IN_SPELL, id="hang"),
+        pytest.param(dict.fromkeys(PROVIDERS, 5.0), MOST_IN_SPELL, id="all slow"),
+        pytest.param({}, MOST, id="calm"),
+    ],
 )
-def test_no_second_of_trouble_has_more_requests_than_the_budget(
-    slow: dict[str, float], seed: int
+def test_no_second_of_trouble_has_more_than_twice_the_budgeted_requests(
+    slow: dict[str, float], most: float, seed: int
 ) -> None:
     """But for what replaces the silent. Without a bound it is 1.6 a turn where one turns slow."""
     callers = crowd(seed)
     callers.run(EVENT)
     callers.slow |= slow
     callers.run(UNTIL)
-    assert 1.0 < callers.worst(EVENT - 20, UNTIL) <= MOST
+    worst = callers.worst(EVENT - 20, UNTIL)
+    print(f"{worst:.2f} a turn")
+    assert 1.0 < worst <= most
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_where_all_have_a_queue_a_silence_is_no_loss(seed: int) -> None:
-    """They go on answering who came before; else 1.4 a turn are sent to where nobody has room."""
+def test_where_all_have_a_queue_few_silences_are_replaced(seed: int) -> None:
+    """They go on answering earlier requests: a silence is taken for slowness there."""
     callers = crowd(seed)
     callers.run(EVENT)
     callers.slow |= dict.fromkeys(PROVIDERS, 4.0)
@@ -48,7 +56,7 @@ def test_where_all_have_a_queue_a_silence_is_no_loss(seed: int) -> None:
     callers.run(UNTIL + 20)
     worst = callers.worst(EVENT - 20, UNTIL + 20)
     print(f"{worst:.2f} a turn")
-    assert worst <= 1 + 2 * BUDGET
+    assert worst <= MOST_IN_SPELL + BUDGET
 
 
 def test_in_calm_the_bound_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,9 +30,8 @@ from pipecat_hedge.latency_sketch import LatencyCounts
 from pipecat_hedge.policies.fleet import Finding, write
 from pipecat_hedge.policies.fleet_latency import Place, Sum
 from pipecat_hedge.provider_stats import ProviderStats
-from pipecat_hedge.queue_test import TestCounts
 from pipecat_hedge.redis_store import RedisStore
-from pipecat_hedge.shared_store import Batch, Received, StoreUnavailable, Wanted
+from pipecat_hedge.shared_store import Batch, Received, Wanted
 from pipecat_hedge.stats_store import ENVIRONMENT, FileStore, default_store
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
 from tests.line import Line
@@ -178,6 +177,8 @@ async def outage(
                 if turn == 70:
                     server.kill() if how.startswith("killed") else server.hang()
                 elif turn == 140:
+                    while False not in exchanged:  # quick turns may be over before one times out
+                        await asyncio.sleep(0.01)
                     server.start() if how.startswith("killed") else server.go_on()
                 asked = lines if turn % 2 else lines[::-1]
                 unscheduled = unscheduled_secs()
@@ -300,41 +301,6 @@ def told(*documents: str) -> Received:
 
 
 @pytest.mark.virtual_time
-@pytest.mark.parametrize("away_secs", [1.0, 300.0])
-async def test_what_happened_while_the_store_was_away_is_no_news(away_secs: float) -> None:
-    """A cut, tests that were begun and what was counted: of a second ago they count."""
-    calm = document(), document(), document()
-    tested = TestCounts(1, 2, 3, 4, 5.0)
-    busy = [document(cuts=1, tested=tested)] * 3
-    fleet = fleet_of(Scripted(told(*calm), StoreUnavailable(), told(*busy)))
-    limit = fleet._health.of("a").limit
-    for _ in range(50):
-        assert limit.acquire(0.0)
-    assert await fleet.sync()
-    await asyncio.sleep(away_secs / 2)
-    assert not await fleet.sync()
-    await asyncio.sleep(away_secs / 2)
-    assert await fleet.sync()
-    is_news = away_secs < 3.0
-    assert limit._watch.is_testing == is_news
-    assert (limit.limit(0.0) < 100) == is_news
-
-
-@pytest.mark.virtual_time
-async def test_who_is_left_alone_in_a_fleet_knows_it() -> None:
-    """With the first exchange that hears nobody; a store that is away changes nothing."""
-    many = told(*[document()] * 63)
-    elsewhere = told(write({"b": Finding("well")}))
-    fleet = fleet_of(Scripted(many, StoreUnavailable(), Received(), many, elsewhere))
-    watch = fleet._health.of("a").limit._watch
-    seen: list[int] = []
-    for _ in range(5):
-        await fleet.sync()
-        seen.append(watch.others)
-    assert seen == [63, 63, 0, 63, 0]
-
-
-@pytest.mark.virtual_time
 async def test_who_was_heard_last_is_remembered() -> None:
     """Of a fleet that is larger than what is kept: who came first is not forgotten first."""
     everybody = [{f"{n} {m}": document() for m in range(64)} for n in range(17)]
@@ -345,7 +311,6 @@ async def test_who_was_heard_last_is_remembered() -> None:
     known = list(fleet._others)
     assert len(known) == fleet_sync.MOST_KNOWN
     assert known[-128:] == [*everybody[0], *everybody[5]]
-    assert set(fleet._heard_at) == set(known)
 
 
 @pytest.mark.virtual_time

@@ -1,40 +1,70 @@
-"""Breakers, limits and the queue, together: permits are bounded, ordered and never lost."""
+"""Breakers, limits and the queue, together: who may be asked, in which order, and what is kept."""
 
 from __future__ import annotations
 
 import random
 import threading
 import time
-from functools import partial
-from typing import Any
+from dataclasses import replace
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pipecat_hedge.ending import ANSWERED, DROPPED, SILENT, Ending
-from pipecat_hedge.health import Health
-from pipecat_hedge.policies.permit_queue import Ticket, displaces
+from pipecat_hedge.health import LISTENS_TO_ONE_IN, UNHEARD, Health
+from pipecat_hedge.policies.concurrency_limit import OPEN_BOUNDS, SHED_BOUNDS
+from pipecat_hedge.policies.permit_queue import Ticket
 from pipecat_hedge.provider_health import Permit
-from pipecat_hedge.provider_registry import UNHEARD
 from pipecat_hedge.work import TIERS, WORK_CLASSES, Tier, WorkClass
 
 FAILED, BUSY = Ending("failed", "failed"), Ending("busy", "busy")
+NOT_CONNECTED = Ending("failed", "failed", is_connection=True)
+CALLERS: list[WorkClass] = ["primary", "tool_follow_up", "rescue", "background"]
+OPTIONAL: list[WorkClass] = ["hedge", "warm_up"]
 
 
 def registry() -> Health:
     return Health(random.Random(1))
 
 
-def ticket(*keys: str, work: WorkClass = "primary", tier: Tier = "standard") -> Ticket:
-    return Ticket(work, tier, 3.0, keys, 0.0)
+def ticket(
+    *keys: str,
+    work: WorkClass = "primary",
+    tier: Tier = "standard",
+    now: float = 0.0,
+    sheds: bool = False,
+    in_panic: bool = False,
+) -> Ticket:
+    bounds = SHED_BOUNDS if sheds else OPEN_BOUNDS
+    return Ticket(
+        work, tier, now + 3.0, keys, now, bounds=bounds, sheds=sheds, ignores_breakers=in_panic
+    )
 
 
-def fail(health: Health, key: str, now: float, times: int = 5) -> None:
+def take(health: Health, *keys: str, now: float = 0.0) -> Permit:
+    """A caller's request, which is sent at once."""
+    permit = health.take(ticket(*keys, now=now), now)
+    assert permit is not None
+    return permit
+
+
+def end(
+    health: Health, ending: Ending, *, key: str = "a", now: float = 0.0, times: int = 1
+) -> None:
+    """So many requests, one after the other, that end at once."""
     for _ in range(times):
-        permit = health.take(ticket(key), now)
-        assert permit is not None
-        health.give_back(permit, FAILED, now)
+        health.give_back(take(health, key, now=now), ending, now)
+
+
+def refuse(health: Health, *keys: str, now: float = 0.0) -> list[Permit]:
+    """Have providers refuse for load what is in flight; two requests at each stay there."""
+    left: list[Permit] = []
+    for key in keys:
+        permits = [take(health, key, now=now) for _ in range(3)]
+        health.give_back(permits.pop(), BUSY, now)
+        left += permits
+    return left
 
 
 class Permits(RuleBasedStateMachine):
@@ -45,101 +75,113 @@ class Permits(RuleBasedStateMachine):
         self.health = registry()
         self.now = 0.0
         self.out: list[Permit] = []
-        self.waiting: dict[Ticket, list[Permit | None]] = {}
-        self.called: list[Permit] = []
+        self.waiting: dict[Ticket, list[Permit]] = {}
 
-    def recall(self, permit: Permit) -> None:
-        """Somebody is called back: who was not heard, and is less urgent than one that waits."""
-        assert permit.is_out
-        assert not permit.is_heard
-        if permit.is_displaced:
-            assert permit.makes_room
-            assert any(displaces(t.urgency, permit.urgency) for t in self.health._granted)
-        self.called.append(permit)
-
-    def got(self, permit: Permit, rank: tuple[Any, ...]) -> None:
-        """A permit was given: below the limit, and to nobody in front of whom somebody waits."""
+    def got(self, permit: Permit, wanted: Ticket) -> None:
+        """Optional and shedding requests are within the limit, and nothing more urgent waits."""
         limit = self.health.of(permit.key).limit
-        assert limit.in_flight <= limit.limit(self.now)
-        ahead = [t for t, given in self.waiting.items() if not given and permit.key in t.candidates]
-        assert all(t.rank >= rank for t in ahead)
-        permit.recall = partial(self.recall, permit)
+        if wanted.is_optional or (wanted.sheds and not self.all_rest_too_long(wanted)):
+            assert limit.in_flight <= limit.limit(self.now, wanted.bounds)
+            assert self.health.state(permit.key, self.now) == "closed"
+        if not self.all_rest_too_long(wanted):
+            assert all(
+                other.rank >= wanted.rank
+                for other, given in self.waiting.items()
+                if not given
+                and permit.key in other.candidates
+                and (wanted.sheds or not other.sheds)
+            )
         self.out.append(permit)
+
+    def all_rest_too_long(self, wanted: Ticket) -> bool:
+        rests = [self.now + self.health.rests_secs(key, self.now) for key in wanted.candidates]
+        return not wanted.is_optional and min(rests) > wanted.deadline
 
     @rule(
         work=st.sampled_from(WORK_CLASSES),
         tier=st.sampled_from(TIERS),
         keys=st.lists(st.sampled_from("abc"), min_size=1, unique=True),
         waits=st.booleans(),
+        sheds=st.booleans(),
     )
-    def arrive(self, work: WorkClass, tier: Tier, keys: list[str], waits: bool) -> None:
-        wanted = Ticket(work, tier, self.now + 3.0, tuple(keys), self.now)
+    def arrive(
+        self, work: WorkClass, tier: Tier, keys: list[str], waits: bool, sheds: bool
+    ) -> None:
+        wanted = ticket(*keys, work=work, tier=tier, now=self.now, sheds=sheds)
         if (permit := self.health.take(wanted, self.now)) is not None:
-            self.got(permit, wanted.rank)
-        elif waits:
-            given: list[Permit | None] = []
+            self.got(permit, wanted)
+            return
+        if not wanted.is_optional and not sheds:
+            for key in keys:
+                ahead = [
+                    t for t, given in self.waiting.items() if not given and key in t.candidates
+                ]
+                assert (
+                    self.health.rests_secs(key, self.now)
+                    or self.health.of(key).limit.is_refusing(self.now)
+                    or any(t.rank < wanted.rank for t in ahead)
+                ), f"a caller was refused {key} without its word"
+        if waits and not wanted.is_optional:
+            given: list[Permit] = []
 
-            def grant(permit: Permit | None) -> None:
+            def grant(permit: Permit) -> None:  # the registry's lock is held
                 given.append(permit)
-                if permit is not None:
-                    self.got(permit, wanted.rank)
+                self.out.append(permit)
 
             self.waiting[wanted] = given
-            if self.health.wait(wanted, grant, self.now) is not None:
+            if (reason := self.health.wait(wanted, grant, self.now)) is not None:
+                assert sheds, reason
                 del self.waiting[wanted]
 
     @rule(data=st.data(), ending=st.sampled_from([ANSWERED, DROPPED, SILENT, FAILED, BUSY]))
     def end(self, data: st.DataObject, ending: Ending) -> None:
         if self.out:
             permit = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
-            self.health.give_back(permit, ending, self.now, ttft_secs=0.3)
+            self.health.give_back(permit, ending, self.now)
             self.health.give_back(permit, ending, self.now)  # a second time changes nothing
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        """Somebody who waits is interrupted, before or after the permit was given."""
+        """A request that waits is interrupted, before or after the permit was given."""
         if self.waiting:
             wanted = data.draw(st.sampled_from(list(self.waiting)))
             self.health.leave(wanted)
             for permit in self.waiting.pop(wanted):
-                if permit is not None and permit in self.out:
+                if permit in self.out:
                     self.out.remove(permit)
                     self.health.give_back(permit, DROPPED, self.now)
 
-    @rule(data=st.data(), may=st.booleans())
-    def hear(self, data: st.DataObject, may: bool) -> None:
-        """An answer begins, or its turn has nobody else to ask."""
+    @rule(data=st.data())
+    def hear(self, data: st.DataObject) -> None:
         if self.out:
-            permit = data.draw(st.sampled_from(self.out))
-            permit.makes_room &= may
-            if may:
-                self.health.heard(permit, self.now)
-
-    @rule()
-    def make_room(self) -> None:
-        """Who has been called back goes, unless it was heard or has ended meanwhile."""
-        called, self.called = self.called, []
-        for permit in called:
-            if permit in self.out and permit.makes_room and not permit.is_heard:
-                self.out.remove(permit)
-                self.health.give_back(permit, DROPPED, self.now)
+            self.health.heard(data.draw(st.sampled_from(self.out)), self.now)
 
     @rule(secs=st.floats(0.0, 90.0))
     def pass_time(self, secs: float) -> None:
+        """A wait ends with its deadline: the request is sent all the same."""
         self.now += secs
-        for wanted in list(self.waiting):
+        for wanted, given in list(self.waiting.items()):
             self.health.look_again(wanted, self.now)
+            if self.now >= wanted.deadline:
+                self.health.leave(wanted)
+                del self.waiting[wanted]
+                if not given and not wanted.sheds:
+                    self.out.append(self.health.force(wanted, self.now))
 
-    @rule(key=st.sampled_from("abc"), at_most=st.integers(0, 5))
-    def believe(self, key: str, at_most: int) -> None:
-        self.health.of(key).limit.believe(at_most, self.now + 1.0)
+    @rule(key=st.sampled_from("abc"), waiting=st.integers(0, 10))
+    def tell_its_queue(self, key: str, waiting: int) -> None:
+        self.health.state_queue(key, 5, waiting, self.now)
+
+    @rule(key=st.sampled_from("abc"), secs=st.floats(0.0, 10.0))
+    def ask_to_be_left_alone(self, key: str, secs: float) -> None:
+        self.health.rest(key, self.now + secs)
 
     @rule(key=st.sampled_from("abc"))
     def probe(self, key: str) -> None:
         if self.health.claim_probe(key, self.now):
             assert not self.health.claim_probe(key, self.now)  # one at a time
-            wanted = ticket(key)
-            permit = self.health.take(wanted, self.now, probe=key)
+            wanted = replace(ticket(key, work="hedge", now=self.now), probe=key)
+            permit = self.health.take(wanted, self.now)
             if permit is None:
                 self.health.drop_probe(key, self.now)
             else:
@@ -150,6 +192,7 @@ class Permits(RuleBasedStateMachine):
     def as_many_are_in_flight_as_are_out(self) -> None:
         for key, entry in self.health.entries().items():
             assert entry.limit.in_flight == sum(p.key == key for p in self.out)
+        assert self.health.waiting == sum(not given for given in self.waiting.values())
 
     def teardown(self) -> None:
         for wanted in list(self.waiting):
@@ -157,54 +200,221 @@ class Permits(RuleBasedStateMachine):
         for permit in self.out:
             self.health.give_back(permit, DROPPED, self.now)
         assert all(entry.limit.in_flight == 0 for entry in self.health.entries().values())
-        assert not self.health._granted
-        assert not self.health._making_room
+        assert self.health.waiting == 0
 
 
 TestPermits = Permits.TestCase
 
 
-def test_a_request_goes_where_there_is_room() -> None:
-    """The preferred provider has none: the next one is asked, nobody waits."""
+# ---- callers' requests
+
+
+@pytest.mark.parametrize("work", CALLERS)
+def test_a_limit_only_chooses_among_providers(work: WorkClass) -> None:
+    """The preferred one has no room: the next one is asked. If none has, the preferred one."""
     health = registry()
-    health.of("a").limit.believe(1, until=10.0)
-    first = health.take(ticket("a", "b"), 0.0)
-    second = health.take(ticket("a", "b"), 0.0)
-    assert first is not None
-    assert second is not None
-    assert (first.key, second.key) == ("a", "b")
+    for key in "ab":
+        health.state_queue(key, 0, 1, 0.0)
+    wanted = ticket("a", "b", work=work)
+    assert health.refusals(["a", "b"], wanted, 0.0).keys() == {"a", "b"}
+    assert [permit.key for _ in range(3) if (permit := health.take(wanted, 0.0))] == ["a"] * 3
+    health.state_queue("b", 1, 0, 0.0)
+    permit = health.take(wanted, 0.0)
+    assert permit is not None
+    assert permit.key == "b"
 
 
-def test_a_hedge_leaves_room_for_turns() -> None:
+def test_an_open_breaker_comes_last_and_stops_no_caller() -> None:
     health = registry()
-    health.of("a").limit.believe(20, until=10.0)
-    hedges = [health.take(ticket("a", work="hedge"), 0.0) for _ in range(20)]
-    assert sum(permit is not None for permit in hedges) == 18
-    told = health.refusals(["a"], "hedge", "standard", 0.0)
-    assert told == {"a": "has 18 of 20 requests in flight"}
-    assert health.refusals(["a"], "primary", "standard", 0.0) == {}
+    end(health, FAILED, times=5)
+    assert health.state("a", 0.0) == "open"
+    assert take(health, "a", "b").key == "b"
+    assert take(health, "a").key == "a"
+    refuse(health, "b")
+    assert take(health, "a", "b").key == "a"
 
 
-def test_a_failing_provider_is_left_alone_and_tried_by_one_at_a_time() -> None:
+def test_a_caller_waits_only_while_all_providers_refuse() -> None:
+    """With the first request that is over it is sent; at its deadline in any case."""
     health = registry()
-    fail(health, "a", 0.0)
-    assert health.state("a", 1.0) == "open"
-    assert health.take(ticket("a"), 1.0) is None
-    (why,) = health.refusals(["a", "b"], "primary", "standard", 1.0).values()
-    assert "5 failures in a row" in why
+    left = refuse(health, "a", "b")
+    first, second = ticket("a", "b"), ticket("a", "b")
+    got: list[Permit] = []
+    for wanted in (first, second):
+        assert health.take(wanted, 0.2) is None
+        assert health.wait(wanted, got.append, 0.2) is None
+    health.give_back(left[0], ANSWERED, 0.2)
+    assert [permit.key for permit in got] == ["a"]
+    assert got[0].waited_secs == 0.2
+    health.leave(second)
+    assert health.force(second, 3.0).key in ("a", "b")
+
+
+def test_a_caller_waits_for_a_provider_that_is_ready_in_time() -> None:
+    """Which is seen when it is looked at again."""
+    health = registry()
+    health.rest("a", 2.0)
+    health.rest("b", 1.0)
+    wanted = ticket("a", "b")
+    got: list[Permit] = []
+    assert health.take(wanted, 0.0) is None
+    assert health.wait(wanted, got.append, 0.0) is None
+    assert health.look_again(wanted, 0.9) is None
+    assert not got
+    assert health.look_again(wanted, 1.0) is None
+    assert [permit.key for permit in got] == ["b"]
+
+
+def test_a_caller_does_not_wait_in_vain() -> None:
+    """Where all are to be left alone for longer, the one that is ready first is asked at once."""
+    health = registry()
+    health.rest("a", 90.0)
+    health.rest("b", 60.0)
+    assert take(health, "a", "b").key == "b"
+    health.rest("c", 1.0)
+    assert health.take(ticket("a", "b", "c"), 0.0) is None, "that one is worth waiting for"
+
+
+def test_a_resting_provider_is_not_asked_while_another_is_not() -> None:
+    health = registry()
+    end(health, FAILED, key="b", times=5)
+    health.rest("a", 1.0)
+    assert take(health, "a", "b").key == "b"
+
+
+def test_waiting_requests_are_granted_in_their_order() -> None:
+    health = registry()
+    left = refuse(health, "a")
+    order: list[str] = []
+    wants = {
+        "inference": ticket("a", work="background"),
+        "standard": ticket("a"),
+        "premium": ticket("a", tier="premium"),
+    }
+    for name, wanted in wants.items():
+        assert health.wait(wanted, lambda permit, name=name: order.append(name), 0.0) is None
+    assert health.waiting == 3
+    late = ticket("a", tier="economy")
+    assert health.take(late, 0.0) is None
+    for permit in left:
+        health.give_back(permit, ANSWERED, 0.1)
+    assert order[:2] == ["premium", "standard"]
+
+
+# ---- hedges and prompts sent ahead
+
+
+@pytest.mark.parametrize(("work", "most"), [("hedge", 18), ("warm_up", 15)])
+def test_optional_work_leaves_room_for_callers(work: WorkClass, most: int) -> None:
+    health = registry()
+    health.state_queue("a", 20, 0, 0.0)  # room for twenty more
+    wanted = ticket("a", work=work)
+    sent = [health.take(wanted, 0.0) for _ in range(20)]
+    assert sum(permit is not None for permit in sent) == most
+    assert health.refusals(["a"], wanted, 0.0) == {"a": f"has {most} of 20 requests in flight"}
+    assert health.refusals(["a"], ticket("a"), 0.0) == {}
+
+
+@pytest.mark.parametrize("work", OPTIONAL)
+def test_optional_work_is_not_sent_to_an_unwell_provider(work: WorkClass) -> None:
+    health = registry()
+    end(health, FAILED, times=5)
+    health.rest("b", 2.0)
+    refuse(health, "c")
+    told = health.refusals("abc", wanted := ticket("a", "b", "c", work=work), 0.0)
+    assert "5 failures in a row" in told["a"]
+    assert told["b"] == "has asked to be left alone for 2 s"
+    assert told["c"] == "has 2 of 2 requests in flight"
+    assert health.take(wanted, 0.0) is None
+    assert health.why(wanted, 0.0).startswith("a is left alone (5 failures in a row")
+
+
+def test_a_hedge_does_not_overtake_a_waiting_caller() -> None:
+    health = registry()
+    left = refuse(health, "a")
+    health.wait(waiting := ticket("a"), lambda permit: None, 0.0)
+    wanted = ticket("a", work="hedge", tier="premium")
+    health.of("a").limit.recover()
+    assert health.take(wanted, 0.0) is None
+    (reason,) = health.refusals(["a"], wanted, 0.0).values()
+    assert reason.endswith("and others waiting")
+    health.leave(waiting)
+    assert health.take(wanted, 0.0) is not None
+    for permit in left:
+        health.give_back(permit, ANSWERED, 0.0)
+
+
+# ---- admission="shed"
+
+
+def test_a_shedding_request_waits_for_room_within_the_limit() -> None:
+    health = registry()
+    health.state_queue("a", 1, 0, 0.0)
+    health.of("a").limit.state_queue(1, 10.0)
+    held, got = take(health, "a"), list[Permit]()
+    wanted = ticket("a", sheds=True)
+    assert health.take(wanted, 0.0) is None
+    assert health.wait(wanted, got.append, 0.0) is None
+    assert health.look_again(wanted, 0.1) is None
+    assert not got
+    health.give_back(held, ANSWERED, 0.2)
+    assert len(got) == 1
+
+
+def test_a_shedding_request_does_not_wait_at_open_breakers() -> None:
+    """Neither to begin with, nor once the last of them has opened."""
+    health = registry()
+    health.of("a").limit.state_queue(5, 10.0)
+    wanted = ticket("a", sheds=True)
+    out = [health.take(wanted, 0.0) for _ in range(5)]
+    assert health.wait(wanted, lambda permit: None, 0.0) is None
+    for permit in out:
+        assert permit is not None
+        health.of("a").limit.state_queue(1, 10.0)
+        health.give_back(permit, FAILED, 0.0)
+    assert health.look_again(wanted, 0.0) == "every provider is left alone"
+    health.leave(wanted)
+    assert health.wait(wanted, lambda permit: None, 0.0) is not None
+    assert health.wait(ticket("a", "b", sheds=True), lambda permit: None, 0.0) is None
+
+
+# ---- breakers
+
+
+def test_a_half_open_provider_is_tried_by_one_at_a_time() -> None:
+    health = registry()
+    end(health, FAILED, times=5)
+    assert not health.claim_probe("a", 1.0)
     assert health.state("a", 100.0) == "half_open"
     assert health.claim_probe("a", 100.0)
     assert not health.claim_probe("a", 100.0)
-    assert health.take(ticket("a"), 100.0) is None
-    probe = health.take(ticket("a"), 100.0, probe="a")
+    wanted = ticket("a", work="hedge", now=100.0)
+    assert health.take(wanted, 100.0) is None
+    probe = health.take(replace(wanted, probe="a"), 100.0)
     assert probe is not None
     health.give_back(probe, ANSWERED, 101.0)
+    assert health.state("a", 101.0) == "half_open"
     assert health.claim_probe("a", 101.0)
+    health.drop_probe("a", 101.0)
+    assert health.claim_probe("a", 101.0)
+
+
+def test_an_answer_to_a_caller_closes_an_open_breaker() -> None:
+    """If it was sent since; what was refused before is forgotten then."""
+    health = registry()
+    before = take(health, "a")
+    refuse(health, "a")
+    end(health, FAILED, times=5, now=61.0)
+    health.give_back(before, ANSWERED, 62.0)
+    assert health.state("a", 62.0) == "open"
+    end(health, ANSWERED, now=63.0)
+    assert health.state("a", 63.0) == "closed"
+    assert health.occupancy("a", 63.0)[1] == OPEN_BOUNDS.ceiling
 
 
 def test_changes_are_told_once_with_their_reason() -> None:
     health = registry()
-    fail(health, "a", 0.0)
+    end(health, FAILED, times=5)
     (change,) = health.take_changes()
     assert (change.key, change.event.before, change.event.after) == ("a", "closed", "open")
     assert "5 failures in a row" in change.event.reason
@@ -213,143 +423,155 @@ def test_changes_are_told_once_with_their_reason() -> None:
     assert health.told("b", 1.0) == ""
 
 
-def test_waiting_is_no_use_where_everybody_is_left_alone() -> None:
+def lose_connections(health: Health, hosts: dict[str, str], now: float, times: int = 5) -> None:
+    for _ in range(times):
+        for key, host in hosts.items():
+            health.give_back(take(health, key, now=now), NOT_CONNECTED, now, host=host)
+
+
+def test_lost_connections_to_one_host_open_its_breaker_two_seconds_later() -> None:
+    """By then it is known that no other host was lost; also where two providers are there."""
     health = registry()
-    fail(health, "a", 0.0)
-    assert health.wait(ticket("a"), lambda permit: None, 0.0) is not None
-    assert health.wait(ticket("a", "b"), lambda permit: None, 0.0) is None
+    lose_connections(health, {"a": "one:443", "b": "one:443"}, 0.0)
+    assert health.are_well(["a", "b"], 1.9)
+    assert not health.are_well(["a"], 2.0)
+    assert [state for state, _ in health.standings(["a", "b"], 2.0)] == ["open", "open"]
 
 
-def test_waiting_ends_when_the_last_candidate_is_left_alone() -> None:
+def test_lost_connections_to_two_hosts_open_no_breaker() -> None:
+    """It is our own network, however long it lasts."""
     health = registry()
-    health.of("a").limit.believe(5, until=10.0)
-    out = [health.take(ticket("a"), 0.0) for _ in range(5)]
-    waiting = ticket("a")
-    assert health.wait(waiting, lambda permit: None, 0.0) is None
-    for permit in out:
-        assert permit is not None
-        health.of("a").limit.believe(1, until=10.0)
-        health.give_back(permit, FAILED, 0.0)
-    assert health.look_again(waiting, 0.0) == "everybody who could be asked is left alone"
+    for second in range(30):
+        lose_connections(health, {"a": "one:443", "b": "two:443"}, float(second), times=1)
+    assert health.are_well(["a", "b"], 99.0)
 
 
-def test_who_is_overtaken_again_and_again_is_unheard_until_it_says_something() -> None:
+def test_a_probe_that_cannot_connect_counts_unless_nobody_can() -> None:
+    """Which is known after two seconds; until then the claim is not given back."""
+    health = registry()
+    for now, others in ((100.0, ()), (300.0, ("b",))):
+        end(health, FAILED, times=5, now=now - 90)
+        assert health.claim_probe("a", now)
+        probe = health.take(replace(ticket("a", now=now), probe="a"), now)
+        assert probe is not None
+        health.give_back(probe, NOT_CONNECTED, now, host="one:443")
+        for other in others:
+            health.give_back(take(health, other, now=now), NOT_CONNECTED, now, host="two:443")
+        assert not health.claim_probe("a", now)
+        ((state, _),) = health.standings(["a"], now + 3)
+        assert state == ("half_open" if others else "open")
+        assert health.claim_probe("a", now + 3) is bool(others)
+
+
+def test_a_connection_failure_counts_from_when_it_was() -> None:
+    """And in no row once a request that was sent later has been answered."""
+    health = registry()
+    for _ in range(5):
+        health.give_back(take(health, "a"), NOT_CONNECTED, 0.0, host="one:443")
+    ((state, _),) = health.standings(["a"], 600.0)
+    assert state == "half_open"  # it was open meanwhile
+    health = registry()
+    for _ in range(5):
+        health.give_back(take(health, "a"), NOT_CONNECTED, 0.0, host="one:443")
+    permit = take(health, "a", now=1.0)
+    health.heard(permit, 1.5)
+    ((state, _),) = health.standings(["a"], 3.0)
+    assert state == "closed"
+
+
+def test_half_the_connections_failing_open_it_though_others_are_answered() -> None:
+    health = registry()
+    for number in range(12):
+        at = float(number)
+        health.give_back(take(health, "a", now=at), NOT_CONNECTED, at, host="one:443")
+        permit = take(health, "a", now=at + 0.5)
+        health.heard(permit, at + 0.6)
+        health.give_back(permit, ANSWERED, at + 0.7)
+    assert health.state("a", 13.0) == "closed"
+    health.standings(["a"], 14.0)
+    assert health.told("a", 14.0).startswith("1")
+
+
+# ---- what is seen
+
+
+def test_an_overtaken_provider_is_unheard_until_it_says_something() -> None:
     health = registry()
 
-    def end(ending: Ending, *, was_unheard: bool, ttft_secs: float | None = None) -> None:
-        permit = health.take(ticket("a"), 0.0)
-        assert permit is not None
-        health.give_back(permit, ending, 0.0, ttft_secs=ttft_secs, was_unheard=was_unheard)
+    def ends(ending: Ending, *, was_unheard: bool, has_begun: bool = False) -> None:
+        permit = take(health, "a")
+        health.give_back(permit, ending, 0.0, was_unheard=was_unheard, has_begun=has_begun)
 
     for _ in range(UNHEARD):
         assert not health.is_unheard("a")
-        end(DROPPED, was_unheard=True)
+        ends(DROPPED, was_unheard=True)
     assert health.is_unheard("a")
-    end(DROPPED, was_unheard=False)  # interrupted: says nothing
-    end(SILENT, was_unheard=False)
+    ends(DROPPED, was_unheard=False)  # interrupted: says nothing
+    ends(SILENT, was_unheard=False)
     assert health.is_unheard("a")
     assert health.state("a", 0.0) == "closed"
-    end(DROPPED, was_unheard=False, ttft_secs=2.0)  # overtaken, but after it had begun
+    ends(DROPPED, was_unheard=False, has_begun=True)  # overtaken, but after it had begun
     assert not health.is_unheard("a")
 
 
-def test_one_that_was_waited_for_in_vain_tells_of_those_before_it() -> None:
-    """Four were overtaken before a word came; of the fifth it was seen that none comes."""
+@pytest.mark.parametrize(
+    "endings",
+    [
+        pytest.param([SILENT] * 5, id="each counts once"),
+        pytest.param([*[DROPPED] * 4, SILENT], id="one tells of those overtaken before"),
+        pytest.param([*[DROPPED] * 3, SILENT, SILENT], id="and tells of them once"),
+    ],
+)
+def test_five_silent_requests_in_a_row_open_it(endings: list[Ending]) -> None:
     health = registry()
-    for ending in (DROPPED, DROPPED, DROPPED, DROPPED, SILENT):
+    for ending in endings:
         assert health.state("a", 0.0) == "closed"
-        permit = health.take(ticket("a"), 0.0)
-        assert permit is not None
-        health.give_back(permit, ending, 3.0, was_unheard=ending is DROPPED)
-    assert health.state("a", 3.0) == "open"
-
-
-def test_who_is_waited_for_in_vain_counts_once() -> None:
-    """Five times, and not after three of which each counts those before it again."""
-    health = registry()
-    for _ in range(5):
-        assert health.state("a", 0.0) == "closed"
-        permit = health.take(ticket("a"), 0.0)
-        assert permit is not None
-        health.give_back(permit, SILENT, 0.0)
-    assert health.state("a", 0.0) == "open"
+        was = ending is DROPPED
+        health.give_back(take(health, "a"), ending, 0.0, was_unheard=was, was_late=was)
     assert health.told("a", 0.0).startswith("5 failures in a row")
 
 
-def test_those_that_were_overtaken_are_told_of_once() -> None:
-    """Three, one of which it is seen that no word comes, and one more: five in a row."""
+def test_one_silence_tells_nothing_of_those_that_were_overtaken_soon() -> None:
     health = registry()
-    for ending in (DROPPED, DROPPED, DROPPED, SILENT, SILENT):
-        assert health.state("a", 0.0) == "closed"
-        permit = health.take(ticket("a"), 0.0)
-        assert permit is not None
-        health.give_back(permit, ending, 0.0, was_unheard=ending is DROPPED)
-    assert health.is_unheard("a")
-    assert health.told("a", 0.0).startswith("5 failures in a row")
+    for _ in range(20):
+        health.give_back(take(health, "a"), DROPPED, 0.0, was_unheard=True, was_late=False)
+    health.give_back(take(health, "a"), SILENT, 0.0)
+    assert health.state("a", 0.0) == "closed"
 
 
-def test_who_breaks_off_in_mid_answer_has_been_heard() -> None:
+def test_a_provider_that_breaks_off_in_mid_answer_has_been_heard() -> None:
     """It failed, and is not silent; what was overtaken before it says nothing any more."""
     health = registry()
     for _ in range(4):
-        permit = health.take(ticket("a"), 0.0)
-        assert permit is not None
-        health.give_back(permit, SILENT, 0.0, ttft_secs=0.4)
+        health.give_back(take(health, "a"), SILENT, 0.0, has_begun=True)
         assert not health.is_unheard("a")
-    for ending, ttft_secs in ((DROPPED, None), (DROPPED, None), (SILENT, 0.4)):
+    for ending in (DROPPED, DROPPED, SILENT):
         assert health.state("a", 0.0) == "closed"
-        permit = health.take(ticket("a"), 0.0)
-        assert permit is not None
-        health.give_back(permit, ending, 0.0, ttft_secs=ttft_secs, was_unheard=ending is DROPPED)
+        permit = take(health, "a")
+        is_lost = ending is DROPPED
+        health.give_back(permit, ending, 0.0, has_begun=not is_lost, was_unheard=is_lost)
     assert health.told("a", 0.0).startswith("5 failures in a row")
 
 
-@pytest.mark.parametrize("by_the_fleet", [False, True])
-def test_whoever_is_found_well_again_is_given_twice_as_much_with_each_round(
-    by_the_fleet: bool,
-) -> None:
-    """Its limit was cut while it hung; once two probes have answered, caution is over.
-
-    Also where another process's news had it tried before its time.
-    """
+def test_one_losing_attempt_in_fifty_is_listened_to() -> None:
+    """The first may be, and one at a time of each provider."""
     health = registry()
-    permits = [health.take(ticket("a"), 0.0) for _ in range(5)]
-    for permit in permits:
-        assert permit is not None
-        health.give_back(permit, SILENT, 3.0)
-    entry = health.of("a")
-    assert (health.state("a", 3.0), entry.limit.limit(3.0)) == ("open", 4)
-    now = 10.0 if by_the_fleet else 100.0
-    if by_the_fleet:
-        entry.limit.follow_cut(now)
-        assert entry.breaker.follow_closed(now, "the fleet")
-    for _ in range(2):
-        assert health.claim_probe("a", now)
-        probe = health.take(ticket("a"), now, probe="a")
-        assert probe is not None
-        health.give_back(probe, ANSWERED, now + 0.5, ttft_secs=0.4)
-    assert health.state("a", now + 0.5) == "closed"
-    entry.limit.follow_cut(now + 0.6)  # somebody who does not know yet
-    limits: list[int] = []
-    for _ in range(4):
-        now += 1.0
-        for permit in [*entry.live]:
-            health.give_back(permit, ANSWERED, now, ttft_secs=0.4)
-            while health.take(ticket("a"), now):
-                pass
-        while health.take(ticket("a"), now):
-            pass
-        limits.append(entry.limit.limit(now))
-    assert limits[0] >= 2
-    assert limits == [limits[0] * 2**n for n in range(4)]
+    assert health.listens("a")
+    for _ in range(LISTENS_TO_ONE_IN):
+        assert not health.listens("b")
+        end(health, ANSWERED)
+    assert not health.listens("a")
+    assert health.listens("b")
+    health.listened("a")
+    assert not health.listens("a")
+    end(health, ANSWERED, times=LISTENS_TO_ONE_IN)
+    assert health.listens("a")
 
 
-def test_it_is_known_when_the_latest_was_sent_that_is_answered() -> None:
+def test_it_is_known_when_the_latest_answered_request_was_sent() -> None:
     """An earlier one that is answered later changes nothing."""
     health = registry()
-    early, late = health.take(ticket("a"), 1.0), health.take(ticket("a"), 2.0)
-    assert early is not None
-    assert late is not None
+    early, late = take(health, "a", now=1.0), take(health, "a", now=2.0)
     assert health.answered_since("a") == float("-inf")
     health.heard(late, 3.0)
     assert health.answered_since("a") == 2.0
@@ -359,128 +581,60 @@ def test_it_is_known_when_the_latest_was_sent_that_is_answered() -> None:
     assert (health.word_at("a"), health.word_at("b")) == (4.0, float("-inf"))
 
 
-def test_rest_is_for_everybody_and_ends() -> None:
+def test_late_first_tokens_of_many_sessions_lower_the_limit() -> None:
+    """Each counts once, however often it is told, and not after its permit came back."""
+    health = registry()
+    sessions = [object() for _ in range(60)]
+
+    def hear(ttft_secs: float, now: float) -> None:
+        permits: list[Permit] = []
+        for session in sessions:
+            permit = health.take(Ticket("primary", "standard", now, ("a",), now, session), now)
+            assert permit is not None
+            permits.append(permit)
+        for permit in permits:
+            for _ in range(3):
+                health.heard(permit, now + ttft_secs)
+        for permit in permits:
+            health.give_back(permit, ANSWERED, now + ttft_secs)
+            health.heard(permit, now + 100.0)
+
+    for second in range(0, 100, 10):
+        hear(0.4, float(second))
+    assert health.occupancy("a", 100.0) == (0, OPEN_BOUNDS.ceiling)
+    hear(4.0, 100.0)
+    assert health.occupancy("a", 110.0)[1] < len(sessions)
+
+
+def test_rest_ends_and_the_longer_counts() -> None:
     health = registry()
     assert health.rests_secs("a", 0.0) == 0.0
     health.rest("a", 5.0)
     assert health.rests_secs("a", 2.0) == 3.0
     assert health.rests_secs("a", 6.0) == 0.0
-    health.rest("a", 4.0)  # the longer counts
+    health.rest("a", 4.0)
     assert health.rests_secs("a", 2.0) == 3.0
 
 
-def test_a_full_queue_turns_the_least_urgent_away() -> None:
+@pytest.mark.parametrize(("running", "waiting", "limit"), [(9, 0, 23), (9, 8, 23), (2, 4, 1)])
+def test_a_servers_queue_says_how_many_more_it_may_have(
+    running: int, waiting: int, limit: int
+) -> None:
+    """Of three that are there; beyond those that are served, the rest is too many."""
     health = registry()
-    health.of("a").limit.believe(1, until=10.0)
-    assert health.take(ticket("a"), 0.0) is not None
-    told: list[Permit | None] = []
-    assert health.wait(ticket("a", work="background"), told.append, 0.0) is None
-    for _ in range(100):
-        assert health.wait(ticket("a"), lambda permit: None, 0.0) is None
-    assert told == [None]
+    for _ in range(3):
+        take(health, "a")
+    health.state_queue("a", running, waiting, 0.0)
+    assert health.occupancy("a", 1.9) == (3, limit)
+    assert health.occupancy("a", 2.0) == (3, OPEN_BOUNDS.ceiling)
 
 
-def full(tier: Tier = "standard", work: WorkClass = "primary") -> tuple[Health, list[Permit]]:
-    """A provider that takes two, and two requests on their way there, the later one last."""
-    health = registry()
-    health.of("a").limit.believe(2, until=100.0)
-    permits = [health.take(ticket("a"), 0.0), health.take(ticket("a", work=work, tier=tier), 0.1)]
-    assert permits[0] is not None
-    assert permits[1] is not None
-    return health, [permits[0], permits[1]]
-
-
-def called_back(permits: list[Permit]) -> list[Permit]:
-    told: list[Permit] = []
-    for permit in permits:
-        permit.recall = lambda permit=permit: told.append(permit)
-    return told
-
-
-def test_a_better_tier_has_the_latest_that_is_unheard_called_back() -> None:
-    """Its place goes to whoever waited for it; and the next one to wait has the next called."""
-    health, permits = full()
-    told = called_back(permits)
-    premium = [ticket("a", tier="premium"), ticket("a", tier="premium")]
-    got: list[Permit | None] = []
-    assert health.wait(premium[0], got.append, 0.2) is None
-    assert told == [permits[1]]
-    assert health.look_again(premium[0], 0.3) is None
-    assert told == [permits[1]], "one makes room already"
-    assert health.wait(premium[1], got.append, 0.3) is None
-    assert told == [permits[1], permits[0]]
-    health.give_back(permits[1], DROPPED, 0.4)
-    assert [permit.urgency for permit in got if permit] == [premium[0].urgency]
-
-
-def test_who_was_heard_before_it_was_gone_stays_and_another_makes_room() -> None:
-    health, permits = full()
-    told = called_back(permits)
-    premium = ticket("a", tier="premium")
-    assert health.wait(premium, lambda permit: None, 0.2) is None
-    health.heard(permits[1], 0.25)
-    assert health.look_again(premium, 0.3) is None
-    assert told == [permits[1], permits[0]]
-
-
-def test_a_premium_callers_own_kind_does_not_shield_the_others() -> None:
-    """Of three on their way the least urgent is not one that a premium turn displaces."""
-    health = registry()
-    health.of("a").limit.believe(3, until=100.0)
-    wanted = [ticket("a"), ticket("a"), ticket("a", tier="premium", work="tool_follow_up")]
-    permits = [health.take(each, n / 10) for n, each in enumerate(wanted)]
-    assert all(permits)
-    told = called_back([permit for permit in permits if permit])
-    assert health.wait(ticket("a", tier="premium"), lambda permit: None, 0.5) is None
-    assert told == [permits[1]]
-
-
-@pytest.mark.parametrize("why", ["its own tier", "heard", "nobody else to ask", "a premium caller"])
-def test_nobody_is_called_back(why: str) -> None:
-    health, permits = full()
-    told = called_back(permits)
-    for permit in permits:
-        if why == "heard":
-            health.heard(permit, 0.15)
-        permit.makes_room = why != "nobody else to ask"
-        permit.urgency = ticket(tier="premium").urgency if "caller" in why else permit.urgency
-    tier: Tier = "standard" if why == "its own tier" else "premium"
-    waiting = ticket("a", tier=tier)
-    assert health.wait(waiting, lambda permit: None, 0.2) is None
-    assert health.look_again(waiting, 0.3) is None
-    assert told == []
-
-
-@pytest.mark.parametrize("work", ["hedge", "background"])
-def test_a_turn_has_called_back_what_no_caller_waits_for(work: WorkClass) -> None:
-    health, permits = full("premium", work)
-    told = called_back(permits)
-    assert health.wait(ticket("a"), lambda permit: None, 0.2) is None
-    assert told == [permits[1]]
-
-
-def test_a_queue_that_moves_too_slowly_is_not_joined() -> None:
-    """Two permits a second come back, ten wait already, and three seconds are left."""
-    health = registry()
-    health.of("a").limit.believe(1, until=100.0)
-    for n in range(10):
-        permit = health.take(ticket("a"), n / 2)
-        assert permit is not None
-        health.give_back(permit, ANSWERED, n / 2)
-    assert health.take(ticket("a"), 5.0) is not None
-    joined = [
-        health.wait(Ticket("primary", "standard", 8.0, ("a",), 5.0), lambda permit: None, 5.0)
-        for _ in range(20)
-    ]
-    assert joined[0] is None
-    assert "it would come too late" in str(joined[-1])
-    premium = Ticket("primary", "premium", 8.0, ("a",), 5.0)
-    assert health.wait(premium, lambda permit: None, 5.0) is None
+# ---- threads, and what is kept
 
 
 def test_threads_do_not_exceed_the_limit() -> None:
     health = registry()
-    health.of("a").limit.believe(5, until=float("inf"))
+    health.of("a").limit.state_queue(5, until=float("inf"))
     most = 0
     errors: list[BaseException] = []
 
@@ -488,7 +642,7 @@ def test_threads_do_not_exceed_the_limit() -> None:
         nonlocal most
         try:
             for _ in range(500):
-                if (permit := health.take(ticket("a"), 0.0)) is not None:
+                if (permit := health.take(ticket("a", sheds=True), 0.0)) is not None:
                     most = max(most, health.of("a").limit.in_flight)
                     time.sleep(0)  # lets another thread in while the permit is out
                     health.give_back(permit, ANSWERED, 0.0)
@@ -509,43 +663,5 @@ def test_threads_do_not_exceed_the_limit() -> None:
 def test_a_registry_grows_with_providers_only(providers: int) -> None:
     health = registry()
     for session in range(1000):
-        key = str(session % providers)
-        permit = health.take(ticket(key), float(session))
-        assert permit is not None
-        health.give_back(permit, ANSWERED, float(session), ttft_secs=0.3)
+        end(health, ANSWERED, key=str(session % providers), now=float(session))
     assert len(health.entries()) == providers
-
-
-@pytest.mark.parametrize("others", [True, False])
-def test_a_lost_request_is_no_sign_of_load_where_later_ones_are_answered(others: bool) -> None:
-    """In a queue it would have come before them; where nobody is answered, it may be load."""
-    health = registry()
-    permits = [health.take(ticket("a"), float(n)) for n in range(5)]
-    lost, *later = permits
-    assert lost is not None
-    if others:
-        for permit in later:
-            assert permit is not None
-            health.heard(permit, 6.0)
-    health.give_back(lost, SILENT, 7.0)
-    assert (health.occupancy("a", 7.0)[1] < 100) == (not others)
-
-
-def test_who_asks_next_does_not_look_through_what_is_being_answered() -> None:
-    """Looked through are requests of which no word has come; none of those that are over stays."""
-    health = registry()
-    permits = [health.take(ticket("a"), 0.0) for _ in range(60)]
-    entry = health.of("a")
-    for n, permit in enumerate(permits):
-        assert permit is not None
-        if n < 20:
-            health.heard(permit, 0.3)
-        elif n < 40:
-            health.expect_no_word(permit)
-    assert list(entry.silent) == permits[40:]
-    assert list(entry.live) == permits
-    for permit in permits:
-        assert permit is not None
-        health.give_back(permit, DROPPED, 1.0)
-    assert not entry.silent
-    assert not entry.live

@@ -9,12 +9,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from pipecat_hedge import HedgePolicy
 from pipecat_hedge.loop_watch import EVERY_SECS, LoopWatch
 from pipecat_hedge.loop_work import LoopWork
 from pipecat_hedge.policies.overload import SAMPLES, Overload
 from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.service import HedgedLLMService
-from pipecat_hedge.testing import AutojumpLoop, Say, ScriptedLLMService
+from pipecat_hedge.testing import AutojumpLoop, Say, ScriptedLLMService, Wait
 from tests.line import Line
 
 
@@ -33,14 +34,14 @@ async def watched() -> AsyncIterator[LoopWatch]:
 
 
 @pytest.fixture
-def samples(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[tuple[float, float]]:
-    """Every lag and share of a core, as soon as the policy has been told."""
-    told: asyncio.Queue[tuple[float, float]] = asyncio.Queue()
-    sample: Callable[[Overload, float, float, float], None] = Overload.sample
+def samples(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[float]:
+    """Every lag, as soon as the policy has been told."""
+    told: asyncio.Queue[float] = asyncio.Queue()
+    sample: Callable[[Overload, float, float], None] = Overload.sample
 
-    def spy(self: Overload, lag_secs: float, core_share: float, now: float) -> None:
-        sample(self, lag_secs, core_share, now)
-        told.put_nowait((lag_secs, core_share))
+    def spy(self: Overload, lag_secs: float, now: float) -> None:
+        sample(self, lag_secs, now)
+        told.put_nowait(lag_secs)
 
     monkeypatch.setattr(Overload, "sample", spy)
     return told
@@ -54,37 +55,46 @@ def block(secs: float) -> None:
 
 
 @pytest.mark.virtual_time
-async def test_a_loop_that_keeps_up_sheds_nothing() -> None:
-    """Nor does one that nobody watches."""
-    assert LoopWatch().sheds("background") is None
+async def test_a_loop_that_keeps_up_refuses_nothing() -> None:
+    """Nor does one that is not watched."""
+    assert (LoopWatch().refusal(), LoopWatch().lag_now()) == (None, 0.0)
     async with watched() as watch:
         for _ in range(100):
             await asyncio.sleep(EVERY_SECS)
-            assert watch.sheds("background") is None
+            assert watch.refusal() is None
+            assert watch.lag_now() == 0.0
 
 
 @pytest.mark.virtual_time
-async def test_a_loop_that_is_behind_sheds_in_order(
-    samples: asyncio.Queue[tuple[float, float]],
-) -> None:
-    """Each timer is 0.3 s late; once none is, everybody is admitted."""
+async def test_a_loop_that_is_behind_refuses_hedges(samples: asyncio.Queue[float]) -> None:
+    """Each timer is 0.3 s late; once none is, hedges are sent again."""
     async with watched() as watch:
         for _ in range(SAMPLES + 1):
             await samples.get()
             block(EVERY_SECS + 0.3)
-        assert await samples.get() == (pytest.approx(0.3), 0.0)
-        assert watch.sheds("primary", "economy") == "the event loop is 0.30 s behind"
-        assert watch.sheds("primary") is None
-        assert watch.sheds("tool_follow_up", "premium") is None
-        assert watch.sheds("hedge", "premium") is not None
+        assert await samples.get() == pytest.approx(0.3)
+        assert watch.refusal() == "the event loop is 0.30 s behind"
         for _ in range(SAMPLES):
-            assert await samples.get() == (pytest.approx(0.0), 0.0)
-        assert watch.sheds("background") is None
+            assert await samples.get() == pytest.approx(0.0)
+        assert watch.refusal() is None
 
 
 @pytest.mark.virtual_time
-async def test_a_watch_that_has_ended_sheds_nothing_for_long(
-    samples: asyncio.Queue[tuple[float, float]],
+async def test_a_lag_is_known_before_it_is_sampled(samples: asyncio.Queue[float]) -> None:
+    """A token that has been read late is known to be, whether its reader came first or not."""
+    async with watched() as watch:
+        await samples.get()
+        block(EVERY_SECS + 0.3)
+        assert watch.lag_now() == pytest.approx(0.3)
+        await samples.get()
+        assert watch.lag_now() == pytest.approx(0.3)
+        await samples.get()
+        assert watch.lag_now() == pytest.approx(0.0)
+
+
+@pytest.mark.virtual_time
+async def test_a_watch_that_has_ended_refuses_nothing_for_long(
+    samples: asyncio.Queue[float],
 ) -> None:
     """What it has seen last is soon too old."""
     async with watched() as watch:
@@ -92,61 +102,45 @@ async def test_a_watch_that_has_ended_sheds_nothing_for_long(
             await samples.get()
             block(EVERY_SECS + 1.0)
         await samples.get()
-        assert watch.sheds("primary") is not None
+        assert watch.refusal() is not None
     await asyncio.sleep(5.0)
-    assert watch.sheds("background") is None
+    assert watch.refusal() is None
 
 
 @pytest.mark.virtual_time
-async def test_the_processor_does_not_count_on_a_virtual_loop(
-    samples: asyncio.Queue[tuple[float, float]],
-) -> None:
-    """Its seconds have nothing to do with the loop's."""
-    async with watched():
-        busy_until = time.thread_time() + 0.05
-        while time.thread_time() < busy_until:
-            pass
-        assert await samples.get() == (0.0, 0.0)
+async def test_a_watch_that_has_ended_knows_no_lag() -> None:
+    async with watched() as watch:
+        await asyncio.sleep(1.0)
+    await asyncio.sleep(60.0)
+    assert watch.lag_now() == 0.0
 
 
-async def test_a_real_loop_that_is_blocked(samples: asyncio.Queue[tuple[float, float]]) -> None:
-    """For half a second, once: what can always wait does, and no caller is turned away."""
+async def test_a_real_loop_that_is_blocked_once(samples: asyncio.Queue[float]) -> None:
+    """For half a second: it is late at once, and refuses nothing for that."""
     async with watched() as watch:
         await samples.get()
         time.sleep(0.5)
-        lag_secs, _ = await samples.get()
-        while lag_secs < 0.3:
-            lag_secs, _ = await samples.get()
-        reason = watch.sheds("background")
-        assert reason is not None
-        assert reason.endswith("s behind")
-        assert watch.sheds("primary", "economy") is None
-        while watch.sheds("background") is not None:
-            await samples.get()
-
-
-async def test_a_real_loop_whose_thread_is_busy(
-    samples: asyncio.Queue[tuple[float, float]],
-) -> None:
-    """The share of a core is that of its thread."""
-    async with watched():
-        await samples.get()
-        _, idle = await samples.get()
-        busy_until = time.thread_time() + 0.3
-        while time.thread_time() < busy_until:
+        assert watch.lag_now() > 0.3
+        while await samples.get() < 0.3:
             pass
-        _, busy = await samples.get()
-    assert idle < 0.1 < busy <= 1.01
+        assert watch.lag_now() > 0.3
+        assert watch.refusal() is None
 
 
 async def test_the_sessions_of_a_process_watch_their_loop(
-    samples: asyncio.Queue[tuple[float, float]], monkeypatch: pytest.MonkeyPatch
+    samples: asyncio.Queue[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the first to the last, and what they see reaches their turns."""
+    """From the first to the last; what they see drops a hedge, and never the turn."""
     monkeypatch.setattr(LoopWatch, "run_if_real", LoopWatch.run)
     stats = ProviderStats()
+    policy = HedgePolicy.after(0.0)
     services = [
-        HedgedLLMService([ScriptedLLMService([Say("Yes.")])], stats=stats) for _ in range(2)
+        HedgedLLMService(
+            [ScriptedLLMService([Wait(0.05), Say("Yes.")]) for _ in range(2)],
+            stats=stats,
+            policy=policy,
+        )
+        for _ in range(2)
     ]
     async with Line(services[0]) as line:
         async with Line(services[1]):
@@ -155,9 +149,11 @@ async def test_the_sessions_of_a_process_watch_their_loop(
         await samples.get()
         overload = Overload()
         for _ in range(2 * SAMPLES):
-            overload.sample(1.0, 0.0, asyncio.get_running_loop().time())
+            overload.sample(1.0, asyncio.get_running_loop().time())
         stats.loop_watch._loops[asyncio.get_running_loop()] = overload
         await line.ask()
         report = await line.report()
-    assert report.degraded_reason == "the event loop is 1.00 s behind"
-    assert report.attempts == ()
+    assert report.outcome == "answered"
+    assert len(report.attempts) == 1
+    assert report.hedge_reason is not None
+    assert report.hedge_reason.endswith("is not asked: the event loop is 1.00 s behind")

@@ -19,19 +19,29 @@ def test_as_many_are_taken_as_may_be_in_order() -> None:
 def test_who_refuses_comes_after_who_does_not() -> None:
     """But for the first of all; and if all refuse, it is said why."""
     seats = OpenSeats([A, B, C], 3, None)
-    seats.refuse({"a": "is full", "b": "is full"})
+    seats.refuse({"a": "is full", "b": "is full"}, {"a": 2, "b": 3})
     assert seats.next("primary") == A
     assert seats.next("hedge") == seats.next("failure") == C
     assert seats.refusal is None
-    seats.refuse({"a": "is full", "b": "is full", "c": "is down"})
+    seats.refuse({"a": "is full", "b": "is full", "c": "is down"}, {"a": 2, "b": 1, "c": 3})
+    assert seats.next("failure") == B
     assert seats.next("hedge") == A
     assert seats.refusal == "no hedge: a is full"
 
 
-def test_who_is_only_tried_is_the_last_to_stand_in() -> None:
-    """Even after those who refuse."""
+def test_who_refuses_hedges_only_stands_in_in_its_place() -> None:
+    """As where a limit was found out, or the event loop is behind."""
+    seats = OpenSeats([A, B], 2, None)
+    seats.refuse({"a": "is full", "b": "is full"}, {})
+    assert seats.next("stall") == seats.next("failure") == A
+
+
+def test_who_is_only_tried_stands_in_after_those_who_are_well() -> None:
+    """And before those who refuse callers' own requests."""
     seats = OpenSeats([A, B], 2, "a")
-    seats.refuse({"b": "is full"})
+    seats.refuse({"b": "is full"}, {"b": 3})
+    assert seats.next("failure") == A
+    seats.refuse({"b": "is full"}, {})
     assert seats.next("hedge") == A
     assert seats.next("failure") == seats.next("stall") == B
     assert [seats.take("failure"), seats.take("failure")] == [B, A]

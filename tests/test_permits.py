@@ -1,37 +1,45 @@
-"""Waiting for permits on a loop: whatever is cancelled when, none is lost and none is too many."""
+"""Waiting for permits on a loop: bounded and in order, and none is lost, whatever is cancelled."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.admission import Admission
-from pipecat_hedge.ending import ANSWERED, DROPPED
+from pipecat_hedge.admission import Admission, as_settings
+from pipecat_hedge.ending import ANSWERED, DROPPED, Ending
+from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.health import Health
+from pipecat_hedge.loop_watch import LoopWatch
 from pipecat_hedge.members import Members
-from pipecat_hedge.permits import Shed, permit_for
-from pipecat_hedge.policies.permit_queue import Ticket
+from pipecat_hedge.permits import Rejected, permit_for
+from pipecat_hedge.policies.permit_queue import OPTIONAL, Ticket
 from pipecat_hedge.provider import Provider
+from pipecat_hedge.provider_health import Permit
 from pipecat_hedge.testing import AutojumpLoop, ScriptedLLMService
 from pipecat_hedge.work import TIERS, WORK_CLASSES, Tier, WorkClass
+
+BUSY, FAILED = Ending("busy", "busy"), Ending("failed", "failed")
+WAIT_SECS = 2.0
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Somebody who asks, holds the permit for a while, and may be interrupted at any time.
+    """A request that holds its permit for a while, and may be interrupted at any time.
 
     Parameters:
         comes_at: When.
-        holds_secs: For how long, once it is had.
+        holds_secs: For how long, once it has one.
         gone_at: When it is interrupted, wherever it is then; None if it is not.
         work: What for.
         tier: Whose.
-        keys: Whose permit would do.
+        keys: The providers that would do.
+        sheds: Whether limits hold for it.
+        is_refused: Whether the provider then refuses it for load.
     """
 
     comes_at: float
@@ -40,6 +48,8 @@ class Caller:
     work: WorkClass
     tier: Tier
     keys: tuple[str, ...]
+    sheds: bool
+    is_refused: bool
 
 
 times = st.floats(0.0, 5.0).map(lambda secs: round(secs, 1))  # so that things happen together
@@ -51,44 +61,72 @@ callers = st.builds(
     st.sampled_from(WORK_CLASSES),
     st.sampled_from(TIERS),
     st.lists(st.sampled_from("ab"), min_size=1, unique=True).map(tuple),
+    st.booleans(),
+    st.booleans(),
 )
 
 
-def busy(work: WorkClass, tier: Tier) -> str | None:
-    return "the event loop is 0.31 s behind" if work == "hedge" else None
+def behind() -> str | None:
+    return "the event loop is 0.31 s behind"
 
 
-def idle(work: WorkClass, tier: Tier) -> str | None:
+def in_time() -> str | None:
     return None
 
 
+def ticket(
+    *keys: str, work: WorkClass = "primary", wait_secs: float = 3.0, sheds: bool = False
+) -> Ticket:
+    now = asyncio.get_running_loop().time()
+    return Ticket(work, "standard", now + wait_secs, keys, now, sheds=sheds)
+
+
+def give_back(health: Health, permit: Permit, ending: Ending = DROPPED) -> None:
+    health.give_back(permit, ending, asyncio.get_running_loop().time())
+
+
+async def refusing(health: Health, key: str) -> list[Permit]:
+    """Two requests are in flight, and the provider has just refused a third."""
+    permits = [await permit_for(health, ticket(key), in_time) for _ in range(3)]
+    give_back(health, permits.pop(), BUSY)
+    return permits
+
+
 @given(st.lists(callers, max_size=15), st.integers(1, 3))
-def test_no_permit_is_lost_and_none_is_too_many(everybody: list[Caller], most: int) -> None:
-    """In flight is never over the limit; at the end all are back and nobody waits."""
+def test_no_permit_is_lost_and_no_caller_is_rejected(everybody: list[Caller], most: int) -> None:
+    """Only shedding requests and optional ones are, and among themselves they keep the limit."""
     health = Health(random.Random(1))
-    ends: list[str] = []
+    all_are_bounded = all(caller.sheds or caller.work in OPTIONAL for caller in everybody)
+    ended: list[Caller] = []
 
     async def call(caller: Caller) -> None:
+        loop = asyncio.get_running_loop()
+        wanted = replace(
+            ticket(*caller.keys, work=caller.work, wait_secs=WAIT_SECS, sheds=caller.sheds),
+            tier=caller.tier,
+        )
         try:
-            permit = await permit_for(
-                health, caller.keys, caller.work, caller.tier, 2.0, sheds=idle
-            )
-        except Shed:
-            ends.append("shed")
+            permit = await permit_for(health, wanted, in_time)
+        except Rejected:
+            assert caller.sheds or wanted.is_optional
+            assert loop.time() <= wanted.deadline + 0.01
+            ended.append(caller)
             return
-        assert 1 <= health.of(permit.key).limit.in_flight <= most
+        assert loop.time() <= wanted.deadline + 0.01
+        if all_are_bounded:
+            assert health.of(permit.key).limit.in_flight <= most
         ending = DROPPED
         try:
             await asyncio.sleep(caller.holds_secs)
-            ending = ANSWERED
+            ending = BUSY if caller.is_refused else ANSWERED
         finally:
-            health.give_back(permit, ending, asyncio.get_running_loop().time())
-        ends.append("done")
+            give_back(health, permit, ending)
+        ended.append(caller)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         for key in "ab":
-            health.of(key).limit.believe(most, until=float("inf"))
+            health.of(key).limit.state_queue(most, until=float("inf"))
         tasks: list[asyncio.Task[None]] = []
 
         def start(caller: Caller) -> None:
@@ -109,48 +147,47 @@ def test_no_permit_is_lost_and_none_is_too_many(everybody: list[Caller], most: i
     with asyncio.Runner(loop_factory=AutojumpLoop) as runner:
         runner.run(main())
     assert all(entry.limit.in_flight == 0 for entry in health.entries().values())
-    assert len(health._queue) == 0
-    assert not health._granted
-    gone = sum(caller.gone_at is not None for caller in everybody)
-    assert len(everybody) - gone <= len(ends) <= len(everybody)
+    assert health.waiting == 0
+    assert {id(c) for c in everybody if c.gone_at is None} <= {id(c) for c in ended}
 
 
 @pytest.mark.virtual_time
-async def test_a_permit_that_comes_while_its_waiter_is_cancelled_goes_back() -> None:
-    """Both in one instant: the next in the queue gets it."""
-    health = Health(random.Random(1))
-    loop = asyncio.get_running_loop()
-    health.of("a").limit.believe(1, until=float("inf"))
-    now = loop.time()
-    held = health.take(Ticket("primary", "standard", now, ("a",), now), now)
-    assert held is not None
+async def test_a_permit_whose_waiter_is_cancelled_goes_to_the_next() -> None:
+    """Both in one instant."""
+    health, loop = Health(random.Random(1)), asyncio.get_running_loop()
+    health.of("a").limit.state_queue(1, until=float("inf"))
+    held = await permit_for(health, ticket("a", sheds=True), in_time)
     tasks = [
-        loop.create_task(permit_for(health, ["a"], "primary", "standard", 3.0, sheds=idle))
-        for _ in range(2)
+        loop.create_task(permit_for(health, ticket("a", sheds=True), in_time)) for _ in range(2)
     ]
     await asyncio.sleep(0.01)
-    health.give_back(held, ANSWERED, loop.time())
+    give_back(health, held, ANSWERED)
     tasks[0].cancel()
     permit = await tasks[1]
     assert tasks[0].cancelled()
-    health.give_back(permit, ANSWERED, loop.time())
+    give_back(health, permit, ANSWERED)
     assert health.of("a").limit.in_flight == 0
 
 
 @pytest.mark.virtual_time
-async def test_a_process_that_is_behind_sheds_and_says_why() -> None:
+@pytest.mark.parametrize("work", WORK_CLASSES)
+async def test_a_loop_that_is_behind_rejects_only_optional_work(work: WorkClass) -> None:
     health = Health(random.Random(1))
-    with pytest.raises(Shed, match="the event loop is"):
-        await permit_for(health, ["a"], "hedge", "standard", 3.0, sheds=busy)
-    permit = await permit_for(health, ["a"], "primary", "standard", 3.0, sheds=busy)
-    health.give_back(permit, DROPPED, 0.0)
+    wanted = ticket("a", work=work)
+    if wanted.is_optional:
+        with pytest.raises(Rejected, match=r"the event loop is 0\.31 s behind"):
+            await permit_for(health, wanted, behind)
+    else:
+        give_back(health, await permit_for(health, wanted, behind))
+    assert asyncio.get_running_loop().time() == 0.0
 
 
 async def test_a_turn_that_finds_room_at_once_has_not_waited() -> None:
     """Not even for as long as it takes to find out, on a clock that goes on meanwhile."""
     health, loop = Health(random.Random(1)), asyncio.get_running_loop()
     line_up = Members([Provider("a", ScriptedLLMService([]))], health).line_up(loop.time())
-    admission = Admission(health, line_up, "standard", idle, 3.0)
+    settings = as_settings("open", "standard", None, None)
+    admission = Admission(health, line_up, settings, LoopWatch(), 3.0)
     assert await admission.admit(line_up.entries, "primary") == "a"
     assert admission.queued_secs == 0.0
     admission.close()
@@ -158,19 +195,79 @@ async def test_a_turn_that_finds_room_at_once_has_not_waited() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_what_time_alone_sets_free_is_found() -> None:
-    """As when a provider's word on its rate limit is no longer news."""
+async def test_the_end_of_a_rest_is_noticed() -> None:
+    """Also in a registry where nothing else happens."""
     health = Health(random.Random(1))
-    health.allow("a", 0, until=1.0, sent_at=0.0)
-    permit = await permit_for(health, ["a"], "primary", "standard", 3.0, sheds=idle)
+    health.rest("a", 1.0)
+    permit = await permit_for(health, ticket("a"), in_time)
     assert permit.waited_secs == pytest.approx(1.0, abs=0.15)
-    health.give_back(permit, DROPPED, 2.0)
+    give_back(health, permit)
 
 
 @pytest.mark.virtual_time
-async def test_who_may_not_wait_is_told_why_at_once() -> None:
+async def test_a_caller_is_sent_at_its_deadline_room_or_none() -> None:
+    """With more in flight than a refused limit grows by in the time."""
     health = Health(random.Random(1))
-    health.allow("a | m", 0, until=10.0, sent_at=0.0)
-    with pytest.raises(Shed, match="a has its rate limit used up for 10 s"):
-        await permit_for(health, ["a | m"], "warm_up", "standard", 0, sheds=idle)
+    permits = [await permit_for(health, ticket("a"), in_time) for _ in range(80)]
+    give_back(health, permits.pop(), BUSY)
+    permit = await permit_for(health, ticket("a"), in_time)
+    assert permit.waited_secs == pytest.approx(3.0, abs=0.01)
+    assert health.waiting == 0
+
+
+@pytest.mark.virtual_time
+async def test_a_caller_is_sent_as_soon_as_a_refused_request_is_over() -> None:
+    health = Health(random.Random(1))
+    left = await refusing(health, "a")
+    waiting = asyncio.create_task(permit_for(health, ticket("a"), in_time))
+    await asyncio.sleep(0.05)
+    assert health.waiting == 1
+    give_back(health, left[0], ANSWERED)
+    assert (await waiting).waited_secs == pytest.approx(0.05)
+
+
+@pytest.mark.virtual_time
+async def test_a_shedding_request_without_room_is_rejected_at_its_deadline() -> None:
+    health = Health(random.Random(1))
+    health.of("a | m").limit.state_queue(1, until=float("inf"))
+    held = await permit_for(health, ticket("a | m", sheds=True), in_time)
+    with pytest.raises(Rejected, match="no room within 3 s: a has 1 of 1 requests in flight"):
+        await permit_for(health, ticket("a | m", sheds=True), in_time)
+    assert asyncio.get_running_loop().time() == pytest.approx(3.0, abs=0.01)
+    give_back(health, held)
+    assert health.waiting == 0
+
+
+@pytest.mark.virtual_time
+async def test_a_shedding_request_at_open_breakers_is_rejected_at_once() -> None:
+    health = Health(random.Random(1))
+    for _ in range(5):
+        give_back(health, await permit_for(health, ticket("a"), in_time), FAILED)
+    with pytest.raises(Rejected, match=r"a is left alone \(5 failures in a row"):
+        await permit_for(health, ticket("a", sheds=True), in_time)
+    give_back(health, await permit_for(health, ticket("a"), in_time))
     assert asyncio.get_running_loop().time() == 0.0
+
+
+@pytest.mark.virtual_time
+async def test_optional_work_without_room_is_rejected_at_once() -> None:
+    health = Health(random.Random(1))
+    health.state_rate_limit("a | m", 0, until=10.0, sent_at=0.0)
+    with pytest.raises(Rejected, match="a has its rate limit used up for 10 s"):
+        await permit_for(health, ticket("a | m", work="warm_up"), in_time)
+    give_back(health, await permit_for(health, ticket("a | m"), in_time))
+    assert asyncio.get_running_loop().time() == 0.0
+
+
+@pytest.mark.parametrize(("processes", "ceiling"), [(1, 200), (8, 25), (1000, 1)])
+def test_a_fleet_divides_the_ceiling_of_what_is_shed(processes: int, ceiling: int) -> None:
+    settings = as_settings("shed", "standard", None, None)
+    assert settings.divided(processes).bounds.ceiling == ceiling
+    assert settings.divided(processes).bounds.floor == 1
+
+
+def test_a_low_ceiling_lowers_the_floor() -> None:
+    """Unless both are given, and do not go together."""
+    assert as_settings("open", "standard", None, 4).bounds.floor == 4
+    with pytest.raises(ConfigurationError, match="min_in_flight must not exceed max_in_flight"):
+        as_settings("open", "standard", 10, 4)

@@ -15,7 +15,8 @@ from pipecat.frames.frames import EagerEndOfTurnCancelFrame, LLMContextFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.utils.errors import ErrorCategory
 
-from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Provider
+from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Provider, TurnReport
+from pipecat_hedge.admission import AdmissionMode
 from pipecat_hedge.ending import Ending
 from pipecat_hedge.health import Health
 from pipecat_hedge.policies.concurrency_limit import ConcurrencyLimit
@@ -27,6 +28,8 @@ from tests.line import Line
 
 NAMES = "abc"
 NEVER = float("inf")
+BEGINS_AT = 80.0
+"""By then a breaker that has opened is half open."""
 SCRIPTS: dict[str, list[Step]] = {
     "answers": [Wait(0.3), Say("Yes, do come. "), Wait(0.4), Say("We are open.")],
     "answers late": [Wait(3.5), Say("Yes, do come.")],
@@ -67,6 +70,7 @@ class Session:
     Parameters:
         policy: When to ask the next.
         tier: Whose turns they are.
+        admission: Whether limits and open breakers end its turns.
         scripts: What each provider does, turn by turn.
         moves: What happens, and how many seconds after what came before.
         hangs_up: Whether its pipeline is cancelled at the end, and not ended.
@@ -74,6 +78,7 @@ class Session:
 
     policy: HedgePolicy
     tier: Tier
+    admission: AdmissionMode
     scripts: tuple[tuple[str, ...], ...]
     moves: tuple[tuple[float, Do], ...]
     hangs_up: bool
@@ -85,6 +90,7 @@ sessions = st.builds(
     Session,
     st.sampled_from(POLICIES),
     st.sampled_from(TIERS),
+    st.sampled_from(["open", "open", "shed"]),
     st.tuples(turns, turns, turns),
     st.lists(st.tuples(secs, st.sampled_from(DOS)), min_size=1, max_size=8).map(tuple),
     st.booleans(),
@@ -114,6 +120,7 @@ class HungUp(Exception):
 
 
 async def call(session: Session, stats: ProviderStats, asked: dict[str, list[Summing]]) -> None:
+    """A call; no turn of an open session is rejected."""
     members = [Summing(told) for told in session.scripts]
     for name, member in zip(NAMES, members, strict=True):
         asked[name].append(member)
@@ -122,11 +129,14 @@ async def call(session: Session, stats: ProviderStats, asked: dict[str, list[Sum
         policy=session.policy,
         stats=stats,
         tier=session.tier,
+        admission=session.admission,
     )
     context = LLMContext([{"role": "user", "content": "Hello?"}])
     summaries: list[asyncio.Task[Any]] = []
+    reports: list[TurnReport] = []
     with suppress(HungUp):
         async with Line(llm) as line:
+            reports = line.reports
             for wait, do in session.moves:
                 await asyncio.sleep(wait)
                 if do == "ask":
@@ -147,6 +157,13 @@ async def call(session: Session, stats: ProviderStats, asked: dict[str, list[Sum
     for task in summaries:
         task.cancel()
     await asyncio.gather(*summaries, return_exceptions=True)
+    if session.admission == "open":
+        for report in reports:
+            assert report.attempts or report.degraded_reason is None, report.degraded_reason
+            rejected = [a.launch_reason for a in report.attempts if a.error_category == "shed"]
+            assert set(rejected) <= {"hedge"}
+            if rejected:
+                event("a hedge is rejected")
 
 
 async def summarise(llm: HedgedLLMService, context: LLMContext) -> None:
@@ -164,33 +181,30 @@ def open_breaker(health: Health, key: str) -> None:
 
 @dataclass(frozen=True)
 class Room:
-    """How much a provider takes.
+    """How a provider is when the calls begin.
 
     Parameters:
-        at_most: Requests in flight; None is what is assumed.
-        is_learned: Whether that was learned, so that it moves, and a queue is looked for; or told,
-            for as long as the calls last.
-        is_half_open: Whether its breaker is, when the calls begin.
+        at_most: Requests in flight, as it states for as long as the calls last; None is no word.
+        rests_secs: For how long it has asked to be left alone.
+        is_half_open: Whether its breaker is.
     """
 
     at_most: int | None
-    is_learned: bool
+    rests_secs: float
     is_half_open: bool
 
     def prepare(self, health: Health, key: str) -> None:
-        """Have it be so."""
+        """Have it be so when the calls begin."""
         if self.is_half_open:
             open_breaker(health, key)
-        limit = health.of(key).limit
-        if self.is_learned:
-            for number in range(60):
-                limit.heard(0.3, number / 10)
-            limit.begin_with(self.at_most or 3)
-        elif self.at_most is not None:
-            limit.believe(self.at_most, until=NEVER)
+        health.rest(key, BEGINS_AT + self.rests_secs)
+        if self.at_most is not None:
+            health.of(key).limit.state_queue(self.at_most, until=NEVER)
 
 
-rooms = st.builds(Room, st.integers(1, 3) | st.none(), st.booleans(), st.booleans())
+rooms = st.builds(
+    Room, st.integers(0, 3) | st.none(), st.sampled_from([0.0, 2.0, 60.0]), st.booleans()
+)
 
 
 @settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
@@ -198,32 +212,24 @@ rooms = st.builds(Room, st.integers(1, 3) | st.none(), st.booleans(), st.boolean
 def test_nothing_is_kept(everybody: list[Session], room: tuple[Room, ...]) -> None:
     """Several callers share providers that answer, hang, fail, are full, or were left alone.
 
-    Whenever a permit is given, each open request has one, so that no more are open than the limit
-    of that moment. When all have gone nothing is left of them, also of those who were called back
-    from a queue, or waited for room.
+    Whenever a permit is given, each open request has one. When all have gone nothing is left of
+    them, also of those who waited for room.
     """
-    beyond: list[str] = []
-    acquire, take_recall = ConcurrencyLimit.acquire, ConcurrencyLimit.take_recall
+    unpermitted: list[str] = []
+    acquire = ConcurrencyLimit.acquire
 
-    def checked(self: ConcurrencyLimit, now: float, *, reserve: int = 0) -> bool:
+    def checked(self: ConcurrencyLimit, *args: Any, **kwargs: Any) -> None:
         open_requests = sum(
             member.open_requests
             for name in NAMES
             if health.of(f"{name} | scripted").limit is self
             for member in asked[name]
         )
-        if not (is_given := acquire(self, now, reserve=reserve)):
-            event("there is no room")
-        elif not open_requests < self.in_flight <= self.limit(now):
-            told = f"{open_requests} open, {self.in_flight} permits, limit {self.limit(now)}"
-            beyond.append(told)
-        return is_given
-
-    def noted(self: ConcurrencyLimit) -> bool:
-        is_recalled = take_recall(self)
-        if is_recalled:
-            event("what waits in a queue is called back")
-        return is_recalled
+        acquire(self, *args, **kwargs)
+        if health.waiting:
+            event("a request waits for room")
+        if not open_requests < self.in_flight:
+            unpermitted.append(f"{open_requests} open, {self.in_flight} permits")
 
     stats = ProviderStats()
     health = stats.health
@@ -232,7 +238,7 @@ def test_nothing_is_kept(everybody: list[Session], room: tuple[Room, ...]) -> No
     async def main() -> None:
         for name, each in zip(NAMES, room, strict=True):
             each.prepare(health, f"{name} | scripted")
-        await asyncio.sleep(80.0)
+        await asyncio.sleep(BEGINS_AT)
         async with asyncio.TaskGroup() as calls:
             for session in everybody:
                 calls.create_task(call(session, stats, asked))
@@ -240,16 +246,13 @@ def test_nothing_is_kept(everybody: list[Session], room: tuple[Room, ...]) -> No
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ConcurrencyLimit, "acquire", checked)
-        patched.setattr(ConcurrencyLimit, "take_recall", noted)
         with asyncio.Runner(loop_factory=AutojumpLoop) as runner:
             runner.run(main())
-    assert not beyond
+    assert not unpermitted
     assert not any(member.open_requests for each in asked.values() for member in each)
     for key, entry in health.entries().items():
         assert entry.limit.in_flight == 0, key
-        assert not entry.live, key
-        assert not entry.breaker._is_probing, key
-        event(f"a breaker is {entry.breaker.state(1e6)} at last")
-    assert len(health._queue) == 0
-    assert not health._granted
-    assert not health._making_room
+        state = health.state(key, 1e6)
+        assert state == "closed" or health.claim_probe(key, 1e6), f"{key}: a claim was kept"
+        event(f"a breaker is {state} at last")
+    assert health.waiting == 0

@@ -69,10 +69,10 @@ def test_what_tells_no_policy_makes_none(settings: object) -> None:
 
 def test_one_setting_is_changed_and_the_others_stay() -> None:
     """As for trying another budget."""
-    policy = HedgePolicy.adaptive(0.1, 3, slo=Slo(), order="learned", stall_secs=2.0)
-    half = HedgePolicy.adaptive(0.05, 3, slo=Slo(), order="learned", stall_secs=2.0)
+    policy = HedgePolicy.adaptive(0.1, 3, slo=Slo(), order="given", stall_secs=2.0)
+    half = HedgePolicy.adaptive(0.05, 3, slo=Slo(), order="given", stall_secs=2.0)
     assert with_rule(policy, budget=0.05) == half
-    assert told(half) == 'HedgePolicy.adaptive(0.05, 3, slo=…, order="learned")'
+    assert told(half) == 'HedgePolicy.adaptive(0.05, 3, slo=…, order="given")'
     race = HedgePolicy.fallback(3, stall_secs=None)
     assert with_rule(race, budget=0.05) == HedgePolicy.adaptive(0.05, 3, stall_secs=None)
     assert told(race) == "HedgePolicy.fallback(3)"

@@ -132,7 +132,10 @@ async def test_a_breaker_that_opens_is_seen(recorded: Recorded) -> None:
     _, registry, stats = recorded
     policy = HedgePolicy.fallback()
     llm = HedgedLLMService(
-        [Provider("down", ScriptedLLMService([Error()]))], policy=policy, stats=stats
+        [Provider("down", ScriptedLLMService([Error()]))],
+        policy=policy,
+        stats=stats,
+        admission="shed",
     )
     async with Line(llm) as line:
         assert value(registry, "breaker_state", state="open") == 0
@@ -148,6 +151,28 @@ async def test_a_breaker_that_opens_is_seen(recorded: Recorded) -> None:
     assert states["closed"] == 0
     assert value(registry, "turns_total", degraded="true") > 0
     assert value(registry, "shed_total", what="turn") > 0
+
+
+async def test_a_provider_that_turns_slow_is_seen_until_it_has_recovered(
+    recorded: Recorded,
+) -> None:
+    """Though others are asked in its place, and callers notice nothing."""
+    _, registry, stats = recorded
+    calm, slow = [Wait(0.1), Say("Yes.")], [Wait(3.0), Say("Yes.")]
+    first = ScriptedLLMService(*[calm] * 30, *[slow] * 12, calm)
+    second = ScriptedLLMService([Wait(0.2), Say("Yes.")])
+    providers = [Provider("first", first), Provider("second", second)]
+    llm = HedgedLLMService(providers, policy=HedgePolicy.adaptive(budget=0.3), stats=stats)
+    seen: list[tuple[float, float]] = []
+    async with Line(llm) as line:
+        for number in range(150):
+            await line.ask()
+            await line.report(number + 1)
+            of_first = value(registry, "provider_slow", provider="first")
+            seen.append((of_first, value(registry, "provider_slow", provider="second")))
+    assert seen[29] == (0, 0)
+    assert (1, 0) in seen
+    assert seen[-1] == (0, 0)
 
 
 STATES = ("closed", "open", "half_open")

@@ -23,11 +23,12 @@ from pipecat_hedge import (
     inference,
     service,
 )
-from pipecat_hedge.ending import DROPPED
-from pipecat_hedge.health import Health
-from pipecat_hedge.policies.hedge_policy import PolicyOptions
+from pipecat_hedge.admission import AdmissionMode
+from pipecat_hedge.ending import ANSWERED, Ending
+from pipecat_hedge.health import LISTENS_TO_ONE_IN, Health
 from pipecat_hedge.policies.permit_queue import Ticket
 from pipecat_hedge.provider_client import _read_rate_limit
+from pipecat_hedge.provider_health import Permit
 from pipecat_hedge.provider_stats import shared_stats
 from pipecat_hedge.reports import BreakerReport
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
@@ -42,6 +43,13 @@ DOWN: list[Step] = [Wait(0.01), Error()]
 FINE: list[Step] = [Wait(0.3), Say("Yes, do come.")]
 LONG: list[Step] = [Wait(0.3), Say("Yes."), *[Wait(1), Say(" Do come.")] * 8]
 BUSY: list[Step] = [Wait(0.01), Error("too many", category=ErrorCategory.RATE_LIMIT)]
+BACK: list[Step] = [Wait(0.2), Say("Yes, do come.")]
+UNREACHABLE: list[Step] = [
+    Wait(0.01),
+    ErrorFrame(
+        "no route", exception=httpx.ConnectError("no route"), category=ErrorCategory.CONNECTIVITY
+    ),
+]
 
 
 RETRY_AFTER_SECS = 2.0
@@ -119,11 +127,12 @@ def racing(
     *llms: ScriptedLLMService,
     policy: HedgePolicy | None = None,
     tier: Tier = "standard",
+    admission: AdmissionMode = "open",
 ) -> HedgedLLMService:
     """The services as providers a, b, c."""
     named = [Provider(name, llm) for name, llm in zip("abc", llms, strict=False)]
-    options = PolicyOptions(fallback_text=SORRY)
-    return HedgedLLMService(named, policy=policy or HedgePolicy.fallback(**options), tier=tier)
+    policy = policy or HedgePolicy.fallback(fallback_text=SORRY)
+    return HedgedLLMService(named, policy=policy, tier=tier, admission=admission)
 
 
 def _broken(*_: Any, **__: Any) -> None:
@@ -135,8 +144,31 @@ def health() -> Health:
 
 
 def bound(name: str, at_most: int) -> None:
-    """Have a provider take so many requests at once."""
-    health().of(f"{name} | scripted").limit.believe(at_most, until=1e9)
+    """Have a provider's limit be so many requests at once."""
+    health().of(f"{name} | scripted").limit.state_queue(at_most, until=1e9)
+
+
+def overrun(name: str, requests: int) -> list[Permit]:
+    """Have so many requests be in flight to a provider, which has just refused a further one."""
+    now, permits = asyncio.get_running_loop().time(), list[Permit]()
+    for _ in range(requests + 1):
+        permit = health().take(
+            Ticket("primary", "standard", now, (f"{name} | scripted",), now), now
+        )
+        assert permit is not None
+        permits.append(permit)
+    health().give_back(permits.pop(), Ending("busy", "busy"), now)
+    return permits
+
+
+def give_back(*permits: Permit) -> None:
+    for permit in permits:
+        health().give_back(permit, ANSWERED, asyncio.get_running_loop().time())
+
+
+def rest(name: str, secs: float) -> None:
+    """Have a provider ask to be left alone for so long."""
+    health().rest(f"{name} | scripted", asyncio.get_running_loop().time() + secs)
 
 
 def in_flight() -> int:
@@ -209,7 +241,7 @@ class TestBreakers:
 
     async def test_it_is_tried_again_beside_a_healthy_one_and_comes_back(self) -> None:
         """The probe is a hedge; when two have answered, it is the first again."""
-        a, b = scripts(*[DOWN] * 5, FINE), scripts(FINE)
+        a, b = scripts(*[DOWN] * 5, BACK), scripts(FINE)
         async with Line(racing(a, b)) as line:
             await ask(line, 5)
             await asyncio.sleep(75)
@@ -244,17 +276,16 @@ class TestBreakers:
         assert report.winner == "c"
         assert len(report.attempts) == 3
 
-    async def test_under_overload_nobody_relies_on_a_probe(
+    async def test_a_loop_that_is_behind_sends_no_probe(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The process sheds the probe as it sheds hedges; what fails is replaced by the healthy."""
+        """As it sends no hedge; what fails is replaced by a healthy provider."""
         a, b, c = scripts(DOWN), scripts(*[FINE] * 5, DOWN), scripts(FINE)
         async with Line(racing(a, b, c)) as line:
             await ask(line, 5)
             await asyncio.sleep(75)
             watch = shared_stats().loop_watch
-            busy = {"hedge": "the event loop is 0.31 s behind"}
-            monkeypatch.setattr(watch, "sheds", lambda work, tier: busy.get(work))
+            monkeypatch.setattr(watch, "refusal", lambda: "the event loop is 0.31 s behind")
             await ask(line, 1)
             told = [(t.provider, t.launch_reason) for t in line.reports[-1].attempts]
         assert told == [("b", "primary"), ("c", "failure")]
@@ -288,21 +319,6 @@ class TestBreakers:
             await ask(line, 1)
             assert asked(a, b) == [6, 7]
 
-    async def test_the_last_one_is_tried_early_all_the_same(self) -> None:
-        """With nobody else left, better than silence; of two, the one whose time is over."""
-        a, b = scripts(*[DOWN] * 5, FINE), scripts(*[DOWN] * 5, FINE)
-        async with Line(racing(a, b)) as line:
-            await ask(line, 5)
-            await asyncio.sleep(75)
-            now = asyncio.get_running_loop().time()
-            health().rest("a | scripted", now + 100)
-            await ask(line, 1)
-            assert asked(a, b) == [5, 6]
-            health().rest("b | scripted", now + 100)
-            await ask(line, 1)
-        assert asked(a, b) == [6, 6]
-        assert {report.outcome for report in line.reports[5:]} == {"answered"}
-
     async def test_a_policy_of_one_attempt_tries_it_too(self) -> None:
         a, b = scripts(*[DOWN] * 5, FINE), scripts(FINE)
         policy = HedgePolicy.fallback(attempts=1)
@@ -314,32 +330,59 @@ class TestBreakers:
             assert asked(a, b) == [7, 3]
 
     async def test_a_probe_that_is_overtaken_is_listened_to(self) -> None:
-        """It is slower than the other: its first token counts, and it is closed then."""
+        """One attempt in fifty: two first tokens close its breaker, though it is the slower one."""
         a, b = scripts(*[DOWN] * 5, [Wait(0.9), Say("Late."), Wait(9)]), scripts(FINE)
+        turns = 0
         async with Line(racing(a, b)) as line:
             await ask(line, 5)
             await asyncio.sleep(75)
-            for _ in range(2):
+            while health().state("a | scripted", 1e3) == "half_open":
                 await ask(line, 1)
-                await asyncio.sleep(2)
+                assert a.open_requests == (turns in (0, LISTENS_TO_ONE_IN // 2))
+                turns += 1
+                await asyncio.sleep(1)
+                assert a.open_requests == 0
+        assert turns == LISTENS_TO_ONE_IN // 2 + 1
         assert health().state("a | scripted", 1e3) == "closed"
-        assert a.open_requests == 0
-        assert line.text == "Yes, do come." * 7
+        assert line.text == "Yes, do come." * (5 + turns)
 
-    async def test_with_nobody_left_the_caller_hears_so_at_once(self) -> None:
-        a, b = scripts(DOWN), scripts(DOWN)
+    async def test_with_every_breaker_open_a_turn_is_asked_as_ever(self) -> None:
+        """The first answer closes the breaker of the provider that gave it."""
+        a, b = scripts(*[DOWN] * 8, FINE), scripts(DOWN)
         async with Line(racing(a, b)) as line:
-            await ask(line, 6)
-            report = await line.report(6)
-            assert asked(a, b) == [5, 5]
-        assert report.attempts == ()
-        assert report.outcome == "failed"
-        assert report.duration_secs == 0.0
-        assert report.degraded_reason is not None
-        assert "5 failures in a row" in report.degraded_reason
-        assert line.frames(LLMTextFrame)[-1].text == SORRY
-        assert len(line.errors) == 6
-        assert line.framing == ["<", "t", ">"] * 6
+            await ask(line, 9)
+            assert asked(a, b) == [9, 8]
+            outcomes = [report.outcome for report in line.reports]
+            assert outcomes == ["failed"] * 8 + ["answered"]
+            assert line.reports[-1].queued_secs == 0.0
+            await ask(line, 1)
+            assert [attempt.provider for attempt in line.reports[-1].attempts] == ["a"]
+
+    async def test_with_every_breaker_open_the_first_choice_rotates(self) -> None:
+        a, b, c = scripts(DOWN), scripts(DOWN), scripts(DOWN)
+        policy = HedgePolicy.fallback(attempts=3)
+        async with Line(racing(a, b, c, policy=policy)) as line:
+            await ask(line, 5 + 30)
+            firsts = [report.attempts[0].provider for report in line.reports[5:]]
+        assert {name: firsts.count(name) for name in "abc"} == dict.fromkeys("abc", 10)
+
+    async def test_an_unreachable_network_opens_no_breaker(self) -> None:
+        """Connections to two providers fail together: when they are back the first is asked."""
+        a, b = scripts(*[UNREACHABLE] * 10, FINE), scripts(*[UNREACHABLE] * 10, FINE)
+        async with Line(racing(a, b)) as line:
+            for _ in range(10):
+                await line.ask()
+                await asyncio.sleep(1)
+            assert asked(a, b) == [10, 10]
+            await line.ask()
+            assert [attempt.provider for attempt in line.reports[-1].attempts] == ["a"]
+
+    async def test_an_unreachable_provider_is_left_alone_two_seconds_later(self) -> None:
+        a, b = scripts(UNREACHABLE), scripts(FINE)
+        async with Line(racing(a, b)) as line:
+            await ask(line, 30)
+        assert 5 <= asked(a)[0] <= 12
+        assert {report.winner for report in line.reports} == {"b"}
 
     async def test_when_all_fall_in_mid_answer_the_caller_is_told(self) -> None:
         """He hears the part, and that it is one; the report says who failed, and is no answer's."""
@@ -355,17 +398,6 @@ class TestBreakers:
         assert report.degraded_reason is not None
         assert "broke off" in report.degraded_reason
         assert len(line.errors) == 1
-
-    async def test_the_last_one_is_tried_by_one_caller_at_a_time(self) -> None:
-        """Alone it is asked like any other; who comes meanwhile hears the degraded answer."""
-        first, second = scripts(*[DOWN] * 5, FINE), scripts(FINE)
-        async with Line(racing(first)) as one, Line(racing(second)) as two:
-            await ask(one, 5)
-            await asyncio.sleep(75)
-            asking = asyncio.gather(one.ask(), two.ask())
-            await asking
-            assert one.reports[5].outcome == "answered"
-            assert two.text == SORRY
 
     @pytest.mark.parametrize("how", ["superseded", "interrupted"])
     async def test_who_was_cancelled_is_not_blamed(self, how: str) -> None:
@@ -391,16 +423,29 @@ class TestBreakers:
         assert health().state("a | scripted", 1e3) == "closed"
 
     async def test_a_silent_provider_is_found_out_although_it_is_always_overtaken(self) -> None:
-        """It accepts and never answers. Nobody waits for it; in the end nobody asks it."""
+        """It accepts and never answers; one request in fifty is waited for."""
         a, b = scripts([Wait(NEVER)]), scripts(FINE)
         async with Line(racing(a, b, policy=HedgePolicy.after(0.5))) as line:
-            for _ in range(20):
+            for _ in range(40):
                 await line.ask()
-                await asyncio.sleep(5)
-            assert asked(a)[0] <= 10
-            assert line.reports[-1].attempts[0].provider == "b"
+                await asyncio.sleep(15)
+            assert {r.attempts[0].provider for r in line.reports[30:]} == {"b"}
         assert {r.winner for r in line.reports} == {"b"}
         assert a.open_requests == 0
+
+    @pytest.mark.parametrize("probes", [True, False])
+    async def test_few_losing_requests_are_let_run_on(self, probes: bool) -> None:
+        """To their first token, and none where the policy says so."""
+        a, b = scripts([Wait(2.0), Say("Late."), Wait(9.0)]), scripts(FINE)
+        policy = HedgePolicy.after(0.5, probes=probes)
+        ran_on = 0
+        async with Line(racing(a, b, policy=policy)) as line:
+            for _ in range(100):
+                await line.ask()
+                ran_on += a.open_requests
+                await asyncio.sleep(1.5)
+                assert a.open_requests == 0
+        assert ran_on == (4 if probes else 0)
 
     async def test_a_slow_provider_is_not_a_silent_one(self) -> None:
         a, b = scripts([Wait(2.0), Say("Late.")]), scripts(FINE)
@@ -511,7 +556,7 @@ class TestLoad:
             await two.ask()
         assert asked(a, b, c, d) == [1, 0, 1, 1]
 
-    async def test_a_request_goes_to_whoever_has_room(self) -> None:
+    async def test_a_request_goes_where_there_is_room(self) -> None:
         bound("a", 1)
         a, b = scripts(FINE), scripts(FINE)
         c, d = scripts(FINE), scripts(FINE)
@@ -520,39 +565,73 @@ class TestLoad:
         assert asked(a, b, c, d) == [1, 0, 0, 1]
         assert two.reports[0].queued_secs == 0.0
 
-    async def test_a_turn_waits_for_room_and_says_for_how_long(self) -> None:
+    async def test_no_limit_keeps_a_caller_waiting(self) -> None:
+        """Where no provider has room, the preferred one is asked all the same."""
         bound("a", 1)
-        async with Line(racing(scripts(FINE))) as one, Line(racing(scripts(FINE))) as two:
-            await both(one, two)
-        report = two.reports[0]
+        bound("b", 0)
+        lines = [Line(racing(scripts(FINE), scripts(FINE))) for _ in range(20)]
+        async with AsyncExitStack() as stack:
+            for line in lines:
+                await stack.enter_async_context(line)
+            await asyncio.gather(*(line.ask() for line in lines))
+        for line in lines:
+            (attempt,) = line.reports[0].attempts
+            assert (attempt.provider, line.reports[0].queued_secs) == ("a", 0.0)
+            assert line.reports[0].ttft_secs == pytest.approx(0.3)
+
+    async def test_a_turn_waits_where_all_have_refused_and_says_how_long(self) -> None:
+        held = overrun("a", 2)
+        async with Line(racing(scripts(FINE))) as line:
+            asking = asyncio.create_task(line.ask())
+            await asyncio.sleep(0.2)
+            give_back(*held)
+            await asking
+        report = line.reports[0]
         assert report.outcome == "answered"
-        assert report.queued_secs == pytest.approx(0.3, abs=0.02)
+        assert report.queued_secs == pytest.approx(0.2, abs=0.02)
         assert report.ttft_secs == pytest.approx(0.3 + report.queued_secs)
         assert report.attempts[0].launched_secs == pytest.approx(report.queued_secs)
         assert in_flight() == 0
 
+    async def test_a_turn_is_sent_after_three_seconds_whatever_was_refused(self) -> None:
+        overrun("a", 80)
+        async with Line(racing(scripts(FINE))) as line:
+            await line.ask()
+        assert line.text == "Yes, do come."
+        assert line.reports[0].queued_secs == pytest.approx(3.0, abs=0.02)
+
+    async def test_no_turn_waits_while_another_provider_has_not_refused(self) -> None:
+        """Not even one whose breaker is open."""
+        a, b = scripts(FINE), scripts(*[DOWN] * 5, FINE)
+        async with Line(racing(b, a)) as line:
+            await ask(line, 5)
+            assert health().state("a | scripted", 1.0) == "open"
+            overrun("b", 80)
+            await line.ask()
+            assert line.reports[-1].queued_secs == 0.0
+            assert line.reports[-1].winner == "a"
+
     async def test_what_was_waited_for_room_is_no_latency(self) -> None:
-        """Of the provider; else it would seem slower the more callers there are."""
-        bound("a", 1)
-        lines = [Line(racing(scripts(FINE))) for _ in range(2)]
-        async with lines[0], lines[1]:
+        """Of the provider; else it would seem slower the more it asks to be left alone."""
+        llm = racing(scripts(FINE))
+        async with Line(llm) as line:
             for _ in range(40):
-                await asyncio.gather(*(line.ask() for line in lines))
-            (state,) = HedgedLLMService([Provider("a", scripts(FINE))]).provider_states()
+                rest("a", 1.0)
+                await line.ask()
+            (state,) = llm.provider_states()
         assert state.p50_secs == pytest.approx(0.3, abs=0.05)
 
     @pytest.mark.parametrize("losers", ["cancel", "drain"])
     async def test_what_waits_for_room_when_the_turn_is_won_is_not_sent(self, losers: Any) -> None:
         """Also where losers run on: there is nothing to compare yet."""
-        bound("b", 1)
-        others = health().take(Ticket("primary", "standard", 3.0, ("b | scripted",), 0.0), 0.0)
-        assert others is not None
         a, b = scripts([Wait(2.0), Say("Yes, do come.")]), scripts(FINE)
         policy = HedgePolicy.fallback(stall_secs=1.0, losers=losers)
         async with Line(racing(a, b, policy=policy)) as line:
-            await line.ask()
+            asking = asyncio.create_task(line.ask())
+            await asyncio.sleep(0.5)
+            rest("b", 2.0)
+            await asking
             report = await line.report()
-            health().give_back(others, DROPPED, asyncio.get_running_loop().time())
             await asyncio.sleep(10)
         told = [(t.provider, t.launched_secs, t.outcome) for t in report.attempts]
         assert told == [("a", 0.0, "won"), ("b", pytest.approx(1.0), "superseded")]
@@ -560,143 +639,55 @@ class TestLoad:
         assert asked(a, b) == [1, 0]
         assert in_flight() == 0
 
-    async def test_a_wait_without_end_is_ended(self) -> None:
-        """After three seconds the caller hears the degraded answer; nothing raises."""
-        bound("a", 1)
-        hung = racing(scripts([Wait(60), Say("At last.")]))
-        async with Line(hung) as one, Line(racing(scripts(FINE))) as two:
-            waiting = asyncio.create_task(one.ask())
-            await asyncio.sleep(0.1)
-            await two.ask()
-            report = two.reports[0]
-            assert two.text == SORRY
-            assert report.duration_secs == pytest.approx(3.0)
-            assert report.degraded_reason is not None
-            assert "1 of 1 requests in flight" in report.degraded_reason
-            await waiting
+    async def test_a_rescue_waits_for_room_and_is_sent(self) -> None:
+        """Of a provider that has refused meanwhile; it is never rejected."""
+        a, b = scripts([Wait(0.3), Say("Yes."), Wait(0.2), Error()]), scripts(FINE)
+        async with Line(racing(a, b)) as line:
+            asking = asyncio.create_task(line.ask())
+            await asyncio.sleep(0.4)
+            overrun("b", 80)
+            await asking
+        assert line.reports[0].outcome == "answered"
+        assert line.reports[0].attempts[1].sent_secs == pytest.approx(3.0, abs=0.02)
 
     async def test_the_policys_deadline_holds_for_waiting_and_answering_together(self) -> None:
-        bound("a", 1)
         policy = HedgePolicy.fallback(deadline_secs=1.0, fallback_text=SORRY)
-        slow = scripts([Wait(0.8), Say("Yes.")])
-        async with (
-            Line(racing(scripts([Wait(0.5), Say("Yes.")]), policy=policy)) as one,
-            Line(racing(slow, policy=policy)) as two,
-        ):
-            await both(one, two)
-        assert two.text == SORRY
-        assert two.reports[0].duration_secs == pytest.approx(1.0)
+        async with Line(racing(scripts([Wait(0.7), Say("Yes.")]), policy=policy)) as line:
+            rest("a", 0.4)
+            await line.ask()
+        assert line.text == SORRY
+        assert line.reports[0].duration_secs == pytest.approx(1.0)
+
+    @pytest.mark.parametrize(("rests_secs", "ttft_secs"), [(0.5, 0.9), (0.95, 0.4)])
+    async def test_a_pause_is_waited_for_if_the_deadline_leaves_time(
+        self, rests_secs: float, ttft_secs: float
+    ) -> None:
+        """Else the provider is asked all the same: nobody else can be."""
+        policy = HedgePolicy.fallback(deadline_secs=1.0, fallback_text=SORRY)
+        async with Line(racing(scripts([Wait(0.4), Say("Yes.")]), policy=policy)) as line:
+            rest("a", rests_secs)
+            await line.ask()
+        assert line.text == "Yes."
+        assert line.reports[0].ttft_secs == pytest.approx(ttft_secs, abs=0.01)
 
     async def test_the_better_tier_goes_first(self) -> None:
-        """Of three that wait for one permit, whoever came first."""
-        bound("a", 1)
-        tiers: list[Tier] = ["standard", "economy", "standard", "premium"]
+        """Of three that wait for a provider that has refused; and all are answered."""
+        held = overrun("a", 40)
+        tiers: list[Tier] = ["economy", "standard", "premium"]
         lines = [Line(racing(scripts(FINE), tier=tier)) for tier in tiers]
-        async with lines[0], lines[1], lines[2], lines[3]:
+        async with lines[0], lines[1], lines[2]:
             tasks: list[asyncio.Task[Any]] = []
             for line in lines:
                 tasks.append(asyncio.create_task(line.ask()))
                 await asyncio.sleep(0.01)
+            for permit in held[:6]:
+                give_back(permit)
+                await asyncio.sleep(0.05)
             await asyncio.gather(*tasks)
         waited = [line.reports[0].queued_secs for line in lines]
-        assert sorted(range(4), key=waited.__getitem__) == [0, 3, 2, 1]
-        assert all(line.reports[0].outcome == "answered" for line in lines), "none had to go"
-
-    async def test_a_premium_caller_takes_the_place_of_an_ordinary_one_not_heard_yet(self) -> None:
-        """The ordinary one is asked of somebody else, and keeps its rank there."""
-        bound("a", 1)
-        bound("b", 1)
-        slow, spare = scripts([Wait(2.0), Say("Late.")]), scripts(FINE)
-        ordinary = racing(slow, spare)
-        holder = HedgedLLMService([Provider("b", scripts([Wait(0.5), Say("Yes.")]))])
-        premium = racing(scripts(FINE), tier="premium")
-        async with Line(ordinary) as one, Line(premium) as two, Line(holder) as three:
-            holding = asyncio.create_task(three.ask())
-            await asyncio.sleep(0.01)
-            asking = asyncio.create_task(one.ask())
-            await asyncio.sleep(0.1)
-            await two.ask()
-            assert slow.closed_by_cancel
-            await asyncio.gather(asking, holding)
-        assert two.reports[0].queued_secs == pytest.approx(0.0, abs=0.01)
-        assert two.reports[0].ttft_secs == pytest.approx(0.3, abs=0.02)
-        assert [line.reports[0].tier for line in (one, two)] == ["standard", "premium"]
-        report = one.reports[0]
-        assert [a.error_category for a in report.attempts] == ["shed", None]
-        assert [a.sent_secs for a in report.attempts] == pytest.approx([0.0, 0.5], abs=0.05)
-        assert report.attempts[1].launched_secs == pytest.approx(0.1, abs=0.05)
-        assert report.outcome == "answered"
-        assert report.ttft_secs == pytest.approx(0.8, abs=0.05)
-        assert in_flight() == 0
-
-    async def test_who_was_called_back_before_it_was_sent_can_still_be_asked(self) -> None:
-        """Its instance was closing another request; it is free again with the turn's next one."""
-        bound("a", 2)
-        closing, broken = SlowToClose(FINE), scripts([Wait(2.0), Error()])
-        policy = HedgePolicy.after(0.2, attempts=2, commit="first_token")
-        premium = racing(scripts(FINE), tier="premium")
-        async with Line(racing(closing, broken, policy=policy)) as one, Line(premium) as two:
-            await one.send(LLMContextFrame(LLMContext([{"role": "user", "content": "Hm?"}])))
-            await asyncio.sleep(0.1)
-            await one.interrupt()
-            await one.report()
-            asking = asyncio.create_task(one.ask())
-            await asyncio.sleep(0.3)
-            assert asked(closing, broken) == [1, 1]
-            await two.ask()
-            await asking
-            report = await one.report(2)
-        told = [(t.provider, t.error_category, t.outcome) for t in report.attempts]
-        assert told[0] == ("a", "shed", "failed")
-        assert told[-1] == ("a", None, "won")
-        assert report.outcome == "answered"
-        assert len(closing.contexts) == 2
-        assert in_flight() == 0
-
-    @pytest.mark.parametrize("attempts", [2, 3])
-    async def test_a_turn_takes_the_place_of_another_ones_hedge(self, attempts: int) -> None:
-        """The hedge's turn goes on with what it has; another one is a hedge again."""
-        bound("b", 2)
-        hedging = racing(
-            scripts([Wait(1.0), Say("Slow.")]),
-            scripts([Wait(5.0), Say("Slower.")]),
-            scripts(FINE),
-            policy=HedgePolicy.after(0.1, attempts=attempts),
-        )
-        holder = HedgedLLMService([Provider("b", scripts([Wait(3.0), Say("Yes.")]))])
-        turn = HedgedLLMService([Provider("b", scripts(FINE))])
-        async with Line(hedging) as one, Line(turn) as two, Line(holder) as three:
-            holding = asyncio.create_task(three.ask())
-            asking = asyncio.create_task(one.ask())
-            await asyncio.sleep(0.2)
-            assert in_flight() == 3
-            await two.ask()
-            await asyncio.gather(asking, holding)
-        assert two.reports[0].ttft_secs == pytest.approx(0.3, abs=0.02)
-        report = one.reports[0]
-        assert report.outcome == "answered"
-        assert report.winner == "c"
-        told = [(a.provider, a.launch_reason, a.error_category) for a in report.attempts]
-        assert told[:3] == [
-            ("a", "primary", None),
-            ("b", "hedge", "shed"),
-            ("c", "hedge", None),
-        ]
-        assert {reason for _, reason, _ in told[1:]} == {"hedge"}
-
-    async def test_a_turn_takes_the_place_of_a_loser_that_was_let_run_on(self) -> None:
-        """Nobody waits for that one, and it is closed."""
-        bound("b", 1)
-        late = scripts([Wait(5.0), Say("Late.")])
-        racers = racing(scripts(FINE), late, policy=HedgePolicy.race(2, losers="drain"))
-        turn = HedgedLLMService([Provider("b", scripts(FINE))])
-        async with Line(racers) as one, Line(turn) as two:
-            await one.ask()
-            assert in_flight() == 1
-            await two.ask()
-            assert late.closed_by_cancel
-        assert two.reports[0].ttft_secs == pytest.approx(0.3, abs=0.02)
-        assert in_flight() == 0
+        assert waited == sorted(waited, reverse=True)
+        assert len(set(waited)) == 3
+        assert all(line.text == "Yes, do come." for line in lines)
 
     async def test_a_hedge_without_room_is_not_sent(self) -> None:
         """It is no attempt, and the report says why there is none."""
@@ -717,44 +708,34 @@ class TestLoad:
         assert report.hedge_reason == "no hedge: b has 1 of 1 requests in flight"
         assert len(report.attempts) == 1
 
-    async def test_who_waits_in_the_only_providers_queue_waits_here(self) -> None:
-        """There is nobody else to ask: whoever is called back from it is answered all the same."""
-        learned = health().of("a | scripted").limit
-        for _ in range(50):
-            learned.heard(0.3, 0.0)
-        first, then = [Wait(2.8), Say("At last.")], [Wait(0.1), Say("At last.")]
-        lines = [Line(racing(scripts(first, then))) for _ in range(7)]
-        async with AsyncExitStack() as stack:
-            for line in lines:
-                await stack.enter_async_context(line)
-            asking = [asyncio.create_task(line.ask()) for line in lines[:6]]
-            await asyncio.sleep(1.5)
-            await lines[6].ask()
-            await asyncio.gather(*asking)
-        assert {line.text for line in lines} == {"At last."}
-        reports = [line.reports[0] for line in lines]
-        assert any(len(report.attempts) > 1 for report in reports), "nobody was called back"
-        assert {report.outcome for report in reports} == {"answered"}
-        assert in_flight() == 0
-
-    async def test_whoever_waits_leaves_a_provider_alone_that_asks_for_it(self) -> None:
-        """Who waits for room is not sent into its refusals: all of them wait until it is over."""
-        bound("a", 1)
+    async def test_turns_wait_for_a_provider_that_asks_to_be_left_alone(self) -> None:
+        """If it is the only one, and its time is over soon; then all are answered."""
         busy, *others = [scripts([Wait(0.2), refused()], FINE), *(scripts(FINE) for _ in range(3))]
         lines = [Line(racing(each)) for each in (busy, *others)]
         async with AsyncExitStack() as stack:
             for line in lines:
                 await stack.enter_async_context(line)
-            asking = [asyncio.create_task(lines[0].ask())]
-            await asyncio.sleep(0.01)
-            asking += [asyncio.create_task(line.ask()) for line in lines[1:]]
-            await asyncio.sleep(0.2 + 0.9 * RETRY_AFTER_SECS)
+            await lines[0].ask()
+            asking = [asyncio.create_task(line.ask()) for line in lines[1:]]
+            await asyncio.sleep(0.9 * RETRY_AFTER_SECS)
             assert asked(busy, *others) == [1, 0, 0, 0]
             await asyncio.gather(*asking)
-        reports = [line.reports[0] for line in lines[1:]]
-        assert "answered" in {report.outcome for report in reports}
-        earliest = min(report.queued_secs for report in reports)
-        assert earliest == pytest.approx(0.2 + RETRY_AFTER_SECS, abs=0.15)
+        for line in lines[1:]:
+            assert line.text == "Yes, do come."
+            assert line.reports[0].queued_secs == pytest.approx(RETRY_AFTER_SECS, abs=0.15)
+
+    async def test_the_provider_that_is_ready_first_is_asked_where_all_rest_for_long(self) -> None:
+        """At once: to wait would be longer than a caller is kept waiting."""
+        a, b = scripts(FINE), scripts(FINE)
+        async with Line(racing(a, b)) as line:
+            rest("a", 60.0)
+            rest("b", 30.0)
+            await line.ask()
+            assert (asked(a, b), line.reports[0].queued_secs) == ([0, 1], 0.0)
+            await asyncio.sleep(28.0)
+            await line.ask()
+            assert asked(a, b) == [0, 2]
+            assert line.reports[1].queued_secs == pytest.approx(1.7, abs=0.15)
 
     async def test_a_hedge_that_found_no_room_has_cost_nothing(self) -> None:
         """It was paid for when it was due, and is paid back when the turn ends without it."""
@@ -774,98 +755,33 @@ class TestLoad:
             await one.interrupt()
             await holding
 
-    async def test_who_waits_in_a_providers_queue_is_recalled(self) -> None:
-        """Six wait in it when it is seen; but for what is served, they are asked of another."""
-        learned = health().of("a | scripted").limit
-        for _ in range(50):
-            learned.heard(0.3, 0.0)
-        queued = [scripts([Wait(2.8), Say("At last.")]) for _ in range(7)]
-        others = [scripts(FINE) for _ in range(7)]
-        lines = [Line(racing(a, b)) for a, b in zip(queued, others, strict=True)]
-        async with AsyncExitStack() as stack:
-            for line in lines:
-                await stack.enter_async_context(line)
-            asking = [asyncio.create_task(line.ask()) for line in lines[:6]]
-            await asyncio.sleep(1.5)
-            assert in_flight() == 6
-            await lines[6].ask()
-            assert asked(*others) == [0, 1, 1, 1, 1, 1, 1]
-            await asyncio.gather(*asking)
-        recalled = lines[3].reports[0]
-        assert [(a.provider, a.error_category) for a in recalled.attempts] == [
-            ("a", "shed"),
-            ("b", None),
-        ]
-        assert recalled.outcome == "answered"
-        assert recalled.ttft_secs == pytest.approx(1.8, abs=0.1)
-        assert lines[0].reports[0].winner == "a"
-        assert sum(a.closed_by_cancel for a in queued) == 5
-        assert in_flight() == 0
-        assert health().state("a | scripted", 1e3) == "closed"
-
-    async def test_a_turn_that_finds_no_room_anywhere_says_so(self) -> None:
-        """It was recalled from one queue, and the other provider has no room for it."""
-        bound("b", 1)
-        learned = health().of("a | scripted").limit
-        for _ in range(50):
-            learned.heard(0.3, 0.0)
-        holder = HedgedLLMService([Provider("b", scripts([Wait(20), Say("Yes.")]))])
-        queued = [scripts([Wait(2.8), Say("At last.")]) for _ in range(7)]
-        lines = [Line(racing(a, scripts(FINE))) for a in queued]
-        async with AsyncExitStack() as stack:
-            first = await stack.enter_async_context(Line(holder))
-            holding = asyncio.create_task(first.ask())
-            await asyncio.sleep(0.01)
-            for line in lines:
-                await stack.enter_async_context(line)
-            asking = [asyncio.create_task(line.ask()) for line in lines]
-            await asyncio.sleep(1.5)
-            late = HedgedLLMService([Provider("a", scripts(FINE))])
-            async with Line(late) as last:
-                await last.ask()
-            await asyncio.gather(*asking)
-            holding.cancel()
-        report = lines[3].reports[0]
-        assert {attempt.error_category for attempt in report.attempts} == {"shed"}
-        assert report.degraded_reason is not None
-        assert "requests in flight" in report.degraded_reason
-        assert lines[3].text == SORRY
-        assert 2.5 <= report.duration_secs <= 4.5
-
     async def test_an_interruption_while_waiting_leaves_nothing_behind(self) -> None:
-        bound("a", 1)
-        async with (
-            Line(racing(scripts([Wait(1.0), Say("Yes.")]))) as one,
-            Line(racing(scripts(FINE))) as two,
-        ):
-            first = asyncio.create_task(one.ask())
+        held = overrun("a", 80)
+        async with Line(racing(scripts(FINE))) as line:
+            await line.send(LLMContextFrame(LLMContext([{"role": "user", "content": "?"}])))
             await asyncio.sleep(0.1)
-            await two.send(LLMContextFrame(LLMContext([{"role": "user", "content": "?"}])))
-            await asyncio.sleep(0.1)
-            assert len(health()._queue) == 1
-            await two.interrupt()
-            await (await_report := asyncio.ensure_future(two.report()))
-            assert len(health()._queue) == 0
-            assert await_report.result().attempts == ()
-            await first
-            await two.ask()
-        assert two.text == "Yes, do come."
+            assert health().waiting == 1
+            await line.interrupt()
+            assert (await line.report()).attempts == ()
+            assert health().waiting == 0
+            give_back(*held)
+            await line.ask()
+        assert line.text == "Yes, do come."
         assert in_flight() == 0
 
-    async def test_a_summary_waits_behind_callers(self) -> None:
-        """And says so if there is no room for long enough."""
-        bound("a", 1)
-        llm = racing(scripts(FINE))
-        long = scripts([Wait(60), Say("At last.")])
-        holder = HedgedLLMService([Provider("a", long, timeout_secs=None)])
-        async with Line(holder) as one, Line(llm):
-            holding = asyncio.create_task(one.ask())
+    async def test_a_summary_waits_behind_callers_for_half_a_minute(self) -> None:
+        """Where a provider has refused; and is asked for then, whatever there is."""
+        summing, calling = racing(Summing()), racing(scripts(FINE))
+        overrun("a", 400)
+        async with Line(calling) as line, Line(summing):
+            context = LLMContext([{"role": "user", "content": "?"}])
+            inferring = asyncio.create_task(summing.run_inference(context))
             await asyncio.sleep(0.1)
-            began = asyncio.get_running_loop().time()
-            with pytest.raises(AllProvidersFailed, match="no permit within 30 s: a has 1 of 1"):
-                await llm.run_inference(LLMContext([{"role": "user", "content": "?"}]))
-            assert asyncio.get_running_loop().time() - began == pytest.approx(30)
-            await holding
+            await line.ask()
+            assert not inferring.done()
+            assert line.text == "Yes, do come."
+            assert await inferring == "In short."
+            assert asyncio.get_running_loop().time() == pytest.approx(30, abs=0.1)
 
     async def test_a_summary_that_cannot_be_asked_for_gives_its_permit_back(
         self, monkeypatch: pytest.MonkeyPatch
@@ -882,3 +798,76 @@ class TestLoad:
     def test_a_tier_has_to_be_known(self) -> None:
         with pytest.raises(ValueError, match="tier is not known, got 'gold': write 'premium'"):
             racing(scripts(FINE), tier="gold")  # pyright: ignore[reportArgumentType]
+
+
+class TestShedding:
+    """``admission="shed"``: for a platform that is over its capacity."""
+
+    async def test_a_turn_waits_for_room_within_the_limit(self) -> None:
+        bound("a", 1)
+        lines = [Line(racing(scripts(FINE), admission="shed")) for _ in range(2)]
+        async with lines[0], lines[1]:
+            await both(*lines)
+        assert lines[1].text == "Yes, do come."
+        assert lines[1].reports[0].queued_secs == pytest.approx(0.3, abs=0.02)
+
+    async def test_a_turn_without_room_for_three_seconds_is_ended(self) -> None:
+        """The caller hears the degraded answer; nothing raises."""
+        bound("a", 1)
+        slow = racing(scripts([Wait(60), Say("At last.")]), admission="shed")
+        async with Line(slow) as one, Line(racing(scripts(FINE), admission="shed")) as two:
+            waiting = asyncio.create_task(one.ask())
+            await asyncio.sleep(0.1)
+            await two.ask()
+            report = two.reports[0]
+            assert two.text == SORRY
+            assert report.attempts == ()
+            assert report.duration_secs == pytest.approx(3.0)
+            assert report.degraded_reason is not None
+            assert "1 of 1 requests in flight" in report.degraded_reason
+            await waiting
+        assert in_flight() == 0
+
+    async def test_with_every_breaker_open_a_turn_is_ended_at_once(self) -> None:
+        a, b = scripts(DOWN), scripts(DOWN)
+        async with Line(racing(a, b, admission="shed")) as line:
+            await ask(line, 6)
+            report = await line.report(6)
+            assert asked(a, b) == [5, 5]
+        assert report.attempts == ()
+        assert report.outcome == "failed"
+        assert report.duration_secs == 0.0
+        assert report.degraded_reason is not None
+        assert "5 failures in a row" in report.degraded_reason
+        assert line.frames(LLMTextFrame)[-1].text == SORRY
+        assert len(line.errors) == 6
+        assert line.framing == ["<", "t", ">"] * 6
+
+    async def test_the_last_provider_is_tried_by_one_caller_at_a_time(self) -> None:
+        """Alone it is asked like any other; a turn that begins meanwhile is ended."""
+        first, second = scripts(*[DOWN] * 5, FINE), scripts(FINE)
+        async with (
+            Line(racing(first, admission="shed")) as one,
+            Line(racing(second, admission="shed")) as two,
+        ):
+            await ask(one, 5)
+            await asyncio.sleep(75)
+            await asyncio.gather(one.ask(), two.ask())
+            assert one.reports[5].outcome == "answered"
+            assert two.text == SORRY
+
+    async def test_an_open_session_beside_it_is_not_ended(self) -> None:
+        """Both use the same providers and limits; only its own turns are its to end."""
+        bound("a", 1)
+        slow = racing(scripts([Wait(60), Say("At last.")]))
+        async with Line(slow) as one, Line(racing(scripts(FINE))) as two:
+            waiting = asyncio.create_task(one.ask())
+            await asyncio.sleep(0.1)
+            await two.ask()
+            assert two.reports[0].ttft_secs == pytest.approx(0.3)
+            await one.interrupt()
+            await waiting
+
+    def test_a_mode_has_to_be_known(self) -> None:
+        with pytest.raises(ValueError, match="admission is not known, got 'closed': write 'open'"):
+            racing(scripts(FINE), admission="closed")  # pyright: ignore[reportArgumentType]

@@ -19,7 +19,6 @@ from loguru import logger
 from pipecat_hedge import fleet_sync
 from pipecat_hedge.backends import Backend
 from pipecat_hedge.policies.circuit_breaker import PROBES
-from pipecat_hedge.policies.concurrency_limit import AT_FIRST
 from pipecat_hedge.policies.fleet import VERSION
 from pipecat_hedge.policies.fleet_latency import GENERATION
 from pipecat_hedge.policies.priors import prior_for
@@ -249,26 +248,6 @@ async def test_a_machine_whose_own_network_is_broken_stops_nobody(make: Make) ->
         fail(stats, LOCAL)
     await sync(*broken, well, *broken, well)
     assert well.health.of(CLAUDE.key).breaker.state(now()) == "closed"
-
-
-@needs_redis
-async def test_a_limit_begins_at_the_fleets_and_a_refusal_counts_for_all(make: Make) -> None:
-    """Also where the provider is not known yet when the fleet is heard."""
-    old, fresh = make(), make()
-    limit = old.health.of(CLAUDE.key).limit
-    for _ in range(6):
-        assert limit.acquire(0.0)
-    limit.release("busy", 0.0)
-    assert limit.limit(0.0) == 5
-    await sync(old, fresh)
-    begun = fresh.health.of(CLAUDE.key).limit
-    assert begun.limit(0.0) == 5
-    begun._set(40.0)
-    await sync(old, fresh)
-    assert begun.limit(0.0) == 40
-    limit.release("busy", 1e6)
-    await sync(old, fresh, fresh)
-    assert begun.limit(0.0) == 2  # one more than is in flight, and at least two
 
 
 @needs_redis
@@ -568,10 +547,9 @@ async def test_processes_of_another_release_are_not_listened_to(
     """Which is said once."""
     stats = make()
     answer(stats, CLAUDE, LOCAL)
-    finding = {"found": "down", "open_secs": 50, "reason": "", "closings": 0, "cuts": 0}
+    down = {"found": "down", "open_secs": 50, "reason": "", "closings": 0}
+    well = {**down, "found": "well"}
     some = [f"{VERSION}0", f"{VERSION}1"]
-    finding["tested"] = [0, 0, 0, 0, 0.0]
-    down, well = {**finding, "limit": None}, {**finding, "found": "well", "limit": None}
     for version in (VERSION, VERSION + 1):
         for number in range(3):
             name = f"{version}{number}"
@@ -698,9 +676,9 @@ async def main():
     stats = ProviderStats(redis_store.RedisStore(sys.argv[1]))
     for _ in range(100):
         stats.record_first_token(Backend("claude", "claude-haiku-4-5"), 0.2, 100)
-    limit = stats.health.of("claude | claude-haiku-4-5").limit
-    limit.acquire(0.0)
-    limit.release("busy", 0.0)
+    breaker = stats.health.of("claude | claude-haiku-4-5").breaker
+    for _ in range(5):
+        breaker.record("failed", 0.0)
     assert await stats.fleet.sync()
     print("told", flush=True)
     await asyncio.sleep(60)
@@ -732,7 +710,7 @@ async def test_of_a_process_that_is_killed_only_what_it_has_seen_stays(
         process.stdout.close()  # pyright: ignore[reportOptionalMemberAccess]
     fresh = make()
     await sync(fresh)
-    assert fresh.health.of(CLAUDE.key).limit.limit(0.0) == AT_FIRST
+    assert fresh.health.of(CLAUDE.key).breaker.state(now()) == "closed"
     assert server.control.scard("{pipecat-hedge}:processes") == 1
     assert median(fresh) == pytest.approx(0.2, rel=0.02)
 

@@ -579,8 +579,7 @@ async def test_without_room_a_prompt_is_not_read_ahead() -> None:
             await sessions.enter_async_context(Line(llm))
         await llms[0].warm_up(context)
         (entry,) = stats.health.entries().values()
-        entry.limit.believe(1, until=float("inf"))
-        assert entry.limit.acquire(0.0)
+        entry.limit.state_queue(0, until=float("inf"))
         before = len(fake.requests)
         await asyncio.gather(*(llm.warm_up(context) for llm in llms))
         assert len(fake.bodies) == 1

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from pipecat_hedge.backends import Backend
 from pipecat_hedge.facts import Launch, Seat
+from pipecat_hedge.health import LISTENS_TO_ONE_IN
 from pipecat_hedge.planning import learn, plan_turn
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import Race
@@ -95,6 +96,7 @@ def run_turns(
     count = next(iter(latencies.values())).shape[1]
     turns = Turns(np.full(count, np.inf), np.zeros(count, np.int64))
     dice = random.Random(1)
+    unlistened = LISTENS_TO_ONE_IN
     for turn in range(count):
         plan = plan_turn(
             policy, backends, stats, prompt_tokens=None, commit_on="first_token", dice=dice
@@ -111,13 +113,17 @@ def run_turns(
             return Latency(float(rows[min(launch.attempt, len(rows) - 1), turn]))
 
         answered = run_virtual(race, draw, plan.launched)
-        learn(stats, backends, race.attempts, None, probe=plan.probe, with_sentences=False)
-        for attempt in race.attempts:
-            if attempt.provider == plan.probe and attempt.outcome == "superseded":
-                backend = next(b for b in backends if b.provider == plan.probe)
-                rows = latencies[attempt.provider]
-                seen = float(rows[min(attempt.number, len(rows) - 1), turn])
-                stats.record_first_token(backend, seen, None)
+        unlistened += len(race.attempts)
+        lost = [a for a in race.attempts if a.provider == plan.probe and a.outcome == "superseded"]
+        if unlistened < LISTENS_TO_ONE_IN:
+            lost = []
+        for attempt in lost:
+            unlistened, rows = 0, latencies[attempt.provider]
+            seen = float(rows[min(attempt.number, len(rows) - 1), turn])
+            backend = next(b for b in backends if b.provider == plan.probe)
+            stats.record_listened(backend, attempt, attempt.launched_at + seen, 0.0, None)
+        numbers = [attempt.number for attempt in lost]
+        learn(stats, backends, race.attempts, None, listened_to=numbers, with_sentences=False)
         if answered is not None:
             turns.secs[turn] = answered
         turns.extra[turn] = len(race.attempts) - 1

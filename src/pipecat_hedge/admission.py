@@ -1,25 +1,88 @@
-"""One turn's permits: who may be asked now, who has to wait, and what came of each request.
+"""One turn's permits: where a request may be sent now, and what came of each.
 
-Law: a turn that is over holds no permit and no claim to a probe.
+A turn that is over holds no permit and no claim to a probe.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, get_args
 
+from pipecat_hedge.attempt import UNSURE_LAG_SECS
 from pipecat_hedge.ending import DROPPED, Ending
+from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.health import Health
+from pipecat_hedge.loop_watch import LoopWatch
 from pipecat_hedge.members import Entry, LineUp
-from pipecat_hedge.permits import Sheds, permit_for
+from pipecat_hedge.permits import permit_for
+from pipecat_hedge.policies.concurrency_limit import OPEN_BOUNDS, SHED_BOUNDS, LimitBounds
+from pipecat_hedge.policies.permit_queue import MOST_WAIT_SECS, Ticket
 from pipecat_hedge.policies.rate_limit_news import RateLimitNews
 from pipecat_hedge.provider_health import Permit
 from pipecat_hedge.work import Tier, WorkClass
 
-__all__ = ["Admission"]
+__all__ = ["Admission", "AdmissionMode", "AdmissionSettings", "as_settings"]
 
+MOST_OF_IT = 0.9
+"""The share of a turn's time that may be waited for a provider that has asked to be left alone."""
 LEAST_SECS = 1.0
-"""How long a request may wait for a permit, however late in the turn it is made."""
+"""How long a request may wait for room, however late in the turn it is made."""
+
+AdmissionMode: TypeAlias = Literal["open", "shed"]
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionSettings:
+    """How a session's requests are admitted.
+
+    Parameters:
+        mode: ``open`` turns no caller away; ``shed`` ends a turn for which there is no room.
+        bounds: Where a provider's limit may lie, in requests in flight of this process.
+        tier: Whose requests go first where a provider has refused some.
+        session: The session, to tell its requests from others'.
+    """
+
+    mode: AdmissionMode = "open"
+    bounds: LimitBounds = OPEN_BOUNDS
+    tier: Tier = "standard"
+    session: Hashable = None
+
+    def divided(self, processes: int) -> AdmissionSettings:
+        """The same for one process of a fleet: all together stay below the ceiling.
+
+        Args:
+            processes: How many there are.
+        """
+        floor = self.bounds.floor
+        ceiling = max(self.bounds.ceiling // max(processes, 1), floor)
+        return replace(self, bounds=replace(self.bounds, ceiling=ceiling))
+
+
+def as_settings(
+    mode: AdmissionMode, tier: Tier, min_in_flight: int | None, max_in_flight: int | None
+) -> AdmissionSettings:
+    """Check a service's arguments and put them together; the session is a new one.
+
+    Args:
+        mode: ``open`` or ``shed``.
+        tier: Whose requests go first where a provider has refused some.
+        min_in_flight: The floor of the inferred limit; None is the mode's own.
+        max_in_flight: Its ceiling; None is the mode's own.
+
+    Raises:
+        ConfigurationError: If an argument cannot work; the message says which, and the remedy.
+    """
+    if mode not in get_args(AdmissionMode):
+        raise ConfigurationError(f"admission is not known, got {mode!r}: write 'open' or 'shed'")
+    usual = SHED_BOUNDS if mode == "shed" else OPEN_BOUNDS
+    floor = usual.floor if min_in_flight is None else min_in_flight
+    ceiling = usual.ceiling if max_in_flight is None else max_in_flight
+    if max_in_flight is not None and min_in_flight is None and isinstance(max_in_flight, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        floor = max(min(floor, max_in_flight), 1)
+    return AdmissionSettings(mode, LimitBounds(floor, ceiling, usual.start), tier, object())
 
 
 class Admission:
@@ -27,33 +90,42 @@ class Admission:
 
     Attributes:
         tier: Whose turn it is.
-        queued_secs: How long its first request waited for a permit; 0.0 if there was one at once.
+        queued_secs: How long its first request waited for room; 0.0 if it did not.
     """
 
     def __init__(
         self,
         health: Health,
         line_up: LineUp,
-        tier: Tier,
-        sheds: Sheds,
+        settings: AdmissionSettings,
+        loop_watch: LoopWatch,
         wait_secs: float,
+        *,
+        end_secs: float = math.inf,
+        has_first_token: bool = True,
     ):
         """Begin a turn.
 
         Args:
             health: The process's registry.
-            line_up: Who may be asked.
-            tier: Whose turn it is.
-            sheds: Whether the process is too busy.
-            wait_secs: How long the turn may wait for permits in all; but a request that is made
-                late in the turn may wait for ``LEAST_SECS``.
+            line_up: Whom the turn may ask.
+            settings: How the session's requests are admitted.
+            loop_watch: How far behind the event loop is.
+            wait_secs: How long the turn may wait for room in all; but a request that is made late
+                in the turn may wait for ``LEAST_SECS``.
+            end_secs: After how long the turn has failed if it has no answer.
+            has_first_token: Whether an answer tells when it begins.
         """
-        self._wait_secs = wait_secs
+        self._wait_secs = min(wait_secs, end_secs / 2)  # to answer takes time, too
+        self._end_secs = end_secs
         self._health = health
-        self.tier: Tier = tier
-        self._sheds = sheds
-        self._until = asyncio.get_running_loop().time() + wait_secs
+        self._settings = settings
+        self._has_first_token = has_first_token
+        self.tier: Tier = settings.tier
+        self._loop_watch = loop_watch
+        self._until = asyncio.get_running_loop().time() + self._wait_secs
         self._keys = line_up.keys
+        self._in_panic = line_up.in_panic
         self._claimed = None if line_up.probe is None else line_up.probe.provider.name
         self._first: Permit | None = None
         self._nobody = line_up.reason
@@ -70,16 +142,21 @@ class Admission:
             The provider's name; None if there is nobody, see ``reason``.
 
         Raises:
-            Shed: If there is no room in time.
+            Rejected: If there is no room in time, under ``admission="shed"``.
         """
         if not order:
             return None
         names = {self._keys[entry.provider.name]: entry.provider.name for entry in order}
-        healthy = [key for key, name in names.items() if name != self._claimed]
+        # Who is half-open comes last, and in a session that sheds only if there is nobody else.
+        preferred = [key for key, name in names.items() if name != self._claimed]
+        if self._settings.mode == "open":
+            preferred += [key for key, name in names.items() if name == self._claimed]
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            permit = self._first = await self._get(healthy or list(names), work)
+            # A pause that was asked for may last longer than is waited for room.
+            most_secs = min(MOST_WAIT_SECS, MOST_OF_IT * self._end_secs)
+            permit = self._first = await self._get(preferred or list(names), work, most_secs)
         except BaseException:  # the caller may have hung up
             self.queued_secs = loop.time() - began
             raise
@@ -96,39 +173,61 @@ class Admission:
         """Why nobody may be asked, where that is so."""
         return self._nobody
 
-    async def permit(self, provider: str, work: WorkClass) -> Permit:
+    async def permit(
+        self, provider: str, work: WorkClass, most_wait_secs: float = math.inf
+    ) -> Permit:
         """Get leave for a request that the race has launched.
 
         Args:
             provider: Whom it goes to.
             work: What for.
+            most_wait_secs: How long it may wait for room at most, so that there is time to answer.
 
         Raises:
-            Shed: If there is no room in time.
+            Rejected: If there is no room in time, see ``permit_for``.
         """
         key = self._keys[provider]
         if (first := self._first) is not None and first.key == key:
             self._first = None
             return first
-        return await self._get([key], work)
+        return await self._get([key], work, MOST_WAIT_SECS, most_wait_secs)
 
-    def refusals(self, providers: Iterable[str], work: WorkClass) -> dict[str, str]:
-        """To whom a request would have to wait now, by the provider's name, and why.
+    def refusals(self, providers: Iterable[str]) -> dict[str, str]:
+        """Which providers are to get no hedge now, by name, and why.
 
         Args:
             providers: Whom it could go to.
-            work: What for.
         """
-        if (reason := self._sheds(work, self.tier)) is not None:
+        if (reason := self._loop_watch.refusal()) is not None:
             return dict.fromkeys(providers, f"is not asked: {reason}")
         names = {self._keys[name]: name for name in providers if name != self._claimed}
         now = asyncio.get_running_loop().time()
-        told = self._health.refusals(names, work, self.tier, now)
+        told = self._health.refusals(names, self._ticket((), "hedge", 0.0), now)
         return {names[key]: reason for key, reason in told.items()} if told else told
+
+    def reluctance(self, providers: Iterable[str]) -> dict[str, int]:
+        """How little a caller's own request should go to each now; see ``Health.reluctance``."""
+        names = {self._keys[name]: name for name in providers}
+        now = asyncio.get_running_loop().time()
+        found = self._health.reluctance(names, self._ticket((), "rescue", 0.0), now)
+        return {names[key]: degree for key, degree in found.items()}
+
+    @property
+    def lag_secs(self) -> float:
+        """How far the event loop is behind now."""
+        return self._loop_watch.lag_now()
 
     def is_unheard(self, provider: str) -> bool:
         """Whether a provider has not been heard lately, because others were always faster."""
         return self._health.is_unheard(self._keys[provider])
+
+    def listens(self, provider: str) -> bool:
+        """Whether an attempt that has lost is let run on; see ``Health.listens``."""
+        return self._health.listens(self._keys[provider])
+
+    def listened(self, provider: str) -> None:
+        """End what ``listens`` began."""
+        self._health.listened(self._keys[provider])
 
     def hear(self, permit: Permit, news: RateLimitNews, at: float, prompt_tokens: int) -> None:
         """Take a provider's word for what its rate limit leaves.
@@ -141,7 +240,7 @@ class Admission:
         """
         if (more := news.more(prompt_tokens)) is not None:
             until = at + more[1]
-            self._health.allow(permit.key, more[0], until, sent_at=permit.taken_at)
+            self._health.state_rate_limit(permit.key, more[0], until, sent_at=permit.taken_at)
 
     def rest(self, permit: Permit, secs: float) -> None:
         """Leave a provider alone from now on, as it asked with ``Retry-After``; every turn does.
@@ -153,45 +252,41 @@ class Admission:
         now = asyncio.get_running_loop().time()
         self._health.rest(permit.key, now + secs)
 
-    def heard(self, permit: Permit, size_class: Hashable) -> None:
+    def heard(self, permit: Permit, size_class: Hashable) -> float:
         """Take note that a request's answer has begun.
 
         Args:
             permit: Leave for the request.
             size_class: The class of its prompt's size.
-        """
-        self._health.heard(permit, asyncio.get_running_loop().time(), size_class=size_class)
 
-    def expect_no_word(self, permit: Permit) -> None:
-        """Take note that no first token will tell when a request's answer begins.
-
-        Args:
-            permit: Leave for the request.
+        Returns:
+            How far the event loop was behind when it was read, in seconds.
         """
-        self._health.expect_no_word(permit)
+        lag_secs = self._loop_watch.lag_now()
+        now = asyncio.get_running_loop().time() - lag_secs
+        is_sure = lag_secs < UNSURE_LAG_SECS
+        self._health.heard(permit, now, size_class=size_class, is_sure=is_sure)
+        return lag_secs
 
     def give_back(
         self,
         permit: Permit,
         ending: Ending,
         *,
-        first_at: float | None = None,
+        host: str | None = None,
+        has_begun: bool = False,
         was_unheard: bool = False,
+        was_late: bool = False,
     ) -> None:
-        """Give a permit back, with what became of its request.
-
-        Args:
-            permit: The permit.
-            ending: What the request's end says of the provider.
-            first_at: When its first usable piece came, in the loop's time; or None.
-            was_unheard: Whether it was given up before a word came, after a while.
-        """
+        """Give a permit back, with what became of its request; see ``Health.give_back``."""
         self._health.give_back(
             permit,
             ending,
             asyncio.get_running_loop().time(),
-            ttft_secs=None if first_at is None else first_at - permit.taken_at,
+            host=host,
+            has_begun=has_begun,
             was_unheard=was_unheard,
+            was_late=was_late,
         )
 
     def close(self) -> None:
@@ -204,14 +299,38 @@ class Admission:
             self._health.drop_probe(self._keys[self._claimed], now)
             self._claimed = None
 
-    async def _get(self, keys: list[str], work: WorkClass) -> Permit:
-        claimed = None if self._claimed is None else self._keys[self._claimed]
-        probe = claimed if claimed in keys else None
-        left_secs = self._until - asyncio.get_running_loop().time()
-        wait_secs = max(left_secs, min(LEAST_SECS, self._wait_secs))
-        permit = await permit_for(
-            self._health, keys, work, self.tier, wait_secs, sheds=self._sheds, probe=probe
-        )
+    async def _get(
+        self,
+        keys: list[str],
+        work: WorkClass,
+        most_rest_secs: float,
+        most_wait_secs: float = math.inf,
+    ) -> Permit:
+        now = asyncio.get_running_loop().time()
+        wait_secs = max(self._until - now, min(LEAST_SECS, self._wait_secs))
+        wait_secs = min(wait_secs, most_wait_secs)
+        rests_secs = min(self._health.rests_secs(key, now) for key in keys)
+        if rests_secs <= most_rest_secs:
+            wait_secs = max(wait_secs, rests_secs)
+        ticket = self._ticket(tuple(keys), work, wait_secs)
+        permit = await permit_for(self._health, ticket, self._loop_watch.refusal)
         if permit.is_probe:
             self._claimed = None  # the permit's return gives the claim back
         return permit
+
+    def _ticket(self, keys: tuple[str, ...], work: WorkClass, wait_secs: float) -> Ticket:
+        now, settings = asyncio.get_running_loop().time(), self._settings
+        claimed = None if self._claimed is None else self._keys[self._claimed]
+        return Ticket(
+            work,
+            settings.tier,
+            now + wait_secs,
+            keys,
+            now,
+            settings.session,
+            settings.bounds,
+            settings.mode == "shed",
+            self._in_panic,
+            claimed if claimed in keys else None,
+            self._has_first_token,
+        )

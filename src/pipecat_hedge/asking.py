@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from pipecat.frames.frames import LLMTextFrame
 from pipecat.processors.aggregators.llm_context import LLMContext, LLMContextMessage
 
 from pipecat_hedge.admission import Admission
-from pipecat_hedge.attempt import Attempt
+from pipecat_hedge.attempt import UNSURE_LAG_SECS, Attempt
 from pipecat_hedge.contender import Contender, Piece, Tally
 from pipecat_hedge.conversation import answers_a_tool
 from pipecat_hedge.ending import ANSWERED, SILENT, Ending
 from pipecat_hedge.errors import SHED, AttemptError
-from pipecat_hedge.facts import Launch
+from pipecat_hedge.facts import HedgesRefused, Launch
 from pipecat_hedge.learning import Learning
 from pipecat_hedge.members import Entry, hedge_refusals, take_least_busy
 from pipecat_hedge.output import Output
-from pipecat_hedge.permits import Shed
+from pipecat_hedge.permits import Rejected
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import Race
 from pipecat_hedge.policies.verdict import judge
@@ -36,7 +36,9 @@ from pipecat_hedge.racing import Post, Racing
 from pipecat_hedge.release import Release
 from pipecat_hedge.work import WorkClass, working_as
 
-__all__ = ["Asking"]
+__all__ = ["Asking", "most_wait_secs", "refusals"]
+
+NO_REFUSALS = HedgesRefused({})
 
 CONTINUE = (
     "Your answer was cut off by a broken connection. The caller has heard it up to the end of your "
@@ -44,8 +46,6 @@ CONTINUE = (
     "apologise or comment."
 )
 """What an attempt is told that takes over in mid-answer."""
-A_WHILE_SECS = 1.0
-"""Who is recalled from a queue sooner has not been waited for."""
 
 
 class Asking:
@@ -55,6 +55,7 @@ class Asking:
         asked: Who was sent a request, by the attempt's number.
         sent_at: When, in the loop's time, by the attempt's number.
         tallies: What each attempt has produced.
+        listened_to: The attempts that have lost and are let run to their first token.
         racing: The race's driver, once there is one.
     """
 
@@ -106,6 +107,7 @@ class Asking:
         self.sent_at: dict[int, float] = {}
         self._closed: set[int] = set()
         self.tallies: dict[int, Tally] = {}
+        self.listened_to: set[int] = set()
         self.racing: Racing[Piece] | None = None
 
     def first(self) -> WorkClass:
@@ -120,22 +122,22 @@ class Asking:
             launch: Whom to ask, and why.
             post: Where to tell what happens.
         """
-        work = self._work(race, launch)
+        work, attempt = self._work(race, launch), race.attempts[launch.attempt]
         try:
-            permit = await self._admission.permit(launch.provider, work)
-        except Shed as shed:
-            post.failed(AttemptError(SHED, str(shed)))
+            permit = await self._admission.permit(
+                launch.provider, work, most_wait_secs(race, attempt, self._loop.time())
+            )
+        except Rejected as rejected:
+            post.failed(AttemptError(SHED, str(rejected)))
             return
-        attempt = race.attempts[launch.attempt]
         tally = self.tallies[launch.attempt] = Tally(keeps_text=self._policy.losers == "drain")
         error: AttemptError | None = None
         try:
             if launch.reason == "primary" or not permit.waited_secs:
                 self._sent_at_once.add(launch.attempt)
             size = size_class(self._learning.prompt_tokens)
-            tally.began = functools.partial(self._admission.heard, permit, size)
+            tally.began = functools.partial(self._began, attempt, permit, size)
             tally.limited = functools.partial(self._hear_limit, permit, tally)
-            permit.recall = functools.partial(self._recall_soon, race, attempt, permit, post)
             with working_as(work):
                 await self._answer(race, launch, self._probe(attempt, post) or post, tally)
         except Exception as e:
@@ -143,7 +145,7 @@ class Asking:
             post.failed(error)
             raise
         finally:
-            self._close(attempt, permit, tally, error)
+            self._close(race, attempt, permit, tally, error)
             if tally.keeps_text and attempt.outcome == "superseded":
                 await self._drained(attempt)
 
@@ -152,6 +154,8 @@ class Asking:
         self.asked[launch.attempt] = contender
         now = self.sent_at[launch.attempt] = self._loop.time()
         self._learning.plan.launched(launch, now, is_waiting=race.winner is None)
+        if launch.attempt in self._sent_at_once:
+            self._learning.sent(race.attempts[launch.attempt])
         self._asked_somebody()
         with self._span.asking(launch, contender):
             await contender.answer(
@@ -166,16 +170,15 @@ class Asking:
             # Asked to go on with an answer that broke off at a sentence's end: it was the end.
             post.piece(LLMTextFrame(""), usable=True)
 
-    def refusals(self) -> dict[str, str]:
-        """Who is to get no hedge now, by the provider's name, and why."""
-        free = [name for name, idle in self._idle.items() if idle]
-        told = self._admission.refusals(free, "hedge")
+    def refusals(self) -> HedgesRefused:
+        """Who is to get no hedge now, and where a request in another's place should not go."""
         first = None if self.asked else next(iter(self._idle), None)
-        return told | hedge_refusals(self._idle, first)
+        return refusals(self._admission, self._idle, first)
 
     def runs_on(self, attempt: Attempt) -> bool:
         """Whether an attempt that lost is let run on, to learn from it or to compare answers.
 
+        If so, a second connection is opened for the next turn.
         One that still waits for a permit is not: what nobody needs is not sent any more.
 
         Args:
@@ -183,9 +186,21 @@ class Asking:
         """
         if attempt.number not in self.asked:
             return False
+        if self._policy.losers != "drain" and not self._listens(attempt):
+            return False
+        self.asked[attempt.number].yield_to_next()
+        self.asked[attempt.number].connection.reopen(self.tallies[attempt.number].stages)
+        return True
+
+    def _listens(self, attempt: Attempt) -> bool:
+        """Whether an attempt that lost is one of the few that are let run to their first token."""
         probe = self._probes.get(attempt.number)
-        is_awaited = probe is not None and probe.first_at is None and not probe.is_silent
-        return self._policy.losers == "drain" or is_awaited
+        if probe is None or probe.first_at is not None or probe.is_silent:
+            return False
+        if not self._admission.listens(attempt.provider):
+            return False
+        self.listened_to.add(attempt.number)
+        return True
 
     def sent_at_once(self, race: Race) -> list[Attempt]:
         """The attempts whose times say something of their provider: those that did not queue here.
@@ -210,14 +225,15 @@ class Asking:
     def _work(self, race: Race, launch: Launch) -> WorkClass:
         if launch.reason == "hedge":
             return "hedge"
-        if all(_is_shed(earlier) for earlier in race.attempts[: launch.attempt]):
-            return self.first()  # also in place of one that was called back: it keeps its rank
+        if all(earlier.was_shed for earlier in race.attempts[: launch.attempt]):
+            return self.first()
         return "rescue"
 
     def _probe(self, attempt: Attempt, post: Post[Piece]) -> Probe | None:
         """Listen to whom little is heard of, also when the turn no longer needs it."""
         is_probe = attempt.provider == self._learning.plan.probe
-        if not is_probe and not self._admission.is_unheard(attempt.provider):
+        is_of_use = is_probe or self._admission.is_unheard(attempt.provider)
+        if not (is_of_use and self._policy.probes):
             return None
         silent_secs = self._learning.silent_secs(attempt.provider, attempt.stall_secs)
 
@@ -230,28 +246,9 @@ class Asking:
         self._probes[attempt.number] = probe
         return probe
 
-    def _recall_soon(self, race: Race, attempt: Attempt, permit: Permit, post: Post[Piece]) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nothing waits there any more
-            self._loop.call_soon_threadsafe(self._recall, race, attempt, permit, post)
-
-    def _recall(self, race: Race, attempt: Attempt, permit: Permit, post: Post[Piece]) -> None:
-        """Give up a request that waits in a provider's queue, or for which there is no room now."""
-        if self.racing is None:
-            return
-        if permit.is_displaced and attempt.outcome == "superseded":
-            self.racing.stop(attempt.number)  # it was let run on, and nobody waits for it
-            return
-        is_late = attempt.ended_at is not None or attempt.first_token_at is not None
-        if is_late or (permit.is_displaced and not race.can_spare(attempt)):
-            permit.makes_room = permit.is_displaced = False
-            return
-        told = f"{attempt.provider} has a queue, it was to wait there no longer"
-        if permit.is_displaced:
-            told = f"it made room at {attempt.provider} for a more urgent request"
-        if attempt.number in self.asked:  # may be asked again, once this request is closed
-            self._idle[attempt.provider].append(self.asked[attempt.number])
-        post.failed(AttemptError(SHED, told))
-        self.racing.stop(attempt.number)
+    def _began(self, attempt: Attempt, permit: Permit, size: int) -> None:
+        """Take note of an attempt's first usable token."""
+        attempt.lag_secs = self._admission.heard(permit, size)
 
     def _hear_limit(self, permit: Permit, tally: Tally) -> None:
         """Count down from now on what a response has just told of its provider's rate limit."""
@@ -260,7 +257,12 @@ class Asking:
             self._admission.hear(permit, tally.rate_limit, tally.rate_limit_at, prompt_tokens)
 
     def _close(
-        self, attempt: Attempt, permit: Permit, tally: Tally, error: AttemptError | None
+        self,
+        race: Race,
+        attempt: Attempt,
+        permit: Permit,
+        tally: Tally,
+        error: AttemptError | None,
     ) -> None:
         """Give the permit back, with whatever the request's end says."""
         self._closed.add(attempt.number)
@@ -271,20 +273,35 @@ class Asking:
         ending = judge(failure, has_answered=has_answered, attempt=attempt)
         if probe is not None:
             probe.close()
-            if is_lost and not probe.has_failed:
-                self._learning.learn_probe(attempt, probe.first_at, self._loop.time())
-                ending = _judge_lost(probe, ending)
+            if attempt.number in self.listened_to:
+                self._admission.listened(attempt.provider)
+                if probe.has_failed:
+                    self._learning.forget(attempt)
+                else:
+                    self._learning.learn_listened(attempt, probe.first_at, self._loop.time())
+                    ending = _judge_lost(probe, ending)
         if failure is not None and failure.retry_after_secs is not None:
             self._admission.rest(permit, failure.retry_after_secs)
-        is_given_up = is_lost or (
-            _is_shed(attempt) and self._loop.time() - permit.taken_at >= A_WHILE_SECS
-        )
+        was_unheard = is_lost and not tally.has_answer
+        was_late = was_unheard and self._was_late(race, attempt, permit)
         self._admission.give_back(
             permit,
             ending,
-            first_at=tally.first_answer_at,
-            was_unheard=is_given_up and tally.first_answer_at is None,
+            host=tally.stages.host,
+            has_begun=tally.has_answer,
+            was_unheard=was_unheard,
+            was_late=was_late,
         )
+
+    def _was_late(self, race: Race, attempt: Attempt, permit: Permit) -> bool:
+        """Whether an attempt that lost took long, or lost to one that was sent later."""
+        if self._admission.lag_secs >= UNSURE_LAG_SECS:
+            return False  # its answer may have come
+        winner = None if race.winner is None else self.sent_at.get(race.winner.number)
+        if winner is not None and winner > self.sent_at.get(attempt.number, winner):
+            return True
+        ended_at = self._loop.time() if attempt.ended_at is None else attempt.ended_at
+        return self._learning.is_late(attempt.provider, ended_at - permit.taken_at)
 
     def _continuation(self) -> list[LLMContextMessage]:
         if is_silent(self._release.said):
@@ -295,9 +312,38 @@ class Asking:
         ]
 
 
-def _is_shed(attempt: Attempt) -> bool:
-    """Whether it was given up for want of room, before a word came."""
-    return attempt.error is not None and attempt.error.category == SHED
+def most_wait_secs(race: Race, attempt: Attempt, now: float) -> float:
+    """How long a request may wait for room: half the time is to be left for its answer.
+
+    Args:
+        race: Its race.
+        attempt: Its record.
+        now: The time.
+    """
+    left = [math.inf if attempt.timeout_secs is None else attempt.timeout_secs]
+    if race.winner is None and race.deadline_at is not None:
+        left.append(race.deadline_at - now)
+    return min(left) / 2
+
+
+def refusals(
+    admission: Admission, idle: Mapping[str, Sequence[Contender]], first: str | None
+) -> HedgesRefused:
+    """Who is to get no hedge now, and where a request in another's place should not go.
+
+    Args:
+        admission: The turn's permits.
+        idle: The free instances of each provider.
+        first: Whose least busy instance the turn's first request is about to take; or None.
+    """
+    names = [name for name, free in idle.items() if free]
+    reasons, by_server = admission.refusals(names), hedge_refusals(idle, first)
+    reluctance = admission.reluctance(names)
+    if not (reasons or by_server or reluctance):
+        return NO_REFUSALS
+    for name in by_server:
+        reluctance[name] = max(reluctance.get(name, 0), 1)
+    return HedgesRefused(reasons | by_server, reluctance)
 
 
 def _judge_lost(probe: Probe, ending: Ending) -> Ending:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pipecat_hedge.errors import SHED, AttemptError
 from pipecat_hedge.facts import AttemptOutcome, LaunchReason, Seat
 
-__all__ = ["EMPTY_ANSWER", "MISSED_DEADLINE", "STALLED", "TIMED_OUT", "Attempt"]
+__all__ = ["EMPTY_ANSWER", "MISSED_DEADLINE", "STALLED", "TIMED_OUT", "UNSURE_LAG_SECS", "Attempt"]
 
 EMPTY_ANSWER = AttemptError("empty", "the answer ended without any text or tool call")
 STALLED = AttemptError("stalled", "the answer fell silent after it had begun")
 TIMED_OUT = AttemptError("timeout", "nothing usable came in the time allowed")
 MISSED_DEADLINE = AttemptError("deadline", "the turn's deadline passed without an answer")
+UNSURE_LAG_SECS = 0.1
+"""A token that was read while the event loop was so far behind may have come at any time before."""
 
 
 class Attempt:
@@ -30,6 +32,7 @@ class Attempt:
         last_token_at: When its latest usable token came, or None.
         speakable_at: When it had a speakable unit, or None.
         called_tools: Whether it produced complete tool calls.
+        lag_secs: How far the event loop was behind when its first token was read.
         ended_at: When it ended or was cancelled, or None while it is live.
         outcome: How it ended, or None while it is live.
         error: Why it failed, or None.
@@ -41,6 +44,7 @@ class Attempt:
         "ended_at",
         "error",
         "first_token_at",
+        "lag_secs",
         "last_token_at",
         "launched_at",
         "number",
@@ -76,9 +80,15 @@ class Attempt:
         self.last_token_at: float | None = None
         self.speakable_at: float | None = None
         self.called_tools = False
+        self.lag_secs = 0.0
         self.ended_at: float | None = None
         self.outcome: AttemptOutcome | None = None
         self.error: AttemptError | None = None
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether its first token may have come well before it was read."""
+        return self.lag_secs >= UNSURE_LAG_SECS
 
     @property
     def is_sent(self) -> bool:
@@ -87,7 +97,7 @@ class Attempt:
 
     @property
     def was_shed(self) -> bool:
-        """Whether there was no room for it: it was not sent, or was called back."""
+        """Whether it was rejected: there was no room for it, and it was not sent."""
         return self.error is not None and self.error.category == SHED
 
     @property

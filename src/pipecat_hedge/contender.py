@@ -52,9 +52,9 @@ from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.types import is_given
 
+from pipecat_hedge.connection_warmth import WarmConnection
 from pipecat_hedge.errors import AttemptError
-from pipecat_hedge.listening import watching
-from pipecat_hedge.permits import Shed
+from pipecat_hedge.permits import Rejected
 from pipecat_hedge.policies.usable import InlineThought, is_usable_text, is_wait_verdict
 from pipecat_hedge.provider_client import (
     Leave,
@@ -62,7 +62,6 @@ from pipecat_hedge.provider_client import (
     attempt_error,
     keep_connections_open,
     listen_to_client,
-    open_connection,
     switch_off_hidden_retries,
     telling_rate_limits_to,
 )
@@ -96,6 +95,7 @@ class Contender:
     Attributes:
         service: The service.
         span: The trace of its request, where tracing is on.
+        connection: Its connection to the provider, which can be kept open between turns.
     """
 
     def __init__(self, service: LLMService[Any]):
@@ -115,6 +115,8 @@ class Contender:
         self._busy = asyncio.Lock()
         self._server = service if isinstance(service, KnowsItsServer) else None
         self._warming: asyncio.Task[Any] | None = None
+        self._answering: asyncio.Task[Any] | None = None
+        self._yields = False
         instruction = getattr(service.settings, "system_instruction", None)
         self._own_instruction: str | None = instruction if isinstance(instruction, str) else None
         before, after = _Tap(service, self._heard), _Tap(service, self._heard)
@@ -125,6 +127,7 @@ class Contender:
         switch_off_hidden_retries(service)
         keep_connections_open(service)
         listen_to_client(service)
+        self.connection = WarmConnection(service)
 
     @property
     def model(self) -> str | None:
@@ -196,11 +199,12 @@ class Contender:
         try:
             if context is not None and isinstance(self.service, ReadsAhead):
                 try:
-                    await self.service.warm(self._own_copy(context, ()), leave)
+                    with self.connection.in_use(Stages()):
+                        await self.service.warm(self._own_copy(context, ()), leave)
                     return
-                except Shed as shed:
-                    logger.debug(f"{self.service}: its prompt is not read ahead: {shed}")
-            await open_connection(self.service)
+                except Rejected as rejected:
+                    logger.debug(f"{self.service}: its prompt is not read ahead: {rejected}")
+            await self.connection.open()
         except Exception as error:  # the first turn will find out, and say so
             logger.debug(f"{self.service}: could not be warmed up: {type(error).__name__}")
         finally:
@@ -218,7 +222,8 @@ class Contender:
     ) -> None:
         """Have the service answer one turn.
 
-        Waits for an earlier attempt of this instance that is still closing.
+        Waits for an earlier attempt of this instance that is still closing, and ends one that is
+        let run on after it lost.
 
         Args:
             context: The conversation; the service gets a copy.
@@ -230,7 +235,10 @@ class Contender:
         """
         if self._warming is not None:
             self._warming.cancel()
+        if self._yields and self._answering is not None:
+            self._answering.cancel()
         async with self._busy:
+            self._answering, self._yields = asyncio.current_task(), False
             self._post, self._tally, self._failed = post, tally, False
             self._thought, self._finder = InlineThought(), SentenceFinder(language)
             try:
@@ -240,7 +248,8 @@ class Contender:
                 length = len(copied.messages)
                 frame = LLMContextFrame(context=copied)
                 self._hear_first_piece(tally.stages)
-                with telling_rate_limits_to(tally.response_came), watching(tally.stages):
+                in_use = self.connection.in_use(tally.stages, lambda: self._failed)
+                with in_use, telling_rate_limits_to(tally.response_came):
                     await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
                 # Some services report a time-out by an event alone, whose handler is a task.
                 await asyncio.sleep(0)
@@ -252,9 +261,15 @@ class Contender:
                     tally.answer_came()
                     post.piece(LLMTextFrame(""), usable=True)
             finally:
-                self._post = None
+                self._post = self._answering = None
+                if not tally.completed and _has_lost_connection(tally.error):
+                    self.connection.reopen(tally.stages)
                 vars(self.service).pop("stop_ttfb_metrics", None)
                 tally.stages.ask(self.server_load)
+
+    def yield_to_next(self) -> None:
+        """Have the attempt that is under way ended when the next one needs this instance."""
+        self._yields = True
 
     def _own_copy(self, context: LLMContext, addition: Sequence[LLMContextMessage]) -> LLMContext:
         """Copy the context, without the messages that only another kind of service can read."""
@@ -353,6 +368,11 @@ class Contender:
         if self._post is not None and not self._failed:
             self._failed, self._tally.error = True, error
             self._post.failed(error)
+
+
+def _has_lost_connection(error: AttemptError | None) -> bool:
+    """Whether a request that did not end by itself was cancelled or lost, and not refused."""
+    return error is None or error.category == ErrorCategory.CONNECTIVITY.value
 
 
 def _required_arguments(context: LLMContext) -> dict[str, Sequence[str]]:

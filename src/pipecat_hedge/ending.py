@@ -23,10 +23,12 @@ class Ending:
     Parameters:
         breaker: To the breaker.
         limit: To the limit of requests in flight.
+        is_connection: Whether the connection failed, which may be our own network's doing.
     """
 
     breaker: Verdict
     limit: LimitVerdict
+    is_connection: bool = False
 
 
 ANSWERED = Ending("answered", "answered")

@@ -27,6 +27,7 @@ class AttemptError:
         exception: The exception behind it, if there was one.
         is_busy: Whether the provider refused for load: it works, and has too much to do. Credit
             that is used up is another matter.
+        is_connection: Whether the connection failed: DNS, refused, reset, or a connect timeout.
     """
 
     category: str
@@ -35,6 +36,7 @@ class AttemptError:
     retry_after_secs: float | None = None
     exception: BaseException | None = None
     is_busy: bool = False
+    is_connection: bool = False
 
 
 class HedgeError(Exception):

@@ -88,9 +88,12 @@ class HedgesRefused:
 
     Parameters:
         reasons: By provider, why, for a person to read.
+        reluctance: By provider, how little a request in another's place should go to it: the
+            least reluctant is asked. Who is not in it is well, as 0.
     """
 
     reasons: Mapping[str, str]
+    reluctance: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 AttemptFact: TypeAlias = (
@@ -232,11 +235,14 @@ class LaunchDecision:
         reason: Why then, for a person to read.
         is_put_off: Whether it should be sent already, and cannot be just now. It may be possible at
             any time, so ask again soon; at the named time it replaces what has been silent so long.
+        ask_again_at: When the decision may be another, should nothing happen until then; None is
+            never.
     """
 
     at: float | None
     reason: str
     is_put_off: bool = False
+    ask_again_at: float | None = None
 
 
 class LaunchRule(Protocol):

@@ -35,7 +35,6 @@ from pipecat_hedge.policies.fleet import (
 from pipecat_hedge.policies.fleet_latency import FleetLatency
 from pipecat_hedge.policies.hedge_budget import HedgeBudget
 from pipecat_hedge.policies.priors import prior_for
-from pipecat_hedge.provider_health import ProviderHealth
 from pipecat_hedge.provider_latency import OthersCurve, ProviderLatency, curves_of
 from pipecat_hedge.shared_store import Batch, Received, SharedStore, StoreUnavailable, Wanted
 
@@ -48,8 +47,6 @@ CAP_SECS = 4.0
 JITTER = 0.2
 MOST_KNOWN = 1000
 """So many other processes are remembered, those who were heard last."""
-NEWS_SECS = 3.0
-"""What a process has counted since it was heard longer ago than that is no news."""
 FLUSH_SECS = 0.5
 """How long the last session of a process waits for what it has learned to be told."""
 
@@ -93,7 +90,6 @@ class FleetSync:
         self._runs_on: asyncio.AbstractEventLoop | None = None
         self._users = 0
         self._curves: dict[str, dict[str, OthersCurve]] = {}
-        self._starts: dict[str, int] = {}
         self._is_away = False
         self._said: set[str] = set()
         self._begin()
@@ -108,7 +104,6 @@ class FleetSync:
         self._fleet: dict[str, FleetLatency] = {}
         self._changes: dict[str, int] = {}
         self._others: dict[str, dict[str, Finding]] = {}
-        self._heard_at: dict[str, float] = {}
         self.processes = 1
 
     # ---- in the registries, with their locks held
@@ -123,11 +118,6 @@ class FleetSync:
         latency.news = LatencyCounts()
         if (curves := self._curves.get(key)) is not None:
             latency.inform(curves)
-
-    def introduce_health(self, key: str, entry: ProviderHealth) -> None:
-        """Have a provider's limit begin where the fleet's are."""
-        if (limit := self._starts.get(key)) is not None:
-            entry.limit.begin_with(limit)
 
     # ---- in the background
 
@@ -292,14 +282,10 @@ class FleetSync:
                 )
             except ValueError:
                 self._say_once(f"{self._store}: a process's document cannot be read")
-        unheard = {p for p in others if now - self._heard_at.get(p, now) > NEWS_SECS}
-        advice = advise(own, self._others, others, unheard=unheard)
-        self._heard_at.update(dict.fromkeys(others, now))
+        advice = advise(own, self._others, others)
         # A sample of a large fleet: who is not in it this time still told what it told.
         known = {p: f for p, f in self._others.items() if p not in others} if documents else {}
         self._others = dict([*known.items(), *others.items()][-MOST_KNOWN:])
-        self._heard_at = {process: self._heard_at[process] for process in self._others}
-        self._starts = {key: a.limit for key, a in advice.items() if a.limit is not None}
         with self._health.lock:
             for key, entry in self._health.entries().items():
                 entry.follow(advice.get(key, NO_ADVICE), now)  # those nobody tells of, too

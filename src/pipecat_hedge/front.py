@@ -5,6 +5,7 @@ Law: a member never differs from the others by what was said to all of them.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -24,17 +25,18 @@ from pipecat.services.llm_service import LLMService
 from pipecat.services.settings import LLMSettings, ServiceSettings
 from pipecat.utils.types import is_given
 
+from pipecat_hedge.admission import AdmissionSettings
 from pipecat_hedge.contender import ToolCalls
 from pipecat_hedge.conversation import context_of
 from pipecat_hedge.errors import AttemptError, ConfigurationError
 from pipecat_hedge.learning import breaker_report
+from pipecat_hedge.loop_watch import is_real
 from pipecat_hedge.members import Members
 from pipecat_hedge.provider import Provider
 from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.race_span import RaceTracer
 from pipecat_hedge.take_back import TakeBackFrame
 from pipecat_hedge.task_scope import TaskScope
-from pipecat_hedge.work import Tier
 
 __all__ = ["FrontService"]
 
@@ -51,7 +53,7 @@ class FrontService(LLMService):
         settings: LLMSettings | None,
         warm: bool,
         stats: ProviderStats,
-        tier: Tier,
+        admission: AdmissionSettings,
         tracer: RaceTracer,
         **kwargs: Any,
     ):
@@ -60,9 +62,10 @@ class FrontService(LLMService):
         Args:
             providers: Checked by ``as_providers``.
             settings: Settings that all members share, applied when the pipeline starts.
-            warm: Whether to prepare the members for the first turn when the pipeline starts.
+            warm: Whether to prepare the members for the first turn when the pipeline starts, and to
+                keep their connections open between turns.
             stats: What is known of the providers.
-            tier: Whose session it is.
+            admission: How its requests are admitted.
             tracer: Makes the spans of the races.
             **kwargs: Further arguments of ``LLMService``.
 
@@ -77,7 +80,7 @@ class FrontService(LLMService):
         super().__init__(settings=_no_settings(), **kwargs)
         self._shared_settings = settings
         self._members = Members(providers, stats.health)
-        self._tier: Tier = tier
+        self._admission_settings = admission
         self._stats = stats
         self._tracer = tracer
         self._holds_stats = False
@@ -129,6 +132,8 @@ class FrontService(LLMService):
         if self._warms:
             await self._members.control(LLMEnablePromptCachingFrame(enable=True))
             self._prepare()
+            if is_real(asyncio.get_running_loop()):  # timers would have a virtual one run ahead
+                self._members.keep_connections()
 
     async def stop(self, frame: EndFrame) -> None:
         """Stop the members.
@@ -136,6 +141,7 @@ class FrontService(LLMService):
         Args:
             frame: The end frame.
         """
+        await self._members.let_connections_go()
         await super().stop(frame)
         await self._members.control(frame)
 
@@ -145,6 +151,7 @@ class FrontService(LLMService):
         Args:
             frame: The cancel frame.
         """
+        await self._members.let_connections_go()
         await super().cancel(frame)
         await self._members.control(frame)
 
@@ -166,7 +173,10 @@ class FrontService(LLMService):
             context: The conversation so far; None for that of the aggregator.
         """
         await self._members.warm(
-            context or context_of(self), self._tier, self._stats.loop_watch.sheds
+            context or context_of(self),
+            self._admission_settings.tier,
+            self._admission_settings.bounds,
+            self._stats.loop_watch.refusal,
         )
 
     # ---- after a turn
@@ -190,6 +200,7 @@ class FrontService(LLMService):
     def _begin_answer(self) -> None:
         self._has_begun = True
         self._timed_first_text = False
+        self._members.turn_began()
 
     async def say(self, text: str, *, wall_time: float) -> None:
         """Release a piece of the winner's text. Called by the turn.

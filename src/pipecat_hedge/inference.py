@@ -10,11 +10,13 @@ from typing import Any
 from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge.admission import Admission
+from pipecat_hedge.asking import most_wait_secs, refusals
+from pipecat_hedge.contender import Contender
 from pipecat_hedge.errors import SHED, AttemptError
-from pipecat_hedge.facts import BreakOff, Commit, Continue, Launch
+from pipecat_hedge.facts import BreakOff, Commit, Continue, HedgesRefused, Launch
 from pipecat_hedge.learning import Learning
-from pipecat_hedge.members import LineUp, hedge_refusals, seats, take_least_busy
-from pipecat_hedge.permits import Shed
+from pipecat_hedge.members import LineUp, seats, take_least_busy
+from pipecat_hedge.permits import Rejected
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import Race
 from pipecat_hedge.policies.verdict import judge
@@ -57,24 +59,35 @@ async def race_inference(
     given = {name: value for name, value in options.items() if value is not None}
     answers: list[str] = []
     asked = False
+    sent_at_once: set[int] = set()
+    loop = asyncio.get_running_loop()
 
     async def ask(launch: Launch, post: Post[str]) -> None:
         nonlocal asked
         try:
-            permit = await admission.permit(launch.provider, "background")
-        except Shed as shed:
-            post.failed(AttemptError(SHED, str(shed)))
+            work = "hedge" if launch.reason == "hedge" else "background"
+            attempt = race.attempts[launch.attempt]
+            most_secs = most_wait_secs(race, attempt, loop.time())
+            permit = await admission.permit(launch.provider, work, most_secs)
+        except Rejected as rejected:
+            post.failed(AttemptError(SHED, str(rejected)))
             return
-        admission.expect_no_word(permit)  # its answer comes all at once
         asked = True
+        if launch.reason == "primary" or not permit.waited_secs:
+            sent_at_once.add(launch.attempt)
         learning.plan.launched(launch)
         tally = Tally()
         answer: str | None = None
         error: AttemptError | None = None
+        asked_of: Contender | None = None
         try:
-            service = take_least_busy(idle[launch.provider]).service
-            with working_as("background"), telling_rate_limits_to(tally.response_came):
-                answer = await service.run_inference(context, **given)
+            asked_of = take_least_busy(idle[launch.provider])
+            with (
+                asked_of.connection.in_use(tally.stages),
+                working_as("background"),
+                telling_rate_limits_to(tally.response_came),
+            ):
+                answer = await asked_of.service.run_inference(context, **given)
         except Exception as e:
             error = exception_error(e, has_begun=tally.has_begun)
             post.failed(error)
@@ -82,16 +95,16 @@ async def race_inference(
         finally:
             if error is not None and error.retry_after_secs is not None:
                 admission.rest(permit, error.retry_after_secs)
-            attempt = race.attempts[launch.attempt]
             has_answered = bool(answer and answer.strip())
-            admission.give_back(permit, judge(error, has_answered=has_answered, attempt=attempt))
+            ending = judge(error, has_answered=has_answered, attempt=attempt)
+            admission.give_back(permit, ending, host=tally.stages.host, has_begun=has_answered)
+            if asked_of is not None and not has_answered:
+                asked_of.connection.reopen(tally.stages)
         if answer and has_answered:
             post.piece(answer, usable=True)
 
-    def refusals() -> dict[str, str]:
-        first = None if asked else order[0].provider.name
-        told = admission.refusals([name for name, free in idle.items() if free], "background")
-        return told | hedge_refusals(idle, first)
+    def refused() -> HedgesRefused:
+        return refusals(admission, idle, None if asked else order[0].provider.name)
 
     async def deliver(answer: str, _: float) -> None:
         answers.append(answer)
@@ -103,8 +116,8 @@ async def race_inference(
     order = list(learning.line_up)
     try:
         name = await admission.admit(order, "background")
-    except Shed as shed:
-        return None, [], str(shed)
+    except Rejected as rejected:
+        return None, [], str(rejected)
     if name is None:
         return None, [], admission.reason
     order.sort(key=lambda entry: entry.provider.name != name)
@@ -119,9 +132,9 @@ async def race_inference(
     )
     try:
         async with TaskScope() as scope:
-            racing = Racing(race, scope, ask, deliver, released, refusals=refusals)
-            await racing.run(asyncio.get_running_loop().time())
+            racing = Racing(race, scope, ask, deliver, released, refusals=refused)
+            await racing.run(loop.time())
     finally:
-        learning.learn(race.attempts, follows_probes=False)
+        learning.learn([a for a in race.attempts if a.number in sent_at_once])
     errors = [(a.provider, a.error) for a in race.attempts if a.error is not None]
     return (answers[0] if answers else None), errors, ""

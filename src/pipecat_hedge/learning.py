@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pipecat.processors.aggregators.llm_context import LLMContext
 
@@ -13,7 +13,9 @@ from pipecat_hedge.backends import Backend
 from pipecat_hedge.facts import CommitOn, InFlight
 from pipecat_hedge.members import Entry, LineUp
 from pipecat_hedge.planning import learn, plan_turn, silent_secs
+from pipecat_hedge.policies.concurrency_limit import LimitBounds
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
+from pipecat_hedge.policies.slow_spell import late_secs
 from pipecat_hedge.provider_health import BreakerChange
 from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.reports import BreakerReport, ProviderState
@@ -24,6 +26,8 @@ from pipecat_hedge.tokens import estimate_tokens
 __all__ = ["Learning", "breaker_report", "state_of"]
 
 _DICE = random.Random()
+BEYOND_USUAL = 1.5
+"""Times the usual p99: what takes longer is silent, even where models think for long."""
 
 
 class Learning:
@@ -59,6 +63,7 @@ class Learning:
             now: The loop's time.
         """
         self._stats = stats
+        by_name = {entry.provider.name: entry for entry in line_up.entries}
         self._backends = [_backend(entry, whole_answers) for entry in line_up.entries]
         self.commit_on: CommitOn = output_commits_on if policy.commit == "auto" else policy.commit
         self.prompt_tokens = estimate_tokens(context)
@@ -70,10 +75,14 @@ class Learning:
             commit_on=self.commit_on,
             dice=_DICE,
             now=now,
+            lag_secs=stats.loop_watch.lag_now,
         )
+        if line_up.in_panic:
+            self.plan.order = tuple(by_name)
+        elif line_up.last:
+            self.plan.order = tuple(sorted(self.plan.order, key=line_up.last.__contains__))
         if line_up.probe is not None:
             self.plan.try_out(line_up.probe.provider.name)
-        by_name = {entry.provider.name: entry for entry in line_up.entries}
         self.line_up = [by_name[name] for name in self.plan.order]
 
     def wait_of(
@@ -116,32 +125,58 @@ class Learning:
         """
         backend = next(b for b in self._backends if b.provider == provider)
         known = self._stats.known([backend], self.prompt_tokens, by_sentence=False)[provider]
-        return silent_secs(known, stall_secs)
+        usual = self._stats.usual(backend, self.prompt_tokens)
+        return max(silent_secs(known, stall_secs), BEYOND_USUAL * usual.quantile(0.99))
 
-    def learn(self, attempts: Sequence[Attempt], *, follows_probes: bool = True) -> None:
+    def is_late(self, provider: str, secs: float) -> bool:
+        """Whether a wait for a first token is longer than is usual for a provider.
+
+        Args:
+            provider: Its name.
+            secs: The wait.
+        """
+        backend = next(b for b in self._backends if b.provider == provider)
+        return secs > late_secs(self._stats.usual(backend, self.prompt_tokens))
+
+    def sent(self, attempt: Attempt) -> None:
+        """Watch an attempt whose request is sent now, until ``learn``.
+
+        Args:
+            attempt: The attempt.
+        """
+        backend = next(b for b in self._backends if b.provider == attempt.provider)
+        self._stats.sent(backend, attempt, self.prompt_tokens)
+
+    def learn(self, attempts: Sequence[Attempt], listened_to: Collection[int] = ()) -> None:
         """Learn from a race that is over.
 
         Args:
             attempts: All its attempts.
-            follows_probes: Whether a probe that lost goes on to its first token.
+            listened_to: The numbers of those that have lost, and go on to their first token.
         """
-        probe = self.plan.probe if follows_probes else None
-        learn(self._stats, self._backends, attempts, self.prompt_tokens, probe=probe)
+        prompt_tokens = self.prompt_tokens
+        learn(self._stats, self._backends, attempts, prompt_tokens, listened_to=listened_to)
 
-    def learn_probe(self, attempt: Attempt, first_at: float | None, now: float) -> None:
-        """Learn from a probe that lost, and was let run to its first token.
+    def learn_listened(self, attempt: Attempt, first_at: float | None, now: float) -> None:
+        """Learn from an attempt that lost, and was let run to its first token.
 
         Args:
-            attempt: The probe.
+            attempt: The attempt.
             first_at: When its first token came, or None if it was ended before.
             now: The time.
         """
         backend = next(b for b in self._backends if b.provider == attempt.provider)
-        secs = (now if first_at is None else first_at) - attempt.launched_at
-        self._stats.record_first_token(backend, secs, self.prompt_tokens, censored=first_at is None)
+        self._stats.record_listened(backend, attempt, first_at, now, self.prompt_tokens)
+
+    def forget(self, attempt: Attempt) -> None:
+        """Learn nothing from an attempt that was to be listened to."""
+        backend = next(b for b in self._backends if b.provider == attempt.provider)
+        self._stats.forget(backend, attempt)
 
 
-def state_of(entry: Entry, stats: ProviderStats, now: float, *, is_left_out: bool) -> ProviderState:
+def state_of(
+    entry: Entry, stats: ProviderStats, now: float, *, is_left_out: bool, bounds: LimitBounds
+) -> ProviderState:
     """A provider with what has been learned of its time to first token, for prompts of any size.
 
     Args:
@@ -149,9 +184,10 @@ def state_of(entry: Entry, stats: ProviderStats, now: float, *, is_left_out: boo
         stats: What is known of it.
         now: The loop's time.
         is_left_out: Whether it is not asked, until settings change.
+        bounds: Where its limit may lie.
     """
     health = stats.health
-    in_flight, limit = health.occupancy(entry.key, now)
+    in_flight, limit = health.occupancy(entry.key, now, bounds)
     backend = entry.backend
     known = stats.known([backend], None, by_sentence=False)[backend.provider].first_token
     return ProviderState(

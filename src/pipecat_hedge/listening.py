@@ -62,6 +62,7 @@ async def sees_request(request: Any) -> None:
     stages = _watched.get()
     if stages is None:
         return
+    stages.asks(request.url.netloc.decode())
     theirs, hears = request.extensions.get("trace"), stages.hear
     if theirs is not None:
 

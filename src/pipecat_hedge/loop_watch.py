@@ -1,8 +1,7 @@
 """Watches how far behind an event loop is, for as long as anybody there needs to know.
 
 One short sleep after the other: what it is overslept by is the lag that every callback, and so
-every caller's audio, has suffered. What follows from it, the policy decides. Ten looks a second
-cost some 0.1 % of a core: 2 µs each to decide, the rest to wake up.
+every caller's audio, has suffered. Ten samples a second cost some 0.1 % of a core.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import time
 from weakref import WeakKeyDictionary
 
 from pipecat_hedge.policies.overload import Overload
-from pipecat_hedge.work import Tier, WorkClass
 
 __all__ = ["EVERY_SECS", "LoopWatch", "is_real"]
 
@@ -28,8 +26,8 @@ class LoopWatch:
         watch = LoopWatch()
         work = LoopWork({"watches the loop": watch.run})
         ...
-        if (reason := watch.sheds("hedge", "standard")) is not None:
-            ...
+        if (reason := watch.refusal()) is not None:
+            ...  # no hedge now: "the event loop is 0.31 s behind"
     """
 
     def __init__(self) -> None:
@@ -37,16 +35,20 @@ class LoopWatch:
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, Overload] = WeakKeyDictionary()
         self._lock = threading.Lock()  # of who is watched; lags are read without it
 
-    def sheds(self, work_class: WorkClass, tier: Tier = "standard") -> str | None:
-        """Why work is to be left undone on the running loop, for a person to read; None if not.
-
-        Args:
-            work_class: What the work is for.
-            tier: Whose it is.
-        """
+    def refusal(self) -> str | None:
+        """Why the running loop is to send no hedge now, for a person to read; None if it may."""
         loop = asyncio.get_running_loop()
         overload = self._loops.get(loop)
-        return None if overload is None else overload.sheds(work_class, tier, loop.time())
+        return None if overload is None else overload.refusal(loop.time())
+
+    def lag_now(self) -> float:
+        """How late the running loop has come to what is done now, in seconds; 0.0 if unknown."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # turns in virtual time need none
+            return 0.0
+        overload = self._loops.get(loop)
+        return 0.0 if overload is None else overload.lag_now(loop.time())
 
     def lag_secs(self, now: float) -> float | None:
         """How far behind the worst of the loops is, in seconds; None if none is watched.
@@ -72,16 +74,15 @@ class LoopWatch:
         loop = asyncio.get_running_loop()
         with self._lock:
             overload = self._loops.setdefault(loop, Overload())
-        # On a virtual loop the seconds of the processor have nothing to do with those of the loop.
-        has_seconds = is_real(loop)
-        now, used_secs = loop.time(), time.thread_time()
-        while True:
-            began, used_before = now, used_secs
-            await asyncio.sleep(EVERY_SECS)
-            now, used_secs = loop.time(), time.thread_time()
-            took = now - began
-            share = (used_secs - used_before) / took if has_seconds else 0.0
-            overload.sample(max(took - EVERY_SECS, 0.0), share, now)
+        try:
+            while True:
+                due = loop.time() + EVERY_SECS
+                overload.expect(due)
+                await asyncio.sleep(EVERY_SECS)
+                now = loop.time()
+                overload.sample(max(now - due, 0.0), now)
+        finally:
+            overload.expect(None)
 
 
 def is_real(loop: asyncio.AbstractEventLoop) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,10 @@ from pipecat_hedge.contender import Contender
 from pipecat_hedge.ending import DROPPED
 from pipecat_hedge.facts import Seat
 from pipecat_hedge.health import Health
-from pipecat_hedge.permits import Sheds, permit_for
+from pipecat_hedge.permits import LoopLag, permit_for
+from pipecat_hedge.policies.concurrency_limit import LimitBounds
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
+from pipecat_hedge.policies.permit_queue import MOST_WAIT_SECS, Ticket
 from pipecat_hedge.policies.server_queue import hedge_refusal, is_last_resort, load_rank
 from pipecat_hedge.provider import Provider
 from pipecat_hedge.server_load import ServerLoad
@@ -71,12 +74,16 @@ class LineUp:
         probe: Which of them is tried after it was left alone, or None: the claim is the turn's,
             which sees to it that it comes back.
         reason: Why nobody may be asked, where that is so.
+        last: The names of those that come last, whatever the planned order.
+        in_panic: Whether every breaker is open, and the order is as given here.
     """
 
     entries: tuple[Entry, ...]
     keys: Mapping[str, str]
     probe: Entry | None = None
     reason: str = ""
+    last: frozenset[str] = frozenset()
+    in_panic: bool = False
 
 
 class Members:
@@ -101,20 +108,25 @@ class Members:
         )
         self.contenders = tuple(c for entry in self.entries for c in entry.contenders)
         self._struck_out: set[str] = set()
+        self._refreshes = TaskScope()
 
-    def line_up(self, now: float) -> LineUp:
-        """The providers that may be asked.
+    def line_up(self, now: float, *, sheds: bool = False) -> LineUp:
+        """The providers that a turn may ask.
 
-        Left out are providers that have rejected a request for good, instances that Pipecat calls
-        unusable, those whose breaker is open, and those that have asked to be left alone for a
-        while. If that leaves nobody, the last are asked early; and if all were out for good,
-        everybody again: what was wrong may have been the one request. An open breaker stays open.
-        One provider that may be tried again takes part as a probe, beside a healthy one if there
-        is any, and once the time is over for which it asked. Providers
-        whose servers say that they are down or overrun come last.
+        Left out are providers that have rejected a request for good and instances that Pipecat
+        calls unusable, unless that leaves none: what was wrong may have been the one request. A
+        provider that has asked to be left alone (``Retry-After``) comes last, and is in it only if
+        its time is over soon, or every other has asked so, too: then the earliest comes first.
+
+        A breaker orders providers and never empties the list. An open one comes last, and gets no
+        hedge. One half-open provider takes part as a probe, beside a healthy one. If every breaker
+        is open, the turn is planned as if all were closed (panic mode), and the first choices of
+        such turns are spread over the providers. Servers that say that they are down or overrun
+        come last.
 
         Args:
             now: The loop's time.
+            sheds: Whether open breakers end the turn instead (``admission="shed"``).
         """
         able = [
             entry if len(contenders) == len(entry.contenders) else Entry(entry.provider, contenders)
@@ -127,23 +139,41 @@ class Members:
         if any(loads):
             for key, load in zip(keys, loads, strict=True):
                 if load is not None and load.is_up:
-                    health.hear_queue(key, load.running, load.waiting, now)
+                    health.state_queue(key, load.running, load.waiting, now)
         if health.are_well(keys, now) and not any(map(is_last_resort, loads)):
             return LineUp(tuple(able), by_name)  # as nearly always: the quick way
-        standings = health.standings(keys, now)
-        closed = [n for n, (state, _) in enumerate(standings) if state == "closed"]
-        half_open = [n for n, (state, _) in enumerate(standings) if state == "half_open"]
-        awake = [n for n in half_open if not standings[n][1]]
-        to_try = awake if closed else awake or half_open
-        probe = next((n for n in to_try if health.claim_probe(keys[n], now)), None)
-        if not closed and probe is None:
+        states, rests = zip(*health.standings(keys, now), strict=True)
+        by_rest = sorted(range(len(able)), key=lambda n: rests[n])
+        awake = [n for n in by_rest if not rests[n]]
+        asked = awake or by_rest
+        soon = [n for n in by_rest if awake and 0 < rests[n] <= MOST_WAIT_SECS]
+        closed = [n for n in asked if states[n] == "closed"]
+        half_open = [n for n in awake if states[n] == "half_open"]
+        probe = next((n for n in half_open if health.claim_probe(keys[n], now)), None)
+        may_be_asked = closed or any(states[n] == "closed" for n in soon)
+        if sheds and not may_be_asked:
+            if probe is not None:
+                return LineUp((able[probe],), by_name, able[probe])
             told = (f"{name} ({health.told(key, now)})" for name, key in by_name.items())
             return LineUp((), by_name, reason=f"all providers are left alone: {', '.join(told)}")
-        asked = [n for n in closed if not standings[n][1]] or closed
-        found = asked if probe is None else sorted([*asked, probe])
-        found.sort(key=lambda n: is_last_resort(loads[n]))
+        if not closed and not sheds:
+            if probe is not None:
+                health.drop_probe(keys[probe], now)
+            first = health.count_panic() % len(asked) if awake else 0
+            spread = [*asked[first:], *asked[:first]]
+            spread.sort(key=lambda n: is_last_resort(loads[n]))
+            spread += soon
+            return LineUp(tuple(able[n] for n in spread), by_name, in_panic=True)
+        last = {
+            able[n].provider.name
+            for n in [*asked, *soon]
+            if n in soon or is_last_resort(loads[n]) or (states[n] != "closed" and n != probe)
+        }
+        found = [
+            able[n] for n in [*asked, *soon] if not sheds or states[n] == "closed" or n == probe
+        ]
         tried = None if probe is None else able[probe]
-        return LineUp(tuple(able[n] for n in found), by_name, tried)
+        return LineUp(tuple(found), by_name, tried, last=frozenset(last))
 
     def is_left_out(self, entry: Entry) -> bool:
         """Whether a provider is not asked, until settings change."""
@@ -177,7 +207,9 @@ class Members:
         """Set every member up, side by side."""
         await asyncio.gather(*(contender.setup(setup) for contender in self.contenders))
 
-    async def warm(self, context: LLMContext | None, tier: Tier, sheds: Sheds) -> None:
+    async def warm(
+        self, context: LLMContext | None, tier: Tier, bounds: LimitBounds, loop_lag: LoopLag
+    ) -> None:
         """Prepare every member for the first turn, each by itself: a turn ends only its own.
 
         Whoever is left alone is not prepared. A prompt is read ahead where there is room for it;
@@ -186,12 +218,13 @@ class Members:
         Args:
             context: The conversation so far; None if it is not known.
             tier: Whose session it is.
-            sheds: Whether the process is too busy.
+            bounds: Where a provider's limit may lie.
+            loop_lag: Whether the event loop is too far behind.
         """
         async with TaskScope() as scope:
             tasks = [
                 scope.start(
-                    self._warm(entry, contender, context, tier, sheds),
+                    self._warm(entry, contender, context, tier, bounds, loop_lag),
                     name=f"warms up {contender.service}",
                 )
                 for entry in self.entries
@@ -205,7 +238,8 @@ class Members:
         contender: Contender,
         context: LLMContext | None,
         tier: Tier,
-        sheds: Sheds,
+        bounds: LimitBounds,
+        loop_lag: LoopLag,
     ) -> None:
         loop = asyncio.get_running_loop()
         if self._health.state(entry.key, loop.time()) != "closed":
@@ -213,14 +247,39 @@ class Members:
 
         @contextlib.asynccontextmanager
         async def leave() -> AsyncGenerator[None]:
-            permit = await permit_for(self._health, [entry.key], "warm_up", tier, 0, sheds=sheds)
-            self._health.expect_no_word(permit)  # nobody listens to it
+            now = loop.time()
+            ticket = Ticket(
+                "warm_up", tier, now, (entry.key,), now, bounds=bounds, has_first_token=False
+            )
+            permit = await permit_for(self._health, ticket, loop_lag)
             try:
                 yield
             finally:
                 self._health.give_back(permit, DROPPED, loop.time())
 
         await contender.warm(context, leave)
+
+    def keep_connections(self) -> None:
+        """Keep every member's connection open between turns, from now on."""
+        for entry in self.entries:
+            for contender in entry.contenders:
+                may_ask = functools.partial(self._may_refresh, entry, contender)
+                contender.connection.keep(self._refreshes, may_ask)
+
+    def _may_refresh(self, entry: Entry, contender: Contender) -> bool:
+        standing = self._health.standings([entry.key], asyncio.get_running_loop().time())
+        return standing == [("closed", 0.0)] and contender in self._able(entry)
+
+    def turn_began(self) -> None:
+        """Take note that the session is not silent: connections are worth keeping."""
+        for contender in self.contenders:
+            contender.connection.turn_began()
+
+    async def let_connections_go(self) -> None:
+        """Send nothing more to keep connections open, and end what is on its way."""
+        for contender in self.contenders:
+            contender.connection.let_go()
+        await self._refreshes.close()
 
     async def control(self, frame: Frame) -> None:
         """Hand every member a frame that is not a turn."""
@@ -246,6 +305,7 @@ class Members:
 
     async def cleanup(self) -> None:
         """Release every member's resources."""
+        await self.let_connections_go()
         await asyncio.gather(*(contender.cleanup() for contender in self.contenders))
 
     def append_system_instruction(self, instruction: str) -> None:

@@ -30,6 +30,7 @@ class OpenSeats:
         self._spare = attempts
         self._tried = tried
         self._refusals: Mapping[str, str] = {}
+        self._reluctance: Mapping[str, int] = {}
         self._without_room: list[tuple[float, Seat]] = []
 
     def __bool__(self) -> bool:
@@ -50,13 +51,14 @@ class OpenSeats:
         reason = self._refusals.get(provider)
         return None if reason is None else f"no hedge: {provider} {reason}"
 
-    def refuse(self, reasons: Mapping[str, str]) -> None:
-        """Take note of who takes no hedges for now.
+    def refuse(self, reasons: Mapping[str, str], reluctance: Mapping[str, int]) -> None:
+        """Take note of who takes no hedges for now; see ``HedgesRefused``.
 
         Args:
             reasons: Why, by provider.
+            reluctance: How little a request in another's place should go to each.
         """
-        self._refusals = reasons
+        self._refusals, self._reluctance = reasons, reluctance
 
     def next(self, reason: LaunchReason) -> Seat:
         """Whose turn it would be; call it only where there is a seat.
@@ -105,16 +107,18 @@ class OpenSeats:
             self._seats.append(self._without_room.pop(0)[1])
 
     def _place(self, reason: LaunchReason) -> int:
-        """The first, to begin with; then the first who does not refuse, or the first of all.
+        """The first, to begin with; for a hedge the first who does not refuse, or the first of all.
 
-        In another's place, somebody who is only tried comes after all others.
+        In another's place comes the least reluctant provider; one that refuses only hedges
+        may well be asked. Somebody who is only tried comes after those who are well.
         """
-        if reason == "primary" or not (self._refusals or self._tried):
+        if reason == "primary" or not (self._refusals or self._reluctance or self._tried):
             return 0
-        takes_anybody = reason == "hedge"
 
-        def reluctance(place: int) -> tuple[bool, bool]:
+        def reluctance(place: int) -> int:
             provider = self._seats[place].provider
-            return not takes_anybody and provider == self._tried, provider in self._refusals
+            if reason == "hedge":
+                return provider in self._refusals
+            return max(self._reluctance.get(provider, 0), provider == self._tried)
 
         return min(range(len(self._seats)), key=reluctance)

@@ -26,10 +26,11 @@ from loguru import logger
 from pipecat.processors.frame_processor import FrameProcessor
 from prometheus_client import CollectorRegistry
 
-from pipecat_hedge.admission import Admission
+from pipecat_hedge.admission import Admission, as_settings
 from pipecat_hedge.backends import Backend
 from pipecat_hedge.ending import ANSWERED, DROPPED
 from pipecat_hedge.health import Health
+from pipecat_hedge.loop_watch import LoopWatch
 from pipecat_hedge.members import Members
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.permit_queue import Ticket
@@ -43,7 +44,6 @@ from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.timed_pipeline import TimedPipeline
 from pipecat_hedge.trace_overhead import SpanCost, measure_spans, played_turn
 from pipecat_hedge.turn_timeline import TurnLatency
-from pipecat_hedge.work import Tier, WorkClass
 
 TOKENS = 500
 REGISTERED = 100
@@ -262,11 +262,10 @@ async def measure_permits(
             now = loop.time()
             permit = health.take(Ticket("primary", "standard", now, (key,), now), now)
             assert permit is not None
-            health.give_back(permit, ANSWERED, now, ttft_secs=0.3)
+            health.give_back(permit, ANSWERED, now, has_begun=True)
     providers = [Provider(name, ScriptedLLMService([Say("Yes.")])) for name in "abc"]
     members, names = Members(providers, health), [provider.name for provider in providers]
     for entry in members.entries:
-        health.of(entry.key).limit.begin_with(3 * streaming + 100)  # it is not what is measured
         for _ in range(streaming):
             sent_at = loop.time() - 60.0  # long enough for whoever was not heard to be late
             permit = health.take(
@@ -275,20 +274,22 @@ async def measure_permits(
             assert permit is not None
             health.heard(permit, sent_at + 0.3)
 
+    settings = as_settings("open", "standard", None, 10 * streaming + 1000)
+
     async def turn() -> None:
         line_up = members.line_up(loop.time())
-        admission = Admission(health, line_up, "standard", _sheds_nothing, 3.0)
+        admission = Admission(health, line_up, settings, LoopWatch(), 3.0)
         first = await admission.admit(line_up.entries, "primary")
         assert first is not None
-        admission.refusals(names, "hedge")
+        admission.refusals(names)
         lost, permit = None, await admission.permit(first, "primary")
         if requests > 1:
-            admission.refusals(names, "hedge")
+            admission.refusals(names)
             lost, permit = permit, await admission.permit(names[1], "hedge")
         admission.heard(permit, 0)
         if lost is not None:
             admission.give_back(lost, DROPPED, was_unheard=True)
-        admission.give_back(permit, ANSWERED, first_at=loop.time())
+        admission.give_back(permit, ANSWERED, has_begun=True)
         admission.close()
         health.take_changes()
 
@@ -332,10 +333,6 @@ async def measure_seen(requests: int, rounds: int = 200) -> SeenCost:
         await line.stop()
         recorder.close()
     return SeenCost(metrics_secs, spans, bare_secs)
-
-
-def _sheds_nothing(work: WorkClass, tier: Tier) -> str | None:
-    return None
 
 
 def _median(values: Sequence[float]) -> float:

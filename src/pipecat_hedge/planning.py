@@ -6,8 +6,8 @@ The same for a turn in the pipeline and for one in virtual time.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 from pipecat_hedge.attempt import Attempt
 from pipecat_hedge.backends import Backend
@@ -23,7 +23,7 @@ from pipecat_hedge.policies.hedge_delay import (
 )
 from pipecat_hedge.policies.hedge_policy import Adaptive, AtQuantile, HedgePolicy, SingleR
 from pipecat_hedge.policies.hedge_promise import Aim, AimedDelay, aim_at
-from pipecat_hedge.policies.routing import Probing
+from pipecat_hedge.policies.routing import HedgeLate, Probing, Route
 from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.slo import Slo
 
@@ -107,6 +107,7 @@ def plan_turn(
     commit_on: CommitOn,
     dice: random.Random,
     now: float | None = None,
+    lag_secs: Callable[[], float] = lambda: 0.0,
 ) -> Plan:
     """Plan a turn.
 
@@ -119,6 +120,7 @@ def plan_turn(
         dice: Decides where a rule decides by chance.
         now: The time, on the race's clock. None where turns come one after the other and not when
             callers call: then how many are hedged at once has no meaning, and is not bounded.
+        lag_secs: Tells how far the event loop is behind: what has arrived since is not read yet.
     """
     rule = policy.rule
     order = tuple(backend.provider for backend in backends)
@@ -133,7 +135,9 @@ def plan_turn(
     if isinstance(rule, SingleR):
         reissue = _reissue(rule, known, order, stats, dice.random())
         return Plan(order, reissue, prior_share=prior_share)
-    return _adaptive(policy, rule, backends, known, stats, prompt_tokens, prior_share, dice, now)
+    return _adaptive(
+        policy, rule, backends, known, stats, prompt_tokens, prior_share, dice, now, lag_secs
+    )
 
 
 def _adaptive(
@@ -146,18 +150,22 @@ def _adaptive(
     prior_share: float,
     dice: random.Random,
     now: float | None,
+    lag_secs: Callable[[], float],
 ) -> Plan:
     given = tuple(backend.provider for backend in backends)
     purse = (rule, tuple(backend.key for backend in backends))
     stats.begin_turn(purse, rule.budget)
-    order, probe, hedges, route_reason = given, None, 1.0, None
-    if rule.order == "learned":
-        route = stats.route(purse, backends, known, rule.budget)
-        order, probe, hedges = route.order, route.probe, route.hedges
-        route_reason = route.reason if order != given or probe is not None else None
+    route = stats.route(purse, backends, known, rule, (now or 0.0) - lag_secs())
+    if rule.order == "given":
+        route = Route(given)
+    order, probe = route.order, route.probe
+    first = next(backend for backend in backends if backend.provider == order[0])
+    if stats.is_slow(first) and not all(map(stats.is_slow, backends)):
+        usual = stats.usual(first, prompt_tokens)  # what was a long wait before is one now
+        known = {**known, order[0]: replace(known[order[0]], first_token=usual)}
     costs = _costs(backends, order[0], prompt_tokens)
     share_at = {
-        cost: hedges * stats.share(purse, rule.budget, cost) for cost in set(costs.values())
+        cost: route.hedges * stats.share(purse, rule.budget, cost) for cost in set(costs.values())
     }
     aim, within_secs = None, 0.0
     if rule.slo is not None and policy.attempts > 1:
@@ -174,6 +182,18 @@ def _adaptive(
     )
     if aim is not None and dice.random() < aim.chance:
         rule_of_turn = AimedDelay(rule_of_turn, aim, within_secs)
+    late_secs = stats.late_secs(first, prompt_tokens)
+    if late_secs is not None:
+        rule_of_turn = HedgeLate(
+            rule_of_turn,
+            order[0],
+            late_secs,
+            lambda now: (
+                stats.has_turned_slow(first, now - lag_secs())
+                and not all(map(stats.is_slow, backends))
+                and stats.has_credit(purse, rule.budget)
+            ),
+        )
     bound = None
     if now is not None:
         keys = {backend.provider: backend.key for backend in backends}
@@ -189,7 +209,7 @@ def _adaptive(
     return Plan(
         order,
         rule_of_turn if probe is None else Probing(rule_of_turn, probe),
-        route_reason,
+        route.reason,
         prior_share,
         probe,
         stats,
@@ -265,7 +285,7 @@ def learn(
     attempts: Sequence[Attempt],
     prompt_tokens: int | None,
     *,
-    probe: str | None = None,
+    listened_to: Collection[int] = (),
     with_sentences: bool = True,
 ) -> None:
     """Learn from the attempts of a turn that is over.
@@ -275,12 +295,12 @@ def learn(
         backends: Who was asked.
         attempts: Every attempt of the turn.
         prompt_tokens: The size of the prompt; None where it is not known.
-        probe: Whose superseded attempt is followed to its first token, and learned from then.
+        listened_to: The numbers of those that have lost, are let run to their first token, and are
+            learned from then.
         with_sentences: Whether times to the first sentence are to be learned too.
     """
     by_name = {backend.provider: backend for backend in backends}
     for attempt in attempts:
-        if attempt.provider == probe and attempt.outcome == "superseded":
-            continue
-        backend = by_name[attempt.provider]
-        stats.record(backend, attempt, prompt_tokens, with_sentence=with_sentences)
+        if attempt.number not in listened_to:
+            backend = by_name[attempt.provider]
+            stats.record(backend, attempt, prompt_tokens, with_sentence=with_sentences)

@@ -122,7 +122,7 @@ def told(policy: HedgePolicy) -> str:
         options = "" if rule.slo is None else ", slo=…"
         if rule.deadline_secs is not None:
             options += f", deadline_secs={rule.deadline_secs:g}"
-        if rule.order != "given":
+        if rule.order != "learned":
             options += f', order="{rule.order}"'
         return f"HedgePolicy.adaptive({rule.budget:g}{more}{options})"
     if isinstance(rule, (OnlyOnFailure, AtOnce)):

@@ -84,6 +84,12 @@ class StateGauges:
             who,
             "livemax",
         )
+        self._slow = gauge(
+            "provider_slow",
+            "Registries in which a provider has turned slow, compared with what was usual for it.",
+            who,
+            "livesum",
+        )
         self._waiting = gauge(
             "queue_depth", "Requests that wait until there is room for them.", (), "livesum"
         )
@@ -119,21 +125,22 @@ class StateGauges:
             self._lag.set(max(lags, default=0.0))
 
     def _tell_providers(self, registries: Iterable[ProviderStats], now: float) -> None:
-        told: dict[tuple[str, str], list[tuple[BreakerState, int, int, float]]] = {}
+        told: dict[tuple[str, str], list[tuple[BreakerState, int, int, float, bool]]] = {}
         told |= {who: [] for who in self._told}  # a registry that has gone leaves nothing behind
         for stats in registries:
-            health = stats.health
+            health, slow = stats.health, stats.slow()
             for who, key in self.providers(stats):
                 state, (in_flight, limit) = health.state(key, now), health.occupancy(key, now)
                 rests = health.rests_secs(key, now)
-                told.setdefault(who, []).append((state, in_flight, limit, rests))
+                told.setdefault(who, []).append((state, in_flight, limit, rests, key in slow))
         self._told |= told.keys()
         for who, each in told.items():
             for state in STATES:
                 self._breaker.labels(*who, state).set(sum(s == state for s, *_ in each))
-            self._in_flight.labels(*who).set(sum(n for _, n, _, _ in each))
-            self._limit.labels(*who).set(sum(n for _, _, n, _ in each))
-            self._rests.labels(*who).set(max((n for *_, n in each), default=0.0))
+            self._in_flight.labels(*who).set(sum(n for _, n, *_ in each))
+            self._limit.labels(*who).set(sum(n for _, _, n, *_ in each))
+            self._rests.labels(*who).set(max((n for *_, n, _ in each), default=0.0))
+            self._slow.labels(*who).set(sum(slow for *_, slow in each))
 
     def providers(self, stats: ProviderStats) -> list[tuple[tuple[str, str], str]]:
         """Whom a registry knows: the labels of provider and model, and the key.

@@ -29,7 +29,9 @@ __all__ = [
     "ReadsAhead",
     "attempt_error",
     "exception_error",
+    "http_client",
     "keep_connections_open",
+    "keepalive_expiry",
     "listen_to_client",
     "open_connection",
     "switch_off_hidden_retries",
@@ -42,7 +44,7 @@ RESTS_AT_MOST_SECS = 300.0
 that it is well again, or that it was a mistake."""
 
 Leave: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
-"""Leave to send a request, for as long as it takes; entering it raises ``Shed`` without room."""
+"""Leave to send a request, for as long as it takes; entering it raises ``Rejected``."""
 
 
 @runtime_checkable
@@ -57,7 +59,7 @@ class ReadsAhead(Protocol):
             leave: To be entered around what is sent, and only while it is.
 
         Raises:
-            Shed: By ``leave``.
+            Rejected: By ``leave``.
         """
         ...
 
@@ -90,6 +92,9 @@ def attempt_error(frame: ErrorFrame, *, has_begun: bool = False) -> AttemptError
             or not called.isdisjoint(_BUSY)
             or getattr(frame.exception, "is_busy", False) is True
         ),
+        is_connection=category is ErrorCategory.CONNECTIVITY
+        and frame.exception is not None
+        and not _is_read_timeout(frame.exception),
     )
 
 
@@ -181,6 +186,15 @@ def _is_connection_error(exception: BaseException | None) -> bool:
     return False
 
 
+def _is_read_timeout(exception: BaseException | None) -> bool:
+    """Whether the connection stood, and nothing came over it in time."""
+    while exception is not None:
+        if type(exception).__name__ in ("ReadTimeout", "WriteTimeout"):
+            return True
+        exception = exception.__cause__
+    return False
+
+
 # By name, so that no SDK has to be imported: the base classes in httpx and in the providers' SDKs.
 _CONNECTION_ERRORS = {"TransportError", "APIConnectionError"}
 
@@ -247,12 +261,12 @@ _SDKS_OWN = "AsyncHttpxClientWrapper"
 """What both SDKs call the client that they make themselves."""
 
 
-def listen_to_client(service: LLMService[Any]) -> None:
-    """Have the service's client tell when a request's parts come and go, and its headers.
+def http_client(service: LLMService[Any]) -> Any:
+    """The httpx client that a service asks through; None if it has another kind, or hides it.
 
-    The SDKs of OpenAI and Anthropic keep an httpx client in ``_client``, which several services may
-    share and which several of the SDK's own clients do; Google's has one where it was given one in
-    ``HttpOptions(httpx_async_client=...)``. A service with another kind is left alone.
+    The SDKs of OpenAI and Anthropic keep it in ``_client``, which several services may share and
+    which several of the SDK's own clients do; Google's has one where it was given one in
+    ``HttpOptions(httpx_async_client=...)``.
 
     Args:
         service: The service.
@@ -260,9 +274,32 @@ def listen_to_client(service: LLMService[Any]) -> None:
     sdk = getattr(service, "_client", None)
     theirs = getattr(getattr(sdk, "_api_client", None), "_async_httpx_client", None)
     client = theirs or getattr(sdk, "_client", None)
-    if "AsyncClient" not in {kind.__name__ for kind in type(client).__mro__}:
+    is_httpx = "AsyncClient" in {kind.__name__ for kind in type(client).__mro__}
+    return client if is_httpx else None
+
+
+def keepalive_expiry(client: Any) -> float | None:
+    """After how long an httpx client itself closes an idle connection; None if it does not.
+
+    Args:
+        client: The client, or None.
+    """
+    pool = getattr(getattr(client, "_transport", None), "_pool", None)
+    return getattr(pool, "_keepalive_expiry", None)
+
+
+def listen_to_client(service: LLMService[Any]) -> None:
+    """Have the service's client tell when a request's parts come and go, and its headers.
+
+    A service without an httpx client is left alone.
+
+    Args:
+        service: The service.
+    """
+    client = http_client(service)
+    if client is None:
         return
-    hooks = client.event_hooks["response"]  # pyright: ignore[reportOptionalMemberAccess]
+    hooks = client.event_hooks["response"]
     if _read_rate_limit not in hooks:
         hooks.append(_read_rate_limit)
     listen(client)
@@ -311,7 +348,8 @@ async def open_connection(service: LLMService[Any]) -> None:
     models = getattr(client, "models", None)
     if models is None or _ASYNC_CLIENTS.isdisjoint(k.__name__ for k in type(client).__mro__):
         return
-    await models.list()
+    # Where it is offered, unread: to make objects of a hundred models takes 2 ms of the loop.
+    await getattr(models, "with_raw_response", models).list()
 
 
 # By name, so that no SDK has to be imported: the first is OpenAI's and Anthropic's base class.

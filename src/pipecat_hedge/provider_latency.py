@@ -21,6 +21,7 @@ from pipecat_hedge.policies.change_point import Change, ChangePoint
 from pipecat_hedge.policies.hedge_delay import Known
 from pipecat_hedge.policies.latency_model import LatencyModel
 from pipecat_hedge.policies.priors import Prior
+from pipecat_hedge.policies.slow_spell import SETTLED, SlowSpell, late_secs
 from pipecat_hedge.survival import Survival
 
 __all__ = ["OthersCurve", "ProviderLatency", "curves_of", "size_class"]
@@ -90,6 +91,7 @@ class ProviderLatency:
         prior: What was assumed at first.
         news: What was seen since others were told of it; None if nobody is to be told.
         changes: How many times what was known has turned out to be no longer true.
+        spell: Whether it has turned slow.
     """
 
     def __init__(self, prior: Prior):
@@ -105,6 +107,8 @@ class ProviderLatency:
         self._watches = [ChangePoint() for _ in range(len(CLASS_BOUNDS) + 1)]
         self._known: dict[tuple[int, bool], Known] = {}
         self._left_by: int | None = None
+        self._usual: dict[int, tuple[Survival, float]] = {}
+        self.spell = SlowSpell()
         self.news: LatencyCounts | None = None
         self.changes = 0
 
@@ -123,15 +127,35 @@ class ProviderLatency:
             known = self._known[key] = Known(curve, sentence)
         return known
 
+    def usual(self, prompt_tokens: int | None) -> Survival:
+        """The times to first token that are usual for a prompt of a size, spells left out.
+
+        Args:
+            prompt_tokens: The size; None where it is not known.
+        """
+        return self._usual_of(prompt_tokens)[0]
+
+    def late_secs(self, prompt_tokens: int | None) -> float | None:
+        """After how long an attempt is late; None while too little has been seen to say.
+
+        Args:
+            prompt_tokens: The size of the prompt; None where it is not known.
+        """
+        if self.seen < SETTLED and not self.spell.is_on:
+            return None
+        return self._usual_of(prompt_tokens)[1]
+
+    def _usual_of(self, prompt_tokens: int | None) -> tuple[Survival, float]:
+        size, curve = size_class(prompt_tokens), self._for(prompt_tokens).curve
+        found = self._usual.get(size)
+        if found is None or (found[0] is not curve and not self.spell.is_suspected):
+            found = self._usual[size] = curve, late_secs(curve)
+        return found
+
     @property
     def seen(self) -> int:
         """How many observations of the first token are kept."""
         return len(self._all.model)
-
-    @property
-    def seems_recovered(self) -> bool:
-        """Whether its latest answers were as they used to be before it changed."""
-        return any(watch.suspects_return for watch in self._watches)
 
     def prior_share(self, prompt_tokens: int | None) -> float:
         """How much of what is known of a prompt of a size is still assumed, from 0 to 1."""

@@ -27,8 +27,9 @@ from pipecat_hedge.loop_watch import LoopWatch
 from pipecat_hedge.loop_work import LoopWork
 from pipecat_hedge.policies.hedge_budget import HedgeBudget
 from pipecat_hedge.policies.hedge_delay import Known
+from pipecat_hedge.policies.hedge_policy import Adaptive
 from pipecat_hedge.policies.priors import prior_for
-from pipecat_hedge.policies.routing import Route, Router
+from pipecat_hedge.policies.routing import Route, route
 from pipecat_hedge.provider_latency import ProviderLatency
 from pipecat_hedge.registries import introduce
 from pipecat_hedge.savings import Worths
@@ -44,8 +45,6 @@ VERSION = 1
 SAVE_EVERY_SECS = 60.0
 WHOLE_ANSWER = 5.0
 """How many times as long as its first token a whole answer is taken to take, until it is known."""
-SEEN_AT_LEAST = 8
-"""Observations before a provider may be put before the one that was given first."""
 _IN_DOUBT = ((2.0, 0.2), (4.0, 0.1))
 """How many times as long as assumed a wait may be, and how likely that is."""
 _WAITED = (STALLED, TIMED_OUT, MISSED_DEADLINE)
@@ -109,15 +108,14 @@ class ProviderStats:
         self._saving = threading.Lock()
         self._latencies: dict[str, ProviderLatency] = {}
         self._purses: dict[object, HedgeBudget] = {}
-        self._routers: dict[object, Router] = {}
         self._worths = Worths()
-        self.health = Health()
         self.remembered: dict[object, Any] = {}
         self.slo_board = SloBoard()
         self._kept: dict[str, Any] = {}
         self._is_new = False
         self._saved_at = clock()
         self.loop_watch = LoopWatch()
+        self.health = Health(lag_secs=self.loop_watch.lag_now)
         self.turn_hooks = TurnHooks()
         works = {"watches the loop": self.loop_watch.run_if_real}
         self.fleet: FleetSync | None = None
@@ -125,7 +123,6 @@ class ProviderStats:
         if shared is not None:
             self.fleet = FleetSync(shared, self._lock, self._latencies, self._purses, self.health)
             works["shares statistics"] = self.fleet.run
-            self.health.introduces = self.fleet.introduce_health
         self._background = LoopWork(works)
         self._load()
         introduce(self)
@@ -203,18 +200,43 @@ class ProviderStats:
         with self._lock:
             self._is_new = True
             latency = self._of(backend)
+            late_after = latency.late_secs(prompt_tokens)
             if first is None:
                 if attempt.outcome != "failed" or attempt.error in _WAITED:
                     waited = attempt.ended_at - attempt.launched_at
+                    latency.spell.ended(attempt, waited, late_after, has_answered=False)
                     latency.record(waited, censored=True, prompt_tokens=prompt_tokens)
+                else:
+                    latency.spell.forget(attempt)
                 return
-            latency.record(first - attempt.launched_at, censored=False, prompt_tokens=prompt_tokens)
-            if not with_sentence:
+            # Not before its lag it had not come, and it may have come at once then.
+            secs = max(first - attempt.launched_at - attempt.lag_secs, 0.0)
+            is_unsure = attempt.is_unsure
+            latency.spell.ended(attempt, secs, late_after, has_answered=True)
+            latency.record(secs, censored=is_unsure, prompt_tokens=prompt_tokens)
+            if not with_sentence or is_unsure:
                 return
             if attempt.speakable_at is not None:
                 latency.record_sentence(attempt.speakable_at - first, censored=False)
             elif not attempt.called_tools and attempt.outcome != "failed":
                 latency.record_sentence(attempt.ended_at - first, censored=True)
+
+    def sent(self, backend: Backend, attempt: Attempt, prompt_tokens: int | None) -> None:
+        """Watch an attempt of a turn that is under way, until ``record`` or ``forget``.
+
+        Args:
+            backend: Who is asked.
+            attempt: The attempt.
+            prompt_tokens: The size of the prompt; None where it is not known.
+        """
+        with self._lock:
+            latency = self._of(backend)
+            latency.spell.sent(attempt, latency.late_secs(prompt_tokens))
+
+    def forget(self, backend: Backend, attempt: Attempt) -> None:
+        """Stop watching an attempt of which nothing is learned."""
+        with self._lock:
+            self._of(backend).spell.forget(attempt)
 
     def record_first_token(
         self, backend: Backend, secs: float, prompt_tokens: int | None, *, censored: bool = False
@@ -230,6 +252,33 @@ class ProviderStats:
         with self._lock:
             self._is_new = True
             self._of(backend).record(secs, censored=censored, prompt_tokens=prompt_tokens)
+
+    def record_listened(
+        self,
+        backend: Backend,
+        attempt: Attempt,
+        first_at: float | None,
+        now: float,
+        prompt_tokens: int | None,
+    ) -> None:
+        """Learn from an attempt that was let run on after it had lost.
+
+        Args:
+            backend: Who was asked.
+            attempt: The attempt.
+            first_at: When its first token came; None if it was ended before.
+            now: The time.
+            prompt_tokens: The size of the prompt; None where it is not known.
+        """
+        secs = (now if first_at is None else first_at - attempt.lag_secs) - attempt.launched_at
+        with self._lock:
+            self._is_new = True
+            latency = self._of(backend)
+            has_come = first_at is not None
+            late_after = latency.late_secs(prompt_tokens)
+            latency.spell.ended(attempt, secs, late_after, has_answered=has_come)
+            is_unsure = not has_come or attempt.is_unsure
+            latency.record(max(secs, 0.0), censored=is_unsure, prompt_tokens=prompt_tokens)
 
     # ---- what is shared by all who hedge alike
 
@@ -247,6 +296,11 @@ class ProviderStats:
         """The share of turns to hedge as things stand; see ``HedgeBudget.share``."""
         with self._lock:
             return self._purse(purse, budget).share(cost)
+
+    def has_credit(self, purse: object, budget: float) -> bool:
+        """Whether less has been spent than the budget allows for."""
+        with self._lock:
+            return self._purse(purse, budget).balance > 0
 
     def balances(self) -> list[tuple[object, float, float]]:
         """Every purse with its budget, in extra requests per turn, and what is in it, in requests.
@@ -274,25 +328,73 @@ class ProviderStats:
         purse: object,
         given: Sequence[Backend],
         known: Mapping[str, Known],
-        budget: float,
+        rule: Adaptive,
+        now: float,
     ) -> Route:
-        """Order the providers for a turn; see ``Router.route``."""
+        """Order the providers for a turn; see ``routing.route``.
+
+        Args:
+            purse: Whose budget it is.
+            given: The providers, in the order that the user gave; not empty.
+            known: What is known of each.
+            rule: The user's policy.
+            now: The time on the race's clock, less what the event loop is behind.
+        """
         with self._lock:
-            medians: dict[str, float] = {}
-            assumed: dict[str, float] = {}
-            for backend in given:
-                is_known = backend is given[0] or self._of(backend).seen >= SEEN_AT_LEAST
-                median = known[backend.provider].first_token.quantile(0.5)
-                (medians if is_known else assumed)[backend.provider] = median
-            router = self._routers.setdefault(purse, Router())
-            return router.route(
-                [b.provider for b in given],
-                medians,
-                budget,
-                assumed_secs=assumed,
-                seems_recovered=self._of(given[0]).seems_recovered,
-                in_debt=self._purse(purse, budget).in_debt,
+            latencies = {backend.provider: self._of(backend) for backend in given}
+            for latency in latencies.values():
+                latency.spell.look(now)
+            return route(
+                list(latencies),
+                {name: latency.spell for name, latency in latencies.items()},
+                {name: known[name].first_token.quantile(0.5) for name in latencies},
+                rule.budget,
+                now,
+                in_debt=self._purse(purse, rule.budget).in_debt,
             )
+
+    def slow(self) -> set[str]:
+        """The keys (``key_of``) of the providers that have turned slow; see ``is_slow``."""
+        with self._lock:
+            keys = [key for key, latency in self._latencies.items() if latency.spell.is_on]
+        return {" | ".join(key.split(" | ")[:2]) for key in keys}
+
+    def is_slow(self, backend: Backend) -> bool:
+        """Whether a provider has turned slow, compared with what was usual for it."""
+        with self._lock:
+            return self._of(backend).spell.is_on
+
+    def has_turned_slow(self, backend: Backend, now: float) -> bool:
+        """The same, with the attempts counted that have become late since it was asked last.
+
+        Args:
+            backend: The provider.
+            now: The time on the race's clock, less what the event loop is behind.
+        """
+        with self._lock:
+            spell = self._of(backend).spell
+            spell.look(now)
+            return spell.is_on
+
+    def late_secs(self, backend: Backend, prompt_tokens: int | None) -> float | None:
+        """After how long an attempt is late; None while too little has been seen to say.
+
+        Args:
+            backend: The provider.
+            prompt_tokens: The size of the prompt; None where it is not known.
+        """
+        with self._lock:
+            return self._of(backend).late_secs(prompt_tokens)
+
+    def usual(self, backend: Backend, prompt_tokens: int | None) -> Survival:
+        """A provider's usual times to first token; in a slow spell those from before.
+
+        Args:
+            backend: The provider.
+            prompt_tokens: The size of the prompt; None where it is not known.
+        """
+        with self._lock:
+            return self._of(backend).usual(prompt_tokens)
 
     # ---- kept between runs
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
 from pipecat_hedge.errors import AttemptError
@@ -225,7 +225,7 @@ class Racing(Generic[T]):
         *,
         drains: TaskScope | None = None,
         runs_on: Callable[[int], bool] = lambda attempt: True,
-        refusals: Callable[[], Mapping[str, str]] = dict,
+        refusals: Callable[[], HedgesRefused] = lambda: HedgesRefused({}),
     ):
         """Put a race and its seams together.
 
@@ -239,7 +239,7 @@ class Racing(Generic[T]):
                 when a committed answer has broken off.
             drains: Takes over superseded attempts and lets them run on; None closes them.
             runs_on: Which of them run on, where there are ``drains``.
-            refusals: Asked, before somebody may be asked, who is to get no hedge now, and why.
+            refusals: Asked, before somebody may be asked, who is to get no hedge now.
         """
         self._race = race
         self._scope = scope
@@ -249,7 +249,7 @@ class Racing(Generic[T]):
         self._drains = drains
         self._runs_on = runs_on
         self._refusals = refusals
-        self._refused: Mapping[str, str] = {}
+        self._refused = HedgesRefused({})
         self._inbox: _Inbox[T] = _Inbox()
         self._held: dict[int, list[tuple[T, float]]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -263,7 +263,8 @@ class Racing(Generic[T]):
             started_at: When the turn started, in the loop's time.
 
         Raises:
-            asyncio.CancelledError: If the caller was cancelled; the race has been told.
+            asyncio.CancelledError: If the caller was cancelled; the race has been told, as of any
+                other exception.
         """
         loop = asyncio.get_running_loop()
         race = self._race
@@ -282,8 +283,9 @@ class Racing(Generic[T]):
                         self._held[attempt].append((piece, at))
                 if fact is not None and (orders := self._handle(fact, at)):
                     await self._obey(orders)
-        except asyncio.CancelledError:
-            race.handle(Interrupted(), loop.time())
+        except BaseException:
+            if race.phase is not Phase.OVER:
+                race.handle(Interrupted(), loop.time())
             raise
         finally:
             self._inbox.close()
@@ -291,7 +293,7 @@ class Racing(Generic[T]):
     def _handle(self, fact: Fact, now: float) -> tuple[Order, ...]:
         if self._may_launch(fact) and (refused := self._refusals()) != self._refused:
             self._refused = refused
-            self._race.handle(HedgesRefused(refused), now)
+            self._race.handle(refused, now)
         return self._race.handle(fact, now)
 
     def _may_launch(self, fact: Fact) -> bool:
@@ -300,11 +302,14 @@ class Racing(Generic[T]):
 
     async def _obey(self, orders: tuple[Order, ...]) -> None:
         # Cancellations first: a loser costs money for as long as it runs, and delivering awaits.
+        cancelled = {order.attempt for order in orders if isinstance(order, Cancel)}
         for order in orders:
-            if isinstance(order, Cancel):
+            if isinstance(order, Cancel) and order.attempt in self._tasks:
                 self._held.pop(order.attempt, None)
                 self._close(order.attempt, order.cause)
         for order in orders:
+            if isinstance(order, Launch) and order.attempt in cancelled:
+                continue  # as where a deadline has passed when the race begins
             if isinstance(order, Launch):
                 self._held[order.attempt] = []
                 work = self._attempt(order, _Mailbox(self._inbox, order.attempt))

@@ -142,7 +142,8 @@ class TurnReport:
         prompt_tokens: An estimate of the prompt's size, by which latencies are learned.
         hedge_reason: What the policy said last about a further attempt: why it was launched, or why
             not; None if it was not asked.
-        order_reason: Why the providers were not asked in the order in which they were given.
+        order_reason: Why another provider was to be asked before the first, where that one had
+            turned slow; None otherwise.
         prior_share: How much of what the policy took to be known of the first provider's latency
             was only assumed, from the published figures of its kind: 1 for the first turn ever,
             nearly 0 after some hundred; None under policies that use nothing learned.
@@ -153,7 +154,8 @@ class TurnReport:
         queued_secs: How long the first request waited until there was room for it; part of every
             other time here.
         degraded_reason: Why nobody was asked, where that is so, so that the caller got the policy's
-            ``fallback_text`` at once: every provider is left alone, or there was no room in time.
+            ``fallback_text`` at once, with ``admission="shed"``: every breaker is open, or no
+            provider had room in time.
             Also who failed and why, where the caller heard a part of an answer and then the
             ``fallback_text``; ``ttft_secs`` is that part's.
         tier: Whose turn it was: ``premium``, ``standard`` or ``economy``.
@@ -181,7 +183,7 @@ class TurnReport:
 
 @dataclass(frozen=True, slots=True)
 class BreakerReport:
-    """A provider that the process begins to leave alone, or takes back.
+    """A change of a provider's circuit breaker.
 
     Parameters:
         provider: The provider's name.
@@ -214,11 +216,12 @@ class ProviderState:
         rests_secs: How long it is to be left alone yet, as it asked with ``Retry-After``; 0 if it
             may be asked.
         server: How busy its server is, as that says itself; None where it does not say.
-        breaker: ``closed``; ``open`` while it is left alone because it keeps failing; ``half_open``
-            when one request at a time may try it again.
-        breaker_reason: Why it is left alone; empty while it is not.
+        breaker: ``closed``; ``open`` while it is asked last because it keeps failing; ``half_open``
+            when one request at a time tests it.
+        breaker_reason: Why it is not closed; empty if it is.
         in_flight: Requests to it from this process now.
-        limit: The most of them that it may have at once, as has been found out so far.
+        limit: The most of them with which it is sent hedges and, with ``admission="shed"``,
+            callers' requests; as has been found out so far.
     """
 
     provider: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ from pipecat.services.llm_service import LLMService
 from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
-from pipecat_hedge.admission import Admission
+from pipecat_hedge.admission import Admission, AdmissionMode, as_settings
 from pipecat_hedge.arguments import refuse_unknown
 from pipecat_hedge.errors import AllProvidersFailed, ConfigurationError
 from pipecat_hedge.front import FrontService
@@ -59,7 +60,7 @@ from pipecat_hedge.work import TIERS, Tier
 __all__ = ["HedgedLLMService"]
 
 BACKGROUND_WAIT_SECS = 30.0
-"""How long a one-shot inference may wait until there is room for it: no caller waits for it."""
+"""How long a one-shot inference may wait where every provider refuses: its host is patient."""
 
 
 class HedgedLLMService(FrontService):
@@ -74,8 +75,8 @@ class HedgedLLMService(FrontService):
     - on_turn_report: Called with a ``TurnReport`` after each turn, whatever came of it.
     - on_loser_drained: Called with a ``DrainedAnswer`` for each loser that was let run on, when
       the policy says ``losers="drain"``.
-    - on_breaker_changed: Called with a ``BreakerReport`` when the process begins to leave a
-      provider alone, or takes it back. Of all services of the process, one is told.
+    - on_breaker_changed: Called with a ``BreakerReport`` when a provider's circuit breaker opens,
+      is tested or closes. Of all services of the process, one is told.
 
     Example::
 
@@ -100,6 +101,9 @@ class HedgedLLMService(FrontService):
         drained_log: str | Path | None = None,
         warm: bool = True,
         tier: Tier = "standard",
+        admission: AdmissionMode = "open",
+        min_in_flight: int | None = None,
+        max_in_flight: int | None = None,
         slo: Slo | None = None,
         own_spans: bool = False,
         **kwargs: Any,
@@ -121,9 +125,18 @@ class HedgedLLMService(FrontService):
             drained_log: A file to which every ``DrainedAnswer`` is appended as a line of JSON. It
                 holds what the models said.
             warm: Whether to prepare for the first turn when the session starts, see ``warm_up``,
-                and to have Anthropic cache the prompt.
+                to keep connections open between turns, and to have Anthropic cache the prompt.
             tier: Whose turns go first when there is not room for all: ``premium``, ``standard`` or
                 ``economy``.
+            admission: ``open`` turns no caller away: limits and breakers choose among providers,
+                and bound hedges. ``shed`` is for a platform that is over its capacity: a turn for
+                which no provider has room within 3 s, or whose providers all have open breakers,
+                ends with ``fallback_text``.
+            min_in_flight: Requests in flight to a provider, of this process, below which nothing
+                that is inferred from its latency limits them. Defaults to 10, with ``shed`` to 1.
+            max_in_flight: The most with which hedges and prompts sent ahead are sent, and with
+                ``shed`` callers' requests too. Defaults to 1000; with ``shed`` to 200, which the
+                processes of a fleet divide among themselves.
             slo: What callers of this tier are promised; how it is kept, ``slo_status`` tells.
                 None is what the policy was told, if anything.
             own_spans: Whether to make OpenTelemetry spans of the races where Pipecat's own tracing
@@ -148,7 +161,10 @@ class HedgedLLMService(FrontService):
                 f"tier is not known, got {tier!r}: write {', '.join(repr(t) for t in TIERS)}"
             )
         tracer = RaceTracer(own_spans=own_spans)
-        super().__init__(providers, settings, warm, stats or shared_stats(), tier, tracer, **kwargs)
+        admitted = as_settings(admission, tier, min_in_flight, max_in_flight)
+        super().__init__(
+            providers, settings, warm, stats or shared_stats(), admitted, tracer, **kwargs
+        )
         self._policy = policy or HedgePolicy.adaptive()
         self._promise = Promise(slo, self._policy, tier, self._stats.slo_board)
         self._turns = 0
@@ -172,13 +188,16 @@ class HedgedLLMService(FrontService):
     def provider_states(self) -> tuple[ProviderState, ...]:
         """What is known of each provider now, in the given order; call it on the loop."""
         now, out = asyncio.get_running_loop().time(), self._members.is_left_out
-        entries = self._members.entries
-        return tuple(state_of(e, self._stats, now, is_left_out=out(e)) for e in entries)
+        stats, bounds = self._stats, self._admission_settings.bounds
+        return tuple(
+            state_of(entry, stats, now, is_left_out=out(entry), bounds=bounds)
+            for entry in self._members.entries
+        )
 
     @property
     def tier(self) -> Tier:
         """Whose turns these are."""
-        return self._tier
+        return self._admission_settings.tier
 
     @property
     def slo(self) -> Slo | None:
@@ -281,13 +300,14 @@ class HedgedLLMService(FrontService):
     # ---- the turn
 
     async def _run_turn(self, context: LLMContext) -> None:
-        await self._drains.close()  # an instance carries one request at a time
+        if self._policy.losers == "drain":
+            await self._drains.close()  # an instance carries one request at a time
         self._turns += 1
         self._begin_answer()
         output = find_output(self)
         if output.collector is not None:
             self._take_back.teach(output.collector)
-        line_up = self._members.line_up(now := asyncio.get_running_loop().time())
+        line_up = self._line_up(now := asyncio.get_running_loop().time())
         admission = self._admission(line_up, MOST_WAIT_SECS)
         try:
             turn = self._new_turn(context, line_up, admission, output, now)
@@ -340,18 +360,33 @@ class HedgedLLMService(FrontService):
             admission=admission,
             mouth=self,
             output=output,
-            span=self._tracer.begin(self._turns, self._policy.name, self._tier),
+            span=self._tracer.begin(self._turns, self._policy.name, self.tier),
             committed=self._credit,
             drained=self._report_drained,
             asked=lambda: self._asked(),
             may_wait=self.may_wait,
         )
 
-    def _admission(self, line_up: LineUp, wait_secs: float) -> Admission:
-        if self._policy.deadline_secs is not None:
-            wait_secs = min(wait_secs, self._policy.deadline_secs)
-        sheds = self._stats.loop_watch.sheds
-        return Admission(self._stats.health, line_up, self._tier, sheds, wait_secs)
+    def _admission(
+        self, line_up: LineUp, wait_secs: float, *, has_first_token: bool = True
+    ) -> Admission:
+        end_secs = self._policy.deadline_secs
+        settings = self._admission_settings
+        if settings.mode == "shed" and self._stats.fleet is not None:
+            settings = settings.divided(self._stats.fleet.processes)
+        stats = self._stats
+        return Admission(
+            stats.health,
+            line_up,
+            settings,
+            stats.loop_watch,
+            wait_secs,
+            end_secs=math.inf if end_secs is None else end_secs,
+            has_first_token=has_first_token,
+        )
+
+    def _line_up(self, now: float) -> LineUp:
+        return self._members.line_up(now, sheds=self._admission_settings.mode == "shed")
 
     def _credit(self, model: str | None) -> None:
         self.set_core_metrics_data(MetricsData(processor=self.name, model=model or ""))
@@ -396,10 +431,10 @@ class HedgedLLMService(FrontService):
         """Race a one-shot inference, as for a context summary; see ``LLMService.run_inference``.
 
         Raises:
-            AllProvidersFailed: If no provider answered, or there was no room for so long.
+            AllProvidersFailed: If nobody answered or, with ``admission="shed"``, nobody had room.
         """
-        line_up = self._members.line_up(asyncio.get_running_loop().time())
-        admission = self._admission(line_up, BACKGROUND_WAIT_SECS)
+        line_up = self._line_up(asyncio.get_running_loop().time())
+        admission = self._admission(line_up, BACKGROUND_WAIT_SECS, has_first_token=False)
         options = {
             "max_tokens": max_tokens,
             "system_instruction": system_instruction,

@@ -9,10 +9,13 @@ from typing import Literal, TypeAlias
 
 from pipecat_hedge.errors import ConfigurationError
 
-__all__ = ["OBJECTIVES", "Objective", "Slo"]
+__all__ = ["OBJECTIVES", "Objective", "Slo", "refuse_milliseconds"]
 
 Objective: TypeAlias = Literal["ttft", "ttfs", "voice_to_voice"]
 """What a promise is about: the answer's first token, its first sentence, its first sound."""
+
+MOST_SECS = 60.0
+"""No caller waits for a minute: a longer time was meant in milliseconds."""
 
 OBJECTIVES: tuple[Objective, ...] = ("ttft", "ttfs", "voice_to_voice")
 """The objectives in the order in which they are reached."""
@@ -52,6 +55,7 @@ class Slo:
                 )
             if math.isinf(secs):
                 raise ConfigurationError(f"{name} is infinite: write None for no promise")
+            refuse_milliseconds(name, secs)
         if isinstance(self.share, bool) or not 0 < self.share < 1:
             raise ConfigurationError(
                 f"share must be above 0 and below 1, as 0.95 for 19 turns in 20, got {self.share!r}"
@@ -73,3 +77,24 @@ class Slo:
         if objective == "ttft":
             return self.ttft_secs
         return self.ttfs_secs if objective == "ttfs" else self.voice_to_voice_secs
+
+
+def refuse_milliseconds(field: str, secs: float) -> float:
+    """Check that a time a caller is to wait was not given in milliseconds.
+
+    Args:
+        field: The argument's name.
+        secs: The time, in seconds.
+
+    Returns:
+        The time.
+
+    Raises:
+        ConfigurationError: If no caller would wait so long.
+    """
+    if secs > MOST_SECS and not math.isinf(secs):
+        raise ConfigurationError(
+            f"{field} is in seconds, and {secs:g} is longer than any caller waits: if milliseconds "
+            f"were meant, write {secs / 1000:g}"
+        )
+    return secs

@@ -80,8 +80,14 @@ class AsyncByteStream:
         """End."""
 
 
+@dataclass(frozen=True)
+class _Url:
+    netloc: bytes = b"api.openai.com"
+
+
 @dataclass
 class _Request:
+    url: _Url = _Url()
     extensions: dict[str, Any] = field(default_factory=dict[str, Any])
 
 

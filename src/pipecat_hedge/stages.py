@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from pipecat_hedge.reports import StageReport
 from pipecat_hedge.server_load import ServerLoad
 
-__all__ = ["Stages", "server_share"]
+__all__ = ["Stages", "keep_alive_secs", "server_share"]
 
 
 @dataclass(slots=True)
@@ -24,8 +24,9 @@ class Stages:
     sums and moments those of the last.
 
     Parameters:
-        is_begun: Whether a request's body was begun to be written; then some or all of the request
-            may have reached the provider.
+        client_tells: Whether the request's client tells what it does.
+        is_begun: Whether a request was begun to be written; then some or all of it may have reached
+            the provider.
         is_cold: Whether a connection was opened; None if no request was heard of.
         tcp_secs: How long it took to find the address and to connect.
         tls_secs: How long it took to agree on keys.
@@ -35,8 +36,12 @@ class Stages:
         first_token_at: When the first piece of any kind had come.
         server_secs: How long the server says that it worked on it.
         server_source: Where it says so.
+        host: Whom the client was to ask, with the port if it is no usual one.
+        asked_at: When the client was told to.
+        keep_alive_secs: For how long the server says that it keeps an idle connection open.
     """
 
+    client_tells: bool = False
     is_begun: bool = False
     is_cold: bool | None = None
     tcp_secs: float | None = None
@@ -47,12 +52,23 @@ class Stages:
     first_token_at: float | None = None
     server_secs: float | None = None
     server_source: str | None = None
+    host: str | None = None
+    asked_at: float | None = None
+    keep_alive_secs: float | None = None
     _began_at: float = 0.0
 
     @property
     def was_never_sent(self) -> bool:
         """Whether the client tells what it does, and has not come to send a request."""
-        return self.is_cold is not None and not self.is_begun
+        return self.client_tells and not self.is_begun
+
+    def asks(self, host: str) -> None:
+        """Take note that a client is about to send a request, or to connect for it.
+
+        Args:
+            host: Whom it asks.
+        """
+        self.host, self.asked_at = host, asyncio.get_running_loop().time()
 
     async def hear(self, event: str, info: Mapping[str, Any]) -> None:
         """Take note of an event of httpcore's; its ``trace``.
@@ -75,6 +91,7 @@ class Stages:
         share = server_share(headers)
         if share is not None:
             self.server_secs, self.server_source = share
+        self.keep_alive_secs = keep_alive_secs(headers)
 
     def token_came(self) -> None:
         """Take note that a piece of the answer has come, of whatever kind."""
@@ -131,11 +148,9 @@ class Stages:
         self.tls_secs = (self.tls_secs or 0.0) + now - self._began_at
 
     def _writes(self, now: float) -> None:
+        self.is_begun = True
         if self.is_cold is None:
             self.is_cold = False
-
-    def _begins(self, now: float) -> None:
-        self.is_begun = True
 
     def _wrote(self, now: float) -> None:
         self.written_at = now
@@ -151,13 +166,29 @@ class Stages:
         "start_tls.started": _agrees_on_keys,
         "start_tls.complete": _agreed_on_keys,
         "send_request_headers.started": _writes,
-        "send_request_body.started": _begins,
         "send_request_body.complete": _wrote,
         "receive_response_headers.complete": _has_headers,
     }
 
 
-# ---- the server's own share
+# ---- what headers tell
+
+
+def keep_alive_secs(headers: Mapping[str, str]) -> float | None:
+    """For how long a server keeps an idle connection open, as in ``Keep-Alive: timeout=5, max=99``.
+
+    Args:
+        headers: The response's headers.
+
+    Returns:
+        The time in seconds; None if it does not say.
+    """
+    for parameter in (headers.get("keep-alive") or "").split(","):
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "timeout" and value.strip().isdecimal():
+            return float(value)
+    return None
+
 
 # In milliseconds. OpenAI's own; Envoy's, which stands before many providers, Anthropic among them.
 # Both end when the response's headers are sent.

@@ -22,7 +22,7 @@ from pipecat_hedge.facts import BreakOff, Commit, CommitOn, Continue, TurnOutcom
 from pipecat_hedge.learning import Learning
 from pipecat_hedge.members import Entry, seats
 from pipecat_hedge.output import Output
-from pipecat_hedge.permits import Shed
+from pipecat_hedge.permits import Rejected
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import Phase, Race
 from pipecat_hedge.race_span import RaceSpan
@@ -134,6 +134,7 @@ class Turn:
             may_wait=may_wait,
         )
         self._ended_at = self._started_at
+        self._was_interrupted = False
         self.failure: AllProvidersFailed | None = None
 
     async def run(self, drains: TaskScope, end: Callable[[], Awaitable[None]]) -> None:
@@ -163,7 +164,7 @@ class Turn:
             finally:
                 self._ended_at = self._loop.time()
                 self._learning.plan.close()
-                self._learning.learn(asking.sent_at_once(race))
+                self._learning.learn(asking.sent_at_once(race), asking.listened_to)
             if racing.gave_up is not None:
                 self.failure = AllProvidersFailed(
                     racing.gave_up.errors, broke_off=self.has_answered
@@ -181,9 +182,12 @@ class Turn:
         order = self._learning.line_up
         try:
             name = await self._admission.admit(order, self._asking.first())
-        except Shed as shed:
-            self.failure = AllProvidersFailed((), reason=str(shed))
+        except Rejected as rejected:
+            self.failure = AllProvidersFailed((), reason=str(rejected))
             return False
+        except asyncio.CancelledError:
+            self._was_interrupted = True
+            raise
         finally:
             self._ended_at = self._loop.time()
         if name is None:
@@ -324,7 +328,8 @@ class Turn:
         winner = self._race.winner
         if winner is not None and winner.outcome == "won":
             return "answered_with_tools" if self._ran_tools else "answered"
-        if any(attempt.outcome == "interrupted" for attempt in self._race.attempts):
+        interrupted = (attempt.outcome == "interrupted" for attempt in self._race.attempts)
+        if self._was_interrupted or any(interrupted):
             return "interrupted"
         return "failed"
 

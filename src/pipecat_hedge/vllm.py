@@ -301,7 +301,7 @@ class VLLMService(OpenAILLMService):
             leave: Entered around what is sent; not where another instance sends the same.
 
         Raises:
-            Shed: By ``leave``, if there is none.
+            Rejected: By ``leave``, if there is none.
             VLLMError: If the server does not answer, and it is known what to do about it.
         """
         await self._find_model()

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import aiohttp
 
 from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.permits import Shed
+from pipecat_hedge.permits import Rejected
 from pipecat_hedge.server_load import ServerLoad
 from pipecat_hedge.task_scope import TaskScope
 from pipecat_hedge.vllm_metrics import (
@@ -274,7 +274,7 @@ class VLLMServer:
             await read()
             reading.is_settled = True
         except Exception as error:
-            reading.is_settled = not isinstance(error, Shed)
+            reading.is_settled = not isinstance(error, Rejected)
             raise
         finally:
             del self._read_ahead[prompt]

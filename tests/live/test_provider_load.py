@@ -49,6 +49,26 @@ async def test_a_failure_is_no_load(wire: str, fault: str) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(("fault", "is_connection"), [("reset", True), ("500", False)])
+async def test_a_lost_connection_is_told_from_a_failure(
+    wire: str, fault: str, is_connection: bool
+) -> None:
+    """A status code has come over a connection that stands."""
+    assert (await failed(wire, f"fixed@fault={fault}")).is_connection == is_connection
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_refused_connection_is_a_lost_one(wire: str) -> None:
+    async with Simulator(port=0, seed=1) as sim:
+        service = simulated(wire, sim, "fixed")
+    async with Line(service) as line:
+        await line.ask()
+    await close(service)
+    (frame,) = line.errors
+    assert attempt_error(frame).is_connection
+
+
+@pytest.mark.parametrize("wire", WIRES)
 async def test_load_is_told_in_the_stream_too(wire: str) -> None:
     """Under status 200, in the words of each wire."""
     assert (await failed(wire, "fixed@fault=busy_in_band")).is_busy

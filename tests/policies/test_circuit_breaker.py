@@ -143,14 +143,30 @@ def test_a_try_that_was_ended_by_somebody_else_may_be_made_again() -> None:
 
 
 def test_attempts_from_before_do_not_decide_about_the_try() -> None:
-    """What was under way when it opened ends later, and is no probe."""
+    """What was sent before it opened ends later, and is no probe."""
     it = breaker()
-    fail(it, 6, 0.0)
-    it.record("answered", 1.0)
-    assert it.state(73.0) == "half_open"
-    it.record("failed", 73.0)
-    it.record("answered", 73.0)
-    assert it.state(73.0) == "half_open"
+    fail(it, 6, 1.0)
+    it.record("answered", 2.0, lived_secs=1.1)
+    assert it.state(74.0) == "half_open"
+    it.record("failed", 74.0, lived_secs=74.0)
+    it.record("answered", 74.0, lived_secs=73.1)
+    assert it.state(74.0) == "half_open"
+
+
+@pytest.mark.parametrize("now", [10.0, 74.0])
+def test_an_answer_to_a_later_request_closes_it(now: float) -> None:
+    """As in panic mode; a failure of such a request changes nothing, and nor does a refusal."""
+    it = breaker()
+    fail(it, 5, 1.0)
+    state = it.state(now)
+    it.record("failed", now, lived_secs=0.1)
+    it.record("busy", now, lived_secs=0.1)
+    it.record("dropped", now, lived_secs=0.1)
+    assert it.state(now) == state
+    it.record("answered", now, lived_secs=now - 1.0)
+    assert it.state(now) == "closed"
+    assert it.take_events()[-1].reason == "a request that was sent since has been answered"
+    assert it.closings == 1
 
 
 @pytest.mark.parametrize(("verdict", "told"), [("failed", "and failed"), ("busy", "still busy")])
@@ -292,6 +308,7 @@ def test_what_cannot_work_is_refused(settings: dict[str, Any], message: str) -> 
             ),
             st.floats(0, 100),
             st.booleans(),
+            st.floats(0, 100),
         ),
         max_size=80,
     )
@@ -300,7 +317,7 @@ def test_at_most_one_tries_it_and_its_states_follow_each_other(steps: Any) -> No
     """Whatever happens when: no second probe, no probe that is lost, no state skipped."""
     it = breaker()
     now, probing, states = 0.0, False, ["closed"]
-    for verdict, secs, wants_probe in steps:
+    for verdict, secs, wants_probe, lived_secs in steps:
         now += secs
         if wants_probe and it.claim_probe(now):
             assert not probing
@@ -311,12 +328,12 @@ def test_at_most_one_tries_it_and_its_states_follow_each_other(steps: Any) -> No
         elif verdict == "fleet closed":
             it.follow_closed(now, "the fleet")
         else:
-            it.record(verdict, now, probe=probing)
+            it.record(verdict, now, probe=probing, lived_secs=lived_secs)
             probing = False
         states += [event.after for event in it.take_events()]
     allowed = {
         "closed": {"open"},
-        "open": {"half_open"},
+        "open": {"half_open", "closed"},
         "half_open": {"open", "closed"},
     }
     for before, after in itertools.pairwise(states):

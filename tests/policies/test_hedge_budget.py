@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge import HedgeError
-from pipecat_hedge.policies.hedge_budget import HIGHEST, LOWEST, UNUSED, HedgeBudget
+from pipecat_hedge.policies.hedge_budget import (
+    HIGHEST,
+    LEAST_SAVED,
+    LOWEST,
+    UNUSED,
+    UNUSED_TURNS,
+    HedgeBudget,
+)
 
 
 @given(st.floats(0.01, 0.5), st.lists(st.booleans(), max_size=200))
@@ -23,7 +30,7 @@ def test_a_debt_delays_and_a_credit_hastens(budget: float, hedged: list[bool]) -
             purse.withdraw()
         assert 0 < purse.share() <= 1.0
         assert purse.balance <= purse.most_credit
-        if purse.balance <= UNUSED * purse.most_credit:
+        if purse.balance <= UNUSED * max(UNUSED_TURNS * budget, LEAST_SAVED):
             assert purse.share() <= HIGHEST * budget
         if purse.balance < 0:
             assert purse.share() <= budget
@@ -56,6 +63,18 @@ def test_who_hedges_the_share_stays_within_the_budget(budget: float) -> None:
         extra = sum(spent[begin : begin + 2000])
         assert extra <= 2000 * budget + max(200 * budget, 10)
     assert sum(spent) == pytest.approx(40_000 * budget, rel=0.03)
+
+
+def test_a_quarter_of_a_thousand_turns_is_saved_for_bad_minutes() -> None:
+    """What is saved can be spent in every turn, at an eightfold share or more, until it is used."""
+    purse = HedgeBudget(0.1)
+    for _ in range(10_000):
+        purse.begin_turn()
+    assert purse.balance == purse.most_credit == 25.0
+    for _ in range(20):
+        assert purse.share() >= 0.8
+        purse.withdraw()
+    assert purse.share() > 0.1
 
 
 def test_prices_count() -> None:

@@ -63,6 +63,15 @@ def test_any_stretch_is_within_the_budget_and_the_burst(
             assert sent <= burst.most + SLACK * budget * turns + by_time + 1e-6
 
 
+def test_a_spell_is_hedged_at_twice_the_budgeted_rate() -> None:
+    """Four at once, and then in two turns of ten."""
+    burst, sent = HedgeBurst(0.1), 0
+    for _ in range(200):
+        burst.begin_turn(0.0)
+        sent += send_all(burst, 0.0)
+    assert sent == pytest.approx(4 + 2 * 0.1 * 200, abs=1)
+
+
 def test_prices_count() -> None:
     """What is free is never put off; what costs more than the bucket holds needs a full one."""
     burst = HedgeBurst(0.1)

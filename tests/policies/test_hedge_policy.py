@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pipecat_hedge import HedgeError, HedgePolicy, Slo
+from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.policies.hedge_policy import Adaptive, AfterSilence, OnlyOnFailure
 
 
@@ -34,8 +35,20 @@ def test_an_adaptive_deadline_fails_no_turn() -> None:
 def test_a_promise_is_aimed_at() -> None:
     """It is part of the rule and of the name, and needs no deadline beside it."""
     policy = HedgePolicy.adaptive(0.1, slo=Slo())
-    assert policy.rule == Adaptive(0.1, 0.15, None, "given", Slo())
+    assert policy.rule == Adaptive(0.1, 0.15, None, "learned", Slo())
     assert policy.name == "adaptive(10 %, slo)"
+
+
+def test_a_budget_may_be_as_large_as_there_are_attempts() -> None:
+    """One is every turn, also where there is one attempt: then it is the share that is wanted."""
+    for budget, attempts in ((1.0, 2), (1, 1), (2.0, 3)):
+        assert HedgePolicy.adaptive(budget, attempts).attempts == attempts
+
+
+@pytest.mark.parametrize(("budget", "meant"), [(10, "0.1"), (5, "0.05"), (1.5, "0.015")])
+def test_a_budget_in_per_cent_is_refused(budget: float, meant: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"budget is {budget} .*, write {meant}$"):
+        HedgePolicy.adaptive(budget)
 
 
 def test_none_is_never_and_zero_is_now() -> None:
@@ -52,6 +65,8 @@ def test_none_is_never_and_zero_is_now() -> None:
         (lambda: HedgePolicy.after(float("nan")), "seconds must be a number"),
         (lambda: HedgePolicy.after("1"), "seconds must be a number"),  # pyright: ignore[reportArgumentType]
         (lambda: HedgePolicy.after(True), "seconds must be a number"),
+        (lambda: HedgePolicy.after(800), "seconds is in seconds, .* if milliseconds .*, write 0.8"),
+        (lambda: HedgePolicy.adaptive(deadline_secs=800), "deadline_secs is in .*, write 0.8"),
         (lambda: HedgePolicy.race(0), "attempts must be at least 1, got 0"),
         (lambda: HedgePolicy.after(1, attempts=-2), "attempts must be at least 1, got -2"),
         (lambda: HedgePolicy.fallback(1.5), "attempts must be a whole number"),  # pyright: ignore[reportArgumentType]

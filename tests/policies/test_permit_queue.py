@@ -1,11 +1,11 @@
-"""Who gets the next permit."""
+"""In which order requests wait for room."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.policies.permit_queue import PermitQueue, Ticket, displaces, reserve
+from pipecat_hedge.policies.permit_queue import OPTIONAL, RESERVED, PermitQueue, Ticket
 from pipecat_hedge.work import TIERS, WORK_CLASSES, Tier, WorkClass
 
 
@@ -29,30 +29,37 @@ tickets = st.builds(
 )
 
 
-def test_the_order_is_by_class_then_tier_then_deadline_then_arrival() -> None:
+def test_the_order_is_work_then_tier_then_deadline_then_arrival() -> None:
     queue = PermitQueue()
-    hedge = ticket("hedge", "premium")
+    background = ticket("background", "premium")
     late = ticket(deadline=5.0)
     second, first = ticket(joined_at=1.0), ticket(joined_at=0.5)
     premium = ticket(tier="premium", deadline=9.0)
-    for each in (hedge, late, second, first, premium):
-        assert queue.join(each) is None
-    order: list[Ticket] = []
-    while (best := queue.first_for("a")) is not None:
-        order.append(best)
-        queue.leave(best)
-    assert order == [premium, first, second, late, hedge]
-    assert len(queue) == 0
+    for each in (background, late, second, first, premium):
+        queue.join(each)
+    assert list(queue.waiting_for("a")) == [premium, first, second, late, background]
 
 
-def test_whoever_names_several_providers_is_found_at_each() -> None:
+def test_a_ticket_is_found_at_each_of_its_candidates() -> None:
     queue = PermitQueue()
     both, b = ticket(candidates=("a", "b")), ticket("tool_follow_up", candidates=("b",))
     queue.join(b)
     queue.join(both)
-    assert queue.first_for("a") is both
-    assert queue.first_for("b") is both
-    assert queue.first_for("c") is None
+    assert list(queue.waiting_for("a")) == [both]
+    assert list(queue.waiting_for("b")) == [both, b]
+    assert list(queue.waiting_for("c")) == []
+
+
+def test_who_waits_for_a_limit_of_its_own_is_in_nobodys_way_who_has_none() -> None:
+    queue = PermitQueue()
+    sheds = Ticket("primary", "premium", 3.0, ("a",), 0.0, sheds=True)
+    queue.join(sheds)
+    assert not queue.is_behind(ticket(tier="economy"), "a")
+    assert queue.is_behind(Ticket("primary", "economy", 3.0, ("a",), 0.0, sheds=True), "a")
+    assert queue.is_behind(ticket("hedge", "premium"), "a")
+    queue.join(ticket())
+    assert queue.is_behind(ticket(tier="economy"), "a")
+    assert not queue.is_behind(ticket(tier="economy", candidates=("b",)), "b")
 
 
 def test_leaving_twice_is_no_mistake() -> None:
@@ -61,73 +68,25 @@ def test_leaving_twice_is_no_mistake() -> None:
     queue.join(one)
     queue.leave(one)
     queue.leave(one)
-    assert queue.first_for("a") is None
+    assert list(queue.waiting_for("a")) == []
 
 
 @given(st.lists(tickets, max_size=20))
-def test_too_many_turn_the_least_urgent_away(waiting: list[Ticket]) -> None:
-    """However they come, the most urgent stay."""
-    queue = PermitQueue(most=5)
-    gone = [away for each in waiting if (away := queue.join(each)) is not None]
-    assert len(queue) == min(len(waiting), 5)
-    assert len(queue) + len(gone) == len(waiting)
-    left: list[Ticket] = []
+def test_no_ticket_is_turned_away(waiting: list[Ticket]) -> None:
+    """However many wait, each is found in its turn, the most urgent first."""
+    queue = PermitQueue()
+    for each in waiting:
+        queue.join(each)
+    assert len(queue) == len(waiting)
     for name in "abc":
-        while (best := queue.first_for(name)) is not None:
-            queue.leave(best)
-            left.append(best)
-    assert len(left) == min(len(waiting), 5)
-    for away in gone:
-        assert all(kept.rank <= away.rank for kept in left)
+        found = list(queue.waiting_for(name))
+        assert [each.rank for each in found] == sorted(each.rank for each in found)
+        for each in found:
+            queue.leave(each)
+    assert len(queue) == 0
 
 
-def test_a_wait_that_ends_after_the_deadline_is_hopeless() -> None:
-    """Ten are ahead and two a second come back: five seconds and a half, of which there are two."""
-    queue = PermitQueue()
-    for _ in range(10):
-        queue.join(ticket(deadline=1.0))
-    assert queue.is_hopeless(ticket(deadline=2.0), [2.0], now=0.0)
-    assert not queue.is_hopeless(ticket(deadline=4.0), [2.0], now=0.0)
-    assert not queue.is_hopeless(ticket(deadline=2.0), [2.0, 4.0], now=0.0)
-
-
-def test_nobody_is_ahead_of_the_more_urgent() -> None:
-    queue = PermitQueue()
-    for _ in range(10):
-        queue.join(ticket())
-    assert not queue.is_hopeless(ticket(tier="premium", deadline=1.0), [2.0], now=0.0)
-    assert not queue.is_hopeless(ticket(candidates=("b",), deadline=1.0), [2.0], now=0.0)
-
-
-def test_a_place_is_taken_from_a_lower_tier_or_from_what_nobody_waits_for() -> None:
-    turn, premium_turn = ticket().urgency, ticket(tier="premium").urgency
-    hedge, premium_hedge = ticket("hedge").urgency, ticket("hedge", "premium").urgency
-    follow_up = ticket("tool_follow_up").urgency
-    assert displaces(premium_turn, turn)
-    assert displaces(premium_turn, ticket("tool_follow_up").urgency)
-    assert displaces(turn, hedge)
-    assert displaces(turn, premium_hedge)
-    assert displaces(follow_up, ticket("background", "premium").urgency)
-    assert displaces(ticket("hedge", "premium").urgency, hedge)
-    assert not displaces(turn, follow_up), "its caller waits as well, and was first"
-    assert not displaces(premium_hedge, turn), "a hedge never takes a turn's place"
-    assert not displaces(turn, turn)
-    assert not displaces(hedge, ticket("background").urgency), "nobody waits for either"
-
-
-@given(tickets, tickets)
-def test_a_place_is_taken_by_the_more_urgent_only(one: Ticket, other: Ticket) -> None:
-    if displaces(one.urgency, other.urgency):
-        assert one.urgency < other.urgency
-        assert not displaces(other.urgency, one.urgency)
-
-
-def test_without_a_rate_nothing_is_hopeless() -> None:
-    queue = PermitQueue()
-    queue.join(ticket())
-    assert not queue.is_hopeless(ticket(deadline=0.1), [0.0, 0.0], now=0.0)
-
-
-def test_what_is_less_urgent_than_a_turn_leaves_room() -> None:
-    assert [reserve(work, 20) for work in WORK_CLASSES] == [0, 0, 0, 2, 5, 5]
-    assert reserve("hedge", 9) == 0
+def test_only_hedges_and_prompts_sent_ahead_are_optional() -> None:
+    assert frozenset({"hedge", "warm_up"}) == OPTIONAL
+    assert {work for work in WORK_CLASSES if ticket(work).is_optional} == OPTIONAL
+    assert {work for work, share in RESERVED.items() if share > 0} == OPTIONAL

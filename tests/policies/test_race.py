@@ -164,11 +164,11 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.1, AttemptFailed(0, REFUSED), [B_FAILURE]),
         ],
     ),
-    "after: a failure is replaced by one who does not refuse, if there is one": (
+    "after: a failure is replaced by the least reluctant": (
         HedgePolicy.after(0.6),
         "abc",
         [
-            (0.0, HedgesRefused({"b": "is down"}), []),
+            (0.0, HedgesRefused({"b": "is down", "c": "is full"}, {"b": 2}), []),
             (0.0, TurnStarted(), [A_PRIMARY]),
             (0.1, AttemptFailed(0, REFUSED), [Launch(1, "c", "failure")]),
         ],
@@ -510,32 +510,31 @@ class TestSilence:
         assert race.attempts[0].error == STALLED
         assert race.handle(UsableToken(1), 5.5) == (Continue(1),)
 
-    def test_a_stalled_answer_that_nobody_can_take_over_ends(self) -> None:
-        """The caller is told at the stall time, not at the time-out."""
+    def test_an_answer_that_falls_silent_is_waited_for_where_no_attempt_is_left(self) -> None:
+        """It may go on; only its time-out ends it."""
         race = self.race(HedgePolicy.race(1), stall_secs=3.0, timeout_secs=30.0)
         race.handle(UsableToken(0), 1.0)
-        race.handle(UsableToken(0), 3.5)
         assert race.handle(Woke(), 4.0) == ()
-        assert race.wake_at == 6.5
-        errors = (("a", STALLED),)
-        assert race.handle(Woke(), 6.5) == (Cancel(0, "stall"), BreakOff(0), GiveUp(errors))
+        assert race.handle(UsableToken(0), 20.0) == ()
+        assert race.handle(Woke(), 31.0) == ()
+        assert race.wake_at == 50.0
+        errors = (("a", TIMED_OUT),)
+        assert race.handle(Woke(), 50.0) == (Cancel(0, "stall"), BreakOff(0), GiveUp(errors))
 
-    def test_a_rescuer_that_nobody_can_take_over_has_the_stall_time_too(self) -> None:
-        """The caller is in mid-answer: silence counts from the rescuer's launch."""
+    def test_the_last_rescuer_is_waited_for(self) -> None:
         race = self.race(HedgePolicy.fallback(2), stall_secs=3.0, timeout_secs=30.0)
         race.handle(UsableToken(0), 1.0)
         assert race.handle(Woke(), 4.0)[-1] == Launch(1, "b", "stall")
-        errors = (("a", STALLED), ("b", STALLED))
-        assert race.handle(Woke(), 7.0) == (Cancel(1, "stall"), GiveUp(errors))
+        assert race.handle(Woke(), 7.0) == ()
+        assert race.wake_at == 34.0
+        assert race.handle(UsableToken(1), 33.0) == (Continue(1),)
 
-    def test_of_two_rescuers_the_first_may_answer_for_as_long_as_the_second(self) -> None:
-        """Asking the last one ends nobody's time."""
+    def test_an_earlier_rescuer_may_answer_after_a_later_one_was_asked(self) -> None:
         race = self.race(HedgePolicy.fallback(3), "abc", stall_secs=3.0, timeout_secs=30.0)
         race.handle(UsableToken(0), 1.0)
         race.handle(Woke(), 4.0)
         assert race.handle(Woke(), 7.0) == (Launch(2, "c", "stall"),)
-        assert race.wake_at == 10.0
-        assert race.handle(UsableToken(1), 9.0) == (Continue(1), Cancel(2, "superseded"))
+        assert race.handle(UsableToken(1), 12.0) == (Continue(1), Cancel(2, "superseded"))
 
     def test_an_attempt_that_nobody_can_take_over_is_waited_for_until_it_answers(self) -> None:
         """Before the commit a late answer is better than none."""
@@ -573,12 +572,15 @@ class TestSilence:
         assert race.phase is Phase.OVER
         assert race.attempts[0].outcome == "won"
 
-    def test_the_same_at_its_time_out(self) -> None:
-        """With no attempt to spare."""
-        race = self.race(HedgePolicy.race(1), timeout_secs=3.0)
-        race.handle(ToolsCalled(0), 1.0)
-        assert race.handle(Woke(), 4.0) == (Cancel(0, "stall"),)
-        assert race.attempts[0].outcome == "won"
+    def test_it_is_complete_too_where_no_attempt_is_left(self) -> None:
+        """At whichever of the two times comes first: nothing more is needed of it."""
+        for stall_secs, timeout_secs in ((3.0, 30.0), (None, 3.0)):
+            policy = HedgePolicy.race(1)
+            race = self.race(policy, stall_secs=stall_secs, timeout_secs=timeout_secs)
+            race.handle(ToolsCalled(0), 1.0)
+            assert race.wake_at == 4.0
+            assert race.handle(Woke(), 4.0) == (Cancel(0, "stall"),)
+            assert race.attempts[0].outcome == "won"
 
     def test_a_late_end_of_a_short_answer_is_no_stall(self) -> None:
         """An answer that wins by ending is over, however long its last token is ago."""
@@ -631,16 +633,24 @@ def test_it_tells_whom_it_will_ask_next(policy: HedgePolicy, planned: InFlight |
     assert race.planned is None
 
 
-def test_an_attempt_can_be_spared_where_the_turn_has_another() -> None:
-    """Under way or yet to be launched; the last of all cannot."""
-    policy = HedgePolicy.after(0.6, attempts=2)
-    race = Race([Seat(name) for name in "ab"], rule_of(policy), attempts=2)
+class Doubtful:
+    """Would hedge at 9 s, and may know better every half second."""
+
+    def next_launch(self, waiting: Waiting) -> LaunchDecision:
+        if waiting.now >= 1.0:
+            return LaunchDecision(waiting.now, "it has turned slow")
+        return LaunchDecision(9.0, "saves little", ask_again_at=waiting.now + 0.5)
+
+
+def test_a_rule_is_asked_again_when_it_wants_to_be() -> None:
+    """What it says then holds; until then what is planned is the later time."""
+    race = Race([Seat(name, stall_secs=3.0) for name in "ab"], Doubtful(), attempts=2)
     race.handle(TurnStarted(), 0.0)
-    assert race.can_spare(race.attempts[0])
-    race.handle(Woke(), 0.6)
-    assert race.can_spare(race.attempts[0])
-    race.handle(AttemptFailed(1, OVERLOADED), 0.7)
-    assert not race.can_spare(race.attempts[0])
+    assert race.wake_at == 0.5
+    assert race.planned == InFlight("b", 9.0, None)
+    assert race.handle(Woke(), 0.5) == ()
+    assert race.wake_at == 1.0
+    assert race.handle(Woke(), 1.0) == (Launch(1, "b", "hedge", "it has turned slow"),)
 
 
 def test_nobody_relies_on_who_is_only_tried() -> None:
@@ -657,7 +667,7 @@ def test_nobody_relies_on_who_is_only_tried() -> None:
     assert race.handle(Woke(), 0.6) == (Launch(1, "b", "hedge"),)
 
 
-NO_ROOM = AttemptError(SHED, "no permit within 1 s")
+NO_ROOM = AttemptError(SHED, "no room within 1 s")
 
 
 def test_what_found_no_room_costs_nothing_beside_others() -> None:
@@ -692,8 +702,8 @@ def test_who_found_no_room_is_asked_again_at_once_when_nobody_else_is_left() -> 
     assert race.handle(AttemptFailed(2, NO_ROOM), 0.9) == (GiveUp(told),)
 
 
-def test_a_request_that_was_called_back_waits_here() -> None:
-    """Where there is nobody else, too: its turn has waited at the provider, and has not failed."""
+def test_a_lonely_request_without_room_is_tried_once_more() -> None:
+    """And then the turn is over: so it has an end."""
     race = Race([Seat("a")], rule_of(HedgePolicy.after(0.6)), attempts=1)
     race.handle(TurnStarted(), 0.0)
     race.handle(AttemptOpened(0), 0.0)

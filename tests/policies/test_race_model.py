@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -21,6 +23,7 @@ from pipecat_hedge.facts import (
     HedgesRefused,
     Interrupted,
     Launch,
+    Order,
     Seat,
     Speakable,
     ToolsCalled,
@@ -88,7 +91,8 @@ class RaceModel(RuleBasedStateMachine):
     def _take(self, fact: Fact) -> None:
         was_over = self.race.phase is Phase.OVER
         spoke_before = self.speaker
-        for order in self.race.handle(fact, self.now):
+        orders = self.race.handle(fact, self.now)
+        for order in orders:
             assert not was_over, f"{order} after the end"
             match order:
                 case Launch():
@@ -117,12 +121,22 @@ class RaceModel(RuleBasedStateMachine):
                     assert self.broken <= len(self.launched)
                 case Cancel():
                     assert order.attempt in self.live, "cancelled what is not live"
+                    if order.cause == "stall" and order.attempt == spoke_before:
+                        self._has_been_given_up_for_good_reason(order.attempt, orders)
                     self.live.discard(order.attempt)
                 case GiveUp():
                     self.ends += 1
                     won = [a.outcome for a in self.race.attempts if a.outcome == "won"]
                     assert not won, "gave up an answer that was complete"
         assert self.ends <= 1, "ended twice"
+
+    def _has_been_given_up_for_good_reason(self, number: int, orders: Sequence[Order]) -> None:
+        """The answer is whole, another attempt takes over, or its time is up."""
+        attempt = self.race.attempts[number]
+        is_taken_over = any(isinstance(order, Launch) for order in orders)
+        timeout_secs = attempt.timeout_secs
+        is_out = timeout_secs is not None and attempt.heard_at + timeout_secs <= self.now
+        assert attempt.called_tools or is_taken_over or is_out, "gave up an answer for its silence"
 
     @rule(secs=st.floats(0, 3))
     def time_passes(self, secs: float) -> None:
@@ -169,6 +183,15 @@ class RaceModel(RuleBasedStateMachine):
             "fail": AttemptFailed(attempt, error),
         }
         self._take(facts[kind])
+
+    @precondition(lambda self: self.live)
+    @rule(secs=st.floats(0, 9))
+    def an_answer_begins_and_falls_silent(self, secs: float) -> None:
+        attempt = min(self.live)
+        self.usable.add(attempt)
+        self._take(UsableToken(attempt))
+        self._take(Speakable(attempt))
+        self.time_passes(secs)
 
     @rule()
     def nobody_has_room(self) -> None:

@@ -2,101 +2,93 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.facts import InFlight, Waiting
+from pipecat_hedge.attempt import Attempt
+from pipecat_hedge.facts import InFlight, LaunchDecision, Seat, Waiting
 from pipecat_hedge.policies.hedge_policy import AfterSilence
-from pipecat_hedge.policies.routing import Probing, Router
+from pipecat_hedge.policies.routing import HedgeLate, Probing, Route, route
+from pipecat_hedge.policies.slow_spell import SLOW, SlowSpell
 
 NAMES = ("a", "b", "c")
+LEVEL_SECS = 2.0
 
 
-@given(st.lists(st.floats(0.3, 0.42), min_size=3, max_size=3))
-def test_the_order_is_as_given_while_nobody_is_much_faster(secs: list[float]) -> None:
-    """However the medians stand to each other."""
-    route = Router().route(NAMES, dict(zip(NAMES, secs, strict=True)), 0.1)
-    assert (route.order, route.probe, route.hedges) == (NAMES, None, 1.0)
+def slow() -> SlowSpell:
+    spell = SlowSpell()
+    for _ in range(SLOW):
+        attempt = Attempt(0, Seat("a"), "primary", 0.0)
+        attempt.outcome = "won"
+        spell.ended(attempt, LEVEL_SECS, 1.0, has_answered=True)
+    return spell
 
 
-def test_a_slow_first_is_replaced_by_the_fastest_and_asked_last() -> None:
-    """With the reason."""
-    route = Router().route(NAMES, {"a": 1.5, "b": 0.6, "c": 0.5}, 0.1)
-    assert route.order == ("c", "b", "a")
-    assert route.reason == "a takes 1.50 s at the median, c 0.50 s"
+def order(
+    median_secs: dict[str, float],
+    *turned_slow: str,
+    budget: float = 0.1,
+    in_debt: bool = False,
+) -> Route:
+    spells = {name: slow() if name in turned_slow else SlowSpell() for name in median_secs}
+    return route(list(median_secs), spells, median_secs, budget, 0.0, in_debt=in_debt)
 
 
-def test_nobody_is_probed_on_credit() -> None:
-    """Nor without a budget, however likely it is that the first one has recovered."""
-    slow = {"a": 1.5, "b": 0.5}
-    for budget, in_debt in ((0.1, True), (0.0, False)):
-        router = Router()
-        for recovered in (False, True) * 50:
-            route = router.route(
-                ("a", "b"), slow, budget, seems_recovered=recovered, in_debt=in_debt
-            )
-            assert (route.order, route.probe) == (("b", "a"), None)
+@given(st.lists(st.floats(0.01, 90.0), min_size=1, max_size=3))
+def test_the_order_is_as_given_while_the_first_is_as_usual(secs: list[float]) -> None:
+    """However much quicker another is: only a change counts."""
+    given_order = NAMES[: len(secs)]
+    assert order(dict(zip(given_order, secs, strict=True))) == Route(given_order)
 
 
-def test_between_much_and_little_nothing_changes() -> None:
-    """In either direction."""
-    router = Router()
-    between = {"a": 0.65, "b": 0.5}
-    assert router.route(("a", "b"), between, 0.1).order == ("a", "b")
-    assert router.route(("a", "b"), {"a": 1.5, "b": 0.5}, 0.1).order == ("b", "a")
-    assert router.route(("a", "b"), between, 0.1).order == ("b", "a")
-    assert router.route(("a", "b"), {"a": 0.55, "b": 0.5}, 0.1).order == ("a", "b")
-    assert router.route(("a", "b"), between, 0.1).order == ("a", "b")
+def test_a_slow_first_is_replaced_and_asked_last() -> None:
+    """By the next in the given order that is well and quicker than the first is now."""
+    found = order({"a": 0.5, "b": 0.9, "c": 0.2}, "a")
+    assert found.order == ("b", "c", "a")
+    assert found.reason == "a has turned slow (2.00 s or more), b takes 0.90 s at the median"
+    assert order({"a": 0.5, "b": 2.1, "c": 0.2}, "a").order == ("c", "b", "a")
+    assert order({"a": 0.5, "b": 0.9, "c": 0.2}, "a", "b").order == ("c", "b", "a")
 
 
-def test_milliseconds_are_not_worth_it() -> None:
-    """Much faster counts only where a caller would notice."""
-    assert Router().route(("a", "b"), {"a": 0.09, "b": 0.03}, 0.1).order == ("a", "b")
+@pytest.mark.parametrize(
+    ("median_secs", "turned_slow"),
+    [
+        pytest.param({"a": 0.5}, "a", id="it is the only one"),
+        pytest.param({"a": 0.5, "b": 0.4}, "ab", id="all have turned slow"),
+        pytest.param({"a": 0.5, "b": 2.0}, "a", id="the other is no quicker"),
+        pytest.param({"a": 0.5, "b": 0.4}, "b", id="it is not the first"),
+    ],
+)
+def test_the_order_stays_where_no_other_is_better(
+    median_secs: dict[str, float], turned_slow: str
+) -> None:
+    assert order(median_secs, *turned_slow) == Route(tuple(median_secs))
 
 
-def test_who_was_replaced_is_probed_out_of_the_budget() -> None:
+def test_without_a_budget_the_order_is_as_given() -> None:
+    """Its recovery could not be noticed."""
+    assert order({"a": 0.5, "b": 0.4}, "a", budget=0.0) == Route(("a", "b"))
+
+
+def test_a_replaced_provider_is_probed_out_of_the_budget() -> None:
     """As often as three quarters of it allow; the rest is left for hedges."""
-    router = Router()
-    routes = [router.route(("a", "b"), {"a": 1.5, "b": 0.5}, 0.1) for _ in range(140)]
-    assert [i for i, r in enumerate(routes) if r.probe == "a"] == list(range(13, 140, 14))
-    assert {r.hedges for r in routes} == {0.25}
+    spells, median_secs = {"a": slow(), "b": SlowSpell()}, {"a": 0.5, "b": 0.4}
+    routes = [route(("a", "b"), spells, median_secs, 0.1, 0.0) for _ in range(140)]
+    assert [n for n, each in enumerate(routes) if each.probe == "a"] == list(range(13, 140, 14))
+    assert {each.order for each in routes} == {("b", "a")}
+    assert {each.hedges for each in routes} == {0.25}
 
 
-def test_who_is_hardly_known_is_tried_out_beside_a_slow_first() -> None:
-    """Never put first on an assumption; and only if it is assumed to be much faster."""
-    router = Router()
-    assumed = {"b": 1.4, "c": 0.5}
-    routes = [router.route(NAMES, {"a": 1.5}, 0.1, assumed_secs=assumed) for _ in range(42)]
-    assert {route.order[0] for route in routes} == {"a"}
-    assert [i for i, route in enumerate(routes) if route.probe == "c"] == [13, 27, 41]
-    assert routes[13].order == ("a", "c", "b")
-    assert routes[13].reason == "a takes 1.50 s at the median, c may take 0.50 s"
-    assert Router().route(NAMES, {"a": 1.5}, 0.1, assumed_secs={"b": 1.4}).hedges == 1.0
-
-
-def test_a_probe_that_finds_it_recovered_is_repeated_at_once() -> None:
-    """The next turn shows whether it was chance."""
-    router = Router()
-    slow = {"a": 1.5, "b": 0.5}
-    assert router.route(("a", "b"), slow, 0.1).probe is None
-    assert router.route(("a", "b"), slow, 0.1, seems_recovered=True).probe == "a"
-
-
-def test_nobody_unknown_is_put_first() -> None:
-    """Nor is anything changed where there is nobody else."""
-    assert Router().route(("a", "b"), {"a": 9.0}, 0.1).order == ("a", "b")
-    assert Router().route(("a",), {"a": 9.0}, 0.1).order == ("a",)
-
-
-def test_another_first_provider_begins_anew() -> None:
-    """A provider that is out of the race does not hold the place of the one that was replaced."""
-    router = Router()
-    assert router.route(("a", "b"), {"a": 1.5, "b": 0.5}, 0.1).order == ("b", "a")
-    assert router.route(("b", "c"), {"b": 0.5, "c": 0.5}, 0.1).order == ("b", "c")
+def test_no_provider_is_probed_on_credit() -> None:
+    spells, median_secs = {"a": slow(), "b": SlowSpell()}, {"a": 0.5, "b": 0.4}
+    for _ in range(100):
+        found = route(("a", "b"), spells, median_secs, 0.1, 0.0, in_debt=True)
+        assert (found.order, found.probe) == (("b", "a"), None)
 
 
 def test_a_probe_is_asked_beside_the_first_one() -> None:
-    """And a third attempt waits as usual; so does one that would ask somebody else in its place."""
+    """And a third attempt waits as usual; so does one that would ask another in its place."""
     rule = Probing(AfterSilence(0.6), "a")
     alone = Waiting(5.0, (InFlight("b", 5.0, None),), "a")
     assert rule.next_launch(alone).at == 5.0
@@ -104,3 +96,62 @@ def test_a_probe_is_asked_beside_the_first_one() -> None:
     assert rule.next_launch(Waiting(5.0, alone.in_flight, "c")).at == 5.6
     both = Waiting(5.0, (*alone.in_flight, InFlight("a", 5.0, None)), "c")
     assert rule.next_launch(both).at == 5.6
+
+
+# ---- the turns of a provider that has turned slow
+
+
+ATTEMPT = InFlight("a", 10.0, None)
+
+
+class At:
+    """A rule that names a time."""
+
+    def __init__(self, at: float | None):
+        self._at = at
+
+    def next_launch(self, waiting: Waiting) -> LaunchDecision:
+        return LaunchDecision(self._at, "saves 2 s")
+
+
+def late(at: float | None = 19.0, *, is_slow: bool, provider: str = "a") -> HedgeLate:
+    """A provider whose attempts are late after a second."""
+    return HedgeLate(At(at), provider, 1.0, lambda now: is_slow)
+
+
+@pytest.mark.parametrize(
+    ("now", "is_slow", "decision"),
+    [
+        (10.5, True, LaunchDecision(19.0, "saves 2 s", ask_again_at=11.0)),
+        (11.0, True, LaunchDecision(11.0, "a has turned slow")),
+        (11.0, False, LaunchDecision(19.0, "saves 2 s", ask_again_at=11.1)),
+    ],
+)
+def test_a_late_attempt_is_hedged_if_its_provider_has_turned_slow(
+    now: float, is_slow: bool, decision: LaunchDecision
+) -> None:
+    """Whether it has is looked at until it is hedged as usual."""
+    found = late(is_slow=is_slow).next_launch(Waiting(10.0, (ATTEMPT,), "b", now))
+    assert (found.at, found.reason) == (decision.at, decision.reason)
+    assert found.ask_again_at == pytest.approx(decision.ask_again_at)
+
+
+@pytest.mark.parametrize(
+    ("rule", "in_flight"),
+    [
+        pytest.param(late(None, is_slow=True), (ATTEMPT,), id="a rule that never hedges"),
+        pytest.param(late(10.2, is_slow=True), (ATTEMPT,), id="due before"),
+        pytest.param(
+            late(is_slow=True), (InFlight("a", 10.0, 10.5, 10.5),), id="it has begun to answer"
+        ),
+        pytest.param(
+            late(is_slow=True), (ATTEMPT, InFlight("b", 10.4, None)), id="it is hedged already"
+        ),
+        pytest.param(late(is_slow=True, provider="b"), (ATTEMPT,), id="another is asked first"),
+    ],
+)
+def test_a_slow_spell_changes_no_other_hedge(
+    rule: HedgeLate, in_flight: tuple[InFlight, ...]
+) -> None:
+    waiting = Waiting(10.0, in_flight, "c", 11.5)
+    assert rule.next_launch(waiting) == rule.usual.next_launch(waiting)

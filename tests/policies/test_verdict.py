@@ -32,6 +32,10 @@ def attempt(
         (AttemptError("server", "500"), FAILED),
         (AttemptError("connectivity", "refused"), FAILED),
         (AttemptError("quota", "402"), FAILED),
+        (
+            AttemptError("connectivity", "no route", is_connection=True),
+            Ending("failed", "failed", is_connection=True),
+        ),
         (EMPTY_ANSWER, FAILED),
         (AttemptError("rate_limit", "429", is_busy=True), Ending("busy", "busy")),
         (AttemptError("server", "529", is_busy=True), Ending("busy", "busy")),

@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 
-from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.report.changes import Change, Replays
 from pipecat_hedge.report.figures import Figures, figures_of
 from pipecat_hedge.report.headlines import bought, effect_of
@@ -82,7 +81,3 @@ def test_who_is_not_known_is_said_not_to_be(page_figures: Figures) -> None:
     told = changes_part(dataclasses.replace(page_figures, replays=replays(WAS, unseen=0.83)))
     assert "Not known is what asking gpt first would do" in told
     assert "beyond 0.83 s" in told
-    assert "order=&quot;learned&quot;) finds out by itself" in told
-    learned = dataclasses.replace(page_figures.lineup, policy=HedgePolicy.adaptive(order="learned"))
-    figures = dataclasses.replace(page_figures, lineup=learned, replays=replays(WAS, unseen=0.83))
-    assert "finds out by itself" not in changes_part(figures), "it does already"

@@ -22,7 +22,12 @@ from pipecat_hedge.report.showing import as_dict, show
 from pipecat_hedge.report.waits import Estimate
 from tests.report.made_up import attempt, turn
 
-HOUR = Hour(secs=1800.0, slow_from=600.0, slow_until=900.0)
+HOUR = Hour(
+    secs=1800.0,
+    slow_from=600.0,
+    slow_until=900.0,
+    policy=HedgePolicy.adaptive(0.1, order="given"),  # else callers hardly notice the slow minutes
+)
 
 
 @pytest.fixture(scope="module")
@@ -102,13 +107,16 @@ def test_who_was_hardly_seen_is_not_advised(figures: Figures) -> None:
 
 
 def test_the_log_is_replayed_by_its_own_policy_and_prices(figures: Figures) -> None:
-    """As many requests as were made: a hedge to a provider twice as dear counts for two."""
+    """A hedge to a provider twice as dear counts for two.
+
+    Replays know no bound of how much is sent at once, so in the slow minutes they send more.
+    """
     replays, sent = figures.replays, figures.hedging.extra_requests
     assert replays is not None
     assert sent is not None
     assert figures.lineup.policy == HOUR.policy
     assert replays.policy_is_told
-    assert replays.as_it_was.requests == pytest.approx(1 + sent, abs=0.015)
+    assert replays.as_it_was.requests == pytest.approx(1 + sent, abs=0.06)
 
 
 def test_a_caller_is_a_session(log: Log) -> None:

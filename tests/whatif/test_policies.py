@@ -13,8 +13,8 @@ from pipecat_hedge.whatif import Measured, Question, Recorded, what_if
 
 Floats = npt.NDArray[np.float64]
 NONE = ("one", HedgePolicy.fallback(1, stall_secs=None))
-GIVEN = ("given", HedgePolicy.adaptive(0.1, stall_secs=None))
-LEARNED = ("learned", HedgePolicy.adaptive(0.1, order="learned", stall_secs=None))
+GIVEN = ("given", HedgePolicy.adaptive(0.1, order="given", stall_secs=None))
+LEARNED = ("learned", HedgePolicy.adaptive(0.1, stall_secs=None))
 COUNT = 1200
 
 

@@ -141,13 +141,14 @@ def figures(drill: Drill, record: Record) -> Figures:
         if drill.return_secs is not None:
             recover = recovered_secs(broken, began, event, drill.return_secs)
             relied_on = [
-                record.asked[name]
+                record.arrived[name]
                 for name in drill.broken
                 if _rate(record.asked[name], 0, event) >= RELIED_ON * _rate(sent, 0, event)
             ]
+            arrived = _total((record.arrived[name] for name in drill.broken), secs)
             loads = (
                 highest(each, event, drill.return_secs, enough_secs(began))
-                for each in (broken, *relied_on)
+                for each in (arrived, *relied_on)
             )
             load_after = max((load for load in loads if load is not None), default=None)
     elif drill.event_secs is not None and calm_p95 is not None:

@@ -169,7 +169,8 @@ def _bad_hour(name: str, summary: str, providers: tuple[str, ...], **conditions:
     return Drill(name, summary, acts=((15.0, act),), event_secs=15.0)
 
 
-_LEARNED = Variant("hedged learned", "hedged", order="learned")
+_GIVEN = Variant("hedged given", "hedged", order="given")
+_SHED = Variant("hedged shed", "hedged", admission="shed")
 _JAGGED = f"jagged?{PACE}&fault=hang&rate=0.023"
 _DRILLS = (
     Drill("calm", "nothing happens"),
@@ -183,7 +184,7 @@ _DRILLS = (
     ),
     replace(
         _bad_hour("slow", "the first provider is five times as slow", FIRST, slow=5),
-        variants=(*VARIANTS.values(), _LEARNED),
+        variants=(*VARIANTS.values(), _GIVEN),
     ),
     _bad_hour(
         "limited",
@@ -202,6 +203,7 @@ _DRILLS = (
         event_secs=15.0,
         lasts_secs=75.0,
         plain_secs=75.0,
+        variants=(*VARIANTS.values(), _SHED),
     ),
     _outage(
         "return", "all refuse connections, then all are back at once", Kill(ALL), Start(ALL), ALL

@@ -23,9 +23,10 @@ worst: where they were most, over as many seconds as it took for 150 turns to se
 without those that replaced a failed request. broken gets: what the broken provider was sent from
 10 s after the event to its return, of its usual. noticed: seconds from the event until it was sent
 under 2 % of its usual; where nobody can be left alone, until the p95 was back within 1.5 times the
-usual. recovered: seconds from its return until it was sent 90 % of its usual. load: the most after
-its return, in units of the usual. machine: processors in use, median and highest second, and what
-of it the drill used itself; lag: of the workers' event loops, p95 and highest."""
+usual. recovered: seconds from its return until it was sent 90 % of its usual. load: the most that
+arrived there after its return, in units of the usual. machine: processors in use, median and
+highest second, and what of it the drill used itself; lag: of the workers' event loops, p95 and
+highest."""
 
 _NEVER = "-"
 

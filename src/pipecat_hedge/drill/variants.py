@@ -17,6 +17,7 @@ from pipecat.services.llm_service import LLMService
 from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.utils.http import connection_limits
 
+from pipecat_hedge.admission import AdmissionMode
 from pipecat_hedge.policies.hedge_policy import HedgePolicy, Order
 from pipecat_hedge.provider import Provider
 from pipecat_hedge.provider_stats import ProviderStats
@@ -42,13 +43,15 @@ class Variant:
         kind: ``bare`` asks the first provider once, ``retry`` has the SDK ask it up to three times
             and wait 5 s for each, ``hedged`` races all of them.
         budget: Extra requests a turn, of the hedged one.
-        order: Whom it asks first: as given, or as is learned.
+        order: Whom it asks first: as given, or another while the first is slow.
+        admission: Whether it turns callers away for whom there is no room.
     """
 
     name: str
     kind: Kind
     budget: float = 0.1
-    order: Order = "given"
+    order: Order = "learned"
+    admission: AdmissionMode = "open"
 
 
 VARIANTS = {
@@ -116,6 +119,7 @@ class Builder:
             [Provider(name, self._openai(name)) for name in self._clients],
             policy=policy,
             stats=self._stats,
+            admission=self._variant.admission,
             tier="premium" if is_premium else "standard",
         )
 

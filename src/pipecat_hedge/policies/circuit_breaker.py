@@ -9,6 +9,10 @@ to the load under which it may have fallen. The naive answer, to strike it out a
 and let it back in after a minute, has two faults of its own: all callers come back in the same
 instant, and the first of them is a caller who waits.
 
+A breaker orders providers, it never empties the list: an open one is asked last, and where all are
+open they are asked as if all were closed (panic mode, as Envoy's ``healthy_panic_threshold``). So a
+request may be sent to a provider whose breaker is open, and if it is answered the breaker closes.
+
 Ours opens on ``FAILURES`` failures in a row, or when of at least ``LEAST`` attempts in
 ``WINDOW_SECS`` the share ``SHARE`` has failed. Open lasts ``recovery_secs``, times a factor by
 chance so that machines do not come back in step, doubled with each reopening up to a cap. Then it
@@ -149,7 +153,7 @@ class CircuitBreaker:
         self._busy_in_a_row = self._ended_in_a_row = 0
         self._failed_after_secs = 0.0
         self._opened = 0
-        self._open_until = self._closed_at = float("-inf")
+        self._open_until = self._closed_at = self._opened_at = float("-inf")
         self._is_probing = False
         self._answered_probes = 0
         self._events: list[BreakerEvent] = []
@@ -210,11 +214,12 @@ class CircuitBreaker:
             return
         if verdict != "answered":
             self._failed_after_secs = max(self._failed_after_secs, lived_secs)
-        if state == "half_open":
-            if probe:
-                self._judge_probe(verdict, now)
-        elif state == "closed":
+        if state == "closed":
             self._judge(verdict, now, count)
+        elif probe and state == "half_open":
+            self._judge_probe(verdict, now)
+        elif verdict == "answered" and now - lived_secs >= self._opened_at:
+            self._close(now, "a request that was sent since has been answered")
 
     def take_events(self) -> tuple[BreakerEvent, ...]:
         """The changes of state since the last call, the oldest first."""
@@ -327,12 +332,15 @@ class CircuitBreaker:
             return
         self._answered_probes += 1
         if self._answered_probes >= PROBES:
-            self._change("closed", now, f"{self._answered_probes} attempts in a row have answered")
-            self._closed_at = now
-            self.closings += 1
-            self._forget()
+            self._close(now, f"{self._answered_probes} attempts in a row have answered")
 
     # ---- moves
+
+    def _close(self, now: float, reason: str) -> None:
+        self._change("closed", now, reason)
+        self._closed_at = now
+        self.closings += 1
+        self._forget()
 
     def _open(self, now: float, reason: str) -> None:
         if self._state == "closed" and now - self._closed_at > CALM * self._recovery_secs:
@@ -344,7 +352,7 @@ class CircuitBreaker:
 
     def _leave_alone(self, secs: float, now: float, reason: str) -> None:
         secs *= self._dice.uniform(1 - JITTER, 1.0)
-        self._open_until = now + secs
+        self._opened_at, self._open_until = now, now + secs
         self.reason = reason
         self._change("open", now, f"{reason}: left alone for {secs:.0f} s")
         self._forget()

@@ -12,14 +12,8 @@ taken to be the one that is broken. What was opened by hearsay is no evidence: w
 knows nothing. It takes only one to try again: where a process's own requests have closed its
 breaker, the others' go half open at once, and each lets one request at a time find out.
 
-A cut of a limit for load is believed from anybody, since a refusal is a provider's own word. A
-limit that has never moved begins at the median of those that have. What was counted in tests for a
-queue is added up: the queue is everybody's, and each of them has seen little of it.
-
 Nothing here depends on a clock that two machines would have to agree on: times are told as
-durations, and what has happened as counts that only grow. What they have grown by is news only
-where a process was heard a moment ago: after an outage of the store it may be minutes old, and a
-queue of then is none of now. That a provider was found well since is still a reason to try it.
+durations, and what has happened as counts that only grow.
 
 Documents that cannot be read, or are of another version, are as good as none.
 """
@@ -29,11 +23,9 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
-
-from pipecat_hedge.queue_test import NO_COUNTS, TestCounts
 
 __all__ = [
     "NOTHING",
@@ -46,7 +38,7 @@ __all__ = [
     "write",
 ]
 
-VERSION = 2
+VERSION = 3
 AT_LEAST = 2
 """Processes that have to have found a provider down."""
 MOST_SECS = 3600.0
@@ -69,18 +61,12 @@ class Finding:
         open_secs: How long its breaker stays open yet, in seconds.
         reason: Why it is open, for a person to read.
         closings: How many times its own requests have closed it.
-        limit: Its limit of requests in flight; None if that has never moved.
-        cuts: How many times its own requests have had the limit cut.
-        tested: What it has counted in tests for a queue.
     """
 
     found: Found
     open_secs: float = 0.0
     reason: str = ""
     closings: int = 0
-    limit: int | None = None
-    cuts: int = 0
-    tested: TestCounts = NO_COUNTS
 
 
 NOTHING = Finding("unsure")
@@ -95,19 +81,11 @@ class Advice:
         open_secs: For how long to leave it alone; None: no need.
         reason: Why, for a person to read.
         try_it: Whether somebody's request has been answered where it had been left alone.
-        is_busy: Whether it has refused somebody for load since the last time.
-        limit: Where a limit begins that has never moved; None if nobody knows.
-        others: How many processes tell of it.
-        tested: What they have counted in tests for a queue since the last time.
     """
 
     open_secs: float | None = None
     reason: str = ""
     try_it: bool = False
-    is_busy: bool = False
-    limit: int | None = None
-    others: int = 0
-    tested: TestCounts = NO_COUNTS
 
 
 Findings: TypeAlias = Mapping[str, Finding]
@@ -121,19 +99,13 @@ class _Told:
     asked_by: int = 0
     open_secs: list[float] = field(default_factory=list[float])
     reason: str = ""
-    limits: list[int] = field(default_factory=list[int])
     try_it: bool = False
-    is_busy: bool = False
-    others: int = 0
-    tested: TestCounts = NO_COUNTS
 
 
 def advise(
     own: Findings,
     before: Mapping[str, Findings],
     now: Mapping[str, Findings],
-    *,
-    unheard: Collection[str] = (),
 ) -> dict[str, Advice]:
     """What to make of what the others have found.
 
@@ -141,7 +113,6 @@ def advise(
         own: What this process has found.
         before: What each of the others told the last time, by process.
         now: What they tell now.
-        unheard: Those of them who told that last so long ago that what happened since is old.
 
     Returns:
         By provider; those that somebody tells of.
@@ -154,17 +125,10 @@ def advise(
             if process in before:
                 last = before[process].get(provider, NOTHING)
                 told[provider].try_it |= finding.closings > last.closings
-                if process in unheard:
-                    continue
-                told[provider].is_busy |= finding.cuts > last.cuts
-                told[provider].tested += finding.tested.since(last.tested)
     return {provider: _advice(what, own.get(provider)) for provider, what in told.items()}
 
 
 def _add(told: _Told, finding: Finding, is_believed: bool) -> None:
-    told.others += 1
-    if finding.limit is not None:
-        told.limits.append(finding.limit)
     if finding.found == "unsure" or not is_believed:
         return
     told.asked_by += 1
@@ -183,10 +147,6 @@ def _advice(told: _Told, own: Finding | None) -> Advice:
         if is_down
         else "",
         try_it=told.try_it,
-        is_busy=told.is_busy,
-        limit=round(statistics.median(told.limits)) if told.limits else None,
-        others=told.others,
-        tested=told.tested,
     )
 
 
@@ -205,9 +165,6 @@ def write(findings: Findings) -> str:
             "open_secs": round(each.open_secs, 3),
             "reason": each.reason,
             "closings": each.closings,
-            "limit": each.limit,
-            "cuts": each.cuts,
-            "tested": _written(each.tested),
         }
         for provider, each in findings.items()
     }
@@ -235,23 +192,9 @@ def read_findings(text: str) -> dict[str, Finding]:
 
 
 def _finding(saved: Mapping[str, Any]) -> Finding:
-    found, secs, limit = saved["found"], float(saved["open_secs"]), saved["limit"]
-    closings, cuts, reason = saved["closings"], saved["cuts"], str(saved["reason"])[:200]
-    begun, on_time, late, heard, lateness = saved["tested"]
+    found, secs, closings = saved["found"], float(saved["open_secs"]), saved["closings"]
     if found not in ("well", "down", "unsure") or not 0 <= secs < math.inf:
         raise ValueError("what was found")
-    if not _are_counts((closings, cuts)) or not (limit is None or _are_counts((limit - 1,))):
-        raise ValueError("counts")
-    if not _are_counts((begun, on_time, late, heard)) or not math.isfinite(lateness):
-        raise ValueError("tests")
-    tested = TestCounts(begun, on_time, late, heard, float(lateness))
-    return Finding(found, min(secs, MOST_SECS), reason, closings, limit, cuts, tested)
-
-
-def _written(tested: TestCounts) -> list[float]:
-    counts = tested.begun, tested.on_time, tested.late, tested.heard
-    return [*counts, round(tested.lateness, 3)]
-
-
-def _are_counts(values: Iterable[object]) -> bool:
-    return all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values)
+    if not isinstance(closings, int) or isinstance(closings, bool) or closings < 0:
+        raise ValueError("closings")
+    return Finding(found, min(secs, MOST_SECS), str(saved["reason"])[:200], closings)

@@ -12,10 +12,12 @@ With the learned curve that share is a time (``hedge_delay.py``): in debt hedges
 credit earlier. A debt is worked off within some hundred turns, so that the extra requests over any
 2,000 turns stay within a tenth of the budget, while the share itself stays near it. The share has a
 floor for any debt that chance explains; a debt beyond that means that something has changed for all
-turns at once, and then the share falls further: constant work, whatever happens. Little is saved
-up, or the first minutes of a bad hour would spend the savings of the good one before it. A purse
-that fills up means that nothing is worth the price at that share, as when more turns are slow than
-may be hedged: then the share is raised until some are.
+turns at once, and then the share falls further: constant work, whatever happens.
+
+What is saved for the bad minutes is a quarter of what 1,000 turns earn. ``hedge_burst.py`` bounds
+how fast it is spent; where it is, a stretch may go beyond that tenth. An account that fills up
+means that nothing is worth the price at that share, as when more turns are slow than may be hedged:
+then the share is raised until some are.
 
 Failures' replacements are not counted: a budget never turns into silence.
 """
@@ -30,13 +32,15 @@ __all__ = ["HedgeBudget"]
 
 SCALE = 6.0
 """The debt, in requests, at which the share is 1/e of the budget, but for the bounds."""
-SAVED_TURNS, LEAST_SAVED = 40, 4.0
-"""No more is saved than the deposits of so many turns, or so many requests if those are more."""
+SAVED_TURNS, LEAST_SAVED = 250, 4.0
+"""No more is saved than the deposits of so many turns, or so many requests if those are more: a
+quarter of what 1,000 turns earn, for the bad minutes."""
+UNUSED_TURNS = 40
 MOST_DEBT = 20.0
 """More is not owed: a stormy hour does not rule the next."""
 UNUSED = 0.75
-"""Of the most that is saved: a credit that nobody uses. No request is worth it at such a share, so
-the share is raised."""
+"""Of the deposits of ``UNUSED_TURNS``: a credit that nobody uses. No request is worth it at such a
+share, so the share is raised."""
 RAISED_BY = 20.0
 """How much a full purse raises the share."""
 LOWEST, HIGHEST = 0.6, 1.2
@@ -107,7 +111,7 @@ class HedgeBudget:
         factor = min(max(math.exp(self.balance / SCALE), LOWEST), HIGHEST)
         if self.in_debt:
             factor *= math.exp((self.balance + CHANCE) / SCALE)
-        full = self.balance / self.most_credit
+        full = min(self.balance / max(UNUSED_TURNS * self.budget, LEAST_SAVED), 1.0)
         if full > UNUSED:
             factor *= RAISED_BY ** ((full - UNUSED) / (1.0 - UNUSED))
         allowed = self.budget * factor

@@ -16,7 +16,7 @@ extra request takes one out, and none is sent while there is not one in it. A fl
 the trouble together and have no time to tell each other, so what is saved is divided among them
 beforehand: ``saved`` in all, but no more than ``ALONE`` each, and no less than one. The purse makes
 the demand what its budget is; if no more than that came in, the bucket would be half empty in calm,
-and hedges would wait for the next token for as long as hedging is to save. So a quarter more comes
+and hedges would wait for the next token for as long as hedging is to save. So twice as much comes
 in (``SLACK``), which the purse never lets be used up for long. Who is put off asks again
 (``race.py``). A little comes in by time alone, for processes with few turns.
 
@@ -42,6 +42,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from pipecat_hedge.facts import LaunchDecision, LaunchRule, Waiting
 
@@ -51,8 +52,8 @@ TURNS = 180
 CHANCE = 3.0
 ALONE = 4.0
 """The most that one process may, which knows of no others."""
-SLACK = 1.25
-"""What a turn puts in, in units of its budget."""
+SLACK = 2.0
+"""What a turn puts in, in units of its budget: what was saved goes out at twice the usual rate."""
 EACH_SECS = 4.0
 """How often one comes in by time alone, for all processes together."""
 ENOUGH = 1.0 - 1e-9
@@ -196,7 +197,7 @@ class BurstBound:
             return decision
         if decision.at > waiting.now:
             if lost_at > waiting.now:
-                return LaunchDecision(min(decision.at, lost_at), decision.reason)
+                return replace(decision, at=min(decision.at, lost_at))
             reason = f"silent for {waiting.now - heard_at:.2g} s, whatever it saves"
             return LaunchDecision(lost_at, reason, is_put_off=True)
         if self._claimed is not None or self._claim(waiting.next_provider, waiting.now):

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, TypedDict, Unpack, get_args
 
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.facts import LaunchDecision, LaunchRule, Waiting
-from pipecat_hedge.slo import Slo
+from pipecat_hedge.slo import Slo, refuse_milliseconds
 
 __all__ = [
     "Adaptive",
@@ -37,6 +37,7 @@ class _Common(TypedDict, total=False):
     losers: Losers
     stall_secs: float | None
     fallback_text: str | None
+    probes: bool
 
 
 class PolicyOptions(_Common, total=False):
@@ -125,19 +126,23 @@ class HedgePolicy:
     Parameters:
         rule: When an attempt that has not failed is worth another request.
         name: How the policy calls itself in logs and reports.
-        attempts: The most requests a turn may make, whatever happens, rescues included.
+        attempts: The most requests a turn may make, rescues included; only the test of a provider
+            whose breaker is half-open is one more.
         commit: What an attempt must have to win: ``first_sentence``, a unit that can be spoken;
             ``first_token``, anything usable; ``auto``, what suits the text-to-speech downstream.
-        losers: ``cancel`` closes a loser's request at once; ``drain`` lets it run to its end, for
-            comparing answers (see ``on_loser_drained``), and pays for it.
-        stall_secs: The silence after which a committed answer has broken off: somebody else
-            continues it or, if no attempt is left, it ends. Under ``fallback`` also the silence
-            after which the next one is asked. None is never. A provider may have its own. The
-            arguments of a tool call are silence until they are complete.
+        losers: ``cancel`` closes a loser's request at once, but see ``probes``; ``drain`` lets it
+            run to its end, for comparing answers (see ``on_loser_drained``), and pays for it.
+        stall_secs: The silence after which another attempt continues a committed answer. If none is
+            left, the answer is waited for, as the bare service would. Under ``fallback`` also the
+            silence after which the next one is asked. None is never. A provider may have its own.
+            The arguments of a tool call are silence until they are complete.
         deadline_secs: How long a turn may go without an answer before it has failed; None is for
             ever. ``adaptive`` has a deadline of another kind.
         fallback_text: What the bot says when a turn has failed, in place of the answer or, where
             one has broken off and nobody continues it, of the rest of it; None is nothing.
+        probes: Whether at most one request in fifty of the process may run on to its first token
+            when it has lost. Only that tells whether a provider that always loses is slow or
+            silent, and whether it has recovered.
     """
 
     rule: LaunchRule | LearnedRule
@@ -148,6 +153,7 @@ class HedgePolicy:
     stall_secs: float | None = 3.0
     deadline_secs: float | None = None
     fallback_text: str | None = None
+    probes: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what cannot work.
@@ -184,7 +190,7 @@ class HedgePolicy:
         deadline_secs: float | None = None,
         slo: Slo | None = None,
         worth_secs: float = 0.15,
-        order: Order = "given",
+        order: Order = "learned",
         **options: Unpack[_Common],
     ) -> HedgePolicy:
         """The next attempt when it is worth its price, by what has been learned of the providers.
@@ -204,9 +210,10 @@ class HedgePolicy:
                 what makes an attempt win, ``ttfs_secs`` where it is the first sentence and
                 ``ttft_secs`` where it is the first token; the other one where only that is given.
             worth_secs: What an extra request must save on average to be sent at all, in seconds.
-            order: ``given`` asks the providers in the order in which they were given; ``learned``
-                puts another one first when the first has become much slower than it, and puts it
-                back when it has recovered.
+            order: ``learned`` asks the providers in the order in which they were given, but for a
+                slow spell: when the first has become slower than it used to be, and another is
+                well, that one is asked first until the first has recovered. ``given`` never
+                does that: the quicker model may be the dearer or the less accurate one.
             **options: The keywords of all policies, see the class.
 
         Raises:
@@ -218,8 +225,15 @@ class HedgePolicy:
                 f"budget must be a share of turns, not negative, got {budget!r}: "
                 "0.1 is one extra request in ten turns, 0 is none"
             )
+        if isinstance(attempts, int) and budget > max(attempts - 1, 1):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(
+                f"budget is {budget:g} extra requests a turn, more than attempts={attempts} allow. "
+                f"If per cent was meant, write {budget / 100:g}"
+            )
         _one_of("order", order, get_args(Order))
         deadline = None if deadline_secs is None else _seconds("deadline_secs", deadline_secs)
+        if deadline is not None:
+            refuse_milliseconds("deadline_secs", deadline)
         if slo is not None:
             _refuse_promise(slo, deadline)
         rule = Adaptive(float(budget), _seconds("worth_secs", worth_secs), deadline, order, slo)
@@ -299,7 +313,7 @@ class HedgePolicy:
         """
         if seconds is None or seconds == math.inf:
             return cls(rule=OnlyOnFailure(), attempts=attempts, name="after(never)", **options)
-        secs = _seconds("seconds", seconds)
+        secs = refuse_milliseconds("seconds", _seconds("seconds", seconds))
         name = f"after({secs:g} s)"
         return cls(rule=AfterSilence(secs), attempts=attempts, name=name, **options)
 

@@ -1,78 +1,33 @@
-"""Who gets the next permit when there are fewer than are asked for. Pure; time is an argument.
+"""The order in which requests wait for room at a provider. Pure; time is an argument.
 
-Law: nobody gets a permit while somebody more urgent waits for the same one; nobody waits beyond a
-deadline, nor behind more than ``MOST_WAITING`` others.
+Requests wait only where a provider has refused for load, or where the host asked for it
+(``admission="shed"``). The order is: what the request is for (``work.py``), then the caller's tier,
+then the deadline, then who came first. A request names every provider that would do, the preferred
+first, and takes the first place that one of them has.
 
-The problem: a provider takes so many requests at once and no more. The naive answer, first come
-first served, lets a hedge or a summary keep a caller waiting, and under a lasting overload it
-serves everybody late: each answer goes to somebody who has given up.
-
-Ours is ordered by what the request is for (``work.py``), then by the caller's tier, then by
-deadline, and turns away from the end: the least urgent first. A request names all providers that
-would do, the preferred first, and gets the first permit that one of them has to give. What is less
-urgent than a turn leaves some room (``RESERVED``), so that a turn that comes in the next moment
-need not wait: a hedge does not displace a caller.
-
-Order in the queue is not enough where a permit comes back once a second: who is first in it waits
-for that. So a request of a better tier has one of a lower tier called back that has not been heard
-yet (``displaces``), and whoever a caller waits for has a hedge or a summary called back. The one
-called back keeps its place among its own.
-
-Whoever cannot be served in time is told at once rather than at the deadline: with ``ahead`` others
-before, and permits coming back at ``rate`` a second, the wait is about ``(ahead + 1) / rate``. A
-caller hears a sentence to bridge it now, which is worth more than the same sentence after three
-seconds of silence.
-
-Sources: the order and the turning away from the end as in WeChat's overload control (H. Zhou et
-al., Overload Control for Scaling WeChat Microservices, SoCC 2018); Little's law for the wait.
+Source: the order is that of WeChat's overload control (H. Zhou et al., Overload Control for Scaling
+WeChat Microservices, SoCC 2018).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import insort
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
+from pipecat_hedge.policies.concurrency_limit import OPEN_BOUNDS, LimitBounds
 from pipecat_hedge.work import TIERS, WORK_CLASSES, Tier, WorkClass
 
-__all__ = ["MOST_WAITING", "MOST_WAIT_SECS", "RESERVED", "PermitQueue", "Ticket", "reserve"]
+__all__ = ["MOST_WAIT_SECS", "OPTIONAL", "RESERVED", "PermitQueue", "Ticket"]
 
-MOST_WAITING = 100
 MOST_WAIT_SECS = 3.0
-"""How long a turn waits for a permit where its policy has no deadline: the silence after which an
-answer counts as broken off is as long."""
-RESERVED: dict[WorkClass, float] = {"hedge": 0.1, "warm_up": 0.25, "background": 0.25}
+"""How long a turn waits for room: after as long a silence an answer counts as broken off."""
+RESERVED: dict[WorkClass, float] = {"hedge": 0.1, "warm_up": 0.25}
 """The share of a provider's limit that a class of work leaves to what is more urgent."""
-AWAITED_BEFORE = WORK_CLASSES.index("hedge")
-"""For the classes before this one a caller waits who has nothing else to wait for."""
+OPTIONAL = frozenset(RESERVED)
+"""Work that nobody waits for: it may be dropped. All other work is some caller's or some host's."""
 _WORK_PLACES = {work: place for place, work in enumerate(WORK_CLASSES)}
 _TIER_PLACES = {tier: place for place, tier in enumerate(TIERS)}
-SURELY = 1.5
-"""A wait is called hopeless when it is expected to last so many times as long as it may."""
-
-
-def reserve(work: WorkClass, limit: int) -> int:
-    """How many permits a class of work leaves to what is more urgent.
-
-    Args:
-        work: The class.
-        limit: How many there are.
-    """
-    return int(RESERVED.get(work, 0.0) * limit)
-
-
-def displaces(urgency: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Whether a request may take the place of one that is on its way and has not been heard.
-
-    Only a better tier's, or one that a caller waits for of one that nobody does: of two callers of
-    the same tier the one who was first is not sent back.
-
-    Args:
-        urgency: Of the request that waits, as ``Ticket.urgency``.
-        other: Of the one on its way.
-    """
-    if urgency >= other:
-        return False
-    return urgency[1] < other[1] or urgency[0] < AWAITED_BEFORE <= other[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,9 +37,16 @@ class Ticket:
     Parameters:
         work: What the request is for.
         tier: Whose it is.
-        deadline: Until when it is worth having.
+        deadline: Until when it may wait.
         candidates: The providers that would do, the preferred first.
         joined_at: When it was drawn.
+        session: The session that asks.
+        bounds: Where a provider's limit may lie.
+        sheds: Whether limits and open breakers end the request (``admission="shed"``).
+        ignores_breakers: Whether the turn was planned as if every breaker were closed.
+        probe: Which candidate is half-open and may be tried by this request; it comes after those
+            that are well.
+        has_first_token: Whether the answer tells when it begins, so that it can be late.
     """
 
     work: WorkClass
@@ -92,46 +54,42 @@ class Ticket:
     deadline: float
     candidates: tuple[str, ...]
     joined_at: float
+    session: Hashable = None
+    bounds: LimitBounds = OPEN_BOUNDS
+    sheds: bool = False
+    ignores_breakers: bool = False
+    probe: str | None = None
+    has_first_token: bool = True
 
     @property
-    def urgency(self) -> tuple[int, int]:
-        """What for and for whom: the smallest is the most urgent."""
-        return (_WORK_PLACES[self.work], _TIER_PLACES[self.tier])
+    def is_optional(self) -> bool:
+        """Whether nobody waits for it, so that it may be dropped."""
+        return self.work in OPTIONAL
 
     @property
     def rank(self) -> tuple[int, int, float, float]:
         """By what to order tickets: the smallest is the most urgent."""
-        return (*self.urgency, self.deadline, self.joined_at)
+        return (_WORK_PLACES[self.work], _TIER_PLACES[self.tier], self.deadline, self.joined_at)
 
 
 class PermitQueue:
-    """The tickets that wait for any provider's permit."""
+    """The tickets that wait for any provider, the most urgent first."""
 
-    def __init__(self, most: int = MOST_WAITING):
-        """Begin with nobody.
-
-        Args:
-            most: So many may wait, at least 1.
-        """
-        self._most = most
+    def __init__(self) -> None:
+        """Begin empty."""
         self._tickets: list[Ticket] = []
 
     def __len__(self) -> int:
         """How many wait."""
         return len(self._tickets)
 
-    def join(self, ticket: Ticket) -> Ticket | None:
+    def join(self, ticket: Ticket) -> None:
         """Take a place.
 
         Args:
             ticket: The place.
-
-        Returns:
-            Who has to go because there are too many, the least urgent; or None.
         """
-        self._tickets.append(ticket)
-        self._tickets.sort(key=lambda waiting: waiting.rank)
-        return self._tickets.pop() if len(self._tickets) > self._most else None
+        insort(self._tickets, ticket, key=lambda waiting: waiting.rank)
 
     def leave(self, ticket: Ticket) -> None:
         """Give up a place; one that is not held is no mistake.
@@ -142,28 +100,27 @@ class PermitQueue:
         if ticket in self._tickets:
             self._tickets.remove(ticket)
 
-    def first_for(self, provider: str) -> Ticket | None:
-        """The most urgent who would take a provider's permit.
+    def waiting_for(self, provider: str) -> Iterator[Ticket]:
+        """The tickets that would take a place at a provider, the most urgent first.
 
         Args:
             provider: The provider.
         """
-        return next((t for t in self._tickets if provider in t.candidates), None)
+        return (ticket for ticket in list(self._tickets) if provider in ticket.candidates)
 
-    def is_hopeless(self, ticket: Ticket, rates: Iterable[float], now: float) -> bool:
-        """Whether a ticket's deadline will be over before its turn comes.
+    def is_behind(self, ticket: Ticket, provider: str) -> bool:
+        """Whether a more urgent ticket waits for the same provider.
+
+        Who waits for a limit of ``admission="shed"`` is in no caller's way who has no such limit.
 
         Args:
-            ticket: The ticket, before it has joined.
-            rates: How many permits a second come back, of each of its candidates; none of them if
-                that is not known.
-            now: The time.
+            ticket: The ticket; it may wait itself.
+            provider: The provider.
         """
-        rate = sum(rates)
-        if not rate:
-            return False
-        ahead = sum(
-            t.rank <= ticket.rank and not set(t.candidates).isdisjoint(ticket.candidates)
-            for t in self._tickets
-        )
-        return (ahead + 1) / rate > SURELY * (ticket.deadline - now)
+        rank, heeds_all = ticket.rank, ticket.sheds or ticket.is_optional
+        for other in self._tickets:
+            if other is ticket or other.rank >= rank:
+                return False
+            if provider in other.candidates and (heeds_all or not other.sheds):
+                return True
+        return False

@@ -1,8 +1,7 @@
 """The race: who is asked, when, and whose answer the caller hears. Pure; time is an argument.
 
 Law: a failure never wins, at most one attempt is committed, never more than ``attempts`` requests
-are made that are not called back, and every attempt that is still live when the turn ends is
-cancelled.
+are made, and every attempt that is still live when the turn ends is cancelled.
 
 A race is a state machine. Facts go in with the time at which they happened, orders come out, and
 ``wake_at`` says when to ask again if nothing happens before. It knows no asyncio, no Pipecat and
@@ -24,10 +23,11 @@ continued by another attempt, if one may still be made; ``continuation.py`` sees
 is said twice. An answer that has called its tools is complete in all that matters.
 
 Silence has two lengths. After ``stall_secs`` without a usable token somebody else is asked. While
-nothing is committed the silent attempt may still win; a committed answer has then broken off, and
-if nobody is left to continue it, it ends. Reasoning is silence, and so are the arguments of a tool
-call, which services do not show as they come. After ``timeout_secs`` an attempt counts as failed in
-any case; without that, a turn whose every request hangs would never end.
+nothing is committed the silent attempt may still win; a committed answer has then broken off, but
+if no attempt is left to continue it, it is waited for: it may go on. Reasoning is silence, and so
+are the arguments of a tool call, which services do not show as they come. After ``timeout_secs`` an
+attempt counts as failed in any case; without that, a turn whose every request hangs would never
+end.
 
 A provider may refuse hedges for a while (``HedgesRefused``), because its server has a queue, say.
 Then another one is asked instead; with nobody else the hedge waits, and is asked for again every
@@ -36,12 +36,9 @@ answer, so it is replaced by one who refuses if there is nobody else, and so is 
 Nobody relies on a provider that is only tried, after it was left alone: it stands in for another
 when there is nobody else at all.
 
-An attempt for which there was no room in the end was never a request, and one that was called back
-because there is none has been no use to the turn. Neither is counted: while a request of the turn
-is under way it is tried again a second later, by the same rules; what was called back when nothing
-else was under way waits for room at once, as the turn did at first. One that finds none, where
-nothing is under way, is not tried again: so the turn has an end. A hedge without room is not missed
-while others are under way: the rule says when the next one is due.
+A rejected attempt, for which there was no room, does not count against ``attempts``. While another
+request of the turn is under way it is tried again a second later, by the same rules. If none is,
+it is not tried again: so the turn has an end.
 """
 
 from __future__ import annotations
@@ -194,20 +191,17 @@ class Race:
         return self._started_at
 
     @property
+    def deadline_at(self) -> float | None:
+        """Until when the turn may go without a winner, on the race's clock; None is for ever."""
+        return _after(self._started_at, self._deadline_secs)
+
+    @property
     def wake_at(self) -> float | None:
         """When to hand in ``Woke`` if nothing happens before; None is never.
 
         May be early, and never late: a token puts a silence off without moving the alarm.
         """
         return self._wake_at
-
-    def can_spare(self, attempt: Attempt) -> bool:
-        """Whether the turn has another attempt, or could launch one, if this one failed.
-
-        Args:
-            attempt: One of its own.
-        """
-        return bool(self._seats) or any(other is not attempt for other in self._live())
 
     def handle(self, fact: Fact, now: float) -> tuple[Order, ...]:
         """Take one fact and say what to do about it.
@@ -224,7 +218,7 @@ class Race:
             IllegalFact: If the fact cannot happen now.
         """
         if isinstance(fact, HedgesRefused):
-            self._seats.refuse(fact.reasons)
+            self._seats.refuse(fact.reasons, fact.reluctance)
             return ()
         if isinstance(fact, (TurnStarted, Woke, Interrupted)):
             self._react(self._TURN_TABLE, fact)(self, now)
@@ -365,14 +359,14 @@ class Race:
         for attempt in live:
             self._wake_by(self._patience(attempt)[0])
         if self._phase is Phase.WAITING:
-            self._wake_by(_after(self._started_at, self._deadline_secs))
+            self._wake_by(self.deadline_at)
 
     def _is_over(self) -> bool:
         return self._phase is Phase.OVER
 
     def _expire(self, now: float) -> None:
         """End what has been silent for too long."""
-        deadline = _after(self._started_at, self._deadline_secs)
+        deadline = self.deadline_at
         if self._phase is Phase.WAITING and deadline is not None and deadline <= now:
             for attempt in self._live():
                 attempt.error = MISSED_DEADLINE
@@ -399,10 +393,8 @@ class Race:
         """Until when an attempt may be silent, and what it has then done."""
         timeout_secs = attempt.timeout_secs
         expires = None if timeout_secs is None else attempt.heard_at + timeout_secs
-        if self._phase is not Phase.WAITING and not self._seats:
-            # Nobody is left to take over: the caller is told, rather than kept in silence. The
-            # latest to be asked has its time, and those before it may answer until then.
-            stalls = _after(self._live()[-1].heard_at, attempt.stall_secs)
+        if attempt.called_tools:  # nothing more is needed of it
+            stalls = _after(attempt.heard_at, attempt.stall_secs)
             if stalls is not None and (expires is None or stalls < expires):
                 return stalls, STALLED
         return expires, TIMED_OUT
@@ -418,6 +410,7 @@ class Race:
             if self._phase is Phase.WAITING:
                 decision = self._rule.next_launch(self._waiting(live, now))
                 hedge_at, self._launch_reason = decision.at, decision.reason
+                self._wake_by(decision.ask_again_at)
                 if decision.is_put_off:
                     self._wake_by(now + ASK_AGAIN_SECS)
                     why = "stall"

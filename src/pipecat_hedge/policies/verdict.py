@@ -18,6 +18,7 @@ __all__ = ["judge"]
 
 _BUSY = Ending("busy", "busy")
 _FAILED = Ending("failed", "failed")
+_NOT_CONNECTED = Ending("failed", "failed", is_connection=True)
 _NOT_ITS_OWN = Ending("dropped", "failed")
 
 
@@ -46,7 +47,7 @@ def judge(
     if error == MISSED_DEADLINE:
         # Whoever was asked shortly before the turn's deadline has missed nothing.
         return SILENT if attempt is None or _was_long(attempt) else DROPPED
-    return _FAILED
+    return _NOT_CONNECTED if error.is_connection else _FAILED
 
 
 def _was_long(attempt: Attempt) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import tzinfo
 from typing import Literal
 
-from pipecat_hedge.policies.hedge_policy import Adaptive, HedgePolicy
 from pipecat_hedge.report.changes import Change, Replays
 from pipecat_hedge.report.comparing import Difference
 from pipecat_hedge.report.figures import Figures, Heard
@@ -290,20 +289,15 @@ def predicted(prediction: Prediction, name: str) -> str:
     return secs(getattr(prediction, f"{name}_secs"))
 
 
-def unseen_told(replays: Replays, policy: HedgePolicy | None) -> list[str]:
+def unseen_told(replays: Replays) -> list[str]:
     """Of whom it is not known what asking them first would do, a sentence each.
 
     Args:
         replays: What replays tell.
-        policy: The log's policy, if it is known; one that learns the order finds out anyway.
     """
-    rule = None if policy is None else policy.rule
-    finds_out = 'HedgePolicy.adaptive(order="learned") finds out by itself'
-    if isinstance(rule, Adaptive) and rule.order == "learned":
-        finds_out = "the policy, which learns the order, finds out when it matters"
     return [
         f"Not known is what asking {name} first would do: hardly a request was waited for beyond "
-        f"{secs(known)}; {finds_out}."
+        f"{secs(known)}. A log of turns that ask it first would tell."
         for name, known in replays.unseen
     ]
 

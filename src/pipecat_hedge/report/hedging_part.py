@@ -106,7 +106,7 @@ def changes_part(figures: Figures) -> str:
             0: "None makes a difference that these turns can show.",
             1: "Only this one makes a difference that these turns can show.",
         }.get(len(replays.changes), "Only these make a difference that these turns can show.")
-    about = " ".join([about.strip(), *unseen_told(replays, figures.lineup.policy)])
+    about = " ".join([about.strip(), *unseen_told(replays)])
     shown = "".join(_change(n, each) for n, each in enumerate(replays.changes, 1))
     return f'{head}<p class="about">{escape(about)}</p>{shown}'
 

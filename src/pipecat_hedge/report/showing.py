@@ -164,7 +164,7 @@ def _changes(figures: Figures) -> RenderableType:
         grid.add_row(str(number), text)
     if not replays.changes:
         grid.add_row(Text(f"none of {replays.tried} changes that were tried shows a difference"))
-    for sentence in unseen_told(replays, figures.lineup.policy):
+    for sentence in unseen_told(replays):
         grid.add_row(*([""] if replays.changes else []), Text(sentence))
     return grid
 

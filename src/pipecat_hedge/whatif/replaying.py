@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from pipecat_hedge.attempt import Attempt
 from pipecat_hedge.backends import Backend
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.facts import Launch, Seat
+from pipecat_hedge.health import LISTENS_TO_ONE_IN
 from pipecat_hedge.planning import learn, plan_turn
 from pipecat_hedge.policies.hedge_policy import (
     Adaptive,
@@ -185,7 +185,7 @@ def _replay(
         np.zeros(count, np.int64),
     )
     lineup = [Seat(first), *(Seat(second) for _ in range(policy.attempts - 1))]
-    plan = None
+    plan, unlistened = None, LISTENS_TO_ONE_IN
     for turn, latencies in enumerate(draws.secs):
         if plan is None or learns:
             plan = plan_turn(
@@ -207,10 +207,18 @@ def _replay(
             return Latency(latencies[column], fails is not None and fails[column])
 
         answered = run_virtual(race, draw, plan.launched)
+        unlistened += len(race.attempts)
+        lost = [a for a in race.attempts if a.provider == plan.probe and a.outcome == "superseded"]
+        if unlistened < LISTENS_TO_ONE_IN:
+            lost = []
+        for probe in lost:  # let run to its first token, as the service does it
+            unlistened, seen = 0, latencies[columns[probe.number]]
+            backend = next(b for b in backends if b.provider == plan.probe)
+            stats.record_listened(backend, probe, probe.launched_at + seen, 0.0, None)
         if learns:
-            learn(stats, backends, race.attempts, None, probe=plan.probe, with_sentences=False)
-        if plan.probe is not None:
-            _follow_probe(stats, backends, race.attempts, plan.probe, latencies, columns)
+            listened_to = [attempt.number for attempt in lost]
+            attempts = race.attempts
+            learn(stats, backends, attempts, None, listened_to=listened_to, with_sentences=False)
         if answered is not None:
             replayed.secs[turn] = answered
             if draws.cut is not None and (winner := race.winner) is not None:
@@ -229,21 +237,6 @@ def _columns(lineup: Sequence[Seat], first: str) -> list[int]:
     """Whose latency each request has, where others than the first may come first."""
     further = iter(range(1, len(lineup)))
     return [0 if seat.provider == first else next(further) for seat in lineup]
-
-
-def _follow_probe(
-    stats: ProviderStats,
-    backends: Sequence[Backend],
-    attempts: Sequence[Attempt],
-    probe: str,
-    latencies: Sequence[float],
-    columns: Sequence[int],
-) -> None:
-    """A probe that loses is let run to its first token, as the service does it."""
-    for attempt in attempts:
-        if attempt.provider == probe and attempt.outcome == "superseded":
-            backend = next(b for b in backends if b.provider == probe)
-            stats.record_first_token(backend, latencies[columns[attempt.number]], None)
 
 
 def _outcome(

@@ -1,0 +1,249 @@
+"""The scenarios: what happens while callers of all arms make turns. Times are in seconds.
+
+``pace`` multiplies how long they last, ``own_clients`` is explained in ``side_by_side``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from pipecat_hedge.policies.hedge_policy import HedgePolicy
+from tests.no_harm.conditions import (
+    block_loop,
+    busy_neighbours,
+    in_background,
+    keep_loop_busy,
+    network,
+)
+from tests.no_harm.figures import Comparison
+from tests.no_harm.provider import ProviderProcess
+from tests.no_harm.side_by_side import Arm, Run, Target, model, side_by_side, usual_arms
+
+LATE_SECS = 0.05
+WINNER_SECS = 0.1
+LOSERS_LATE = "losers open for more than 50 ms after losing"
+TOKENS_SENT = "tokens sent to losers"
+TOKENS_REPORTED = "tokens of losers in the reports"
+
+
+class Scenario(Protocol):
+    """Runs one, and returns all turns."""
+
+    def __call__(
+        self, *, pace: float = 1.0, own_clients: bool = False
+    ) -> Coroutine[Any, Any, Comparison]: ...
+
+
+async def blip(*, pace: float = 1.0, own_clients: bool = False) -> Comparison:
+    """Our own network is down for 3 s: every connection is reset, to both providers."""
+    name = model("gpt-4.1")
+    with ProviderProcess(seed=1) as one, ProviderProcess(seed=2) as two:
+        async with network(_port(one)) as to_one, network(_port(two)) as to_two:
+            targets = {
+                "p1": Target(f"http://127.0.0.1:{to_one.port}/v1", name),
+                "p2": Target(f"http://127.0.0.1:{to_two.port}/v1", name),
+            }
+            arms = usual_arms()
+            async with side_by_side(arms, targets, callers=10, own_clients=own_clients) as run:
+                await run.phase("calm", 5 * pace)
+                to_one.go_down()
+                to_two.go_down()
+                await run.phase("blip", 3)
+                to_one.come_back()
+                to_two.come_back()
+                await run.phase("after", 15 * pace)
+    return run.result
+
+
+async def thinking(
+    *, pace: float = 1.0, own_clients: bool = False, policy: HedgePolicy | None = None
+) -> Comparison:
+    """Nothing fails; both models think for 3.5 to 6.5 s before a quarter of their answers."""
+    arms = usual_arms(policy or HedgePolicy.adaptive(0.05))
+    async with _alike(model("two-humped"), arms, 30, own_clients=own_clients) as run:
+        await run.phase("all", 60 * pace)
+    return run.result
+
+
+async def thinking_fallback(*, pace: float = 1.0, own_clients: bool = False) -> Comparison:
+    """The same under the policy that asks another provider only when one fails."""
+    return await thinking(pace=pace, own_clients=own_clients, policy=HedgePolicy.fallback())
+
+
+async def neighbours(*, pace: float = 1.0, own_clients: bool = False) -> Comparison:
+    """Six other processes keep this machine's processors busy."""
+    async with _alike(model("gpt-4.1"), usual_arms(), 20, own_clients=own_clients) as run:
+        with busy_neighbours(6):
+            await run.phase("all", 30 * pace)
+    return run.result
+
+
+async def blocked_loop(*, pace: float = 1.0, own_clients: bool = False) -> Comparison:
+    """Something blocks the event loop for 0.5 s every 3 s."""
+    async with (
+        _alike(model("gpt-4.1"), usual_arms(), 20, own_clients=own_clients) as run,
+        in_background(block_loop(0.5, 3.0)),
+    ):
+        await run.phase("all", 30 * pace)
+    return run.result
+
+
+async def busy_loop(*, pace: float = 1.0, own_clients: bool = False) -> Comparison:
+    """Something keeps the event loop busy for two thirds of its time."""
+    async with (
+        _alike(model("gpt-4.1"), usual_arms(), 10, own_clients=own_clients) as run,
+        in_background(keep_loop_busy(0.02, 0.01)),
+    ):
+        await run.phase("all", 30 * pace)
+    return run.result
+
+
+async def spell(
+    *, pace: float = 1.0, own_clients: bool = False, burners: int = 0, after_secs: float = 60.0
+) -> Comparison:
+    """The first provider turns slow (3 to 5 s) and never fails; the other one stays well."""
+    enough, arms = round(500 * pace), usual_arms(with_alone=False)
+    with ProviderProcess(seed=1) as one, ProviderProcess(seed=2) as two:
+        targets = _targets(one, two, model("steady"))
+        async with side_by_side(arms, targets, callers=20, own_clients=own_clients) as run:
+            with busy_neighbours(burners):
+                await run.phase("calm", 15)
+                await asyncio.to_thread(one.set_conditions, slow=10)
+                await run.phase("spell", 150, lambda: run.turns_of("hedged", "spell") >= enough)
+                await asyncio.to_thread(one.set_conditions)
+                await run.phase("after", after_secs * pace)
+    return run.result
+
+
+async def spell_busy(*, pace: float = 1.0, own_clients: bool = False) -> Comparison:
+    """The same beside two processes that keep the machine busy."""
+    return await spell(pace=pace, own_clients=own_clients, burners=2)
+
+
+async def silent(
+    *, pace: float = 1.0, own_clients: bool = False, silent_secs: float = 60.0
+) -> Comparison:
+    """The first provider accepts requests and never answers; then it is well again."""
+    arms, name = [Arm("hedged", ("p1", "p2"), HedgePolicy.adaptive(0.1))], model("gpt-4.1")
+    with ProviderProcess(seed=1) as one, ProviderProcess(seed=2) as two:
+        targets = _targets(one, two, name)
+        async with side_by_side(arms, targets, callers=20, own_clients=own_clients) as run:
+            await run.phase("calm", 20)
+            await asyncio.to_thread(one.set_conditions, fault="hang")
+            await run.phase("first 10 s", 10)
+            await run.phase("silent", silent_secs * pace)
+            await asyncio.to_thread(one.set_conditions)
+            await run.phase("90 s on", 90)
+            await run.phase("after", 20 * pace)
+    return run.result
+
+
+async def trace(*, pace: float = 1.0, own_clients: bool = False, burners: int = 0) -> Comparison:
+    """Both providers have a p50 of 0.26 s and a p99 of 3 s, independently. 1000 turns an arm."""
+    arms, think_secs = usual_arms(with_alone=False), (0.4, 0.8)
+    name = model("long-tail")
+    async with _alike(name, arms, 20, own_clients=own_clients, think_secs=think_secs) as run:
+        with busy_neighbours(burners):
+            await run.phase("first", 15 * pace)
+            await run.phase("learned", 55 * pace)
+    return run.result
+
+
+async def trace_busy(*, pace: float = 1.0, own_clients: bool = False) -> Comparison:
+    """The same beside two processes that keep the machine busy."""
+    return await trace(pace=pace, own_clients=own_clients, burners=2)
+
+
+async def race_losers(*, pace: float = 1.0, own_clients: bool = False) -> Comparison:
+    """One caller races both; the second provider loses every time. When is its request closed?"""
+    enough = round(200 * pace)
+    arm = Arm("hedged", ("p1", "p2"), HedgePolicy.race(2))
+    with ProviderProcess(seed=1) as one, ProviderProcess(seed=2) as two:
+        targets = {
+            "p1": Target(one.openai_url, model("fixed", ttft=WINNER_SECS, tps=8)),
+            "p2": Target(two.openai_url, model("fixed", ttft=0.6, tps=5)),
+        }
+        async with side_by_side(
+            [arm], targets, callers=1, think_secs=(0.0, 0.02), own_clients=own_clients
+        ) as run:
+            await run.phase("all", 200, lambda: run.turns_of("hedged", "all") >= enough)
+        won, lost = (each.ledger(wait_secs=5)["requests"] for each in (one, two))
+    run.result.counts = _losers(run.result, won, lost)
+    return run.result
+
+
+def _losers(
+    result: Comparison, won: list[dict[str, Any]], lost: list[dict[str, Any]]
+) -> dict[str, int]:
+    """What the losers' provider recorded, beside what the reports say.
+
+    Both requests of a turn are sent at the same time, so what a loser's request lasted beyond the
+    winner's time to first token is how long it was still open after it had lost.
+    """
+    late_secs = [
+        (b["ended_secs"] - b["started_secs"]) - (a["first_token_secs"] - a["started_secs"])
+        for a, b in zip(won, lost, strict=len(won) == len(lost))
+        if a["first_token_secs"] is not None and b["ended_secs"] is not None
+    ]
+    attempts = [a for t in result.turns if t.report is not None for a in t.report.attempts]
+    reported = [a for a in attempts if a.outcome == "superseded"]
+    reported_late = [a for a in reported if a.ended_secs - WINNER_SECS > LATE_SECS]
+    return {
+        "requests received by p1": len(won),
+        "requests received by p2": len(lost),
+        "losers completed": sum(b["outcome"] == "completed" for b in lost),
+        LOSERS_LATE: sum(secs > LATE_SECS for secs in late_secs),
+        "losers open for more than 50 ms after losing, by the reports": len(reported_late),
+        "milliseconds that the latest loser was open after losing": round(1e3 * max(late_secs)),
+        TOKENS_SENT: sum(b["tokens_sent"] for b in lost),
+        TOKENS_REPORTED: sum(a.output_tokens or 0 for a in reported),
+    }
+
+
+def _targets(one: ProviderProcess, two: ProviderProcess, name: str) -> dict[str, Target]:
+    return {"p1": Target(one.openai_url, name), "p2": Target(two.openai_url, name)}
+
+
+@asynccontextmanager
+async def _alike(name: str, arms: list[Arm], callers: int, **options: Any) -> AsyncIterator[Run]:
+    """Two providers that behave alike, and callers.
+
+    Args:
+        name: The model's name.
+        arms: The arms.
+        callers: How many each has.
+        **options: As for ``side_by_side``.
+    """
+    with ProviderProcess(seed=1) as one, ProviderProcess(seed=2) as two:
+        async with side_by_side(arms, _targets(one, two, name), callers=callers, **options) as run:
+            yield run
+
+
+def _port(provider: ProviderProcess) -> int:
+    port = urlsplit(provider.url).port
+    assert port is not None
+    return port
+
+
+SCENARIOS: dict[str, Scenario] = {
+    scenario.__name__: scenario
+    for scenario in (
+        blip,
+        thinking,
+        thinking_fallback,
+        neighbours,
+        blocked_loop,
+        busy_loop,
+        spell,
+        spell_busy,
+        silent,
+        trace,
+        trace_busy,
+        race_losers,
+    )
+}
+"""By its name, every scenario."""

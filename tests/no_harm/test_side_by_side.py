@@ -1,0 +1,85 @@
+"""Hedged callers get nothing worse than those who call the bare service beside them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.no_harm.figures import BARE, Comparison
+from tests.no_harm.scenarios import (
+    LOSERS_LATE,
+    SCENARIOS,
+    TOKENS_REPORTED,
+    TOKENS_SENT,
+    race_losers,
+    silent,
+    spell,
+    trace,
+)
+
+pytestmark = [pytest.mark.realtime, pytest.mark.timeout(240)]
+
+
+@pytest.mark.parametrize(
+    ("name", "pace"),
+    [
+        ("blip", 1.0),
+        ("thinking", 0.6),
+        ("thinking_fallback", 0.6),
+        ("neighbours", 1.0),
+        ("blocked_loop", 0.6),
+        ("busy_loop", 0.6),
+    ],
+)
+def test_nothing_is_worse_than_with_the_bare_service(name: str, pace: float) -> None:
+    result = asyncio.run(SCENARIOS[name](pace=pace))
+    _show(result)
+    hedged = [arm for arm in result.arms if arm not in BARE]
+    assert [harm for arm in hedged for harm in result.harms(arm)] == []
+    if "after" in result.phases:
+        assert [result.figures(arm, "after").lost for arm in hedged] == [0] * len(hedged)
+
+
+@pytest.mark.parametrize("burners", [0, 2])
+def test_a_long_tail_is_cut_and_nothing_else_is_worse(burners: int) -> None:
+    result = asyncio.run(trace(pace=0.4, burners=burners))
+    _show(result)
+    assert result.harms("hedged") == []
+    slow = [result.figures(arm, "learned").slow_share for arm in BARE]
+    assert result.figures("hedged", "learned").slow_share <= sum(slow) / 4
+
+
+@pytest.mark.parametrize("burners", [0, 2])
+def test_a_slow_spell_of_the_first_provider_is_hardly_noticed(burners: int) -> None:
+    result = asyncio.run(spell(burners=burners, after_secs=5.0))
+    _show(result)
+    calm, slow = result.figures("hedged", "calm"), result.figures("hedged", "spell")
+    assert slow.turns >= 300
+    assert slow.lost <= 2
+    assert slow.p95 <= 2 * calm.p95
+    assert slow.slow_share <= 0.02
+    assert slow.asked["p1"] <= 0.15
+
+
+def test_a_silent_provider_is_hardly_asked_and_comes_back() -> None:
+    result = asyncio.run(silent(silent_secs=30.0))
+    _show(result)
+    calm, dead = result.figures("hedged", "calm"), result.figures("hedged", "silent")
+    assert result.figures("hedged").lost == 0
+    assert dead.p95 <= 1.5 * calm.p95
+    assert dead.asked["p1"] <= 0.05
+    assert result.figures("hedged", "after").first["p1"] >= 0.8
+
+
+def test_the_losers_of_a_race_are_closed_at_once() -> None:
+    result = asyncio.run(race_losers(pace=0.25))
+    _show(result)
+    assert result.figures("hedged").lost == 0
+    assert result.counts[LOSERS_LATE] <= 0.04 * result.figures("hedged").turns
+    assert result.counts[TOKENS_SENT] <= result.counts[TOKENS_REPORTED]
+
+
+def _show(result: Comparison) -> None:
+    """The figures, which pytest prints if the test fails."""
+    print(f"\n{result.table()}")

@@ -1,0 +1,251 @@
+"""Hedged callers lose and wait for nothing by protection; in virtual time, turn by turn."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from pipecat.frames.frames import ErrorFrame, Frame, LLMFullResponseEndFrame, LLMTextFrame
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.services.llm_service import LLMService
+from pipecat.utils.errors import ErrorCategory
+
+from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport
+from pipecat_hedge.ending import Ending
+from pipecat_hedge.loop_watch import LoopWatch
+from pipecat_hedge.policies.permit_queue import Ticket
+from pipecat_hedge.provider_stats import shared_stats
+from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
+from tests.line import Line
+
+pytestmark = pytest.mark.virtual_time
+
+NEVER = float("inf")
+SORRY = "One moment, please."
+TTFT_SECS = 0.3
+FINE: list[Step] = [Wait(TTFT_SECS), Say("Yes, do come.")]
+REFUSES: list[Step] = [Wait(0.01), Error("too many", category=ErrorCategory.RATE_LIMIT)]
+FAILS: list[Step] = [Wait(0.01), Error()]
+HANGS: list[Step] = [Wait(NEVER)]
+POLICIES = [
+    HedgePolicy.adaptive(),
+    HedgePolicy.adaptive(0.3, attempts=3),
+    HedgePolicy.at_quantile(0.9),
+    HedgePolicy.single_r(),
+    HedgePolicy.race(2),
+    HedgePolicy.after(0.5),
+    HedgePolicy.fallback(),
+]
+
+
+class Scripts(ScriptedLLMService):
+    """Plays what a function says, whenever it is asked; sums up in half a second."""
+
+    def __init__(self, script: Callable[[], Sequence[Step]]):
+        super().__init__(FINE)
+        self._script = script
+
+    async def _play(self, script: Sequence[Step], context: LLMContext) -> None:
+        await super()._play(self._script(), context)
+
+    async def run_inference(self, context: LLMContext, *args: Any, **kwargs: Any) -> str:
+        await asyncio.sleep(0.5)
+        return "In short."
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def hedged(
+    *scripts: Callable[[], Sequence[Step]], policy: HedgePolicy | None = None, **options: Any
+) -> HedgedLLMService:
+    """A new session of providers a, b and so on."""
+    policy = policy or HedgePolicy.adaptive(fallback_text=SORRY)
+    named = [Provider(name, Scripts(script)) for name, script in zip("abc", scripts, strict=False)]
+    return HedgedLLMService(named, policy=policy, **options)
+
+
+async def calls(
+    sessions: Sequence[HedgedLLMService], turns: int, *, pause_secs: float = 5.0
+) -> list[tuple[float, TurnReport]]:
+    """So many turns of all sessions, which begin one after the other; when each began, and it."""
+    found: list[tuple[float, TurnReport]] = []
+
+    async def call(number: int, line: Line) -> None:
+        await asyncio.sleep(pause_secs * number / len(sessions))
+        for turn in range(turns):
+            began = now()
+            await line.ask()
+            found.append((began, await line.report(turn + 1)))
+            await asyncio.sleep(pause_secs)
+
+    async with AsyncExitStack() as stack:
+        lines = [await stack.enter_async_context(Line(service)) for service in sessions]
+        await asyncio.gather(*(call(number, line) for number, line in enumerate(lines)))
+    return found
+
+
+def unwell(name: str) -> None:
+    """Open a provider's breaker, have its queue be too long and its rate limit be used up."""
+    health, key, at = shared_stats().health, f"{name} | scripted", now()
+    for _ in range(5):
+        permit = health.take(Ticket("primary", "standard", at, (key,), at), at)
+        assert permit is not None
+        health.give_back(permit, Ending("failed", "failed"), at)
+    limit = health.of(key).limit
+    limit.state_queue(0, until=NEVER)
+    limit.state_rate_limit(0, until=NEVER, sent_at=at)
+    assert health.state(key, at) == "open"
+
+
+@pytest.mark.parametrize("outage", [REFUSES, FAILS, HANGS], ids=["refuse", "fail", "hang"])
+async def test_no_turn_after_an_outage_is_lost_or_delayed(outage: list[Step]) -> None:
+    """Of all providers, for 30 s: each turn that begins then is answered as in calm."""
+
+    def script() -> Sequence[Step]:
+        return outage if 30.0 <= now() < 60.0 else FINE
+
+    policy = HedgePolicy.fallback(deadline_secs=6.0, fallback_text=SORRY)
+    sessions = [hedged(script, script, policy=policy) for _ in range(6)]
+    reports = await calls(sessions, 16)
+    assert any(report.outcome == "failed" for began, report in reports if began >= 30.0)
+    after = [report for began, report in reports if began >= 60.0]
+    assert len(after) > 20
+    for report in after:
+        assert report.outcome == "answered"
+        assert report.ttft_secs == pytest.approx(TTFT_SECS)
+
+
+@pytest.mark.parametrize("policy", [HedgePolicy.adaptive(), HedgePolicy.fallback()])
+async def test_a_model_that_thinks_holds_no_turn_back(policy: HedgePolicy) -> None:
+    """A quarter of the answers takes 4 to 6 s, of both providers; thirty callers at once."""
+    dice = random.Random(1)
+
+    def script() -> Sequence[Step]:
+        thinks = dice.random() < 0.25
+        secs = dice.uniform(4.0, 6.0) if thinks else dice.lognormvariate(-0.8, 0.3)
+        return [Wait(secs), Say("Yes, do come.")]
+
+    sessions = [hedged(script, script, policy=policy) for _ in range(30)]
+    reports = [report for _, report in await calls(sessions, 12, pause_secs=2.0)]
+    assert len(reports) == 30 * 12
+    assert {report.outcome for report in reports} == {"answered"}
+    assert {report.queued_secs for report in reports} == {0.0}
+    assert max(report.ttft_secs or NEVER for report in reports) < 6.1
+
+
+def spoken(line: Line, since: float) -> list[tuple[float, str]]:
+    """What is heard of a turn and when, in thousandths of a second since it was sent."""
+
+    def told(frame: Frame) -> str | None:
+        if isinstance(frame, LLMTextFrame):
+            return frame.text
+        return "end" if isinstance(frame, LLMFullResponseEndFrame) else None
+
+    found = [(round(at - since, 3), told(frame)) for at, frame in line.heard if at >= since]
+    return [(at, text) for at, text in found if text is not None]
+
+
+async def heard(service: LLMService[Any], turns: int) -> list[list[tuple[float, str]]]:
+    found: list[list[tuple[float, str]]] = []
+    async with Line(service) as line:
+        for _ in range(turns):
+            await asyncio.sleep(2.0)
+            began = now()
+            await line.ask()
+            found.append(spoken(line, began))
+    return found
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+async def test_one_provider_alone_is_as_its_bare_service(policy: HedgePolicy) -> None:
+    """To the millisecond, in every turn, however long it is silent and whatever fails."""
+    scripts: list[list[Step]] = [
+        [Wait(0.4), Say("Yes, "), Wait(0.3), Say("do come.")],
+        [Wait(0.4), Say("Yes. "), Wait(4.0), Say("Do come.")],
+        [Wait(6.0), Say("Yes, do come.")],
+        [Wait(0.4), Say("Yes. "), Wait(9.0), Say("Do "), Wait(3.5), Say("come.")],
+        [Wait(0.1), Error()],
+        [Wait(0.1), ErrorFrame("full", category=ErrorCategory.RATE_LIMIT)],
+    ]
+    turns = [scripts[number % 4 if number < 16 else number % 6] for number in range(60)]
+    bare = await heard(ScriptedLLMService(*turns), len(turns))
+    alone = HedgedLLMService([ScriptedLLMService(*turns)], policy=policy)
+    assert await heard(alone, len(turns)) == bare
+
+
+async def test_an_inference_is_neither_rejected_nor_delayed() -> None:
+    """Breakers are open, limits reached and rate limits used up: twenty at once are answered."""
+    llm = hedged(lambda: FINE, lambda: FINE, policy=HedgePolicy.fallback())
+    async with Line(llm):
+        unwell("a")
+        unwell("b")
+        began = now()
+        context = LLMContext([{"role": "user", "content": "Sum up."}])
+        answers = await asyncio.gather(*(llm.run_inference(context) for _ in range(20)))
+        assert answers == ["In short."] * 20
+        assert now() - began == pytest.approx(0.5, abs=0.01)
+
+
+async def test_no_turn_is_lost_or_delayed_at_unwell_providers() -> None:
+    """The same for callers, whatever their tier."""
+    for name in "ab":
+        unwell(name)
+    lines = [
+        Line(hedged(lambda: FINE, lambda: FINE, tier=tier))
+        for tier in ("premium", "standard", "economy")
+        for _ in range(7)
+    ]
+    async with AsyncExitStack() as stack:
+        for line in lines:
+            await stack.enter_async_context(line)
+        await asyncio.gather(*(line.ask() for line in lines))
+    for line in lines:
+        assert line.text == "Yes, do come."
+        assert line.reports[0].ttft_secs == pytest.approx(TTFT_SECS)
+
+
+@pytest.mark.parametrize("tier", ["premium", "standard", "economy"])
+async def test_an_event_loop_that_is_behind_only_drops_hedges(
+    monkeypatch: pytest.MonkeyPatch, tier: str
+) -> None:
+    """Turns, rescues and inferences go on as ever."""
+    monkeypatch.setattr(LoopWatch, "refusal", lambda self: "the event loop is 9.00 s behind")
+    scripts = iter([[Wait(1.0), Say("Slow.")], [Wait(0.1), Say("Yes. "), Wait(0.1), Error()]])
+    llm = hedged(lambda: next(scripts), lambda: FINE, policy=HedgePolicy.after(0.2), tier=tier)
+    async with Line(llm) as line:
+        await line.ask()
+        await line.ask()
+        slow, rescued = line.reports
+        context = LLMContext([{"role": "user", "content": "Sum up."}])
+        assert await llm.run_inference(context) == "In short."
+    assert slow.hedge_reason is not None
+    assert slow.hedge_reason.endswith("the event loop is 9.00 s behind")
+    assert [(a.provider, a.outcome) for a in slow.attempts] == [("a", "won")]
+    assert slow.ttft_secs == pytest.approx(1.0)
+    assert [(a.provider, a.launch_reason) for a in rescued.attempts] == [
+        ("a", "primary"),
+        ("b", "failure"),
+    ]
+    assert (rescued.outcome, rescued.queued_secs) == ("answered", 0.0)
+
+
+async def test_a_session_that_sheds_ends_a_turn_without_room() -> None:
+    """Beside one that does not, whose turn is answered."""
+    shedding = hedged(lambda: FINE, admission="shed")
+    open_, slow = hedged(lambda: FINE), hedged(lambda: [Wait(20.0), Say("At last.")])
+    shared_stats().health.of("a | scripted").limit.state_queue(1, until=NEVER)
+    async with Line(slow) as holding, Line(shedding) as one, Line(open_) as two:
+        held = asyncio.create_task(holding.ask())
+        await asyncio.sleep(0.1)
+        await asyncio.gather(one.ask(), two.ask())
+        await held
+    assert (one.text, two.text) == (SORRY, "Yes, do come.")
+    assert one.reports[0].attempts == ()
+    assert one.reports[0].duration_secs == pytest.approx(3.0, abs=0.01)
+    assert two.reports[0].ttft_secs == pytest.approx(TTFT_SECS)
