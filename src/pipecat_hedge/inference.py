@@ -29,6 +29,9 @@ from pipecat_hedge.work import working_as
 
 __all__ = ["race_inference"]
 
+WHOLE_ANSWER_SECS = 30.0
+"""The silence of a request for a whole answer after which another provider is asked as well."""
+
 
 async def race_inference(
     line_up: LineUp,
@@ -40,8 +43,8 @@ async def race_inference(
 ) -> tuple[str | None, list[tuple[str, AttemptError]], str]:
     """Ask for a whole answer and take the first that is not blank.
 
-    Silence says nothing here, since an answer comes all at once: a provider's ``stall_secs`` do
-    not count, its ``timeout_secs`` do.
+    An answer comes all at once here, so its silence says little: instead of a provider's
+    ``stall_secs``, another one is asked as well after ``WHOLE_ANSWER_SECS``.
 
     Args:
         line_up: Who may be asked.
@@ -121,7 +124,9 @@ async def race_inference(
     if name is None:
         return None, [], admission.reason
     order.sort(key=lambda entry: entry.provider.name != name)
-    lineup = [dataclasses.replace(seat, stall_secs=None) for seat in seats(order, policy)]
+    lineup = [
+        dataclasses.replace(seat, stall_secs=WHOLE_ANSWER_SECS) for seat in seats(order, policy)
+    ]
     tried = admission.tried if len(order) > 1 else None
     race = Race(
         lineup,

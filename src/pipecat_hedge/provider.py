@@ -26,7 +26,8 @@ class Provider:
         services: Its instances; each carries one attempt at a time.
         usd_per_mtok: Its price in US dollars per million ``(input, output)`` tokens, or None.
         stall_secs: Its own stall time, or ``"policy"`` for the policy's.
-        timeout_secs: The silence after which an attempt of it has failed, or None.
+        timeout_secs: The silence after which an attempt of it has failed; None leaves that to its
+            own client.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Provider:
         *,
         usd_per_mtok: tuple[float, float] | None = None,
         stall_secs: float | Literal["policy"] | None = "policy",
-        timeout_secs: float | None = 30.0,
+        timeout_secs: float | None = None,
     ):
         """Name a backend.
 
@@ -46,8 +47,10 @@ class Provider:
             usd_per_mtok: Its price in US dollars per million ``(input, output)`` tokens.
             stall_secs: Its own stall time instead of the policy's; None is never. Give a local
                 server that takes long over a long prompt more.
-            timeout_secs: The silence after which an attempt of it counts as failed and is closed;
-                None is never.
+            timeout_secs: The silence after which an attempt of it counts as failed and is closed,
+                though it might still answer; None leaves that to the service's own client, as
+                without a race (OpenAI's and Anthropic's wait 600 s). After ``stall_secs`` another
+                provider is asked as well, whatever this is.
 
         Raises:
             ConfigurationError: If an argument cannot work; the message says which, and the remedy.

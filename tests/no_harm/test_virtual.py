@@ -170,13 +170,27 @@ async def test_one_provider_alone_is_as_its_bare_service(policy: HedgePolicy) ->
         [Wait(0.4), Say("Yes. "), Wait(4.0), Say("Do come.")],
         [Wait(6.0), Say("Yes, do come.")],
         [Wait(0.4), Say("Yes. "), Wait(9.0), Say("Do "), Wait(3.5), Say("come.")],
+        [Wait(38.0), Say("Yes. "), Wait(38.0), Say("Do come.")],
         [Wait(0.1), Error()],
         [Wait(0.1), ErrorFrame("full", category=ErrorCategory.RATE_LIMIT)],
     ]
-    turns = [scripts[number % 4 if number < 16 else number % 6] for number in range(60)]
+    turns = [scripts[number % 5 if number < 20 else number % 7] for number in range(70)]
     bare = await heard(ScriptedLLMService(*turns), len(turns))
     alone = HedgedLLMService([ScriptedLLMService(*turns)], policy=policy)
     assert await heard(alone, len(turns)) == bare
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+async def test_an_answer_that_begins_very_late_is_heard(policy: HedgePolicy) -> None:
+    """As late as the slowest that was measured, 38 s, and from all providers at once."""
+    late = [Wait(38.0), Say("Yes, do come.")]
+    async with Line(hedged(lambda: late, lambda: late, policy=policy)) as line:
+        for _ in range(3):
+            await asyncio.sleep(2.0)
+            began = now()
+            await line.ask()
+            assert spoken(line, began)[0] == (38.0, "Yes, do come.")
+    assert not line.errors
 
 
 async def test_an_inference_is_neither_rejected_nor_delayed() -> None:

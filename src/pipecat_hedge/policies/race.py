@@ -25,9 +25,9 @@ is said twice. An answer that has called its tools is complete in all that matte
 Silence has two lengths. After ``stall_secs`` without a usable token somebody else is asked. While
 nothing is committed the silent attempt may still win; a committed answer has then broken off, but
 if no attempt is left to continue it, it is waited for: it may go on. Reasoning is silence, and so
-are the arguments of a tool call, which services do not show as they come. After ``timeout_secs`` an
-attempt counts as failed in any case; without that, a turn whose every request hangs would never
-end.
+are the arguments of a tool call, which services do not show as they come. A provider's
+``timeout_secs`` ends an attempt in any case; by default there is none, since the answer might still
+come: a request that hangs is ended by its own client, as without a race.
 
 A provider may refuse hedges for a while (``HedgesRefused``), because its server has a queue, say.
 Then another one is asked instead; with nobody else the hedge waits, and is asked for again every
