@@ -46,6 +46,7 @@ class FakeVLLM:
         headers: Further headers of its answers.
         first_token_secs: How long its histogram says that each answer took to begin.
         pause_secs: How long it waits before each delta but the first.
+        resets: Whether it resets the connection after the deltas.
         keep_alive_secs: For how long it keeps an idle connection.
         bodies: The requests for answers.
         requests: Every request: its path, and the connection over which it came.
@@ -68,6 +69,7 @@ class FakeVLLM:
     headers: dict[str, str] = field(default_factory=dict[str, str])
     first_token_secs: float = 0.0
     pause_secs: float = 0.0
+    resets: bool = False
     keep_alive_secs: float = 75.0
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     requests: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
@@ -127,6 +129,10 @@ class FakeVLLM:
         for delta in self.deltas:
             await asyncio.sleep(self.pause_secs)
             await _send(answer, body["model"], delta, None)
+        if self.resets:
+            assert request.transport is not None
+            request.transport.abort()
+            return answer
         if self.error is not None:
             await answer.write(f"data: {json.dumps({'error': self.error})}\n\n".encode())
             return answer

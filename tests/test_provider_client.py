@@ -56,6 +56,14 @@ def caused(exception: Exception, by: Exception) -> Exception:
     return exception
 
 
+def test_an_error_that_was_raised_from_itself_is_read_to_its_end() -> None:
+    """``raise error from error``, or two that name each other: the loop must not hang over it."""
+    own = RuntimeError("failed")
+    assert told(caused(own, own)) == "unknown"
+    first, second = ValueError("one"), ValueError("two")
+    assert told(caused(first, caused(second, first))) == "application"
+
+
 @pytest.mark.parametrize(
     "exception",
     [

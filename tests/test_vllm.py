@@ -298,6 +298,22 @@ async def test_an_error_in_mid_answer() -> None:
     assert not load.is_up
 
 
+async def test_a_connection_that_is_reset_in_mid_answer() -> None:
+    """Alone it is told as with OpenAI's service; in a race another provider goes on."""
+    async with fake_vllm(deltas=[{"content": "We are "}], resets=True) as fake:
+        async with Line(service(fake)) as line:
+            await line.ask()
+        assert "Connection error" in line.errors[0].error
+        other = ScriptedLLMService([Say("Good day.")])
+        llm = HedgedLLMService([Provider("local", service(fake)), Provider("other", other)])
+        async with Line(llm) as line:
+            await line.ask()
+            report = await line.report()
+    assert report.outcome == "answered"
+    assert [a.outcome for a in report.attempts] == ["failed", "won"]
+    assert report.attempts[0].error_category == "connectivity"
+
+
 # ---- its errors
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -126,11 +126,16 @@ def _is_applications(exception: BaseException | None, *, has_begun: bool) -> boo
         return True  # whatever is behind it: a file that cannot be fetched is no provider's either
     if exception is None or has_begun or extract_http_status_code(exception) is not None:
         return False
-    while exception is not None:
-        if type(exception) not in _ANY_CODES_ERRORS:
-            return False
+    return all(type(cause) in _ANY_CODES_ERRORS for cause in _causes(exception))
+
+
+def _causes(exception: BaseException | None) -> Iterator[BaseException]:
+    """An exception and its causes, each once: a service may have raised it from itself."""
+    seen: set[int] = set()
+    while exception is not None and id(exception) not in seen:
+        seen.add(id(exception))
+        yield exception
         exception = exception.__cause__
-    return True
 
 
 _ANY_CODES_ERRORS = {
@@ -178,21 +183,17 @@ _NO_CREDIT = {"402", "billing_error", "insufficient_quota"}
 
 def _is_connection_error(exception: BaseException | None) -> bool:
     """Whether a service that did not classify an exception has lost its connection."""
-    while exception is not None:
-        kinds = {kind.__name__ for kind in type(exception).__mro__}
-        if isinstance(exception, OSError) or not kinds.isdisjoint(_CONNECTION_ERRORS):
+    for cause in _causes(exception):
+        kinds = {kind.__name__ for kind in type(cause).__mro__}
+        if isinstance(cause, OSError) or not kinds.isdisjoint(_CONNECTION_ERRORS):
             return True
-        exception = exception.__cause__
     return False
 
 
 def _is_read_timeout(exception: BaseException | None) -> bool:
     """Whether the connection stood, and nothing came over it in time."""
-    while exception is not None:
-        if type(exception).__name__ in ("ReadTimeout", "WriteTimeout"):
-            return True
-        exception = exception.__cause__
-    return False
+    waited = ("ReadTimeout", "WriteTimeout")
+    return any(type(cause).__name__ in waited for cause in _causes(exception))
 
 
 # By name, so that no SDK has to be imported: the base classes in httpx and in the providers' SDKs.

@@ -95,7 +95,10 @@ class ChatStream:
             except StopAsyncIteration:
                 self._rest = await self._finish()
             except APIError as error:
-                raise self._failed(error) from error
+                explained = self._failed(error)
+                if explained is error:
+                    raise
+                raise explained from error
             else:
                 if self._last is None:
                     self._began()
