@@ -125,7 +125,10 @@ async def call(session: Session, stats: ProviderStats, asked: dict[str, list[Sum
     for name, member in zip(NAMES, members, strict=True):
         asked[name].append(member)
     llm = HedgedLLMService(
-        [Provider(name, member) for name, member in zip(NAMES, members, strict=True)],
+        [
+            Provider(name, member, timeout_secs=30.0)
+            for name, member in zip(NAMES, members, strict=True)
+        ],
         policy=session.policy,
         stats=stats,
         tier=session.tier,

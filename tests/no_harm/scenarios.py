@@ -83,22 +83,27 @@ async def neighbours(*, pace: float = 1.0, own_clients: bool = False) -> Compari
 
 
 async def blocked_loop(*, pace: float = 1.0, own_clients: bool = False) -> Comparison:
-    """Something blocks the event loop for 0.5 s every 3 s."""
-    async with (
-        _alike(model("gpt-4.1"), usual_arms(), 20, own_clients=own_clients) as run,
-        in_background(block_loop(0.5, 3.0)),
-    ):
-        await run.phase("all", 30 * pace)
+    """Something blocks the event loop for 0.5 s, every 3 s; then again and again."""
+    name, arms = model("gpt-4.1"), usual_arms()
+    async with _alike(name, arms, 20, own_clients=own_clients) as run:
+        async with in_background(block_loop(0.5, 3.0)):
+            await run.phase("every 3 s", 18 * pace)
+        async with in_background(block_loop(0.5, 0.6)):
+            await run.phase("in a row", 12 * pace)
     return run.result
 
 
 async def busy_loop(*, pace: float = 1.0, own_clients: bool = False) -> Comparison:
-    """Something keeps the event loop busy for two thirds of its time."""
-    async with (
-        _alike(model("gpt-4.1"), usual_arms(), 10, own_clients=own_clients) as run,
-        in_background(keep_loop_busy(0.02, 0.01)),
-    ):
-        await run.phase("all", 30 * pace)
+    """Something keeps the event loop busy for two thirds of its time, in short or long steps.
+
+    The hedged callers are those of the lowest tier, the first whom a service in need turns away.
+    """
+    name, arms = model("gpt-4.1"), usual_arms(tier="economy")
+    async with _alike(name, arms, 10, own_clients=own_clients) as run:
+        async with in_background(keep_loop_busy(0.02, 0.01)):
+            await run.phase("short", 15 * pace)
+        async with in_background(keep_loop_busy(0.3, 0.15)):
+            await run.phase("long", 20 * pace)
     return run.result
 
 

@@ -31,6 +31,7 @@ from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.reports import TurnReport
 from pipecat_hedge.service import HedgedLLMService
 from pipecat_hedge.timed_pipeline import TimedPipeline
+from pipecat_hedge.work import Tier
 from tests.no_harm.figures import ANSWER, BARE, Comparison, Turn
 
 GIVE_UP_SECS = 30.0
@@ -55,23 +56,28 @@ class Arm:
         name: What the table calls it.
         providers: The names of the providers to ask.
         policy: The hedged service's policy; None is the bare service.
+        tier: The hedged service's tier.
     """
 
     name: str
     providers: tuple[str, ...] = ("p1",)
     policy: HedgePolicy | None = None
+    tier: Tier = "standard"
 
 
-def usual_arms(policy: HedgePolicy | None = None, *, with_alone: bool = True) -> list[Arm]:
+def usual_arms(
+    policy: HedgePolicy | None = None, *, with_alone: bool = True, tier: Tier = "standard"
+) -> list[Arm]:
     """Two bare arms, the hedged one and, with the same policy, one with a single provider.
 
     Args:
         policy: The hedged arms' policy.
+        tier: The hedged arms' tier.
         with_alone: Whether to have the last one.
     """
     policy = policy or HedgePolicy.adaptive(0.1)
-    arms = [*(Arm(name) for name in BARE), Arm("hedged", ("p1", "p2"), policy)]
-    return [*arms, Arm("alone", ("p1",), policy)] if with_alone else arms
+    arms = [*(Arm(name) for name in BARE), Arm("hedged", ("p1", "p2"), policy, tier)]
+    return [*arms, Arm("alone", ("p1",), policy, tier)] if with_alone else arms
 
 
 class Services:
@@ -96,7 +102,8 @@ class Services:
         if self._arm.policy is None:
             return self._bare(self._arm.providers[0])
         providers = [Provider(name, self._bare(name)) for name in self._arm.providers]
-        return HedgedLLMService(providers, policy=self._arm.policy, stats=self._stats)
+        policy, tier = self._arm.policy, self._arm.tier
+        return HedgedLLMService(providers, policy=policy, stats=self._stats, tier=tier)
 
     async def close(self) -> None:
         """Close the shared clients."""
