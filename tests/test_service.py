@@ -296,10 +296,9 @@ class TestAllFailed:
 
     async def test_a_turn_whose_every_request_hangs_comes_to_an_end(self) -> None:
         """By the providers' time-outs, even without a deadline."""
+        providers = [Provider(name, scripted(Wait(NEVER)), timeout_secs=30) for name in ("a", "b")]
         policy = HedgePolicy.after(0.5, fallback_text="Sorry.")
-        async with Line(
-            racing(scripted(Wait(NEVER)), scripted(Wait(NEVER)), policy=policy)
-        ) as line:
+        async with Line(HedgedLLMService(providers, policy=policy)) as line:
             await line.ask()
             report = await line.report()
         assert line.text == "Sorry."

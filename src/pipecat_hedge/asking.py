@@ -21,7 +21,7 @@ from pipecat_hedge.ending import ANSWERED, SILENT, Ending
 from pipecat_hedge.errors import SHED, AttemptError
 from pipecat_hedge.facts import HedgesRefused, Launch
 from pipecat_hedge.learning import Learning
-from pipecat_hedge.members import Entry, hedge_refusals, take_least_busy
+from pipecat_hedge.members import Entry, hedge_refusals, instances_of, take_least_busy
 from pipecat_hedge.output import Output
 from pipecat_hedge.permits import Rejected
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
@@ -150,6 +150,9 @@ class Asking:
                 await self._drained(attempt)
 
     async def _answer(self, race: Race, launch: Launch, post: Post[Piece], tally: Tally) -> None:
+        if not self._idle[launch.provider]:  # it is asked again
+            failed = [a.number for a in race.attempts if a.provider == launch.provider and a.error]
+            self._idle[launch.provider] = instances_of(self.asked, failed)
         contender = take_least_busy(self._idle[launch.provider])
         self.asked[launch.attempt] = contender
         now = self.sent_at[launch.attempt] = self._loop.time()

@@ -96,13 +96,15 @@ class Contender:
         service: The service.
         span: The trace of its request, where tracing is on.
         connection: Its connection to the provider, which can be kept open between turns.
+        retries: How often its SDK would send a failed request again by itself.
     """
 
-    def __init__(self, service: LLMService[Any]):
+    def __init__(self, service: LLMService[Any], *, is_alone: bool = False):
         """Take charge of a service.
 
         Args:
             service: A request/response LLM service that is in no pipeline.
+            is_alone: Whether it is the only one in its race.
         """
         self.service = service
         self.span = AttemptSpan(service)
@@ -124,7 +126,7 @@ class Contender:
         service.link(after)
         service.run_function_calls = self._heard_tool_calls
         service.add_event_handler("on_completion_timeout", self._timed_out)
-        switch_off_hidden_retries(service)
+        self.retries = switch_off_hidden_retries(service, is_alone=is_alone)
         keep_connections_open(service)
         listen_to_client(service)
         self.connection = WarmConnection(service)

@@ -28,6 +28,8 @@ class AttemptError:
         is_busy: Whether the provider refused for load: it works, and has too much to do. Credit
             that is used up is another matter.
         is_connection: Whether the connection failed: DNS, refused, reset, or a connect timeout.
+        is_transient: Whether the request failed before anything came, in a way that the providers'
+            SDKs retry by themselves: connection errors, 408, 409, 429 and 5xx.
     """
 
     category: str
@@ -37,6 +39,7 @@ class AttemptError:
     exception: BaseException | None = None
     is_busy: bool = False
     is_connection: bool = False
+    is_transient: bool = False
 
 
 class HedgeError(Exception):

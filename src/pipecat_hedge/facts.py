@@ -182,11 +182,13 @@ class Seat:
         provider: The provider's name.
         stall_secs: The silence after which it is worth asking somebody else; None is never.
         timeout_secs: The silence after which it counts as failed; None is never.
+        retries: How often it may be made again after it has failed in passing.
     """
 
     provider: str
     stall_secs: float | None = None
     timeout_secs: float | None = None
+    retries: int = 0
 
 
 # ---- what a launch rule is asked

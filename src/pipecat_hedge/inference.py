@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from pipecat_hedge.contender import Contender
 from pipecat_hedge.errors import SHED, AttemptError
 from pipecat_hedge.facts import BreakOff, Commit, Continue, HedgesRefused, Launch
 from pipecat_hedge.learning import Learning
-from pipecat_hedge.members import LineUp, seats, take_least_busy
+from pipecat_hedge.members import LineUp, instances_of, seats, take_least_busy
 from pipecat_hedge.permits import Rejected
 from pipecat_hedge.policies.hedge_policy import HedgePolicy
 from pipecat_hedge.policies.race import Race
@@ -60,6 +61,7 @@ async def race_inference(
     """
     idle = {entry.provider.name: list(entry.contenders) for entry in line_up.entries}
     given = {name: value for name, value in options.items() if value is not None}
+    everybody_asked: dict[int, Contender] = {}
     answers: list[str] = []
     asked = False
     sent_at_once: set[int] = set()
@@ -84,7 +86,13 @@ async def race_inference(
         error: AttemptError | None = None
         asked_of: Contender | None = None
         try:
+            if not idle[launch.provider]:  # it is asked again
+                failed = [
+                    a.number for a in race.attempts if a.provider == launch.provider and a.error
+                ]
+                idle[launch.provider] = instances_of(everybody_asked, failed)
             asked_of = take_least_busy(idle[launch.provider])
+            everybody_asked[launch.attempt] = asked_of
             with (
                 asked_of.connection.in_use(tally.stages),
                 working_as("background"),
@@ -134,6 +142,7 @@ async def race_inference(
         attempts=policy.attempts + (tried is not None),
         deadline_secs=policy.deadline_secs,
         tried=tried,
+        jitter=random.random(),
     )
     try:
         async with TaskScope() as scope:

@@ -102,8 +102,9 @@ class Members:
             health: How the providers are doing, as the process knows it.
         """
         self._health = health
+        is_alone = sum(len(provider.services) for provider in providers) == 1
         self.entries = tuple(
-            Entry(provider, tuple(Contender(service) for service in provider.services))
+            Entry(provider, tuple(Contender(s, is_alone=is_alone) for s in provider.services))
             for provider in providers
         )
         self.contenders = tuple(c for entry in self.entries for c in entry.contenders)
@@ -341,6 +342,16 @@ def take_least_busy(idle: list[Contender]) -> Contender:
     return chosen
 
 
+def instances_of(asked: Mapping[int, Contender], attempts: Sequence[int]) -> list[Contender]:
+    """The instances that made some attempts, each once.
+
+    Args:
+        asked: Who was asked, by the attempt's number.
+        attempts: Their numbers.
+    """
+    return list(dict.fromkeys(asked[number] for number in attempts if number in asked))
+
+
 def hedge_refusals(
     idle: Mapping[str, Sequence[Contender]], first: str | None = None
 ) -> dict[str, str]:
@@ -371,13 +382,14 @@ def seats(line_up: Sequence[Entry], policy: HedgePolicy) -> list[Seat]:
     """
     rounds = max((len(entry.contenders) for entry in line_up), default=0)
     return [
-        _seat(entry.provider, policy)
+        _seat(entry, number, policy)
         for number in range(rounds)
         for entry in line_up
         if number < len(entry.contenders)
     ]
 
 
-def _seat(provider: Provider, policy: HedgePolicy) -> Seat:
+def _seat(entry: Entry, number: int, policy: HedgePolicy) -> Seat:
+    provider, retries = entry.provider, entry.contenders[number].retries
     stall_secs = policy.stall_secs if provider.stall_secs == "policy" else provider.stall_secs
-    return Seat(provider.name, stall_secs, provider.timeout_secs)
+    return Seat(provider.name, stall_secs, provider.timeout_secs, retries)

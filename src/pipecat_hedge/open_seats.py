@@ -96,6 +96,14 @@ class OpenSeats:
         self._spare += 1
         self._without_room.append((now + ROOM_AGAIN_SECS, seat))
 
+    def reopen(self, seats: Sequence[Seat]) -> None:
+        """Begin anew with some of the seats that were taken.
+
+        Args:
+            seats: Which, in the order in which to take them.
+        """
+        self._seats, self._spare = list(seats), len(seats)
+
     def readmit(self, now: float, *, everybody: bool) -> None:
         """Open the seats again for which there may be room by now.
 

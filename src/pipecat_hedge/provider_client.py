@@ -95,6 +95,8 @@ def attempt_error(frame: ErrorFrame, *, has_begun: bool = False) -> AttemptError
         is_connection=category is ErrorCategory.CONNECTIVITY
         and frame.exception is not None
         and not _is_read_timeout(frame.exception),
+        is_transient=category is not ErrorCategory.QUOTA
+        and _is_retried(frame.exception, has_begun=has_begun),
     )
 
 
@@ -190,6 +192,14 @@ def _is_connection_error(exception: BaseException | None) -> bool:
     return False
 
 
+def _is_retried(exception: BaseException | None, *, has_begun: bool) -> bool:
+    """Whether the SDKs of OpenAI and Anthropic would send the request again."""
+    status = None if exception is None else extract_http_status_code(exception)
+    if status is None:
+        return not has_begun and _is_connection_error(exception)
+    return status in (408, 409, 429) or status >= 500
+
+
 def _is_read_timeout(exception: BaseException | None) -> bool:
     """Whether the connection stood, and nothing came over it in time."""
     waited = ("ReadTimeout", "WriteTimeout")
@@ -218,20 +228,31 @@ def _retry_after_secs(exception: BaseException | None) -> float | None:
     return min(max(0.0, secs), RESTS_AT_MOST_SECS) if math.isfinite(secs) else None
 
 
-def switch_off_hidden_retries(service: LLMService[Any]) -> None:
+def switch_off_hidden_retries(service: LLMService[Any], *, is_alone: bool = False) -> int:
     """Have the provider's SDK report a failure at once, so that the race can replace it.
 
-    The OpenAI and Anthropic SDKs retry twice by themselves. Both offer ``with_options`` for this;
-    Pipecat keeps the client in ``_client`` and has no public way to it. Pipecat's own
-    ``retry_on_timeout`` asks a second time where the race would ask somebody else.
+    What is switched off the race does instead, once nobody else is left to ask. The OpenAI and
+    Anthropic SDKs retry twice by themselves. Both offer ``with_options`` for this; Pipecat keeps
+    the client in ``_client`` and has no public way to it. Pipecat's own ``retry_on_timeout`` asks a
+    second time where the race would ask somebody else; where there is nobody else it is left on.
+
+    Args:
+        service: The service.
+        is_alone: Whether it is the only one in its race.
+
+    Returns:
+        How often the SDK would have sent a failed request again.
     """
-    if getattr(service, "_retry_on_timeout", False):
+    if getattr(service, "_retry_on_timeout", False) and not is_alone:
         service._retry_on_timeout = False  # pyright: ignore[reportAttributeAccessIssue]
         logger.debug(f"{service}: retry_on_timeout switched off, the race replaces what fails")
     client = getattr(service, "_client", None)
-    if getattr(client, "max_retries", 0) and hasattr(client, "with_options"):
-        service._client = client.with_options(max_retries=0)  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
-        logger.debug(f"{service}: SDK retries switched off, the race replaces what fails")
+    retries = getattr(client, "max_retries", 0)
+    if not isinstance(retries, int) or retries <= 0 or not hasattr(client, "with_options"):
+        return 0
+    service._client = client.with_options(max_retries=0)  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+    logger.debug(f"{service}: SDK retries switched off, the race replaces what fails")
+    return retries
 
 
 def keep_connections_open(service: LLMService[Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
@@ -213,6 +214,7 @@ class Turn:
             commit_on=self._commit_on,
             deadline_secs=deadline_secs,
             tried=tried,
+            jitter=random.random(),
         )
 
     @property

@@ -806,3 +806,67 @@ def test_what_cannot_happen_is_refused(before: list[Fact], fact: Fact) -> None:
         race.handle(earlier, 0.0)
     with pytest.raises(IllegalFact, match=type(fact).__name__):
         race.handle(fact, 1.0)
+
+
+class TestRetries:
+    """A lineup of which everybody has failed begins anew, as their SDKs would have."""
+
+    BUSY = AttemptError("server", "503", is_transient=True)
+
+    @staticmethod
+    def race(*seats: Seat, **options: Any) -> Race:
+        race = Race(seats, rule_of(HedgePolicy.fallback(2)), attempts=2, **options)
+        race.handle(TurnStarted(), 0.0)
+        return race
+
+    def test_one_that_fails_in_passing_is_asked_again_after_a_pause(self) -> None:
+        """Half a second, then a whole one; then the turn has failed."""
+        race = self.race(Seat("a", retries=2))
+        assert race.handle(AttemptFailed(0, self.BUSY), 1.0) == ()
+        assert race.wake_at == 1.5
+        assert race.handle(Woke(), 1.4) == ()
+        assert race.handle(Woke(), 1.5) == (Launch(1, "a", "failure"),)
+        assert race.handle(AttemptFailed(1, self.BUSY), 2.0) == ()
+        assert race.handle(Woke(), 3.0) == (Launch(2, "a", "failure"),)
+        errors = (("a", self.BUSY),) * 3
+        assert race.handle(AttemptFailed(2, self.BUSY), 4.0) == (GiveUp(errors),)
+
+    def test_chance_shortens_the_pause(self) -> None:
+        """By a quarter at most, so that not everybody comes back at once."""
+        race = self.race(Seat("a", retries=2), jitter=1.0)
+        race.handle(AttemptFailed(0, self.BUSY), 1.0)
+        assert race.wake_at == 1.375
+
+    def test_everybody_else_is_asked_first(self) -> None:
+        """In the second round as well, and at once; who has failed for good is not asked again."""
+        race = self.race(Seat("a", retries=2), Seat("b", retries=2))
+        assert race.handle(AttemptFailed(0, self.BUSY), 0.1) == (Launch(1, "b", "failure"),)
+        assert race.handle(AttemptFailed(1, self.BUSY), 0.2) == ()
+        assert race.handle(Woke(), 0.7) == (Launch(2, "a", "failure"),)
+        assert race.handle(AttemptFailed(2, self.BUSY), 0.8) == (Launch(3, "b", "failure"),)
+        wrong = AttemptError("authentication", "401", permanent=True)
+        assert race.handle(AttemptFailed(3, wrong), 0.9) == ()
+        assert race.handle(Woke(), 1.9) == (Launch(4, "a", "failure"),)
+        assert race.handle(UsableToken(4), 2.5) == (Commit(4, "first_token"),)
+
+    def test_the_pause_that_a_provider_asks_for_is_kept(self) -> None:
+        race = self.race(Seat("a", retries=2))
+        full = AttemptError("rate_limit", "429", retry_after_secs=2.0, is_transient=True)
+        race.handle(AttemptFailed(0, full), 1.0)
+        assert race.wake_at == 3.0
+        race = self.race(Seat("a", retries=2))
+        full = AttemptError("rate_limit", "429", retry_after_secs=90.0, is_transient=True)
+        assert race.handle(AttemptFailed(0, full), 1.0) == (GiveUp((("a", full),)),)
+
+    def test_the_deadline_ends_the_pause(self) -> None:
+        race = self.race(Seat("a", retries=2), deadline_secs=1.2)
+        race.handle(AttemptFailed(0, self.BUSY), 1.0)
+        assert race.wake_at == 1.2
+        assert race.handle(Woke(), 1.2) == (GiveUp((("a", self.BUSY),)),)
+
+    def test_a_caller_who_speaks_ends_the_pause(self) -> None:
+        race = self.race(Seat("a", retries=2))
+        race.handle(AttemptFailed(0, self.BUSY), 1.0)
+        race.handle(Interrupted(), 1.2)
+        assert race.phase is Phase.OVER
+        assert race.wake_at is None

@@ -41,13 +41,25 @@ _POLICIES = st.one_of(
     st.builds(HedgePolicy.after, st.one_of(st.none(), st.floats(0, 5)), st.integers(1, 4)),
     st.builds(HedgePolicy.fallback, st.integers(1, 4)),
 )
-_SEATS = st.builds(Seat, st.sampled_from("abc"), stall_secs=_SECS, timeout_secs=_SECS)
+_SEATS = st.builds(
+    Seat,
+    st.sampled_from("abc"),
+    stall_secs=_SECS,
+    timeout_secs=_SECS,
+    retries=st.integers(0, 2),
+)
 _ERRORS = st.builds(
     AttemptError,
     st.sampled_from(["server", SHED]),
     st.just("told"),
     permanent=st.booleans(),
     retry_after_secs=st.one_of(st.none(), st.just(1.0)),
+) | st.builds(
+    AttemptError,
+    st.just("server"),
+    st.just("told"),
+    retry_after_secs=st.sampled_from([None, 1.0, 90.0]),
+    is_transient=st.just(True),
 )
 
 
@@ -96,6 +108,8 @@ class RaceModel(RuleBasedStateMachine):
             assert not was_over, f"{order} after the end"
             match order:
                 case Launch():
+                    if not self.live and order.reason == "failure":
+                        self.useless.clear()  # the lineup may have begun anew
                     assert not isinstance(fact, Interrupted), "launched by an interruption"
                     speaking = self.speaker is not None and self.speaker in self.live
                     assert not speaking, "launched beside a committed answer"
@@ -196,7 +210,7 @@ class RaceModel(RuleBasedStateMachine):
     @rule()
     def nobody_has_room(self) -> None:
         """Where nothing is on its way, a turn that finds no room has an end."""
-        most = self.policy.attempts + len(self.lineup)
+        most = 3 * (self.policy.attempts + len(self.lineup))
         for _ in range(most):
             waiting = [a for a in self.race.attempts if a.outcome is None]
             if not waiting or any(a.is_sent for a in waiting):
@@ -214,7 +228,8 @@ class RaceModel(RuleBasedStateMachine):
     @invariant()
     def requests_are_bounded(self) -> None:
         sent = len(self.launched) - sum(a.was_shed for a in self.race.attempts)
-        assert sent <= min(self.policy.attempts, len(self.lineup))
+        rounds = 1 + max((seat.retries for seat in self.lineup), default=0)
+        assert sent <= rounds * min(self.policy.attempts, len(self.lineup))
         assert len(self.live) <= self.policy.attempts
 
     @invariant()
@@ -229,7 +244,7 @@ class RaceModel(RuleBasedStateMachine):
     @invariant()
     def somebody_is_being_waited_for(self) -> None:
         if self.race.phase is not Phase.OVER:
-            assert self.live, "waiting for nobody"
+            assert self.live or self.race.wake_at is not None, "waiting for nobody"
         assert {a.number for a in self.race.attempts if a.outcome is None} == self.live
 
     @invariant()

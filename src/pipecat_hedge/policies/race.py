@@ -1,7 +1,7 @@
 """The race: who is asked, when, and whose answer the caller hears. Pure; time is an argument.
 
 Law: a failure never wins, at most one attempt is committed, never more than ``attempts`` requests
-are made, and every attempt that is still live when the turn ends is cancelled.
+are made, but for retries, and every attempt that is still live when the turn ends is cancelled.
 
 A race is a state machine. Facts go in with the time at which they happened, orders come out, and
 ``wake_at`` says when to ask again if nothing happens before. It knows no asyncio, no Pipecat and
@@ -39,6 +39,11 @@ when there is nobody else at all.
 A rejected attempt, for which there was no room, does not count against ``attempts``. While another
 request of the turn is under way it is tried again a second later, by the same rules. If none is,
 it is not tried again: so the turn has an end.
+
+When every request has failed and nobody is left to ask, the lineup begins anew after a pause: those
+of it who have failed in passing (a reset connection, a 503), as often as their SDKs would have
+tried by themselves (``Seat.retries``), after the same pauses. So a turn is not lost that one of
+the services would have answered alone.
 """
 
 from __future__ import annotations
@@ -81,6 +86,11 @@ from pipecat_hedge.open_seats import OpenSeats
 
 __all__ = ["IllegalFact", "Phase", "Race"]
 
+RETRY_SECS, RETRY_MOST_SECS, RETRY_JITTER = 0.5, 8.0, 0.25
+"""The pause before a first retry, which doubles with each; at most; and the share of it that chance
+takes off. Those of the SDKs of OpenAI and Anthropic."""
+RETRY_AFTER_MOST_SECS = 60.0
+"""A longer pause that a provider asks for is not waited for, nor is it by the SDKs."""
 ASK_AGAIN_SECS = 0.1
 """How soon to look again whether a hedge that nobody would take is taken."""
 
@@ -127,6 +137,7 @@ class Race:
         commit_on: CommitOn = "first_token",
         deadline_secs: float | None = None,
         tried: str | None = None,
+        jitter: float = 0.0,
     ):
         """Line up.
 
@@ -138,11 +149,16 @@ class Race:
             commit_on: What an attempt must have to win.
             deadline_secs: How long the turn may go without a winner; None is for ever.
             tried: The provider that is only tried, beside another; None if none is.
+            jitter: From 0 to 1, chance; how much shorter the pauses before retries are.
         """
         self._seats = OpenSeats(lineup, attempts, tried)
         self._rule = rule
         self._commit_on = commit_on
         self._deadline_secs = deadline_secs
+        self._backoff = 1 - RETRY_JITTER * jitter
+        self._retry_at: float | None = None
+        self._round = 0  # how often the lineup has begun anew
+        self._in_round = 0  # the first attempt of the round
         self._attempts: list[Attempt] = []
         self._phase = Phase.READY
         self._winner: Attempt | None = None
@@ -353,7 +369,7 @@ class Race:
         if self._is_over():
             return
         live = self._live()
-        if not live:
+        if not live and not self._may_begin_anew(now):
             self._give_up()
             return
         for attempt in live:
@@ -401,6 +417,7 @@ class Race:
 
     def _launch_what_is_due(self, now: float) -> None:
         """Launch hedges and replacements of the silent, and set the alarm for the next one."""
+        self._begin_anew(now)
         self._readmit(now)
         self._wake_by(self._seats.room_at)
         while self._seats:
@@ -431,6 +448,38 @@ class Race:
                 self._wake_by(hedge_at)
                 self._wake_by(stalls_at)
                 return
+
+    def _may_begin_anew(self, now: float) -> bool:
+        """Whether those who have failed in passing are asked again, and set the alarm for it."""
+        if self._retry_at is None:
+            pauses = [
+                error.retry_after_secs or 0.0
+                for attempt in self._attempts[self._in_round :]
+                if (error := attempt.error) is not None and self._is_retried(attempt)
+            ]
+            if not pauses:
+                return False
+            pause = self._backoff * min(RETRY_SECS * 2**self._round, RETRY_MOST_SECS)
+            self._retry_at = now + (min(pauses) or pause)
+        self._wake_by(self._retry_at)
+        return True
+
+    def _begin_anew(self, now: float) -> None:
+        if self._retry_at is None or self._retry_at > now:
+            return
+        again = [a.seat for a in self._attempts[self._in_round :] if self._is_retried(a)]
+        self._round, self._in_round, self._retry_at = self._round + 1, len(self._attempts), None
+        self._seats.reopen(again)
+        self._launch("failure", now)
+
+    def _is_retried(self, attempt: Attempt) -> bool:
+        error = attempt.error
+        return (
+            error is not None
+            and error.is_transient
+            and (error.retry_after_secs or 0.0) <= RETRY_AFTER_MOST_SECS
+            and attempt.seat.retries > self._round
+        )
 
     def _stall(self, attempt: Attempt, now: float) -> None:
         if self._phase is Phase.COMMITTED:

@@ -1,0 +1,140 @@
+"""Pipecat's own clients retry a failed request twice; a turn that this saves is not lost here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.services.anthropic.llm import AnthropicLLMService
+from pipecat.services.llm_service import LLMService
+from pipecat.services.openai.llm import OpenAILLMService
+
+from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
+from pipecat_hedge.provider_stats import ProviderStats
+from tests.line import Line
+
+pytestmark = pytest.mark.live
+
+TURNS = 2
+POLICIES = [HedgePolicy.fallback(), HedgePolicy.adaptive(), HedgePolicy.race(2)]
+FAULTS: list[int | None] = [408, 409, 429, 500, 503, 529, None]
+"""The status of every request but each third; None resets the connection."""
+
+
+class Flapping:
+    """Answers one request in three.
+
+    Attributes:
+        url: Where it is.
+        requests: How many have come.
+    """
+
+    def __init__(self, fault: int | None, *, answers_each: int = 3):
+        self._fault = fault
+        self._answers_each = answers_each
+        self.url = ""
+        self.requests = 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.requests += 1
+        if self.requests % self._answers_each:
+            if self._fault is None:
+                assert request.transport is not None
+                request.transport.abort()
+            return web.json_response({"error": {"message": "no"}}, status=self._fault or 500)
+        chunk: dict[str, Any] = {"id": "1", "created": 1, "model": "m"}
+        if not body.get("stream"):
+            message = {"role": "assistant", "content": "We are open."}
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            return web.json_response(chunk | {"object": "chat.completion", "choices": [choice]})
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        for delta, reason in (
+            ({"role": "assistant", "content": "We are open."}, None),
+            ({}, "stop"),
+        ):
+            choice = {"index": 0, "delta": delta, "finish_reason": reason}
+            chunk |= {"object": "chat.completion.chunk", "choices": [choice]}
+            await answer.write(f"data: {json.dumps(chunk)}\n\n".encode())
+        await answer.write(b"data: [DONE]\n\n")
+        return answer
+
+
+@asynccontextmanager
+async def flapping(fault: int | None, **options: Any) -> AsyncIterator[Flapping]:
+    app, server = web.Application(), Flapping(fault, **options)
+    app.router.add_post("/v1/chat/completions", server.answer)
+    async with TestServer(app) as listening:
+        server.url = str(listening.make_url("/v1"))
+        yield server
+
+
+def bare(server: Flapping) -> OpenAILLMService:
+    """As Pipecat makes it, with a client of its own."""
+    settings = OpenAILLMService.Settings(model="m")
+    return OpenAILLMService(api_key="any", base_url=server.url, settings=settings)
+
+
+async def answers(service: LLMService[Any]) -> list[str]:
+    async with Line(service) as line:
+        for _ in range(TURNS):
+            await line.ask()
+        assert not line.errors
+    return line.text.split(".")[:-1]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+async def test_one_provider_alone_is_asked_as_often(policy: HedgePolicy, fault: int | None) -> None:
+    services: list[Callable[[Flapping], LLMService[Any]]] = [
+        bare,
+        lambda server: HedgedLLMService([bare(server)], policy=policy, stats=ProviderStats()),
+    ]
+    for service in services:
+        async with flapping(fault) as server:
+            assert await answers(service(server)) == ["We are open"] * TURNS
+            assert server.requests == 3 * TURNS
+
+
+async def test_of_two_that_fail_in_passing_both_are_asked_again() -> None:
+    async with flapping(503) as one, flapping(None, answers_each=1000) as two:
+        llm = HedgedLLMService(
+            [Provider("one", bare(one)), Provider("two", bare(two))],
+            policy=HedgePolicy.fallback(),
+            stats=ProviderStats(),
+        )
+        async with Line(llm) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "We are open."
+        assert report.winner == "one"
+        assert [a.provider for a in report.attempts] == ["one", "two", "one", "two", "one"]
+        assert {a.launch_reason for a in report.attempts[1:]} == {"failure"}
+
+
+async def test_an_inference_is_asked_for_again() -> None:
+    async with flapping(503) as server:
+        llm = HedgedLLMService([bare(server)], stats=ProviderStats())
+        async with Line(llm):
+            context = LLMContext([{"role": "user", "content": "Sum up."}])
+            assert await llm.run_inference(context) == "We are open."
+        assert server.requests == 3
+
+
+def test_pipecats_own_retry_stays_where_there_is_nobody_else() -> None:
+    """It asks a second time if the headers do not come in time."""
+
+    def service() -> AnthropicLLMService:
+        return AnthropicLLMService(api_key="any", retry_on_timeout=True)
+
+    alone, one, other = service(), service(), service()
+    HedgedLLMService([alone])
+    HedgedLLMService([one, other])
+    assert [each._retry_on_timeout for each in (alone, one, other)] == [True, False, False]
