@@ -190,8 +190,9 @@ def test_a_service_that_says_only_the_category_is_believed() -> None:
 
 async def test_a_services_own_retry_is_switched_off() -> None:
     """It would ask a second time where the race asks somebody else."""
-    service = OpenAILLMService(api_key="any", retry_on_timeout=True)
-    HedgedLLMService([service])
-    assert not service._retry_on_timeout
-    assert service._client.max_retries == 0
-    await service._client.close()
+    services = [OpenAILLMService(api_key="any", retry_on_timeout=True) for _ in range(2)]
+    HedgedLLMService(services)
+    for service in services:
+        assert not service._retry_on_timeout
+        assert service._client.max_retries == 0
+        await service._client.close()

@@ -783,7 +783,7 @@ def hosted(wire: str, root: str) -> LLMService[Any]:
         settings = OpenAILLMService.Settings(model="tiny")
         return OpenAILLMService(api_key="any", base_url=f"{root}/v1", settings=settings)
     if wire == "anthropic":
-        client = AsyncAnthropic(api_key="any", base_url=root)
+        client = AsyncAnthropic(api_key="any", base_url=root, max_retries=0)
         return AnthropicLLMService(api_key="any", client=client)
     options = types.HttpOptions(base_url=root, retry_options=types.HttpRetryOptions(attempts=1))
     return GoogleLLMService(api_key="any", http_options=options)

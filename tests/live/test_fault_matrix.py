@@ -202,7 +202,9 @@ def check(cell: Cell, heard: Heard) -> None:
     assert heard.framing.count("<") == heard.framing.count(">") == 1, cell
     assert heard.framing[0] == "<", cell
     assert heard.framing[-1] == ">", cell
-    assert len(report.attempts) <= 2, cell
+    # Where both have failed in passing, both are asked again, as often as their SDKs would have.
+    rounds = 3 if report.outcome == "failed" else 1
+    assert sum(a.sent_secs is not None for a in report.attempts) <= 2 * rounds, cell
     assert heard.errors <= 1, cell
     assert heard.tools <= 1, cell
     assert heard.errors == (report.outcome == "failed"), cell

@@ -126,8 +126,9 @@ class HedgePolicy:
     Parameters:
         rule: When an attempt that has not failed is worth another request.
         name: How the policy calls itself in logs and reports.
-        attempts: The most requests a turn may make, rescues included; only the test of a provider
-            whose breaker is half-open is one more.
+        attempts: The most requests a turn may make, rescues included. The test of a provider
+            whose breaker is half-open is one more. When all have failed, those that an SDK would
+            have retried are made again.
         commit: What an attempt must have to win: ``first_sentence``, a unit that can be spoken;
             ``first_token``, anything usable; ``auto``, what suits the text-to-speech downstream.
         losers: ``cancel`` closes a loser's request at once, but see ``probes``; ``drain`` lets it
