@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from pipecat.frames.frames import LLMTextFrame
 from pipecat.processors.aggregators.llm_context import LLMContext, LLMContextMessage
+from pipecat.utils.types import is_given
 
 from pipecat_hedge.admission import Admission
 from pipecat_hedge.attempt import UNSURE_LAG_SECS, Attempt
@@ -19,7 +20,7 @@ from pipecat_hedge.contender import Contender, Piece, Tally
 from pipecat_hedge.conversation import answers_a_tool
 from pipecat_hedge.ending import ANSWERED, SILENT, Ending
 from pipecat_hedge.errors import SHED, AttemptError
-from pipecat_hedge.facts import HedgesRefused, Launch
+from pipecat_hedge.facts import HedgesRefused, Launch, Progressed
 from pipecat_hedge.learning import Learning
 from pipecat_hedge.members import Entry, hedge_refusals, instances_of, take_least_busy
 from pipecat_hedge.output import Output
@@ -139,7 +140,7 @@ class Asking:
             tally.began = functools.partial(self._began, attempt, permit, size)
             tally.limited = functools.partial(self._hear_limit, permit, tally)
             with working_as(work):
-                await self._answer(race, launch, self._probe(attempt, post) or post, tally)
+                await self._answer(race, launch, self._probe(attempt, post, tally) or post, tally)
         except Exception as e:
             error = exception_error(e, has_begun=tally.has_begun)
             post.failed(error)
@@ -195,6 +196,24 @@ class Asking:
         self.asked[attempt.number].connection.reopen(self.tallies[attempt.number].stages)
         return True
 
+    def progress(self, attempt: int) -> Progressed | None:
+        """What an attempt has written that it has not handed on, where that can be seen.
+
+        A stream that cannot be read may carry a tool call's arguments, or be about to bring them
+        all at once.
+
+        Args:
+            attempt: The attempt's number.
+        """
+        tally = self.tallies.get(attempt)
+        if tally is None:
+            return None
+        stages = tally.stages
+        if stages.deltas.knows_format:
+            return None if stages.delta_at is None else Progressed(attempt, stages.delta_at)
+        may_call = tally.has_answer and is_given(self._context.tools)
+        return Progressed(attempt, None) if may_call else None
+
     def _listens(self, attempt: Attempt) -> bool:
         """Whether an attempt that lost is one of the few that are let run to their first token."""
         probe = self._probes.get(attempt.number)
@@ -232,7 +251,7 @@ class Asking:
             return self.first()
         return "rescue"
 
-    def _probe(self, attempt: Attempt, post: Post[Piece]) -> Probe | None:
+    def _probe(self, attempt: Attempt, post: Post[Piece], tally: Tally) -> Probe | None:
         """Listen to whom little is heard of, also when the turn no longer needs it."""
         is_probe = attempt.provider == self._learning.plan.probe
         is_of_use = is_probe or self._admission.is_unheard(attempt.provider)
@@ -245,7 +264,10 @@ class Asking:
             if superseded and self._policy.losers == "cancel" and self.racing is not None:
                 self.racing.stop(attempt.number)
 
-        probe = Probe(post, self._loop, silent_secs, stop)
+        def is_alive() -> bool:
+            return tally.stages.delta_at is not None
+
+        probe = Probe(post, self._loop, silent_secs, is_alive, stop)
         self._probes[attempt.number] = probe
         return probe
 

@@ -30,6 +30,7 @@ class Attempt:
         timeout_secs: The silence after which it counts as failed, or None.
         first_token_at: When its first usable token came, or None.
         last_token_at: When its latest usable token came, or None.
+        progressed_at: When the latest of what it has not handed on yet came, or None.
         speakable_at: When it had a speakable unit, or None.
         called_tools: Whether it produced complete tool calls.
         lag_secs: How far the event loop was behind when its first token was read.
@@ -50,6 +51,7 @@ class Attempt:
         "number",
         "opened_at",
         "outcome",
+        "progressed_at",
         "provider",
         "reason",
         "seat",
@@ -78,6 +80,7 @@ class Attempt:
         self.opened_at: float | None = None
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
+        self.progressed_at: float | None = None
         self.speakable_at: float | None = None
         self.called_tools = False
         self.lag_secs = 0.0
@@ -102,5 +105,10 @@ class Attempt:
 
     @property
     def heard_at(self) -> float:
-        """Its last sign of life: its launch, or its latest usable token."""
+        """When something usable was last heard of it; its launch if nothing was."""
         return self.launched_at if self.last_token_at is None else self.last_token_at
+
+    @property
+    def alive_at(self) -> float:
+        """Its last sign of life: something usable, or another delta."""
+        return max(self.heard_at, self.progressed_at or self.launched_at)

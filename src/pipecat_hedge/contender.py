@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from loguru import logger
+from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.adapters.llm.schemas.tools_schema import ToolsSchema
 from pipecat.frames.frames import (
     CancelFrame,
@@ -50,10 +51,9 @@ from pipecat.processors.frame_processor import (
 from pipecat.services.llm_service import LLMService
 from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
-from pipecat.utils.types import is_given
 
 from pipecat_hedge.connection_warmth import WarmConnection
-from pipecat_hedge.errors import AttemptError
+from pipecat_hedge.errors import INCOMPLETE_CALL, AttemptError
 from pipecat_hedge.permits import Rejected
 from pipecat_hedge.policies.usable import InlineThought, is_usable_text, is_wait_verdict
 from pipecat_hedge.provider_client import (
@@ -73,9 +73,6 @@ from pipecat_hedge.stages import Stages
 from pipecat_hedge.tally import Tally
 
 __all__ = ["Contender", "Piece", "Tally", "ToolCalls"]
-
-INCOMPLETE_CALL = "incomplete_call"
-"""The category of an answer that ended inside a tool call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +116,8 @@ class Contender:
         self._warming: asyncio.Task[Any] | None = None
         self._answering: asyncio.Task[Any] | None = None
         self._yields = False
-        instruction = getattr(service.settings, "system_instruction", None)
-        self._own_instruction: str | None = instruction if isinstance(instruction, str) else None
+        self._addition: str | None = None
+        self._offered: set[str] = set()
         before, after = _Tap(service, self._heard), _Tap(service, self._heard)
         before.link(service)
         service.link(after)
@@ -174,19 +171,32 @@ class Contender:
         Args:
             delta: The fields to change.
         """
-        if is_given(delta.system_instruction):
-            self._own_instruction = delta.system_instruction
         await self.control(LLMUpdateSettingsFrame(delta=delta))
 
-    async def instruct(self, addition: str | None) -> None:
-        """Put something under the service's own system instruction, in place of what was there.
+    def instruct(self, addition: str | None) -> None:
+        """Append something to the service's system instruction, in place of what was appended here.
 
         Args:
             addition: The text; None takes it away.
         """
-        parts = [part for part in (self._own_instruction, addition) if part]
-        delta = LLMSettings(system_instruction="\n\n".join(parts) or None)
-        await self.control(LLMUpdateSettingsFrame(delta=delta))
+        if self._addition is not None:  # Pipecat appends for good
+            self.service._appended_system_instructions.remove(self._addition)
+            self.service._compose_system_instruction()
+        if addition is not None:
+            self.service.append_system_instruction(addition)
+        self._addition = addition
+
+    def offer(self, tools: Mapping[str, FunctionSchema]) -> None:
+        """Offer the model the tools that Pipecat has given the host, beside those of the context.
+
+        Args:
+            tools: The built-in tools of the host's adapter, by name.
+        """
+        mine = self.service.get_llm_adapter().builtin_tools
+        for name in self._offered - tools.keys():
+            mine.pop(name, None)
+        self._offered = {name for name in tools if name not in mine or name in self._offered}
+        mine.update({name: tools[name] for name in self._offered})
 
     async def warm(self, context: LLMContext | None, leave: Leave) -> None:
         """Prepare for the first turn: open the connection, or have the prompt read if it can be.
@@ -347,8 +357,10 @@ class Contender:
     async def _heard_tool_calls(self, function_calls: Sequence[FunctionCallFromLLM]) -> None:
         if self._post is None or not function_calls:
             return
-        if missing := self._missing_arguments(function_calls):
-            # A stream that ended in the middle: the service makes an empty call of what came.
+        deltas = self._tally.stages.deltas
+        was_cut = deltas.knows_format and not deltas.has_ended
+        if was_cut and (missing := self._missing_arguments(function_calls)):
+            # The service makes a call of what came, be it nothing.
             self._fail(AttemptError(INCOMPLETE_CALL, f"a tool call came without {missing}"))
         else:
             self._tally.chars += sum(len(str(call.arguments)) for call in function_calls)

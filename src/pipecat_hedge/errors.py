@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["SHED", "AllProvidersFailed", "AttemptError", "ConfigurationError", "HedgeError"]
+__all__ = [
+    "INCOMPLETE_CALL",
+    "SHED",
+    "AllProvidersFailed",
+    "AttemptError",
+    "ConfigurationError",
+    "HedgeError",
+]
 
+INCOMPLETE_CALL = "incomplete_call"
+"""The category of an answer that was cut off inside a tool call."""
 SHED = "shed"
 """The category of an attempt that was not made, because there was no room for it."""
 

@@ -58,6 +58,19 @@ class Speakable:
 
 
 @dataclass(frozen=True, slots=True)
+class Progressed:
+    """The attempt is writing what is not handed on yet: reasoning, or the arguments of a tool call.
+
+    Parameters:
+        attempt: The attempt's number.
+        at: When the latest of it came; None where its stream cannot be read and it may be writing.
+    """
+
+    attempt: int
+    at: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptFinished:
     """The attempt's answer ended as the provider meant it to."""
 
@@ -97,7 +110,13 @@ class HedgesRefused:
 
 
 AttemptFact: TypeAlias = (
-    AttemptOpened | UsableToken | ToolsCalled | Speakable | AttemptFinished | AttemptFailed
+    AttemptOpened
+    | UsableToken
+    | ToolsCalled
+    | Speakable
+    | Progressed
+    | AttemptFinished
+    | AttemptFailed
 )
 Fact: TypeAlias = TurnStarted | AttemptFact | Interrupted | Woke | HedgesRefused
 

@@ -158,6 +158,7 @@ class FrontService(LLMService):
     # ---- before the first turn
 
     def _prepare(self) -> None:
+        self._members.offer(self.get_llm_adapter().builtin_tools)
         self._is_prepared = True
         self._warming.start(self.warm_up(), name=f"{self}: warms up")
 
@@ -272,7 +273,7 @@ class FrontService(LLMService):
         if wanted == self._member_instruction:
             return
         self._member_instruction = wanted
-        await self._members.instruct(wanted)
+        self._members.instruct(wanted)
         if self._is_prepared and not self._has_begun:  # what was sent ahead is another now
             await self._warming.close()
             self._prepare()

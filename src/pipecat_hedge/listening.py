@@ -1,22 +1,21 @@
 """Listening to an httpx client: which connection a request takes, and when its parts come and go.
 
-Law: listening changes nothing that is sent or read, and does nothing for each token.
+Law: listening changes nothing that is sent or read.
 
 An httpx client lets itself be listened to in public: an event hook sees each request before it is
 sent and may put a ``trace`` into it, which httpcore calls when a connection is opened, when TLS is
-agreed on, when the request is written, and when the response's headers have come. The first byte of
-the body is the one thing that it does not tell; the body is wrapped for that until it has come.
+agreed on, when the request is written, and when the response's headers have come. What it does not
+tell is what comes of the body, so its chunks are read along, after they have been decompressed.
 The time that it takes to find the server's address is not told apart from that to connect to it:
 httpcore reports both as one.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import partial
 from typing import Any
 
 from pipecat_hedge.stages import Stages
@@ -75,7 +74,7 @@ async def sees_request(request: Any) -> None:
 
 
 async def sees_response(response: Any) -> None:
-    """Read a response's headers, and have its body tell of its first byte; the other hook.
+    """Read a response's headers, and have its body read along; the other hook.
 
     Args:
         response: An httpx response whose body has not been read.
@@ -84,51 +83,13 @@ async def sees_response(response: Any) -> None:
     if stages is None:
         return
     stages.answered(response.headers)
-    base = next((k for k in type(response.stream).__mro__ if k.__name__ == "AsyncByteStream"), None)
-    if base is not None:
-        response.stream = _listening_body(base)(response.stream, stages)
+    response.aiter_bytes = partial(_read_along, response.aiter_bytes, stages)
 
 
-class _ListeningBody:
-    """Tells when the first byte of a body has come.
-
-    From then on each chunk is asked of the body itself: its own awaitable is handed out.
-    """
-
-    def __init__(self, body: Any, stages: Stages):
-        self._body = body
-        self._stages = stages
-        self._chunks: Any = None
-        self._next: Callable[[], Awaitable[bytes]] = self._first
-
-    def __aiter__(self) -> _ListeningBody:
-        self._chunks = self._body.__aiter__()
-        self._next = self._first
-        return self
-
-    def __anext__(self) -> Awaitable[bytes]:
-        return self._next()
-
-    async def _first(self) -> bytes:
-        chunk = await self._chunks.__anext__()
-        self._next = self._chunks.__anext__
-        self._stages.first_byte_at = asyncio.get_running_loop().time()
-        return chunk
-
-    async def aclose(self) -> None:
-        # httpx ends a body that is left early by closing its iterator, which is this object.
-        chunks, self._chunks = self._chunks, None
-        if hasattr(chunks, "aclose") and not chunks.ag_running:
-            await chunks.aclose()
-        await self._body.aclose()
-
-    @property
-    def elapsed(self) -> Any:
-        """How long the response took, which httpx2 asks of its body."""
-        return getattr(self._body, "elapsed", None)
-
-
-@cache
-def _listening_body(base: type) -> type[_ListeningBody]:
-    """The same, of a kind that its httpx accepts as a body."""
-    return type("ListeningBody", (_ListeningBody, base), {})
+async def _read_along(
+    read: Callable[..., AsyncGenerator[bytes, None]], stages: Stages, *args: Any, **options: Any
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(read(*args, **options)) as chunks:
+        async for chunk in chunks:
+            stages.reads(chunk)
+            yield chunk

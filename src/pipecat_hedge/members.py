@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipecat.adapters.llm.schemas.direct_function import DirectFunction
+from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.frames.frames import Frame
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameProcessorSetup
@@ -299,10 +300,15 @@ class Members:
                 self._struck_out.discard(entry.provider.name)
         await member.update_settings(delta)
 
-    async def instruct(self, addition: str | None) -> None:
-        """Put a text under every member's own system instruction; None takes it away."""
+    def instruct(self, addition: str | None) -> None:
+        """Append a text to every member's system instruction; None takes it away."""
         for contender in self.contenders:
-            await contender.instruct(addition)
+            contender.instruct(addition)
+
+    def offer(self, tools: Mapping[str, FunctionSchema]) -> None:
+        """Offer every member's model the built-in tools of the host; see ``Contender.offer``."""
+        for contender in self.contenders:
+            contender.offer(tools)
 
     async def cleanup(self) -> None:
         """Release every member's resources."""

@@ -26,6 +26,7 @@ class Probe:
         post: Post[Piece],
         loop: asyncio.AbstractEventLoop,
         silent_secs: float,
+        is_alive: Callable[[], bool],
         learned: Callable[[], None],
     ):
         """Stand between; the time runs from now.
@@ -34,11 +35,13 @@ class Probe:
             post: Where everything is handed on to.
             loop: Tells the time.
             silent_secs: How long it may be silent.
+            is_alive: Whether it has begun to write, though nothing usable has come.
             learned: Called when there is nothing more to learn: at the first token, or when it has
                 been silent for too long.
         """
         self._post = post
         self._loop = loop
+        self._is_alive = is_alive
         self._learned = learned
         self._alarm = loop.call_later(silent_secs, self._give_up)
         self.first_at: float | None = None
@@ -80,5 +83,5 @@ class Probe:
             self._learned()
 
     def _give_up(self) -> None:
-        self.is_silent = True
+        self.is_silent = not self._is_alive()
         self._learned()

@@ -33,6 +33,7 @@ from pipecat_hedge.facts import (
     Interrupted,
     Launch,
     Order,
+    Progressed,
     Speakable,
     ToolsCalled,
     TurnStarted,
@@ -226,6 +227,7 @@ class Racing(Generic[T]):
         drains: TaskScope | None = None,
         runs_on: Callable[[int], bool] = lambda attempt: True,
         refusals: Callable[[], HedgesRefused] = lambda: HedgesRefused({}),
+        progress: Callable[[int], Progressed | None] = lambda attempt: None,
     ):
         """Put a race and its seams together.
 
@@ -240,6 +242,7 @@ class Racing(Generic[T]):
             drains: Takes over superseded attempts and lets them run on; None closes them.
             runs_on: Which of them run on, where there are ``drains``.
             refusals: Asked, before somebody may be asked, who is to get no hedge now.
+            progress: Asked, before an attempt may be taken for silent, whether it is.
         """
         self._race = race
         self._scope = scope
@@ -249,6 +252,7 @@ class Racing(Generic[T]):
         self._drains = drains
         self._runs_on = runs_on
         self._refusals = refusals
+        self._progress = progress
         self._refused = HedgesRefused({})
         self._inbox: _Inbox[T] = _Inbox()
         self._held: dict[int, list[tuple[T, float]]] = {}
@@ -291,6 +295,11 @@ class Racing(Generic[T]):
             self._inbox.close()
 
     def _handle(self, fact: Fact, now: float) -> tuple[Order, ...]:
+        race = self._race
+        if race.wake_at is not None and now >= race.wake_at:
+            for attempt in race.attempts:
+                if attempt.outcome is None and (progressed := self._progress(attempt.number)):
+                    race.handle(progressed, now)
         if self._may_launch(fact) and (refused := self._refusals()) != self._refused:
             self._refused = refused
             self._race.handle(refused, now)

@@ -386,6 +386,7 @@ class HedgedLLMService(FrontService):
         )
 
     def _line_up(self, now: float) -> LineUp:
+        self._members.offer(self.get_llm_adapter().builtin_tools)
         return self._members.line_up(now, sheds=self._admission_settings.mode == "shed")
 
     def _credit(self, model: str | None) -> None:

@@ -5,7 +5,7 @@ The client is played: what is timed is what listening to it adds.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,20 +64,10 @@ async def measure_stages(rounds: int = 100) -> StageCost:
 
 # ---- a client that is played
 
-
-class AsyncByteStream:
-    """A body of so many chunks; by its name listening knows it for one of httpx's."""
-
-    def __init__(self, chunks: int):
-        """Make a body."""
-        self._count = chunks
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for _ in range(self._count):
-            yield b"data: {}"
-
-    async def aclose(self) -> None:
-        """End."""
+_CHUNK = (
+    b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"gpt",'
+    b'"choices":[{"index":0,"delta":{"content":" well"},"finish_reason":null}]}\n\n'
+)
 
 
 @dataclass(frozen=True)
@@ -93,27 +83,31 @@ class _Request:
 
 @dataclass
 class _Response:
-    stream: Any
+    chunks: int
     headers: Mapping[str, str] = field(
         default_factory=lambda: {"content-type": "text/event-stream", "openai-processing-ms": "25"}
     )
 
+    async def aiter_bytes(self) -> AsyncGenerator[bytes, None]:
+        """The body, a token a chunk."""
+        for _ in range(self.chunks):
+            yield _CHUNK
+
 
 async def _listened(chunks: int) -> None:
-    stages, request, response = Stages(), _Request(), _Response(AsyncByteStream(chunks))
+    stages, request, response = Stages(), _Request(), _Response(chunks)
     with watching(stages):
         await sees_request(request)
         tell = request.extensions["trace"]
         for event in _EVENTS:
             await tell(event, {})
         await sees_response(response)
-        async for _ in response.stream:
+        async for _ in response.aiter_bytes():
             pass
         stages.token_came()
     stages.report(0.0)
 
 
 async def _unheard(chunks: int) -> None:
-    response = _Response(AsyncByteStream(chunks))
-    async for _ in response.stream:
+    async for _ in _Response(chunks).aiter_bytes():
         pass

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from pipecat_hedge.deltas import DeltaReader
 from pipecat_hedge.reports import StageReport
 from pipecat_hedge.server_load import ServerLoad
 
@@ -39,6 +40,8 @@ class Stages:
         host: Whom the client was to ask, with the port if it is no usual one.
         asked_at: When the client was told to.
         keep_alive_secs: For how long the server says that it keeps an idle connection open.
+        deltas: What can be read of the body.
+        delta_at: When the latest delta that is not blank was read from it; None if none was.
     """
 
     client_tells: bool = False
@@ -55,6 +58,8 @@ class Stages:
     host: str | None = None
     asked_at: float | None = None
     keep_alive_secs: float | None = None
+    deltas: DeltaReader = field(default_factory=DeltaReader)
+    delta_at: float | None = None
     _began_at: float = 0.0
 
     @property
@@ -88,10 +93,23 @@ class Stages:
             headers: The headers, whose names may be asked for in any case.
         """
         self.first_byte_at = None  # of the request before, if there was one
+        self.deltas = DeltaReader()
         share = server_share(headers)
         if share is not None:
             self.server_secs, self.server_source = share
         self.keep_alive_secs = keep_alive_secs(headers)
+
+    def reads(self, chunk: bytes) -> None:
+        """Take note of a part of a response's body.
+
+        Args:
+            chunk: The part.
+        """
+        now = asyncio.get_running_loop().time()
+        if self.first_byte_at is None:
+            self.first_byte_at = now
+        if self.deltas.feed(chunk):
+            self.delta_at = now
 
     def token_came(self) -> None:
         """Take note that a piece of the answer has come, of whatever kind."""

@@ -159,6 +159,7 @@ class Turn:
                 drains=drains,
                 runs_on=lambda attempt: asking.runs_on(race.attempts[attempt]),
                 refusals=asking.refusals,
+                progress=asking.progress,
             )
             try:
                 await racing.run(self._loop.time())

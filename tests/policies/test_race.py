@@ -245,7 +245,51 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         [
             (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE]),
             (0.1, AttemptFailed(1, REFUSED), []),
-            (0.2, AttemptFinished(0), [GiveUp((("a", EMPTY_ANSWER), ("b", REFUSED)))]),
+            (0.2, AttemptFailed(0, OVERLOADED), [GiveUp((("a", OVERLOADED), ("b", REFUSED)))]),
+        ],
+    ),
+    "an answer without a word is replaced": (
+        HedgePolicy.fallback(2),
+        "ab",
+        [
+            (0.0, TurnStarted(), [A_PRIMARY]),
+            (0.1, AttemptFinished(0), [B_FAILURE]),
+            (0.2, UsableToken(1), [Commit(1, "first_token")]),
+        ],
+    ),
+    "a second one is meant": (
+        HedgePolicy.fallback(3),
+        "abc",
+        [
+            (0.0, TurnStarted(), [A_PRIMARY]),
+            (0.1, AttemptFinished(0), [B_FAILURE]),
+            (0.2, AttemptFinished(1), [Commit(1, "silence")]),
+        ],
+    ),
+    "so is the only one": (
+        HedgePolicy.race(2),
+        "a",
+        [
+            (0.0, TurnStarted(), [A_PRIMARY]),
+            (0.1, AttemptFinished(0), [Commit(0, "silence")]),
+        ],
+    ),
+    "so is one whose replacement fails": (
+        HedgePolicy.fallback(2),
+        "ab",
+        [
+            (0.0, TurnStarted(), [A_PRIMARY]),
+            (0.1, AttemptFinished(0), [B_FAILURE]),
+            (0.2, AttemptFailed(1, REFUSED), [Commit(0, "silence")]),
+        ],
+    ),
+    "an answer without a word waits for the others": (
+        HedgePolicy.race(2),
+        "ab",
+        [
+            (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE]),
+            (0.1, AttemptFinished(0), []),
+            (0.2, UsableToken(1), [Commit(1, "first_token")]),
         ],
     ),
     "attempts bounds the requests though providers are left": (

@@ -24,6 +24,7 @@ from pipecat_hedge.facts import (
     Interrupted,
     Launch,
     Order,
+    Progressed,
     Seat,
     Speakable,
     ToolsCalled,
@@ -97,6 +98,7 @@ class RaceModel(RuleBasedStateMachine):
         self.ends = 0
         self.was_interrupted = False
         self.usable: set[int] = set()
+        self.empty: set[int] = set()
         self.useless: set[str] = set()
         self.refusing: frozenset[str] = frozenset()
         self._take(TurnStarted())
@@ -120,6 +122,11 @@ class RaceModel(RuleBasedStateMachine):
                         assert order.provider not in self.refusing, "hedged with who refuses"
                     self.launched.append(order.provider)
                     self.live.add(order.attempt)
+                case Commit(reason="silence"):
+                    self.commits += 1
+                    assert self.commits == 1, "committed twice"
+                    assert order.attempt in self.empty, "took silence for an answer"
+                    assert len(self.empty) > 1 or not self.live, "did not wait for others"
                 case Commit() | Continue():
                     if isinstance(order, Commit):
                         self.commits += 1
@@ -150,7 +157,9 @@ class RaceModel(RuleBasedStateMachine):
         attempt = self.race.attempts[number]
         is_taken_over = any(isinstance(order, Launch) for order in orders)
         timeout_secs = attempt.timeout_secs
-        is_out = timeout_secs is not None and attempt.heard_at + timeout_secs <= self.now
+        is_out = timeout_secs is not None and attempt.alive_at + timeout_secs <= self.now
+        if not is_out and attempt.stall_secs is not None:
+            assert attempt.alive_at + attempt.stall_secs <= self.now, "gave up who was writing"
         assert attempt.called_tools or is_taken_over or is_out, "gave up an answer for its silence"
 
     @rule(secs=st.floats(0, 3))
@@ -172,7 +181,7 @@ class RaceModel(RuleBasedStateMachine):
     @precondition(lambda self: self.launched)
     @rule(
         data=st.data(),
-        kind=st.sampled_from(["open", "token", "speak", "tools", "finish", "fail"]),
+        kind=st.sampled_from(["open", "token", "write", "speak", "tools", "finish", "fail"]),
         error=_ERRORS,
     )
     def an_attempt_speaks(self, data: st.DataObject, kind: str, error: AttemptError) -> None:
@@ -188,10 +197,13 @@ class RaceModel(RuleBasedStateMachine):
                 and (error.permanent or error.retry_after_secs)
             ):
                 self.useless.add(self.launched[attempt])
+            if kind == "finish" and attempt in self.live and attempt not in self.usable:
+                self.empty.add(attempt)
             self.live.discard(attempt)
         facts: dict[str, Fact] = {
             "open": AttemptOpened(attempt),
             "token": UsableToken(attempt),
+            "write": Progressed(attempt, self.now),
             "speak": Speakable(attempt),
             "tools": ToolsCalled(attempt),
             "finish": AttemptFinished(attempt),

@@ -74,6 +74,7 @@ from pipecat_hedge.facts import (
     LaunchReason,
     LaunchRule,
     Order,
+    Progressed,
     Seat,
     Speakable,
     ToolsCalled,
@@ -244,6 +245,9 @@ class Race:
             attempt = self._attempts[fact.attempt]
             if attempt.outcome is not None:
                 return ()
+            if isinstance(fact, Progressed):
+                self._progress(attempt, fact.at)
+                return ()
             reaction = self._react(self._ATTEMPT_TABLE, fact)
             if isinstance(fact, AttemptFailed):
                 attempt.error = fact.error
@@ -297,6 +301,12 @@ class Race:
         elif is_first and self._phase is Phase.WAITING:
             self._reconsider(now)  # a rule may now know better how long its sentence takes
 
+    def _progress(self, attempt: Attempt, at: float | None) -> None:
+        if at is not None:
+            attempt.progressed_at = at
+        elif self._phase is Phase.COMMITTED:
+            attempt.stall_secs = None  # its silence says nothing, and it would be ended for it
+
     def _speakable(self, attempt: Attempt, now: float) -> None:
         if attempt.speakable_at is None:
             attempt.speakable_at = now
@@ -317,11 +327,26 @@ class Race:
 
     def _finish_while_waiting(self, attempt: Attempt, now: float) -> None:
         if attempt.first_token_at is None:
+            earlier = self._empty_one()
             attempt.error = EMPTY_ANSWER
-            self._replace(attempt, now)
+            if earlier is None:
+                self._replace(attempt, now)
+            else:
+                self._stay_silent(attempt, now)
         else:  # all of an answer, though it holds no whole sentence
             self._release(attempt, "whole_answer", now)
             self._complete(attempt, now)
+
+    def _empty_one(self) -> Attempt | None:
+        """An answer without a word, where none has been heard; it may be what the model means."""
+        empty = (a for a in self._attempts if a.error is EMPTY_ANSWER)
+        return next(empty, None) if self._phase is Phase.WAITING else None
+
+    def _stay_silent(self, attempt: Attempt, now: float) -> None:
+        """Take an answer without a word for the answer, as two have come or nobody else is left."""
+        attempt.error = None
+        self._release(attempt, "silence", now)
+        self._complete(attempt, now)
 
     def _replace(self, attempt: Attempt, now: float) -> None:
         self._end(attempt, "failed", now)
@@ -336,7 +361,8 @@ class Race:
         self._reconsider(now)
 
     def _complete(self, attempt: Attempt, now: float) -> None:
-        if attempt.speakable_at is None and not attempt.called_tools:
+        is_heard = attempt.first_token_at is not None
+        if attempt.speakable_at is None and is_heard and not attempt.called_tools:
             attempt.speakable_at = now  # the end makes a sentence of what there is
         self._end(attempt, "won", now)
         self._finish_turn()
@@ -370,7 +396,10 @@ class Race:
             return
         live = self._live()
         if not live and not self._may_begin_anew(now):
-            self._give_up()
+            if (empty := self._empty_one()) is not None:
+                self._stay_silent(empty, now)
+            else:
+                self._give_up()
             return
         for attempt in live:
             self._wake_by(self._patience(attempt)[0])
@@ -406,11 +435,14 @@ class Race:
                 self._launch("failure", now)
 
     def _patience(self, attempt: Attempt) -> tuple[float | None, AttemptError]:
-        """Until when an attempt may be silent, and what it has then done."""
-        timeout_secs = attempt.timeout_secs
-        expires = None if timeout_secs is None else attempt.heard_at + timeout_secs
+        """Until when an attempt may be silent, and what it has then done.
+
+        To reason, or to write arguments, is not to answer; in an answer it is no silence.
+        """
+        heard_at = attempt.alive_at if attempt is self._winner else attempt.heard_at
+        expires = _after(heard_at, attempt.timeout_secs)
         if attempt.called_tools:  # nothing more is needed of it
-            stalls = _after(attempt.heard_at, attempt.stall_secs)
+            stalls = _after(attempt.alive_at, attempt.stall_secs)
             if stalls is not None and (expires is None or stalls < expires):
                 return stalls, STALLED
         return expires, TIMED_OUT
@@ -436,7 +468,7 @@ class Race:
                     self._wake_by(now + ASK_AGAIN_SECS)
                     hedge_at = None
             if hedge_at is None:  # a rule that names a time has its own idea of too long
-                stalls_at = _after(live[-1].heard_at, live[-1].stall_secs)
+                stalls_at = _after(live[-1].alive_at, live[-1].stall_secs)
             if hedge_at is not None and hedge_at <= now:
                 self._launch(why, now, self._launch_reason)
             elif stalls_at is not None and stalls_at <= now:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from pipecat_hedge.attempt import MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
 from pipecat_hedge.ending import ANSWERED, DROPPED, SILENT, Ending
-from pipecat_hedge.errors import SHED, AttemptError
+from pipecat_hedge.errors import INCOMPLETE_CALL, SHED, AttemptError
 
 __all__ = ["judge"]
 
@@ -36,7 +36,7 @@ def judge(
         error = attempt.error
     if error is None:
         return ANSWERED if has_answered else DROPPED
-    if error.category == SHED:
+    if error.category in (SHED, INCOMPLETE_CALL):
         return DROPPED
     if error.is_busy:
         return _BUSY

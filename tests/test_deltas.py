@@ -1,0 +1,129 @@
+"""What a stream shows of its progress."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from pipecat_hedge.deltas import DeltaReader
+
+
+def chat(**delta: object) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": None}
+    return f"data: {json.dumps({'model': 'm', 'choices': [choice]})}\n\n".encode()
+
+
+def tool(arguments: str) -> bytes:
+    return chat(tool_calls=[{"index": 0, "function": {"arguments": arguments}}])
+
+
+def claude(kind: str, **what: object) -> bytes:
+    event = {"type": "content_block_delta", "index": 0, "delta": {"type": kind, **what}}
+    return f"event: content_block_delta\ndata: {json.dumps(event)}\n\n".encode()
+
+
+def response(kind: str, **what: object) -> bytes:
+    return f"data: {json.dumps({'type': f'response.{kind}', **what})}\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        chat(content="Hi"),
+        chat(content="你"),
+        chat(content='"'),
+        chat(content="\n\n."),
+        chat(reasoning_content="so"),
+        chat(reasoning="so"),
+        tool('{"'),
+        tool("\\"),
+        b'data:{"choices":[{"delta":{"content":"Hi"}}]}\n\n',
+        b'data: {"choices" : [{"delta" : {"content" : "Hi"}}]}\n\n',
+        claude("text_delta", text="Hi"),
+        b'data: {"delta":{"text":"Hi","type":"text_delta"},"type":"content_block_delta"}\n\n',
+        claude("thinking_delta", thinking="so"),
+        claude("input_json_delta", partial_json="{"),
+        response("output_text.delta", delta="Hi"),
+        response("function_call_arguments.delta", delta="{"),
+    ],
+)
+def test_a_delta_is_progress(event: bytes) -> None:
+    assert DeltaReader().feed(event)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b": ping\n\n",
+        b"event: ping\ndata: {}\n\n",
+        b'data: {"type": "ping"}\n\n',
+        chat(role="assistant"),
+        chat(role="assistant", content=""),
+        chat(content=None),
+        chat(content=" "),
+        chat(content=" \n\t\r"),
+        chat(content="\u200b"),
+        chat(reasoning_content=""),
+        tool(""),
+        tool("  "),
+        chat(tool_calls=[{"index": 0, "function": {"name": "book", "arguments": ""}}]),
+        claude("text_delta", text=""),
+        claude("input_json_delta", partial_json=""),
+        claude("signature_delta", signature="abc"),
+        b'data: {"type":"message_start","message":{"role":"assistant","content":[]}}\n\n',
+        response("created", response={"instructions": "Be kind.", "text": {"format": "text"}}),
+        response("output_text.delta", delta=""),
+        b"data: [DONE]\n\n",
+        b"data: no JSON\n\n",
+        b"\xff\xfe\n",
+    ],
+)
+def test_what_is_no_delta_is_none(event: bytes) -> None:
+    assert not DeltaReader().feed(event)
+
+
+def test_a_delta_that_comes_in_pieces_is_seen_when_it_is_whole() -> None:
+    reader = DeltaReader()
+    event = chat(content="Hi")
+    assert [reader.feed(event[n : n + 1]) for n in range(len(event))].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        b'data: {"choices":[{"delta":{},"finish_reason":"tool_calls"}]}\n\n',
+        b"data: [DONE]\n\n",
+        b'data: {"type":"message_delta","delta":{"stop_reason":"end_turn"}}\n\n',
+        b'data: {"type":"message_stop"}\n\n',
+        response("completed", response={}),
+    ],
+)
+def test_an_end_that_was_said_is_noticed(end: bytes) -> None:
+    reader = DeltaReader()
+    reader.feed(chat(content='He wrote "finish_reason": "stop".'))
+    assert reader.knows_format
+    assert not reader.has_ended
+    reader.feed(end)
+    assert reader.has_ended
+
+
+def test_another_format_is_not_known() -> None:
+    reader = DeltaReader()
+    reader.feed(b'data: {"candidates":[{"content":{"parts":[{"text":"Hi"}]}}]}\n\n')
+    assert not reader.knows_format
+
+
+def test_a_line_of_any_length_takes_linear_time() -> None:
+    """Ten times as long takes ten times as long, not a hundred."""
+
+    def secs(size: int) -> float:
+        line, reader = chat(content="x" * size), DeltaReader()
+        began = time.process_time()
+        for start in range(0, len(line), 16_384):
+            reader.feed(line[start : start + 16_384])
+        return time.process_time() - began
+
+    secs(1_000_000)
+    assert min(secs(10_000_000) for _ in range(3)) < 40 * min(secs(1_000_000) for _ in range(3))
