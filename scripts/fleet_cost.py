@@ -60,7 +60,7 @@ async def measure(
     dice = random.Random(1)
     fleet = [ProviderStats(RedisStore(f"redis://127.0.0.1:{port}")) for _ in range(processes)]
     for stats in fleet:
-        stats.begin_turn("all alike", 0.1)
+        stats.accounts.begin_turn(0.1)
         await _sync(stats)
     before = _counted(control)
     cpu: list[float] = []

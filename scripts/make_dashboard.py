@@ -252,8 +252,8 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 "none",
                 (
                     (
-                        "{{providers}}",
-                        "min by (providers) (pipecat_hedge_budget_balance_requests)",
+                        "{{budget}}",
+                        "min by (budget) (pipecat_hedge_budget_balance_requests)",
                     ),
                 ),
                 "Requests that may be spent yet; below -2 hedges come later.",

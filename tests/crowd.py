@@ -140,11 +140,11 @@ class Crowd:
 
     def _share(self) -> None:
         for stats in self._processes:
-            for purse, budget in stats._purses.items():
-                pot = self._pots.get(purse, 0.0)
-                moved = (budget.balance - pot) / 2
-                self._pots[purse] = pot + moved
-                budget.settle(moved)
+            for budget, account in stats.accounts.accounts.items():
+                pot = self._pots.get(budget, 0.0)
+                moved = (account.balance - pot) / 2
+                self._pots[budget] = pot + moved
+                account.settle(moved)
         self._at(self.now + 1.0, self._share)
 
     def _begin(self, stats: ProviderStats) -> None:

@@ -103,6 +103,8 @@ def what_was(line: Line, report: TurnReport) -> str:
         return "the answer"
     if text == SORRY:
         return "the fallback"
+    if report.commit_reason == "silence":
+        return "lost" if text.strip() else "a silence that is meant"
     # A stream broke off. Whoever took over ended at once, as at the end of a whole sentence he may;
     # or nobody did, and the caller is told.
     broke_off = any(a.outcome == "failed" and a.ttft_secs is not None for a in report.attempts)

@@ -28,6 +28,14 @@ def response(kind: str, **what: object) -> bytes:
     return f"data: {json.dumps({'type': f'response.{kind}', **what})}\r\n\r\n".encode()
 
 
+def delta_at(*chunks: bytes) -> float | None:
+    """When a stream was last seen to write, of which a chunk came each second from 1 on."""
+    reader = DeltaReader()
+    for at, chunk in enumerate(chunks, 1):
+        reader.feed(chunk, at)
+    return reader.delta_at
+
+
 @pytest.mark.parametrize(
     "event",
     [
@@ -50,7 +58,7 @@ def response(kind: str, **what: object) -> bytes:
     ],
 )
 def test_a_delta_is_progress(event: bytes) -> None:
-    assert DeltaReader().feed(event)
+    assert delta_at(event) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -81,13 +89,24 @@ def test_a_delta_is_progress(event: bytes) -> None:
     ],
 )
 def test_what_is_no_delta_is_none(event: bytes) -> None:
-    assert not DeltaReader().feed(event)
+    assert delta_at(event) is None
 
 
 def test_a_delta_that_comes_in_pieces_is_seen_when_it_is_whole() -> None:
-    reader = DeltaReader()
     event = chat(content="Hi")
-    assert [reader.feed(event[n : n + 1]) for n in range(len(event))].count(True) == 1
+    assert delta_at(event[:40], event[40:-2], event[-2:-1], b"\n", b": ping\n\n") == 3.0
+
+
+def test_the_latest_delta_counts() -> None:
+    assert delta_at(chat(content="Hi"), b": ping\n\n", tool("{"), chat(role="assistant")) == 3.0
+
+
+def test_what_came_after_somebody_asked_is_read_too() -> None:
+    reader = DeltaReader()
+    reader.feed(chat(content="Hi"), 1.0)
+    assert reader.delta_at == 1.0
+    reader.feed(chat(content="Hi"), 2.0)
+    assert reader.delta_at == 2.0
 
 
 @pytest.mark.parametrize(
@@ -102,16 +121,16 @@ def test_a_delta_that_comes_in_pieces_is_seen_when_it_is_whole() -> None:
 )
 def test_an_end_that_was_said_is_noticed(end: bytes) -> None:
     reader = DeltaReader()
-    reader.feed(chat(content='He wrote "finish_reason": "stop".'))
+    reader.feed(chat(content='He wrote "finish_reason": "stop".'), 1.0)
     assert reader.knows_format
     assert not reader.has_ended
-    reader.feed(end)
+    reader.feed(end, 2.0)
     assert reader.has_ended
 
 
 def test_another_format_is_not_known() -> None:
     reader = DeltaReader()
-    reader.feed(b'data: {"candidates":[{"content":{"parts":[{"text":"Hi"}]}}]}\n\n')
+    reader.feed(b'data: {"candidates":[{"content":{"parts":[{"text":"Hi"}]}}]}\n\n', 1.0)
     assert not reader.knows_format
 
 
@@ -122,7 +141,8 @@ def test_a_line_of_any_length_takes_linear_time() -> None:
         line, reader = chat(content="x" * size), DeltaReader()
         began = time.process_time()
         for start in range(0, len(line), 16_384):
-            reader.feed(line[start : start + 16_384])
+            reader.feed(line[start : start + 16_384], 1.0)
+        assert reader.delta_at == 1.0
         return time.process_time() - began
 
     secs(1_000_000)

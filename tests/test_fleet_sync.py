@@ -450,8 +450,8 @@ async def test_the_last_word_and_a_new_sessions_first_are_not_exchanged_at_once(
     """Nothing is settled twice, and what the new session uses is not closed under it."""
     store = Slow()
     stats = ProviderStats(store)
-    stats.begin_turn(("all", 0.5), 0.5)
-    before = stats._purses[("all", 0.5)].balance
+    stats.accounts.begin_turn(0.5)
+    before = stats.accounts.accounts[0.5].balance
     stats.hold()
     await asyncio.sleep(0.5)
     assert store.noted == ["begins", "ends"]
@@ -462,7 +462,7 @@ async def test_the_last_word_and_a_new_sessions_first_are_not_exchanged_at_once(
     await asyncio.sleep(0.3)
     assert store.noted[2:] == ["closes", *["begins", "ends"] * 2]
     assert [batch.number for batch in store.batches] == [1, 2, 3]
-    assert stats._purses[("all", 0.5)].balance == pytest.approx(before - 3.0)
+    assert stats.accounts.accounts[0.5].balance == pytest.approx(before - 3.0)
     assert stats.fleet is not None
     assert stats.fleet._runs_on is asyncio.get_running_loop()
     await stats.release()

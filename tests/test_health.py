@@ -553,7 +553,7 @@ def test_a_provider_that_breaks_off_in_mid_answer_has_been_heard() -> None:
     assert health.told("a", 0.0).startswith("5 failures in a row")
 
 
-def test_one_losing_attempt_in_fifty_is_listened_to() -> None:
+def test_one_losing_attempt_in_seventy_is_listened_to() -> None:
     """The first may be, and one at a time of each provider."""
     health = registry()
     assert health.listens("a")

@@ -192,8 +192,8 @@ async def test_the_budget_and_what_is_left_of_it(recorded: Recorded) -> None:
     async with Line(llm) as line:
         await line.ask()
         await line.report()
-    assert value(registry, "budget_requests_per_turn", providers="one+two") == 0.2
-    assert value(registry, "budget_balance_requests", providers="one+two") == pytest.approx(0.2)
+    assert value(registry, "budget_requests_per_turn", budget="0.2") == 0.2
+    assert value(registry, "budget_balance_requests", budget="0.2") == pytest.approx(0.2)
     assert value(registry, "concurrency_limit", provider="one") >= 1
     assert value(registry, "requests_in_flight") == 0
 
@@ -470,7 +470,7 @@ async def test_statistics_of_its_own(recorded: Recorded) -> None:
         assert value(registry, "turns_total") == number
         assert value(registry, "slo_turns_total", objective="ttft") == number
         assert value(registry, "breaker_state", provider="of two", state="closed") == number
-        budget = value(registry, "budget_requests_per_turn", providers="of two")
+        budget = value(registry, "budget_requests_per_turn", budget=f"{0.1 * number:g}")
         assert budget == pytest.approx(0.1 * number)
     assert value(told_registry, "turns_total") == 0
     recorder.close()
@@ -487,15 +487,15 @@ async def test_statistics_that_are_gone() -> None:
     stats = ProviderStats()
     with stats.health.lock:
         stats.health.of("that goes | m")
-    stats.begin_turn(("rule", ("that goes | m",)), 0.1)
+    stats.accounts.begin_turn(0.1)
     assert value(registry, "breaker_state", provider="that goes", state="closed") == 1
-    assert value(registry, "budget_requests_per_turn", providers="that goes") == 0.1
+    assert value(registry, "budget_requests_per_turn", budget="0.1") == 0.1
     gone = weakref.ref(stats)
     del stats
     gc.collect()
     assert gone() is None
     assert value(registry, "breaker_state", provider="that goes") == 0
-    assert value(registry, "budget_requests_per_turn", providers="that goes") == 0
+    assert value(registry, "budget_requests_per_turn", budget="0.1") == 0
     recorder.close()
 
 

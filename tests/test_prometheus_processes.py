@@ -87,7 +87,7 @@ def test_all_processes_are_counted_whoever_is_asked(workers: list[Worker], tmp_p
     assert seen["slo_turns_total['standard', 'ttft']"] == 12
     assert seen["slo_share_ratio['standard']"] == 0.95
     assert seen["sessions[]"] == 3
-    assert seen["budget_requests_per_turn['scripted']"] == 0.1
+    assert seen["budget_requests_per_turn['0.1']"] == 0.1
     closed = next(name for name in seen if name.startswith("breaker_state") and "'closed'" in name)
     assert seen[closed] == 3
     assert not any("exponential" in name for name in seen)

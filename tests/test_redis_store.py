@@ -33,7 +33,6 @@ from pipecat_hedge.redis_store import (
 from tests.redis_server import LossyProxy, RedisServer, needs_redis
 
 CLAUDE, LOCAL = Backend("claude", "claude-haiku-4-5"), Backend("local", "qwen")
-PURSE = ("everybody", 0.1)
 
 Make = Callable[..., ProviderStats]
 
@@ -252,22 +251,22 @@ async def test_a_machine_whose_own_network_is_broken_stops_nobody(make: Make) ->
 
 @needs_redis
 async def test_balances_even_out_and_nothing_is_lost(make: Make, server: RedisServer) -> None:
-    """Whoever comes when; what is in all purses and the pot together stays the same."""
+    """Whoever comes when; what is in all accounts and the pot together stays the same."""
     dice, processes = random.Random(5), [make() for _ in range(6)]
     for number, stats in enumerate(processes):
-        stats.begin_turn(PURSE, 0.5)
-        stats._purses[PURSE].balance = 2.0 * number - 8.0
-    before = [stats._purses[PURSE].balance for stats in processes]
+        stats.accounts.begin_turn(0.5)
+        stats.accounts.accounts[0.5].balance = 2.0 * number - 8.0
+    before = [stats.accounts.accounts[0.5].balance for stats in processes]
 
     def everything() -> float:
         (pot,) = server.names("*:pot:*")
         told = server.control.get(pot)
-        return sum(s._purses[PURSE].balance for s in processes) + float(str(told))
+        return sum(s.accounts.accounts[0.5].balance for s in processes) + float(str(told))
 
     for _ in range(60):
         await sync(dice.choice(processes))
         assert everything() == pytest.approx(sum(before), abs=1e-5)
-    after = [stats._purses[PURSE].balance for stats in processes]
+    after = [stats.accounts.accounts[0.5].balance for stats in processes]
     assert max(after) - min(after) < 0.1 * (max(before) - min(before))
 
 
@@ -275,18 +274,18 @@ async def test_balances_even_out_and_nothing_is_lost(make: Make, server: RedisSe
 async def test_two_prefixes_do_not_meet(make: Make, server: RedisServer) -> None:
     """Neither curve, nor breaker, nor limit, nor balance."""
     here, there = [make(prefix="a"), make(prefix="a")], make(prefix="b")
-    there.begin_turn(PURSE, 0.1)
+    there.accounts.begin_turn(0.1)
     for stats in here:
         observe(stats, 0.2, times=500)
         answer(stats, LOCAL)
         fail(stats, CLAUDE)
-        stats.begin_turn(PURSE, 0.1)
-        stats.withdraw(PURSE, 0.1, 9.0)
+        stats.accounts.begin_turn(0.1)
+        stats.accounts.pay(0.1, 4.0)
     answer(there, CLAUDE, LOCAL)
     await sync(*here, there, *here, there)
     assert there.prior_share(CLAUDE, 100) == 1.0
     assert there.health.of(CLAUDE.key).breaker.state(now()) == "closed"
-    assert there._purses[PURSE].balance == pytest.approx(0.05)
+    assert there.accounts.accounts[0.1].balance == pytest.approx(0.05)
     assert all(key.startswith(("{a}:", "{b}:")) for key in server.names())
     assert server.counted("a") == {CLAUDE.key: 1000}
     assert server.counted("b") == {}
@@ -343,7 +342,7 @@ async def test_emptied(make: Make, server: RedisServer) -> None:
     processes = [make() for _ in range(3)]
     for stats in processes:
         observe(stats, 0.2)
-        stats.begin_turn(PURSE, 0.1)
+        stats.accounts.begin_turn(0.1)
     await sync(*processes)
     server.control.flushall()
     await sync(*processes, *processes)
@@ -383,12 +382,12 @@ async def test_hanging(make: Make, server: RedisServer, said: list[str]) -> None
 async def test_a_reply_that_is_lost_has_nothing_counted_twice(
     make: Make, server: RedisServer
 ) -> None:
-    """Nor added up twice in a purse: the same batch comes again, and is known."""
+    """Nor added up twice in an account: the same batch comes again, and is known."""
     async with LossyProxy(server.port) as proxy:
         lossy, other = make(f"redis://127.0.0.1:{proxy.port}"), make()
         for stats in (lossy, other):
-            stats.begin_turn(PURSE, 0.1)
-        lossy.withdraw(PURSE, 0.1, 8.0)
+            stats.accounts.begin_turn(0.1)
+        lossy.accounts.pay(0.1, 4.0)
         observe(lossy, 0.2, times=50)
         assert await sync(lossy, other)
         for _ in range(3):
@@ -402,9 +401,9 @@ async def test_a_reply_that_is_lost_has_nothing_counted_twice(
         assert proxy.swallowed == 6
         assert server.counted() == {CLAUDE.key: 350}
         (pot,) = server.names("*:pot:*")
-        left = sum(stats._purses[PURSE].balance for stats in (lossy, other))
+        left = sum(stats.accounts.accounts[0.1].balance for stats in (lossy, other))
         told = server.control.get(pot)
-        assert left + float(str(told)) == pytest.approx(0.2 - 8.0, abs=1e-5)
+        assert left + float(str(told)) == pytest.approx(0.2 - 4.0, abs=1e-5)
         assert lossy.fleet is not None
         await lossy.fleet._store.close()
 
@@ -461,7 +460,7 @@ async def test_what_else_is_under_its_keys_is_passed_over_and_said_once(
     server.control.hset(f"{root}:process:y", "no", "string")
     server.control.set(f"{root}:process:z", b"\xff\xfe")
     for stats in (one, two):
-        stats.begin_turn(PURSE, 0.1)
+        stats.accounts.begin_turn(0.1)
     observe(one, 0.2, times=60)
     for _ in range(60):
         one.record_first_token(LOCAL, 0.1, None)
@@ -507,7 +506,7 @@ async def test_whatever_is_put_into_any_key_nothing_is_raised(
     one, two = make(), make()
     for stats in (one, two):
         observe(stats, 0.2)
-        stats.begin_turn(PURSE, 0.1)
+        stats.accounts.begin_turn(0.1)
         answer(stats, CLAUDE)
     await sync(one, two, one, two)
     told, fields = server.control, ("e", "g", "n", "0a1", "number", "cclaude", "p")
@@ -572,8 +571,8 @@ async def test_what_nobody_touches_goes_by_itself(make: Make, server: RedisServe
     """Every key has an end: a process's word soon, a purse's after an hour, latencies in a week."""
     one, two = make(), make()
     observe(one, 0.2)
-    one.begin_turn(PURSE, 0.5)
-    one._purses[PURSE].balance = 3.0
+    one.accounts.begin_turn(0.5)
+    one.accounts.accounts[0.5].balance = 3.0
     answer(one, CLAUDE)
     await sync(one, two)
     for _ in range(2):  # a generation that is full is followed by the next

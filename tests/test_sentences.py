@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from pipecat_hedge.sentences import SentenceFinder, is_whole_sentence
@@ -35,3 +37,32 @@ async def test_a_marker_in_front_is_no_part_of_the_sentence(pieces: list[str]) -
     finder = SentenceFinder()
     assert [await finder.feed(piece) for piece in pieces][-1]
     assert finder.open == " We"
+
+
+@pytest.mark.parametrize("word", ["word ", "1.5 and ", "x"])
+@pytest.mark.parametrize("piece", [None, 100])
+async def test_a_text_without_a_sentences_end_takes_linear_time(
+    word: str, piece: int | None
+) -> None:
+    """In one piece or in many."""
+
+    async def secs(size: int) -> float:
+        finder, text = SentenceFinder(), word * (size // len(word))
+        began = time.process_time()
+        for start in range(0, len(text), piece or size):
+            await finder.feed(text[start : start + (piece or size)])
+        return time.process_time() - began
+
+    await secs(10_000)
+    small, large = [min([await secs(n) for _ in range(3)]) for n in (100_000, 400_000)]
+    assert large < 8 * small + 0.01
+
+
+async def test_what_goes_on_for_too_long_counts_as_a_sentence() -> None:
+    """And the next one is found again."""
+    finder = SentenceFinder()
+    assert not await finder.feed("word " * 200)
+    assert await finder.feed("word ")
+    assert finder.open == "word "
+    assert await finder.feed("ends here. The next one")
+    assert finder.open.strip() == "The next one"

@@ -757,10 +757,22 @@ class TestInference:
 
     async def test_all_failed_is_raised_with_every_cause(self) -> None:
         """As a bare service raises its own error."""
-        llm = racing(self.infers(OSError("no")), self.infers(None))
+        llm = racing(self.infers(OSError("no")), self.infers(ValueError("no")))
         with pytest.raises(AllProvidersFailed) as caught:
             await llm.run_inference(LLMContext([]))
-        assert [error.category for _, error in caught.value.causes] == ["connectivity", "empty"]
+        assert [error.category for _, error in caught.value.causes] == [
+            "connectivity",
+            "application",
+        ]
+
+    async def test_an_answer_without_a_word_is_none(self) -> None:
+        """As from a bare service, if nobody else has more to say."""
+        assert await racing(self.infers(None)).run_inference(LLMContext([])) is None
+        assert (
+            await racing(self.infers(None), self.infers(None)).run_inference(LLMContext([])) is None
+        )
+        failed = self.infers(OSError("no"))
+        assert await racing(failed, self.infers(None)).run_inference(LLMContext([])) is None
 
     async def test_what_it_learns_holds_for_turns_too(self) -> None:
         """A provider that asks to be left alone is, wherever it asked; a deadline ends the wait."""

@@ -106,7 +106,7 @@ class Asking:
         self._sent_at_once: set[int] = set()
         self.asked: dict[int, Contender] = {}
         self.sent_at: dict[int, float] = {}
-        self._closed: set[int] = set()
+        self.closed_at: dict[int, float] = {}
         self.tallies: dict[int, Tally] = {}
         self.listened_to: set[int] = set()
         self.racing: Racing[Piece] | None = None
@@ -208,9 +208,9 @@ class Asking:
         tally = self.tallies.get(attempt)
         if tally is None:
             return None
-        stages = tally.stages
-        if stages.deltas.knows_format:
-            return None if stages.delta_at is None else Progressed(attempt, stages.delta_at)
+        deltas = tally.stages.deltas
+        if deltas.knows_format:
+            return None if deltas.delta_at is None else Progressed(attempt, deltas.delta_at)
         may_call = tally.has_answer and is_given(self._context.tools)
         return Progressed(attempt, None) if may_call else None
 
@@ -223,6 +223,21 @@ class Asking:
             return False
         self.listened_to.add(attempt.number)
         return True
+
+    @property
+    def still_listened_to(self) -> set[int]:
+        """The attempts that have lost, and whose first token is still waited for."""
+        return self.listened_to - self.closed_at.keys()
+
+    def first_token_at(self, attempt: Attempt) -> float | None:
+        """When an attempt's first usable token came, also if it had lost by then; or None.
+
+        Args:
+            attempt: The attempt.
+        """
+        if attempt.number in self.listened_to:
+            return self._probes[attempt.number].first_at
+        return attempt.first_token_at
 
     def sent_at_once(self, race: Race) -> list[Attempt]:
         """The attempts whose times say something of their provider: those that did not queue here.
@@ -239,7 +254,7 @@ class Asking:
             attempt: The attempt; one that failed to connect is not withdrawn.
         """
         is_unneeded = attempt.outcome in ("superseded", "interrupted", None)
-        is_closed = is_unneeded and attempt.number in self._closed
+        is_closed = is_unneeded and attempt.number in self.closed_at
         return is_closed and self.tallies[attempt.number].stages.was_never_sent
 
     # ---- one request
@@ -265,7 +280,7 @@ class Asking:
                 self.racing.stop(attempt.number)
 
         def is_alive() -> bool:
-            return tally.stages.delta_at is not None
+            return tally.stages.deltas.delta_at is not None
 
         probe = Probe(post, self._loop, silent_secs, is_alive, stop)
         self._probes[attempt.number] = probe
@@ -290,7 +305,7 @@ class Asking:
         error: AttemptError | None,
     ) -> None:
         """Give the permit back, with whatever the request's end says."""
-        self._closed.add(attempt.number)
+        self.closed_at[attempt.number] = self._loop.time()
         probe = self._probes.get(attempt.number)
         is_lost = attempt.outcome == "superseded"
         failure = tally.error or error

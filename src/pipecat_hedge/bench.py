@@ -216,15 +216,16 @@ def _play(policy: HedgePolicy) -> Callable[[Sequence[Step]], FrameProcessor]:
 
 
 async def _overheads(rounds: int) -> dict[str, tuple[float, float]]:
-    """Seconds per turn and per token that each adds to the bare service."""
+    """Seconds per turn and per token that each adds to the bare service, and what that takes."""
     builds = {
         "LLMSwitcher, failover": _play_switcher,
         "race(2)": _play(HedgePolicy.race(2)),
         "adaptive(5 %)": _play(HedgePolicy.adaptive(0.05)),
     }
-    found = {"bare service": (0.0, 0.0)}
+    found: dict[str, tuple[float, float]] = {}
     for name, build in builds.items():
         cost = await measure(rounds, build)
+        found.setdefault("bare service", (cost.bare_turn_secs, cost.bare_token_secs))
         found[name] = (cost.turn_secs, cost.token_secs)
     found["adaptive(5 %), local second"] = found["adaptive(5 %)"]
     return found
@@ -320,8 +321,8 @@ def _show(measured: Sequence[Measured], overheads: dict[str, tuple[float, float]
             str(row.unanswered),
             f"{row.extra_requests:+.1%}",
             f"{row.wasted_tokens:.1f}",
-            "-" if is_bare else f"{1e6 * token_secs:+.1f}",
-            "-" if is_bare else f"{1e3 * turn_secs:+.2f}",
+            f"{1e6 * token_secs:.1f}" if is_bare else f"{1e6 * token_secs:+.1f}",
+            f"{1e3 * turn_secs:.2f}" if is_bare else f"{1e3 * turn_secs:+.2f}",
             end_section=row is measured[-1]
             or measured[measured.index(row) + 1].profile != row.profile,
         )

@@ -12,6 +12,9 @@ import re
 
 __all__ = ["DeltaReader"]
 
+MOST_KEPT_BYTES = 65_536
+"""Of a body before it is read: some hundred tokens."""
+
 _STRING = rb'"\s*:\s*"((?:\\u[0-9a-fA-F]{4}|\\[^u]|[^"\\]){1,64})'
 """A key's end and the beginning of its value, which is enough to tell whether it is blank."""
 _DELTA = re.compile(
@@ -20,53 +23,93 @@ _DELTA = re.compile(
 )
 _ANTHROPIC_DELTA = re.compile(rb'"(?:text|thinking|partial_json)' + _STRING)
 _KNOWN = re.compile(rb'"choices"\s*:|"type"\s*:\s*"(?:message_start|response\.created)"')
-_END = re.compile(
-    rb'"(?:finish_reason|stop_reason)"\s*:\s*"'
-    rb"|^data:\s*\[DONE\]"
-    rb'|"type"\s*:\s*"(?:message_stop|response\.completed|response\.incomplete)"',
-    re.MULTILINE,
-)
+_REASON = re.compile(rb'_reason"\s*:\s*"')
+_ENDED = {
+    b"[DONE]": re.compile(rb"^data:\s*\[DONE\]", re.MULTILINE),
+    b"message_stop": re.compile(rb'"type"\s*:\s*"message_stop"'),
+    b"response.": re.compile(rb'"type"\s*:\s*"response\.(?:completed|incomplete)"'),
+}
+"""What says that an answer is complete, by a part of it that is quick to find."""
 
 
 class DeltaReader:
     """Reads a stream of events for signs that the model writes, and that it has finished.
 
-    Pings, comments, events that name a role only, and blank deltas are no such sign.
-
-    Attributes:
-        knows_format: Whether the stream is in a format that is read here.
-        has_ended: Whether the stream has said that the answer is complete.
+    Pings, comments, events that name a role only, and blank deltas are no such sign. Hardly anybody
+    asks, so what comes is kept and read when somebody does.
     """
 
-    __slots__ = ("_rest", "has_ended", "knows_format")
+    __slots__ = ("_delta_at", "_has_ended", "_kept", "_kept_bytes", "_knows_format", "_rest")
 
     def __init__(self) -> None:
         """Begin at the beginning of a response's body."""
+        self._kept: list[tuple[bytes, float]] = []
+        self._kept_bytes = 0
         self._rest = bytearray()
-        self.knows_format = self.has_ended = False
+        self._delta_at: float | None = None
+        self._knows_format = self._has_ended = False
 
-    def feed(self, chunk: bytes) -> bool:
-        """Read on.
+    @property
+    def delta_at(self) -> float | None:
+        """When the latest delta of answer text, reasoning or arguments came; None if none has.
+
+        One counts when its line is whole.
+        """
+        self._read()
+        return self._delta_at
+
+    @property
+    def knows_format(self) -> bool:
+        """Whether the stream is in a format that is read here."""
+        self._read()
+        return self._knows_format
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the stream has said that the answer is complete."""
+        self._read()
+        return self._has_ended
+
+    def feed(self, chunk: bytes, now: float) -> None:
+        """Take the next part of the body.
 
         Args:
             chunk: What came, as it was cut by the network.
-
-        Returns:
-            Whether a delta of answer text, reasoning or arguments is in the lines that are whole
-            with it.
+            now: When, in seconds.
         """
-        end = chunk.rfind(b"\n") + 1
-        if not end:
-            self._rest += chunk
-            return False
-        lines = bytes(self._rest) + chunk[:end]
-        self._rest = bytearray(chunk[end:])
-        if not self.knows_format:
-            self.knows_format = _KNOWN.search(lines) is not None
-        if not self.has_ended:
-            self.has_ended = _END.search(lines) is not None
-        delta = _ANTHROPIC_DELTA if b'"content_block_delta"' in lines else _DELTA
-        return any(not _is_blank(found[1]) for found in delta.finditer(lines))
+        self._kept.append((chunk, now))
+        self._kept_bytes += len(chunk)
+        if self._kept_bytes > MOST_KEPT_BYTES:
+            self._read()
+
+    def _read(self) -> None:
+        if not self._kept:
+            return
+        parts: list[tuple[bytes, float]] = []
+        for chunk, at in self._kept:
+            if end := chunk.rfind(b"\n") + 1:
+                parts.append((bytes(self._rest) + chunk[:end], at))
+                self._rest.clear()
+            self._rest += chunk[end:]
+        self._kept.clear()
+        self._kept_bytes = 0
+        lines = b"".join(part for part, _ in parts)
+        self._knows_format = self._knows_format or _KNOWN.search(lines) is not None
+        self._has_ended = self._has_ended or _says_end(lines)
+        self._delta_at = next((at for part, at in reversed(parts) if _writes(part)), self._delta_at)
+
+
+def _says_end(lines: bytes) -> bool:
+    return any(
+        lines.endswith((b'"finish', b'"stop'), 0, found.start())
+        for found in _REASON.finditer(lines)
+    ) or any(part in lines and said.search(lines) for part, said in _ENDED.items())
+
+
+def _writes(lines: bytes) -> bool:
+    """Whether there is a delta in them that is not blank."""
+    delta = _ANTHROPIC_DELTA if b'"content_block_delta"' in lines else _DELTA
+    return any(not _is_blank(found[1]) for found in delta.finditer(lines))
 
 
 def _is_blank(value: bytes) -> bool:

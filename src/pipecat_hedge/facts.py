@@ -201,12 +201,15 @@ class Seat:
         provider: The provider's name.
         stall_secs: The silence after which it is worth asking somebody else; None is never.
         timeout_secs: The silence after which it counts as failed; None is never.
+        slowest_secs: How long its first token may take and still be usual, as far as is known:
+            before that it is slow and not silent.
         retries: How often it may be made again after it has failed in passing.
     """
 
     provider: str
     stall_secs: float | None = None
     timeout_secs: float | None = None
+    slowest_secs: float = 0.0
     retries: int = 0
 
 

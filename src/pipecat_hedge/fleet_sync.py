@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from hashlib import sha1
 
 from loguru import logger
 
@@ -67,7 +66,7 @@ class FleetSync:
         store: SharedStore,
         lock: threading.Lock,
         latencies: Mapping[str, ProviderLatency],
-        purses: Mapping[object, HedgeBudget],
+        accounts: Mapping[float, HedgeBudget],
         health: Health,
         *,
         dice: random.Random | None = None,
@@ -76,15 +75,15 @@ class FleetSync:
 
         Args:
             store: Where the fleet meets.
-            lock: Held by whoever reads or changes latencies or purses.
+            lock: Held by whoever reads or changes latencies or accounts.
             latencies: By the provider's key.
-            purses: By whom they belong to; the text of that is their name in the fleet.
+            accounts: What may be spent on extra requests, by the budget.
             health: The registry of breakers and limits.
             dice: Spreads the exchanges of many processes; None rolls its own.
         """
         self._store = store
         self._lock = lock
-        self._latencies, self._purses, self._health = latencies, purses, health
+        self._latencies, self._accounts, self._health = latencies, accounts, health
         self._dice = dice or random.Random()
         self._turn = threading.Lock()
         self._runs_on: asyncio.AbstractEventLoop | None = None
@@ -209,9 +208,12 @@ class FleetSync:
             return
         counts, self._again = self._again, {}
         with self._lock:
-            latencies = list(self._latencies.items())
-            balances = {_name(purse): each.balance for purse, each in self._purses.items()}
-        for key, latency in latencies:
+            latencies = dict(self._latencies)
+            balances = {_name(budget): each.balance for budget, each in self._accounts.items()}
+        for key in self._fleet.keys() - latencies.keys():
+            del self._fleet[key]
+            self._changes.pop(key, None)
+        for key, latency in latencies.items():
             with self._lock:
                 news, changes = latency.take_news(), latency.changes
             fleet = self._fleet.setdefault(key, FleetLatency())
@@ -241,9 +243,9 @@ class FleetSync:
             if key in self._batch.counts:
                 self._fleet.setdefault(key, FleetLatency()).added(self._batch.counts[key], place)
         with self._lock:
-            for purse, budget in self._purses.items():
-                if moved := received.moved.get(_name(purse)):
-                    budget.settle(moved)
+            for budget, account in self._accounts.items():
+                if moved := received.moved.get(_name(budget)):
+                    account.settle(moved)
 
     async def _learn(self, received: Received) -> None:
         """Take what others have seen, provider by provider, so that nobody waits for long."""
@@ -313,6 +315,6 @@ class FleetSync:
             logger.info(what)
 
 
-def _name(purse: object) -> str:
-    """A purse's name in the fleet: the same for all who hedge alike."""
-    return sha1(repr(purse).encode()).hexdigest()[:16]
+def _name(budget: float) -> str:
+    """An account's name in the fleet: the same for all who have the budget."""
+    return f"budget {budget!r}"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import random
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable
 
 from pipecat_hedge.ending import SILENT, Ending
@@ -24,12 +24,15 @@ from pipecat_hedge.policies.permit_queue import RESERVED, PermitQueue, Ticket
 from pipecat_hedge.policies.shared_outage import SharedOutage
 from pipecat_hedge.provider_health import BreakerChange, Permit, ProviderHealth
 
-__all__ = ["LISTENS_TO_ONE_IN", "Health"]
+__all__ = ["LISTENS_TO_ONE_IN", "MOST_PROVIDERS", "Health"]
 
+MOST_PROVIDERS = 256
+"""Pairs of provider and model, each up to some 150 KB of memory and 50 KB of a file. What has not
+been used for the longest is forgotten."""
 UNHEARD = 3
 """After so many requests in a row that others overtook before a token came, a provider is unheard:
 the next one is let run on, to find out whether it is slow or silent."""
-LISTENS_TO_ONE_IN = 50
+LISTENS_TO_ONE_IN = 70
 """At most one attempt in so many is let run on after it lost."""
 ROOM = 20
 """So many more requests a server without a queue is sent before the next look at it."""
@@ -58,7 +61,7 @@ class Health:
         self.lock = threading.Lock()
         self._dice = dice or random.Random()
         self._lag_secs = lag_secs
-        self._entries: dict[str, ProviderHealth] = {}
+        self._entries: OrderedDict[str, ProviderHealth] = OrderedDict()
         self._changes: deque[BreakerChange] = deque(maxlen=100)
         self._outage = SharedOutage[Permit]()
         self._queue = PermitQueue()
@@ -75,8 +78,18 @@ class Health:
         """
         entry = self._entries.get(key)
         if entry is None:
+            if len(self._entries) >= MOST_PROVIDERS:
+                self._forget_one()
             entry = self._entries[key] = ProviderHealth(self._dice)
+        else:
+            self._entries.move_to_end(key)
         return entry
+
+    def _forget_one(self) -> None:
+        """Forget the provider that has not been used for the longest, but for those in use."""
+        idle = (key for key, entry in self._entries.items() if not entry.limit.in_flight)
+        if (oldest := next(idle, None)) is not None:
+            del self._entries[oldest]
 
     def entries(self) -> dict[str, ProviderHealth]:
         """All entries by key; call it with the lock held."""

@@ -41,8 +41,8 @@ async def race_inference(
     admission: Admission,
     context: LLMContext,
     options: Mapping[str, Any],
-) -> tuple[str | None, list[tuple[str, AttemptError]], str]:
-    """Ask for a whole answer and take the first that is not blank.
+) -> tuple[list[str | None], list[tuple[str, AttemptError]], str]:
+    """Ask for a whole answer and take the first that is not blank, or None if none has a word.
 
     An answer comes all at once here, so its silence says little: instead of a provider's
     ``stall_secs``, another one is asked as well after ``WHOLE_ANSWER_SECS``.
@@ -56,13 +56,13 @@ async def race_inference(
         options: Further arguments of ``LLMService.run_inference``.
 
     Returns:
-        The answer, or None if nobody gave one; what went wrong with whom; and why nobody was asked,
-        where that is so.
+        The answer, in a list that is empty if nobody gave one; what went wrong with whom; and why
+        nobody was asked, where that is so.
     """
     idle = {entry.provider.name: list(entry.contenders) for entry in line_up.entries}
     given = {name: value for name, value in options.items() if value is not None}
     everybody_asked: dict[int, Contender] = {}
-    answers: list[str] = []
+    answers: list[str | None] = []
     asked = False
     sent_at_once: set[int] = set()
     loop = asyncio.get_running_loop()
@@ -80,7 +80,7 @@ async def race_inference(
         asked = True
         if launch.reason == "primary" or not permit.waited_secs:
             sent_at_once.add(launch.attempt)
-        learning.plan.launched(launch)
+        learning.plan.launched(launch, loop.time())
         tally = Tally()
         answer: str | None = None
         error: AttemptError | None = None
@@ -123,17 +123,20 @@ async def race_inference(
     async def released(_: Commit | Continue | BreakOff) -> None:
         pass
 
-    learning = Learning(policy, line_up, context, stats, "first_token", whole_answers=True)
+    learning = Learning(
+        policy, line_up, context, stats, "first_token", whole_answers=True, now=loop.time()
+    )
     order = list(learning.line_up)
     try:
         name = await admission.admit(order, "background")
     except Rejected as rejected:
-        return None, [], str(rejected)
+        return [], [], str(rejected)
     if name is None:
-        return None, [], admission.reason
+        return [], [], admission.reason
     order.sort(key=lambda entry: entry.provider.name != name)
     lineup = [
-        dataclasses.replace(seat, stall_secs=WHOLE_ANSWER_SECS) for seat in seats(order, policy)
+        dataclasses.replace(seat, stall_secs=WHOLE_ANSWER_SECS)
+        for seat in seats(order, policy, learning.plan.slowest_secs)
     ]
     tried = admission.tried if len(order) > 1 else None
     race = Race(
@@ -149,6 +152,9 @@ async def race_inference(
             racing = Racing(race, scope, ask, deliver, released, refusals=refused)
             await racing.run(loop.time())
     finally:
+        learning.plan.close()
         learning.learn([a for a in race.attempts if a.number in sent_at_once])
     errors = [(a.provider, a.error) for a in race.attempts if a.error is not None]
-    return (answers[0] if answers else None), errors, ""
+    if race.winner is not None and not answers:
+        answers.append(None)
+    return answers, errors, ""

@@ -26,8 +26,6 @@ from pipecat_hedge.tokens import estimate_tokens
 __all__ = ["Learning", "breaker_report", "state_of"]
 
 _DICE = random.Random()
-BEYOND_USUAL = 1.5
-"""Times the usual p99: what takes longer is silent, even where models think for long."""
 
 
 class Learning:
@@ -124,9 +122,7 @@ class Learning:
             The time, in seconds.
         """
         backend = next(b for b in self._backends if b.provider == provider)
-        known = self._stats.known([backend], self.prompt_tokens, by_sentence=False)[provider]
-        usual = self._stats.usual(backend, self.prompt_tokens)
-        return max(silent_secs(known, stall_secs), BEYOND_USUAL * usual.quantile(0.99))
+        return silent_secs(self._stats.usual(backend, self.prompt_tokens), stall_secs)
 
     def is_late(self, provider: str, secs: float) -> bool:
         """Whether a wait for a first token is longer than is usual for a provider.

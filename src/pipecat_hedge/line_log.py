@@ -1,7 +1,11 @@
-"""A file to which lines are appended; what goes wrong with it never ends a call."""
+"""A file to which lines are appended, for its owner alone.
+
+Law: what goes wrong with it never ends a call.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from loguru import logger
@@ -9,6 +13,11 @@ from loguru import logger
 from pipecat_hedge.errors import ConfigurationError
 
 __all__ = ["LineLog"]
+
+
+def _own(path: str, flags: int) -> int:
+    """Open a file that, if it is new, nobody but its owner may read."""
+    return os.open(path, flags, 0o600)
 
 
 class LineLog:
@@ -43,7 +52,7 @@ class LineLog:
         if self._path is None:
             return
         try:
-            with self._path.open("a", encoding="utf-8") as file:
+            with open(self._path, "a", encoding="utf-8", opener=_own) as file:
                 file.write(line + "\n")
         except OSError as e:  # a full disk must not end a call
             logger.warning(f"cannot write to {self._path}: {e.strerror}")

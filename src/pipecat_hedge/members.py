@@ -377,7 +377,9 @@ def hedge_refusals(
     return told
 
 
-def seats(line_up: Sequence[Entry], policy: HedgePolicy) -> list[Seat]:
+def seats(
+    line_up: Sequence[Entry], policy: HedgePolicy, slowest_secs: Mapping[str, float]
+) -> list[Seat]:
     """The requests that a turn may make.
 
     Every provider once, in order, then those that have a second instance, and so on.
@@ -385,17 +387,18 @@ def seats(line_up: Sequence[Entry], policy: HedgePolicy) -> list[Seat]:
     Args:
         line_up: Whom to ask.
         policy: How long silence may last where a provider has no time of its own.
+        slowest_secs: By provider, how long its first token may take and still be usual.
     """
     rounds = max((len(entry.contenders) for entry in line_up), default=0)
     return [
-        _seat(entry, number, policy)
+        _seat(entry, number, policy, slowest_secs.get(entry.provider.name, 0.0))
         for number in range(rounds)
         for entry in line_up
         if number < len(entry.contenders)
     ]
 
 
-def _seat(entry: Entry, number: int, policy: HedgePolicy) -> Seat:
+def _seat(entry: Entry, number: int, policy: HedgePolicy, slowest_secs: float) -> Seat:
     provider, retries = entry.provider, entry.contenders[number].retries
     stall_secs = policy.stall_secs if provider.stall_secs == "policy" else provider.stall_secs
-    return Seat(provider.name, stall_secs, provider.timeout_secs, retries)
+    return Seat(provider.name, stall_secs, provider.timeout_secs, slowest_secs, retries)

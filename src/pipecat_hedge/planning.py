@@ -6,7 +6,7 @@ The same for a turn in the pipeline and for one in virtual time.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipecat_hedge.attempt import Attempt
@@ -21,11 +21,18 @@ from pipecat_hedge.policies.hedge_delay import (
     SingleReissue,
     best_reissue,
 )
-from pipecat_hedge.policies.hedge_policy import Adaptive, AtQuantile, HedgePolicy, SingleR
+from pipecat_hedge.policies.hedge_policy import (
+    Adaptive,
+    AtQuantile,
+    HedgePolicy,
+    OnlyOnFailure,
+    SingleR,
+)
 from pipecat_hedge.policies.hedge_promise import Aim, AimedDelay, aim_at
 from pipecat_hedge.policies.routing import HedgeLate, Probing, Route
 from pipecat_hedge.provider_stats import ProviderStats
 from pipecat_hedge.slo import Slo
+from pipecat_hedge.survival import Survival
 
 __all__ = ["Plan", "learn", "plan_turn", "silent_secs"]
 
@@ -33,8 +40,10 @@ USUAL_PROMPT, USUAL_ANSWER = 2_000, 100
 """Tokens, where nothing better is known: costs are compared, so little depends on it."""
 SILENT_SECS = 5.0
 """Where there is no stall time."""
-SILENT_TIMES = 4.0
-"""Times the p95: what takes longer than that does not come."""
+SILENT_TIMES = 2.0
+"""Times the p99: of a thousand answers one or two take longer."""
+MOST_STALLS = 4.0
+"""No more than so many stall times, or a provider that hangs would be taken for a slow one."""
 
 
 @dataclass(slots=True)
@@ -48,6 +57,8 @@ class Plan:
         prior_share: How much of what is known of the first provider is still assumed, from 0 to 1;
             None where nothing that is learned is used.
         probe: Who is asked only to see how it does; or None.
+        slowest_secs: By provider, how long its first token may take and still be usual; before that
+            it is slow and not silent. Whom the table lacks, nothing is known of.
     """
 
     order: tuple[str, ...]
@@ -55,8 +66,8 @@ class Plan:
     route_reason: str | None = None
     prior_share: float | None = None
     probe: str | None = None
+    slowest_secs: Mapping[str, float] = field(default_factory=dict[str, float])
     _stats: ProviderStats | None = None
-    _purse: object = None
     _budget: float = 0.0
     _costs: dict[str, float] = field(default_factory=dict[str, float])
     _bound: BurstBound | None = None
@@ -88,9 +99,8 @@ class Plan:
         if self._stats is None or launch.reason not in ("hedge", "stall") or not is_waiting:
             return
         cost = self._costs.get(launch.provider, 1.0)
-        self._stats.withdraw(self._purse, self._budget, cost)
-        if now is not None and not (self._bound is not None and self._bound.take_claim()):
-            self._stats.bursts.spend(self._purse, self._budget, cost, now)
+        if self._bound is None or not self._bound.take_claim():
+            self._stats.accounts.pay(self._budget, cost, now)
 
     def close(self) -> None:
         """Pay back what was paid for and not sent; call it when the turn is over."""
@@ -124,6 +134,8 @@ def plan_turn(
     """
     rule = policy.rule
     order = tuple(backend.provider for backend in backends)
+    if isinstance(rule, OnlyOnFailure) and now is not None:
+        return Plan(order, rule, slowest_secs=_slowest(policy, backends, stats, prompt_tokens))
     if not isinstance(rule, (Adaptive, AtQuantile, SingleR)):
         return Plan(order, rule)
     if not backends:
@@ -153,9 +165,9 @@ def _adaptive(
     lag_secs: Callable[[], float],
 ) -> Plan:
     given = tuple(backend.provider for backend in backends)
-    purse = (rule, tuple(backend.key for backend in backends))
-    stats.begin_turn(purse, rule.budget)
-    route = stats.route(purse, backends, known, rule, (now or 0.0) - lag_secs())
+    accounts, budget = stats.accounts, rule.budget
+    accounts.begin_turn(budget, now)
+    route = stats.route(backends, known, rule, (now or 0.0) - lag_secs())
     if rule.order == "given":
         route = Route(given)
     order, probe = route.order, route.probe
@@ -165,7 +177,10 @@ def _adaptive(
         known = {**known, order[0]: replace(known[order[0]], first_token=usual)}
     costs = _costs(backends, order[0], prompt_tokens)
     share_at = {
-        cost: route.hedges * stats.share(purse, rule.budget, cost) for cost in set(costs.values())
+        cost: route.hedges * accounts.share(budget, cost)
+        if now is not None or accounts.permits(budget, cost)
+        else 0.0
+        for cost in set(costs.values())
     }
     aim, within_secs = None, 0.0
     if rule.slo is not None and policy.attempts > 1:
@@ -191,18 +206,18 @@ def _adaptive(
             lambda now: (
                 stats.has_turned_slow(first, now - lag_secs())
                 and not all(map(stats.is_slow, backends))
-                and stats.has_credit(purse, rule.budget)
+                and accounts.has_credit(budget)
             ),
         )
-    bound = None
+    slowest_secs, bound = dict[str, float](), None
     if now is not None:
+        slowest_secs = _slowest(policy, backends, stats, prompt_tokens)
         keys = {backend.provider: backend.key for backend in backends}
-        stats.bursts.begin_turn(purse, rule.budget, now)
         rule_of_turn = bound = BurstBound(
             rule_of_turn,
-            lambda provider, now: stats.bursts.claim(purse, rule.budget, costs[provider], now),
-            lambda provider: stats.bursts.pay_back(purse, rule.budget, costs[provider]),
-            {name: silent_secs(each, policy.stall_secs) for name, each in known.items()},
+            lambda provider, now: accounts.claim(budget, costs[provider], now),
+            lambda provider: accounts.pay_back(budget, costs[provider]),
+            slowest_secs,
             lambda provider: stats.health.answered_since(keys[provider]),
             lambda provider: stats.health.word_at(keys[provider]),
         )
@@ -212,9 +227,9 @@ def _adaptive(
         route.reason,
         prior_share,
         probe,
+        slowest_secs,
         stats,
-        purse,
-        rule.budget,
+        budget,
         costs,
         bound,
     )
@@ -236,19 +251,48 @@ def _aim(slo: Slo, first: Known, further: Known, affordable: float) -> tuple[Aim
     return aim_at(first.first_token, further.first_token, within, slo.share, affordable), within
 
 
-def silent_secs(known: Known, stall_secs: float | None) -> float:
+def silent_secs(usual: Survival | None, stall_secs: float | None) -> float:
     """After how long without a word a provider is silent, and not slow.
 
     Args:
-        known: What is known of it.
+        usual: The times to first token that are usual for it; None where it may hang.
         stall_secs: The silence after which somebody else is asked, if there is such a time.
 
     Returns:
-        Several times what nearly all of its answers take, and from once to one and a half times
-        the stall time.
+        Longer than nearly all of its answers take, and from once to ``MOST_STALLS`` times the stall
+        time.
     """
     least = SILENT_SECS if stall_secs is None else stall_secs
-    return min(max(SILENT_TIMES * known.first_token.quantile(0.95), least), 1.5 * least)
+    if usual is None:
+        return least
+    return min(max(SILENT_TIMES * usual.quantile(0.99), least), MOST_STALLS * least)
+
+
+def _slowest(
+    policy: HedgePolicy,
+    backends: Sequence[Backend],
+    stats: ProviderStats,
+    prompt_tokens: int | None,
+) -> dict[str, float]:
+    """By provider, how long its first token may take and still be usual.
+
+    Where the attempt before was waited for in vain, the next one is not waited for as long. Where
+    little is known, or nothing is to be spent on what is merely slow, it is waited for twice as
+    long.
+    Under other policies the user's stall time holds until answers that take longer have been seen.
+    """
+    rule, found = policy.rule, dict[str, float]()
+    for backend in backends:
+        secs = silent_secs(stats.usual(backend, prompt_tokens), policy.stall_secs)
+        prior_share = stats.prior_share(backend, prompt_tokens)
+        if stats.may_hang(backend):
+            secs = silent_secs(None, policy.stall_secs)
+        elif not isinstance(rule, Adaptive):
+            secs *= 1.0 - prior_share
+        else:
+            secs *= 1.0 + prior_share if rule.budget else 2.0
+        found[backend.provider] = secs
+    return found
 
 
 def _reissue(

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["StateGauges"]
 
-MOST_PURSES = 20
-"""Sets of providers that are hedged between."""
+MOST_ACCOUNTS = 20
+"""Of budgets; the others share a label."""
 STATES: tuple[BreakerState, ...] = get_args(BreakerState)
 
 
@@ -61,7 +61,7 @@ class StateGauges:
 
         who = ("provider", "model")
         self._providers, self._models = providers, models
-        self._purses = Names(MOST_PURSES)
+        self._accounts = Names(MOST_ACCOUNTS)
         self._stats, self._clock = stats, clock
         self._lock = threading.Lock()
         self._told: set[tuple[str, str]] = set()
@@ -103,13 +103,13 @@ class StateGauges:
         self._budget = gauge(
             "budget_requests_per_turn",
             "Extra requests that hedging may make, per turn on average.",
-            ("providers",),
+            ("budget",),
             "livemax",
         )
         self._balance = gauge(
             "budget_balance_requests",
             "What is left of the hedging budget, in requests; negative is a debt.",
-            ("providers",),
+            ("budget",),
             "livemin",
         )
 
@@ -156,20 +156,10 @@ class StateGauges:
     def _tell_budgets(self, registries: Iterable[ProviderStats]) -> None:
         balances: dict[str, list[tuple[float, float]]] = {name: [] for name in self._owed}
         for stats in registries:
-            for purse, budget, balance in stats.balances():
-                balances.setdefault(self._between(purse), []).append((budget, balance))
+            for state in stats.budgets():
+                name = self._accounts.of(f"{state.budget:g}")
+                balances.setdefault(name, []).append((state.budget, state.balance))
         self._owed |= balances.keys()
-        for providers, purses in balances.items():
-            self._budget.labels(providers).set(max((budget for budget, _ in purses), default=0.0))
-            self._balance.labels(providers).set(
-                min((balance for _, balance in purses), default=0.0)
-            )
-
-    def _between(self, purse: object) -> str:
-        """Between whom a purse's owners hedge."""
-        match purse:
-            case (_, (*keys,)):
-                names = [str(key).partition(" | ")[0] for key in keys]
-                return self._purses.of("+".join(self._providers.of(name) for name in names))
-            case _:
-                return self._purses.of(None)
+        for name, accounts in balances.items():
+            self._budget.labels(name).set(max((budget for budget, _ in accounts), default=0.0))
+            self._balance.labels(name).set(min((balance for _, balance in accounts), default=0.0))

@@ -92,6 +92,7 @@ class ProviderLatency:
         news: What was seen since others were told of it; None if nobody is to be told.
         changes: How many times what was known has turned out to be no longer true.
         spell: Whether it has turned slow.
+        unanswered: How many attempts in a row were waited for in vain, the last ones.
     """
 
     def __init__(self, prior: Prior):
@@ -109,6 +110,7 @@ class ProviderLatency:
         self._left_by: int | None = None
         self._usual: dict[int, tuple[Survival, float]] = {}
         self.spell = SlowSpell()
+        self.unanswered = 0
         self.news: LatencyCounts | None = None
         self.changes = 0
 
@@ -134,6 +136,15 @@ class ProviderLatency:
             prompt_tokens: The size; None where it is not known.
         """
         return self._usual_of(prompt_tokens)[0]
+
+    def count_unanswered(self, waited_secs: float, prompt_tokens: int | None) -> None:
+        """Take note of an attempt without a first token, if it was waited for longer than usual.
+
+        Args:
+            waited_secs: How long.
+            prompt_tokens: The size of the prompt; None where it is not known.
+        """
+        self.unanswered += waited_secs > self._usual_of(prompt_tokens)[1]
 
     def late_secs(self, prompt_tokens: int | None) -> float | None:
         """After how long an attempt is late; None while too little has been seen to say.

@@ -12,20 +12,20 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from loguru import logger
 
 from pipecat_hedge.attempt import MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
 from pipecat_hedge.backends import Backend
-from pipecat_hedge.bursts import Bursts
+from pipecat_hedge.budget_accounts import BudgetAccounts, BudgetState
 from pipecat_hedge.fleet_sync import FleetSync
-from pipecat_hedge.health import Health
+from pipecat_hedge.health import MOST_PROVIDERS, Health
 from pipecat_hedge.loop_watch import LoopWatch
 from pipecat_hedge.loop_work import LoopWork
-from pipecat_hedge.policies.hedge_budget import HedgeBudget
 from pipecat_hedge.policies.hedge_delay import Known
 from pipecat_hedge.policies.hedge_policy import Adaptive
 from pipecat_hedge.policies.priors import prior_for
@@ -49,23 +49,6 @@ _IN_DOUBT = ((2.0, 0.2), (4.0, 0.1))
 """How many times as long as assumed a wait may be, and how likely that is."""
 _WAITED = (STALLED, TIMED_OUT, MISSED_DEADLINE)
 """Errors that say no more than that it was waited for so long."""
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetState:
-    """How a budget stands that services share: those that hedge alike between the same providers.
-
-    Parameters:
-        budget: Extra requests per turn, on average.
-        balance: What is saved, in requests; negative is owed.
-        most_credit: The most that is saved.
-        share: The share of turns that is hedged as things stand.
-    """
-
-    budget: float
-    balance: float
-    most_credit: float
-    share: float
 
 
 class ProviderStats:
@@ -106,8 +89,7 @@ class ProviderStats:
         self._clock = clock
         self._lock = threading.Lock()
         self._saving = threading.Lock()
-        self._latencies: dict[str, ProviderLatency] = {}
-        self._purses: dict[object, HedgeBudget] = {}
+        self._latencies: OrderedDict[str, ProviderLatency] = OrderedDict()
         self._worths = Worths()
         self.remembered: dict[object, Any] = {}
         self.slo_board = SloBoard()
@@ -119,9 +101,12 @@ class ProviderStats:
         self.turn_hooks = TurnHooks()
         works = {"watches the loop": self.loop_watch.run_if_real}
         self.fleet: FleetSync | None = None
-        self.bursts = Bursts(lambda: 1 if self.fleet is None else self.fleet.processes)
+        self.accounts = BudgetAccounts(
+            self._lock, lambda: 1 if self.fleet is None else self.fleet.processes
+        )
         if shared is not None:
-            self.fleet = FleetSync(shared, self._lock, self._latencies, self._purses, self.health)
+            accounts = self.accounts.accounts
+            self.fleet = FleetSync(shared, self._lock, self._latencies, accounts, self.health)
             works["shares statistics"] = self.fleet.run
         self._background = LoopWork(works)
         self._load()
@@ -204,6 +189,7 @@ class ProviderStats:
             if first is None:
                 if attempt.outcome != "failed" or attempt.error in _WAITED:
                     waited = attempt.ended_at - attempt.launched_at
+                    latency.count_unanswered(waited, prompt_tokens)
                     latency.spell.ended(attempt, waited, late_after, has_answered=False)
                     latency.record(waited, censored=True, prompt_tokens=prompt_tokens)
                 else:
@@ -211,6 +197,7 @@ class ProviderStats:
                 return
             # Not before its lag it had not come, and it may have come at once then.
             secs = max(first - attempt.launched_at - attempt.lag_secs, 0.0)
+            latency.unanswered = 0
             is_unsure = attempt.is_unsure
             latency.spell.ended(attempt, secs, late_after, has_answered=True)
             latency.record(secs, censored=is_unsure, prompt_tokens=prompt_tokens)
@@ -275,57 +262,23 @@ class ProviderStats:
             self._is_new = True
             latency = self._of(backend)
             has_come = first_at is not None
+            if has_come:
+                latency.unanswered = 0
+            else:
+                latency.count_unanswered(secs, prompt_tokens)
             late_after = latency.late_secs(prompt_tokens)
             latency.spell.ended(attempt, secs, late_after, has_answered=has_come)
             is_unsure = not has_come or attempt.is_unsure
             latency.record(max(secs, 0.0), censored=is_unsure, prompt_tokens=prompt_tokens)
 
-    # ---- what is shared by all who hedge alike
-
-    def begin_turn(self, purse: object, budget: float) -> None:
-        """Deposit a turn's budget.
-
-        Args:
-            purse: Whose purse: the same for all who hedge between the same providers alike.
-            budget: Extra requests per turn.
-        """
-        with self._lock:
-            self._purse(purse, budget).begin_turn()
-
-    def share(self, purse: object, budget: float, cost: float) -> float:
-        """The share of turns to hedge as things stand; see ``HedgeBudget.share``."""
-        with self._lock:
-            return self._purse(purse, budget).share(cost)
-
-    def has_credit(self, purse: object, budget: float) -> bool:
-        """Whether less has been spent than the budget allows for."""
-        with self._lock:
-            return self._purse(purse, budget).balance > 0
-
-    def balances(self) -> list[tuple[object, float, float]]:
-        """Every purse with its budget, in extra requests per turn, and what is in it, in requests.
-
-        A purse is a pair: the rule, and the keys of the providers it hedges between.
-        """
-        with self._lock:
-            return [(purse, each.budget, each.balance) for purse, each in self._purses.items()]
-
     def budgets(self) -> tuple[BudgetState, ...]:
-        """How each budget stands that anybody has used."""
-        with self._lock:
-            return tuple(
-                BudgetState(p.budget, p.balance, p.most_credit, p.share())
-                for p in self._purses.values()
-            )
+        """How each budget stands that anybody has used lately."""
+        return self.accounts.states()
 
-    def withdraw(self, purse: object, budget: float, cost: float) -> None:
-        """Pay for an extra request; see ``HedgeBudget.withdraw``."""
-        with self._lock:
-            self._purse(purse, budget).withdraw(cost)
+    # ---- how providers do now
 
     def route(
         self,
-        purse: object,
         given: Sequence[Backend],
         known: Mapping[str, Known],
         rule: Adaptive,
@@ -334,12 +287,12 @@ class ProviderStats:
         """Order the providers for a turn; see ``routing.route``.
 
         Args:
-            purse: Whose budget it is.
             given: The providers, in the order that the user gave; not empty.
             known: What is known of each.
             rule: The user's policy.
             now: The time on the race's clock, less what the event loop is behind.
         """
+        in_debt = self.accounts.in_debt(rule.budget)
         with self._lock:
             latencies = {backend.provider: self._of(backend) for backend in given}
             for latency in latencies.values():
@@ -350,7 +303,7 @@ class ProviderStats:
                 {name: known[name].first_token.quantile(0.5) for name in latencies},
                 rule.budget,
                 now,
-                in_debt=self._purse(purse, rule.budget).in_debt,
+                in_debt=in_debt,
             )
 
     def slow(self) -> set[str]:
@@ -375,6 +328,11 @@ class ProviderStats:
             spell = self._of(backend).spell
             spell.look(now)
             return spell.is_on
+
+    def may_hang(self, backend: Backend) -> bool:
+        """Whether the attempt before was waited for in vain, and none has been answered since."""
+        with self._lock:
+            return self._of(backend).unanswered > 0
 
     def late_secs(self, backend: Backend, prompt_tokens: int | None) -> float | None:
         """After how long an attempt is late; None while too little has been seen to say.
@@ -420,7 +378,10 @@ class ProviderStats:
                 latencies = list(self._latencies.items())
             for key, latency in latencies:
                 with self._lock:  # for each of them anew: a turn waits for one at most
+                    providers.pop(key, None)
                     providers[key] = latency.saved()
+            for key in list(providers)[:-MOST_PROVIDERS]:
+                del providers[key]
             try:
                 self._store.save(json.dumps({"version": VERSION, "providers": providers}))
             except Exception as e:
@@ -444,7 +405,7 @@ class ProviderStats:
             if version == VERSION:
                 for key, saved in found["providers"].items():
                     ProviderLatency(prior_for(key)).restore(saved)  # refuses what cannot be used
-                self._kept = dict(found["providers"])
+                self._kept = dict(list(found["providers"].items())[-MOST_PROVIDERS:])
                 return
             why = f"of version {version}, which this release does not know"
         except Exception:  # whatever it holds, it must not keep a service from starting
@@ -456,7 +417,9 @@ class ProviderStats:
 
     def _of(self, backend: Backend) -> ProviderLatency:
         latency = self._latencies.get(backend.key)
-        if latency is None:
+        if latency is not None:
+            self._latencies.move_to_end(backend.key)
+        else:
             prior = prior_for(backend.provider, backend.model)
             if backend.measures == "whole_answer":
                 prior = replace(prior, curve=prior.curve.scaled(WHOLE_ANSWER))
@@ -468,13 +431,9 @@ class ProviderStats:
             if self.fleet is not None:
                 self.fleet.introduce(backend.key, latency)
             self._latencies[backend.key] = latency
+            if len(self._latencies) > MOST_PROVIDERS:
+                self._latencies.popitem(last=False)
         return latency
-
-    def _purse(self, purse: object, budget: float) -> HedgeBudget:
-        found = self._purses.get(purse)
-        if found is None:
-            found = self._purses[purse] = HedgeBudget(budget)
-        return found
 
 
 def _in_doubt(curve: Survival) -> Survival:

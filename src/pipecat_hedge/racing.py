@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Generic, Protocol, TypeVar
 
 from pipecat_hedge.errors import AttemptError
@@ -338,6 +338,15 @@ class Racing(Generic[T]):
     def stop(self, attempt: int) -> None:
         """Close an attempt that was superseded and let run on."""
         self._tasks[attempt].cancel()
+
+    async def wait_for(self, attempts: Collection[int]) -> None:
+        """Wait until the requests of some attempts are closed.
+
+        Args:
+            attempts: Their numbers.
+        """
+        if tasks := [self._tasks[attempt] for attempt in attempts]:
+            await asyncio.wait(tasks)
 
     def _close(self, attempt: int, cause: CancelCause) -> None:
         task = self._tasks[attempt]

@@ -7,7 +7,7 @@ JSON. Under the prefix it keeps:
   observations of the first token it counts ``n``, and the counts; ``:1:was:<provider>`` is the
   generation before;
 - ``:1:providers``, the set of those;
-- ``:1:pot:<purse>``, a number; ``:1:batch:<process>``, a hash: the number of the last batch and
+- ``:1:pot:<account>``, a number; ``:1:batch:<process>``, a hash: the number of the last batch and
   what came of it;
 - ``:process:<process>``, a document, and ``:processes``, the set of their names.
 
@@ -82,8 +82,8 @@ local function add(provider, counts)
   return epoch .. ' ' .. number
 end
 
-local function even_out(purse, balance)
-  local key = root .. ':1:pot:' .. purse
+local function even_out(account, balance)
+  local key = root .. ':1:pot:' .. account
   if not is(key, 'string') then return '0' end
   local found = redis.call('GET', key)
   local pot = tonumber(found or 0)
@@ -103,8 +103,8 @@ if asked.number > (whole(redis.call('HGET', mark, 'number')) or 0) then
   for provider, counts in pairs(asked.counts) do
     redis.call('HSET', mark, 'c' .. provider, add(provider, counts))
   end
-  for purse, balance in pairs(asked.balances) do
-    redis.call('HSET', mark, 'p' .. purse, even_out(purse, balance))
+  for account, balance in pairs(asked.balances) do
+    redis.call('HSET', mark, 'p' .. account, even_out(account, balance))
   end
 end
 redis.call('EXPIRE', mark, batch_secs)

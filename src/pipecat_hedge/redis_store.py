@@ -11,10 +11,10 @@ Everything is under one prefix, in one hash slot. Sums are under the version of 
 processes' documents say theirs themselves, so that one of another release is noticed. All that
 nobody touches any more goes by itself, by Redis's own clock.
 
-A purse is evened out with a pot: each exchange leaves half of the difference between the two in the
-other one, so what is in all purses and the pot together stays the same whoever comes when. Taking
-each process to the mean of what the others have *told* would not: what was told is a second old,
-and two who correct the same difference correct it twice.
+An account is evened out with a pot: each exchange leaves half of the difference between the two in
+the other one, so what is in all accounts and the pot together stays the same whoever comes when.
+Taking each process to the mean of what the others have *told* would not: what was told is a second
+old, and two who correct the same difference correct it twice.
 """
 
 from __future__ import annotations

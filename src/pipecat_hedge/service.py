@@ -13,6 +13,8 @@ from typing import Any
 
 from loguru import logger
 from pipecat.frames.frames import (
+    CancelFrame,
+    EndFrame,
     Frame,
     InterruptionFrame,
     LLMContextFrame,
@@ -169,6 +171,7 @@ class HedgedLLMService(FrontService):
         self._promise = Promise(slo, self._policy, tier, self._stats.slo_board)
         self._turns = 0
         self._drains = TaskScope()
+        self._late_reports = TaskScope()
         self._take_back = TakeBack()
         self._turn_log = LineLog("turn_log", turn_log)
         self._lines = TurnLines(self._policy)
@@ -263,10 +266,29 @@ class HedgedLLMService(FrontService):
         """Whether this service reports metrics: it does, under its own name."""
         return True
 
+    async def stop(self, frame: EndFrame) -> None:
+        """Report what has not been reported, and stop the members.
+
+        Args:
+            frame: The end frame.
+        """
+        await self._end_probes()
+        await super().stop(frame)
+
+    async def cancel(self, frame: CancelFrame) -> None:
+        """Report what has not been reported, and stop the members at once.
+
+        Args:
+            frame: The cancel frame.
+        """
+        await self._end_probes()
+        await super().cancel(frame)
+
     async def cleanup(self) -> None:
         """Release this service's and its members' resources."""
         try:
             await self._drains.close()
+            await self._late_reports.join()
             await asyncio.to_thread(self._stats.save)
         finally:
             await super().cleanup()
@@ -344,7 +366,12 @@ class HedgedLLMService(FrontService):
                     self._turn = None
                     await self._learn(turn.errors)
             finally:
-                await self._report_turn(turn)
+                filler = self._filler()
+                if turn.has_probe:
+                    name = f"{self.name} reports a turn"
+                    self._late_reports.start(self._report_when_complete(turn, filler), name=name)
+                else:
+                    await self._report_turn(turn, filler)
         if self._stats.is_due:
             await asyncio.to_thread(self._stats.save)
 
@@ -400,8 +427,19 @@ class HedgedLLMService(FrontService):
         category = ErrorCategory(only) if only in known else ErrorCategory.UNKNOWN
         await self.push_error(str(failure), exception=failure, category=category)
 
-    async def _report_turn(self, turn: Turn) -> None:
-        report = dataclasses.replace(turn.report(), filler=self._filler())
+    async def _end_probes(self) -> None:
+        if self._policy.losers == "cancel":
+            await self._drains.close()
+            await self._late_reports.join()
+
+    async def _report_when_complete(self, turn: Turn, filler: FillerReport | None) -> None:
+        try:
+            await turn.wait_for_probe()
+        finally:
+            await self._report_turn(turn, filler)
+
+    async def _report_turn(self, turn: Turn, filler: FillerReport | None) -> None:
+        report = dataclasses.replace(turn.report(), filler=filler)
         self._stats.turn_hooks.tell(report)
         self._promise.ended(report)
         self._tracer.end(turn.span, report)
@@ -442,15 +480,15 @@ class HedgedLLMService(FrontService):
             "response_schema": response_schema,
         }
         try:
-            answer, errors, reason = await race_inference(
+            answers, errors, reason = await race_inference(
                 line_up, self._policy, self._stats, admission, context, options
             )
         finally:
             admission.close()
         await self._learn(errors)
-        if answer is None:
+        if not answers:
             raise AllProvidersFailed(errors, reason=reason)
-        return answer
+        return answers[0]
 
 
 def _tell_cold(report: TurnReport) -> None:

@@ -28,7 +28,7 @@ class Batch:
     Parameters:
         number: Its number; each batch has the next one, from 1.
         counts: What it has seen since the batch before, by provider.
-        balances: What is in its purses, in requests, by purse.
+        balances: What is in its accounts, in requests, by account.
     """
 
     number: int

@@ -41,7 +41,6 @@ class Stages:
         asked_at: When the client was told to.
         keep_alive_secs: For how long the server says that it keeps an idle connection open.
         deltas: What can be read of the body.
-        delta_at: When the latest delta that is not blank was read from it; None if none was.
     """
 
     client_tells: bool = False
@@ -59,7 +58,6 @@ class Stages:
     asked_at: float | None = None
     keep_alive_secs: float | None = None
     deltas: DeltaReader = field(default_factory=DeltaReader)
-    delta_at: float | None = None
     _began_at: float = 0.0
 
     @property
@@ -108,8 +106,7 @@ class Stages:
         now = asyncio.get_running_loop().time()
         if self.first_byte_at is None:
             self.first_byte_at = now
-        if self.deltas.feed(chunk):
-            self.delta_at = now
+        self.deltas.feed(chunk, now)
 
     def token_came(self) -> None:
         """Take note that a piece of the answer has come, of whatever kind."""

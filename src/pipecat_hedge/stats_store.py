@@ -52,8 +52,16 @@ class FileStore:
 
         Args:
             path: Where it is or will be; its folder is made when needed.
+
+        Raises:
+            ConfigurationError: If there is something else than a file.
         """
         self.path = Path(path)
+        if os.path.exists(self.path) and not os.path.isfile(self.path):
+            raise ConfigurationError(
+                f"{self.path} is no regular file, and statistics are kept in one: "
+                "name a file, or a path where there is nothing yet"
+            )
 
     def __str__(self) -> str:
         """The path."""
@@ -108,7 +116,8 @@ def default_store() -> FileStore | RedisStore | None:
     redis-py is installed, and otherwise a file in the user's state folder.
 
     Raises:
-        ConfigurationError: If ``PIPECAT_HEDGE_STATS`` names a Redis that cannot be used.
+        ConfigurationError: If ``PIPECAT_HEDGE_STATS`` names a Redis that cannot be used, or what
+            is there and no regular file.
     """
     named = os.environ.get(ENVIRONMENT, "").strip()
     if named.lower() in ("off", "none", "0"):
@@ -116,7 +125,10 @@ def default_store() -> FileStore | RedisStore | None:
     if named.lower().startswith(SCHEMES):
         return RedisStore(named)
     if named:
-        return FileStore(named)
+        try:
+            return FileStore(named)
+        except ConfigurationError as e:
+            raise ConfigurationError(f"{ENVIRONMENT}: {e}; or {ENVIRONMENT}=off") from None
     if os.environ.get("REDIS_URL", "").strip() and find_spec("redis") is not None:
         try:
             store = RedisStore()

@@ -84,6 +84,11 @@ class TaskScope:
         """
         self._tasks.discard(task)
 
+    async def join(self) -> None:
+        """Wait for every task to end by itself, for ``CLOSE_SECS`` at most."""
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks), timeout=CLOSE_SECS)
+
     async def close(self) -> None:
         """Cancel every task and wait for its end, for ``CLOSE_SECS`` at most."""
         for task in self._tasks:

@@ -209,7 +209,7 @@ class Turn:
         # Whoever is only tried takes nobody's place.
         tried = self._admission.tried if len(order) > 1 else None
         return Race(
-            seats(order, policy),
+            seats(order, policy, plan.slowest_secs),
             plan.rule,
             attempts=policy.attempts + (tried is not None),
             commit_on=self._commit_on,
@@ -248,6 +248,16 @@ class Turn:
     def errors(self) -> list[tuple[str, AttemptError]]:
         """What went wrong with whom, whatever came of the turn."""
         return [(a.provider, a.error) for a in self._race.attempts if a.error is not None]
+
+    @property
+    def has_probe(self) -> bool:
+        """Whether an attempt that has lost is still let run to its first token."""
+        return self._policy.losers == "cancel" and bool(self._asking.still_listened_to)
+
+    async def wait_for_probe(self) -> None:
+        """Wait until what was let run on is closed."""
+        if self._asking.racing is not None:
+            await self._asking.racing.wait_for(self._asking.still_listened_to)
 
     def report(self) -> TurnReport:
         """Sum the turn up; call it once it is over."""
@@ -351,8 +361,10 @@ class Turn:
         sent_at = self._asking.sent_at.get(attempt.number)
         was_sent = sent_at is not None and not self._asking.was_withdrawn(attempt)
         tokens = count_tokens(tally, self._context) if was_sent else NONE
-        first, speakable = attempt.first_token_at, attempt.speakable_at
+        first, speakable = self._asking.first_token_at(attempt), attempt.speakable_at
         ended = self._ended_at if attempt.ended_at is None else attempt.ended_at
+        if attempt.number in self._asking.listened_to:
+            ended = self._asking.closed_at.get(attempt.number, ended)
         return AttemptReport(
             provider=attempt.provider,
             model=None if asked is None else asked.model,

@@ -55,10 +55,12 @@ class Call:
     """A session: two providers, one on each wire, and a caller who interrupts now and then."""
 
     def __init__(self, number: int, sim: Simulator, log: Path, stats: ProviderStats):
-        fault = FAULTS[number % len(FAULTS)]
+        fault, other_fault = FAULTS[number % len(FAULTS)], "529,rate=0.1"
+        if number == 0:  # what both refuse for good fails the turn
+            fault, other_fault = "400", "400,rate=0.5"
         self.is_patient = number >= SESSIONS // 2  # the answer takes so long that it can be cut off
         self.first = f"fixed@ttft={0.03 * (number + 1):g},fault={fault},rate=0.08,{ANSWER}"
-        self.second = f"fixed@ttft=0.05,fault=529,rate=0.1,{ANSWER}"
+        self.second = f"fixed@ttft=0.05,fault={other_fault},{ANSWER}"
         self.sim = sim
         self.members = [
             simulated("openai", sim, self.first),
@@ -144,7 +146,7 @@ async def test_a_thousand_turns(tmp_path: Path, capsys: pytest.CaptureFixture[st
     outcomes = Counter(turn["outcome"] for turn in turns)
     faults = Counter(entry.fault for entry in ledger if entry.fault)
     assert min(outcomes["answered"], outcomes["interrupted"], outcomes["failed"]) > 0
-    assert set(faults) == set(FAULTS)
+    assert set(faults) == {*FAULTS, "400"}
     with capsys.disabled():
         print(f"\n{len(ledger)} requests, turns {dict(outcomes)}, faults {dict(faults)}")
 

@@ -59,6 +59,8 @@ FAULTS = {
     "cut_in_tool": "fault=cut_in_tool",
     "slow_close": "fault=slow_close,delay=1",
 }
+SAYS_NOTHING = {"empty", "whitespace"}
+"""Answers that are complete and without a word; what two providers say is meant."""
 SPEAKS_FIRST = {"dribble", "stall", "cut", "slow_close"}
 """Faults that strike after the first words, so that a race has been won and spent by then."""
 
@@ -223,6 +225,9 @@ def check(cell: Cell, heard: Heard) -> None:
         # Nobody can tell an answer that lingers for longer than a stall from one that goes on.
         told = f"{ANSWER} {FALLBACK}" if report.outcome == "failed" else ANSWER
         assert heard.text == told, cell
+        return
+    if cell.faulty == "both" and cell.fault in SAYS_NOTHING:
+        assert (heard.text.strip(), report.outcome) == ("", "answered"), (cell, heard.text, report)
         return
     if cell.faulty == "both" or is_busy:
         spoke_first = is_busy or cell.fault in SPEAKS_FIRST

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.bursts import Bursts
+from pipecat_hedge.budget_accounts import BudgetAccounts
 from pipecat_hedge.facts import InFlight, LaunchDecision, Waiting
 from pipecat_hedge.policies.hedge_burst import (
     ALONE,
@@ -143,14 +145,14 @@ def test_what_is_due_goes_where_there_is_room() -> None:
 
 
 def test_a_caller_is_not_left_in_silence_because_little_would_be_saved() -> None:
-    """Four times the silence of one that is lost; until then what the rule says stands."""
+    """Twice the silence of one that is lost; until then what the rule says stands."""
     assert asked(12.5, 12.0, room=True).at == 12.5
-    assert asked(99.0, 12.0, room=True).at == 22.0
-    assert not asked(99.0, 21.9, room=True).is_put_off
-    replaced = asked(99.0, 22.0, room=False)
-    assert replaced.at == 22.0
+    assert asked(99.0, 12.0, room=True).at == 16.0
+    assert not asked(99.0, 15.9, room=True).is_put_off
+    replaced = asked(99.0, 16.0, room=False)
+    assert replaced.at == 16.0
     assert replaced.is_put_off, "it is a replacement then"
-    assert asked(99.0, 22.0, room=False, heard_at=15.0).at == 27.0
+    assert asked(99.0, 16.0, room=False, heard_at=13.0).at == 19.0
 
 
 def test_who_speaks_to_others_meanwhile_is_slow_and_not_silent() -> None:
@@ -196,22 +198,22 @@ def test_what_is_due_is_claimed_once() -> None:
 
 def test_what_was_claimed_and_never_sent_is_paid_back() -> None:
     """A turn may end while nobody takes its hedge; it is paid back once."""
-    bursts = Bursts(lambda: 1)
+    accounts = BudgetAccounts(threading.Lock())
     rule = BurstBound(
         At(12.0),
-        lambda provider, now: bursts.claim("purse", 0.1, 1.0, now),
-        lambda provider: bursts.pay_back("purse", 0.1, 1.0),
+        lambda provider, now: accounts.claim(0.1, 1.0, now),
+        lambda provider: accounts.pay_back(0.1, 1.0),
         {"a": 3.0},
     )
     waiting = Waiting(10.0, (InFlight("a", 10.0, None),), "b", 12.0)
-    left = [bursts.claim("purse", 0.1, 1.0, 12.0) for _ in range(round(ALONE) - 1)]
+    left = [accounts.claim(0.1, 1.0, 12.0) for _ in range(round(ALONE) - 1)]
     assert all(left)
     assert not rule.next_launch(waiting).is_put_off
-    assert not bursts.claim("purse", 0.1, 1.0, 12.0)
+    assert not accounts.claim(0.1, 1.0, 12.0)
     rule.close()
     rule.close()
-    assert bursts.claim("purse", 0.1, 1.0, 12.0)
-    assert not bursts.claim("purse", 0.1, 1.0, 12.0)
+    assert accounts.claim(0.1, 1.0, 12.0)
+    assert not accounts.claim(0.1, 1.0, 12.0)
 
 
 @given(st.floats(0.0, 20.0), st.integers(0, 6))

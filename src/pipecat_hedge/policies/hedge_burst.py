@@ -4,28 +4,27 @@ Law: what the budget is on average, it nearly is in every few seconds, too, of a
 together. Who is put off is helped when there is room again, or when the silence has been such that
 nobody would take it for slowness.
 
-The problem: a purse (``hedge_budget.py``) sees to the average of some hundred turns, and the time
-of a turn's hedge is set when the turn begins. When a provider turns slow or silent, every turn that
-waits for it comes to that time, and all are hedged: before a debt is felt, eight processes have
-sent as many extra requests in three seconds as usually in twenty, to those providers that are still
-well. It is a small storm, and it comes when it does most harm.
+The problem: an account (``hedge_budget.py``) sees to the average of some hundred turns, and the
+time of a turn's hedge is set when the turn begins. When a provider turns slow or silent, every turn
+that waits for it comes to that time, and all are hedged: before a debt is felt, eight processes
+have sent as many extra requests in three seconds as usually in twenty, to those providers that are
+still well. It is a small storm, and it comes when it does most harm.
 
 The naive answer, to stop all hedges for a while once there have been too many, lets the next storm
 begin everywhere at the same instant. Ours is the usual bucket: each turn puts its budget in, an
 extra request takes one out, and none is sent while there is not one in it. A fleet's processes meet
 the trouble together and have no time to tell each other, so what is saved is divided among them
-beforehand: ``saved`` in all, but no more than ``ALONE`` each, and no less than one. The purse makes
-the demand what its budget is; if no more than that came in, the bucket would be half empty in calm,
-and hedges would wait for the next token for as long as hedging is to save. So twice as much comes
-in (``SLACK``), which the purse never lets be used up for long. Who is put off asks again
+beforehand: ``saved`` in all, but no more than ``ALONE`` each, and no less than one. The account
+makes the demand what its budget is; if no more than that came in, the bucket would be half empty in
+calm, and hedges would wait for the next token for as long as hedging is to save. So twice as much
+comes in (``SLACK``), which the account never lets be used up for long. Who is put off asks again
 (``race.py``). A little comes in by time alone, for processes with few turns.
 
 What replaces the silent is paid for, too, but never refused, and owed no further than the bucket is
 deep: hedging is not to be off for long after. A provider that answers others who came later is slow
 and not silent, and so is one with a queue, which goes on answering those who came before: there the
 silence has to be twice as long. Where all are slow a rule may find that
-nothing is to be saved for a long time; after ``LOST_TIMES`` the silence somebody is asked in any
-case.
+nothing is to be saved for a long time; after twice the silence somebody is asked in any case.
 
 ``saved`` is three times the standard deviation of the extra requests of ``TURNS`` turns that are
 hedged each with the probability ``budget``: what is sent at once is no more than chance would bring
@@ -57,11 +56,9 @@ SLACK = 2.0
 EACH_SECS = 4.0
 """How often one comes in by time alone, for all processes together."""
 ENOUGH = 1.0 - 1e-9
-LOST_TIMES = 4.0
-"""After a silence so many times as long somebody else is asked, though it be expected to save
-little: who has waited for so long is about to hang up."""
 SLOW_TIMES = 2.0
-"""So many times as long has somebody to be silent who answers others."""
+"""So many times as long has somebody to be silent who answers others, or where another request is
+expected to save little: who has waited for so long is about to hang up."""
 LATELY = 0.5
 """A word to others is of now if it is younger than that part of a silence. Somebody who hangs since
 the silence began has still answered those who came before, but for their tail not in its second
@@ -79,7 +76,7 @@ def saved(budget: float) -> float:
 
 
 class HedgeBurst:
-    """The bucket of everybody in a process who hedges between the same providers."""
+    """The bucket of everybody in a process who has the same budget."""
 
     def __init__(self, budget: float):
         """Begin with a full bucket.
@@ -192,7 +189,7 @@ class BurstBound:
         last = waiting.in_flight[-1]
         heard_at = last.launched_at if last.last_token_at is None else last.last_token_at
         silent_secs = self._silent_secs[last.provider]
-        lost_at = heard_at + LOST_TIMES * silent_secs
+        lost_at = heard_at + SLOW_TIMES * silent_secs
         if decision.at is None:
             return decision
         if decision.at > waiting.now:

@@ -28,9 +28,9 @@ only roughly, from the few slow answers in the window, whereas V rises steeply w
 latencies ends and the tail begins, wherever in its spread the estimate lies. But V is an estimate
 too, and flat beyond the knee. So the time stays between those by which all but ``EARLY`` and
 ``LATE`` times the share have answered: a turn that has waited longer is worth any price. So is one
-that has waited ``ANY_PRICE_SECS``, whatever the purse says, if the request would spare the caller
+that has waited ``ANY_PRICE_SECS``, whatever the account says, if the request would spare the caller
 ``MOST`` of what is left: that is a provider that hangs beside one that does not. Where everybody is
-slow at once a request spares about half, and the load stays what the purse allows. As no curve
+slow at once a request spares about half, and the load stays what the account allows. As no curve
 knows of what has never happened before, a wait of twice the longest usual one is taken for a hang.
 
 A budget that is larger than what pays is not used up: where the requests of the next moments would

@@ -135,15 +135,15 @@ class HedgePolicy:
             run to its end, for comparing answers (see ``on_loser_drained``), and pays for it.
         stall_secs: The silence after which another attempt continues a committed answer. If none is
             left, the answer is waited for, as the bare service would. Under ``fallback`` also the
-            silence after which the next one is asked. None is never. A provider may have its own.
-            The arguments of a tool call are silence until they are complete.
+            silence after which the next one is asked, or twice the provider's p99 where that is
+            longer, four times this at most. None is never. A provider may have its own.
         deadline_secs: How long a turn may go without an answer before it has failed; None is for
             ever. ``adaptive`` has a deadline of another kind.
         fallback_text: What the bot says when a turn has failed, in place of the answer or, where
             one has broken off and nobody continues it, of the rest of it; None is nothing.
-        probes: Whether at most one request in fifty of the process may run on to its first token
+        probes: Whether at most one request in seventy of the process may run on to its first token
             when it has lost. Only that tells whether a provider that always loses is slow or
-            silent, and whether it has recovered.
+            silent, and whether it has recovered. Its turn is reported when it has ended.
     """
 
     rule: LaunchRule | LearnedRule
@@ -200,8 +200,9 @@ class HedgePolicy:
         shared by all services of the process and kept between runs.
 
         Args:
-            budget: Extra requests per turn, on average. A slow spell delays hedges and never
-                forbids them; attempts that replace a failed one are not counted. Where providers
+            budget: Extra requests per turn, on average, over all turns of the process with this
+                budget; over any 1,000 turns at most 1.25 times as many. Attempts that replace a
+                failed one are not counted. Where providers
                 have prices (``usd_per_mtok``), in units of the first provider's cost.
             attempts: The most requests a turn may make.
             deadline_secs: When the answer should be there: hedges are then sent so that it is, and

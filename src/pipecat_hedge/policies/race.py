@@ -22,12 +22,13 @@ After the commit the race goes on with one runner. An answer that breaks off or 
 continued by another attempt, if one may still be made; ``continuation.py`` sees to it that nothing
 is said twice. An answer that has called its tools is complete in all that matters.
 
-Silence has two lengths. After ``stall_secs`` without a usable token somebody else is asked. While
-nothing is committed the silent attempt may still win; a committed answer has then broken off, but
-if no attempt is left to continue it, it is waited for: it may go on. Reasoning is silence, and so
-are the arguments of a tool call, which services do not show as they come. A provider's
-``timeout_secs`` ends an attempt in any case; by default there is none, since the answer might still
-come: a request that hangs is ended by its own client, as without a race.
+Silence has two lengths. After ``stall_secs`` without progress somebody else is asked. While nothing
+is committed, the silence has to be longer than the provider's answers usually take, too
+(``Seat.slowest_secs``), and the silent attempt may still win. A committed answer has then broken
+off, but if no attempt is left to continue it, it is waited for: it may go on. Reasoning and the
+arguments of a tool call are progress, where they are seen as they come (``Progressed``). A
+provider's ``timeout_secs`` ends an attempt in any case; by default there is none, since the answer
+might still come: a request that hangs is ended by its own client, as without a race.
 
 A provider may refuse hedges for a while (``HedgesRefused``), because its server has a queue, say.
 Then another one is asked instead; with nobody else the hedge waits, and is asked for again every
@@ -468,7 +469,11 @@ class Race:
                     self._wake_by(now + ASK_AGAIN_SECS)
                     hedge_at = None
             if hedge_at is None:  # a rule that names a time has its own idea of too long
-                stalls_at = _after(live[-1].alive_at, live[-1].stall_secs)
+                last = live[-1]
+                silent_secs = last.stall_secs
+                if silent_secs is not None and self._phase is Phase.WAITING:
+                    silent_secs = max(silent_secs, last.seat.slowest_secs)
+                stalls_at = _after(last.alive_at, silent_secs)
             if hedge_at is not None and hedge_at <= now:
                 self._launch(why, now, self._launch_reason)
             elif stalls_at is not None and stalls_at <= now:

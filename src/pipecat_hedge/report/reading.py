@@ -25,7 +25,7 @@ from pipecat_hedge.report.turns import HeardTurn, Log, LoggedTurn
 from pipecat_hedge.reports import AttemptReport, StageReport, TurnReport
 from pipecat_hedge.turn_timeline import TurnLatency
 from pipecat_hedge.whatif.reading import ReadingError
-from pipecat_hedge.whatif.tables import read_lines
+from pipecat_hedge.whatif.tables import printable, read_lines
 
 __all__ = ["read_logs", "turn_of"]
 
@@ -79,7 +79,7 @@ def read_logs(
                     except ValueError as e:
                         skipped += 1
                         if len(skips) < NAMED:
-                            skips.append(f"{path.name}:{line.number}: {e}")
+                            skips.append(f"{printable(path.name)}:{line.number}: {e}")
         except OSError as e:
             raise ReadingError(f"{path} cannot be read: {e.strerror}") from e
         except UnicodeDecodeError as e:
@@ -93,7 +93,7 @@ def read_logs(
         )
     if all(turn.at is not None for turn in turns):
         turns.sort(key=lambda turn: turn.began_at or 0.0)
-    files = tuple(dict.fromkeys(Path(path).name for path in paths))
+    files = tuple(dict.fromkeys(printable(Path(path).name) for path in paths))
     return Log(files, tuple(turns), tuple(heard), skipped, tuple(skips))
 
 

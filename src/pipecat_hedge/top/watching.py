@@ -14,6 +14,7 @@ import aiohttp
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.live_format import LIVE_PATH
 from pipecat_hedge.top.fleet import Bot, Fleet, NotAFeed
+from pipecat_hedge.whatif.tables import printable
 
 __all__ = ["feed_url", "watch"]
 
@@ -92,7 +93,7 @@ async def _ask(session: aiohttp.ClientSession, bot: Bot) -> Any:
                 most = f"{MOST_BYTES / 1e6:g} MB"
                 raise NotAFeed(f"it answers with more than {most}: see docs/slo.md")
     try:
-        return json.loads(told)
+        return printable(json.loads(told))
     except (ValueError, RecursionError):
         raise NotAFeed("what answers there is no feed of turns: see docs/slo.md") from None
 

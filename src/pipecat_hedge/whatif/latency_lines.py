@@ -15,7 +15,15 @@ from typing import Any
 
 from pipecat_hedge.errors import SHED
 from pipecat_hedge.whatif.charges import Charges
-from pipecat_hedge.whatif.tables import COLUMN, FACTORS, Failure, Line, Seconds, shortened
+from pipecat_hedge.whatif.tables import (
+    COLUMN,
+    FACTORS,
+    Failure,
+    Line,
+    Seconds,
+    printable,
+    shortened,
+)
 
 __all__ = ["Latencies", "LatencyLines"]
 
@@ -121,7 +129,7 @@ class LatencyLines:
     def _bad_line(self, path: Path, number: int, why: str) -> None:
         self.bad += 1
         if len(self.named) < NAMED:
-            self.named.append(f"{path}:{number}: {why}")
+            self.named.append(f"{printable(str(path))}:{number}: {why}")
 
     def _add(self, name: str, secs: float, **kind: bool) -> None:
         self.found.setdefault(name, Latencies()).add(secs, self.turns, **kind)

@@ -1,7 +1,8 @@
 """The records of a file of figures: CSV in its many dialects, and JSON.
 
 Law: what is ambiguous is not guessed. A decimal comma is read where something else separates the
-columns; a comma between two figures on a line of a CSV separates them.
+columns; a comma between two figures on a line of a CSV separates them. No text that is read holds a
+character that would control a terminal.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["COLUMN", "FACTORS", "Failure", "Line", "Seconds", "read_lines", "shortened"]
+__all__ = [
+    "COLUMN",
+    "FACTORS",
+    "Failure",
+    "Line",
+    "Seconds",
+    "printable",
+    "read_lines",
+    "shortened",
+]
 
 COLUMN = "latency"
 """What a provider is called whose file does not name it."""
@@ -74,7 +84,8 @@ def read_lines(path: Path, file: Iterable[str]) -> Iterator[Line]:
         kept = list(rest)
         listed = _list_of(" ".join(line for _, line in kept))
         if listed is not None:
-            yield from (Line(number, record) for number, record in enumerate(listed, 1))
+            records = map(printable, listed)
+            yield from (Line(number, record) for number, record in enumerate(records, 1))
             return
         yield from _json_lines(iter(kept))
     elif first[1][0] == "{" or path.suffix in (".jsonl", ".ndjson", ".json"):
@@ -90,6 +101,24 @@ def shortened(text: str) -> str:
         text: The text.
     """
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+def printable(value: Any) -> Any:
+    """What JSON holds, without the characters in its texts that cannot be seen.
+
+    Those are control characters, such as begin a terminal's commands, and what changes the
+    direction of writing.
+
+    Args:
+        value: A text, or lists and objects of them.
+    """
+    if isinstance(value, str):
+        return value if value.isprintable() else "".join(filter(str.isprintable, value))
+    if isinstance(value, list):
+        return [printable(each) for each in value]
+    if isinstance(value, dict):
+        return {printable(name): printable(each) for name, each in value.items()}
+    return value
 
 
 def _chain(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
@@ -108,7 +137,10 @@ def _list_of(text: str) -> list[Any] | None:
 def _json_lines(lines: Iterator[tuple[int, str]]) -> Iterator[Line]:
     for number, line in lines:
         try:
-            yield Line(number, json.loads(line))
+            record = json.loads(line)
+            if "\\" in line or not line.isprintable():
+                record = printable(record)
+            yield Line(number, record)
         except (ValueError, RecursionError):  # or a number of thousands of digits
             yield Line(number, None, "not JSON")
 
@@ -143,9 +175,9 @@ def _separator(line: str) -> str:
 
 
 def _cells(line: str, separator: str) -> list[str]:
-    if separator == " ":
-        return line.split()
-    return [cell.strip() for cell in next(csv.reader([line], delimiter=separator))]
+    spaced = separator == " "
+    cells = line.split() if spaced else next(csv.reader([line], delimiter=separator))
+    return [printable(cell.strip()) for cell in cells]
 
 
 def _told_apart(header: list[str]) -> list[str]:

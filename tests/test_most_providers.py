@@ -1,0 +1,73 @@
+"""What is kept of providers is bounded, however many models there have been."""
+
+from __future__ import annotations
+
+import json
+
+from pipecat_hedge.attempt import Attempt
+from pipecat_hedge.backends import Backend
+from pipecat_hedge.facts import Seat
+from pipecat_hedge.health import MOST_PROVIDERS
+from pipecat_hedge.provider_stats import ProviderStats
+
+USED = Backend("used", "all the time")
+
+
+class Kept:
+    """Keeps statistics in memory."""
+
+    def __init__(self) -> None:
+        self.text: str | None = None
+
+    def load(self) -> str | None:
+        return self.text
+
+    def save(self, text: str) -> None:
+        self.text = text
+
+    def set_aside(self, why: str) -> None:
+        raise AssertionError(why)
+
+
+def test_those_used_last_are_kept() -> None:
+    """In memory, in a file, and when a file is read that holds more."""
+    store = Kept()
+    stats = ProviderStats(store)
+    for number in range(3 * MOST_PROVIDERS):
+        stats.record_first_token(Backend("p", f"model-{number}"), 0.3, 100)
+        stats.record_first_token(USED, 0.3, 100)
+        with stats.health.lock:
+            stats.health.of(f"p | model-{number}")
+            stats.health.of(USED.key)
+    stats.save()
+    assert store.text is not None
+    kept = json.loads(store.text)["providers"]
+    assert len(kept) == MOST_PROVIDERS
+    assert USED.key in kept
+    assert f"p | model-{3 * MOST_PROVIDERS - 1}" in kept
+    with stats.health.lock:
+        assert len(stats.health.entries()) == MOST_PROVIDERS
+        assert USED.key in stats.health.entries()
+
+    more = {f"old | {number}": kept[USED.key] for number in range(100)} | kept
+    store.text = json.dumps({"version": 1, "providers": more})
+    again = ProviderStats(store)
+    again.record_first_token(Backend("q", "new"), 0.3, 100)
+    again.save()
+    providers = json.loads(store.text)["providers"]
+    assert len(providers) == MOST_PROVIDERS
+    assert "q | new" in providers
+    assert not any(key.startswith("old") for key in providers)
+    assert again.prior_share(USED) < 0.1
+
+
+def test_a_provider_that_is_forgotten_while_it_is_asked() -> None:
+    """Its attempt ends like any other."""
+    stats, forgotten = ProviderStats(), Backend("forgotten", "m")
+    attempt = Attempt(0, Seat("forgotten"), "primary", 0.0)
+    stats.sent(forgotten, attempt, None)
+    for number in range(MOST_PROVIDERS):
+        stats.record_first_token(Backend("p", f"model-{number}"), 0.3, 100)
+    attempt.first_token_at, attempt.ended_at, attempt.outcome = 0.4, 0.9, "won"
+    stats.record(forgotten, attempt, None)
+    assert stats.prior_share(forgotten) < 1.0
