@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 __all__ = [
     "INCOMPLETE_CALL",
@@ -42,10 +42,10 @@ class AttemptError:
     """
 
     category: str
-    message: str
+    message: str = field(repr=False)
     permanent: bool = False
     retry_after_secs: float | None = None
-    exception: BaseException | None = None
+    exception: BaseException | None = field(default=None, repr=False)
     is_busy: bool = False
     is_connection: bool = False
     is_transient: bool = False
@@ -63,7 +63,8 @@ class AllProvidersFailed(HedgeError):
     """Every attempt of a turn failed.
 
     Attributes:
-        causes: One ``(provider, error)`` an attempt, in the order of their launch.
+        causes: One ``(provider, error)`` an attempt, in the order of their launch; the errors say
+            their category and no text of the provider's, which is in the log at DEBUG.
         reason: Why nobody was asked, where that is so.
     """
 
@@ -82,7 +83,9 @@ class AllProvidersFailed(HedgeError):
             broke_off: Whether an answer had begun, and nobody continued it.
             reason: Why nobody was asked, where that is so; by default that there was no room.
         """
-        self.causes = tuple(causes)
+        self.causes = tuple(
+            (provider, replace(error, message="", exception=None)) for provider, error in causes
+        )
         if not reason and causes and all(error.category == SHED for _, error in causes):
             reason = causes[-1][1].message
         self.reason = reason

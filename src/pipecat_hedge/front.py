@@ -185,6 +185,7 @@ class FrontService(LLMService):
     async def _learn(self, errors: Iterable[tuple[str, AttemptError]]) -> None:
         """Say once who is out for the session, and who is left alone or taken back."""
         for provider, error in errors:
+            logger.debug(f"{self}: {provider}: {error.category}: {error.message}")
             if error.permanent and self._members.strike_out(provider):
                 logger.warning(
                     f"{self}: {provider} rejected the request for good ({error.category}) and is "
