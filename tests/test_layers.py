@@ -91,6 +91,7 @@ LAYERS = {
     "slo": WORDS,
     "slo_board": MECHANISM,
     "promise": PIPECAT,
+    "origins": WORDS,
     "live": PIPECAT,
     "live_format": WORDS,
     "live_server": PIPECAT,

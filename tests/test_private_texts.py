@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,12 +31,12 @@ SECRET = "sk-live-1234 and what the caller said"
 
 
 @pytest.fixture
-def logged() -> io.StringIO:
+def logged() -> Iterator[io.StringIO]:
     """Everything that is logged, at DEBUG too, with the values that a traceback shows."""
     told = io.StringIO()
     sink = logger.add(told, level="DEBUG", format="{level}|{name}|{message}", diagnose=True)
     try:
-        yield told  # pyright: ignore[reportReturnType]
+        yield told
     finally:
         logger.remove(sink)
 

@@ -6,6 +6,7 @@ Pipecat's own runner serves the bot; its options (`--port`, `--host`, `-v` …) 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import os
 import sys
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from fastapi import FastAPI
-    from pipecat.runner.types import RunnerArguments
+    from pipecat.runner.types import SmallWebRTCRunnerArguments
 
 NEEDED = ("aiortc", "dotenv", "fastapi", "uvicorn", "onnxruntime", "pipecat_hedge")
 LEVELS = ("INFO", "DEBUG", "TRACE")
@@ -56,6 +57,17 @@ def _serve(arguments: list[str]) -> None:
     parser.add_argument(
         "--loopback-only", action="store_true", help="no packet of a call leaves this machine"
     )
+    parser.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="a web page's origin that may call, such as https://bot.example.com; its host is "
+        "also a name of this server; may be repeated. Loopback always may",
+    )
+    parser.add_argument(
+        "--max-sessions", type=int, default=16, help="calls at the same time (default 16)"
+    )
     ours = _read_ahead(arguments)
     if not ours.help:
         port = _prepare(app, ours)
@@ -72,6 +84,8 @@ def _read_ahead(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--port", type=int)
     parser.add_argument("-v", "--verbose", action="count", default=0)
     parser.add_argument("--loopback-only", action="store_true")
+    parser.add_argument("--allow-origin", action="append", default=[])
+    parser.add_argument("--max-sessions", type=int, default=16)
     return parser.parse_known_args([*DEFAULTS, *arguments])[0]
 
 
@@ -84,7 +98,8 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
     from dotenv import find_dotenv, load_dotenv
     from loguru import logger
 
-    from examples.voice_bot.choices import choose
+    from examples.voice_bot.choices import SettingError, choose
+    from examples.voice_bot.gate import Gate, connected_in_time
     from examples.voice_bot.services import (
         check_installed,
         check_simulated_models,
@@ -97,9 +112,12 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
         add_metrics,
         add_page,
         free_port,
+        guard,
         offer_loopback,
         surround,
     )
+    from pipecat_hedge.errors import ConfigurationError
+    from pipecat_hedge.origins import AllowedOrigins, is_loopback
     from pipecat_hedge.tracing import export_traces
 
     load_dotenv(find_dotenv(usecwd=True), override=True)  # as Pipecat's runner does
@@ -112,6 +130,14 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
             os.environ["VLLM_MODEL"] = llm.model
     if choices.traces != "off":
         export_traces("voice-bot", with_text=choices.traces == "with text")
+    try:
+        origins = AllowedOrigins(options.allow_origin, field="--allow-origin")
+    except ConfigurationError as error:
+        raise SettingError(str(error)) from None
+    if options.max_sessions < 1:
+        raise SettingError(
+            f"--max-sessions must be at least 1, got {options.max_sessions}: with 0 nobody can call"
+        )
     port = free_port(options.host, options.port)
     offer_loopback(alone=options.loopback_only)
 
@@ -122,9 +148,11 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
 
     calls = Calls()
 
-    async def bot(runner_args: RunnerArguments) -> None:
-        with calls.held():
-            await answer(runner_args)
+    async def bot(runner_args: SmallWebRTCRunnerArguments) -> None:
+        connection = runner_args.webrtc_connection
+        with calls.held(connection.pc_id):
+            async with connected_in_time(connection):
+                await answer(runner_args)
 
     def ready() -> None:
         logger.remove()
@@ -133,6 +161,16 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
         sys.stdout.flush()
 
     surround(app, calls, _simulator() if choices.simulated else nullcontext(), ready)
+    guard(
+        app,
+        functools.partial(
+            Gate,
+            origins=origins,
+            most_sessions=options.max_sessions,
+            is_local=is_loopback(options.host),
+            is_known=calls.is_known,
+        ),
+    )
     add_page(app)
     add_metrics(app)
     add_live(app, FEED)

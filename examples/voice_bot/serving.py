@@ -26,6 +26,7 @@ __all__ = [
     "add_metrics",
     "add_page",
     "free_port",
+    "guard",
     "offer_loopback",
     "surround",
 ]
@@ -43,21 +44,28 @@ class Calls:
     """
 
     def __init__(self) -> None:
+        self._known: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._hung_up: set[asyncio.Task[Any]] = set()
 
+    def is_known(self, pc_id: str) -> bool:
+        """Whether there is a call with that connection."""
+        return pc_id in self._known
+
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, pc_id: str) -> Iterator[None]:
         """Count what runs in this block, in this task, as a call."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        self._known.add(pc_id)
         try:
             yield
         except asyncio.CancelledError:
             if task not in self._hung_up:
                 raise
         finally:
+            self._known.discard(pc_id)
             self._tasks.discard(task)
             self._hung_up.discard(task)
 
@@ -112,6 +120,17 @@ def surround(
                 yield state
 
     app.router.lifespan_context = lifespan
+
+
+def guard(app: FastAPI, gate: Callable[[Any], Any]) -> None:
+    """Have a gate stand before everything, the runner's own middleware too.
+
+    Args:
+        app: The application that Pipecat's runner serves.
+        gate: Makes the gate of what it stands before.
+    """
+    build = app.build_middleware_stack
+    app.build_middleware_stack = lambda: gate(build())
 
 
 def add_page(app: FastAPI) -> None:

@@ -27,10 +27,12 @@ class BotProcess:
     """Starts the bot and ends it with Ctrl-C.
 
     Args:
+        arguments: More of the command line.
         settings: Settings of the bot; those of this machine do not reach it.
     """
 
-    def __init__(self, **settings: str):
+    def __init__(self, *arguments: str, **settings: str):
+        self._arguments = arguments
         ours = {setting.name for setting in SETTINGS}
         self._env = {name: value for name, value in os.environ.items() if name not in ours}
         self._env |= {"PYTHON_DOTENV_DISABLED": "1", "PYTHONUNBUFFERED": "1", **settings}
@@ -42,7 +44,7 @@ class BotProcess:
     async def __aenter__(self) -> Self:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "examples.voice_bot", "--port", "0", "--loopback-only"),
+            *("-m", "examples.voice_bot", "--port", "0", "--loopback-only", *self._arguments),
             cwd=ROOT,
             env=self._env,
             stdout=asyncio.subprocess.PIPE,

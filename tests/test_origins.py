@@ -1,0 +1,79 @@
+"""Which web pages may speak to a server of this machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipecat_hedge.errors import ConfigurationError
+from pipecat_hedge.origins import AllowedOrigins, is_loopback
+
+NAMED = AllowedOrigins(["https://bot.example.com", "http://10.0.0.5:7860"])
+
+
+@pytest.mark.parametrize(
+    ("host", "is_own"),
+    [
+        ("localhost", True),
+        ("LOCALHOST.", True),
+        ("bot.localhost", True),
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("[::1]", True),
+        ("::1", True),
+        ("", False),
+        ("localhost.example.com", False),
+        ("127.0.0.1.example.com", False),
+        ("10.0.0.1", False),
+        ("0.0.0.0", False),
+        ("2130706433", False),
+    ],
+)
+def test_names_of_this_machine(host: str, is_own: bool) -> None:
+    assert is_loopback(host) is is_own
+
+
+@pytest.mark.parametrize(
+    ("origins", "hosts", "is_let_in"),
+    [
+        ([], ["127.0.0.1:7860"], True),
+        ([], ["localhost"], True),
+        ([], ["[::1]:7860"], True),
+        ([], ["bot.example.com"], True),
+        ([], ["bot.example.com:8443"], True),
+        ([], ["10.0.0.5:7860"], True),
+        ([], ["evil.example.com"], False),
+        ([], ["evil.example.com:7860"], False),
+        ([], [], False),
+        ([], ["localhost", "localhost"], False),
+        ([], ["localhost:port"], False),
+        ([], ["evil@localhost"], False),
+        ([], ["localhost/evil"], False),
+        ([], None, True),
+        (["http://localhost:3000"], ["localhost:7860"], True),
+        (["https://127.0.0.1"], ["localhost"], True),
+        (["https://bot.example.com"], ["localhost"], True),
+        (["http://10.0.0.5:7860"], ["10.0.0.5:7860"], True),
+        (["http://bot.example.com"], ["localhost"], False),
+        (["https://bot.example.com:444"], ["localhost"], False),
+        (["https://evil.example.com"], ["localhost"], False),
+        (["https://evil.example.com"], None, False),
+        (["null"], ["localhost"], False),
+        ([""], ["localhost"], False),
+        (["file://"], ["localhost"], False),
+        (["http://localhost.evil.com"], ["localhost"], False),
+        (["http://localhost:3000", "https://evil.example.com"], ["localhost"], False),
+        (["http://localhost@evil.example.com"], ["localhost"], False),
+        (["chrome-extension://localhost"], ["localhost"], False),
+    ],
+)
+def test_who_is_let_in(origins: list[str], hosts: list[str] | None, is_let_in: bool) -> None:
+    assert (NAMED.refusal(origins, hosts) is None) is is_let_in
+
+
+@pytest.mark.parametrize(
+    "named",
+    ["*", "https://*.example.com", "bot.example.com", "https://", "https://a/b", "null", "a:b:c"],
+)
+def test_what_is_no_origin_is_refused(named: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"allow_origin: .* is no origin: write a scheme"):
+        AllowedOrigins([named])
