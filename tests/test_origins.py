@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import aiohttp
 import pytest
+from prometheus_client import CollectorRegistry
 
 from pipecat_hedge.errors import ConfigurationError
+from pipecat_hedge.exposition import start_http_server
+from pipecat_hedge.live import LIVE_PATH, LiveFeed
+from pipecat_hedge.live_server import LiveServer
 from pipecat_hedge.origins import AllowedOrigins, is_loopback
 
 NAMED = AllowedOrigins(["https://bot.example.com", "http://10.0.0.5:7860"])
@@ -77,3 +84,32 @@ def test_who_is_let_in(origins: list[str], hosts: list[str] | None, is_let_in: b
 def test_what_is_no_origin_is_refused(named: str) -> None:
     with pytest.raises(ConfigurationError, match=r"allow_origin: .* is no origin: write a scheme"):
         AllowedOrigins([named])
+
+
+@pytest.mark.parametrize(
+    ("headers", "addr", "status"),
+    [
+        ({}, "127.0.0.1", 200),
+        ({"Host": "localhost:1"}, "127.0.0.1", 200),
+        ({"Host": "bots.internal"}, "127.0.0.1", 403),
+        ({"Host": "bots.internal"}, "0.0.0.0", 200),
+        ({"Origin": "https://evil.example.com"}, "127.0.0.1", 403),
+        ({"Origin": "https://evil.example.com"}, "0.0.0.0", 403),
+        ({"Origin": "http://localhost:3000"}, "0.0.0.0", 200),
+    ],
+)
+async def test_metrics_and_the_live_feed_are_for_no_other_page(
+    headers: dict[str, str], addr: str, status: int
+) -> None:
+    """A scraper on another machine knows it by whatever name, where it is let in at all."""
+    server, thread = start_http_server(0, addr=addr, registry=CollectorRegistry())
+    try:
+        async with LiveServer(LiveFeed(), host=addr) as live, aiohttp.ClientSession() as session:
+            feed = live.url.replace("0.0.0.0", "127.0.0.1") + LIVE_PATH
+            for url in (f"http://127.0.0.1:{server.server_port}/metrics", feed):
+                async with session.get(url, headers=headers) as answer:
+                    assert answer.status == status, url
+    finally:
+        await asyncio.to_thread(server.shutdown)
+        server.server_close()
+        thread.join()

@@ -29,6 +29,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from pipecat_hedge.errors import ConfigurationError
+from pipecat_hedge.origins import AllowedOrigins, is_loopback
 from pipecat_hedge.prometheus_process import has_ended
 from pipecat_hedge.prometheus_protobuf import CONTENT_TYPE, MESSAGE, encode
 from pipecat_hedge.time_histogram import with_natives
@@ -80,11 +81,15 @@ def expose(accept: str = "", registry: Collector | None = None) -> tuple[bytes, 
     return encode_text(registry), content_type
 
 
-def make_wsgi_app(registry: Collector | None = None) -> Callable[..., Iterable[bytes]]:
-    """``prometheus_client.make_wsgi_app`` that speaks protobuf too.
+def make_wsgi_app(
+    registry: Collector | None = None, *, is_local: bool = False
+) -> Callable[..., Iterable[bytes]]:
+    """``prometheus_client.make_wsgi_app`` that speaks protobuf too, and to no other web pages.
 
     Args:
         registry: What to tell of; see ``expose``.
+        is_local: Whether it is served to this machine alone; then who asks has to know it by a name
+            of this machine.
 
     Raises:
         ConfigurationError: If the folder of several processes is not there.
@@ -93,6 +98,9 @@ def make_wsgi_app(registry: Collector | None = None) -> Callable[..., Iterable[b
     in_text = make_text_app(registry)
 
     def app(environ: dict[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
+        if (refusal := _refusal(environ, is_local)) is not None:
+            start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
+            return [refusal.encode()]
         is_whole = environ["REQUEST_METHOD"] == "GET" and not environ.get("QUERY_STRING")
         if not is_whole or not _prefers_protobuf(environ.get("HTTP_ACCEPT", "")):
             return in_text(environ, start_response)
@@ -120,12 +128,18 @@ def start_http_server(
         ConfigurationError: If the folder of several processes is not there.
         OSError: If the address cannot be had.
     """
-    app = make_wsgi_app(registry)
+    app = make_wsgi_app(registry, is_local=is_loopback(addr))
     kind = _IPv6Server if ":" in addr else ThreadingWSGIServer
     server = make_server(addr, port, app, kind, _SilentHandler)
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
     return server, thread
+
+
+def _refusal(environ: dict[str, Any], is_local: bool) -> str | None:
+    origin, host = environ.get("HTTP_ORIGIN"), environ.get("HTTP_HOST")
+    hosts = [] if host is None else [host]
+    return AllowedOrigins().refusal([] if origin is None else [origin], hosts if is_local else None)
 
 
 class _IPv6Server(ThreadingWSGIServer):

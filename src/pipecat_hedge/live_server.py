@@ -9,19 +9,29 @@ from aiohttp import web
 
 from pipecat_hedge.errors import ConfigurationError
 from pipecat_hedge.live import LIVE_PATH, LiveFeed
+from pipecat_hedge.origins import AllowedOrigins, is_loopback
 
 __all__ = ["LiveServer", "routes"]
 
 
-def routes(feed: LiveFeed, path: str = LIVE_PATH) -> list[web.RouteDef]:
+def routes(feed: LiveFeed, path: str = LIVE_PATH, *, is_local: bool = False) -> list[web.RouteDef]:
     """The route for an application of aiohttp's: ``app.add_routes(routes(feed))``.
+
+    Other web pages are refused.
 
     Args:
         feed: What is shown.
         path: Where.
+        is_local: Whether it is served to this machine alone; then who asks has to know it by a name
+            of this machine.
     """
+    allowed = AllowedOrigins()
 
     async def live(request: web.Request) -> web.Response:
+        hosts = request.headers.getall("Host", [])
+        refusal = allowed.refusal(request.headers.getall("Origin", []), hosts if is_local else None)
+        if refusal is not None:
+            raise web.HTTPForbidden(text=refusal)
         after = request.query.get("after", "0")
         if not after.isdecimal():
             raise web.HTTPBadRequest(text="after must be a whole number: the next of an answer")
@@ -62,7 +72,7 @@ class LiveServer:
 
     async def __aenter__(self) -> Self:
         app = web.Application()
-        app.add_routes(routes(self._feed))
+        app.add_routes(routes(self._feed, is_local=is_loopback(self._host)))
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         try:
