@@ -276,11 +276,11 @@ def test_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_place_that_cannot_be_used_is_no_crash(tmp_path: Path) -> None:
-    """A folder in the file's place, and a file in the folder's."""
-    (tmp_path / "folder").mkdir()
+    """A file in the folder's place, and a folder that comes into the file's later."""
+    (tmp_path / "file").write_text("in the way")
     for path in (tmp_path / "folder", tmp_path / "file" / "stats.json"):
-        (tmp_path / "file").write_text("in the way")
         stats = ProviderStats(FileStore(path))
+        (tmp_path / "folder").mkdir(exist_ok=True)
         stats.record(CLAUDE, attempt(ttft=0.2), None)
         stats.save()
     FileStore(tmp_path / "none" / "x").set_aside("corrupt")

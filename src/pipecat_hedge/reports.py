@@ -138,7 +138,8 @@ class TurnReport:
         commit_on: What an attempt had to have to win: ``first_sentence`` or ``first_token``, as the
             policy says or, with ``auto``, as suits the text-to-speech downstream.
         commit_reason: What made the winner win: ``first_sentence``, ``first_token``, ``tool_call``,
-            or ``whole_answer`` for one that ended without a whole sentence; None without a winner.
+            ``whole_answer`` for one that ended without a whole sentence, or ``silence`` for one
+            that ended without a word; None without a winner.
         prompt_tokens: An estimate of the prompt's size, by which latencies are learned.
         hedge_reason: What the policy said last about a further attempt: why it was launched, or why
             not; None if it was not asked.

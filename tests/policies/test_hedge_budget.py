@@ -83,7 +83,7 @@ def test_over_any_thousand_turns_it_is_a_bound(budget: float, wanted: list[int])
                 sent[-1] += 1
     summed = [0, *itertools.accumulate(sent)]
     most = max(b - a for a, b in zip(summed, summed[1_000:], strict=False))
-    assert most <= max(1_200 * budget, 1_000 * budget + 1) + 1e-6
+    assert most <= max(1_225 * budget, 1_000 * budget + 1) + 1e-6
 
 
 @pytest.mark.parametrize("budget", [0.004, 0.01, 0.1, 0.5])
@@ -112,8 +112,8 @@ def test_what_was_saved_can_be_spent_in_bad_minutes() -> None:
     account = HedgeBudget(0.1)
     for _ in range(10_000):
         account.begin_turn()
-    assert account.balance == account.most_credit == pytest.approx(15.0)
-    for _ in range(11):
+    assert account.balance == account.most_credit == pytest.approx(12.5)
+    for _ in range(9):
         assert account.share() >= 0.8
         account.withdraw()
     assert account.share() > 0.1
@@ -140,12 +140,12 @@ def test_a_budget_that_is_none_is_refused(budget: float) -> None:
 def test_a_balance_can_be_evened_out_with_others() -> None:
     """Within what may be owed and saved."""
     account = HedgeBudget(0.1)
-    account.withdraw(5)
+    account.withdraw(6)
     account.settle(-2.5)
-    assert account.balance == -2.5
-    account.settle(1.0)
     assert account.balance == -3.5
+    account.settle(1.0)
+    assert account.balance == -4.5
     account.settle(1e6)
-    assert account.balance == -5.0
+    assert account.balance == -10.0
     account.settle(-1e6)
     assert account.balance == account.most_credit
