@@ -71,3 +71,26 @@ async def test_a_race_looks_at_who_takes_a_hedge_once_for_each_request(
     monkeypatch.setattr(Admission, "refusals", look)
     report = await held_up(Wait(secs), Say("Hello."), secs=0.0)
     assert len(looked) == len(report.attempts) == looks
+
+
+class CancelsItself(ScriptedLLMService):
+    """Its client cancels the request from inside, as a broken cancel scope does."""
+
+    async def _play(self, script: Any, context: Any) -> None:
+        raise asyncio.CancelledError
+
+
+async def test_a_client_that_cancels_itself_has_failed() -> None:
+    """Another provider answers at once; without one the turn ends with an error."""
+    answers = Provider("b", ScriptedLLMService([Say("Good evening.")]))
+    for providers, outcome in (
+        ([Provider("a", CancelsItself([Say("?")])), answers], "answered"),
+        ([Provider("a", CancelsItself([Say("?")]))], "failed"),
+    ):
+        llm = HedgedLLMService(providers, policy=HedgePolicy.fallback())
+        async with Line(llm) as line:
+            await line.ask()
+            report = await line.report()
+            assert report.outcome == outcome
+            assert report.attempts[0].outcome == "failed"
+            assert len(line.errors) == (outcome == "failed")

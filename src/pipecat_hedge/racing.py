@@ -359,6 +359,12 @@ class Racing(Generic[T]):
     async def _attempt(self, launch: Launch, mailbox: _Mailbox[T]) -> None:
         try:
             await self._ask(launch, mailbox)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Nobody cancelled this task: the provider's client did so to itself, which is an error.
+            mailbox.failed(AttemptError("unknown", "the provider's client cancelled its request"))
         except Exception as e:
             mailbox.failed(AttemptError("unknown", f"{type(e).__name__}: {e}", exception=e))
         else:

@@ -150,15 +150,18 @@ async def test_an_idle_connection_is_refreshed_before_its_server_closes_it(
     async with fake_vllm(keep_alive_secs=1.2) as fake:
         member = asks(fake)
         async with Line(hedged(member)) as line:
-            for _ in range(4):
+            for pause_secs in (3.0, 3.4, 3.4, 3.4):
                 await line.ask()
-                await asyncio.sleep(3)
+                # The first pause shows that an idle connection is closed; it is refreshed after a
+                # half of that, then after a quarter. The later turns come between refreshes: one
+                # that comes during a refresh finds the connection taken, and opens a second.
+                await asyncio.sleep(pause_secs)
             await line.report(4)
         sent = listings(fake)
         await asyncio.sleep(1)
         assert listings(fake) == sent  # the session is over
         await close(member)
-    print(f"cold: {cold(line.reports, 'a')}, {sent} listings in 12 s")
+    print(f"cold: {cold(line.reports, 'a')}, {sent} listings in 13 s")
     assert cold(line.reports, "a")[2:] == [False, False]
 
 

@@ -226,7 +226,8 @@ def check(cell: Cell, heard: Heard) -> None:
         told = f"{ANSWER} {FALLBACK}" if report.outcome == "failed" else ANSWER
         assert heard.text == told, cell
         return
-    if cell.faulty == "both" and cell.fault in SAYS_NOTHING:
+    if cell.fault in SAYS_NOTHING and (cell.faulty == "both" or (is_busy and not heard.text)):
+        # An empty answer is what that model said, where the other was kept silent too.
         assert (heard.text.strip(), report.outcome) == ("", "answered"), (cell, heard.text, report)
         return
     if cell.faulty == "both" or is_busy:
