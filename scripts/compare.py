@@ -24,13 +24,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from pipecat_hedge.replay.bots import CommandBot
-from pipecat_hedge.replay.conversation import HeardTurn
-from pipecat_hedge.replay.replaying import Replay, replay
-from pipecat_hedge.replay.report import check_folder, write_report
-from pipecat_hedge.replay.sound import Utterance, utterances
-from pipecat_hedge.replay.summary import Summary, summarise
-from pipecat_hedge.simulator.process import SimulatorProcess
+from pipecat_hedge.tools.replay.bots import CommandBot
+from pipecat_hedge.tools.replay.conversation import HeardTurn
+from pipecat_hedge.tools.replay.replaying import Replay, replay
+from pipecat_hedge.tools.replay.report import check_folder, write_report
+from pipecat_hedge.tools.replay.sound import Utterance, utterances
+from pipecat_hedge.tools.replay.summary import Summary, summarise
+from pipecat_hedge.tools.simulator.process import SimulatorProcess
 
 ROOT = Path(__file__).parents[1]
 BOT = ("python", "-m", "examples.voice_bot", "--port", "{port}", "--loopback-only")

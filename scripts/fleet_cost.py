@@ -18,10 +18,10 @@ from typing import Any, cast
 
 import redis
 
-from pipecat_hedge.backends import Backend
-from pipecat_hedge.profiles import PROFILES
-from pipecat_hedge.provider_stats import ProviderStats
-from pipecat_hedge.redis_store import RedisStore
+from pipecat_hedge.fleet.redis_store import RedisStore
+from pipecat_hedge.policy.backends import Backend
+from pipecat_hedge.policy.profiles import PROFILES
+from pipecat_hedge.service.provider_stats import ProviderStats
 
 PROVIDERS = ("claude-haiku-4-5", "gpt-4.1", "gemma-4-31b-baseten")
 

@@ -14,8 +14,8 @@ import certifi
 import pytest
 from hypothesis import settings
 
-from pipecat_hedge import provider_stats
-from pipecat_hedge.loop_watch import LoopWatch
+from pipecat_hedge.limits.loop_lag import LoopWatch
+from pipecat_hedge.service import provider_stats
 from pipecat_hedge.testing import AutojumpLoop
 
 # The gate gives everybody the same examples; `make explore` looks for new ones.

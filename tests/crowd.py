@@ -17,8 +17,12 @@ from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
-from pipecat_hedge.backends import Backend
-from pipecat_hedge.facts import (
+from pipecat_hedge.fleet.sync import FleetSync
+from pipecat_hedge.policy.backends import Backend
+from pipecat_hedge.policy.hedge_policy import HedgePolicy
+from pipecat_hedge.policy.planner import Plan, learn, plan_turn
+from pipecat_hedge.policy.profiles import PROFILES
+from pipecat_hedge.race.events import (
     AttemptFinished,
     Commit,
     Fact,
@@ -29,12 +33,8 @@ from pipecat_hedge.facts import (
     UsableToken,
     Woke,
 )
-from pipecat_hedge.fleet_sync import FleetSync
-from pipecat_hedge.planning import Plan, learn, plan_turn
-from pipecat_hedge.policies.hedge_policy import HedgePolicy
-from pipecat_hedge.policies.race import Race
-from pipecat_hedge.profiles import PROFILES
-from pipecat_hedge.provider_stats import ProviderStats
+from pipecat_hedge.race.race import Race
+from pipecat_hedge.service.provider_stats import ProviderStats
 
 PROVIDERS = {"first": "gpt-4.1", "second": "claude-haiku-4-5", "third": "gemini-3.6-flash"}
 ANSWER_SECS = 1.0

@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from pipecat_hedge.admission import AdmissionMode, AdmissionSettings, as_settings
-from pipecat_hedge.ending import ANSWERED, SILENT, Ending
-from pipecat_hedge.health import Health
-from pipecat_hedge.policies.fleet import Finding, advise
-from pipecat_hedge.policies.permit_queue import MOST_WAIT_SECS, Ticket
-from pipecat_hedge.provider_health import Permit
-from pipecat_hedge.work import Tier, WorkClass
+from pipecat_hedge.fleet.merge import Finding, advise
+from pipecat_hedge.limits.admission_controller import Health
+from pipecat_hedge.limits.ending import ANSWERED, SILENT, Ending
+from pipecat_hedge.limits.permit_queue import MOST_WAIT_SECS, Ticket
+from pipecat_hedge.limits.priority import Tier, WorkClass
+from pipecat_hedge.limits.provider_health import Permit
+from pipecat_hedge.service.admission import AdmissionMode, AdmissionSettings, as_settings
 
 NAMES = ("a", "b", "c")
 STREAM_SECS = 0.4

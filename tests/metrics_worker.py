@@ -13,13 +13,14 @@ import threading
 
 from loguru import logger
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, prometheus, prometheus_process
-from pipecat_hedge.policies.slo import Slo
-from pipecat_hedge.prometheus import PrometheusRecorder
-from pipecat_hedge.prometheus_state import StateGauges
-from pipecat_hedge.provider_stats import ProviderStats
+from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
+from pipecat_hedge.policy.slo_outcome import Slo
+from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.telemetry import prometheus, prometheus_process
+from pipecat_hedge.telemetry.prometheus import PrometheusRecorder
+from pipecat_hedge.telemetry.prometheus_state import StateGauges
 from pipecat_hedge.testing import Say, ScriptedLLMService
-from pipecat_hedge.timed_pipeline import TimedPipeline
+from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
 
 
 class _Beaten(StateGauges):

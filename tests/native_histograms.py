@@ -7,7 +7,7 @@ from typing import Any
 
 from google.protobuf.proto import parse_length_prefixed
 
-from pipecat_hedge.prometheus_protobuf import family_class
+from pipecat_hedge.telemetry.prometheus_protobuf import family_class
 
 ACCEPT = (
     "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited,"

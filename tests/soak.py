@@ -22,7 +22,7 @@ from pipecat.frames.frames import LLMContextFrame, LLMFullResponseEndFrame, LLMT
 from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport
-from pipecat_hedge.task_scope import CLOSE_SECS
+from pipecat_hedge.race.task_scope import CLOSE_SECS
 from pipecat_hedge.testing import AutojumpLoop, Error, Say, ScriptedLLMService, Step, Wait
 from tests.line import Line
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipecat_hedge import HedgePolicy, Slo
-from pipecat_hedge.backends import Backend
-from pipecat_hedge.profiles import PROFILES
-from pipecat_hedge.provider_stats import ProviderStats
+from pipecat_hedge.policy.backends import Backend
+from pipecat_hedge.policy.profiles import PROFILES
+from pipecat_hedge.service.provider_stats import ProviderStats
 from tests.no_harm.provider import LONG_TAIL
 from tests.virtual import Floats, Turns, draws, run_turns
 

@@ -15,8 +15,8 @@ from pipecat.frames.frames import (
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.services.tts_service import TextAggregationMode
 
-from pipecat_hedge.answer_audio import AnswerAudio
 from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
+from pipecat_hedge.voice.answer_audio import AnswerAudio
 from tests.test_filler import RATE, Voice
 from tests.test_turn_latency import ANSWER, CHUNK, Phone, hedged
 

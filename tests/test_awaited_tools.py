@@ -22,9 +22,9 @@ from pipecat.frames.frames import (
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.services.llm_service import FunctionCallParams, LLMService
 
-from pipecat_hedge.awaited_tools import AwaitedTools
 from pipecat_hedge.testing import Call, Say, ScriptedLLMService, Step, Wait
-from pipecat_hedge.turn_latency import TurnLatency
+from pipecat_hedge.voice.awaited_tools import AwaitedTools
+from pipecat_hedge.voice.turn_latency import TurnLatency
 from tests.test_turn_latency import ANSWER, Phone, hedged
 
 pytestmark = pytest.mark.virtual_time

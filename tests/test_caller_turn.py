@@ -26,8 +26,8 @@ from pipecat.processors.aggregators.llm_response_universal import (
 from pipecat.processors.frame_processor import FrameDirection
 from pipecat.turns.user_turn_strategies import EagerUserTurnStrategies
 
-from pipecat_hedge.caller_turn import CallerTurn
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
+from pipecat_hedge.voice.caller_turn import CallerTurn
 from tests.test_turn_latency import ANSWER, AT_ITS_TIME, Phone, hedged, rounded
 from tests.test_turn_taking import committed, eager, started, stopped
 

@@ -26,7 +26,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameDirection
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.task_scope import CLOSE_SECS
+from pipecat_hedge.race.task_scope import CLOSE_SECS
 from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
 from tests.line import Line
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pipecat_hedge import connection_warmth
-from pipecat_hedge.connection_warmth import IdleLimits, WarmConnection
-from pipecat_hedge.listening import _watched
-from pipecat_hedge.stages import Stages, keep_alive_secs
-from pipecat_hedge.task_scope import TaskScope
+from pipecat_hedge.race.task_scope import TaskScope
+from pipecat_hedge.service import connection_warmth
+from pipecat_hedge.service.connection_warmth import IdleLimits, WarmConnection
+from pipecat_hedge.service.http_listener import _watched
+from pipecat_hedge.service.stages import Stages, keep_alive_secs
 from pipecat_hedge.testing import ScriptedLLMService
 
 pytestmark = pytest.mark.virtual_time

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from pipecat_hedge import HedgePolicy
-from pipecat_hedge.percentiles import percentile
-from pipecat_hedge.policies.hedge_burst import SLACK, HedgeBurst
+from pipecat_hedge.policy.hedge_burst import SLACK, HedgeBurst
+from pipecat_hedge.policy.percentiles import percentile
 from tests.crowd import PROVIDERS, Crowd
 
 BUDGET = 0.1

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from pipecat_hedge.deltas import DeltaReader
+from pipecat_hedge.service.deltas import DeltaReader
 
 
 def chat(**delta: object) -> bytes:

@@ -18,7 +18,7 @@ from prometheus_client import (
 )
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from pipecat_hedge.event_counter import EventCounter
+from pipecat_hedge.telemetry.event_counter import EventCounter
 
 counted = st.lists(
     st.tuples(st.sampled_from("abc"), st.one_of(st.just(1), st.integers(0, 9), st.floats(0, 1e6)))

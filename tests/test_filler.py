@@ -32,9 +32,9 @@ from pipecat.services.tts_service import TTSService
 from pipecat.turns.user_turn_strategies import EagerUserTurnStrategies
 
 from pipecat_hedge import FillerProcessor, HedgedLLMService, HedgeError, HedgePolicy, ProviderStats
-from pipecat_hedge.backends import Backend
-from pipecat_hedge.filler_voice import FillerFrame
+from pipecat_hedge.policy.backends import Backend
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
+from pipecat_hedge.voice.filler_playback import FillerFrame
 from tests.line import Line
 from tests.test_turn_taking import committed, conversation, eager, started, stopped
 

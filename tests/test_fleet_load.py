@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pipecat_hedge.admission import AdmissionMode
+from pipecat_hedge.service.admission import AdmissionMode
 from tests.fleet import NAMES, Fleet, lost, p95
 
 SEEDS = (1, 2, 3)

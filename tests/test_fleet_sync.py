@@ -21,18 +21,20 @@ from typing import Any
 import pytest
 from loguru import logger
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, fleet_sync, redis_store
-from pipecat_hedge.backends import Backend
-from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.fleet_sync import FleetSync
-from pipecat_hedge.health import Health
-from pipecat_hedge.latency_sketch import LatencyCounts
-from pipecat_hedge.policies.fleet import Finding, write
-from pipecat_hedge.policies.fleet_latency import Place, Sum
-from pipecat_hedge.provider_stats import ProviderStats
-from pipecat_hedge.redis_store import RedisStore
-from pipecat_hedge.shared_store import Batch, Received, Wanted
-from pipecat_hedge.stats_store import ENVIRONMENT, FileStore, default_store
+from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
+from pipecat_hedge.fleet import redis_store
+from pipecat_hedge.fleet import sync as fleet_sync
+from pipecat_hedge.fleet.fleet_latency import Place, Sum
+from pipecat_hedge.fleet.merge import Finding, write
+from pipecat_hedge.fleet.redis_store import RedisStore
+from pipecat_hedge.fleet.sync import FleetSync
+from pipecat_hedge.limits.admission_controller import Health
+from pipecat_hedge.policy.backends import Backend
+from pipecat_hedge.policy.latency_sketch import LatencyCounts
+from pipecat_hedge.policy.shared_store import Batch, Received, Wanted
+from pipecat_hedge.policy.stats_store import ENVIRONMENT, FileStore, default_store
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
 from tests.line import Line
 from tests.redis_server import RedisServer, needs_redis
@@ -530,7 +532,7 @@ def test_the_environment_names_a_redis(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("REDIS_URL", "postgres://elsewhere")
     assert isinstance(default_store(), FileStore)
     monkeypatch.setenv("REDIS_URL", "redis://elsewhere")
-    stats_store = importlib.import_module("pipecat_hedge.stats_store")
+    stats_store = importlib.import_module("pipecat_hedge.policy.stats_store")
     monkeypatch.setattr(stats_store, "find_spec", lambda name: None)
     assert isinstance(default_store(), FileStore)
 

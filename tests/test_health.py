@@ -11,12 +11,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pipecat_hedge.ending import ANSWERED, DROPPED, SILENT, Ending
-from pipecat_hedge.health import LISTENS_TO_ONE_IN, UNHEARD, Health
-from pipecat_hedge.policies.concurrency_limit import OPEN_BOUNDS, SHED_BOUNDS
-from pipecat_hedge.policies.permit_queue import Ticket
-from pipecat_hedge.provider_health import Permit
-from pipecat_hedge.work import TIERS, WORK_CLASSES, Tier, WorkClass
+from pipecat_hedge.limits.admission_controller import LISTENS_TO_ONE_IN, UNHEARD, Health
+from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, SHED_BOUNDS
+from pipecat_hedge.limits.ending import ANSWERED, DROPPED, SILENT, Ending
+from pipecat_hedge.limits.permit_queue import Ticket
+from pipecat_hedge.limits.priority import TIERS, WORK_CLASSES, Tier, WorkClass
+from pipecat_hedge.limits.provider_health import Permit
 
 FAILED, BUSY = Ending("failed", "failed"), Ending("busy", "busy")
 NOT_CONNECTED = Ending("failed", "failed", is_connection=True)

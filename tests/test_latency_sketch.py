@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.latency_sketch import (
+from pipecat_hedge.policy.latency_model import LatencyModel
+from pipecat_hedge.policy.latency_sketch import (
     ACCURACY,
     LAST_BUCKET,
     LatencyCounts,
     LatencySketch,
     kaplan_meier,
 )
-from pipecat_hedge.policies.latency_model import LatencyModel
-from pipecat_hedge.survival import Survival
+from pipecat_hedge.policy.survival import Survival
 
 PRIOR = Survival.of([0.0, 0.5, 1.0], [1.0, 0.5, 0.1], 1.0)
 TIMES = st.floats(0.002, 600)

@@ -16,11 +16,11 @@ import pytest
 from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge import HedgedLLMService, HedgeError, HedgePolicy, Provider
-from pipecat_hedge.backends import Backend
-from pipecat_hedge.policy_settings import policy_of
-from pipecat_hedge.profiles import PROFILES
-from pipecat_hedge.provider_stats import ProviderStats, shared_stats
-from pipecat_hedge.stats_store import FileStore
+from pipecat_hedge.policy.backends import Backend
+from pipecat_hedge.policy.profiles import PROFILES
+from pipecat_hedge.policy.settings import policy_of
+from pipecat_hedge.policy.stats_store import FileStore
+from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.testing import AutojumpLoop, Error, Say, ScriptedLLMService, Step, Wait
 from tests.line import Line
 

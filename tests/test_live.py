@@ -9,9 +9,9 @@ import aiohttp
 import pytest
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, Slo
-from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.live import LIVE_PATH, LiveFeed
-from pipecat_hedge.live_server import LiveServer
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.telemetry.live import LIVE_PATH, LiveFeed
+from pipecat_hedge.telemetry.live_server import LiveServer
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Wait
 from tests.line import Line
 from tests.test_turn_latency import Phone

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pipecat_hedge import llm_bench
+from pipecat_hedge.tools.bench import llm_bench
 from tests.fake_vllm import FakeVLLM, fake_vllm
 
 pytestmark = pytest.mark.live

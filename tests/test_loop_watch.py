@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from pipecat_hedge import HedgePolicy
-from pipecat_hedge.loop_watch import EVERY_SECS, LoopWatch
-from pipecat_hedge.loop_work import LoopWork
-from pipecat_hedge.policies.overload import SAMPLES, Overload
-from pipecat_hedge.provider_stats import ProviderStats
-from pipecat_hedge.service import HedgedLLMService
+from pipecat_hedge.limits.background import LoopWork
+from pipecat_hedge.limits.loop_lag import EVERY_SECS, LoopWatch
+from pipecat_hedge.limits.overload import SAMPLES, Overload
+from pipecat_hedge.service.hedged_service import HedgedLLMService
+from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.testing import AutojumpLoop, Say, ScriptedLLMService, Wait
 from tests.line import Line
 

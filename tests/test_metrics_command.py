@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from pipecat_hedge import metrics_command
-from pipecat_hedge.exposition import VARIABLE
-from pipecat_hedge.policies.slo import Slo
-from pipecat_hedge.reports import AttemptReport, TurnReport
+from pipecat_hedge.policy.slo_outcome import Slo
+from pipecat_hedge.race.reports import AttemptReport, TurnReport
+from pipecat_hedge.telemetry import metrics_command
+from pipecat_hedge.telemetry.exposition import VARIABLE
 
 ATTEMPT = AttemptReport("a", "m", 0.0, "primary", 0.3, 1.0, "won", sent_secs=0.0)
 TURN = TurnReport(1, "a", "answered", 0.3, 0.5, 1.0, (ATTEMPT,), tier="premium")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from pipecat_hedge.attempt import Attempt
-from pipecat_hedge.backends import Backend
-from pipecat_hedge.facts import Seat
-from pipecat_hedge.health import MOST_PROVIDERS
-from pipecat_hedge.provider_stats import ProviderStats
+from pipecat_hedge.limits.admission_controller import MOST_PROVIDERS
+from pipecat_hedge.policy.backends import Backend
+from pipecat_hedge.race.attempt import Attempt
+from pipecat_hedge.race.events import Seat
+from pipecat_hedge.service.provider_stats import ProviderStats
 
 USED = Backend("used", "all the time")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipecat_hedge.facts import Seat
-from pipecat_hedge.open_seats import ROOM_AGAIN_SECS, OpenSeats
+from pipecat_hedge.race.events import Seat
+from pipecat_hedge.race.slots import ROOM_AGAIN_SECS, OpenSeats
 
 A, B, C = (Seat(name) for name in "abc")
 

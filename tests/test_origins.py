@@ -8,11 +8,11 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.exposition import start_http_server
-from pipecat_hedge.live import LIVE_PATH, LiveFeed
-from pipecat_hedge.live_server import LiveServer
-from pipecat_hedge.origins import AllowedOrigins, is_loopback
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.telemetry.exposition import start_http_server
+from pipecat_hedge.telemetry.live import LIVE_PATH, LiveFeed
+from pipecat_hedge.telemetry.live_server import LiveServer
+from pipecat_hedge.telemetry.origins import AllowedOrigins, is_loopback
 
 NAMED = AllowedOrigins(["https://bot.example.com", "http://10.0.0.5:7860"])
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pipecat_hedge import HedgePolicy, overhead, provider_stats
-from pipecat_hedge.stage_overhead import measure_stages
+from pipecat_hedge import HedgePolicy
+from pipecat_hedge.service import provider_stats
+from pipecat_hedge.tools.bench import overhead
+from pipecat_hedge.tools.bench.stage_overhead import measure_stages
 
 
 async def test_a_token_costs_a_fraction_of_what_pipecat_costs(

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.admission import Admission, as_settings
-from pipecat_hedge.ending import ANSWERED, DROPPED, Ending
-from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.health import Health
-from pipecat_hedge.loop_watch import LoopWatch
-from pipecat_hedge.members import Members
-from pipecat_hedge.permits import Rejected, permit_for
-from pipecat_hedge.policies.permit_queue import OPTIONAL, Ticket
-from pipecat_hedge.provider import Provider
-from pipecat_hedge.provider_health import Permit
+from pipecat_hedge.limits.admission_controller import Health
+from pipecat_hedge.limits.ending import ANSWERED, DROPPED, Ending
+from pipecat_hedge.limits.loop_lag import LoopWatch
+from pipecat_hedge.limits.permit_queue import OPTIONAL, Ticket
+from pipecat_hedge.limits.permits import Rejected, permit_for
+from pipecat_hedge.limits.priority import TIERS, WORK_CLASSES, Tier, WorkClass
+from pipecat_hedge.limits.provider_health import Permit
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.service.admission import Admission, as_settings
+from pipecat_hedge.service.provider import Provider
+from pipecat_hedge.service.provider_pool import Members
 from pipecat_hedge.testing import AutojumpLoop, ScriptedLLMService
-from pipecat_hedge.work import TIERS, WORK_CLASSES, Tier, WorkClass
 
 BUSY, FAILED = Ending("busy", "busy"), Ending("failed", "failed")
 WAIT_SECS = 2.0

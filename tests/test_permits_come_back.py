@@ -16,14 +16,14 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Provider, TurnReport
-from pipecat_hedge.admission import AdmissionMode
-from pipecat_hedge.ending import Ending
-from pipecat_hedge.health import Health
-from pipecat_hedge.policies.concurrency_limit import ConcurrencyLimit
-from pipecat_hedge.policies.permit_queue import Ticket
-from pipecat_hedge.provider_stats import ProviderStats
+from pipecat_hedge.limits.admission_controller import Health
+from pipecat_hedge.limits.concurrency_limit import ConcurrencyLimit
+from pipecat_hedge.limits.ending import Ending
+from pipecat_hedge.limits.permit_queue import Ticket
+from pipecat_hedge.limits.priority import TIERS, Tier
+from pipecat_hedge.service.admission import AdmissionMode
+from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.testing import AutojumpLoop, Error, Say, ScriptedLLMService, Step, Wait
-from pipecat_hedge.work import TIERS, Tier
 from tests.line import Line
 
 NAMES = "abc"

@@ -9,8 +9,8 @@ import math
 import pytest
 
 from pipecat_hedge import HedgePolicy, Slo
-from pipecat_hedge.facts import LaunchDecision, Waiting
-from pipecat_hedge.policy_settings import as_settings, policy_of, told, with_rule
+from pipecat_hedge.policy.settings import as_settings, policy_of, told, with_rule
+from pipecat_hedge.race.events import LaunchDecision, Waiting
 
 POLICIES = [
     HedgePolicy.adaptive(),

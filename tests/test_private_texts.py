@@ -21,9 +21,9 @@ from pipecat_hedge import (
     Provider,
 )
 from pipecat_hedge.cli import main
-from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.line_log import LineLog
-from pipecat_hedge.stats_store import FileStore, default_store
+from pipecat_hedge.policy.stats_store import FileStore, default_store
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.service.line_log import LineLog
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService
 from tests.line import Line
 

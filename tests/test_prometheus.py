@@ -15,17 +15,17 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.exposition import expose
-from pipecat_hedge.percentiles import percentile
-from pipecat_hedge.policies.slo import Slo
-from pipecat_hedge.prometheus import MOST_PROVIDERS, PrometheusRecorder
-from pipecat_hedge.prometheus_names import Names
-from pipecat_hedge.prometheus_turns import BUCKETS
-from pipecat_hedge.provider_stats import ProviderStats
-from pipecat_hedge.reports import AttemptReport, FillerReport, StageReport, TurnReport
+from pipecat_hedge.policy.percentiles import percentile
+from pipecat_hedge.policy.slo_outcome import Slo
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race.reports import AttemptReport, FillerReport, StageReport, TurnReport
+from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.telemetry.exposition import expose
+from pipecat_hedge.telemetry.prometheus import MOST_PROVIDERS, PrometheusRecorder
+from pipecat_hedge.telemetry.prometheus_names import Names
+from pipecat_hedge.telemetry.prometheus_turns import BUCKETS
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Wait
-from pipecat_hedge.turn_latency import TurnLatency
+from pipecat_hedge.voice.turn_latency import TurnLatency
 from tests.line import Line
 
 pytestmark = pytest.mark.virtual_time

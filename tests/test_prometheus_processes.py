@@ -13,10 +13,10 @@ import pytest
 from loguru import logger
 from prometheus_client.parser import text_string_to_metric_families
 
-from pipecat_hedge import exposition, prometheus_process
-from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.exposition import expose, of_all_processes
-from pipecat_hedge.prometheus_process import ProcessBeat, has_ended
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.telemetry import exposition, prometheus_process
+from pipecat_hedge.telemetry.exposition import expose, of_all_processes
+from pipecat_hedge.telemetry.prometheus_process import ProcessBeat, has_ended
 from tests.native_histograms import ACCEPT, buckets, families
 
 ROOT = Path(__file__).parents[1]
@@ -147,7 +147,7 @@ def test_a_forked_process_lives_for_itself(tmp_path: Path) -> None:
     """A worker does not keep the gauges of whoever started it, nor does it lack its own."""
     script = (
         "import os, sys, pathlib\n"
-        "from pipecat_hedge.prometheus_process import ProcessBeat\n"
+        "from pipecat_hedge.telemetry.prometheus_process import ProcessBeat\n"
         "beat = ProcessBeat(pathlib.Path(sys.argv[1]), lambda: None)\n"
         "if os.fork() == 0:\n"
         "    print(os.getpid(), beat._thread.is_alive(), flush=True)\n"

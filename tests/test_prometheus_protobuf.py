@@ -21,10 +21,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Timestamp
 
-from pipecat_hedge.exposition import expose, start_http_server
-from pipecat_hedge.prometheus_protobuf import CONTENT_TYPE
-from pipecat_hedge.prometheus_turns import BUCKETS
-from pipecat_hedge.time_histogram import ZERO_SECS, HistogramSpec, TimeHistogram
+from pipecat_hedge.telemetry.exposition import expose, start_http_server
+from pipecat_hedge.telemetry.prometheus_protobuf import CONTENT_TYPE
+from pipecat_hedge.telemetry.prometheus_turns import BUCKETS
+from pipecat_hedge.telemetry.time_histogram import ZERO_SECS, HistogramSpec, TimeHistogram
 from tests.native_histograms import ACCEPT, buckets, families, labels
 
 Series = tuple[str, frozenset[tuple[str, str]]]

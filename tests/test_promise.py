@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, Slo, TurnReport
-from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.provider_stats import ProviderStats
-from pipecat_hedge.slo_board import MOST_PROMISES, SloBoard
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.telemetry.slo_board import MOST_PROMISES, SloBoard
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from tests.line import Line
 from tests.test_turn_latency import Phone

@@ -17,7 +17,7 @@ from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import HedgedLLMService
-from pipecat_hedge.provider_client import attempt_error
+from pipecat_hedge.service.provider_client import attempt_error
 
 REQUEST = httpx.Request("POST", "http://127.0.0.1/v1")
 

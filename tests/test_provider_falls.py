@@ -15,24 +15,19 @@ from pipecat.frames.frames import ErrorFrame, LLMContextFrame, LLMTextFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.utils.errors import ErrorCategory
 
-from pipecat_hedge import (
-    AllProvidersFailed,
-    HedgedLLMService,
-    HedgePolicy,
-    Provider,
-    inference,
-    service,
-)
-from pipecat_hedge.admission import AdmissionMode
-from pipecat_hedge.ending import ANSWERED, Ending
-from pipecat_hedge.health import LISTENS_TO_ONE_IN, Health
-from pipecat_hedge.policies.permit_queue import Ticket
-from pipecat_hedge.provider_client import _read_rate_limit
-from pipecat_hedge.provider_health import Permit
-from pipecat_hedge.provider_stats import shared_stats
-from pipecat_hedge.reports import BreakerReport
+from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Provider
+from pipecat_hedge.limits.admission_controller import LISTENS_TO_ONE_IN, Health
+from pipecat_hedge.limits.ending import ANSWERED, Ending
+from pipecat_hedge.limits.permit_queue import Ticket
+from pipecat_hedge.limits.priority import Tier
+from pipecat_hedge.limits.provider_health import Permit
+from pipecat_hedge.race.reports import BreakerReport
+from pipecat_hedge.service import hedged_service as service
+from pipecat_hedge.service import inference
+from pipecat_hedge.service.admission import AdmissionMode
+from pipecat_hedge.service.provider_client import _read_rate_limit
+from pipecat_hedge.service.provider_stats import shared_stats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
-from pipecat_hedge.work import Tier
 from tests.line import Line
 
 pytestmark = pytest.mark.virtual_time

@@ -10,15 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipecat_hedge import HedgePolicy, provider_stats
-from pipecat_hedge.attempt import STALLED, Attempt
-from pipecat_hedge.backends import Backend
-from pipecat_hedge.errors import AttemptError
-from pipecat_hedge.facts import Seat
-from pipecat_hedge.policies.priors import prior_for
-from pipecat_hedge.provider_latency import CLASS_AT_LEAST, ProviderLatency
-from pipecat_hedge.provider_stats import ProviderStats, shared_stats
-from pipecat_hedge.stats_store import ENVIRONMENT, FileStore, default_store
+from pipecat_hedge import HedgePolicy
+from pipecat_hedge.policy.backends import Backend
+from pipecat_hedge.policy.priors import prior_for
+from pipecat_hedge.policy.provider_latency import CLASS_AT_LEAST, ProviderLatency
+from pipecat_hedge.policy.stats_store import ENVIRONMENT, FileStore, default_store
+from pipecat_hedge.race.attempt import STALLED, Attempt
+from pipecat_hedge.race.errors import AttemptError
+from pipecat_hedge.race.events import Seat
+from pipecat_hedge.service import provider_stats
+from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from tests.virtual import run_turns
 
 CLAUDE = Backend("claude", "claude-haiku-4-5")

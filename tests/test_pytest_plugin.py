@@ -23,7 +23,7 @@ pytest_plugins = ["pytester"]
 pytestmark = [pytest.mark.live, pytest.mark.realtime, pytest.mark.timeout(120)]
 
 ROOT = Path(__file__).parents[1]
-PLUGIN = "pipecat_hedge.pytest_plugin"
+PLUGIN = "pipecat_hedge.tools.replay.pytest_plugin"
 IS_INSTALLED = any(p.value == PLUGIN for p in importlib.metadata.entry_points(group="pytest11"))
 PLUGINS = () if IS_INSTALLED else ("-p", PLUGIN)  # it must not be registered twice
 COMMAND = "python -m tests.replay.scripted_command {port} started"
@@ -196,7 +196,7 @@ def test_one_bot_for_many_tests(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(
         f"""
         import pytest_asyncio
-        from pipecat_hedge.replay.bots import CommandBot
+        from pipecat_hedge.tools.replay.bots import CommandBot
 
         @pytest_asyncio.fixture(scope="session", loop_scope="session")
         async def voice_bot():
@@ -282,7 +282,7 @@ def test_who_makes_no_call_pays_nothing(pytester: pytest.Pytester) -> None:
         import sys
 
         def test_nothing():
-            assert "pipecat_hedge.pytest_plugin" in sys.modules
+            assert "pipecat_hedge.tools.replay.pytest_plugin" in sys.modules
             heavy = {"pipecat", "aiortc", "aiohttp", "numpy", "rich", "loguru"}
             assert not heavy & sys.modules.keys()
         """

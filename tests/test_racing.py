@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport
-from pipecat_hedge.admission import Admission
+from pipecat_hedge.service.admission import Admission
 from pipecat_hedge.testing import AutojumpLoop, Say, ScriptedLLMService, Step, Wait
 from tests.line import Line
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.recordings import load_manifest, read_audio, read_samples
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.tools.replay.recordings import load_manifest, read_audio, read_samples
 
 TABLE = """
 [[recording]]

@@ -16,20 +16,20 @@ from typing import Any
 import pytest
 from loguru import logger
 
-from pipecat_hedge import fleet_sync
-from pipecat_hedge.backends import Backend
-from pipecat_hedge.policies.circuit_breaker import PROBES
-from pipecat_hedge.policies.fleet import VERSION
-from pipecat_hedge.policies.fleet_latency import GENERATION
-from pipecat_hedge.policies.priors import prior_for
-from pipecat_hedge.provider_stats import ProviderStats
-from pipecat_hedge.redis_store import (
+from pipecat_hedge.fleet import sync as fleet_sync
+from pipecat_hedge.fleet.fleet_latency import GENERATION
+from pipecat_hedge.fleet.merge import VERSION
+from pipecat_hedge.fleet.redis_store import (
     BATCH_SECS,
     DOCUMENT_SECS,
     POT_SECS,
     SUM_SECS,
     RedisStore,
 )
+from pipecat_hedge.limits.circuit_breaker import PROBES
+from pipecat_hedge.policy.backends import Backend
+from pipecat_hedge.policy.priors import prior_for
+from pipecat_hedge.service.provider_stats import ProviderStats
 from tests.redis_server import LossyProxy, RedisServer, needs_redis
 
 CLAUDE, LOCAL = Backend("claude", "claude-haiku-4-5"), Backend("local", "qwen")
@@ -666,9 +666,9 @@ def test_clocks_that_differ_by_years_do_no_harm(
 
 KILLED = """
 import asyncio, sys
-from pipecat_hedge import redis_store
-from pipecat_hedge.backends import Backend
-from pipecat_hedge.provider_stats import ProviderStats
+from pipecat_hedge.fleet import redis_store
+from pipecat_hedge.policy.backends import Backend
+from pipecat_hedge.service.provider_stats import ProviderStats
 redis_store.DOCUMENT_SECS = 1
 
 async def main():

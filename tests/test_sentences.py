@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pipecat_hedge.sentences import SentenceFinder, is_whole_sentence
+from pipecat_hedge.service.sentences import SentenceFinder, is_whole_sentence
 
 
 @pytest.mark.parametrize(

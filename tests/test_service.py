@@ -42,8 +42,8 @@ from pipecat_hedge import (
     HedgePolicy,
     Provider,
 )
-from pipecat_hedge.provider_client import _read_rate_limit
-from pipecat_hedge.reports import DrainedAnswer
+from pipecat_hedge.race.reports import DrainedAnswer
+from pipecat_hedge.service.provider_client import _read_rate_limit
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
 from tests.line import Line
 

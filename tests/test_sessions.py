@@ -11,17 +11,17 @@ import pytest
 from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.admission import Admission, as_settings
-from pipecat_hedge.attempt import Attempt
-from pipecat_hedge.ending import ANSWERED, DROPPED, SILENT, Ending
-from pipecat_hedge.errors import AttemptError
-from pipecat_hedge.facts import AttemptOutcome, Seat
-from pipecat_hedge.learning import Learning
-from pipecat_hedge.loop_watch import LoopWatch
-from pipecat_hedge.members import Members
-from pipecat_hedge.provider_stats import ProviderStats
+from pipecat_hedge.limits.ending import ANSWERED, DROPPED, SILENT, Ending
+from pipecat_hedge.limits.loop_lag import LoopWatch
+from pipecat_hedge.limits.priority import TIERS
+from pipecat_hedge.race.attempt import Attempt
+from pipecat_hedge.race.errors import AttemptError
+from pipecat_hedge.race.events import AttemptOutcome, Seat
+from pipecat_hedge.service.admission import Admission, as_settings
+from pipecat_hedge.service.provider_pool import Members
+from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.service.turn_learning import Learning
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Wait
-from pipecat_hedge.work import TIERS
 from tests.line import Line
 
 pytestmark = pytest.mark.virtual_time

@@ -17,12 +17,12 @@ from pipecat.processors.frame_processor import FrameProcessorSetup
 from pipecat.utils.tracing.tracing_context import TracingContext
 
 from pipecat_hedge import FillerProcessor, HedgedLLMService, HedgeError, HedgePolicy, Provider
-from pipecat_hedge import race_span as race_span_module
-from pipecat_hedge.provider_stats import ProviderStats
-from pipecat_hedge.race_span import RaceTracer
-from pipecat_hedge.reports import TurnReport
+from pipecat_hedge.race.reports import TurnReport
+from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.telemetry import race_span as race_span_module
+from pipecat_hedge.telemetry.race_span import RaceTracer
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
-from pipecat_hedge.trace_overhead import played_turn
+from pipecat_hedge.tools.bench.trace_overhead import played_turn
 from tests.line import Line
 from tests.recorded_spans import RecordedSpans, id_of, parent_of, recorded_spans, said, secs_into
 from tests.test_filler import Voice

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.reports import StageReport
-from pipecat_hedge.stages import Stages, server_share
+from pipecat_hedge.race.reports import StageReport
+from pipecat_hedge.service.stages import Stages, server_share
 
 pytestmark = pytest.mark.virtual_time
 

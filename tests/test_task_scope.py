@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pipecat_hedge.task_scope import CLOSE_SECS, TaskScope
+from pipecat_hedge.race.task_scope import CLOSE_SECS, TaskScope
 
 pytestmark = pytest.mark.virtual_time
 

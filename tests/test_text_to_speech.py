@@ -26,7 +26,7 @@ from pipecat.services.settings import LLMSettings, TTSSettings
 from pipecat.services.tts_service import TextAggregationMode, TTSService
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy
-from pipecat_hedge.take_back import TakeBack, TakeBackFrame
+from pipecat_hedge.service.retract import TakeBack, TakeBackFrame
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from tests.line import Line
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 
-from pipecat_hedge.prometheus_turns import BUCKETS
-from pipecat_hedge.time_histogram import (
+from pipecat_hedge.telemetry.prometheus_turns import BUCKETS
+from pipecat_hedge.telemetry.time_histogram import (
     ZERO_SECS,
     FiledHistogram,
     HistogramSpec,

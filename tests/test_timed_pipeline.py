@@ -7,7 +7,7 @@ import math
 import pytest
 
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
-from pipecat_hedge.timed_pipeline import TimedPipeline
+from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
 
 pytestmark = pytest.mark.virtual_time
 

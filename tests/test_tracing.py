@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import Link, SpanKind, StatusCode, Tracer
 
 from pipecat_hedge import HedgeError
-from pipecat_hedge.tracing import WithoutText, export_traces, leave_out
+from pipecat_hedge.telemetry.tracing import WithoutText, export_traces, leave_out
 from tests.recorded_spans import id_of, parent_of, said
 
 SECRET = "my card number is 4929"
@@ -185,7 +185,7 @@ def test_exported_traces_are_without_scrapes() -> None:
     """In a process of its own, for a tracer provider is set but once in each."""
     code = """
 from opentelemetry import trace
-from pipecat_hedge.tracing import export_traces
+from pipecat_hedge.telemetry.tracing import export_traces
 export_traces("bot")
 print(trace.get_tracer_provider().sampler.get_description())
 """

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from loguru import logger
 
-from pipecat_hedge.reports import TurnReport
-from pipecat_hedge.turn_hooks import TurnHooks
+from pipecat_hedge.race.reports import TurnReport
+from pipecat_hedge.service.turn_hooks import TurnHooks
 
 TURN = TurnReport(1, None, "failed", None, None, 0.1, ())
 

@@ -31,7 +31,7 @@ from pipecat.transports.base_transport import TransportParams
 
 from pipecat_hedge import FillerProcessor, HedgedLLMService, HedgeError, HedgePolicy, Provider
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
-from pipecat_hedge.turn_latency import TurnLatency, TurnLatencyObserver
+from pipecat_hedge.voice.turn_latency import TurnLatency, TurnLatencyObserver
 from tests.line import Line
 from tests.test_filler import RATE, Voice, with_tool
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy
-from pipecat_hedge.reports import AttemptReport, FillerReport, StageReport, TurnReport
+from pipecat_hedge.race.reports import AttemptReport, FillerReport, StageReport, TurnReport
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
-from pipecat_hedge.turn_log import TurnLog, as_turn
+from pipecat_hedge.tools.analysis.turn_log import TurnLog, as_turn
 from tests.line import Line
 
 secs = st.floats(0, 60)

@@ -32,11 +32,11 @@ from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, VLLMService
-from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.provider_client import Leave, attempt_error
-from pipecat_hedge.provider_stats import ProviderStats
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.service.provider_client import Leave, attempt_error
+from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Wait
-from pipecat_hedge.vllm_server import VLLMServer
+from pipecat_hedge.vllm.server import VLLMServer
 from tests.fake_vllm import FakeVLLM, fake_vllm
 from tests.line import Line
 from tests.simulated import close

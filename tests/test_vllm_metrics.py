@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.vllm_metrics import Histogram, read_counts, read_histogram
+from pipecat_hedge.vllm.server_metrics import Histogram, read_counts, read_histogram
 
 TEXT = """\
 # HELP python_gc_objects_collected_total Objects collected during gc

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from pipecat_hedge.backends import Backend
-from pipecat_hedge.facts import Launch, Seat
-from pipecat_hedge.health import LISTENS_TO_ONE_IN
-from pipecat_hedge.planning import learn, plan_turn
-from pipecat_hedge.policies.hedge_policy import HedgePolicy
-from pipecat_hedge.policies.race import Race
-from pipecat_hedge.profiles import PROFILES
-from pipecat_hedge.provider_stats import ProviderStats
-from pipecat_hedge.virtual_race import Latency, run_virtual
+from pipecat_hedge.limits.admission_controller import LISTENS_TO_ONE_IN
+from pipecat_hedge.policy.backends import Backend
+from pipecat_hedge.policy.hedge_policy import HedgePolicy
+from pipecat_hedge.policy.planner import learn, plan_turn
+from pipecat_hedge.policy.profiles import PROFILES
+from pipecat_hedge.race.events import Launch, Seat
+from pipecat_hedge.race.race import Race
+from pipecat_hedge.race.virtual import Latency, run_virtual
+from pipecat_hedge.service.provider_stats import ProviderStats
 
 Floats = npt.NDArray[np.float64]
 

@@ -116,9 +116,9 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
         offer_loopback,
         surround,
     )
-    from pipecat_hedge.errors import ConfigurationError
-    from pipecat_hedge.origins import AllowedOrigins, is_loopback
-    from pipecat_hedge.tracing import export_traces
+    from pipecat_hedge.race.errors import ConfigurationError
+    from pipecat_hedge.telemetry.origins import AllowedOrigins, is_loopback
+    from pipecat_hedge.telemetry.tracing import export_traces
 
     load_dotenv(find_dotenv(usecwd=True), override=True)  # as Pipecat's runner does
     choices = discover_models(choose(os.environ), os.environ)
@@ -185,7 +185,7 @@ def _simulator() -> AbstractAsyncContextManager[Any]:
 
     @asynccontextmanager
     async def simulated() -> AsyncIterator[None]:
-        from pipecat_hedge.simulator import Simulator
+        from pipecat_hedge.tools.simulator import Simulator
 
         async with Simulator() as simulator:
             os.environ["SIMULATOR_URL"] = simulator.url

@@ -46,10 +46,10 @@ from examples.voice_bot.provider_log import ProviderLog
 from examples.voice_bot.services import make_llms, make_stt, make_tts
 from examples.voice_bot.turn_log import logged
 from pipecat_hedge import FillerProcessor, HedgedLLMService, Provider
-from pipecat_hedge.live import LiveFeed
-from pipecat_hedge.policies.slo import Slo
-from pipecat_hedge.prometheus import PrometheusRecorder
-from pipecat_hedge.turn_latency import TurnLatency, TurnLatencyObserver
+from pipecat_hedge.policy.slo_outcome import Slo
+from pipecat_hedge.telemetry.live import LiveFeed
+from pipecat_hedge.telemetry.prometheus import PrometheusRecorder
+from pipecat_hedge.voice.turn_latency import TurnLatency, TurnLatencyObserver
 
 INSTRUCTIONS = (
     "You answer the telephone of the restaurant Harbour Kitchen. Your answers are spoken aloud: "

@@ -1,8 +1,8 @@
 """The bot's door: who may come in, and how many at once.
 
 Every page that the user opens could otherwise have the bot call, with the keys in ``.env``. So
-before the runner sees a request its origin and host are checked (``pipecat_hedge.origins``), what
-it brings is small, and an offer of a call is one, and finds a free place.
+before the runner sees a request its origin and host are checked, what it brings is small, and an
+offer of a call is one, and finds a free place.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from aiortc.sdp import SessionDescription
 from loguru import logger
 from pipecat.transports.smallwebrtc.connection import SmallWebRTCConnection
 
-from pipecat_hedge.live import LIVE_PATH
-from pipecat_hedge.origins import AllowedOrigins
+from pipecat_hedge.telemetry.live import LIVE_PATH
+from pipecat_hedge.telemetry.origins import AllowedOrigins
 
 __all__ = ["MOST_BYTES", "MOST_SESSIONS", "UNCONNECTED_SECS", "Gate", "connected_in_time"]
 

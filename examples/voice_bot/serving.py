@@ -17,8 +17,8 @@ from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 
 from examples.voice_bot.choices import SettingError
-from pipecat_hedge.exposition import expose
-from pipecat_hedge.live import LIVE_PATH, LiveFeed
+from pipecat_hedge.telemetry.exposition import expose
+from pipecat_hedge.telemetry.live import LIVE_PATH, LiveFeed
 
 __all__ = [
     "Calls",

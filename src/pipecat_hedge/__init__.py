@@ -4,16 +4,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipecat_hedge.errors import AllProvidersFailed, HedgeError
-    from pipecat_hedge.filler import FillerProcessor
-    from pipecat_hedge.metrics import HedgeMetricsData
-    from pipecat_hedge.policies.hedge_policy import HedgePolicy
-    from pipecat_hedge.provider import Provider
-    from pipecat_hedge.provider_stats import ProviderStats
-    from pipecat_hedge.reports import AttemptReport, TurnReport
-    from pipecat_hedge.service import HedgedLLMService
-    from pipecat_hedge.slo import Slo
-    from pipecat_hedge.vllm import VLLMService
+    from pipecat_hedge.policy.hedge_policy import HedgePolicy
+    from pipecat_hedge.policy.slo import Slo
+    from pipecat_hedge.race.errors import AllProvidersFailed, HedgeError
+    from pipecat_hedge.race.reports import AttemptReport, TurnReport
+    from pipecat_hedge.service.hedged_service import HedgedLLMService
+    from pipecat_hedge.service.metrics import HedgeMetricsData
+    from pipecat_hedge.service.provider import Provider
+    from pipecat_hedge.service.provider_stats import ProviderStats
+    from pipecat_hedge.vllm.service import VLLMService
+    from pipecat_hedge.voice.filler import FillerProcessor
 
 __all__ = [
     "AllProvidersFailed",
@@ -32,18 +32,18 @@ __all__ = [
 
 # Resolved on first use: the simulator and other tools start without loading Pipecat.
 _HOMES = {
-    "AllProvidersFailed": "errors",
-    "AttemptReport": "reports",
-    "FillerProcessor": "filler",
-    "HedgeError": "errors",
-    "HedgeMetricsData": "metrics",
-    "HedgePolicy": "policies.hedge_policy",
-    "HedgedLLMService": "service",
-    "Provider": "provider",
-    "ProviderStats": "provider_stats",
-    "Slo": "slo",
-    "TurnReport": "reports",
-    "VLLMService": "vllm",
+    "AllProvidersFailed": "race.errors",
+    "AttemptReport": "race.reports",
+    "FillerProcessor": "voice.filler",
+    "HedgeError": "race.errors",
+    "HedgeMetricsData": "service.metrics",
+    "HedgePolicy": "policy.hedge_policy",
+    "HedgedLLMService": "service.hedged_service",
+    "Provider": "service.provider",
+    "ProviderStats": "service.provider_stats",
+    "Slo": "policy.slo",
+    "TurnReport": "race.reports",
+    "VLLMService": "vllm.service",
 }
 
 

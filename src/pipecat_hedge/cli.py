@@ -10,43 +10,43 @@ from importlib import import_module
 # for, so that one command does not pay for the imports of another.
 _COMMANDS = {
     "simulate": (
-        "pipecat_hedge.simulator.command",
+        "pipecat_hedge.tools.simulator.command",
         "run simulated LLM providers (OpenAI, Anthropic and Google protocols) on loopback",
     ),
     "whatif": (
-        "pipecat_hedge.whatif.command",
+        "pipecat_hedge.tools.analysis.whatif.command",
         "replay recorded turns under other policies, and recommend one",
     ),
     "report": (
-        "pipecat_hedge.report.command",
+        "pipecat_hedge.tools.analysis.report.command",
         "tell what turn logs say: callers' waits, providers' bad times, what would help",
     ),
     "replay": (
-        "pipecat_hedge.replay.command",
+        "pipecat_hedge.tools.replay.command",
         "call a bot over WebRTC with recordings, and measure what a caller would hear",
     ),
     "top": (
-        "pipecat_hedge.top.command",
+        "pipecat_hedge.tools.top.command",
         "show running bots live in a terminal: turns, providers, budgets, promises",
     ),
     "bench": (
-        "pipecat_hedge.bench",
+        "pipecat_hedge.tools.bench.bench",
         "compare the bare service, Pipecat's failover and hedging on simulated providers",
     ),
     "drill": (
-        "pipecat_hedge.drill.command",
+        "pipecat_hedge.tools.bench.drill.command",
         "let simulated providers fail under a fleet of callers, and show what they noticed",
     ),
     "bench-llm": (
-        "pipecat_hedge.llm_bench",
+        "pipecat_hedge.tools.bench.llm_bench",
         "measure a server's time to first token and between tokens under load, or in a race",
     ),
     "metrics": (
-        "pipecat_hedge.metrics_command",
+        "pipecat_hedge.telemetry.metrics_command",
         "serve Prometheus metrics of turn logs, or of all processes that write to one folder",
     ),
     "overhead": (
-        "pipecat_hedge.overhead",
+        "pipecat_hedge.tools.bench.overhead",
         "measure what the hedged service costs over the bare one, in one run",
     ),
 }

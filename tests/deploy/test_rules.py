@@ -8,11 +8,11 @@ import subprocess
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pipecat_hedge.exposition import expose
-from pipecat_hedge.policies.slo import Slo
-from pipecat_hedge.prometheus import PrometheusRecorder
-from pipecat_hedge.provider_stats import ProviderStats
-from pipecat_hedge.reports import AttemptReport, TurnReport
+from pipecat_hedge.policy.slo_outcome import Slo
+from pipecat_hedge.race.reports import AttemptReport, TurnReport
+from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.telemetry.exposition import expose
+from pipecat_hedge.telemetry.prometheus import PrometheusRecorder
 from tests.prometheus_server import ROOT, RULES, needs_promtool, shortened
 
 NAME = re.compile(r"(?<![\w:])pipecat_hedge_\w+(?![\w:])")

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from pipecat_hedge.drill.plans import Drill
-from pipecat_hedge.drill.records import Answered, Asked, Counts, Load, Record, Turn
+from pipecat_hedge.tools.bench.drill.plans import Drill
+from pipecat_hedge.tools.bench.drill.records import Answered, Asked, Counts, Load, Record, Turn
 
 CALM_LOAD = Load((0.4, 0.5), (0.2, 0.3), (0.001, 0.02))
 

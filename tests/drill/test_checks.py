@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipecat_hedge.drill.checks import failed_checks, failed_goal
-from pipecat_hedge.drill.figures import Figures, figures
-from pipecat_hedge.drill.plans import DRILLS
-from pipecat_hedge.drill.variants import VARIANTS
+from pipecat_hedge.tools.bench.drill.checks import failed_checks, failed_goal
+from pipecat_hedge.tools.bench.drill.figures import Figures, figures
+from pipecat_hedge.tools.bench.drill.plans import DRILLS
+from pipecat_hedge.tools.bench.drill.variants import VARIANTS
 
 from .made_up import counts, record, steadily, turn
 

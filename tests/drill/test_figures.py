@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from pipecat_hedge.drill.figures import (
+from pipecat_hedge.tools.bench.drill.figures import (
     broken_share,
     enough_secs,
     figures,
@@ -17,8 +17,8 @@ from pipecat_hedge.drill.figures import (
     requests_per_turn,
     waits_recovered_secs,
 )
-from pipecat_hedge.drill.plans import Drill
-from pipecat_hedge.drill.records import Load, Turn
+from pipecat_hedge.tools.bench.drill.plans import Drill
+from pipecat_hedge.tools.bench.drill.records import Load, Turn
 
 from .made_up import counts, record, steadily, turn
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipecat_hedge.drill import machine
-from pipecat_hedge.drill.machine import Processors
+from pipecat_hedge.tools.bench.drill import machine
+from pipecat_hedge.tools.bench.drill.machine import Processors
 
 
 def _say(folder: Path, busy: int, idle: int, own: int | None) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pipecat_hedge.drill.plans import DRILLS, PROVIDERS, Kill, SetConditions, Start
-from pipecat_hedge.drill.providers import places_needed
-from pipecat_hedge.drill.variants import VARIANTS
-from pipecat_hedge.simulator.behaviour import parse_model
-from pipecat_hedge.simulator.conditions import read_conditions
+from pipecat_hedge.tools.bench.drill.plans import DRILLS, PROVIDERS, Kill, SetConditions, Start
+from pipecat_hedge.tools.bench.drill.providers import places_needed
+from pipecat_hedge.tools.bench.drill.variants import VARIANTS
+from pipecat_hedge.tools.simulator.behaviour import parse_model
+from pipecat_hedge.tools.simulator.conditions import read_conditions
 
 
 @pytest.mark.parametrize("name", DRILLS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from pipecat_hedge.drill.records import Asked, Turn, read_lines, turn_line
+from pipecat_hedge.tools.bench.drill.records import Asked, Turn, read_lines, turn_line
 
 PROVIDERS = ("first", "second")
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from pipecat_hedge import cli
-from pipecat_hedge.drill.figures import figures
-from pipecat_hedge.drill.plans import (
+from pipecat_hedge.race.errors import HedgeError
+from pipecat_hedge.tools.bench.drill.figures import figures
+from pipecat_hedge.tools.bench.drill.plans import (
     ALL,
     FIRST,
     Drill,
@@ -23,11 +24,10 @@ from pipecat_hedge.drill.plans import (
     Start,
     StartRedis,
 )
-from pipecat_hedge.drill.redis_process import RedisProcess, has_redis
-from pipecat_hedge.drill.running import Fleet, run_drill
-from pipecat_hedge.drill.variants import VARIANTS, Variant
-from pipecat_hedge.drill.worker import Task
-from pipecat_hedge.errors import HedgeError
+from pipecat_hedge.tools.bench.drill.redis_process import RedisProcess, has_redis
+from pipecat_hedge.tools.bench.drill.running import Fleet, run_drill
+from pipecat_hedge.tools.bench.drill.variants import VARIANTS, Variant
+from pipecat_hedge.tools.bench.drill.worker import Task
 
 pytestmark = [pytest.mark.live, pytest.mark.realtime]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipecat_hedge.drill.figures import figures
-from pipecat_hedge.drill.picture import draw
-from pipecat_hedge.drill.plans import DRILLS
-from pipecat_hedge.drill.tables import as_markdown, as_table
+from pipecat_hedge.tools.bench.drill.figures import figures
+from pipecat_hedge.tools.bench.drill.picture import draw
+from pipecat_hedge.tools.bench.drill.plans import DRILLS
+from pipecat_hedge.tools.bench.drill.tables import as_markdown, as_table
 
 from .made_up import counts, record, steadily, turn
 

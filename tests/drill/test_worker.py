@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipecat_hedge.drill.variants import ANSWER, FALLBACK
-from pipecat_hedge.drill.worker import _heard
+from pipecat_hedge.tools.bench.drill.variants import ANSWER, FALLBACK
+from pipecat_hedge.tools.bench.drill.worker import _heard
 
 
 @pytest.mark.parametrize(

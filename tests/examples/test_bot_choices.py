@@ -17,7 +17,7 @@ from pipecat.services.anthropic.llm import AnthropicLLMService
 from pipecat.services.openai.llm import OpenAILLMService
 
 from pipecat_hedge import HedgePolicy, Slo, VLLMService
-from pipecat_hedge.simulator import Simulator, SimulatorProcess
+from pipecat_hedge.tools.simulator import Simulator, SimulatorProcess
 
 ENV_EXAMPLE = Path(__file__).parents[2] / ".env.example"
 AWS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret"}

@@ -19,8 +19,8 @@ from pipecat.pipeline.pipeline import Pipeline
 from pipecat.processors.audio.vad_processor import VADProcessor
 from pipecat.tests.utils import run_test
 
-from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.recordings import Recording, load_manifest, read_samples
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.tools.replay.recordings import Recording, load_manifest, read_samples
 
 MANIFEST = Path(__file__).parents[2] / "fixtures" / "audio" / "manifest.toml"
 RECORDINGS = load_manifest(MANIFEST)

@@ -6,9 +6,9 @@ import pytest
 from examples.voice_bot.turn_log import Heard, LoggedTurn, logged
 
 from pipecat_hedge import AttemptReport, TurnReport
-from pipecat_hedge.facts import TurnOutcome
-from pipecat_hedge.reports import FillerReport, StageReport
-from pipecat_hedge.turn_latency import TurnLatency
+from pipecat_hedge.race.events import TurnOutcome
+from pipecat_hedge.race.reports import FillerReport, StageReport
+from pipecat_hedge.voice.turn_latency import TurnLatency
 
 
 def a_report(turn: int = 1, outcome: TurnOutcome = "answered", **changes: object) -> TurnReport:

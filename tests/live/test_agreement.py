@@ -24,19 +24,19 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.errors import SHED
-from pipecat_hedge.exposition import expose
-from pipecat_hedge.metrics_command import of_logs
-from pipecat_hedge.percentiles import percentile
-from pipecat_hedge.policies.slo import Slo
-from pipecat_hedge.prometheus import PrometheusRecorder
-from pipecat_hedge.prometheus_turns import BUCKETS
-from pipecat_hedge.provider_stats import ProviderStats
-from pipecat_hedge.report import Figures, figures_of, read_logs
-from pipecat_hedge.simulator import Simulator
-from pipecat_hedge.simulator.ledger import LedgerEntry
-from pipecat_hedge.timed_pipeline import TimedPipeline
-from pipecat_hedge.work import TIERS
+from pipecat_hedge.limits.priority import TIERS
+from pipecat_hedge.policy.percentiles import percentile
+from pipecat_hedge.policy.slo_outcome import Slo
+from pipecat_hedge.race.errors import SHED
+from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.telemetry.exposition import expose
+from pipecat_hedge.telemetry.metrics_command import of_logs
+from pipecat_hedge.telemetry.prometheus import PrometheusRecorder
+from pipecat_hedge.telemetry.prometheus_turns import BUCKETS
+from pipecat_hedge.tools.analysis.report import Figures, figures_of, read_logs
+from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
+from pipecat_hedge.tools.simulator import Simulator
+from pipecat_hedge.tools.simulator.ledger import LedgerEntry
 from tests.simulated import close, simulated
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]

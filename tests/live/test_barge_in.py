@@ -16,7 +16,7 @@ from pipecat.processors.aggregators.llm_response_universal import LLMContextAggr
 from pipecat.services.llm_service import FunctionCallParams
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.simulator import Simulator
+from pipecat_hedge.tools.simulator import Simulator
 from tests.line import Line
 from tests.simulated import close, simulated
 

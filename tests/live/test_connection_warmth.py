@@ -17,9 +17,10 @@ from pipecat.services.llm_service import LLMService
 from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.utils.http import connection_limits
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport, connection_warmth
-from pipecat_hedge.provider_stats import ProviderStats
-from pipecat_hedge.simulator import Simulator
+from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport
+from pipecat_hedge.service import connection_warmth
+from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.tools.simulator import Simulator
 from tests.fake_vllm import FakeVLLM, fake_vllm
 from tests.line import Line
 from tests.relay import Relay, relay

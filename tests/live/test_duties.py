@@ -7,7 +7,7 @@ from pipecat.frames.frames import LLMContextSummaryRequestFrame, LLMContextSumma
 from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy
-from pipecat_hedge.simulator import Simulator
+from pipecat_hedge.tools.simulator import Simulator
 from tests.line import Line
 from tests.simulated import WIRES, close, simulated
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pipecat_hedge.exposition import start_http_server
-from pipecat_hedge.prometheus import PrometheusRecorder
-from pipecat_hedge.provider_stats import ProviderStats
-from pipecat_hedge.reports import AttemptReport, TurnReport
+from pipecat_hedge.race.reports import AttemptReport, TurnReport
+from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.telemetry.exposition import start_http_server
+from pipecat_hedge.telemetry.prometheus import PrometheusRecorder
 from tests.prometheus_server import SCRAPE_SECS, PrometheusServer, needs_prometheus
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(60), needs_prometheus]

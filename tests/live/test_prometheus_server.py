@@ -22,13 +22,13 @@ from loguru import logger
 from prometheus_client import CollectorRegistry
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.exposition import start_http_server
-from pipecat_hedge.policies.slo import Slo
-from pipecat_hedge.prometheus import PrometheusRecorder
-from pipecat_hedge.provider_stats import ProviderStats
-from pipecat_hedge.replay.caller import Caller
-from pipecat_hedge.simulator.process import SimulatorProcess
-from pipecat_hedge.timed_pipeline import TimedPipeline
+from pipecat_hedge.policy.slo_outcome import Slo
+from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.telemetry.exposition import start_http_server
+from pipecat_hedge.telemetry.prometheus import PrometheusRecorder
+from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
+from pipecat_hedge.tools.replay.caller import Caller
+from pipecat_hedge.tools.simulator.process import SimulatorProcess
 from tests.live.bot_process import BotProcess
 from tests.live.test_voice_bot import HEARD_SECS, RECORDINGS, greeted, heard_out, is_heard_turn
 from tests.prometheus_server import (

@@ -13,10 +13,10 @@ from pipecat.services.anthropic.llm import AnthropicLLMService
 from pipecat.services.llm_service import LLMService
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy
-from pipecat_hedge.contender import Piece, Tally
-from pipecat_hedge.errors import AttemptError
-from pipecat_hedge.provider_client import attempt_error
-from pipecat_hedge.simulator import Simulator
+from pipecat_hedge.race.errors import AttemptError
+from pipecat_hedge.service.provider_client import attempt_error
+from pipecat_hedge.service.service_adapter import Piece, Tally
+from pipecat_hedge.tools.simulator import Simulator
 from tests.line import Line
 from tests.simulated import WIRES, close, simulated
 

@@ -25,8 +25,8 @@ from pipecat.services.llm_service import LLMService
 from pipecat.services.openai.llm import OpenAILLMService
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy
-from pipecat_hedge.contender import Piece, Tally, ToolCalls
-from pipecat_hedge.errors import AttemptError
+from pipecat_hedge.race.errors import AttemptError
+from pipecat_hedge.service.service_adapter import Piece, Tally, ToolCalls
 from tests.line import Line
 from tests.simulated import close
 

@@ -22,11 +22,12 @@ from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.utils.http import connection_limits
 from prometheus_client import CollectorRegistry
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, VLLMService, vllm_server
-from pipecat_hedge.prometheus import PrometheusRecorder
-from pipecat_hedge.provider_stats import ProviderStats
-from pipecat_hedge.reports import AttemptReport, StageReport
-from pipecat_hedge.simulator import Simulator
+from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, VLLMService
+from pipecat_hedge.race.reports import AttemptReport, StageReport
+from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.telemetry.prometheus import PrometheusRecorder
+from pipecat_hedge.tools.simulator import Simulator
+from pipecat_hedge.vllm import server as vllm_server
 from tests.fake_vllm import fake_vllm
 from tests.line import Line
 from tests.relay import certificate, relay

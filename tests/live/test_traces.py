@@ -19,8 +19,8 @@ from pipecat.frames.frames import (
 )
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.simulator import Simulator
-from pipecat_hedge.tracing import WithoutText
+from pipecat_hedge.telemetry.tracing import WithoutText
+from pipecat_hedge.tools.simulator import Simulator
 from tests.line import Line
 from tests.otlp_receiver import otlp_receiver
 from tests.otlp_receiver import said as told_by

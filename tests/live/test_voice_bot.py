@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pipecat_hedge.replay.caller import Caller, Message
-from pipecat_hedge.replay.sound import utterances
+from pipecat_hedge.tools.replay.caller import Caller, Message
+from pipecat_hedge.tools.replay.sound import utterances
 from tests.live.bot_process import BotProcess
 from tests.live.conftest import Row
 

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pipecat_hedge.percentiles import percentile
-from pipecat_hedge.reports import TurnReport
+from pipecat_hedge.policy.percentiles import percentile
+from pipecat_hedge.race.reports import TurnReport
 
 SLOW_SECS = 2.0
 ANSWER = "We are open until nine."

@@ -24,14 +24,14 @@ from pipecat.frames.frames import ErrorFrame
 from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.utils.http import connection_limits
 
-from pipecat_hedge.percentiles import percentile
-from pipecat_hedge.policies.hedge_policy import HedgePolicy
-from pipecat_hedge.provider import Provider
-from pipecat_hedge.provider_stats import ProviderStats
-from pipecat_hedge.reports import TurnReport
-from pipecat_hedge.service import HedgedLLMService
-from pipecat_hedge.timed_pipeline import TimedPipeline
-from pipecat_hedge.work import Tier
+from pipecat_hedge.limits.priority import Tier
+from pipecat_hedge.policy.hedge_policy import HedgePolicy
+from pipecat_hedge.policy.percentiles import percentile
+from pipecat_hedge.race.reports import TurnReport
+from pipecat_hedge.service.hedged_service import HedgedLLMService
+from pipecat_hedge.service.provider import Provider
+from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
 from tests.no_harm.figures import ANSWER, BARE, Comparison, Turn
 
 GIVE_UP_SECS = 30.0

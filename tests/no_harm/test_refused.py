@@ -11,12 +11,12 @@ import pytest
 from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.ending import Ending
-from pipecat_hedge.loop_watch import LoopWatch
-from pipecat_hedge.permits import LOOK_AGAIN_SECS
-from pipecat_hedge.policies.concurrency_limit import SHED_BOUNDS
-from pipecat_hedge.policies.permit_queue import Ticket
-from pipecat_hedge.provider_stats import shared_stats
+from pipecat_hedge.limits.concurrency_limit import SHED_BOUNDS
+from pipecat_hedge.limits.ending import Ending
+from pipecat_hedge.limits.loop_lag import LoopWatch
+from pipecat_hedge.limits.permit_queue import Ticket
+from pipecat_hedge.limits.permits import LOOK_AGAIN_SECS
+from pipecat_hedge.service.provider_stats import shared_stats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from tests.line import Line
 

@@ -15,10 +15,10 @@ from pipecat.services.llm_service import LLMService
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport
-from pipecat_hedge.ending import Ending
-from pipecat_hedge.loop_watch import LoopWatch
-from pipecat_hedge.policies.permit_queue import Ticket
-from pipecat_hedge.provider_stats import shared_stats
+from pipecat_hedge.limits.ending import Ending
+from pipecat_hedge.limits.loop_lag import LoopWatch
+from pipecat_hedge.limits.permit_queue import Ticket
+from pipecat_hedge.service.provider_stats import shared_stats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from tests.line import Line
 

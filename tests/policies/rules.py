@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipecat_hedge import HedgePolicy
-from pipecat_hedge.facts import LaunchRule
-from pipecat_hedge.policies.hedge_policy import LearnedRule
+from pipecat_hedge.policy.hedge_policy import LearnedRule
+from pipecat_hedge.race.events import LaunchRule
 
 
 def rule_of(policy: HedgePolicy) -> LaunchRule:

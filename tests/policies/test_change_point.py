@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from pipecat_hedge.policies.change_point import CREDIT, EARNED_BY, ENOUGH, Change, ChangePoint
-from pipecat_hedge.policies.latency_model import LatencyModel
-from pipecat_hedge.survival import Survival
+from pipecat_hedge.policy.change_point import CREDIT, EARNED_BY, ENOUGH, Change, ChangePoint
+from pipecat_hedge.policy.latency_model import LatencyModel
+from pipecat_hedge.policy.survival import Survival
 
 PRIOR = Survival.of([0.0, 0.5, 1.0], [1.0, 0.5, 0.1], 1.0)
 

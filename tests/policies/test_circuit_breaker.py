@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.policies.circuit_breaker import JITTER, PROBES, SETTLES_SECS, CircuitBreaker
+from pipecat_hedge.limits.circuit_breaker import JITTER, PROBES, SETTLES_SECS, CircuitBreaker
+from pipecat_hedge.race.errors import ConfigurationError
 
 
 def breaker(**settings: Any) -> CircuitBreaker:

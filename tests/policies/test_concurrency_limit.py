@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.ending import LimitVerdict
-from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.policies.concurrency_limit import (
+from pipecat_hedge.limits.concurrency_limit import (
     OPEN_BOUNDS,
     SESSIONS,
     SHED_BOUNDS,
     ConcurrencyLimit,
     LimitBounds,
 )
+from pipecat_hedge.limits.ending import LimitVerdict
+from pipecat_hedge.race.errors import ConfigurationError
 
 VERDICTS = get_args(LimitVerdict)
 ENDS: dict[str, LimitVerdict] = {verdict: verdict for verdict in VERDICTS}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.policies.continuation import Continuation
+from pipecat_hedge.race.continuation import Continuation
 
 SAID = "We are open till nine. Shall I"
 

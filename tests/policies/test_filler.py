@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipecat_hedge import HedgeError
-from pipecat_hedge.policies.filler import FillerDecision, FillerRule, FillerWords, Silence
-from pipecat_hedge.survival import Survival
+from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.voice.filler_policy import FillerDecision, FillerRule, FillerWords, Silence
 
 FILLER = 0.8
 RULE = FillerRule(after_secs=0.8, margin_secs=0.4)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.policies.fleet import (
+from pipecat_hedge.fleet.merge import (
     NOTHING,
     VERSION,
     Finding,

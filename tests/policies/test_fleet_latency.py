@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.latency_sketch import LatencyCounts
-from pipecat_hedge.policies.fleet_latency import GENERATION, FleetLatency, Place, Sum
+from pipecat_hedge.fleet.fleet_latency import GENERATION, FleetLatency, Place, Sum
+from pipecat_hedge.policy.latency_sketch import LatencyCounts
 
 
 def counts(**times: int) -> LatencyCounts:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge import HedgeError
-from pipecat_hedge.policies.hedge_budget import (
+from pipecat_hedge.policy.hedge_budget import (
     HIGHEST,
     LOWEST,
     UNUSED,

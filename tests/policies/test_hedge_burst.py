@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.budget_accounts import BudgetAccounts
-from pipecat_hedge.facts import InFlight, LaunchDecision, Waiting
-from pipecat_hedge.policies.hedge_burst import (
+from pipecat_hedge.policy.budget_accounts import BudgetAccounts
+from pipecat_hedge.policy.hedge_burst import (
     ALONE,
     EACH_SECS,
     SLACK,
@@ -18,6 +17,7 @@ from pipecat_hedge.policies.hedge_burst import (
     HedgeBurst,
     saved,
 )
+from pipecat_hedge.race.events import InFlight, LaunchDecision, Waiting
 
 
 def send_all(burst: HedgeBurst, now: float, processes: int = 1) -> int:

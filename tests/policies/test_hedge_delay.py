@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge import HedgeError
-from pipecat_hedge.facts import InFlight, LaunchDecision, Waiting
-from pipecat_hedge.policies.hedge_delay import (
+from pipecat_hedge.policy.hedge_benefit import Worth, Worths, joint, savings
+from pipecat_hedge.policy.launch_rule import (
     Known,
     PricedDelay,
     QuantileDelay,
     SingleReissue,
     best_reissue,
 )
-from pipecat_hedge.savings import Worth, Worths, joint, savings
-from pipecat_hedge.survival import Survival
+from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.race.events import InFlight, LaunchDecision, Waiting
 
 
 def exponential(mean_secs: float) -> Survival:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.facts import InFlight, LaunchDecision, Waiting
-from pipecat_hedge.policies.hedge_promise import MOST_DRAWN, Aim, AimedDelay, aim_at
-from pipecat_hedge.profiles import PROFILES
-from pipecat_hedge.survival import Survival
+from pipecat_hedge.policy.profiles import PROFILES
+from pipecat_hedge.policy.slo_hedge import MOST_DRAWN, Aim, AimedDelay, aim_at
+from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.race.events import InFlight, LaunchDecision, Waiting
 from tests.policies.test_hedge_delay import HEAVY, LIGHT, lognormal
 
 

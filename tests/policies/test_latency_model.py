@@ -12,9 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipecat_hedge import HedgeError
-from pipecat_hedge.policies.latency_model import LatencyModel
-from pipecat_hedge.savings import joint
-from pipecat_hedge.survival import Survival
+from pipecat_hedge.policy.hedge_benefit import joint
+from pipecat_hedge.policy.latency_model import LatencyModel
+from pipecat_hedge.policy.survival import Survival
 
 PRIOR = Survival.of([0.0, 0.5, 1.0], [1.0, 0.5, 0.1], 1.0)
 

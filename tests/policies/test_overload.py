@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.policies.overload import FRESH_SECS, SAMPLES, Overload
+from pipecat_hedge.limits.overload import FRESH_SECS, SAMPLES, Overload
 
 EVERY_SECS = 0.1
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.policies.permit_queue import OPTIONAL, RESERVED, PermitQueue, Ticket
-from pipecat_hedge.work import TIERS, WORK_CLASSES, Tier, WorkClass
+from pipecat_hedge.limits.permit_queue import OPTIONAL, RESERVED, PermitQueue, Ticket
+from pipecat_hedge.limits.priority import TIERS, WORK_CLASSES, Tier, WorkClass
 
 
 def ticket(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipecat_hedge.policies.priors import prior_for
-from pipecat_hedge.profiles import PROFILES
+from pipecat_hedge.policy.priors import prior_for
+from pipecat_hedge.policy.profiles import PROFILES
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipecat_hedge.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT
-from pipecat_hedge.errors import SHED, AttemptError
-from pipecat_hedge.facts import (
+from pipecat_hedge.policy.hedge_policy import HedgePolicy
+from pipecat_hedge.race.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT
+from pipecat_hedge.race.errors import SHED, AttemptError
+from pipecat_hedge.race.events import (
     AttemptFailed,
     AttemptFinished,
     AttemptOpened,
@@ -34,8 +35,7 @@ from pipecat_hedge.facts import (
     Waiting,
     Woke,
 )
-from pipecat_hedge.policies.hedge_policy import HedgePolicy
-from pipecat_hedge.policies.race import IllegalFact, Phase, Race
+from pipecat_hedge.race.race import IllegalFact, Phase, Race
 from tests.policies.rules import rule_of
 
 OVERLOADED = AttemptError("server", "529 overloaded")

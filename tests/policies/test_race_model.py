@@ -8,8 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pipecat_hedge.errors import SHED, AttemptError
-from pipecat_hedge.facts import (
+from pipecat_hedge.policy.hedge_policy import HedgePolicy
+from pipecat_hedge.race.errors import SHED, AttemptError
+from pipecat_hedge.race.events import (
     AttemptFailed,
     AttemptFinished,
     AttemptOpened,
@@ -32,8 +33,7 @@ from pipecat_hedge.facts import (
     UsableToken,
     Woke,
 )
-from pipecat_hedge.policies.hedge_policy import HedgePolicy
-from pipecat_hedge.policies.race import Phase, Race
+from pipecat_hedge.race.race import Phase, Race
 from tests.policies.rules import rule_of
 
 _SECS = st.one_of(st.none(), st.floats(0.1, 5))

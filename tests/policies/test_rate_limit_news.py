@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.policies.rate_limit_news import (
+from pipecat_hedge.limits.rate_limit_headers import (
     NEWS_SECS,
     UNTOLD_SECS,
     RateLimitNews,

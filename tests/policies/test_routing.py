@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.attempt import Attempt
-from pipecat_hedge.facts import InFlight, LaunchDecision, Seat, Waiting
-from pipecat_hedge.policies.hedge_policy import AfterSilence
-from pipecat_hedge.policies.routing import HedgeLate, Probing, Route, route
-from pipecat_hedge.policies.slow_spell import SLOW, SlowSpell
+from pipecat_hedge.policy.hedge_policy import AfterSilence
+from pipecat_hedge.policy.routing import HedgeLate, Probing, Route, route
+from pipecat_hedge.policy.slow_spell import SLOW, SlowSpell
+from pipecat_hedge.race.attempt import Attempt
+from pipecat_hedge.race.events import InFlight, LaunchDecision, Seat, Waiting
 
 NAMES = ("a", "b", "c")
 LEVEL_SECS = 2.0

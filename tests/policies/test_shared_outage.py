@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.policies.shared_outage import WITHIN_SECS, SharedOutage
+from pipecat_hedge.limits.shared_outage import WITHIN_SECS, SharedOutage
 
 
 def blamed(outage: SharedOutage[str], now: float) -> list[tuple[float, str]]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.policies.slo_attainment import (
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.telemetry.slo_attainment import (
     SLOTS,
     WINDOWS_SECS,
     Attainment,

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from pipecat_hedge.attempt import Attempt
-from pipecat_hedge.facts import Seat
-from pipecat_hedge.policies.slow_spell import RECOVERED, SLOW, SlowSpell, late_secs
-from pipecat_hedge.survival import Survival
+from pipecat_hedge.policy.slow_spell import RECOVERED, SLOW, SlowSpell, late_secs
+from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.race.attempt import Attempt
+from pipecat_hedge.race.events import Seat
 
 LATE_AFTER = 1.0
 

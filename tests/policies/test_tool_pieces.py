@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.policies.tool_pieces import MalformedToolCall, ToolCall, ToolPieces
+from pipecat_hedge.vllm.tool_pieces import MalformedToolCall, ToolCall, ToolPieces
 
 Piece = tuple[int | None, str | None, str | None, str | None]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.policies.usable import InlineThought, is_usable_text, is_wait_verdict
+from pipecat_hedge.race.usable import InlineThought, is_usable_text, is_wait_verdict
 
 
 @pytest.mark.parametrize("text", ["Yes", " Yes", "● Yes", "。", "5", "…", "\u00bf", "👍", "○ well"])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pipecat_hedge.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
-from pipecat_hedge.ending import ANSWERED, DROPPED, SILENT, Ending
-from pipecat_hedge.errors import AttemptError
-from pipecat_hedge.facts import LaunchReason, Seat
-from pipecat_hedge.policies.verdict import judge
+from pipecat_hedge.limits.ending import ANSWERED, DROPPED, SILENT, Ending
+from pipecat_hedge.limits.verdict import judge
+from pipecat_hedge.race.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
+from pipecat_hedge.race.errors import AttemptError
+from pipecat_hedge.race.events import LaunchReason, Seat
 
 FAILED = Ending("failed", "failed")
 

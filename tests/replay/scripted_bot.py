@@ -20,9 +20,9 @@ from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 from av import AudioFrame
 
-from pipecat_hedge.replay.loopback import LOOPBACK_ALONE
-from pipecat_hedge.replay.sound import FRAME, LOUD, RATE
-from pipecat_hedge.task_scope import TaskScope
+from pipecat_hedge.race.task_scope import TaskScope
+from pipecat_hedge.tools.replay.loopback import LOOPBACK_ALONE
+from pipecat_hedge.tools.replay.sound import FRAME, LOUD, RATE
 
 HUSH_SECS = 0.4
 """Silence that ends the caller's turn."""

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.replay import command_bot
-from pipecat_hedge.replay.bots import Bot, BotFailed, CallableBot, CommandBot, as_bot
-from pipecat_hedge.replay.call import Call
-from pipecat_hedge.replay.caller import Caller, CallError
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.tools.replay import command_bot
+from pipecat_hedge.tools.replay.bots import Bot, BotFailed, CallableBot, CommandBot, as_bot
+from pipecat_hedge.tools.replay.call import Call
+from pipecat_hedge.tools.replay.caller import Caller, CallError
 from tests.replay.pipecat_bot import ANSWER, UNDERSTOOD, bot
 from tests.replay.scripted_command import started
 
@@ -267,7 +267,7 @@ async def test_a_function_that_leaves_while_it_is_spoken_to() -> None:
 
 async def test_a_function_that_does_not_notice_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is cancelled."""
-    monkeypatch.setattr("pipecat_hedge.replay.callable_bot.HANG_UP_SECS", 0.1)
+    monkeypatch.setattr("pipecat_hedge.tools.replay.callable_bot.HANG_UP_SECS", 0.1)
     cancelled: list[bool] = []
 
     async def waits(runner_args: Any) -> None:
@@ -286,7 +286,7 @@ async def test_a_function_that_does_not_notice_the_end(monkeypatch: pytest.Monke
 
 async def test_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails the test, unless silence is asked for."""
-    monkeypatch.setattr("pipecat_hedge.replay.callable_bot.HANG_UP_SECS", 0.1)
+    monkeypatch.setattr("pipecat_hedge.tools.replay.callable_bot.HANG_UP_SECS", 0.1)
 
     async def deaf(runner_args: Any) -> None:
         await runner_args.webrtc_connection.connect()

@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from pipecat_hedge import HedgeError
-from pipecat_hedge.replay.caller import Caller, CallError
+from pipecat_hedge.tools.replay.caller import Caller, CallError
 
 pytestmark = pytest.mark.live
 

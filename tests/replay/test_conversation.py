@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.replay.bot import Bot
-from pipecat_hedge.replay.call import Call
-from pipecat_hedge.replay.caller import Caller, CallError, Said
-from pipecat_hedge.replay.conversation import Conversation, HeardTurn
-from pipecat_hedge.replay.network import Network
-from pipecat_hedge.replay.replaying import Replay, replay
-from pipecat_hedge.replay.sound import RATE, Utterance
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.tools.replay.bot import Bot
+from pipecat_hedge.tools.replay.call import Call
+from pipecat_hedge.tools.replay.caller import Caller, CallError, Said
+from pipecat_hedge.tools.replay.conversation import Conversation, HeardTurn
+from pipecat_hedge.tools.replay.network import Network
+from pipecat_hedge.tools.replay.replaying import Replay, replay
+from pipecat_hedge.tools.replay.sound import RATE, Utterance
 from tests.replay.scripted_bot import ScriptedBot
 
 pytestmark = [pytest.mark.live, pytest.mark.realtime]

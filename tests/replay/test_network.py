@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipecat_hedge import HedgeError
-from pipecat_hedge.replay.network import Network, impair
+from pipecat_hedge.tools.replay.network import Network, impair
 
 pytestmark = pytest.mark.virtual_time
 

@@ -11,7 +11,7 @@ import pytest
 import soundfile
 
 from pipecat_hedge.cli import main
-from pipecat_hedge.replay.sound import RATE
+from pipecat_hedge.tools.replay.sound import RATE
 from tests.replay.scripted_bot import ScriptedBot
 
 pytestmark = [pytest.mark.live, pytest.mark.realtime]

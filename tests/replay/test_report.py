@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.replay.conversation import HeardTurn, Waves
-from pipecat_hedge.replay.picture import LANE, WIDTH, picture
-from pipecat_hedge.replay.report import check_folder, report_html, write_report
-from pipecat_hedge.replay.summary import summarise
-from pipecat_hedge.replay.told import STAGES
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.tools.replay.conversation import HeardTurn, Waves
+from pipecat_hedge.tools.replay.picture import LANE, WIDTH, picture
+from pipecat_hedge.tools.replay.report import check_folder, report_html, write_report
+from pipecat_hedge.tools.replay.summary import summarise
+from pipecat_hedge.tools.replay.told import STAGES
 
 
 def turn(

@@ -10,8 +10,8 @@ import soundfile
 from av import AudioFrame
 
 from pipecat_hedge import HedgeError
-from pipecat_hedge.replay.ear import Ear
-from pipecat_hedge.replay.sound import (
+from pipecat_hedge.tools.replay.ear import Ear
+from pipecat_hedge.tools.replay.sound import (
     FRAME,
     RATE,
     Samples,

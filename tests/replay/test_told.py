@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipecat_hedge.replay.told import (
+from pipecat_hedge.tools.replay.told import (
     answer_text,
     is_busy,
     is_unfinished,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from pipecat_hedge.report.reading import turn_of
-from pipecat_hedge.report.turns import HeardTurn, LoggedTurn
-from pipecat_hedge.reports import AttemptReport, StageReport, TurnReport
-from pipecat_hedge.turn_timeline import TurnLatency
+from pipecat_hedge.race.reports import AttemptReport, StageReport, TurnReport
+from pipecat_hedge.tools.analysis.report.reading import turn_of
+from pipecat_hedge.tools.analysis.report.turns import HeardTurn, LoggedTurn
+from pipecat_hedge.voice.turn_timeline import TurnLatency
 
 BEGIN_AT = 1_772_456_400.0
 """2026-03-02 13:00 UTC."""

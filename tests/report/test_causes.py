@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from pipecat_hedge.report.causes import slowest_turns
-from pipecat_hedge.report.timelines import key_to, timeline
-from pipecat_hedge.report.turns import LoggedTurn
-from pipecat_hedge.reports import AttemptReport
+from pipecat_hedge.race.reports import AttemptReport
+from pipecat_hedge.tools.analysis.report.causes import slowest_turns
+from pipecat_hedge.tools.analysis.report.timelines import key_to, timeline
+from pipecat_hedge.tools.analysis.report.turns import LoggedTurn
 from tests.report.made_up import BEGIN_AT, attempt, cold, turn
 
 USUAL = {"one": 0.5, "two": 0.3}

@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pipecat_hedge.policies.hedge_policy import HedgePolicy
-from pipecat_hedge.profiles import PROFILES
-from pipecat_hedge.report.chances import Chances
-from pipecat_hedge.whatif import Measured, Question, Recorded, what_if
-from pipecat_hedge.whatif.answer import Answer
+from pipecat_hedge.policy.hedge_policy import HedgePolicy
+from pipecat_hedge.policy.profiles import PROFILES
+from pipecat_hedge.tools.analysis.report.chances import Chances
+from pipecat_hedge.tools.analysis.whatif import Measured, Question, Recorded, what_if
+from pipecat_hedge.tools.analysis.whatif.answer import Answer
 
 HAIKU = PROFILES["claude-haiku-4-5"]
 NONE = HedgePolicy.fallback(1, stall_secs=None)

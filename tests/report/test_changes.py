@@ -8,14 +8,14 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from pipecat_hedge.policies.hedge_policy import Adaptive, HedgePolicy
-from pipecat_hedge.policy_settings import with_rule
-from pipecat_hedge.profiles import PROFILES
-from pipecat_hedge.report.changes import SURE, Replays, critical_value, replays_of
-from pipecat_hedge.report.lineup import lineup_of
-from pipecat_hedge.report.trials import LEARNED, trials_of
-from pipecat_hedge.report.turns import LoggedTurn
-from pipecat_hedge.whatif.reading import recorded_from
+from pipecat_hedge.policy.hedge_policy import Adaptive, HedgePolicy
+from pipecat_hedge.policy.profiles import PROFILES
+from pipecat_hedge.policy.settings import with_rule
+from pipecat_hedge.tools.analysis.report.changes import SURE, Replays, critical_value, replays_of
+from pipecat_hedge.tools.analysis.report.lineup import lineup_of
+from pipecat_hedge.tools.analysis.report.trials import LEARNED, trials_of
+from pipecat_hedge.tools.analysis.report.turns import LoggedTurn
+from pipecat_hedge.tools.analysis.whatif.reading import recorded_from
 from tests.report.made_up import attempt, cold, turn
 
 GEMMA, HAIKU = PROFILES["gemma-4-31b-baseten"], PROFILES["claude-haiku-4-5"]

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from pipecat_hedge.policies.slo import Slo
-from pipecat_hedge.profiles import PROFILES
-from pipecat_hedge.report.comparing import Comparison, Difference, compare
-from pipecat_hedge.report.turns import LoggedTurn
+from pipecat_hedge.policy.profiles import PROFILES
+from pipecat_hedge.policy.slo_outcome import Slo
+from pipecat_hedge.tools.analysis.report.comparing import Comparison, Difference, compare
+from pipecat_hedge.tools.analysis.report.turns import LoggedTurn
 from tests.report.made_up import attempt, turn
 
 PROFILE = PROFILES["claude-haiku-4-5"]

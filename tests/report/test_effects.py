@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from pipecat_hedge.report.changes import Change, Replays
-from pipecat_hedge.report.figures import Figures, figures_of
-from pipecat_hedge.report.headlines import bought, effect_of
-from pipecat_hedge.report.hedging_part import changes_part
-from pipecat_hedge.report.predictions import Prediction
-from pipecat_hedge.report.turns import Log
+from pipecat_hedge.tools.analysis.report.changes import Change, Replays
+from pipecat_hedge.tools.analysis.report.figures import Figures, figures_of
+from pipecat_hedge.tools.analysis.report.headlines import bought, effect_of
+from pipecat_hedge.tools.analysis.report.hedging_part import changes_part
+from pipecat_hedge.tools.analysis.report.predictions import Prediction
+from pipecat_hedge.tools.analysis.report.turns import Log
 from tests.report.made_up import turn
 
 WAS = Prediction("adaptive(10 %)", 0.5, 1.4, 3.0, 1.3, 1.5, {}, 0.6, 0.9, 0.0, 1.05, 2.0)

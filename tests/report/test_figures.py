@@ -14,12 +14,12 @@ from rich.console import Console
 from scripts.example_turns import BEGIN_AT, Hour, write_log
 
 from pipecat_hedge import HedgePolicy
-from pipecat_hedge.percentiles import percentile
-from pipecat_hedge.report import Figures, Log, figures_of, read_logs
-from pipecat_hedge.report.headlines import difference_told, headlines_of, spell_told
-from pipecat_hedge.report.page import page_of
-from pipecat_hedge.report.showing import as_dict, show
-from pipecat_hedge.report.waits import Estimate
+from pipecat_hedge.policy.percentiles import percentile
+from pipecat_hedge.tools.analysis.report import Figures, Log, figures_of, read_logs
+from pipecat_hedge.tools.analysis.report.headlines import difference_told, headlines_of, spell_told
+from pipecat_hedge.tools.analysis.report.page import page_of
+from pipecat_hedge.tools.analysis.report.showing import as_dict, show
+from pipecat_hedge.tools.analysis.report.waits import Estimate
 from tests.report.made_up import attempt, turn
 
 HOUR = Hour(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.report.hedging import bill_of, hedging_of
-from pipecat_hedge.report.providers import provider_figures
-from pipecat_hedge.report.turns import LoggedTurn
-from pipecat_hedge.reports import AttemptReport
+from pipecat_hedge.race.reports import AttemptReport
+from pipecat_hedge.tools.analysis.report.hedging import bill_of, hedging_of
+from pipecat_hedge.tools.analysis.report.providers import provider_figures
+from pipecat_hedge.tools.analysis.report.turns import LoggedTurn
 from tests.report.made_up import attempt, hedged, turn
 
 OUTCOMES = ("won", "superseded", "failed", "interrupted")

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from pipecat_hedge.policies.hedge_policy import HedgePolicy
-from pipecat_hedge.policy_settings import as_settings, told
-from pipecat_hedge.report.lineup import lineup_of, policy_named
-from pipecat_hedge.slo import Slo
+from pipecat_hedge.policy.hedge_policy import HedgePolicy
+from pipecat_hedge.policy.settings import as_settings, told
+from pipecat_hedge.policy.slo import Slo
+from pipecat_hedge.tools.analysis.report.lineup import lineup_of, policy_named
 from tests.report.made_up import attempt, hedged, turn
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, async_playwright
 
-from pipecat_hedge.profiles import PROFILES
-from pipecat_hedge.report import Figures, Log, figures_of
-from pipecat_hedge.report.page import page_of
-from pipecat_hedge.report.turns import LoggedTurn
+from pipecat_hedge.policy.profiles import PROFILES
+from pipecat_hedge.tools.analysis.report import Figures, Log, figures_of
+from pipecat_hedge.tools.analysis.report.page import page_of
+from pipecat_hedge.tools.analysis.report.turns import LoggedTurn
 from tests.live.browser import NO_BROWSER, chromium
 from tests.report.made_up import BEGIN_AT, attempt, cold, heard, turn
 

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.report.periods import MOST_HOURS, Calendar
+from pipecat_hedge.tools.analysis.report.periods import MOST_HOURS, Calendar
 from tests.report.made_up import BEGIN_AT
 
 DAY = 86400.0

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipecat_hedge.policies.slo import Slo
-from pipecat_hedge.promise import judge_voice
-from pipecat_hedge.report import read_logs
-from pipecat_hedge.report.periods import Calendar
-from pipecat_hedge.report.promises import promises_of, was_heard_in_time, was_kept
-from pipecat_hedge.report.turns import HeardTurn, LoggedTurn
-from pipecat_hedge.turn_timeline import TurnLatency
+from pipecat_hedge.policy.slo_outcome import Slo
+from pipecat_hedge.telemetry.slo_tracker import judge_voice
+from pipecat_hedge.tools.analysis.report import read_logs
+from pipecat_hedge.tools.analysis.report.periods import Calendar
+from pipecat_hedge.tools.analysis.report.promises import promises_of, was_heard_in_time, was_kept
+from pipecat_hedge.tools.analysis.report.turns import HeardTurn, LoggedTurn
+from pipecat_hedge.voice.turn_timeline import TurnLatency
 from tests.report.made_up import BEGIN_AT, attempt, heard, line, turn
 
 FAILED = attempt(ttft=None, ended=0.3, outcome="failed", error_category="server")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from pipecat_hedge.cli import main
-from pipecat_hedge.report import read_logs
-from pipecat_hedge.report.turns import connecting_secs, was_sent
-from pipecat_hedge.whatif.reading import ReadingError, read_latencies, recorded_from
+from pipecat_hedge.tools.analysis.report import read_logs
+from pipecat_hedge.tools.analysis.report.turns import connecting_secs, was_sent
+from pipecat_hedge.tools.analysis.whatif.reading import ReadingError, read_latencies, recorded_from
 from tests.report.made_up import BEGIN_AT, attempt, cold, line
 
 SAID = "my card is 4929 1234"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipecat_hedge.report import spells
-from pipecat_hedge.report.spells import bad_stretches
+from pipecat_hedge.tools.analysis.report import spells
+from pipecat_hedge.tools.analysis.report.spells import bad_stretches
 
 
 @given(st.lists(st.sampled_from([-2.0, -1.0, -0.5, 0.5, 1.0, 3.0]), max_size=60))

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from pipecat_hedge.policies.slo import Slo
-from pipecat_hedge.report.providers import provider_figures
-from pipecat_hedge.report.trouble import Spell, spells_of
-from pipecat_hedge.report.turns import LoggedTurn
+from pipecat_hedge.policy.slo_outcome import Slo
+from pipecat_hedge.tools.analysis.report.providers import provider_figures
+from pipecat_hedge.tools.analysis.report.trouble import Spell, spells_of
+from pipecat_hedge.tools.analysis.report.turns import LoggedTurn
 from tests.report.made_up import BEGIN_AT, attempt, turn
 
 SLO = Slo(ttft_secs=0.8)

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.percentiles import percentile
-from pipecat_hedge.report.waits import NO_WAITS, Estimate, Estimates, Waits, curve_of, estimates_of
+from pipecat_hedge.policy.percentiles import percentile
+from pipecat_hedge.tools.analysis.report.waits import (
+    NO_WAITS,
+    Estimate,
+    Estimates,
+    Waits,
+    curve_of,
+    estimates_of,
+)
 
 VALUES = st.lists(st.floats(0, 100), min_size=1, max_size=300)
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from pipecat_hedge.simulator import Simulator
+from pipecat_hedge.tools.simulator import Simulator
 
 from .sdk import SDKS, Sdk
 

@@ -13,7 +13,7 @@ from google import genai
 from google.genai import types
 from openai import AsyncOpenAI
 
-from pipecat_hedge.simulator import Simulator
+from pipecat_hedge.tools.simulator import Simulator
 
 BOOK_TABLE = {
     "type": "object",

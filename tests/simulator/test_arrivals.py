@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipecat_hedge.simulator import arrivals as arrivals_module
-from pipecat_hedge.simulator.arrivals import Arrivals
+from pipecat_hedge.tools.simulator import arrivals as arrivals_module
+from pipecat_hedge.tools.simulator.arrivals import Arrivals
 
 
 def counted(*times: float) -> Arrivals:

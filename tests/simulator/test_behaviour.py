@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipecat_hedge.profiles import PROFILES
-from pipecat_hedge.simulator.behaviour import BehaviourError, override, parse_model
-from pipecat_hedge.simulator.faults import FAULTS
+from pipecat_hedge.policy.profiles import PROFILES
+from pipecat_hedge.tools.simulator.behaviour import BehaviourError, override, parse_model
+from pipecat_hedge.tools.simulator.faults import FAULTS
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from pipecat_hedge.simulator.capacity import Capacity
+from pipecat_hedge.tools.simulator.capacity import Capacity
 
 pytestmark = pytest.mark.virtual_time
 

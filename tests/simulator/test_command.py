@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 
 from pipecat_hedge import cli
-from pipecat_hedge.simulator import SimulatorProcess
+from pipecat_hedge.tools.simulator import SimulatorProcess
 
 pytestmark = pytest.mark.live
 

@@ -9,11 +9,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pipecat_hedge.simulator import Simulator, SimulatorProcess
-from pipecat_hedge.simulator.behaviour import BehaviourError, parse_model
-from pipecat_hedge.simulator.conditions import read_conditions
-from pipecat_hedge.simulator.faults import FAULTS
-from pipecat_hedge.simulator.routes import _is_loopback
+from pipecat_hedge.tools.simulator import Simulator, SimulatorProcess
+from pipecat_hedge.tools.simulator.behaviour import BehaviourError, parse_model
+from pipecat_hedge.tools.simulator.conditions import read_conditions
+from pipecat_hedge.tools.simulator.faults import FAULTS
+from pipecat_hedge.tools.simulator.routes import _is_loopback
 
 MESSAGES = [{"role": "user", "content": "do you deliver"}]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipecat_hedge.simulator.faults import FAULTS, strike_after
-from pipecat_hedge.simulator.timeline import (
+from pipecat_hedge.tools.simulator.faults import FAULTS, strike_after
+from pipecat_hedge.tools.simulator.timeline import (
     Cut,
     End,
     Headers,

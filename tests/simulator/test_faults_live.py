@@ -14,7 +14,7 @@ import httpx2
 import openai
 import pytest
 
-from pipecat_hedge.simulator import Simulator
+from pipecat_hedge.tools.simulator import Simulator
 
 from .sdk import AnthropicSdk, GoogleSdk, OpenAISdk, Sdk
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from pipecat_hedge.simulator import ledger as ledger_module
-from pipecat_hedge.simulator.ledger import Ledger
+from pipecat_hedge.tools.simulator import ledger as ledger_module
+from pipecat_hedge.tools.simulator.ledger import Ledger
 
 
 class Clock:

@@ -22,8 +22,8 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.services.llm_service import FunctionCallParams, LLMService
 from pipecat.tests.utils import run_test
 
-from pipecat_hedge.provider_client import switch_off_hidden_retries
-from pipecat_hedge.simulator import Simulator
+from pipecat_hedge.service.provider_client import switch_off_hidden_retries
+from pipecat_hedge.tools.simulator import Simulator
 from tests.simulated import close, simulated
 
 pytestmark = pytest.mark.live

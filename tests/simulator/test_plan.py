@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from pipecat_hedge.simulator.behaviour import parse_model
-from pipecat_hedge.simulator.plan import Plan, plan
-from pipecat_hedge.simulator.prompt import Prompt, Turn
-from pipecat_hedge.simulator.timeline import Headers, Text, ToolStart
+from pipecat_hedge.tools.simulator.behaviour import parse_model
+from pipecat_hedge.tools.simulator.plan import Plan, plan
+from pipecat_hedge.tools.simulator.prompt import Prompt, Turn
+from pipecat_hedge.tools.simulator.timeline import Headers, Text, ToolStart
 
 PROMPT = Prompt((Turn("user", "do you deliver"),), (), True, None, True, 3)
 AFTER_TOOL = Prompt((*PROMPT.turns, Turn("tool", "yes")), ("look_up",), True, None, True, 3)

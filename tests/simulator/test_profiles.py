@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from pipecat_hedge.simulator import PROFILES
+from pipecat_hedge.tools.simulator import PROFILES
 
 PUBLISHED_MS = {
     "claude-haiku-4-5": {0.5: 637, 0.95: 1615},

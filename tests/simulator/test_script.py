@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from pipecat_hedge.simulator.prompt import Prompt, Turn
-from pipecat_hedge.simulator.script import FALLBACK, GREETING, reply_to
-from pipecat_hedge.simulator.timeline import tokenize
+from pipecat_hedge.tools.simulator.prompt import Prompt, Turn
+from pipecat_hedge.tools.simulator.script import FALLBACK, GREETING, reply_to
+from pipecat_hedge.tools.simulator.timeline import tokenize
 
 
 def prompt(*turns: tuple[str, str], tools: tuple[str, ...] = (), max_tokens: int | None = None):

@@ -12,7 +12,7 @@ import anthropic
 import openai
 import pytest
 
-from pipecat_hedge.simulator import Simulator
+from pipecat_hedge.tools.simulator import Simulator
 
 from .sdk import SDKS, Sdk
 

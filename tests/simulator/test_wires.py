@@ -9,7 +9,7 @@ import aiohttp
 import openai
 import pytest
 
-from pipecat_hedge.simulator import PROFILES, Simulator
+from pipecat_hedge.tools.simulator import PROFILES, Simulator
 
 from .sdk import AnthropicSdk, GoogleSdk, OpenAISdk, Sdk, drain
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.top.fleet import KEPT_TURNS, Fleet, NotAFeed
+from pipecat_hedge.tools.top.fleet import KEPT_TURNS, Fleet, NotAFeed
 
 
 def provider(name: str = "a", **fields: Any) -> dict[str, Any]:

@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from pipecat_hedge.top.fleet import Fleet
-from pipecat_hedge.top.screen import screen
-from pipecat_hedge.top.words import burn, line, percent, secs, window
+from pipecat_hedge.tools.top.fleet import Fleet
+from pipecat_hedge.tools.top.screen import screen
+from pipecat_hedge.tools.top.words import burn, line, percent, secs, window
 from tests.top.test_fleet import answer, attempt, fleet_of, promise, provider, turn
 
 NOW = 1010.0

@@ -19,11 +19,11 @@ import pyte
 import pytest
 
 from pipecat_hedge.cli import main
-from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.live import LIVE_PATH, LiveFeed
-from pipecat_hedge.live_server import LiveServer
-from pipecat_hedge.top.command import _Told
-from pipecat_hedge.top.watching import feed_url
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.telemetry.live import LIVE_PATH, LiveFeed
+from pipecat_hedge.telemetry.live_server import LiveServer
+from pipecat_hedge.tools.top.command import _Told
+from pipecat_hedge.tools.top.watching import feed_url
 from tests.line import Line
 from tests.test_live import hedged
 

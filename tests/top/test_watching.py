@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from pipecat_hedge.live import KEPT_TURNS
-from pipecat_hedge.live_format import LIVE_PATH
-from pipecat_hedge.top import watching
-from pipecat_hedge.top.fleet import Bot, Fleet
-from pipecat_hedge.top.watching import watch
+from pipecat_hedge.telemetry.live import KEPT_TURNS
+from pipecat_hedge.telemetry.live_format import LIVE_PATH
+from pipecat_hedge.tools.top import watching
+from pipecat_hedge.tools.top.fleet import Bot, Fleet
+from pipecat_hedge.tools.top.watching import watch
 from tests.top.test_fleet import answer, turn
 
 pytestmark = pytest.mark.live

@@ -11,8 +11,8 @@ from pipecat.processors.aggregators.llm_response_universal import LLMContextAggr
 from scripts.vllm.server import VLLMProcess
 
 from pipecat_hedge import HedgedLLMService, Provider, TurnReport, VLLMService
-from pipecat_hedge.llm_load import measure
-from pipecat_hedge.llm_race import race
+from pipecat_hedge.tools.bench.llm_load import measure
+from pipecat_hedge.tools.bench.llm_race import race
 from tests.line import Line
 from tests.vllm.asking import SYSTEM, counts
 

@@ -13,7 +13,7 @@ from scripts.vllm.server import VLLMProcess
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, VLLMService
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
-from pipecat_hedge.vllm_server import VLLMServer
+from pipecat_hedge.vllm.server import VLLMServer
 from tests.line import Line
 from tests.vllm.asking import busy, counts, service, until
 

@@ -9,8 +9,8 @@ import pytest
 from examples.voice_bot.choices import SETTINGS
 from scripts.vllm.server import BRIEF, VLLMProcess
 
-from pipecat_hedge.replay.bots import CommandBot
-from pipecat_hedge.replay.call import Call
+from pipecat_hedge.tools.replay.bots import CommandBot
+from pipecat_hedge.tools.replay.call import Call
 from tests.vllm.conftest import BLOCKS
 
 pytestmark = [pytest.mark.vllm, pytest.mark.live]

@@ -7,9 +7,9 @@ import numpy.typing as npt
 import pytest
 
 from pipecat_hedge import HedgePolicy
-from pipecat_hedge.errors import ConfigurationError
-from pipecat_hedge.profiles import PROFILES
-from pipecat_hedge.whatif import Measured, Question, Recorded, what_if
+from pipecat_hedge.policy.profiles import PROFILES
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.tools.analysis.whatif import Measured, Question, Recorded, what_if
 
 Floats = npt.NDArray[np.float64]
 NONE = ("one", HedgePolicy.fallback(1, stall_secs=None))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipecat_hedge.whatif import ReadingError, Recorded, read_latencies
+from pipecat_hedge.tools.analysis.whatif import ReadingError, Recorded, read_latencies
 
 
 def read(tmp_path: Path, text: str, name: str = "file.csv", **options: Any) -> Recorded:

@@ -20,11 +20,19 @@ from rich.console import Console
 
 from pipecat_hedge import HedgeError, Slo
 from pipecat_hedge.cli import main
-from pipecat_hedge.policies.hedge_policy import HedgePolicy
-from pipecat_hedge.profiles import PROFILES
-from pipecat_hedge.whatif import Answer, Costs, Measured, Outcome, Question, Recorded, what_if
-from pipecat_hedge.whatif.showing import show
-from pipecat_hedge.whatif.trust import percentile
+from pipecat_hedge.policy.hedge_policy import HedgePolicy
+from pipecat_hedge.policy.profiles import PROFILES
+from pipecat_hedge.tools.analysis.whatif import (
+    Answer,
+    Costs,
+    Measured,
+    Outcome,
+    Question,
+    Recorded,
+    what_if,
+)
+from pipecat_hedge.tools.analysis.whatif.showing import show
+from pipecat_hedge.tools.analysis.whatif.trust import percentile
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -547,7 +555,8 @@ def test_what_cannot_be_answered(
 
 def test_the_command_does_not_load_pipecat(tmp_path: Path) -> None:
     """It starts in a moment."""
-    code = "import sys, pipecat_hedge.whatif.command; sys.exit('pipecat' in sys.modules)"
+    module = "pipecat_hedge.tools.analysis.whatif.command"
+    code = f"import sys, {module}; sys.exit('pipecat' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

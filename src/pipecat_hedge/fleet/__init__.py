@@ -1,0 +1,1 @@
+"""Sharing statistics between machines, through Redis."""

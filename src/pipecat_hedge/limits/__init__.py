@@ -1,0 +1,1 @@
+"""What a provider can take: circuit breakers, concurrency limits, permits."""

@@ -1,0 +1,566 @@
+"""How the providers of a process are doing, and which of them a request may be sent to.
+
+Protection may drop hedges and prompts sent ahead. It never rejects or delays a caller's turn, or an
+inference that a host awaits, unless the provider has refused for load itself and no other can be
+asked; then the request waits in the order of tiers, and is sent when its time is up. Only a session
+with ``admission="shed"`` has limits and open breakers end its turns.
+
+One registry serves every session of a process, behind one lock that is held for microseconds and
+never while anything is awaited. Nothing happens by itself, so nothing has to be stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable
+
+from pipecat_hedge.limits.circuit_breaker import BreakerState
+from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, LimitBounds
+from pipecat_hedge.limits.ending import SILENT, Ending
+from pipecat_hedge.limits.permit_queue import RESERVED, PermitQueue, Ticket
+from pipecat_hedge.limits.provider_health import BreakerChange, Permit, ProviderHealth
+from pipecat_hedge.limits.shared_outage import SharedOutage
+
+__all__ = ["LISTENS_TO_ONE_IN", "MOST_PROVIDERS", "Health"]
+
+MOST_PROVIDERS = 256
+"""Pairs of provider and model, each up to some 150 KB of memory and 50 KB of a file. What has not
+been used for the longest is forgotten."""
+UNHEARD = 3
+"""After so many requests in a row that others overtook before a token came, a provider is unheard:
+the next one is let run on, to find out whether it is slow or silent."""
+LISTENS_TO_ONE_IN = 70
+"""At most one attempt in so many is let run on after it lost."""
+ROOM = 20
+"""So many more requests a server without a queue is sent before the next look at it."""
+QUEUE_NEWS_SECS = 2.0
+"""For how long a look at a server's queue counts."""
+NOBODY = "every provider is left alone"
+
+
+class Health:
+    """The registry.
+
+    Attributes:
+        lock: Held by whoever reads or changes an entry.
+    """
+
+    def __init__(
+        self, dice: random.Random | None = None, lag_secs: Callable[[], float] = lambda: 0.0
+    ):
+        """Begin with no provider.
+
+        Args:
+            dice: Spreads the recoveries of many processes; None rolls its own.
+            lag_secs: How far the event loop is behind, in seconds: what has come since is not read
+                yet, and is not late.
+        """
+        self.lock = threading.Lock()
+        self._dice = dice or random.Random()
+        self._lag_secs = lag_secs
+        self._entries: OrderedDict[str, ProviderHealth] = OrderedDict()
+        self._changes: deque[BreakerChange] = deque(maxlen=100)
+        self._outage = SharedOutage[Permit]()
+        self._queue = PermitQueue()
+        self._granted: dict[Ticket, Callable[[Permit], None]] = {}
+        self._panics = 0
+        self._attempts = LISTENS_TO_ONE_IN
+        self._listened_to: set[str] = set()
+
+    def of(self, key: str) -> ProviderHealth:
+        """A provider's entry, made when it is first asked for; call it with the lock held.
+
+        Args:
+            key: What its statistics are kept under, see ``Backend.key``.
+        """
+        entry = self._entries.get(key)
+        if entry is None:
+            if len(self._entries) >= MOST_PROVIDERS:
+                self._forget_one()
+            entry = self._entries[key] = ProviderHealth(self._dice)
+        else:
+            self._entries.move_to_end(key)
+        return entry
+
+    def _forget_one(self) -> None:
+        """Forget the provider that has not been used for the longest, but for those in use."""
+        idle = (key for key, entry in self._entries.items() if not entry.limit.in_flight)
+        if (oldest := next(idle, None)) is not None:
+            del self._entries[oldest]
+
+    def entries(self) -> dict[str, ProviderHealth]:
+        """All entries by key; call it with the lock held."""
+        return dict(self._entries)
+
+    # ---- breakers
+
+    def state(self, key: str, now: float) -> BreakerState:
+        """A provider's breaker.
+
+        Args:
+            key: The provider.
+            now: The time.
+        """
+        with self.lock:
+            return self._state(key, now)
+
+    def standings(self, keys: Iterable[str], now: float) -> list[tuple[BreakerState, float]]:
+        """Each provider's breaker, and for how many seconds yet it has asked to be left alone.
+
+        Args:
+            keys: The providers.
+            now: The time.
+        """
+        with self.lock:
+            self._settle(now)
+            return [
+                (self._state(key, now), max(self.of(key).rests_until - now, 0.0)) for key in keys
+            ]
+
+    def are_well(self, keys: Iterable[str], now: float) -> bool:
+        """Whether all breakers are closed, and no provider has asked to be left alone.
+
+        Args:
+            keys: The providers.
+            now: The time.
+        """
+        with self.lock:
+            self._settle(now)
+            return all(self.of(key).is_well(now) for key in keys)
+
+    def told(self, key: str, now: float) -> str:
+        """Why a provider is left alone, for a person to read; empty if it is not."""
+        with self.lock:
+            return "" if self._state(key, now) == "closed" else self.of(key).opened_because
+
+    def claim_probe(self, key: str, now: float) -> bool:
+        """Claim the one request that may try a half-open provider.
+
+        Args:
+            key: The provider.
+            now: The time.
+
+        Returns:
+            Whether it is yours. Then either its permit comes back, or ``drop_probe`` is called.
+        """
+        with self.lock:
+            claimed = self.of(key).breaker.claim_probe(now)
+            self._note(key)
+            return claimed
+
+    def drop_probe(self, key: str, now: float) -> None:
+        """Give up a claim whose request was never made."""
+        with self.lock:
+            self.of(key).breaker.record("dropped", now, probe=True)
+
+    def count_panic(self) -> int:
+        """A number that grows with each turn planned while every breaker is open.
+
+        It spreads such turns' first choices over the providers.
+        """
+        with self.lock:
+            self._panics += 1
+            return self._panics
+
+    def take_changes(self) -> tuple[BreakerChange, ...]:
+        """The breakers' changes since the last call, the oldest first."""
+        if not self._changes:
+            return ()
+        with self.lock:
+            changes = tuple(self._changes)
+            self._changes.clear()
+        return changes
+
+    # ---- what providers state themselves
+
+    def rest(self, key: str, until: float) -> None:
+        """Leave a provider alone for a while, as it asked with ``Retry-After``; the longer counts.
+
+        Args:
+            key: The provider.
+            until: The time from which on it may be asked again.
+        """
+        with self.lock:
+            entry = self.of(key)
+            entry.rests_until = max(entry.rests_until, until)
+
+    def rests_secs(self, key: str, now: float) -> float:
+        """How long a provider is to be left alone yet, as it asked, in seconds."""
+        with self.lock:
+            entry = self._entries.get(key)
+            return 0.0 if entry is None else max(entry.rests_until - now, 0.0)
+
+    def state_rate_limit(self, key: str, left: int, until: float, *, sent_at: float) -> None:
+        """Take what a response says of a rate limit; see ``ConcurrencyLimit.state_rate_limit``.
+
+        Args:
+            key: The provider.
+            left: Requests that may still be begun.
+            until: For how long this holds.
+            sent_at: When the request was sent that was answered so.
+        """
+        with self.lock:
+            self.of(key).limit.state_rate_limit(left, until, sent_at=sent_at)
+
+    def state_queue(self, key: str, running: int, waiting: int, now: float) -> None:
+        """Take a server's own metrics in place of what was inferred of its limit.
+
+        Without a long queue there is room for more. As many as wait beyond those that are served
+        are not to be joined by further ones from here.
+
+        Args:
+            key: The provider.
+            running: Requests that it works on, of all its clients.
+            waiting: Requests in its queue.
+            now: The time.
+        """
+        with self.lock:
+            limit = self.of(key).limit
+            too_many = waiting - running
+            at_most = limit.in_flight - too_many if too_many > 0 else limit.in_flight + ROOM
+            limit.state_queue(at_most, now + QUEUE_NEWS_SECS)
+
+    # ---- what is seen
+
+    def answered_since(self, key: str) -> float:
+        """When the latest request was sent that a provider has begun to answer."""
+        entry = self._entries.get(key)
+        return -math.inf if entry is None else entry.answered_since
+
+    def word_at(self, key: str) -> float:
+        """When a provider has begun to answer the last time, any session."""
+        entry = self._entries.get(key)
+        return -math.inf if entry is None else entry.word_at
+
+    def is_unheard(self, key: str) -> bool:
+        """Whether a provider has not been heard lately, because others were always faster."""
+        with self.lock:
+            return self.of(key).unheard >= UNHEARD
+
+    def listens(self, key: str) -> bool:
+        """Whether an attempt that has lost is let run on to its first token.
+
+        It tells whether a provider that is always overtaken is slow or silent. One attempt at a
+        time for each provider, and at most one attempt in ``LISTENS_TO_ONE_IN``.
+
+        Args:
+            key: The provider.
+
+        Returns:
+            Whether it is; then ``listened`` has to be called.
+        """
+        with self.lock:
+            if key in self._listened_to or self._attempts < LISTENS_TO_ONE_IN:
+                return False
+            self._attempts = 0
+            self._listened_to.add(key)
+            return True
+
+    def listened(self, key: str) -> None:
+        """End what ``listens`` began."""
+        with self.lock:
+            self._listened_to.discard(key)
+
+    def occupancy(self, key: str, now: float, bounds: LimitBounds = OPEN_BOUNDS) -> tuple[int, int]:
+        """A provider's requests in flight from this process, and the limit of them.
+
+        Args:
+            key: The provider.
+            now: The time.
+            bounds: Where the inferred limit may lie.
+        """
+        with self.lock:
+            limit = self.of(key).limit
+            return limit.in_flight, limit.limit(now, bounds)
+
+    # ---- permits
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for room."""
+        return len(self._queue)
+
+    def refusals(self, keys: Iterable[str], ticket: Ticket, now: float) -> dict[str, str]:
+        """Which providers have no room for such a request now, and why, for a person to read.
+
+        Args:
+            keys: The providers.
+            ticket: The request.
+            now: The time.
+        """
+        with self.lock:
+            found = ((key, self._refusal(key, ticket, now)) for key in keys)
+            return {key: reason for key, reason in found if reason is not None}
+
+    def reluctance(self, keys: Iterable[str], ticket: Ticket, now: float) -> dict[str, int]:
+        """How little a caller's own request should go to each provider now; 0 is not in it.
+
+        Args:
+            keys: The providers.
+            ticket: The request.
+            now: The time.
+
+        Returns:
+            1 if it has no room or its breaker is half-open, 2 if that is open, 3 if the provider
+            has asked to be left alone or refuses for load, or has no room for who sheds.
+        """
+        found: dict[str, int] = {}
+        with self.lock:
+            for key in keys:
+                entry = self.of(key)
+                if now < entry.rests_until or entry.limit.is_refusing(now):
+                    found[key] = 3
+                elif (state := self._state(key, now)) != "closed":
+                    found[key] = 1 if state == "half_open" else 2
+                elif self._refusal(key, ticket, now) is not None:
+                    found[key] = 3 if ticket.sheds else 1
+        return found
+
+    def why(self, ticket: Ticket, now: float) -> str:
+        """Why none of a ticket's candidates has room now, for a person to read.
+
+        Args:
+            ticket: The request.
+            now: The time.
+        """
+        refusals = self.refusals(ticket.candidates, ticket, now)
+        return ", ".join(f"{_name(key)} {reason}" for key, reason in refusals.items()) or "no room"
+
+    def take(self, ticket: Ticket, now: float) -> Permit | None:
+        """Count a request as sent, at the first candidate that suits.
+
+        Args:
+            ticket: The request.
+            now: The time.
+
+        Returns:
+            The permit; None if the request has to wait, or to be left out.
+        """
+        with self.lock:
+            return self._take(ticket, now)
+
+    def force(self, ticket: Ticket, now: float) -> Permit:
+        """Count a request as sent whose time to wait is up, at the candidate that is ready first.
+
+        Args:
+            ticket: The request.
+            now: The time.
+        """
+        with self.lock:
+            return self._give(self._ready_first(ticket), ticket, now)
+
+    def wait(self, ticket: Ticket, granted: Callable[[Permit], None], now: float) -> str | None:
+        """Queue for room.
+
+        Args:
+            ticket: The request.
+            granted: Called once, from any thread and with the lock held, with a permit.
+            now: The time.
+
+        Returns:
+            Why there is no use in waiting; or None, and then ``leave`` has to be called.
+        """
+        with self.lock:
+            if not self._is_worth_waiting_for(ticket, now):
+                return NOBODY
+            self._granted[ticket] = granted
+            self._queue.join(ticket)
+            return None
+
+    def look_again(self, ticket: Ticket, now: float) -> str | None:
+        """Grant what time alone has set free, as when ``Retry-After`` is over.
+
+        Args:
+            ticket: The request that waits.
+            now: The time.
+
+        Returns:
+            Why there is no use in waiting any longer; or None.
+        """
+        with self.lock:
+            for key in ticket.candidates:
+                self._grant(key, now)
+            return None if self._is_worth_waiting_for(ticket, now) else NOBODY
+
+    def leave(self, ticket: Ticket) -> None:
+        """Stop waiting; also where the ticket has been granted."""
+        with self.lock:
+            self._queue.leave(ticket)
+            self._granted.pop(ticket, None)
+
+    def heard(
+        self, permit: Permit, now: float, *, size_class: Hashable = None, is_sure: bool = True
+    ) -> None:
+        """Take note that a request's answer has begun. The first time counts.
+
+        Args:
+            permit: The request's permit.
+            now: When.
+            size_class: The class of its prompt's size.
+            is_sure: Whether that is known; if not it was then at the earliest.
+        """
+        with self.lock:
+            if permit.is_out and not permit.is_heard:
+                permit.is_heard = True
+                entry = self.of(permit.key)
+                entry.answered_since = max(entry.answered_since, permit.taken_at)
+                entry.word_at = max(entry.word_at, now)
+                ttft_secs = now - permit.taken_at
+                entry.limit.heard(permit, ttft_secs, now, size_class=size_class, is_sure=is_sure)
+
+    def give_back(
+        self,
+        permit: Permit,
+        ending: Ending,
+        now: float,
+        *,
+        host: str | None = None,
+        has_begun: bool = False,
+        was_unheard: bool = False,
+        was_late: bool = False,
+    ) -> None:
+        """Count a request as over, with what became of it. The first time counts.
+
+        Args:
+            permit: The permit.
+            ending: What the request's end says of the provider.
+            now: When its connection was closed.
+            host: Where it was sent to, as ``host:port``; None if that is not known.
+            has_begun: Whether its answer had begun.
+            was_unheard: Whether it was given up before a token came.
+            was_late: Whether it was waited for then longer than is usual, or one that was sent
+                after it has won.
+        """
+        with self.lock:
+            if not permit.is_out:
+                return
+            permit.is_out = False
+            entry = self.of(permit.key)
+            count = entry.count_unheard(ending, was_unheard, was_late, has_begun)
+            entry.limit.release(permit, ending.limit, now, lag_secs=self._lag_secs())
+            # No attempt that somebody else ended outlives a silence, and so refutes it.
+            lived_secs = math.inf if ending is SILENT else now - permit.taken_at
+            self._settle(now)
+            if ending.is_connection:
+                # It may be our own network's doing, which is known when others have been looked at.
+                self._outage.add(host or permit.key, now, permit)
+            else:
+                entry.breaker.record(
+                    ending.breaker, now, probe=permit.is_probe, lived_secs=lived_secs, count=count
+                )
+            self._note(permit.key)
+            if self._queue:
+                self._grant(permit.key, now)
+
+    # ---- with the lock held
+
+    def _refusal(
+        self, key: str, ticket: Ticket, now: float, *, is_probe: bool = False
+    ) -> str | None:
+        """Why a provider has no room for a request; None if it has."""
+        entry = self.of(key)
+        if not (is_probe or ticket.ignores_breakers) and self._state(key, now) != "closed":
+            return f"is left alone ({entry.opened_because})"
+        if now < entry.rests_until and not is_probe:
+            return f"has asked to be left alone for {entry.rests_until - now:.2g} s"
+        limit = entry.limit
+        if self._queue and self._queue.is_behind(ticket, key):
+            return f"has {limit.reason(now, ticket.bounds)} and others waiting"
+        if not limit.has_room(now, ticket.bounds, reserved=RESERVED.get(ticket.work, 0.0)):
+            return f"has {limit.reason(now, ticket.bounds)}"
+        return None
+
+    def _take(self, ticket: Ticket, now: float) -> Permit | None:
+        probe = ticket.probe
+        for key in ticket.candidates:
+            is_probe = key == probe
+            if is_probe and len(ticket.candidates) > 1:
+                continue
+            if self._refusal(key, ticket, now, is_probe=is_probe) is None:
+                return self._give(key, ticket, now, is_probe=is_probe)
+        if ticket.is_optional:
+            return None
+        if all(self.of(key).rests_until > ticket.deadline for key in ticket.candidates):
+            return self._give(self._ready_first(ticket), ticket, now)  # waiting would not help
+        if ticket.sheds:
+            return None
+        # No limit keeps a caller waiting but what a provider has refused itself. A provider whose
+        # breaker is open comes last.
+        for state in ("closed", "half_open", "open"):
+            for key in ticket.candidates:
+                entry = self.of(key)
+                if self._state(key, now) == state and not (
+                    now < entry.rests_until
+                    or entry.limit.is_refusing(now)
+                    or self._queue.is_behind(ticket, key)
+                ):
+                    return self._give(key, ticket, now, is_probe=key == probe)
+        return None
+
+    def _ready_first(self, ticket: Ticket) -> str:
+        return min(ticket.candidates, key=lambda key: self.of(key).rests_until)
+
+    def _give(self, key: str, ticket: Ticket, now: float, *, is_probe: bool = False) -> Permit:
+        permit = Permit(key, now, is_probe, now - ticket.joined_at)
+        limit = self.of(key).limit
+        bounds = ticket.bounds if ticket.has_first_token else None
+        limit.acquire(permit, now, session=ticket.session, bounds=bounds, lag_secs=self._lag_secs())
+        self._attempts += 1
+        return permit
+
+    def _grant(self, key: str, now: float) -> None:
+        """Give what a provider has to the requests that wait for it, in their order."""
+        is_full = False
+        for ticket in self._queue.waiting_for(key):
+            if is_full and ticket.sheds:
+                continue
+            permit = self._take(ticket, now)
+            if permit is not None:
+                self._queue.leave(ticket)
+                self._granted.pop(ticket)(permit)
+            elif not ticket.sheds:
+                return
+            else:
+                is_full = True  # for who sheds; others may have room all the same
+
+    def _is_worth_waiting_for(self, ticket: Ticket, now: float) -> bool:
+        return (
+            not ticket.sheds
+            or ticket.ignores_breakers
+            or any(self._state(key, now) == "closed" for key in ticket.candidates)
+        )
+
+    def _settle(self, now: float) -> None:
+        """Count the connection failures that were not our own network's."""
+        for at, permit, is_shared in self._outage.take(now):
+            entry = self.of(permit.key)
+            if is_shared:
+                if permit.is_probe:
+                    entry.breaker.record("dropped", at, probe=True)
+                continue
+            # Where a later request has been answered, it is none of failures in a row.
+            count = 1 if entry.answered_since < at else 0
+            entry.breaker.record("failed", at, probe=permit.is_probe, count=count)
+            self._note(permit.key)
+
+    def _state(self, key: str, now: float) -> BreakerState:
+        state = self.of(key).breaker.state(now)
+        if state != "closed":
+            self._note(key)
+        return state
+
+    def _note(self, key: str) -> None:
+        entry = self.of(key)
+        for event in entry.breaker.take_events():
+            entry.opened_because = event.reason
+            if event.after == "closed":
+                entry.limit.recover()
+            self._changes.append(BreakerChange(key, event))
+
+
+def _name(key: str) -> str:
+    """The provider's name out of what its statistics are kept under."""
+    return key.partition(" | ")[0]

@@ -1,0 +1,76 @@
+"""Work in the background of an event loop, for as long as anybody there needs it.
+
+Law: however many sessions hold it, a loop runs each work once; with the last of them it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from pipecat_hedge.race.task_scope import TaskScope
+
+__all__ = ["LoopWork"]
+
+
+class _Held:
+    def __init__(self) -> None:
+        self.holders = 0
+        self.scope = TaskScope()
+
+
+class LoopWork:
+    """Background work that the sessions of a loop share.
+
+    Example::
+
+        work = LoopWork({"syncs": sync_for_ever})
+        work.hold()
+        ...
+        await work.release()
+    """
+
+    def __init__(self, works: Mapping[str, Callable[[], Coroutine[Any, Any, None]]]):
+        """Name the work; nothing runs yet.
+
+        Args:
+            works: By the name of its task, what makes the coroutine to run.
+        """
+        self._works = dict(works)
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Held] = WeakKeyDictionary()
+        self._lock = threading.Lock()  # of which loops there are
+
+    @property
+    def holders(self) -> int:
+        """How many hold it, on all loops; may be asked from any thread."""
+        with self._lock:
+            return sum(held.holders for held in self._loops.values())
+
+    def hold(self) -> None:
+        """Have it run on this loop from now on, until ``release``. Each holder counts."""
+        with self._lock:
+            held = self._loops.setdefault(asyncio.get_running_loop(), _Held())
+        held.holders += 1
+        if held.holders == 1:
+            for name, work in self._works.items():
+                held.scope.start(work(), name=name)
+
+    async def release(self) -> bool:
+        """End what ``hold`` began; with the last holder the work is cancelled and awaited.
+
+        Returns:
+            Whether this was the last holder on this loop.
+        """
+        held = self._loops.get(asyncio.get_running_loop())
+        if held is None:
+            return False
+        held.holders -= 1
+        if held.holders:
+            return False
+        with self._lock:
+            del self._loops[asyncio.get_running_loop()]
+        await held.scope.close()
+        return True

@@ -1,0 +1,239 @@
+"""When what was learned of a provider is no longer true. Pure: observations go in, a verdict out.
+
+The problem: a provider's latencies triple at noon and recover at one. A window long enough to know
+the tail is hundreds of turns, and takes as many to notice; a window short enough to notice does not
+know the tail. The naive compromise, one middling window, does both badly.
+
+Ours keeps the long window and watches for its end. Of the last ``WATCHED`` observations, each is
+slow if it lies beyond the known curve's p80, and fast if below its p20. ``ENOUGH`` of one kind is
+a change: by chance that happens once in 100,000 turns or so (66 · 0.2¹⁰ a turn, and successive
+turns share their windows). What was known is then forgotten but for those observations, and the old
+curve, scaled to their median, is what is assumed: the level is new, the shape probably the old one.
+
+Where latencies are spread so widely that a provider three times as slow still answers many turns in
+its usual time, ten of twelve never come together. For those, Page's cumulative sum (1954) adds up
+how much likelier each observation is at twice, or at half, the known latencies, by which tenths of
+the two curves it falls into. No observation counts for more than ``MOST_TOLD``, so that it takes
+ten slow turns here too, and not three long stalls.
+
+A way back needs less evidence, because it is known what to expect: such a sum again, with the curve
+before the change in place of a multiple of the known one. A provider that is asked rarely, because
+it has been slow, is believed after two answers that would be unlikely now and were usual then.
+
+Where slow turns come in clusters, the level wanders without end, and whoever restarts at each turn
+of it never knows the tail. So changes have to be earned: ``CREDIT`` of them may come in a row, and
+one more for each ``EARNED_BY`` observations. Beyond that the window's long view is the better one.
+
+Left out: slow drifts, which the window follows, and changes of the tail alone, which the window
+learns as fast as its rare observations come.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from pipecat_hedge.policy.survival import Floats, Survival
+
+__all__ = ["Change", "ChangePoint"]
+
+WATCHED = 12
+ENOUGH = 10
+SLOW, FAST = 7, 1
+"""The tenths of a curve that its p80 and its p20 end."""
+SUSPECTED, CONVINCED = 1.0, math.log(100)
+"""How much likelier the old level must be than the present one to be looked at, and to be back."""
+DOUBT = 0.04
+"""Either curve may be wrong about one in so many observations, so it takes two to be convinced."""
+SETTLED = 100
+"""After so many observations at a level, that is the one to come back to."""
+DRIFTS = (0.5, 2.0)
+"""Changes of level that are watched for in widely spread latencies."""
+MOST_TOLD, SURE = 1.0, 10.0
+"""How much one observation may tell, and how much is enough: e¹⁰ of them between false alarms."""
+CREDIT, EARNED_BY = 3.0, 600
+"""How many changes are believed at once, and how many observations earn one more."""
+KEPT = 64
+TENTHS = 1.0 - np.arange(1, 10) / 10
+"""The shares that have not answered where each tenth of a curve ends."""
+LEAST = 1.1
+"""A level that differs by less is the same one, be its spread as narrow as the clock allows."""
+RATIO = (0.05, 20.0)
+"""The largest change of level that one change point is taken for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What was known is no longer true.
+
+    Parameters:
+        prior: What to assume now.
+        keep: How many of the latest observations belong to the present.
+        factor: The present median in units of the one before.
+        kind: Whether a settled level was left, or an unsettled one, or the settled one is back, so
+            that what was known of it is true again.
+    """
+
+    prior: Survival
+    keep: int
+    factor: float
+    kind: Literal["left", "moved", "returned"] = "left"
+
+
+class _Evidence:
+    """Page's cumulative sum of what speaks for another curve than the known one.
+
+    Attributes:
+        total: The evidence, in nats; not negative.
+        since: The observations since it was last nought.
+    """
+
+    def __init__(self, most_told: float = math.inf):
+        self._most_told = most_told
+        self._known: _Tenths | None = None
+        self._other: Survival | None = None
+        self._edges: list[float] = []
+        self._came: list[float] = []
+        self._waited: list[float] = []
+        self.total = 0.0
+        self.since = 0
+
+    def begin_again(self) -> None:
+        self.total, self.since = 0.0, 0
+
+    def observe(self, secs: float, *, censored: bool, known: _Tenths, other: Survival) -> None:
+        """Take an observation; counts by which tenths of both curves it falls into."""
+        if self._known is not known or self._other is not other:
+            self._known, self._other = known, other
+            self._weigh(known, other)
+        told = (self._waited if censored else self._came)[bisect_left(self._edges, secs)]
+        self.total = max(self.total + told, 0.0)
+        self.since = self.since + 1 if self.total else 0
+
+    def _weigh(self, known: _Tenths, other: Survival) -> None:
+        edges = np.sort(np.concatenate(([0.0], known.edges, other.quantiles(TENTHS))))
+        self._edges = edges[1:].tolist()
+        now = np.append(known.curve.share_after(edges), 0.0)
+        then = np.append(other.share_after(edges), 0.0)
+        came = _log_ratio(-np.diff(then), -np.diff(now))
+        waited = _log_ratio(then[:-1], now[:-1])
+        self._came = np.clip(came, -self._most_told, self._most_told).tolist()
+        self._waited = np.clip(waited, -self._most_told, self._most_told).tolist()
+
+
+class _Tenths:
+    """A curve, where its tenths begin, and what it would be at other levels."""
+
+    def __init__(self, curve: Survival):
+        self.curve = curve
+        self.edges = curve.quantiles(TENTHS)
+        self.low, self.high = float(self.edges[FAST]), float(self.edges[SLOW])
+        self.drifted = [curve.scaled(factor) for factor in DRIFTS]
+
+
+def _log_ratio(then: Floats, now: Floats) -> Floats:
+    """How much likelier each cell is under one curve, each of which is in doubt."""
+    either = DOUBT * (then + now) / 2 + 1e-12
+    return np.log(((1 - DOUBT) * then + either) / ((1 - DOUBT) * now + either))
+
+
+class ChangePoint:
+    """Watches one provider.
+
+    Example::
+
+        watch = ChangePoint()
+        change = watch.observe(1.5, censored=False, known=model.curve)   # None, as a rule
+        if change is not None:
+            model.restart(change.prior, change.keep)
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing seen."""
+        self._recent: deque[float] = deque(maxlen=KEPT)
+        self._then_known: deque[Survival] = deque(maxlen=KEPT)
+        self._drifts = [_Evidence(MOST_TOLD) for _ in DRIFTS]
+        self._back = _Evidence()
+        self._slow: deque[bool] = deque(maxlen=WATCHED)
+        self._fast: deque[bool] = deque(maxlen=WATCHED)
+        self._known: _Tenths | None = None
+        self._before: Survival | None = None
+        self._held = 0
+        self._credit = CREDIT
+
+    @property
+    def suspects_return(self) -> bool:
+        """Whether the latest observations speak for the old level, but not yet loudly enough."""
+        return self._back.total > SUSPECTED
+
+    def begin_again(self) -> None:
+        """Forget the latest observations: they have been compared with what is no longer known."""
+        self._recent.clear()
+        self._then_known.clear()
+        self._slow.clear()
+        self._fast.clear()
+        for evidence in (*self._drifts, self._back):
+            evidence.begin_again()
+        self._held = 0
+
+    def observe(self, secs: float, *, censored: bool, known: Survival) -> Change | None:
+        """Take an observation.
+
+        Args:
+            secs: How long the provider took, in seconds; if censored, how long it was waited for.
+            censored: Whether the wait ended without an answer.
+            known: What was known of it before this observation.
+
+        Returns:
+            The change, if this observation has given it away.
+        """
+        if self._known is None or self._known.curve is not known:
+            self._known = _Tenths(known)
+        self._held += 1
+        self._credit = min(self._credit + 1 / EARNED_BY, CREDIT)
+        self._recent.append(secs)
+        self._then_known.append(known)
+        self._slow.append(secs > self._known.high)
+        self._fast.append(secs < self._known.low and not censored)
+        if self._before is not None:
+            self._back.observe(secs, censored=censored, known=self._known, other=self._before)
+            if self._back.total >= CONVINCED:
+                return self._returned(self._before, known)
+        for signs in (self._slow, self._fast):
+            if sum(signs) >= ENOUGH:
+                return self._changed(len(signs) - signs.index(True))
+        for drift, curve in zip(self._drifts, self._known.drifted, strict=True):
+            drift.observe(secs, censored=censored, known=self._known, other=curve)
+            if drift.total >= SURE:
+                return self._changed(min(drift.since, len(self._recent)))
+        return None
+
+    def _changed(self, turns: int) -> Change | None:
+        present, known = list(self._recent)[-turns:], self._then_known[-turns]
+        # Of censored waits only the lower end is known, which is enough to tell the level's.
+        level = sorted(present)[len(present) // 2]
+        factor = min(max(level / max(known.quantile(0.5), 1e-3), RATIO[0]), RATIO[1])
+        if 1 / LEAST < factor < LEAST or self._credit < 1:
+            self.begin_again()
+            return None
+        self._credit -= 1
+        leaves = self._before is None or self._held >= SETTLED
+        if leaves:
+            self._before = known
+        change = Change(
+            known.scaled(factor), len(present), factor, kind="left" if leaves else "moved"
+        )
+        self.begin_again()
+        return change
+
+    def _returned(self, before: Survival, known: Survival) -> Change:
+        factor = before.quantile(0.5) / max(known.quantile(0.5), 1e-3)
+        change = Change(before, min(self._back.since, len(self._recent)), factor, "returned")
+        self._before = None
+        self.begin_again()
+        return change

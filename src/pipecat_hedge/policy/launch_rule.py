@@ -1,0 +1,256 @@
+"""When another request is worth its price. Pure: survival curves in, a time and a reason out.
+
+The problem: a turn is still waiting. Another request, sent now, may answer sooner than those that
+are out; it also costs money and the provider's goodwill. When does it pay?
+
+The textbook answers fix a time. "Hedge at the p95" does little for the p95 itself and nothing for a
+tail that is light. SingleR (Kaler, He and Elnikety, SPAA 2017) is the best single time and
+probability for one percentile, and gives up on the turns beyond it, which are the ones that lose
+callers.
+
+Ours asks what the request is worth. For a turn still waiting at time t, asking Y now saves
+
+    V(t) = ∫ₜ^∞ S(u)/S(t) · P(Y ≤ u − t) · w(u) du        seconds, on average,
+
+where S(u) is the probability that none of the requests in flight has answered by u, and w is 0
+before the deadline, if there is one, and 1 after it. The request is sent at the first t at which
+V(t) reaches the *price*, in seconds saved per extra request.
+
+One rule covers the special cases. A light tail never reaches the price. When everybody is slow, Y
+saves nothing. A fast second provider is asked late, just in time. A turn that has waited long is
+worth any price, so a high price delays a request and does not forbid it. The third attempt is the
+same question asked again, with two requests in flight.
+
+The price comes from the share of turns that may be hedged now (``hedge_budget.py``): it is the most
+that V reaches up to the time by which all but that share have answered, and never less than what a
+request must save to be worth sending at all. Why not simply hedge at that time? Because it is known
+only roughly, from the few slow answers in the window, whereas V rises steeply where the body of the
+latencies ends and the tail begins, wherever in its spread the estimate lies. But V is an estimate
+too, and flat beyond the knee. So the time stays between those by which all but ``EARLY`` and
+``LATE`` times the share have answered: a turn that has waited longer is worth any price. So is one
+that has waited ``ANY_PRICE_SECS``, whatever the account says, if the request would spare the caller
+``MOST`` of what is left: that is a provider that hangs beside one that does not. Where everybody is
+slow at once a request spares about half, and the load stays what the account allows. As no curve
+knows of what has never happened before, a wait of twice the longest usual one is taken for a hang.
+
+A budget that is larger than what pays is not used up: where the requests of the next moments would
+nearly all be in vain, because their turns are about to be answered, the launch waits for the end of
+the body. It waits only for that, and not where a deadline counts or the request is free.
+
+Where a sentence is what wins, an attempt that has produced a token is judged by what is known of
+the time from there to the sentence: one that dribbles is overtaken.
+
+``QuantileDelay`` and ``SingleReissue`` are the textbook rules, to compare with.
+
+Left out: that two providers are slow together. Independence is assumed; ``whatif`` measures how far
+it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipecat_hedge.policy.hedge_benefit import HORIZON_SECS, Worth, Worths, joint
+from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race.events import InFlight, LaunchDecision, Waiting
+
+__all__ = ["Known", "PricedDelay", "QuantileDelay", "SingleReissue", "best_reissue"]
+
+EARLY, LATE = 1.6, 0.8
+ANY_PRICE_SECS, MOST = 5.0, 0.8
+"""Who has waited so long is worth any price, if that much of the rest is spared."""
+IN_VAIN = 0.1
+"""A request that brings less than that share of the least worth over a later one is in vain."""
+UNHEARD_OF, TIMES, AT_LEAST_SECS = 0.002, 2.0, 1.0
+"""A wait of twice the time by which all but so few have answered is on no curve: it hangs."""
+LEAST_SHARE = 1e-6
+RARE = 0.2
+"""A launch that so small a part of the share will live to see is called what it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a provider.
+
+    Parameters:
+        first_token: From the launch of an attempt to its first usable token.
+        sentence: From there to its first whole sentence; None where a token is what wins.
+    """
+
+    first_token: Survival
+    sentence: Survival | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PricedDelay:
+    """Sends another request when it is worth the price; a ``LaunchRule``.
+
+    Parameters:
+        known: What is known of each provider.
+        shares: By the provider of the further request, the share of turns that may be hedged with
+            it now, from 0 to 1.
+        worth_secs: What a request must save to be worth sending at all, in seconds; not negative.
+        deadline_secs: When the answer should be there, from the turn's start; None is as soon as
+            possible.
+        worths: What has been computed for these curves before.
+    """
+
+    known: Mapping[str, Known]
+    shares: Mapping[str, float]
+    worth_secs: float = 0.15
+    deadline_secs: float | None = None
+    worths: Worths = field(default_factory=Worths)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            ConfigurationError: If a share is none, or the least worth is negative.
+        """
+        if not self.worth_secs >= 0:
+            raise ConfigurationError(f"worth_secs must not be negative, got {self.worth_secs}")
+        for provider, share in self.shares.items():
+            if not 0 <= share <= 1:
+                raise ConfigurationError(f"shares: {provider} must be from 0 to 1, got {share}")
+
+    def next_launch(self, waiting: Waiting) -> LaunchDecision:
+        """Launch when the saving reaches the price; see ``LaunchRule``."""
+        further = self.known[waiting.next_provider]
+        share = self.shares[waiting.next_provider]
+        if share <= 0:
+            return LaunchDecision(None, "the budget is 0")
+        first, last = waiting.in_flight[0], waiting.in_flight[-1]
+        usual = self.known[first.provider].first_token
+        base = self.worths.of(usual, further.first_token, self.deadline_secs)
+        knee = _all_but(share, usual)
+        price = max(self.worth_secs, base.at_time(knee, base.best))
+        curve, since = self._wait_for(last, waiting.started_at)
+        is_first = len(waiting.in_flight) == 1
+        is_base = is_first and curve is usual and not since
+        worth = base if is_base else self._worth(waiting)
+        latest = since + _all_but(LATE * share, curve)
+        if latest > since + ANY_PRICE_SECS:
+            spared = worth.at_time(since + ANY_PRICE_SECS, worth.saved)
+            if spared >= MOST * curve.expected_remaining(ANY_PRICE_SECS):
+                latest = since + ANY_PRICE_SECS
+        early = _all_but(EARLY * share, curve) if is_first else 0.0
+        earliest = min(since + early, latest)
+        secs = worth.first_above(price, earliest)
+        if secs is None or secs > latest:
+            # Who has waited so long is worth any price, if anything is to be saved at all.
+            secs, price = worth.first_above(self.worth_secs, latest), self.worth_secs
+        is_rare = secs is not None and secs > latest
+        if secs is not None and self.deadline_secs is None and share < 1:
+            secs = worth.worth_waiting_for(secs, IN_VAIN * self.worth_secs)
+        hangs = HORIZON_SECS
+        if secs is None or secs > since + AT_LEAST_SECS:
+            hangs = since + max(TIMES * _all_but(UNHEARD_OF, curve), AT_LEAST_SECS)
+        if secs is None or secs > hangs:
+            at_last = worth.at_time(latest, worth.saved)
+            light = f"tail too light: saves {at_last:.2f} s, price {self.worth_secs:.2f} s"
+            return LaunchDecision(waiting.started_at + hangs, f"{light}, unless it hangs")
+        saves = worth.at_time(secs, worth.saved)
+        if is_rare and secs > since + _all_but(RARE * share, curve):
+            at_last = worth.at_time(latest, worth.saved)
+            reason = f"tail too light: saves {at_last:.2f} s until {secs:.2f} s"
+        elif self.deadline_secs is not None:
+            reason = f"deadline {self.deadline_secs:g} s: hedge at {secs:.2f} s"
+        else:
+            reason = f"saves {saves:.2f} s at {secs:.2f} s, price {min(price, saves):.2f} s"
+        return LaunchDecision(waiting.started_at + secs, reason)
+
+    def _worth(self, waiting: Waiting) -> Worth:
+        """What a further request saves with all of this in flight."""
+        sent = [self._wait_for(attempt, waiting.started_at) for attempt in waiting.in_flight]
+        further = self.known[waiting.next_provider]
+        curve = further.first_token
+        if further.sentence is not None and any(a.first_token_at for a in waiting.in_flight):
+            # Those in flight are nearer to their sentence than to a token; so it has further to go.
+            curve = curve.delayed(further.sentence.quantile(0.5))
+        return Worth.of(joint(sent), curve, self.deadline_secs, max(since for _, since in sent))
+
+    def _wait_for(self, attempt: InFlight, started_at: float) -> tuple[Survival, float]:
+        """What an attempt is waited for by, and since when, from the turn's start."""
+        known = self.known[attempt.provider]
+        if attempt.first_token_at is not None and known.sentence is not None:
+            return known.sentence, attempt.first_token_at - started_at
+        return known.first_token, attempt.launched_at - started_at
+
+
+@dataclass(frozen=True, slots=True)
+class QuantileDelay:
+    """Hedges when the attempt before has taken longer than a share p of its kind; a ``LaunchRule``.
+
+    Parameters:
+        known: What is known of each provider.
+        p: The share, from 0 to below 1: 0.95 hedges at the p95.
+    """
+
+    known: Mapping[str, Known]
+    p: float
+
+    def next_launch(self, waiting: Waiting) -> LaunchDecision:
+        """Launch at the quantile; see ``LaunchRule``."""
+        last = waiting.in_flight[-1]
+        secs = self.known[last.provider].first_token.quantile(self.p)
+        return LaunchDecision(last.launched_at + secs, f"p{100 * self.p:g} is {secs:.2f} s")
+
+
+@dataclass(frozen=True, slots=True)
+class SingleReissue:
+    """SingleR: one more request after ``secs``, in a share q of the turns; a ``LaunchRule``.
+
+    Parameters:
+        secs: The delay d, in seconds.
+        q: The probability of reissuing then.
+        drawn: This turn's number, drawn evenly from 0 to 1.
+    """
+
+    secs: float
+    q: float
+    drawn: float
+
+    def next_launch(self, waiting: Waiting) -> LaunchDecision:
+        """Launch after d if this turn was drawn; see ``LaunchRule``."""
+        if len(waiting.in_flight) > 1 or self.drawn >= self.q:
+            return LaunchDecision(None, f"reissued in {self.q:.0%} of turns, not in this one")
+        return LaunchDecision(waiting.started_at + self.secs, f"reissue after {self.secs:.2f} s")
+
+
+def best_reissue(
+    first: Survival, further: Survival, percentile: float, budget: float
+) -> tuple[float, float]:
+    """The delay d and the probability q that make one percentile smallest, at a budget.
+
+    Kaler, He and Elnikety, "Optimal reissue policies for reducing tail latency" (SPAA 2017):
+    P(T ≤ t) = F(t) + q·(1 − F(t))·G(t − d), with extra requests q·(1 − F(d)) ≤ budget.
+
+    Args:
+        first: How long the first request takes, F = 1 − survival.
+        further: How long the further one takes, G = 1 − survival.
+        percentile: The share of turns to be under the time that is made smallest, below 1.
+        budget: Extra requests per turn.
+
+    Returns:
+        ``(d, q)``, in seconds and as a share.
+    """
+    delays = np.array([first.quantile(p) for p in np.linspace(0.0, percentile, 49)])
+    q = np.minimum(1.0, budget / np.maximum(first.share_after(delays), 1e-9))
+    t = np.geomspace(max(first.quantile(percentile) / 50, 1e-3), first.quantile(percentile), 160)
+    left = first.share_after(t)[None, :]
+    reached = np.where(
+        t[None, :] >= delays[:, None], 1.0 - further.share_after(t[None, :] - delays[:, None]), 0.0
+    )
+    answered = 1.0 - left + q[:, None] * left * reached
+    first_time = np.where(answered >= percentile, t[None, :], np.inf).min(axis=1)
+    best = int(np.argmin(first_time))
+    return float(delays[best]), float(q[best])
+
+
+def _all_but(share: float, curve: Survival) -> float:
+    """The time by which all but a share have answered."""
+    return curve.quantile(1.0 - max(share, LEAST_SHARE)) if share < 1 else 0.0

@@ -1,0 +1,72 @@
+"""What to assume of a provider before anything has been seen of it: the published figures.
+
+A model is recognised by its name. What is not recognised is taken for a hosted model of a usual
+kind, with a tail: to assume none would mean not to hedge until the first callers had been lost.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from pipecat_hedge.policy.profiles import PROFILES, LatencyProfile
+from pipecat_hedge.policy.survival import Survival
+
+__all__ = ["Prior", "prior_for"]
+
+_FAMILIES = (
+    (r"haiku", "claude-haiku-4-5"),
+    (r"claude|sonnet|opus|anthropic", "claude-sonnet-4-6"),
+    (r"gemini", "gemini-3.6-flash"),
+    (r"gpt-oss|groq|cerebras", "gpt-oss-120b-groq"),
+    (r"gpt|openai|\bo[134]\b", "gpt-4.1"),
+    (r"local|vllm|ollama|llama\.?cpp", "qwen3.8-27b-local"),
+    (r"gemma|llama|qwen|mistral|deepseek|kimi|baseten|together|fireworks", "gemma-4-31b-baseten"),
+)
+"""Which published model stands for which names; the first that matches counts."""
+_OTHERWISE = "gpt-4.1"
+_SHARES = np.concatenate(
+    (1.0 - np.arange(1, 48) / 50, [0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001])
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """An assumption.
+
+    Parameters:
+        family: The published model whose figures they are.
+        curve: Its time to first token.
+    """
+
+    family: str
+    curve: Survival
+
+
+def prior_for(provider: str, model: str | None = None) -> Prior:
+    """What to assume of a provider's time to first token.
+
+    Args:
+        provider: The provider's name.
+        model: Its model, or None if that is not known.
+    """
+    names = f"{model or ''} {provider}".lower()
+    if (model or "") in PROFILES:
+        return _published(model or "")
+    family = next((family for known, family in _FAMILIES if re.search(known, names)), _OTHERWISE)
+    return _published(family)
+
+
+@cache
+def _published(family: str) -> Prior:
+    return Prior(family, _curve(PROFILES[family]))
+
+
+def _curve(profile: LatencyProfile) -> Survival:
+    secs = [profile.quantile(1.0 - float(share)) for share in _SHARES]
+    # Between the p99.9 and the published maximum lies the mean of what is beyond.
+    tail_secs = max((profile.max_secs - secs[-1]) / 2, 0.1 * secs[-1])
+    return Survival.of(secs, _SHARES, tail_secs)

@@ -1,0 +1,131 @@
+"""A policy as data, for a line of a turn log, and made again of it.
+
+Law: what is made again decides as the policy did, or it is not made at all. The fallback text is
+left out: it is the user's words, and decides nothing. A rule of the user's own cannot be told.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pipecat_hedge.policy.hedge_policy import (
+    Adaptive,
+    AfterSilence,
+    AtOnce,
+    AtQuantile,
+    HedgePolicy,
+    OnlyOnFailure,
+    SingleR,
+)
+from pipecat_hedge.policy.slo import Slo
+
+__all__ = ["as_settings", "policy_of", "told", "with_rule"]
+
+_KINDS: Mapping[str, type[Any]] = {
+    "race": AtOnce,
+    "after": AfterSilence,
+    "fallback": OnlyOnFailure,
+    "adaptive": Adaptive,
+    "at_quantile": AtQuantile,
+    "single_r": SingleR,
+}
+_NAMES: Mapping[object, str] = {kind: name for name, kind in _KINDS.items()}
+_OPTIONS = ("attempts", "commit", "losers", "stall_secs", "deadline_secs")
+
+
+def as_settings(policy: HedgePolicy) -> dict[str, Any]:
+    """A policy's settings, as JSON has them.
+
+    Args:
+        policy: The policy.
+
+    Returns:
+        ``rule``, which is an object with its ``kind``, or None for a rule of the user's own; and
+        the other fields by their names.
+    """
+    kind = _NAMES.get(type(policy.rule))
+    rule = None if kind is None else {"kind": kind, **dataclasses.asdict(policy.rule)}  # pyright: ignore[reportArgumentType]
+    settings = {"rule": rule, **{name: getattr(policy, name) for name in _OPTIONS}}
+    if settings["stall_secs"] == math.inf:  # which JSON does not have
+        settings["stall_secs"] = None
+    return settings
+
+
+def policy_of(settings: object) -> HedgePolicy | None:
+    """The policy that has such settings.
+
+    Args:
+        settings: What ``as_settings`` has told, of this release or another one.
+
+    Returns:
+        It; None if they do not tell, or are of no policy.
+    """
+    if not isinstance(settings, Mapping) or not isinstance(settings.get("rule"), Mapping):
+        return None
+    options = {name: settings[name] for name in _OPTIONS if name in settings}
+    rule = dict(settings["rule"])
+    kind = rule.pop("kind", None)
+    try:
+        return _made(kind, rule, options)
+    except (TypeError, ValueError, KeyError):
+        return None
+
+
+def _made(kind: object, rule: dict[str, Any], options: dict[str, Any]) -> HedgePolicy | None:
+    """Make a policy as its user does, so that what cannot be is refused."""
+    attempts = options.pop("attempts")
+    if kind == "adaptive":
+        options.pop("deadline_secs", None)
+        slo = rule.pop("slo", None)
+        slo = None if slo is None else Slo(**slo)
+        return HedgePolicy.adaptive(attempts=attempts, slo=slo, **rule, **options)
+    if kind == "after":
+        return HedgePolicy.after(rule["seconds"], attempts, **options)
+    if kind == "at_quantile":
+        return HedgePolicy.at_quantile(rule["p"], attempts, **options)
+    if kind == "single_r":
+        return HedgePolicy.single_r(rule["percentile"], rule["budget"], **options)
+    if kind == "race":
+        return HedgePolicy.race(attempts, **options)
+    return HedgePolicy.fallback(attempts, **options) if kind == "fallback" else None
+
+
+def with_rule(policy: HedgePolicy, **changed: Any) -> HedgePolicy:
+    """An adaptive policy with another budget or order, and all else as it is.
+
+    Args:
+        policy: The policy; where it is not adaptive, one that has its other settings.
+        **changed: Fields of ``Adaptive``.
+    """
+    settings = as_settings(policy)
+    usual = HedgePolicy.adaptive().rule
+    rule = policy.rule if isinstance(policy.rule, Adaptive) else usual
+    assert isinstance(rule, Adaptive)
+    settings["rule"] = {"kind": "adaptive", **dataclasses.asdict(rule), **changed}
+    made = policy_of(settings)
+    assert made is not None
+    return made
+
+
+def told(policy: HedgePolicy) -> str:
+    """A policy as one writes it, without the keywords of all policies.
+
+    Args:
+        policy: One that ``policy_of`` makes.
+    """
+    rule, attempts = policy.rule, policy.attempts
+    more = "" if attempts == 2 else f", {attempts}"
+    if isinstance(rule, Adaptive):
+        options = "" if rule.slo is None else ", slo=…"
+        if rule.deadline_secs is not None:
+            options += f", deadline_secs={rule.deadline_secs:g}"
+        if rule.order != "learned":
+            options += f', order="{rule.order}"'
+        return f"HedgePolicy.adaptive({rule.budget:g}{more}{options})"
+    if isinstance(rule, (OnlyOnFailure, AtOnce)):
+        kind = "fallback" if isinstance(rule, OnlyOnFailure) else "race"
+        return f"HedgePolicy.{kind}({'' if attempts == 2 else attempts})"
+    return f"HedgePolicy for {policy.name}"

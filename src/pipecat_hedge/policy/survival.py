@@ -1,0 +1,232 @@
+"""How long an answer may still take: a survival curve, P(T > t), as steps and an exponential tail.
+
+Law: a curve is a value. It says nothing of where it comes from.
+
+Steps are what measurements give, and make the two questions that hedging asks exact and cheap:
+how likely an answer takes longer than t, and how much longer on average. Beyond the last step the
+curve falls off exponentially, because nothing is known there and something has to be assumed: a
+curve that ended would call a wait impossible that is merely rare.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pipecat_hedge.race.errors import ConfigurationError
+
+__all__ = ["Floats", "Survival"]
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+_TAIL_STEPS: Floats = -np.log1p(-np.arange(1, 48) / 48)
+"""Where an exponential tail of mean 1 has fallen by one 48th more, where it has to be steps."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Survival:
+    """A survival curve.
+
+    Make one with ``Survival.of``; the fields are consistent only then.
+
+    Parameters:
+        secs: Where the curve steps, ascending, beginning with 0; shape (n,), in seconds.
+        shares: P(T > t) from each step to the next, not increasing; shape (n,), dimensionless.
+        tail_secs: Mean of the exponential tail that begins at the last step, in seconds.
+        areas: The area under the curve from each step to infinity; shape (n,), in seconds.
+    """
+
+    secs: Floats
+    shares: Floats
+    tail_secs: float
+    areas: Floats
+
+    @classmethod
+    def of(cls, secs: npt.ArrayLike, shares: npt.ArrayLike, tail_secs: float) -> Survival:
+        """Make a curve.
+
+        Args:
+            secs: Where it steps, ascending and not negative; shape (n,), in seconds.
+            shares: P(T > t) from each step to the next, within 0 to 1; shape (n,).
+            tail_secs: Mean of the exponential tail beyond the last step, in seconds.
+
+        Raises:
+            ConfigurationError: If an argument cannot work; the message names it.
+        """
+        at, above = np.asarray(secs, dtype=np.float64), np.asarray(shares, dtype=np.float64)
+        if at.ndim != 1 or at.shape != above.shape or not at.size:
+            raise ConfigurationError(
+                f"secs and shares must be of one length and not empty, got shapes {at.shape} and "
+                f"{above.shape}"
+            )
+        if not np.all(np.diff(at) >= 0) or at[0] < 0:
+            raise ConfigurationError("secs must be ascending and not negative: sort them")
+        if above[0] > 1 or above[-1] < 0 or not np.all(np.diff(above) <= 0):
+            raise ConfigurationError("shares must fall from at most 1 to at least 0")
+        if not tail_secs > 0:
+            raise ConfigurationError(f"tail_secs must be positive, got {tail_secs}")
+        if at[0] > 0:
+            at, above = np.concatenate(([0.0], at)), np.concatenate(([1.0], above))
+        return cls._made(at, above, float(tail_secs))
+
+    @classmethod
+    def _made(cls, at: Floats, above: Floats, tail_secs: float) -> Survival:
+        areas = np.empty_like(at)
+        areas[-1] = above[-1] * tail_secs
+        areas[:-1] = areas[-1] + np.cumsum((np.diff(at) * above[:-1])[::-1])[::-1]
+        return cls(at, above, tail_secs, areas)
+
+    def share_after(self, secs: npt.ArrayLike) -> Floats:
+        """P(T > t).
+
+        Args:
+            secs: The times t, in seconds, of any shape; before 0 the share is 1.
+
+        Returns:
+            The shares, of the same shape.
+        """
+        t = np.asarray(secs, dtype=np.float64)
+        index = np.searchsorted(self.secs, t, side="right") - 1
+        shares = np.where(index < 0, 1.0, self.shares[np.maximum(index, 0)])
+        return shares * self._decay(t)
+
+    def area_after(self, secs: npt.ArrayLike) -> Floats:
+        """The area under the curve beyond t: P(T > t) times the mean wait that is left.
+
+        Args:
+            secs: The times t, in seconds, of any shape, not negative.
+
+        Returns:
+            The areas, in seconds, of the same shape.
+        """
+        t = np.asarray(secs, dtype=np.float64)
+        return np.interp(t, self.secs, self.areas) * self._decay(t)
+
+    def quantile(self, p: float) -> float:
+        """The time by which a share p has answered.
+
+        Args:
+            p: The share, from 0 to below 1.
+
+        Returns:
+            The smallest t with P(T > t) ≤ 1 − p, in seconds.
+
+        Raises:
+            ConfigurationError: If ``p`` is no such share.
+        """
+        if not 0 <= p < 1:
+            raise ConfigurationError(f"p must be from 0 to below 1, got {p}: the p95 is 0.95")
+        left = 1.0 - p
+        index = self.secs.size - int(self.shares[::-1].searchsorted(left + 1e-12, side="right"))
+        if index < self.secs.size:
+            return float(self.secs[index])
+        return float(self.secs[-1]) + self.tail_secs * math.log(float(self.shares[-1]) / left)
+
+    def quantiles(self, left: Floats) -> Floats:
+        """The times by which all but given shares have answered.
+
+        Args:
+            left: The shares that have not, above 0; shape (n,).
+
+        Returns:
+            For each the smallest t with P(T > t) ≤ left, in seconds; shape (n,).
+        """
+        index = self.secs.size - self.shares[::-1].searchsorted(left + 1e-12, side="right")
+        beyond = self.tail_secs * np.log(np.maximum(self.shares[-1], 1e-12) / left)
+        steps = self.secs[np.minimum(index, self.secs.size - 1)]
+        return np.where(index < self.secs.size, steps, self.secs[-1] + beyond)
+
+    def expected_remaining(self, elapsed_secs: float) -> float:
+        """How much longer on average, given that so long has passed without an answer.
+
+        Args:
+            elapsed_secs: How long has passed, in seconds.
+
+        Returns:
+            The mean of T − elapsed over those T that are longer, in seconds.
+        """
+        share = float(self.share_after(elapsed_secs))
+        if share <= 0:  # impossible by this curve, and yet it has happened
+            return self.tail_secs
+        return float(self.area_after(elapsed_secs)) / share
+
+    def mixed_with(self, other: Survival, share: float) -> Survival:
+        """A curve between two: T is the other's with probability ``share``, else this one's.
+
+        Args:
+            other: The other curve.
+            share: Its share, from 0 to 1.
+        """
+        if share <= 0:
+            return self
+        if share >= 1:
+            return other
+        at = np.concatenate((self._knots(other.secs[-1]), other._knots(self.secs[-1])))
+        at.sort(kind="stable")
+        above = (1 - share) * self.share_after(at) + share * other.share_after(at)
+        area = (1 - share) * self.area_after(at[-1]) + share * other.area_after(at[-1])
+        tail_secs = float(area / above[-1]) if above[-1] > 0 else self.tail_secs
+        return self._made(at, above, max(tail_secs, 1e-6))
+
+    def thinned(self, most: int = 128) -> Survival:
+        """This curve with fewer steps, as closely spaced in its body as in its tail.
+
+        The area beyond each step that is left, and so the mean, stays what it was.
+
+        Args:
+            most: About how many steps it may have, at least 4.
+
+        Raises:
+            ConfigurationError: If that is too few.
+        """
+        if most < 4:
+            raise ConfigurationError(f"most must be at least 4, got {most}")
+        count = self.secs.size
+        if count <= most:
+            return self
+        least = max(float(self.shares[-1]), 1e-6)
+        half = (most - 2) // 2  # and the first step, before which all are still waiting
+        left = np.concatenate((np.linspace(1.0, least, half), np.geomspace(1.0, least, half)))
+        after = count - self.shares[::-1].searchsorted(left, side="right")
+        steps = np.concatenate((np.minimum(after, count - 1), [0, 1, count - 1]))
+        at = np.unique(self.secs[steps])
+        index = self.secs.searchsorted(at, side="right") - 1
+        above = np.append(-np.diff(self.areas[index]) / np.diff(at), self.shares[-1])
+        # A quotient of areas may be above 1, or above the one before it, by its last digit.
+        return self._made(at, np.minimum.accumulate(np.minimum(above, 1.0)), self.tail_secs)
+
+    def scaled(self, factor: float) -> Survival:
+        """The curve of latencies that are all ``factor`` times as long.
+
+        Args:
+            factor: Positive.
+
+        Raises:
+            ConfigurationError: If it is not.
+        """
+        if not factor > 0:
+            raise ConfigurationError(f"factor must be positive, got {factor}")
+        return Survival(
+            self.secs * factor, self.shares, self.tail_secs * factor, self.areas * factor
+        )
+
+    def delayed(self, secs: float) -> Survival:
+        """The curve of latencies that are all ``secs`` longer.
+
+        Args:
+            secs: Not negative.
+        """
+        return Survival.of(self.secs + secs, self.shares, self.tail_secs) if secs > 0 else self
+
+    def _knots(self, until: float) -> Floats:
+        """The steps, and steps that stand for the tail as far as ``until``."""
+        tail = self.secs[-1] + self.tail_secs * _TAIL_STEPS
+        return np.concatenate((self.secs, tail[tail < until]))
+
+    def _decay(self, t: Floats) -> Any:
+        beyond = t - self.secs[-1]
+        return np.exp(np.minimum(-beyond / self.tail_secs, 0.0))

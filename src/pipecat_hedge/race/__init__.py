@@ -1,0 +1,1 @@
+"""One turn as a race: a pure state machine, and the drivers that run it."""

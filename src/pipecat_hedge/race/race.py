@@ -1,0 +1,634 @@
+"""The race: who is asked, when, and whose answer the caller hears. Pure; time is an argument.
+
+Law: a failure never wins, at most one attempt is committed, never more than ``attempts`` requests
+are made, but for retries, and every attempt that is still live when the turn ends is cancelled.
+
+A race is a state machine. Facts go in with the time at which they happened, orders come out, and
+``wake_at`` says when to ask again if nothing happens before. It knows no asyncio, no Pipecat and
+no clock, so the same object runs inside the service and in virtual time.
+
+The problem: of the requests in flight, which answer should be released, and when should another
+request be sent? The naive answer, the first request that returns a byte, releases streams that
+begin on time and then carry nothing: role-only deltas, keep-alives, an error in mid-stream. Ours
+counts only usable tokens (``policies/usable.py`` says which those are) and treats every other
+ending as a failure, which launches the next attempt at once instead of waiting for the delay.
+
+What wins is set by ``commit_on``. ``first_token`` is the earliest. ``first_sentence`` waits for a
+unit that can be spoken: until audio is out, switching costs nothing, and the stream that starts on
+time and then dribbles loses to one that gets a sentence out. An answer that ends before it has a
+whole sentence wins by ending.
+
+After the commit the race goes on with one runner. An answer that breaks off or falls silent is
+continued by another attempt, if one may still be made; ``continuation.py`` sees to it that nothing
+is said twice. An answer that has called its tools is complete in all that matters.
+
+Silence has two lengths. After ``stall_secs`` without progress somebody else is asked. While nothing
+is committed, the silence has to be longer than the provider's answers usually take, too
+(``Seat.slowest_secs``), and the silent attempt may still win. A committed answer has then broken
+off, but if no attempt is left to continue it, it is waited for: it may go on. Reasoning and the
+arguments of a tool call are progress, where they are seen as they come (``Progressed``). A
+provider's ``timeout_secs`` ends an attempt in any case; by default there is none, since the answer
+might still come: a request that hangs is ended by its own client, as without a race.
+
+A provider may refuse hedges for a while (``HedgesRefused``), because its server has a queue, say.
+Then another one is asked instead; with nobody else the hedge waits, and is asked for again every
+``ASK_AGAIN_SECS``; so is one that a rule has put off. Silence is another matter: somebody has to
+answer, so it is replaced by one who refuses if there is nobody else, and so is what has failed.
+Nobody relies on a provider that is only tried, after it was left alone: it stands in for another
+when there is nobody else at all.
+
+A rejected attempt, for which there was no room, does not count against ``attempts``. While another
+request of the turn is under way it is tried again a second later, by the same rules. If none is,
+it is not tried again: so the turn has an end.
+
+When every request has failed and nobody is left to ask, the lineup begins anew after a pause: those
+of it who have failed in passing (a reset connection, a 503), as often as their SDKs would have
+tried by themselves (``Seat.retries``), after the same pauses. So a turn is not lost that one of
+the services would have answered alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
+from typing import Any, Final, TypeVar
+
+from pipecat_hedge.race.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
+from pipecat_hedge.race.errors import AttemptError, HedgeError
+from pipecat_hedge.race.events import (
+    AttemptFailed,
+    AttemptFinished,
+    AttemptOpened,
+    AttemptOutcome,
+    BreakOff,
+    Cancel,
+    CancelCause,
+    Commit,
+    CommitOn,
+    Continue,
+    Fact,
+    GiveUp,
+    HedgesRefused,
+    InFlight,
+    Interrupted,
+    Launch,
+    LaunchReason,
+    LaunchRule,
+    Order,
+    Progressed,
+    Seat,
+    Speakable,
+    ToolsCalled,
+    TurnStarted,
+    UsableToken,
+    Waiting,
+    Woke,
+)
+from pipecat_hedge.race.slots import OpenSeats
+
+__all__ = ["IllegalFact", "Phase", "Race"]
+
+RETRY_SECS, RETRY_MOST_SECS, RETRY_JITTER = 0.5, 8.0, 0.25
+"""The pause before a first retry, which doubles with each; at most; and the share of it that chance
+takes off. Those of the SDKs of OpenAI and Anthropic."""
+RETRY_AFTER_MOST_SECS = 60.0
+"""A longer pause that a provider asks for is not waited for, nor is it by the SDKs."""
+ASK_AGAIN_SECS = 0.1
+"""How soon to look again whether a hedge that nobody would take is taken."""
+
+_T = TypeVar("_T")
+
+
+class IllegalFact(HedgeError):
+    """A fact that cannot happen in the race's phase: a bug in whoever drives it."""
+
+
+class Phase(Enum):
+    """Where a turn stands."""
+
+    READY = auto()
+    """Nobody has been asked yet."""
+    WAITING = auto()
+    """Attempts are in flight and none is committed."""
+    COMMITTED = auto()
+    """One attempt's answer is being released."""
+    RESCUING = auto()
+    """The answer being released has broken off, and nobody continues it yet."""
+    OVER = auto()
+    """Answered, failed or interrupted; nothing is live."""
+
+
+class Race:
+    """One turn's race.
+
+    Example::
+
+        race = Race([Seat("claude"), Seat("local")], AfterSilence(0.6), attempts=2)
+        race.handle(TurnStarted(), 0.0)   # (Launch(0, "claude", "primary"),)
+        race.wake_at                      # 0.6
+        race.handle(Woke(), 0.6)          # (Launch(1, "local", "hedge"),)
+        race.handle(UsableToken(1), 0.7)  # (Commit(1, "first_token"), Cancel(0, "superseded"))
+    """
+
+    def __init__(
+        self,
+        lineup: Sequence[Seat],
+        rule: LaunchRule,
+        *,
+        attempts: int,
+        commit_on: CommitOn = "first_token",
+        deadline_secs: float | None = None,
+        tried: str | None = None,
+        jitter: float = 0.0,
+    ):
+        """Line up.
+
+        Args:
+            lineup: The requests that may be made, in the order in which to make them. A provider
+                that stands twice may be asked twice.
+            rule: When an attempt that has not failed is worth another request.
+            attempts: The most requests to make, at least 1.
+            commit_on: What an attempt must have to win.
+            deadline_secs: How long the turn may go without a winner; None is for ever.
+            tried: The provider that is only tried, beside another; None if none is.
+            jitter: From 0 to 1, chance; how much shorter the pauses before retries are.
+        """
+        self._seats = OpenSeats(lineup, attempts, tried)
+        self._rule = rule
+        self._commit_on = commit_on
+        self._deadline_secs = deadline_secs
+        self._backoff = 1 - RETRY_JITTER * jitter
+        self._retry_at: float | None = None
+        self._round = 0  # how often the lineup has begun anew
+        self._in_round = 0  # the first attempt of the round
+        self._attempts: list[Attempt] = []
+        self._phase = Phase.READY
+        self._winner: Attempt | None = None
+        self._commit_reason: str | None = None
+        self._launch_reason: str | None = None
+        self._next_at: float | None = None
+        self._wake_at: float | None = None
+        self._started_at = 0.0
+        self._orders: list[Order] = []
+
+    @property
+    def phase(self) -> Phase:
+        """Where the turn stands."""
+        return self._phase
+
+    @property
+    def attempts(self) -> Sequence[Attempt]:
+        """Every attempt so far, in the order of launch."""
+        return self._attempts
+
+    @property
+    def winner(self) -> Attempt | None:
+        """The attempt whose answer is released, the latest if one was continued; or None."""
+        return self._winner
+
+    @property
+    def planned(self) -> InFlight | None:
+        """The further attempt that will be launched if nothing happens before; None if none is."""
+        if self._next_at is None or not self._seats:
+            return None
+        return InFlight(self._seats.next("hedge").provider, self._next_at, None)
+
+    @property
+    def commit_reason(self) -> str | None:
+        """What made the first winner win, or None without a winner."""
+        return self._commit_reason
+
+    @property
+    def launch_reason(self) -> str | None:
+        """What the launch rule said last, when it was asked for a further attempt; or None."""
+        return self._launch_reason
+
+    @property
+    def started_at(self) -> float:
+        """When the turn started, on the race's clock."""
+        return self._started_at
+
+    @property
+    def deadline_at(self) -> float | None:
+        """Until when the turn may go without a winner, on the race's clock; None is for ever."""
+        return _after(self._started_at, self._deadline_secs)
+
+    @property
+    def wake_at(self) -> float | None:
+        """When to hand in ``Woke`` if nothing happens before; None is never.
+
+        May be early, and never late: a token puts a silence off without moving the alarm.
+        """
+        return self._wake_at
+
+    def handle(self, fact: Fact, now: float) -> tuple[Order, ...]:
+        """Take one fact and say what to do about it.
+
+        Args:
+            fact: What happened. Facts of attempts that have already ended are ignored: they were
+                under way when the attempt was cancelled.
+            now: When it happened, in seconds; never earlier than the fact before.
+
+        Returns:
+            The orders, in the order in which to carry them out.
+
+        Raises:
+            IllegalFact: If the fact cannot happen now.
+        """
+        if isinstance(fact, HedgesRefused):
+            self._seats.refuse(fact.reasons, fact.reluctance)
+            return ()
+        if isinstance(fact, (TurnStarted, Woke, Interrupted)):
+            self._react(self._TURN_TABLE, fact)(self, now)
+        else:
+            if not 0 <= fact.attempt < len(self._attempts):
+                raise IllegalFact(f"{type(fact).__name__} of unlaunched attempt {fact.attempt}")
+            attempt = self._attempts[fact.attempt]
+            if attempt.outcome is not None:
+                return ()
+            if isinstance(fact, Progressed):
+                self._progress(attempt, fact.at)
+                return ()
+            reaction = self._react(self._ATTEMPT_TABLE, fact)
+            if isinstance(fact, AttemptFailed):
+                attempt.error = fact.error
+            reaction(self, attempt, now)
+        if not self._orders:
+            return ()
+        orders, self._orders = tuple(self._orders), []
+        return orders
+
+    def _react(self, table: Mapping[Any, _T], fact: Fact) -> _T:
+        try:
+            return table[self._phase, type(fact)]
+        except KeyError:
+            raise IllegalFact(f"{type(fact).__name__} while {self._phase.name}") from None
+
+    # ---- reactions to the turn's own facts
+
+    def _start(self, now: float) -> None:
+        self._started_at = now
+        self._phase = Phase.WAITING
+        if self._seats:
+            self._launch("primary", now)
+        self._reconsider(now)
+
+    def _wake(self, now: float) -> None:
+        self._reconsider(now)
+
+    def _interrupt(self, now: float) -> None:
+        self._cancel_live("interrupted", "interrupted", now)
+        self._finish_turn()
+
+    def _ignore(self, now: float) -> None:
+        pass
+
+    # ---- reactions to an attempt's facts
+
+    def _open(self, attempt: Attempt, now: float) -> None:
+        attempt.opened_at = now
+
+    def _token(self, attempt: Attempt, now: float) -> None:
+        if attempt.first_token_at is None:
+            attempt.first_token_at = now
+        attempt.last_token_at = now
+
+    def _token_while_waiting(self, attempt: Attempt, now: float) -> None:
+        is_first = attempt.first_token_at is None
+        self._token(attempt, now)
+        if self._commit_on == "first_token":
+            self._release(attempt, "first_token", now)
+            self._reconsider(now)
+        elif is_first and self._phase is Phase.WAITING:
+            self._reconsider(now)  # a rule may now know better how long its sentence takes
+
+    def _progress(self, attempt: Attempt, at: float | None) -> None:
+        if at is not None:
+            attempt.progressed_at = at
+        elif self._phase is Phase.COMMITTED:
+            attempt.stall_secs = None  # its silence says nothing, and it would be ended for it
+
+    def _speakable(self, attempt: Attempt, now: float) -> None:
+        if attempt.speakable_at is None:
+            attempt.speakable_at = now
+
+    def _speakable_while_waiting(self, attempt: Attempt, now: float) -> None:
+        self._speakable(attempt, now)
+        self._release(attempt, "first_sentence", now)
+        self._reconsider(now)
+
+    def _tools(self, attempt: Attempt, now: float) -> None:
+        self._token(attempt, now)
+        attempt.called_tools = True
+
+    def _tools_while_waiting(self, attempt: Attempt, now: float) -> None:
+        self._tools(attempt, now)
+        self._release(attempt, "tool_call", now)
+        self._reconsider(now)
+
+    def _finish_while_waiting(self, attempt: Attempt, now: float) -> None:
+        if attempt.first_token_at is None:
+            earlier = self._empty_one()
+            attempt.error = EMPTY_ANSWER
+            if earlier is None:
+                self._replace(attempt, now)
+            else:
+                self._stay_silent(attempt, now)
+        else:  # all of an answer, though it holds no whole sentence
+            self._release(attempt, "whole_answer", now)
+            self._complete(attempt, now)
+
+    def _empty_one(self) -> Attempt | None:
+        """An answer without a word, where none has been heard; it may be what the model means."""
+        empty = (a for a in self._attempts if a.error is EMPTY_ANSWER)
+        return next(empty, None) if self._phase is Phase.WAITING else None
+
+    def _stay_silent(self, attempt: Attempt, now: float) -> None:
+        """Take an answer without a word for the answer, as two have come or nobody else is left."""
+        attempt.error = None
+        self._release(attempt, "silence", now)
+        self._complete(attempt, now)
+
+    def _replace(self, attempt: Attempt, now: float) -> None:
+        self._end(attempt, "failed", now)
+        live = self._live()
+        if attempt.was_shed and (attempt.is_sent or any(other.is_sent for other in live)):
+            self._seats.give_back(attempt.seat, now)
+        self._strike(attempt)
+        self._readmit(now)
+        is_missed = not (attempt.was_shed and attempt.reason == "hedge" and live)
+        if self._seats and is_missed:
+            self._launch("failure", now)
+        self._reconsider(now)
+
+    def _complete(self, attempt: Attempt, now: float) -> None:
+        is_heard = attempt.first_token_at is not None
+        if attempt.speakable_at is None and is_heard and not attempt.called_tools:
+            attempt.speakable_at = now  # the end makes a sentence of what there is
+        self._end(attempt, "won", now)
+        self._finish_turn()
+
+    def _break_off(self, attempt: Attempt, now: float) -> None:
+        if attempt.called_tools:
+            self._complete(attempt, now)
+            return
+        self._rescue(attempt)
+        self._replace(attempt, now)
+
+    # ---- moves
+
+    def _launch(self, reason: LaunchReason, now: float, detail: str | None = None) -> None:
+        attempt = Attempt(len(self._attempts), self._seats.take(reason), reason, now, detail)
+        self._attempts.append(attempt)
+        self._orders.append(Launch(attempt.number, attempt.provider, reason, detail))
+
+    def _readmit(self, now: float) -> None:
+        if self._seats.room_at is not None:
+            self._seats.readmit(now, everybody=not self._live())
+
+    def _reconsider(self, now: float) -> None:
+        """Do what time alone brings about, and set the alarm for the next of it."""
+        self._wake_at = self._next_at = None
+        self._expire(now)
+        if self._is_over():
+            return
+        self._launch_what_is_due(now)
+        if self._is_over():
+            return
+        live = self._live()
+        if not live and not self._may_begin_anew(now):
+            if (empty := self._empty_one()) is not None:
+                self._stay_silent(empty, now)
+            else:
+                self._give_up()
+            return
+        for attempt in live:
+            self._wake_by(self._patience(attempt)[0])
+        if self._phase is Phase.WAITING:
+            self._wake_by(self.deadline_at)
+
+    def _is_over(self) -> bool:
+        return self._phase is Phase.OVER
+
+    def _expire(self, now: float) -> None:
+        """End what has been silent for too long."""
+        deadline = self.deadline_at
+        if self._phase is Phase.WAITING and deadline is not None and deadline <= now:
+            for attempt in self._live():
+                attempt.error = MISSED_DEADLINE
+            self._cancel_live("deadline", "failed", now)
+            self._give_up()
+            return
+        for attempt in self._live():
+            expires, error = self._patience(attempt)
+            if expires is None or expires > now:
+                continue
+            self._orders.append(Cancel(attempt.number, "stall"))
+            if self._phase is Phase.COMMITTED and attempt.called_tools:
+                self._complete(attempt, now)
+                return
+            if self._phase is Phase.COMMITTED:
+                self._rescue(attempt)
+            attempt.error = error
+            self._end(attempt, "failed", now)
+            self._readmit(now)
+            if self._seats:
+                self._launch("failure", now)
+
+    def _patience(self, attempt: Attempt) -> tuple[float | None, AttemptError]:
+        """Until when an attempt may be silent, and what it has then done.
+
+        To reason, or to write arguments, is not to answer; in an answer it is no silence.
+        """
+        heard_at = attempt.alive_at if attempt is self._winner else attempt.heard_at
+        expires = _after(heard_at, attempt.timeout_secs)
+        if attempt.called_tools:  # nothing more is needed of it
+            stalls = _after(attempt.alive_at, attempt.stall_secs)
+            if stalls is not None and (expires is None or stalls < expires):
+                return stalls, STALLED
+        return expires, TIMED_OUT
+
+    def _launch_what_is_due(self, now: float) -> None:
+        """Launch hedges and replacements of the silent, and set the alarm for the next one."""
+        self._begin_anew(now)
+        self._readmit(now)
+        self._wake_by(self._seats.room_at)
+        while self._seats:
+            live = self._live()  # never empty: who fails has been replaced by now
+            hedge_at = stalls_at = None
+            why: LaunchReason = "hedge"
+            if self._phase is Phase.WAITING:
+                decision = self._rule.next_launch(self._waiting(live, now))
+                hedge_at, self._launch_reason = decision.at, decision.reason
+                self._wake_by(decision.ask_again_at)
+                if decision.is_put_off:
+                    self._wake_by(now + ASK_AGAIN_SECS)
+                    why = "stall"
+                if hedge_at is not None and hedge_at <= now and (refusal := self._seats.refusal):
+                    self._launch_reason = refusal
+                    self._wake_by(now + ASK_AGAIN_SECS)
+                    hedge_at = None
+            if hedge_at is None:  # a rule that names a time has its own idea of too long
+                last = live[-1]
+                silent_secs = last.stall_secs
+                if silent_secs is not None and self._phase is Phase.WAITING:
+                    silent_secs = max(silent_secs, last.seat.slowest_secs)
+                stalls_at = _after(last.alive_at, silent_secs)
+            if hedge_at is not None and hedge_at <= now:
+                self._launch(why, now, self._launch_reason)
+            elif stalls_at is not None and stalls_at <= now:
+                self._stall(live[-1], now)
+                if self._phase is Phase.OVER:
+                    return
+            else:
+                self._next_at = stalls_at if hedge_at is None else hedge_at
+                self._wake_by(hedge_at)
+                self._wake_by(stalls_at)
+                return
+
+    def _may_begin_anew(self, now: float) -> bool:
+        """Whether those who have failed in passing are asked again, and set the alarm for it."""
+        if self._retry_at is None:
+            pauses = [
+                error.retry_after_secs or 0.0
+                for attempt in self._attempts[self._in_round :]
+                if (error := attempt.error) is not None and self._is_retried(attempt)
+            ]
+            if not pauses:
+                return False
+            pause = self._backoff * min(RETRY_SECS * 2**self._round, RETRY_MOST_SECS)
+            self._retry_at = now + (min(pauses) or pause)
+        self._wake_by(self._retry_at)
+        return True
+
+    def _begin_anew(self, now: float) -> None:
+        if self._retry_at is None or self._retry_at > now:
+            return
+        again = [a.seat for a in self._attempts[self._in_round :] if self._is_retried(a)]
+        self._round, self._in_round, self._retry_at = self._round + 1, len(self._attempts), None
+        self._seats.reopen(again)
+        self._launch("failure", now)
+
+    def _is_retried(self, attempt: Attempt) -> bool:
+        error = attempt.error
+        return (
+            error is not None
+            and error.is_transient
+            and (error.retry_after_secs or 0.0) <= RETRY_AFTER_MOST_SECS
+            and attempt.seat.retries > self._round
+        )
+
+    def _stall(self, attempt: Attempt, now: float) -> None:
+        if self._phase is Phase.COMMITTED:
+            self._orders.append(Cancel(attempt.number, "stall"))
+            if attempt.called_tools:
+                self._complete(attempt, now)
+                return
+            attempt.error = STALLED
+            self._end(attempt, "failed", now)
+            self._rescue(attempt)
+        self._launch("stall", now)
+
+    def _wake_by(self, at: float | None) -> None:
+        if at is not None and (self._wake_at is None or at < self._wake_at):
+            self._wake_at = at
+
+    def _release(self, attempt: Attempt, reason: str, now: float) -> None:
+        """Have this attempt's answer heard, from its beginning or from where another broke off."""
+        if self._winner is None:
+            self._commit_reason = reason
+            self._orders.append(Commit(attempt.number, reason))
+        else:
+            self._orders.append(Continue(attempt.number))
+        self._phase = Phase.COMMITTED
+        self._winner = attempt
+        self._cancel_live("superseded", "superseded", now, keep=attempt)
+
+    def _rescue(self, attempt: Attempt) -> None:
+        self._phase = Phase.RESCUING
+        self._orders.append(BreakOff(attempt.number))
+
+    def _strike(self, attempt: Attempt) -> None:
+        """Do not ask again in this turn who has said that it is no use."""
+        error = attempt.error
+        if error is not None and (error.permanent or error.retry_after_secs is not None):
+            self._seats.strike(attempt.provider)
+
+    def _end(self, attempt: Attempt, outcome: AttemptOutcome, now: float) -> None:
+        attempt.outcome = outcome
+        attempt.ended_at = now
+
+    def _cancel_live(
+        self,
+        cause: CancelCause,
+        outcome: AttemptOutcome,
+        now: float,
+        keep: Attempt | None = None,
+    ) -> None:
+        for attempt in self._live():
+            if attempt is not keep:
+                self._end(attempt, outcome, now)
+                self._orders.append(Cancel(attempt.number, cause))
+
+    def _give_up(self) -> None:
+        errors = tuple((a.provider, a.error) for a in self._attempts if a.error is not None)
+        self._orders.append(GiveUp(errors))
+        self._finish_turn()
+
+    def _finish_turn(self) -> None:
+        self._phase = Phase.OVER
+        self._wake_at = self._next_at = None
+
+    # ---- views
+
+    def _live(self) -> list[Attempt]:
+        return [attempt for attempt in self._attempts if attempt.outcome is None]
+
+    def _waiting(self, live: Sequence[Attempt], now: float) -> Waiting:
+        in_flight = tuple(
+            InFlight(a.provider, a.launched_at, a.last_token_at, a.first_token_at) for a in live
+        )
+        return Waiting(self._started_at, in_flight, self._seats.next("hedge").provider, now)
+
+    # ---- the tables: what may happen when, and what it does. A missing row is an illegal fact.
+    # fmt: off
+
+    _TURN_TABLE: Final = {
+        (Phase.READY,     TurnStarted): _start,
+        (Phase.READY,     Interrupted): _interrupt,
+        (Phase.WAITING,   Woke):        _wake,
+        (Phase.WAITING,   Interrupted): _interrupt,
+        (Phase.COMMITTED, Woke):        _wake,
+        (Phase.COMMITTED, Interrupted): _interrupt,
+        (Phase.RESCUING,  Woke):        _wake,
+        (Phase.RESCUING,  Interrupted): _interrupt,
+        (Phase.OVER,      Woke):        _ignore,
+        (Phase.OVER,      Interrupted): _ignore,
+    }
+
+    # Once over, every attempt has ended, and facts of ended attempts are dropped before the table.
+    _ATTEMPT_TABLE: Final = {
+        (Phase.WAITING,   AttemptOpened):   _open,
+        (Phase.WAITING,   UsableToken):     _token_while_waiting,
+        (Phase.WAITING,   Speakable):       _speakable_while_waiting,
+        (Phase.WAITING,   ToolsCalled):     _tools_while_waiting,
+        (Phase.WAITING,   AttemptFinished): _finish_while_waiting,
+        (Phase.WAITING,   AttemptFailed):   _replace,
+        (Phase.COMMITTED, AttemptOpened):   _open,
+        (Phase.COMMITTED, UsableToken):     _token,
+        (Phase.COMMITTED, Speakable):       _speakable,
+        (Phase.COMMITTED, ToolsCalled):     _tools,
+        (Phase.COMMITTED, AttemptFinished): _complete,
+        (Phase.COMMITTED, AttemptFailed):   _break_off,
+        (Phase.RESCUING,  AttemptOpened):   _open,
+        (Phase.RESCUING,  UsableToken):     _token_while_waiting,
+        (Phase.RESCUING,  Speakable):       _speakable_while_waiting,
+        (Phase.RESCUING,  ToolsCalled):     _tools_while_waiting,
+        (Phase.RESCUING,  AttemptFinished): _finish_while_waiting,
+        (Phase.RESCUING,  AttemptFailed):   _replace,
+    }
+    # fmt: on
+
+
+def _after(start: float, secs: float | None) -> float | None:
+    return None if secs is None else start + secs

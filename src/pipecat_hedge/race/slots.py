@@ -1,0 +1,132 @@
+"""The requests that a race may still make, in order. Pure; time is an argument.
+
+Law: a seat is taken once; one that comes back is that of a request which was never made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pipecat_hedge.race.events import LaunchReason, Seat
+
+__all__ = ["ROOM_AGAIN_SECS", "OpenSeats"]
+
+ROOM_AGAIN_SECS = 1.0
+"""How soon to try again whether there is room where there was none."""
+
+
+class OpenSeats:
+    """The seats of a race's lineup that are still to be taken."""
+
+    def __init__(self, lineup: Sequence[Seat], attempts: int, tried: str | None):
+        """Begin with all of them.
+
+        Args:
+            lineup: The seats, in the order in which to take them.
+            attempts: The most that are taken.
+            tried: The provider that is only tried, beside another; None if none is.
+        """
+        self._seats = list(lineup)
+        self._spare = attempts
+        self._tried = tried
+        self._refusals: Mapping[str, str] = {}
+        self._reluctance: Mapping[str, int] = {}
+        self._without_room: list[tuple[float, Seat]] = []
+
+    def __bool__(self) -> bool:
+        """Whether another request may be made now."""
+        return self._spare > 0 and bool(self._seats)
+
+    @property
+    def room_at(self) -> float | None:
+        """When a seat comes back for which there was no room; None if none does."""
+        return self._without_room[0][0] if self._without_room else None
+
+    @property
+    def refusal(self) -> str | None:
+        """Why nobody who is left takes a hedge; None if somebody does."""
+        if not self._refusals:
+            return None
+        provider = self.next("hedge").provider
+        reason = self._refusals.get(provider)
+        return None if reason is None else f"no hedge: {provider} {reason}"
+
+    def refuse(self, reasons: Mapping[str, str], reluctance: Mapping[str, int]) -> None:
+        """Take note of who takes no hedges for now; see ``HedgesRefused``.
+
+        Args:
+            reasons: Why, by provider.
+            reluctance: How little a request in another's place should go to each.
+        """
+        self._refusals, self._reluctance = reasons, reluctance
+
+    def next(self, reason: LaunchReason) -> Seat:
+        """Whose turn it would be; call it only where there is a seat.
+
+        Args:
+            reason: What for.
+        """
+        return self._seats[self._place(reason)]
+
+    def take(self, reason: LaunchReason) -> Seat:
+        """Take a seat; call it only where there is one.
+
+        Args:
+            reason: What for.
+        """
+        self._spare -= 1
+        return self._seats.pop(self._place(reason))
+
+    def strike(self, provider: str) -> None:
+        """Do not ask a provider again.
+
+        Args:
+            provider: Its name.
+        """
+        self._seats = [seat for seat in self._seats if seat.provider != provider]
+        self._without_room = [back for back in self._without_room if back[1].provider != provider]
+
+    def give_back(self, seat: Seat, now: float) -> None:
+        """Give a seat back for whose request there was no room; it may be taken again later.
+
+        Args:
+            seat: The seat.
+            now: The time.
+        """
+        self._spare += 1
+        self._without_room.append((now + ROOM_AGAIN_SECS, seat))
+
+    def reopen(self, seats: Sequence[Seat]) -> None:
+        """Begin anew with some of the seats that were taken.
+
+        Args:
+            seats: Which, in the order in which to take them.
+        """
+        self._seats, self._spare = list(seats), len(seats)
+
+    def readmit(self, now: float, *, everybody: bool) -> None:
+        """Open the seats again for which there may be room by now.
+
+        Args:
+            now: The time.
+            everybody: All of them, whether it is time or not.
+        """
+        while self._without_room and (everybody or self._without_room[0][0] <= now):
+            self._seats.append(self._without_room.pop(0)[1])
+
+    def _place(self, reason: LaunchReason) -> int:
+        """The first, to begin with; for a hedge the first who does not refuse, or the first of all.
+
+        In another's place comes the least reluctant provider; one that refuses only hedges
+        may well be asked. Somebody who is only tried comes after those who are well.
+        """
+        if reason == "primary" or not (self._refusals or self._reluctance or self._tried):
+            return 0
+
+        def reluctance(place: int) -> int:
+            provider = self._seats[place].provider
+            if reason == "hedge":
+                return provider in self._refusals
+            return max(self._reluctance.get(provider, 0), provider == self._tried)
+
+        return min(range(len(self._seats)), key=reluctance)

@@ -1,0 +1,85 @@
+"""The race's second driver: a turn in virtual time, with latencies that are given.
+
+The race, the policies and what they learn are the objects that run in the service; only the
+providers are made up. A turn takes some tens of microseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pipecat_hedge.race.errors import AttemptError
+from pipecat_hedge.race.events import (
+    AttemptFailed,
+    AttemptFinished,
+    Commit,
+    Launch,
+    TurnStarted,
+    UsableToken,
+    Woke,
+)
+from pipecat_hedge.race.race import Phase, Race
+
+__all__ = ["Latency", "run_virtual"]
+
+_FAILED = AttemptError("server", "failed, as its record says")
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """What one request does.
+
+    Parameters:
+        secs: When it has its first usable token, or fails, in seconds from its launch; infinite for
+            neither.
+        fails: Whether it fails.
+    """
+
+    secs: float
+    fails: bool = False
+
+
+def run_virtual(
+    race: Race,
+    draw: Callable[[Launch], Latency],
+    launched: Callable[[Launch], None] = lambda launch: None,
+) -> float | None:
+    """Run a race, from time 0 to the first token of its answer.
+
+    Args:
+        race: A new race.
+        draw: Says what a request that is launched will do.
+        launched: Told of each launch.
+
+    Returns:
+        When the turn was answered, in seconds; None if it never was.
+    """
+    due: list[tuple[float, int, bool]] = []
+    orders = race.handle(TurnStarted(), 0.0)
+    now = 0.0
+    while True:
+        for order in orders:
+            if isinstance(order, Launch):
+                launched(order)
+                latency = draw(order)
+                if latency.secs < math.inf:
+                    due.append((now + latency.secs, order.attempt, latency.fails))
+            elif isinstance(order, Commit):
+                race.handle(AttemptFinished(order.attempt), now)
+                return now
+        if race.phase is Phase.OVER:
+            return None
+        first = min(due, default=None)
+        wake_at = race.wake_at
+        if wake_at is not None and (first is None or wake_at < first[0]):
+            now = wake_at
+            orders = race.handle(Woke(), now)
+        elif first is not None:
+            due.remove(first)
+            now, attempt, fails = first
+            fact = AttemptFailed(attempt, _FAILED) if fails else UsableToken(attempt)
+            orders = race.handle(fact, now)
+        else:
+            return None

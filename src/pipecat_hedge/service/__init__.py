@@ -1,0 +1,1 @@
+"""The hedged LLM service: one processor in the pipeline, several providers behind it."""

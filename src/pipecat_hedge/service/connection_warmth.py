@@ -1,0 +1,255 @@
+"""Keeps a provider's connection open between turns, so that no turn waits for a handshake.
+
+Law: no turn waits for anything here, and for a session that has fallen silent nothing is sent.
+
+A connection is lost in two ways. Over HTTP/1.1, cancelling a response closes its connection: it is
+opened again at once, in the background. And a server closes one that has been idle for its
+keep-alive timeout: it is used before that. Both by listing the provider's models. A server may tell
+its timeout in a header (``Keep-Alive: timeout=5``); otherwise a request that had to open a
+connection shows it, which had been there: the timeout is shorter than the time it had been idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import Context
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from loguru import logger
+from pipecat.services.llm_service import LLMService
+from pipecat.utils.errors import extract_http_status_code
+
+from pipecat_hedge.race.task_scope import TaskScope
+from pipecat_hedge.service.http_listener import watching
+from pipecat_hedge.service.provider_client import http_client, keepalive_expiry, open_connection
+from pipecat_hedge.service.stages import Stages
+
+__all__ = ["IdleLimits", "WarmConnection"]
+
+REFRESH_SECS = 45.0
+"""How long a connection may be idle where nothing is known of the server. Common load balancers
+close it after 60 s."""
+LEAST_SECS = 3.0
+"""The least time between two refreshes. A server that closes sooner is not kept up with."""
+SILENT_SECS = 300.0
+"""How long after its last turn a session's connections are refreshed."""
+OPENS_WITHIN_SECS = 10.0
+"""How long an opening or a refresh may take."""
+_KNOWN_FOR_SECS = 900.0
+"""How long a timeout is believed: a connection may have been lost for another reason."""
+_SURE_SECS = 1.0
+"""Idle for less than this, a connection was not closed by its server: somebody else used it."""
+_MOST_HOSTS = 256
+
+
+class IdleLimits:
+    """After how long the servers of this process close an idle connection, by their host."""
+
+    def __init__(self) -> None:
+        """Begin; nothing is known."""
+        self._known: dict[str, tuple[float, float, float]] = {}  # timeout, refresh after, seen at
+
+    def told(self, host: str, secs: float, now: float) -> None:
+        """Take note of a timeout that a server has told."""
+        self._note(host, secs, 0.8 * secs, now)
+
+    def cold_after(self, host: str, secs: float, now: float) -> None:
+        """Take note that a connection was closed that had been idle for so long.
+
+        It may have been closed much earlier, and so the next one is refreshed after half the time.
+        """
+        self._note(host, secs, min(0.5 * secs, REFRESH_SECS), now)
+
+    def refresh_secs(self, host: str, now: float) -> float | None:
+        """How long a connection may be idle until it is refreshed; None if that is of no use."""
+        secs, refresh, seen_at = self._known.get(host, (REFRESH_SECS, REFRESH_SECS, now))
+        if now - seen_at > _KNOWN_FOR_SECS:
+            return REFRESH_SECS
+        refresh = max(refresh, LEAST_SECS)
+        return refresh if refresh <= secs and secs > LEAST_SECS else None
+
+    def _note(self, host: str, secs: float, refresh: float, now: float) -> None:
+        known = self._known.pop(host, None)
+        if known is not None and known[0] < secs and now - known[2] <= _KNOWN_FOR_SECS:
+            self._known[host] = known
+            return
+        self._known[host] = (secs, refresh, now)
+        if len(self._known) > _MOST_HOSTS:
+            del self._known[next(iter(self._known))]
+
+
+_limits = IdleLimits()
+
+
+@dataclass(slots=True)
+class _Pool:
+    """What is known of an HTTP client's connections, which several services may share.
+
+    Parameters:
+        idle_since: Since when one has been idle; None if none is known to be.
+    """
+
+    idle_since: float | None = None
+
+
+_pools: WeakKeyDictionary[Any, _Pool] = WeakKeyDictionary()
+
+
+class WarmConnection:
+    """One service's connection to its provider.
+
+    Each request is made inside ``in_use``; from ``keep`` to ``let_go`` the connection is kept open.
+    A service whose client does not tell of its connections is left alone.
+    """
+
+    def __init__(self, service: LLMService[Any]):
+        """Begin; nothing is kept open yet.
+
+        Args:
+            service: The service, whose client is listened to.
+        """
+        self._service = service
+        client = http_client(service)
+        self._tells = client is not None
+        self._pool = _Pool() if client is None else _pools.setdefault(client, _Pool())
+        self._expiry_secs = keepalive_expiry(client)
+        self._host: str | None = None
+        self._uses = 0
+        self._is_opening = False
+        self._used_at = self._wanted_until = 0.0
+        self._scope: TaskScope | None = None
+        self._may_ask: Callable[[], bool] = lambda: True
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def keep(self, scope: TaskScope, may_ask: Callable[[], bool]) -> None:
+        """Keep the connection open from now on.
+
+        Args:
+            scope: Owns the requests that this takes.
+            may_ask: Whether the provider may be sent one now.
+        """
+        self._scope, self._may_ask = scope, may_ask
+        self.turn_began()
+
+    def let_go(self) -> None:
+        """Send nothing from now on; what is on its way belongs to the scope."""
+        self._scope = None
+        self._set_alarm()
+
+    def turn_began(self) -> None:
+        """Take note that the session is not silent."""
+        self._wanted_until = asyncio.get_running_loop().time() + SILENT_SECS
+        self._set_alarm()
+
+    async def open(self) -> None:
+        """Open a connection, or use one that is open."""
+        with self.in_use(Stages()):
+            try:
+                await open_connection(self._service)
+            except Exception as error:
+                if extract_http_status_code(error) is None:
+                    raise
+                logger.debug(f"{self._service}: models not listed: {type(error).__name__}")
+
+    @contextmanager
+    def in_use(
+        self, stages: Stages, failed: Callable[[], bool] = lambda: False
+    ) -> Generator[None, None, None]:
+        """Make a request inside; what it tells of its connection is taken note of.
+
+        Args:
+            stages: Where to take note.
+            failed: Whether it has failed, without an exception.
+        """
+        loop, pool = asyncio.get_running_loop(), self._pool
+        stages.client_tells = self._tells
+        idle_since, pool.idle_since = pool.idle_since, None
+        is_whole = False
+        self._uses += 1
+        self._set_alarm()
+        try:
+            with watching(stages):
+                yield
+            is_whole = not failed()
+        finally:
+            self._uses -= 1
+            self._used_at = loop.time()
+            if stages.is_cold is not None:
+                self._host = stages.host
+                self._learn(stages, idle_since)
+                if is_whole:
+                    pool.idle_since = self._used_at
+            elif pool.idle_since is None:  # no request was made, or its client does not tell
+                pool.idle_since = idle_since
+            self._set_alarm()
+
+    def reopen(self, stages: Stages) -> None:
+        """Open a connection at once, in place of one that is closed or may soon be.
+
+        Args:
+            stages: What is known of the request that was cancelled, or that may be.
+        """
+        if stages.is_cold is not None and self._pool.idle_since is None and not self._is_opening:
+            self._host = stages.host
+            self._set_alarm(at_once=True)
+
+    def _learn(self, stages: Stages, idle_since: float | None) -> None:
+        if stages.host is None or stages.asked_at is None:
+            return
+        if stages.keep_alive_secs is not None:
+            _limits.told(stages.host, stages.keep_alive_secs, stages.asked_at)
+        if stages.is_cold and idle_since is not None:
+            idle_secs = stages.asked_at - idle_since
+            if idle_secs >= _SURE_SECS and not self._expires_within(idle_secs):
+                _limits.cold_after(stages.host, idle_secs, stages.asked_at)
+
+    def _expires_within(self, secs: float) -> bool:
+        """Whether the client itself closes a connection that is idle for so long."""
+        return self._expiry_secs is not None and self._expiry_secs <= secs
+
+    def _set_alarm(self, *, at_once: bool = False) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        is_due = at_once or not self._uses
+        if self._scope is None or self._host is None or not is_due:
+            return
+        loop = asyncio.get_running_loop()
+        due = now = loop.time()
+        if not at_once:
+            secs = _limits.refresh_secs(self._host, now)
+            if secs is None:
+                return
+            if self._expiry_secs is not None:  # the client itself closes what has been idle
+                secs = min(secs, 0.8 * self._expiry_secs)
+                if secs < LEAST_SECS:
+                    return
+            due = max(self._used_at + secs, now + 1.0)  # a turn that begins goes first
+            if due > self._wanted_until:
+                return
+        # In a context of its own: these requests are no part of the one that has just ended.
+        self._alarm = loop.call_at(due, self._ring, context=Context())
+
+    def _ring(self) -> None:
+        self._alarm = None
+        if self._scope is None:
+            return
+        if self._may_ask():
+            self._is_opening = True
+            self._scope.start(self._refresh(), name=f"keeps {self._service}'s connection open")
+        else:
+            self._used_at = asyncio.get_running_loop().time()
+            self._set_alarm()
+
+    async def _refresh(self) -> None:
+        try:
+            async with asyncio.timeout(OPENS_WITHIN_SECS):
+                await self.open()
+        except Exception as error:  # the next turn will find out, and say so
+            logger.debug(f"{self._service}: no connection kept open: {type(error).__name__}")
+        finally:
+            self._is_opening = False

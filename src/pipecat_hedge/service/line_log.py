@@ -1,0 +1,58 @@
+"""A file to which lines are appended, for its owner alone.
+
+Law: what goes wrong with it never ends a call.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from loguru import logger
+
+from pipecat_hedge.race.errors import ConfigurationError
+
+__all__ = ["LineLog"]
+
+
+def _own(path: str, flags: int) -> int:
+    """Open a file that, if it is new, nobody but its owner may read."""
+    return os.open(path, flags, 0o600)
+
+
+class LineLog:
+    """Appends lines to a file, or to nothing."""
+
+    def __init__(self, field: str, path: str | Path | None):
+        """Check that it can be written, before there is anything to write.
+
+        Args:
+            field: What the user calls the file, for the error.
+            path: The file; None writes nothing.
+
+        Raises:
+            ConfigurationError: If its folder does not exist.
+        """
+        self._path = None if path is None else Path(path)
+        if self._path is not None and not self._path.parent.is_dir():
+            raise ConfigurationError(
+                f"{field}: there is no folder {self._path.parent}: make it first"
+            )
+
+    def __bool__(self) -> bool:
+        """Whether there is a file, so that a line is worth making."""
+        return self._path is not None
+
+    def append(self, line: str) -> None:
+        """Append a line; on the loop's own thread, so that none overtakes another.
+
+        Args:
+            line: The line, without its end.
+        """
+        if self._path is None:
+            return
+        try:
+            with open(self._path, "a", encoding="utf-8", opener=_own) as file:
+                file.write(line + "\n")
+        except OSError as e:  # a full disk must not end a call
+            logger.warning(f"cannot write to {self._path}: {e.strerror}")

@@ -1,0 +1,404 @@
+"""The services behind a hedged service, as one: what reaches one of them reaches all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipecat.adapters.llm.schemas.direct_function import DirectFunction
+from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
+from pipecat.frames.frames import Frame
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.frame_processor import FrameProcessorSetup
+from pipecat.services.settings import LLMSettings
+
+from pipecat_hedge.limits.admission_controller import Health
+from pipecat_hedge.limits.concurrency_limit import LimitBounds
+from pipecat_hedge.limits.ending import DROPPED
+from pipecat_hedge.limits.permit_queue import MOST_WAIT_SECS, Ticket
+from pipecat_hedge.limits.permits import LoopLag, permit_for
+from pipecat_hedge.limits.priority import Tier
+from pipecat_hedge.limits.server_load import ServerLoad
+from pipecat_hedge.limits.server_queue import hedge_refusal, is_last_resort, load_rank
+from pipecat_hedge.policy.backends import Backend, key_of
+from pipecat_hedge.policy.hedge_policy import HedgePolicy
+from pipecat_hedge.race.events import Seat
+from pipecat_hedge.race.task_scope import TaskScope
+from pipecat_hedge.service.provider import Provider
+from pipecat_hedge.service.service_adapter import Contender
+
+__all__ = ["Entry", "LineUp", "Members", "hedge_refusals", "seats", "take_least_busy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A provider as it stands in a service.
+
+    Parameters:
+        provider: Its name and price.
+        contenders: Its instances, hosted.
+    """
+
+    provider: Provider
+    contenders: tuple[Contender, ...]
+
+    @property
+    def server_load(self) -> ServerLoad | None:
+        """How busy its least busy server is; None if nothing recent is known."""
+        if len(self.contenders) == 1:
+            return self.contenders[0].server_load
+        return min((c.server_load for c in self.contenders), key=load_rank)
+
+    @property
+    def backend(self) -> Backend:
+        """Of whom statistics are kept; its health is kept under the same key."""
+        model = self.contenders[0].model
+        return Backend(self.provider.name, model, self.provider.usd_per_mtok)
+
+    @property
+    def key(self) -> str:
+        """What the provider's health is kept under."""
+        return key_of(self.provider.name, self.contenders[0].model)
+
+
+@dataclass(frozen=True, slots=True)
+class LineUp:
+    """Who may be asked in a turn.
+
+    Parameters:
+        entries: The providers, in order; empty if all are left alone.
+        keys: What the health of each is kept under in this turn, by its name.
+        probe: Which of them is tried after it was left alone, or None: the claim is the turn's,
+            which sees to it that it comes back.
+        reason: Why nobody may be asked, where that is so.
+        last: The names of those that come last, whatever the planned order.
+        in_panic: Whether every breaker is open, and the order is as given here.
+    """
+
+    entries: tuple[Entry, ...]
+    keys: Mapping[str, str]
+    probe: Entry | None = None
+    reason: str = ""
+    last: frozenset[str] = frozenset()
+    in_panic: bool = False
+
+
+class Members:
+    """Every instance of every provider.
+
+    Attributes:
+        entries: The providers with their instances, in the order in which they are asked.
+        contenders: All instances.
+    """
+
+    def __init__(self, providers: Sequence[Provider], health: Health):
+        """Host the providers' services.
+
+        Args:
+            providers: Checked by ``as_providers``.
+            health: How the providers are doing, as the process knows it.
+        """
+        self._health = health
+        is_alone = sum(len(provider.services) for provider in providers) == 1
+        self.entries = tuple(
+            Entry(provider, tuple(Contender(s, is_alone=is_alone) for s in provider.services))
+            for provider in providers
+        )
+        self.contenders = tuple(c for entry in self.entries for c in entry.contenders)
+        self._struck_out: set[str] = set()
+        self._refreshes = TaskScope()
+
+    def line_up(self, now: float, *, sheds: bool = False) -> LineUp:
+        """The providers that a turn may ask.
+
+        Left out are providers that have rejected a request for good and instances that Pipecat
+        calls unusable, unless that leaves none: what was wrong may have been the one request. A
+        provider that has asked to be left alone (``Retry-After``) comes last, and is in it only if
+        its time is over soon, or every other has asked so, too: then the earliest comes first.
+
+        A breaker orders providers and never empties the list. An open one comes last, and gets no
+        hedge. One half-open provider takes part as a probe, beside a healthy one. If every breaker
+        is open, the turn is planned as if all were closed (panic mode), and the first choices of
+        such turns are spread over the providers. Servers that say that they are down or overrun
+        come last.
+
+        Args:
+            now: The loop's time.
+            sheds: Whether open breakers end the turn instead (``admission="shed"``).
+        """
+        able = [
+            entry if len(contenders) == len(entry.contenders) else Entry(entry.provider, contenders)
+            for entry in self.entries
+            if (contenders := self._able(entry))
+        ]
+        able, health = able or list(self.entries), self._health
+        keys, loads = [entry.key for entry in able], [entry.server_load for entry in able]
+        by_name = {entry.provider.name: key for entry, key in zip(able, keys, strict=True)}
+        if any(loads):
+            for key, load in zip(keys, loads, strict=True):
+                if load is not None and load.is_up:
+                    health.state_queue(key, load.running, load.waiting, now)
+        if health.are_well(keys, now) and not any(map(is_last_resort, loads)):
+            return LineUp(tuple(able), by_name)  # as nearly always: the quick way
+        states, rests = zip(*health.standings(keys, now), strict=True)
+        by_rest = sorted(range(len(able)), key=lambda n: rests[n])
+        awake = [n for n in by_rest if not rests[n]]
+        asked = awake or by_rest
+        soon = [n for n in by_rest if awake and 0 < rests[n] <= MOST_WAIT_SECS]
+        closed = [n for n in asked if states[n] == "closed"]
+        half_open = [n for n in awake if states[n] == "half_open"]
+        probe = next((n for n in half_open if health.claim_probe(keys[n], now)), None)
+        may_be_asked = closed or any(states[n] == "closed" for n in soon)
+        if sheds and not may_be_asked:
+            if probe is not None:
+                return LineUp((able[probe],), by_name, able[probe])
+            told = (f"{name} ({health.told(key, now)})" for name, key in by_name.items())
+            return LineUp((), by_name, reason=f"all providers are left alone: {', '.join(told)}")
+        if not closed and not sheds:
+            if probe is not None:
+                health.drop_probe(keys[probe], now)
+            first = health.count_panic() % len(asked) if awake else 0
+            spread = [*asked[first:], *asked[:first]]
+            spread.sort(key=lambda n: is_last_resort(loads[n]))
+            spread += soon
+            return LineUp(tuple(able[n] for n in spread), by_name, in_panic=True)
+        last = {
+            able[n].provider.name
+            for n in [*asked, *soon]
+            if n in soon or is_last_resort(loads[n]) or (states[n] != "closed" and n != probe)
+        }
+        found = [
+            able[n] for n in [*asked, *soon] if not sheds or states[n] == "closed" or n == probe
+        ]
+        tried = None if probe is None else able[probe]
+        return LineUp(tuple(found), by_name, tried, last=frozenset(last))
+
+    def is_left_out(self, entry: Entry) -> bool:
+        """Whether a provider is not asked, until settings change."""
+        return not self._able(entry)
+
+    def _able(self, entry: Entry) -> tuple[Contender, ...]:
+        if entry.provider.name in self._struck_out:
+            return ()
+        if len(entry.contenders) == 1:
+            return entry.contenders if entry.contenders[0].service.is_usable else ()
+        return tuple(c for c in entry.contenders if c.service.is_usable)
+
+    def strike_out(self, provider: str) -> bool:
+        """Leave a provider out until settings change: it has rejected a request for good.
+
+        Args:
+            provider: Its name.
+
+        Returns:
+            Whether it was not out before.
+        """
+        is_new = provider not in self._struck_out
+        self._struck_out.add(provider)
+        return is_new
+
+    def hosting(self, service: object) -> Contender | None:
+        """The member that hosts ``service``, or None."""
+        return next((c for c in self.contenders if c.service is service), None)
+
+    async def setup(self, setup: FrameProcessorSetup) -> None:
+        """Set every member up, side by side."""
+        await asyncio.gather(*(contender.setup(setup) for contender in self.contenders))
+
+    async def warm(
+        self, context: LLMContext | None, tier: Tier, bounds: LimitBounds, loop_lag: LoopLag
+    ) -> None:
+        """Prepare every member for the first turn, each by itself: a turn ends only its own.
+
+        Whoever is left alone is not prepared. A prompt is read ahead where there is room for it;
+        without, as without a context, the connection is opened, which costs the provider nothing.
+
+        Args:
+            context: The conversation so far; None if it is not known.
+            tier: Whose session it is.
+            bounds: Where a provider's limit may lie.
+            loop_lag: Whether the event loop is too far behind.
+        """
+        async with TaskScope() as scope:
+            tasks = [
+                scope.start(
+                    self._warm(entry, contender, context, tier, bounds, loop_lag),
+                    name=f"warms up {contender.service}",
+                )
+                for entry in self.entries
+                for contender in entry.contenders
+            ]
+            await asyncio.wait(tasks)
+
+    async def _warm(
+        self,
+        entry: Entry,
+        contender: Contender,
+        context: LLMContext | None,
+        tier: Tier,
+        bounds: LimitBounds,
+        loop_lag: LoopLag,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        if self._health.state(entry.key, loop.time()) != "closed":
+            return
+
+        @contextlib.asynccontextmanager
+        async def leave() -> AsyncGenerator[None]:
+            now = loop.time()
+            ticket = Ticket(
+                "warm_up", tier, now, (entry.key,), now, bounds=bounds, has_first_token=False
+            )
+            permit = await permit_for(self._health, ticket, loop_lag)
+            try:
+                yield
+            finally:
+                self._health.give_back(permit, DROPPED, loop.time())
+
+        await contender.warm(context, leave)
+
+    def keep_connections(self) -> None:
+        """Keep every member's connection open between turns, from now on."""
+        for entry in self.entries:
+            for contender in entry.contenders:
+                may_ask = functools.partial(self._may_refresh, entry, contender)
+                contender.connection.keep(self._refreshes, may_ask)
+
+    def _may_refresh(self, entry: Entry, contender: Contender) -> bool:
+        standing = self._health.standings([entry.key], asyncio.get_running_loop().time())
+        return standing == [("closed", 0.0)] and contender in self._able(entry)
+
+    def turn_began(self) -> None:
+        """Take note that the session is not silent: connections are worth keeping."""
+        for contender in self.contenders:
+            contender.connection.turn_began()
+
+    async def let_connections_go(self) -> None:
+        """Send nothing more to keep connections open, and end what is on its way."""
+        for contender in self.contenders:
+            contender.connection.let_go()
+        await self._refreshes.close()
+
+    async def control(self, frame: Frame) -> None:
+        """Hand every member a frame that is not a turn."""
+        await asyncio.gather(*(contender.control(frame) for contender in self.contenders))
+
+    async def update_settings(self, delta: LLMSettings) -> None:
+        """Change every member's settings, which gives those that were out another chance."""
+        self._struck_out.clear()
+        for contender in self.contenders:
+            await contender.update_settings(delta)
+
+    async def update_member(self, member: Contender, delta: LLMSettings) -> None:
+        """Change one member's settings, which gives its provider another chance."""
+        for entry in self.entries:
+            if member in entry.contenders:
+                self._struck_out.discard(entry.provider.name)
+        await member.update_settings(delta)
+
+    def instruct(self, addition: str | None) -> None:
+        """Append a text to every member's system instruction; None takes it away."""
+        for contender in self.contenders:
+            contender.instruct(addition)
+
+    def offer(self, tools: Mapping[str, FunctionSchema]) -> None:
+        """Offer every member's model the built-in tools of the host; see ``Contender.offer``."""
+        for contender in self.contenders:
+            contender.offer(tools)
+
+    async def cleanup(self) -> None:
+        """Release every member's resources."""
+        await self.let_connections_go()
+        await asyncio.gather(*(contender.cleanup() for contender in self.contenders))
+
+    def append_system_instruction(self, instruction: str) -> None:
+        """Append durable text to every member's prompt."""
+        for contender in self.contenders:
+            contender.service.append_system_instruction(instruction)
+
+    def register_function(self, function_name: str | None, handler: Any, **options: Any) -> None:
+        """Tell every member of a tool handler; they never run it."""
+        for contender in self.contenders:
+            contender.service.register_function(function_name, handler, **options)
+
+    def register_direct_function(self, handler: DirectFunction, **options: Any) -> None:
+        """Tell every member of a direct function; they never run it."""
+        for contender in self.contenders:
+            contender.service.register_direct_function(handler, **options)
+
+    def unregister_function(self, function_name: str | None) -> None:
+        """Have every member that knows the handler forget it."""
+        for contender in self.contenders:
+            with contextlib.suppress(KeyError):  # a member reads advertised tools a turn later
+                contender.service.unregister_function(function_name)
+
+
+def take_least_busy(idle: list[Contender]) -> Contender:
+    """Take the instance whose server has the least to do out of those that are free.
+
+    Args:
+        idle: The free instances of a provider, in order; at least one.
+    """
+    chosen = min(idle, key=lambda contender: load_rank(contender.server_load))
+    idle.remove(chosen)
+    return chosen
+
+
+def instances_of(asked: Mapping[int, Contender], attempts: Sequence[int]) -> list[Contender]:
+    """The instances that made some attempts, each once.
+
+    Args:
+        asked: Who was asked, by the attempt's number.
+        attempts: Their numbers.
+    """
+    return list(dict.fromkeys(asked[number] for number in attempts if number in asked))
+
+
+def hedge_refusals(
+    idle: Mapping[str, Sequence[Contender]], first: str | None = None
+) -> dict[str, str]:
+    """Who is to get no hedge now, by the provider's name, and why.
+
+    Args:
+        idle: The free instances of each provider: one of them would be asked.
+        first: Whose least busy instance is not free any more, since the turn's first request is
+            about to take it; or None.
+    """
+    told: dict[str, str] = {}
+    for name, free in idle.items():
+        loads = sorted((contender.server_load for contender in free), key=load_rank)
+        left = loads[1:] if name == first else loads
+        if left and (reason := hedge_refusal(left[0])) is not None:
+            told[name] = reason
+    return told
+
+
+def seats(
+    line_up: Sequence[Entry], policy: HedgePolicy, slowest_secs: Mapping[str, float]
+) -> list[Seat]:
+    """The requests that a turn may make.
+
+    Every provider once, in order, then those that have a second instance, and so on.
+
+    Args:
+        line_up: Whom to ask.
+        policy: How long silence may last where a provider has no time of its own.
+        slowest_secs: By provider, how long its first token may take and still be usual.
+    """
+    rounds = max((len(entry.contenders) for entry in line_up), default=0)
+    return [
+        _seat(entry, number, policy, slowest_secs.get(entry.provider.name, 0.0))
+        for number in range(rounds)
+        for entry in line_up
+        if number < len(entry.contenders)
+    ]
+
+
+def _seat(entry: Entry, number: int, policy: HedgePolicy, slowest_secs: float) -> Seat:
+    provider, retries = entry.provider, entry.contenders[number].retries
+    stall_secs = policy.stall_secs if provider.stall_secs == "policy" else provider.stall_secs
+    return Seat(provider.name, stall_secs, provider.timeout_secs, slowest_secs, retries)

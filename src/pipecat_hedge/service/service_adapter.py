@@ -1,0 +1,415 @@
+"""A Pipecat LLM service, hosted outside any pipeline so that it can take part in a race.
+
+Law: a contender carries one attempt at a time, and nothing that it says reaches the pipeline
+except through the race.
+
+The service is driven by its public surface alone: it is set up like any processor, but without
+the pipeline's observer; a tap stands on each side of it in place of neighbours; and a turn is its
+own ``process_frame(LLMContextFrame(...))``, run in a task of the race. Whatever the service
+pushes, the tap hands to the race at once. Tool calls are taken where the service would run them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from loguru import logger
+from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
+from pipecat.adapters.llm.schemas.tools_schema import ToolsSchema
+from pipecat.frames.frames import (
+    CancelFrame,
+    EndFrame,
+    ErrorFrame,
+    Frame,
+    FunctionCallFromLLM,
+    LLMContextFrame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+    LLMThoughtTextFrame,
+    LLMUpdateSettingsFrame,
+    MetricsFrame,
+    StartFrame,
+    SystemFrame,
+)
+from pipecat.metrics.metrics import LLMUsageMetricsData
+from pipecat.processors.aggregators.llm_context import (
+    LLMContext,
+    LLMContextMessage,
+    LLMSpecificMessage,
+)
+from pipecat.processors.frame_processor import (
+    FrameCallback,
+    FrameDirection,
+    FrameProcessor,
+    FrameProcessorSetup,
+)
+from pipecat.services.llm_service import LLMService
+from pipecat.services.settings import LLMSettings
+from pipecat.utils.errors import ErrorCategory
+
+from pipecat_hedge.limits.permits import Rejected
+from pipecat_hedge.limits.server_load import KnowsItsServer, ServerLoad
+from pipecat_hedge.race.driver import Post
+from pipecat_hedge.race.errors import INCOMPLETE_CALL, AttemptError
+from pipecat_hedge.race.usable import InlineThought, is_usable_text, is_wait_verdict
+from pipecat_hedge.service.attempt_stats import Tally
+from pipecat_hedge.service.connection_warmth import WarmConnection
+from pipecat_hedge.service.provider_client import (
+    Leave,
+    ReadsAhead,
+    attempt_error,
+    keep_connections_open,
+    listen_to_client,
+    switch_off_hidden_retries,
+    telling_rate_limits_to,
+)
+from pipecat_hedge.service.sentences import SentenceFinder
+from pipecat_hedge.service.stages import Stages
+from pipecat_hedge.telemetry.spans import AttemptSpan
+
+__all__ = ["Contender", "Piece", "Tally", "ToolCalls"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCalls:
+    """The complete tool calls of an answer, not yet run."""
+
+    calls: Sequence[FunctionCallFromLLM]
+
+
+Piece: TypeAlias = Frame | ToolCalls
+"""A piece of an answer: a frame that the service pushed, or the tools that it wants run."""
+
+
+class Contender:
+    """One service instance under the race's control.
+
+    Attributes:
+        service: The service.
+        span: The trace of its request, where tracing is on.
+        connection: Its connection to the provider, which can be kept open between turns.
+        retries: How often its SDK would send a failed request again by itself.
+    """
+
+    def __init__(self, service: LLMService[Any], *, is_alone: bool = False):
+        """Take charge of a service.
+
+        Args:
+            service: A request/response LLM service that is in no pipeline.
+            is_alone: Whether it is the only one in its race.
+        """
+        self.service = service
+        self.span = AttemptSpan(service)
+        self._post: Post[Piece] | None = None
+        self._tally = Tally()
+        self._failed = False
+        self._thought = InlineThought()
+        self._finder: SentenceFinder | None = None
+        self._required: Mapping[str, Sequence[str]] = {}
+        self._busy = asyncio.Lock()
+        self._server = service if isinstance(service, KnowsItsServer) else None
+        self._warming: asyncio.Task[Any] | None = None
+        self._answering: asyncio.Task[Any] | None = None
+        self._yields = False
+        self._addition: str | None = None
+        self._offered: set[str] = set()
+        before, after = _Tap(service, self._heard), _Tap(service, self._heard)
+        before.link(service)
+        service.link(after)
+        service.run_function_calls = self._heard_tool_calls
+        service.add_event_handler("on_completion_timeout", self._timed_out)
+        self.retries = switch_off_hidden_retries(service, is_alone=is_alone)
+        keep_connections_open(service)
+        listen_to_client(service)
+        self.connection = WarmConnection(service)
+
+    @property
+    def model(self) -> str | None:
+        """The model that the service asks for, or None if it names none."""
+        model = self.service.settings.model
+        return model if isinstance(model, str) and model else None
+
+    @property
+    def server_load(self) -> ServerLoad | None:
+        """How busy the server behind the service is; None if nothing recent is known."""
+        return None if self._server is None else self._server.server_load
+
+    async def setup(self, setup: FrameProcessorSetup) -> None:
+        """Set the service up as its host was, unseen by the pipeline's observers.
+
+        Args:
+            setup: The host's own setup.
+        """
+        mine = copy.copy(setup)
+        mine.observer = None
+        mine.enable_metrics = setup.enable_tracing  # the tracing decorator reads them
+        mine.enable_usage_metrics = True  # reports count tokens whether the pipeline does or not
+        if setup.enable_tracing:
+            self.span.watch()
+        await self.service.setup(mine)
+
+    async def control(self, frame: StartFrame | EndFrame | CancelFrame | Frame) -> None:
+        """Hand the service a frame that is not a turn: start, end, cancel, settings.
+
+        Args:
+            frame: The frame; what the service pushes in answer goes nowhere.
+        """
+        await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
+
+    async def cleanup(self) -> None:
+        """Release the service's resources."""
+        await self.service.cleanup()
+
+    async def update_settings(self, delta: LLMSettings) -> None:
+        """Change the service's settings.
+
+        Args:
+            delta: The fields to change.
+        """
+        await self.control(LLMUpdateSettingsFrame(delta=delta))
+
+    def instruct(self, addition: str | None) -> None:
+        """Append something to the service's system instruction, in place of what was appended here.
+
+        Args:
+            addition: The text; None takes it away.
+        """
+        if self._addition is not None:  # Pipecat appends for good
+            self.service._appended_system_instructions.remove(self._addition)
+            self.service._compose_system_instruction()
+        if addition is not None:
+            self.service.append_system_instruction(addition)
+        self._addition = addition
+
+    def offer(self, tools: Mapping[str, FunctionSchema]) -> None:
+        """Offer the model the tools that Pipecat has given the host, beside those of the context.
+
+        Args:
+            tools: The built-in tools of the host's adapter, by name.
+        """
+        mine = self.service.get_llm_adapter().builtin_tools
+        for name in self._offered - tools.keys():
+            mine.pop(name, None)
+        self._offered = {name for name in tools if name not in mine or name in self._offered}
+        mine.update({name: tools[name] for name in self._offered})
+
+    async def warm(self, context: LLMContext | None, leave: Leave) -> None:
+        """Prepare for the first turn: open the connection, or have the prompt read if it can be.
+
+        Whoever asks for an answer meanwhile ends it.
+
+        Args:
+            context: The conversation so far; None if it is not known.
+            leave: Leave to have it read.
+        """
+        self._warming = asyncio.current_task()
+        try:
+            if context is not None and isinstance(self.service, ReadsAhead):
+                try:
+                    with self.connection.in_use(Stages()):
+                        await self.service.warm(self._own_copy(context, ()), leave)
+                    return
+                except Rejected as rejected:
+                    logger.debug(f"{self.service}: its prompt is not read ahead: {rejected}")
+            await self.connection.open()
+        except Exception as error:  # the first turn will find out, and say so
+            logger.debug(f"{self.service}: could not be warmed up: {type(error).__name__}")
+        finally:
+            self._warming = None
+
+    async def answer(
+        self,
+        context: LLMContext,
+        post: Post[Piece],
+        tally: Tally,
+        *,
+        addition: Sequence[LLMContextMessage] = (),
+        language: str | None = None,
+        may_wait: bool = False,
+    ) -> None:
+        """Have the service answer one turn.
+
+        Waits for an earlier attempt of this instance that is still closing, and ends one that is
+        let run on after it lost.
+
+        Args:
+            context: The conversation; the service gets a copy.
+            post: Where to tell what comes.
+            tally: Counts what the attempt produces.
+            addition: Messages that only this attempt is sent, after the conversation.
+            language: The language by whose rules a sentence ends; None is English.
+            may_wait: Whether a marker that says "the caller has not finished" is an answer.
+        """
+        if self._warming is not None:
+            self._warming.cancel()
+        if self._yields and self._answering is not None:
+            self._answering.cancel()
+        async with self._busy:
+            self._answering, self._yields = asyncio.current_task(), False
+            self._post, self._tally, self._failed = post, tally, False
+            self._thought, self._finder = InlineThought(), SentenceFinder(language)
+            try:
+                # A fresh frame: speculation is the host's to gate.
+                copied = self._own_copy(context, addition)
+                self._required = _required_arguments(copied)
+                length = len(copied.messages)
+                frame = LLMContextFrame(context=copied)
+                self._hear_first_piece(tally.stages)
+                in_use = self.connection.in_use(tally.stages, lambda: self._failed)
+                with in_use, telling_rate_limits_to(tally.response_came):
+                    await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
+                # Some services report a time-out by an event alone, whose handler is a task.
+                await asyncio.sleep(0)
+                if held := self._thought.finish():
+                    await self._answer_text(LLMTextFrame(held), post)
+                tally.mended_context = len(copied.messages) < length
+                tally.completed = not self._failed
+                if may_wait and tally.is_empty and is_wait_verdict(tally.silent_text):
+                    tally.answer_came()
+                    post.piece(LLMTextFrame(""), usable=True)
+            finally:
+                self._post = self._answering = None
+                if not tally.completed and _has_lost_connection(tally.error):
+                    self.connection.reopen(tally.stages)
+                vars(self.service).pop("stop_ttfb_metrics", None)
+                tally.stages.ask(self.server_load)
+
+    def yield_to_next(self) -> None:
+        """Have the attempt that is under way ended when the next one needs this instance."""
+        self._yields = True
+
+    def _own_copy(self, context: LLMContext, addition: Sequence[LLMContextMessage]) -> LLMContext:
+        """Copy the context, without the messages that only another kind of service can read."""
+        mine = self.service.get_llm_adapter().id_for_llm_specific_messages
+        messages = [
+            m for m in context.messages if not isinstance(m, LLMSpecificMessage) or m.llm == mine
+        ]
+        messages += addition
+        return LLMContext(messages, tools=context.tools, tool_choice=context.tool_choice)
+
+    # ---- what the service says
+
+    def _hear_first_piece(self, stages: Stages) -> None:
+        """Have the first stop of the service's own clock say that a piece has come, of any kind.
+
+        A service stops it with each piece; only the first is heard, the others cost nothing.
+        """
+        service = self.service
+
+        async def stop_ttfb_metrics(**kwargs: Any) -> None:
+            stages.token_came()
+            vars(service).pop("stop_ttfb_metrics", None)
+            await service.stop_ttfb_metrics(**kwargs)
+
+        service.stop_ttfb_metrics = stop_ttfb_metrics
+
+    async def _heard(self, frame: Frame, direction: FrameDirection) -> None:
+        post = self._post
+        if isinstance(frame, LLMTextFrame):
+            if post is not None:
+                self._tally.chars += len(frame.text)
+                if self._thought.is_over:
+                    await self._answer_text(frame, post)
+                    return
+                thought, answer = self._thought.feed(frame.text)
+                if thought:
+                    post.piece(LLMThoughtTextFrame(thought), usable=False)
+                if answer:
+                    await self._answer_text(LLMTextFrame(answer), post)
+        elif isinstance(frame, MetricsFrame):
+            for data in frame.data:
+                if isinstance(data, LLMUsageMetricsData):
+                    self._tally.usage = data.value
+        elif post is None:
+            return
+        elif isinstance(frame, LLMFullResponseStartFrame):
+            post.opened()
+        elif isinstance(frame, ErrorFrame):
+            self._fail(attempt_error(frame, has_begun=self._tally.has_begun))
+        elif isinstance(frame, LLMFullResponseEndFrame) or direction is FrameDirection.UPSTREAM:
+            return  # the end is when process_frame returns; the host sends its own End
+        elif not isinstance(frame, SystemFrame):
+            if isinstance(frame, LLMThoughtTextFrame):
+                self._tally.chars += len(frame.text)
+            post.piece(frame, usable=False)
+
+    async def _answer_text(self, frame: LLMTextFrame, post: Post[Piece]) -> None:
+        text, tally = frame.text, self._tally
+        if tally.keeps_text:
+            tally.text += text
+            if tally.first_text_at is None:
+                tally.first_text_at = asyncio.get_running_loop().time()
+        usable = is_usable_text(text)
+        if usable:
+            tally.answer_came()
+        elif not tally.has_answer:
+            tally.silent_text += text
+        post.piece(frame, usable=usable)
+        if self._finder is not None and await self._finder.feed(text):
+            self._finder = None  # only the first sentence is of interest here
+            post.speakable()
+
+    async def _heard_tool_calls(self, function_calls: Sequence[FunctionCallFromLLM]) -> None:
+        if self._post is None or not function_calls:
+            return
+        deltas = self._tally.stages.deltas
+        was_cut = deltas.knows_format and not deltas.has_ended
+        if was_cut and (missing := self._missing_arguments(function_calls)):
+            # The service makes a call of what came, be it nothing.
+            self._fail(AttemptError(INCOMPLETE_CALL, f"a tool call came without {missing}"))
+        else:
+            self._tally.chars += sum(len(str(call.arguments)) for call in function_calls)
+            self._tally.answer_came()
+            self._post.tools(ToolCalls(tuple(function_calls)))
+
+    def _missing_arguments(self, function_calls: Sequence[FunctionCallFromLLM]) -> str:
+        for call in function_calls:
+            for name in self._required.get(call.function_name, ()):
+                if name not in call.arguments:
+                    return f"{name} of {call.function_name}"
+        return ""
+
+    async def _timed_out(self, service: LLMService[Any]) -> None:
+        message = f"{service}: the provider sent nothing for longer than its client waits"
+        self._fail(AttemptError(ErrorCategory.CONNECTIVITY.value, message))
+
+    def _fail(self, error: AttemptError) -> None:
+        if self._post is not None and not self._failed:
+            self._failed, self._tally.error = True, error
+            self._post.failed(error)
+
+
+def _has_lost_connection(error: AttemptError | None) -> bool:
+    """Whether a request that did not end by itself was cancelled or lost, and not refused."""
+    return error is None or error.category == ErrorCategory.CONNECTIVITY.value
+
+
+def _required_arguments(context: LLMContext) -> dict[str, Sequence[str]]:
+    """The arguments that each tool of a context cannot do without."""
+    tools = context.tools
+    return (
+        {t.name: t.required for t in tools.standard_tools} if isinstance(tools, ToolsSchema) else {}
+    )
+
+
+class _Tap(FrameProcessor):
+    """Stands in for a hosted service's neighbour and passes on what it is handed, at once."""
+
+    def __init__(
+        self, service: LLMService[Any], heard: Callable[[Frame, FrameDirection], Awaitable[None]]
+    ):
+        super().__init__(name=f"{service.name}::tap")
+        self._heard = heard
+
+    async def queue_frame(
+        self,
+        frame: Frame,
+        direction: FrameDirection = FrameDirection.DOWNSTREAM,
+        callback: FrameCallback | None = None,
+    ) -> None:
+        await self._heard(frame, direction)

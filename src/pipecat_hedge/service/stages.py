@@ -1,0 +1,244 @@
+"""Where a request's first second goes, as its HTTP client and its server tell.
+
+Law: what is not told is None, and nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pipecat_hedge.limits.server_load import ServerLoad
+from pipecat_hedge.race.reports import StageReport
+from pipecat_hedge.service.deltas import DeltaReader
+
+__all__ = ["Stages", "keep_alive_secs", "server_share"]
+
+
+@dataclass(slots=True)
+class Stages:
+    """What is known of one attempt's request so far. Moments are the loop's.
+
+    Where it takes two requests (a model that has moved on, a redirection), times of connecting are
+    sums and moments those of the last.
+
+    Parameters:
+        client_tells: Whether the request's client tells what it does.
+        is_begun: Whether a request was begun to be written; then some or all of it may have reached
+            the provider.
+        is_cold: Whether a connection was opened; None if no request was heard of.
+        tcp_secs: How long it took to find the address and to connect.
+        tls_secs: How long it took to agree on keys.
+        written_at: When the request had been written.
+        headers_at: When the response's headers had come.
+        first_byte_at: When the first byte of its body had come.
+        first_token_at: When the first piece of any kind had come.
+        server_secs: How long the server says that it worked on it.
+        server_source: Where it says so.
+        host: Whom the client was to ask, with the port if it is no usual one.
+        asked_at: When the client was told to.
+        keep_alive_secs: For how long the server says that it keeps an idle connection open.
+        deltas: What can be read of the body.
+    """
+
+    client_tells: bool = False
+    is_begun: bool = False
+    is_cold: bool | None = None
+    tcp_secs: float | None = None
+    tls_secs: float | None = None
+    written_at: float | None = None
+    headers_at: float | None = None
+    first_byte_at: float | None = None
+    first_token_at: float | None = None
+    server_secs: float | None = None
+    server_source: str | None = None
+    host: str | None = None
+    asked_at: float | None = None
+    keep_alive_secs: float | None = None
+    deltas: DeltaReader = field(default_factory=DeltaReader)
+    _began_at: float = 0.0
+
+    @property
+    def was_never_sent(self) -> bool:
+        """Whether the client tells what it does, and has not come to send a request."""
+        return self.client_tells and not self.is_begun
+
+    def asks(self, host: str) -> None:
+        """Take note that a client is about to send a request, or to connect for it.
+
+        Args:
+            host: Whom it asks.
+        """
+        self.host, self.asked_at = host, asyncio.get_running_loop().time()
+
+    async def hear(self, event: str, info: Mapping[str, Any]) -> None:
+        """Take note of an event of httpcore's; its ``trace``.
+
+        Args:
+            event: Its name, as ``http11.send_request_body.complete``.
+            info: What came with it.
+        """
+        note = self._NOTES.get(event.partition(".")[2])
+        if note is not None:
+            note(self, asyncio.get_running_loop().time())
+
+    def answered(self, headers: Mapping[str, str]) -> None:
+        """Take note of a response's headers.
+
+        Args:
+            headers: The headers, whose names may be asked for in any case.
+        """
+        self.first_byte_at = None  # of the request before, if there was one
+        self.deltas = DeltaReader()
+        share = server_share(headers)
+        if share is not None:
+            self.server_secs, self.server_source = share
+        self.keep_alive_secs = keep_alive_secs(headers)
+
+    def reads(self, chunk: bytes) -> None:
+        """Take note of a part of a response's body.
+
+        Args:
+            chunk: The part.
+        """
+        now = asyncio.get_running_loop().time()
+        if self.first_byte_at is None:
+            self.first_byte_at = now
+        self.deltas.feed(chunk, now)
+
+    def token_came(self) -> None:
+        """Take note that a piece of the answer has come, of whatever kind."""
+        if self.first_token_at is None:
+            self.first_token_at = asyncio.get_running_loop().time()
+
+    def ask(self, load: ServerLoad | None) -> None:
+        """Take note of what a server says of all its requests, where it says nothing of this one.
+
+        Args:
+            load: A look at it; one from before the first token is of other requests.
+        """
+        if load is None or self.server_secs is not None or self.first_token_at is None:
+            return
+        if load.first_token_secs is not None and load.looked_at >= self.first_token_at:
+            self.server_secs, self.server_source = load.first_token_secs, "vllm"
+
+    def report(self, sent_at: float) -> StageReport | None:
+        """Sum up what is known; None if nothing is.
+
+        Args:
+            sent_at: When the request was sent, in the loop's time.
+        """
+        if self.is_cold is None and self.first_token_at is None and self.server_secs is None:
+            return None
+
+        def since(at: float | None) -> float | None:
+            return None if at is None else at - sent_at
+
+        return StageReport(
+            is_cold=self.is_cold,
+            tcp_secs=self.tcp_secs,
+            tls_secs=self.tls_secs,
+            written_secs=since(self.written_at),
+            headers_secs=since(self.headers_at),
+            first_byte_secs=since(self.first_byte_at),
+            first_token_secs=since(self.first_token_at),
+            server_secs=self.server_secs,
+            server_source=self.server_source,
+        )
+
+    # ---- httpcore's events
+
+    def _connects(self, now: float) -> None:
+        self.is_cold, self._began_at = True, now
+
+    def _agrees_on_keys(self, now: float) -> None:
+        self._began_at = now
+
+    def _connected(self, now: float) -> None:
+        self.tcp_secs = (self.tcp_secs or 0.0) + now - self._began_at
+
+    def _agreed_on_keys(self, now: float) -> None:
+        self.tls_secs = (self.tls_secs or 0.0) + now - self._began_at
+
+    def _writes(self, now: float) -> None:
+        self.is_begun = True
+        if self.is_cold is None:
+            self.is_cold = False
+
+    def _wrote(self, now: float) -> None:
+        self.written_at = now
+
+    def _has_headers(self, now: float) -> None:
+        self.headers_at = now
+
+    _NOTES: ClassVar[dict[str, Callable[[Stages, float], None]]] = {
+        "connect_tcp.started": _connects,
+        "connect_tcp.complete": _connected,
+        "connect_unix_socket.started": _connects,
+        "connect_unix_socket.complete": _connected,
+        "start_tls.started": _agrees_on_keys,
+        "start_tls.complete": _agreed_on_keys,
+        "send_request_headers.started": _writes,
+        "send_request_body.complete": _wrote,
+        "receive_response_headers.complete": _has_headers,
+    }
+
+
+# ---- what headers tell
+
+
+def keep_alive_secs(headers: Mapping[str, str]) -> float | None:
+    """For how long a server keeps an idle connection open, as in ``Keep-Alive: timeout=5, max=99``.
+
+    Args:
+        headers: The response's headers.
+
+    Returns:
+        The time in seconds; None if it does not say.
+    """
+    for parameter in (headers.get("keep-alive") or "").split(","):
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "timeout" and value.strip().isdecimal():
+            return float(value)
+    return None
+
+
+# In milliseconds. OpenAI's own; Envoy's, which stands before many providers, Anthropic among them.
+# Both end when the response's headers are sent.
+_SHARES = ("openai-processing-ms", "x-envoy-upstream-service-time")
+
+
+def server_share(headers: Mapping[str, str]) -> tuple[float, str] | None:
+    """How long a server says that it worked on a request, in seconds, and in which header.
+
+    Args:
+        headers: The response's headers.
+
+    Returns:
+        The time and the header's name; None if it does not say.
+    """
+    for name in _SHARES:
+        if (secs := _secs(headers.get(name))) is not None:
+            return secs, name
+    told = headers.get("server-timing")
+    durations = [secs for metric in (told or "").split(",") if (secs := _duration(metric))]
+    return (max(durations), "server-timing") if durations else None
+
+
+def _duration(metric: str) -> float | None:
+    """The ``dur`` of one metric of a ``Server-Timing`` header, as Google's ``gfet4t7; dur=52``."""
+    for parameter in metric.split(";")[1:]:
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "dur":
+            return _secs(value.strip().strip('"'))
+    return None
+
+
+def _secs(millis: str | None) -> float | None:
+    try:
+        secs = float(millis or "") / 1000
+    except ValueError:
+        return None
+    return secs if 0 <= secs < float("inf") else None

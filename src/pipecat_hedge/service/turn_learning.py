@@ -1,0 +1,218 @@
+"""One turn's dealings with what has been learned: it is asked before the race and told after it."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Collection, Sequence
+
+from pipecat.processors.aggregators.llm_context import LLMContext
+
+from pipecat_hedge.limits.concurrency_limit import LimitBounds
+from pipecat_hedge.limits.provider_health import BreakerChange
+from pipecat_hedge.policy.backends import Backend
+from pipecat_hedge.policy.hedge_benefit import joint
+from pipecat_hedge.policy.hedge_policy import HedgePolicy
+from pipecat_hedge.policy.planner import learn, plan_turn, silent_secs
+from pipecat_hedge.policy.slow_spell import late_secs
+from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.race.attempt import Attempt
+from pipecat_hedge.race.events import CommitOn, InFlight
+from pipecat_hedge.race.reports import BreakerReport, ProviderState
+from pipecat_hedge.service.provider_pool import Entry, LineUp
+from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.service.tokens import estimate_tokens
+
+__all__ = ["Learning", "breaker_report", "state_of"]
+
+_DICE = random.Random()
+
+
+class Learning:
+    """Plans a turn and learns from it.
+
+    Attributes:
+        plan: How the turn is raced.
+        line_up: Whom to ask, in the plan's order.
+        commit_on: What an attempt must have to win.
+        prompt_tokens: An estimate of the prompt's size.
+    """
+
+    def __init__(
+        self,
+        policy: HedgePolicy,
+        line_up: LineUp,
+        context: LLMContext,
+        stats: ProviderStats,
+        output_commits_on: CommitOn,
+        *,
+        whole_answers: bool = False,
+        now: float | None = None,
+    ):
+        """Plan the turn.
+
+        Args:
+            policy: What the user wants.
+            line_up: Who may be asked, in the order in which they were given.
+            context: The conversation.
+            stats: What is known of them.
+            output_commits_on: What suits the text-to-speech.
+            whole_answers: Whether what counts is the whole answer, as in a one-shot inference.
+            now: The loop's time.
+        """
+        self._stats = stats
+        by_name = {entry.provider.name: entry for entry in line_up.entries}
+        self._backends = [_backend(entry, whole_answers) for entry in line_up.entries]
+        self.commit_on: CommitOn = output_commits_on if policy.commit == "auto" else policy.commit
+        self.prompt_tokens = estimate_tokens(context)
+        self.plan = plan_turn(
+            policy,
+            self._backends,
+            stats,
+            prompt_tokens=self.prompt_tokens,
+            commit_on=self.commit_on,
+            dice=_DICE,
+            now=now,
+            lag_secs=stats.loop_watch.lag_now,
+        )
+        if line_up.in_panic:
+            self.plan.order = tuple(by_name)
+        elif line_up.last:
+            self.plan.order = tuple(sorted(self.plan.order, key=line_up.last.__contains__))
+        if line_up.probe is not None:
+            self.plan.try_out(line_up.probe.provider.name)
+        self.line_up = [by_name[name] for name in self.plan.order]
+
+    def wait_of(
+        self, attempts: Sequence[Attempt], planned: InFlight | None, started_at: float
+    ) -> Survival | None:
+        """How long a turn waits for its answer, by who is asked and when.
+
+        Args:
+            attempts: All attempts so far.
+            planned: The next one, as it will be launched if nothing happens before.
+            started_at: When the turn began.
+
+        Returns:
+            The wait from the turn's beginning; None if only one is asked, and no other will be:
+            then how long such waits have been says more.
+        """
+        by_sentence = self.commit_on == "first_sentence"
+        known = self._stats.known(self._backends, self.prompt_tokens, by_sentence=by_sentence)
+        waits: list[tuple[Survival, float]] = []
+        live: list[Attempt | InFlight] = [a for a in attempts if a.outcome is None]
+        for asked in [*live, *([] if planned is None or not live else [planned])]:
+            curve, sentence = known[asked.provider].first_token, known[asked.provider].sentence
+            sent = asked.launched_at
+            if sentence is not None and asked.first_token_at is not None:
+                curve, sent = sentence, asked.first_token_at
+            elif sentence is not None:
+                curve = curve.delayed(sentence.quantile(0.5))
+            waits.append((curve, sent - started_at))
+        return joint(waits) if len(waits) > 1 else None
+
+    def silent_secs(self, provider: str, stall_secs: float | None) -> float:
+        """After how long without a word a provider is silent, and not slow.
+
+        Args:
+            provider: Its name.
+            stall_secs: The silence after which somebody else is asked, if there is such a time.
+
+        Returns:
+            The time, in seconds.
+        """
+        backend = next(b for b in self._backends if b.provider == provider)
+        return silent_secs(self._stats.usual(backend, self.prompt_tokens), stall_secs)
+
+    def is_late(self, provider: str, secs: float) -> bool:
+        """Whether a wait for a first token is longer than is usual for a provider.
+
+        Args:
+            provider: Its name.
+            secs: The wait.
+        """
+        backend = next(b for b in self._backends if b.provider == provider)
+        return secs > late_secs(self._stats.usual(backend, self.prompt_tokens))
+
+    def sent(self, attempt: Attempt) -> None:
+        """Watch an attempt whose request is sent now, until ``learn``.
+
+        Args:
+            attempt: The attempt.
+        """
+        backend = next(b for b in self._backends if b.provider == attempt.provider)
+        self._stats.sent(backend, attempt, self.prompt_tokens)
+
+    def learn(self, attempts: Sequence[Attempt], listened_to: Collection[int] = ()) -> None:
+        """Learn from a race that is over.
+
+        Args:
+            attempts: All its attempts.
+            listened_to: The numbers of those that have lost, and go on to their first token.
+        """
+        prompt_tokens = self.prompt_tokens
+        learn(self._stats, self._backends, attempts, prompt_tokens, listened_to=listened_to)
+
+    def learn_listened(self, attempt: Attempt, first_at: float | None, now: float) -> None:
+        """Learn from an attempt that lost, and was let run to its first token.
+
+        Args:
+            attempt: The attempt.
+            first_at: When its first token came, or None if it was ended before.
+            now: The time.
+        """
+        backend = next(b for b in self._backends if b.provider == attempt.provider)
+        self._stats.record_listened(backend, attempt, first_at, now, self.prompt_tokens)
+
+    def forget(self, attempt: Attempt) -> None:
+        """Learn nothing from an attempt that was to be listened to."""
+        backend = next(b for b in self._backends if b.provider == attempt.provider)
+        self._stats.forget(backend, attempt)
+
+
+def state_of(
+    entry: Entry, stats: ProviderStats, now: float, *, is_left_out: bool, bounds: LimitBounds
+) -> ProviderState:
+    """A provider with what has been learned of its time to first token, for prompts of any size.
+
+    Args:
+        entry: The provider.
+        stats: What is known of it.
+        now: The loop's time.
+        is_left_out: Whether it is not asked, until settings change.
+        bounds: Where its limit may lie.
+    """
+    health = stats.health
+    in_flight, limit = health.occupancy(entry.key, now, bounds)
+    backend = entry.backend
+    known = stats.known([backend], None, by_sentence=False)[backend.provider].first_token
+    return ProviderState(
+        provider=backend.provider,
+        model=backend.model,
+        p50_secs=known.quantile(0.5),
+        p95_secs=known.quantile(0.95),
+        prior_share=stats.prior_share(backend),
+        is_left_out=is_left_out,
+        rests_secs=health.rests_secs(entry.key, now),
+        server=entry.server_load,
+        breaker=health.state(entry.key, now),
+        breaker_reason=health.told(entry.key, now),
+        in_flight=in_flight,
+        limit=limit,
+    )
+
+
+def breaker_report(change: BreakerChange) -> BreakerReport:
+    """A change of a breaker, for users.
+
+    Args:
+        change: The change, as the registry notes it.
+    """
+    provider, _, model = change.key.partition(" | ")
+    event = change.event
+    return BreakerReport(provider, model or None, event.before, event.after, event.reason)
+
+
+def _backend(entry: Entry, whole_answers: bool) -> Backend:
+    backend = entry.backend
+    return dataclasses.replace(backend, measures="whole_answer") if whole_answers else backend

@@ -1,0 +1,1 @@
+"""Metrics, traces, SLOs and the live feed."""

@@ -1,0 +1,114 @@
+"""What spans say of a race and its attempts: reports, as attributes.
+
+Law: names, counts and times; never a word of a prompt, an answer or a key. OpenTelemetry's semantic
+conventions for generative AI where they have a name for it, ``hedge.*`` where they have not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from pipecat_hedge.race.reports import AttemptReport, FillerReport, TurnReport
+
+__all__ = ["Attributes", "attempt_attributes", "filler_attributes", "race_attributes"]
+
+Attribute: TypeAlias = str | int | float | bool
+Attributes: TypeAlias = dict[str, Attribute]
+
+
+def attempt_attributes(report: AttemptReport, number: int) -> Attributes:
+    """What the span of an attempt says at its end; ``tokens_estimated`` only where they are.
+
+    When it was sent is when the span begins.
+
+    Args:
+        report: The attempt.
+        number: Its number in the turn, from 0.
+    """
+    said = {
+        "error.type": report.error_category,
+        "gen_ai.usage.input_tokens": report.input_tokens,
+        "gen_ai.usage.output_tokens": report.output_tokens,
+        "hedge.provider": report.provider,
+        "hedge.attempt": number,
+        "hedge.launch_reason": report.launch_reason,
+        "hedge.launch_detail": report.launch_detail,
+        "hedge.launched_secs": report.launched_secs,
+        "hedge.outcome": report.outcome,
+        "hedge.ttft_secs": report.ttft_secs,
+        "hedge.ttfs_secs": report.ttfs_secs,
+        "hedge.tokens_estimated": report.tokens_estimated or None,
+        "hedge.usd": report.usd,
+    }
+    if (stages := report.stages) is not None:
+        said |= {
+            "gen_ai.response.time_to_first_chunk": stages.first_token_secs,
+            "hedge.stage.is_cold": stages.is_cold,
+            "hedge.stage.dns_secs": stages.dns_secs,
+            "hedge.stage.tcp_secs": stages.tcp_secs,
+            "hedge.stage.tls_secs": stages.tls_secs,
+            "hedge.stage.written_secs": stages.written_secs,
+            "hedge.stage.headers_secs": stages.headers_secs,
+            "hedge.stage.first_byte_secs": stages.first_byte_secs,
+            "hedge.stage.server_secs": stages.server_secs,
+            "hedge.stage.server_source": stages.server_source,
+        }
+    return _known(said)
+
+
+def race_attributes(report: TurnReport) -> Attributes:
+    """What the span of a race says at its end; ``queued_secs`` only where it was queued.
+
+    Args:
+        report: The turn.
+    """
+    return _known(
+        {
+            "hedge.winner": report.winner,
+            "hedge.outcome": report.outcome,
+            "hedge.ttft_secs": report.ttft_secs,
+            "hedge.ttfs_secs": report.ttfs_secs,
+            "hedge.attempts": len(report.attempts),
+            "hedge.commit_on": report.commit_on,
+            "hedge.commit_reason": report.commit_reason,
+            "hedge.prompt_tokens": report.prompt_tokens,
+            "hedge.hedge_reason": report.hedge_reason,
+            "hedge.order_reason": report.order_reason,
+            "hedge.queued_secs": report.queued_secs or None,
+            "hedge.degraded_reason": report.degraded_reason,
+            "hedge.usd": _sum_usd(report),
+        }
+    )
+
+
+def filler_attributes(filler: FillerReport) -> Attributes:
+    """What the event of a filler says.
+
+    Args:
+        filler: The filler.
+    """
+    return _known(
+        {
+            "hedge.filler.cause": filler.cause,
+            "hedge.filler.spoken_secs": filler.spoken_secs,
+            "hedge.filler.was_cut": filler.was_cut,
+            "hedge.filler.reason": filler.reason,
+        }
+    )
+
+
+def _known(said: Mapping[str, Attribute | None]) -> Attributes:
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def _sum_usd(report: TurnReport) -> float | None:
+    """What a turn cost; None where a price is not known."""
+    total = 0.0
+    for attempt in report.attempts:
+        if attempt.sent_secs is None:
+            continue
+        if attempt.usd is None:
+            return None
+        total += attempt.usd
+    return total

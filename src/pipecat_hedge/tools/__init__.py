@@ -1,0 +1,1 @@
+"""What an engineer runs beside the library."""

@@ -1,0 +1,1 @@
+"""Turn logs: what would other policies have done, and what did callers hear."""

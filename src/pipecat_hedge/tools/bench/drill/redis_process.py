@@ -1,0 +1,118 @@
+"""A Redis of one's own: a free port, nothing on disk, and easy to mistreat.
+
+Drills kill it as a machine that fails would; tests have it hang, too, and look into it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from importlib.util import find_spec
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from pipecat_hedge.race.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import redis
+
+__all__ = ["MISSING", "RedisProcess", "has_redis"]
+
+MISSING = "there is no Redis: apt-get install redis-server, and pip install 'pipecat-hedge[redis]'"
+START_SECS = 10.0
+LOOK_SECS = 0.02
+
+
+def has_redis() -> bool:
+    """Whether there is a Redis to be started on this machine, and its client."""
+    return shutil.which("redis-server") is not None and find_spec("redis") is not None
+
+
+class RedisProcess:
+    """Runs ``redis-server`` for the length of a ``with``, and kills it at the end.
+
+    Attributes:
+        port: The port, the same after a restart.
+    """
+
+    _process: subprocess.Popen[bytes] | None = None
+    _control: redis.Redis | None = None
+
+    def __init__(self) -> None:
+        """Choose a port."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"redis://127.0.0.1:{self.port}"
+
+    @property
+    def control(self) -> redis.Redis:
+        """A connection to look into it by, which finds it again after a restart."""
+        if self._control is None:
+            import redis
+
+            self._control = redis.Redis(port=self.port, decode_responses=True, socket_timeout=20)
+        return self._control
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.kill()
+        if self._control is not None:
+            self._control.close()
+
+    def start(self) -> None:
+        """Start it, empty, and return when it listens.
+
+        Raises:
+            ConfigurationError: If it is not installed, or does not start.
+        """
+        if not has_redis():
+            raise ConfigurationError(MISSING)
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", tempfile.gettempdir()]
+        self._process = subprocess.Popen(
+            ["redis-server", *options, "--save", "", "--appendonly", "no"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        until = time.monotonic() + START_SECS
+        while not self._listens():
+            if self._process.poll() is not None or time.monotonic() > until:
+                self.kill()
+                raise ConfigurationError(f"redis-server did not start on port {self.port}")
+            time.sleep(LOOK_SECS)
+
+    def kill(self) -> None:
+        """Kill it, ``kill -9``."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def hang(self) -> None:
+        """Have it hang: it accepts connections and says nothing."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Have it go on."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
+    def _listens(self) -> bool:
+        with socket.socket() as sock:
+            return sock.connect_ex(("127.0.0.1", self.port)) == 0

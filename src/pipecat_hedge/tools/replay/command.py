@@ -1,0 +1,178 @@
+"""``pipecat-hedge replay``: call a bot with recordings, and measure what a caller would hear."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from pipecat_hedge.race.errors import HedgeError
+from pipecat_hedge.tools.replay.conversation import HeardTurn
+from pipecat_hedge.tools.replay.network import Network
+from pipecat_hedge.tools.replay.replaying import Replay, replay
+from pipecat_hedge.tools.replay.report import as_row, check_folder, write_report
+from pipecat_hedge.tools.replay.table import print_table
+
+__all__ = ["configure", "run"]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Describe the command's arguments.
+
+    Args:
+        parser: The command's own parser.
+    """
+    parser.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="recordings (WAV, FLAC, ...), folders of them, or a manifest.toml; in this order, "
+        "each after the bot has finished",
+    )
+    parser.add_argument(
+        "--url",
+        default="http://127.0.0.1:7860",
+        help="the bot, served with SmallWebRTC (default http://127.0.0.1:7860)",
+    )
+    parser.add_argument(
+        "--runs", type=int, default=1, metavar="N", help="how many calls one after the other"
+    )
+    parser.add_argument(
+        "--callers", type=int, default=1, metavar="N", help="how many callers at once"
+    )
+    parser.add_argument(
+        "--interrupt-with",
+        type=Path,
+        metavar="FILE",
+        help="speak this into every answer, and measure how long until the bot is silent (a "
+        'manifest names such recordings with the tag "interrupts")',
+    )
+    parser.add_argument(
+        "--loss", type=float, default=0.0, metavar="SHARE", help="lose this share of the packets"
+    )
+    parser.add_argument(
+        "--jitter",
+        type=float,
+        default=0.0,
+        metavar="SECS",
+        help="delay each of the caller's packets by up to so much",
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of loss and jitter")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=15.0,
+        metavar="SECS",
+        help="a bot that is silent for so long does not answer (default 15)",
+    )
+    parser.add_argument(
+        "--greeting",
+        type=float,
+        default=5.0,
+        metavar="SECS",
+        help="let the bot speak first if it begins within so long; 0 does not wait (default 5)",
+    )
+    parser.add_argument(
+        "--report", type=Path, metavar="FOLDER", help="write report.html, replay.json and pictures"
+    )
+    parser.add_argument("--json", action="store_true", help="print the turns as JSON, not a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the calls.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        0 if every turn was answered, 1 if one was not, 2 if no call could be made, 130 if it was
+        stopped.
+    """
+    turns: list[HeardTurn] = []
+    errors = Console(stderr=True, highlight=False)
+    try:
+        wanted = _wanted(args)
+        if args.report is not None:
+            check_folder(args.report)
+        is_whole = _with_progress(wanted, errors, turns)
+    except HedgeError as e:
+        errors.print(f"pipecat-hedge replay: {e}", markup=False, soft_wrap=True)
+        return 2
+    if not is_whole:
+        heard = "this was heard until then" if turns else "no turn was over yet"
+        errors.print(f"pipecat-hedge replay: stopped; {heard}", markup=False)
+        if not turns:
+            return 130
+    if args.report is not None:
+        write_report(args.report, turns, _about(wanted))
+    if args.json:
+        json.dump([as_row(turn) for turn in turns], sys.stdout, indent=1)
+        sys.stdout.write("\n")
+    else:
+        print_table(turns, Console(highlight=False, width=None if sys.stdout.isatty() else 110))
+        if args.report is not None:
+            print(f"report: {args.report / 'report.html'}")
+    return int(any(turn.error is not None for turn in turns)) if is_whole else 130
+
+
+def _wanted(args: argparse.Namespace) -> Replay:
+    return Replay.of(
+        args.url,
+        args.files,
+        runs=args.runs,
+        callers=args.callers,
+        network=Network(args.loss, args.jitter, args.seed),
+        timeout_secs=args.timeout,
+        greeting_secs=args.greeting,
+        interrupt_with=args.interrupt_with,
+    )
+
+
+def _with_progress(wanted: Replay, errors: Console, turns: list[HeardTurn]) -> bool:
+    """Make the calls, and add each turn when it is over; False if somebody has stopped them."""
+    with Progress(
+        TextColumn("{task.description:44}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    ) as bar:
+        task = bar.add_task("calling", total=wanted.turns)
+
+        def told(turn: HeardTurn) -> None:
+            turns.append(turn)
+            secs = turn.voice_to_voice_secs
+            heard = "no answer" if secs is None else f"{secs:.2f} s"
+            bar.update(task, advance=1, description=f"{turn.recording}: {heard}"[:44])
+
+        try:
+            asyncio.run(replay(wanted, progress=told))
+        except KeyboardInterrupt:
+            return False
+        finally:
+            turns.sort(key=lambda turn: (turn.caller, turn.run))
+    return True
+
+
+def _about(wanted: Replay) -> str:
+    line = wanted.network
+    parts = [f"{len(wanted.script)} recordings into {wanted.url}"]
+    if wanted.runs > 1:
+        parts.append(f"{wanted.runs} runs")
+    if wanted.callers > 1:
+        parts.append(f"{wanted.callers} callers at once")
+    if wanted.interrupt_with is not None:
+        parts.append(f"every answer interrupted with {wanted.interrupt_with.name}")
+    if line.loss or line.jitter_secs:
+        parts.append(
+            f"{line.loss:.1%} of packets lost, up to {1000 * line.jitter_secs:.0f} ms late"
+        )
+    return ", ".join(parts) + "."

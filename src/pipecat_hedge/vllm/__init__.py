@@ -1,0 +1,1 @@
+"""A vLLM server of one's own, as a Pipecat LLM service."""

@@ -1,0 +1,390 @@
+"""Fills the silence while an answer is late: a processor between the LLM and the text-to-speech."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+from pipecat.frames.frames import (
+    CancelFrame,
+    EndFrame,
+    Frame,
+    FunctionCallInProgressFrame,
+    FunctionCallResultFrame,
+    FunctionCallsStartedFrame,
+    InterruptionFrame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+    OutputAudioRawFrame,
+    StartFrame,
+    UserStartedSpeakingFrame,
+)
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.services.llm_service import LLMService
+from pipecat.services.tts_service import TTSService
+
+from pipecat_hedge.policy.arguments import refuse_unknown, require
+from pipecat_hedge.policy.backends import Backend
+from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.race.events import FillerCause
+from pipecat_hedge.race.reports import FillerReport
+from pipecat_hedge.race.task_scope import TaskScope
+from pipecat_hedge.service.hedged_service import HedgedLLMService
+from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
+from pipecat_hedge.service.tts_output import downstream_of, upstream_of
+from pipecat_hedge.voice.filler_playback import EARCON_RATE, FillerVoice, read_earcon
+from pipecat_hedge.voice.filler_policy import FillerDecision, FillerRule, FillerWords, Silence
+
+__all__ = ["FillerProcessor"]
+
+
+class FillerProcessor(FrameProcessor):
+    """Speaks a few words, or plays a sound, when the answer is late and will be for a while.
+
+    Stands between the LLM and the text-to-speech, behind any LLM service. It learns how long
+    callers wait for this service's answers and for each tool, as ``ProviderStats`` keeps it;
+    behind a ``HedgedLLMService`` it knows who has been asked and when, and the decision and its
+    reason are in the ``TurnReport``. It speaks when what is left to wait is longer than the filler
+    and a margin; see ``policies/filler.py`` for the rule. What it says stays out of the
+    conversation, and is withdrawn if the answer comes before it sounds.
+
+    Event handlers available:
+
+    - on_filler: Called with a ``FillerReport`` for each filler that is spoken.
+
+    Example::
+
+        Pipeline([..., user_aggregator, llm, FillerProcessor(), tts, transport.output(), ...])
+    """
+
+    def __init__(
+        self,
+        *,
+        after_secs: float = 0.8,
+        margin_secs: float = 0.4,
+        per_turn: int = 1,
+        every_secs: float = 15.0,
+        not_before_turn: int = 2,
+        phrases: Mapping[FillerCause, Sequence[str]] | None = None,
+        earcon: str | Path | None = None,
+        stats: ProviderStats | None = None,
+        dice: random.Random | None = None,
+        **kwargs: Any,
+    ):
+        """Set up what to say and when.
+
+        Args:
+            after_secs: Not before the caller has waited so long for the LLM, in seconds.
+            margin_secs: By how much the rest of the wait must be longer than the filler, in
+                seconds.
+            per_turn: The most fillers in a turn.
+            every_secs: The least time between two fillers of a call, in seconds.
+            not_before_turn: The first turn that may have one; a greeting is a turn.
+            phrases: What may be said, by cause: ``slow``, ``tool`` (one is running), ``failing``
+                (whoever has been asked so far has failed). Defaults to a few English phrases. A
+                cause without phrases has no filler.
+            earcon: A short sound to play instead of words, as an audio file.
+            stats: What is known of waits. Defaults to that of the hedged service in front, or the
+                process's own.
+            dice: Decides which phrase is spoken.
+            **kwargs: Further arguments of ``FrameProcessor``.
+
+        Raises:
+            ConfigurationError: If an argument cannot work; the message says which, and the remedy.
+        """
+        refuse_unknown(kwargs, owner=FillerProcessor, base=FrameProcessor)
+        require("stats", stats, ProviderStats, "write ProviderStats()")
+        require("dice", dice, random.Random, "write random.Random(1)")
+        super().__init__(**kwargs)
+        self._rule = FillerRule(after_secs, margin_secs, per_turn, every_secs, not_before_turn)
+        self._words = FillerWords() if phrases is None else FillerWords(phrases)
+        self._earcon = None if earcon is None else read_earcon(earcon)
+        self._given_stats = stats
+        self._dice = dice or random.Random()
+        self._scope = TaskScope()
+        self._llm: LLMService[Any] | None = None
+        self._voice: FillerVoice | None = None
+        self._backend: Backend | None = None
+        self._stats: ProviderStats | None = None
+        self._turn = 0
+        self._began_at = 0.0  # of the wait that is going on: for the LLM, or for a tool
+        self._is_waiting = False
+        self._has_answered = False
+        self._called: tuple[str, ...] = ()
+        self._after_tools = False
+        self._fillers = 0
+        self._last_at: float | None = None
+        self._last_secs = 0.0
+        self._tools: dict[str, tuple[str, float]] = {}
+        self._changed = asyncio.Event()
+        self._report: FillerReport | None = None
+        self._register_event_handler("on_filler")
+
+    async def cleanup(self) -> None:
+        """End what is still waiting to be said."""
+        await self._scope.close()
+        await super().cleanup()
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        """Follow the turn, and pass everything on.
+
+        Args:
+            frame: The frame to process.
+            direction: Which way it travels.
+        """
+        await super().process_frame(frame, direction)
+        if isinstance(frame, StartFrame):
+            self._check_place()
+        if direction is FrameDirection.DOWNSTREAM:
+            if isinstance(frame, LLMTextFrame):
+                if self._is_waiting and frame.text.strip() and not frame.skip_tts:
+                    await self._answered()
+            elif isinstance(frame, InterruptionFrame):
+                await self._interrupted()
+            elif isinstance(frame, LLMFullResponseEndFrame):
+                await self._ended()
+            elif isinstance(frame, FunctionCallsStartedFrame):
+                # It has overtaken the text in front of it: what to do is known at the end.
+                self._called = tuple(call.function_name for call in frame.function_calls)
+            elif isinstance(frame, FunctionCallInProgressFrame):
+                now = asyncio.get_running_loop().time()
+                self._tools[frame.tool_call_id] = (frame.function_name, now)
+            elif isinstance(frame, FunctionCallResultFrame):
+                self._came_back(frame)
+            elif isinstance(frame, UserStartedSpeakingFrame):
+                self._after_tools = False
+            elif isinstance(frame, (EndFrame, CancelFrame)):
+                await self._scope.close()
+        await self.push_frame(frame, direction)
+        if isinstance(frame, LLMFullResponseStartFrame) and direction is FrameDirection.DOWNSTREAM:
+            await self._begin()
+
+    # ---- the turn
+
+    async def _begin(self) -> None:
+        """The LLM is asked."""
+        self._attach()
+        if not self._after_tools:
+            self._turn += 1
+            self._fillers = 0
+            self._report = None
+        self._has_answered, self._called = False, ()
+        self._began_at = asyncio.get_running_loop().time()
+        await self._wait("slow", self._llm_wait, self._rule)
+
+    async def _ended(self) -> None:
+        """The LLM has said all. If it called tools, the answer comes after them."""
+        called, self._called = self._called, ()
+        self._after_tools = bool(called)
+        if called and not self._has_answered:
+            self._learn(asyncio.get_running_loop().time(), censored=False)
+        await self._stop_waiting()
+        if not called or self._has_answered:  # it has said what it is about to do
+            return
+        self._began_at = asyncio.get_running_loop().time()
+        tools = (self._known(_tool(name)) for name in called)
+        slowest = max(tools, key=lambda known: known.expected_remaining(0.0))
+        # The caller has waited for the call already. Then the LLM is asked again, but not while the
+        # bot is speaking: a filler has to be over when the tools are, or it delays the answer.
+        await self._wait("tool", lambda: slowest, replace(self._rule, after_secs=0.0))
+
+    def _came_back(self, frame: FunctionCallResultFrame) -> None:
+        called = self._tools.pop(frame.tool_call_id, None)
+        if called is None or self._stats is None:
+            return
+        name, at = called
+        secs = asyncio.get_running_loop().time() - at
+        self._stats.record_first_token(_tool(name), secs, None)
+
+    async def _answered(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._learn(now, censored=False)
+        spoken = self._report is not None and self._report.spoken_secs is not None
+        if self._report is not None and not spoken:
+            came = f"the answer came at {now - self._began_at:.2f} s"
+            self._report = replace(self._report, reason=f"{self._report.reason}; {came}")
+        self._has_answered = True
+        self._after_tools = False
+        await self._stop_waiting()
+        if spoken and self._voice is not None and await self._voice.cut():
+            assert self._report is not None
+            self._report = replace(
+                self._report, was_cut=True, reason=f"{self._report.reason}; but the answer came"
+            )
+            self._last_at = None
+
+    async def _interrupted(self) -> None:
+        if self._is_waiting and not self._after_tools:
+            self._learn(asyncio.get_running_loop().time(), censored=True)
+        await self._stop_waiting()
+        self._after_tools = False
+
+    async def _stop_waiting(self) -> None:
+        self._is_waiting = False
+        await self._scope.close()
+
+    # ---- the filler
+
+    async def _wait(
+        self, cause: FillerCause, wait: Callable[[], Survival], rule: FillerRule
+    ) -> None:
+        """Decide, and speak at once or when it is time."""
+        await self._scope.close()
+        self._is_waiting = True
+        self._changed.clear()
+        decision = await self._consider(cause, wait, rule, asyncio.get_running_loop().time())
+        if self._may_speak(decision, rule):
+            self._scope.start(self._consider_again(cause, wait, rule, decision), name="filler")
+
+    async def _consider_again(
+        self,
+        cause: FillerCause,
+        wait: Callable[[], Survival],
+        rule: FillerRule,
+        decision: FillerDecision,
+    ) -> None:
+        """When it is time, and whenever somebody else has been asked."""
+        loop = asyncio.get_running_loop()
+        while self._may_speak(decision, rule):
+            due_at = None if decision.at_secs is None else self._began_at + decision.at_secs
+            try:
+                async with asyncio.timeout_at(due_at):
+                    await self._changed.wait()
+                self._changed.clear()
+                now = loop.time()
+            except TimeoutError:
+                now = due_at or loop.time()
+            if cause == "slow" and self._is_failing:
+                cause = "failing"
+            decision = await self._consider(cause, wait, rule, now)
+
+    async def _consider(
+        self, cause: FillerCause, wait: Callable[[], Survival], rule: FillerRule, now: float
+    ) -> FillerDecision:
+        """Decide; and if it is time, speak, and decide whether there is to be another."""
+        phrase, decision = self._plan(cause, wait(), rule, now)
+        if self._fillers == 0:
+            self._report = FillerReport(cause, None, decision.reason)
+        if decision.at_secs is not None and self._began_at + decision.at_secs <= now + 1e-9:
+            await self._speak(cause, phrase, decision)
+            _, decision = self._plan(cause, wait(), rule, now)
+        return decision
+
+    def _may_speak(self, decision: FillerDecision, rule: FillerRule) -> bool:
+        """Whether a filler may come yet: one is planned, or the race may give reason for one."""
+        follows = isinstance(self._llm, HedgedLLMService) and not self._after_tools
+        return decision.at_secs is not None or (follows and self._fillers < rule.per_turn)
+
+    def _plan(
+        self, cause: FillerCause, wait: Survival, rule: FillerRule, now: float
+    ) -> tuple[str | None, FillerDecision]:
+        """What to say and when: what can be said soonest, and of those the one that was drawn."""
+        if self._earcon is None and self._voice is None:
+            return None, FillerDecision(None, "there is no text-to-speech behind it")
+        plans = [(phrase, self._decide(phrase, wait, rule, now)) for phrase in self._phrases(cause)]
+        return min(
+            plans,
+            key=lambda plan: math.inf if plan[1].at_secs is None else plan[1].at_secs,
+            default=(None, FillerDecision(None, "there is no phrase for it")),
+        )
+
+    def _decide(
+        self, phrase: str | None, wait: Survival, rule: FillerRule, now: float
+    ) -> FillerDecision:
+        # Not while the last one is still sounding, however short the least time between them is.
+        rule = replace(rule, every_secs=max(rule.every_secs, self._last_secs))
+        return rule.decide(
+            Silence(
+                turn=self._turn,
+                waited_secs=now - self._began_at,
+                wait=wait,
+                filler_secs=self._secs(phrase),
+                fillers=self._fillers,
+                since_filler_secs=None if self._last_at is None else now - self._last_at,
+            )
+        )
+
+    async def _speak(
+        self, cause: FillerCause, phrase: str | None, decision: FillerDecision
+    ) -> None:
+        now = asyncio.get_running_loop().time()
+        self._fillers += 1
+        self._last_at, self._last_secs = now, self._secs(phrase)
+        report = FillerReport(cause, now - self._began_at, decision.reason)
+        self._report = report
+        if self._earcon is not None:
+            sound = self._earcon.astype("<i2").tobytes()
+            await self.push_frame(OutputAudioRawFrame(sound, EARCON_RATE, 1))
+        elif phrase is not None and self._voice is not None:
+            self._words.said(phrase)
+            await self.push_frame(self._voice.frame(phrase))
+        await self._call_event_handler("on_filler", report)
+
+    def _phrases(self, cause: FillerCause) -> Sequence[str | None]:
+        return [None] if self._earcon is not None else self._words.choices(cause, self._dice)
+
+    def _secs(self, phrase: str | None) -> float:
+        if self._earcon is not None:
+            return len(self._earcon) / EARCON_RATE
+        return 0.0 if phrase is None else self._words.secs(phrase)
+
+    @property
+    def _is_failing(self) -> bool:
+        return isinstance(self._llm, HedgedLLMService) and self._llm.is_failing
+
+    # ---- what is known
+
+    def _attach(self) -> None:
+        """Find who answers and who speaks; the pipeline is not built before it starts."""
+        if self._stats is not None:
+            return
+        self._llm = next((p for p in upstream_of(self) if isinstance(p, LLMService)), None)
+        tts = next((p for p in downstream_of(self) if isinstance(p, TTSService)), None)
+        self._voice = None if tts is None else FillerVoice(tts)
+        hedged = self._llm if isinstance(self._llm, HedgedLLMService) else None
+        stats = self._given_stats or (shared_stats() if hedged is None else hedged.stats)
+        if hedged is not None:
+            hedged.report_fillers(lambda: self._report, self._changed.set)
+            names = "+".join(provider.name for provider in hedged.providers)
+            model = hedged.providers[0].services[0].settings.model
+        else:
+            names = type(self._llm).__name__
+            model = None if self._llm is None else self._llm.settings.model
+        self._backend = Backend(names, model if isinstance(model, str) else None, measures="wait")
+        self._stats = stats
+
+    def _check_place(self) -> None:
+        """Say so if it stands where it can do nothing."""
+        if not any(isinstance(p, LLMService) for p in upstream_of(self)):
+            logger.warning(f"{self} has no LLM service before it: put it behind the LLM")
+        if self._earcon is None and not any(isinstance(p, TTSService) for p in downstream_of(self)):
+            logger.warning(
+                f"{self} has no text-to-speech behind it and no earcon, and keeps silent: put it "
+                "between the LLM and the text-to-speech"
+            )
+
+    def _llm_wait(self) -> Survival:
+        """By who is asked and when, where that is known; else by how long such waits have been."""
+        assert self._backend is not None
+        now = self._llm.wait if isinstance(self._llm, HedgedLLMService) else None
+        return self._known(self._backend) if now is None else now
+
+    def _known(self, backend: Backend) -> Survival:
+        assert self._stats is not None
+        return self._stats.known([backend], None, by_sentence=False)[backend.provider].first_token
+
+    def _learn(self, now: float, *, censored: bool) -> None:
+        if self._stats is not None and self._backend is not None:
+            waited = now - self._began_at
+            self._stats.record_first_token(self._backend, waited, None, censored=censored)
+
+
+def _tool(name: str) -> Backend:
+    return Backend(f"tool {name}", measures="wait")

@@ -1,0 +1,139 @@
+"""How a filler is said, and kept from being said when the answer is there first.
+
+A filler is a ``TTSSpeakFrame`` that stays out of the conversation. Pipecat has no frame to take one
+back short of an interruption, which would end the answer too. So it is watched through the
+text-to-speech's public events: one that still waits in its queue is emptied, one that has a context
+but no audio yet is ended with one silent sample, in its turn, so that nothing is heard and nobody
+takes the silence for a broken voice. One that sounds already is let finish: it is short, and the
+answer follows it at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from pipecat.frames.frames import Frame, TTSAudioRawFrame, TTSSpeakFrame, TTSStoppedFrame
+from pipecat.processors.frame_processor import FrameProcessor
+from pipecat.services.tts_service import TTSService
+
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.tools.replay.recordings import read_audio
+
+__all__ = ["EARCON_RATE", "FillerFrame", "FillerVoice", "read_earcon"]
+
+Samples: TypeAlias = npt.NDArray[np.int16]
+
+EARCON_RATE = 24_000
+HEARD = 33
+"""A sound whose loudest sample is below (-60 dBFS) is silence on any line. Not 0: a silent file
+that is converted to another rate comes out as ones."""
+
+
+@dataclass
+class FillerFrame(TTSSpeakFrame):
+    """Words to fill a silence with; they stay out of the conversation."""
+
+    append_to_context: bool = False
+
+
+class FillerVoice:
+    """Follows one filler after the other through a text-to-speech service.
+
+    Attributes:
+        is_sounding: Whether the latest filler has begun to sound.
+    """
+
+    def __init__(self, tts: TTSService):
+        """Listen to a service.
+
+        Args:
+            tts: What speaks the fillers.
+        """
+        self._tts = tts
+        self._frame: FillerFrame | None = None
+        self._is_next = False
+        self._context_id: str | None = None
+        self.is_sounding = False
+        tts.add_event_handler("on_before_process_frame", self._processes)
+        tts.add_event_handler("on_tts_request", self._requests)
+        tts.add_event_handler("on_before_push_frame", self._pushes)
+
+    def frame(self, text: str) -> FillerFrame:
+        """A filler to push, which is followed from now on.
+
+        Args:
+            text: The words.
+        """
+        self._frame, self._context_id = FillerFrame(text), None
+        self._is_next, self.is_sounding = False, False
+        return self._frame
+
+    async def cut(self) -> bool:
+        """Keep the latest filler from sounding, if it has not begun to.
+
+        Returns:
+            Whether it will not be heard.
+        """
+        if self._frame is None or self.is_sounding:
+            return False
+        if self._context_id is None:
+            self._frame.text = ""
+            return not self._is_next
+        if self._tts._pause_frame_processing:
+            # Such a service cannot tell whose audio comes in: what is still to come of the filler
+            # would be taken for the answer's.
+            return False
+        silence = TTSAudioRawFrame(bytes(2), self._tts.sample_rate, 1, context_id=self._context_id)
+        self._frame = None
+        await self._tts.append_to_audio_context(self._context_id, silence)
+        await self._tts.remove_audio_context(self._context_id)
+        await self._tts.on_audio_context_interrupted(context_id=self._context_id)
+        return True
+
+    async def _processes(self, _: FrameProcessor, frame: Frame) -> None:
+        if frame is self._frame:
+            self._is_next = True
+
+    async def _requests(self, _: FrameProcessor, context_id: str, text: str) -> None:
+        if self._is_next:
+            self._is_next, self._context_id = False, context_id
+
+    async def _pushes(self, _: FrameProcessor, frame: Frame) -> None:
+        if self._frame is None or self._context_id is None:
+            return
+        if isinstance(frame, TTSAudioRawFrame) and frame.context_id == self._context_id:
+            self.is_sounding = True
+        elif isinstance(frame, TTSStoppedFrame) and frame.context_id == self._context_id:
+            self._frame = None
+
+
+def read_earcon(path: str | Path) -> Samples:
+    """Read a short sound that is played instead of words: mono, 16 bit, at ``EARCON_RATE``.
+
+    Args:
+        path: An audio file.
+
+    Raises:
+        ConfigurationError: If it is none, or nothing would be heard; the message names the field.
+    """
+    if not isinstance(path, (str, Path)) or not str(path):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(
+            f"earcon must be the path of an audio file, got {path!r}: {_REMEDY}"
+        )
+    try:
+        sound = read_audio(Path(path), EARCON_RATE)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"earcon: {error} Or {_REMEDY}.") from error
+    if np.abs(sound.astype(np.int32)).max(initial=0) < HEARD:
+        raise ConfigurationError(
+            f"earcon: {path} is silent, or empty: nothing would be heard. Name another, or "
+            f"{_REMEDY}"
+        )
+    return sound
+
+
+_REMEDY = "leave it out to have words spoken instead"

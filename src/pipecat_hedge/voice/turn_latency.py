@@ -1,0 +1,301 @@
+"""Where the time of a turn went, as the caller lived it: an observer, one record a turn.
+
+Pipecat's own observer measures from the caller's silence to the bot's first sound. Two things are
+missing where answers are raced and silences filled: a filler is a sound and no answer, so it ends
+that measurement too early; and without a local voice activity detector there is no measurement at
+all. This one stands on it, takes over its breakdown, and tells first sound from first answer.
+
+Times are those at which frames were pushed, on the pipeline's clock, not those at which an observer
+got round to them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from pipecat.frames.frames import (
+    AggregatedTextFrame,
+    BotStartedSpeakingFrame,
+    BotStoppedSpeakingFrame,
+    CancelFrame,
+    EndFrame,
+    Frame,
+    InterruptionFrame,
+    LLMContextFrame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+    MetricsFrame,
+    OutputAudioRawFrame,
+    TTSAudioRawFrame,
+    TTSStartedFrame,
+    TTSStoppedFrame,
+    UserStartedSpeakingFrame,
+    UserStoppedSpeakingFrame,
+)
+from pipecat.observers.base_observer import BaseObserver, FrameProcessed, FramePushed
+from pipecat.observers.user_bot_latency_observer import LatencyBreakdown, UserBotLatencyObserver
+from pipecat.processors.aggregators.llm_response_universal import LLMAssistantAggregator
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.services.tts_service import TTSService
+from pipecat.transports.base_output import BaseOutputTransport
+
+from pipecat_hedge.policy.arguments import refuse_unknown
+from pipecat_hedge.race.reports import TurnReport
+from pipecat_hedge.service.hedged_service import HedgedLLMService
+from pipecat_hedge.service.line_log import LineLog
+from pipecat_hedge.service.metrics import HedgeMetricsData
+from pipecat_hedge.voice.answer_audio import AnswerAudio
+from pipecat_hedge.voice.caller_turn import CallerTurn
+from pipecat_hedge.voice.turn_timeline import Timeline, TurnLatency
+
+__all__ = ["TurnLatency", "TurnLatencyObserver"]
+
+
+class TurnLatencyObserver(BaseObserver):
+    """Yields a ``TurnLatency`` for each turn.
+
+    A turn is told of when its answer has been heard and its race reported, or else when the bot
+    falls silent, the LLM is asked anew, the caller speaks, or the call ends; if tools were called,
+    not before the answer that comes after them. A race that the caller has cut off reports a moment
+    later, and its turn is told of then.
+
+    Event handlers available:
+
+    - on_turn_latency: Called with each ``TurnLatency``.
+
+    Example::
+
+        latency = TurnLatencyObserver(log="latency.jsonl")
+        worker = PipelineWorker(
+            pipeline, params=PipelineParams(enable_metrics=True), observers=[latency]
+        )
+
+        @latency.event_handler("on_turn_latency")
+        async def on_turn_latency(observer, turn):
+            print(turn.voice_to_voice_secs, turn.first_sound_secs)
+    """
+
+    def __init__(self, *, log: str | Path | None = None, **kwargs: Any):
+        """Begin with the first turn.
+
+        Args:
+            log: A file to which every ``TurnLatency`` is appended as a line of JSON. It holds times
+                and counts, nothing that was said.
+            **kwargs: Further arguments of ``BaseObserver``.
+
+        Raises:
+            ConfigurationError: If the file's folder does not exist, or an argument is unknown.
+        """
+        refuse_unknown(kwargs, owner=TurnLatencyObserver, base=BaseObserver)
+        super().__init__(**kwargs)
+        self._log = LineLog("log", log)
+        self._pipecats = _Breakdowns()
+        self._now = 0.0
+        self._timeline = Timeline(1)
+        self._cut_off: Timeline | None = None
+        self._caller = CallerTurn()
+        self._audio = AnswerAudio()
+        self._context: tuple[float, LLMContextFrame] | None = None
+        self._early: TurnReport | None = None
+        self._bot_speaks = False
+        self._hedged: HedgedLLMService | None = None
+        self._register_event_handler("on_turn_latency")
+
+    async def on_process_frame(self, data: FrameProcessed) -> None:
+        """Note what is about to be spoken.
+
+        Args:
+            data: The frame, and who takes it up.
+        """
+        if isinstance(data.processor, TTSService) and data.direction is FrameDirection.DOWNSTREAM:
+            self._audio.take_up(data.frame)
+
+    async def on_push_frame(self, data: FramePushed) -> None:
+        """Note the moments of the turn.
+
+        Args:
+            data: The frame, who pushed it, and when.
+        """
+        if data.first_push:
+            await self._pipecats.on_push_frame(data)
+        self._now = data.timestamp / 1e9
+        if isinstance(data.frame, LLMContextFrame) and data.first_push:
+            self._hands_over(data.frame, data)
+        if data.direction is not FrameDirection.DOWNSTREAM:
+            return
+        if isinstance(data.source, TTSService):
+            self._audio.let_out(data.frame, data.source)
+        if isinstance(data.source, BaseOutputTransport):
+            self._comes_out(data.frame)
+        if data.first_push:
+            await self._happens(data.frame, data.source)
+        if self._timeline.is_over(bot_speaks=self._bot_speaks):
+            await self._close()
+
+    async def on_pipeline_started(self) -> None:
+        """Hand it on to Pipecat's observer."""
+        await self._pipecats.on_pipeline_started()
+
+    # ---- moments
+
+    def _hands_over(self, frame: LLMContextFrame, data: FramePushed) -> None:
+        """The LLM is asked, by whoever stands on either side of it."""
+        is_told = data.direction is FrameDirection.DOWNSTREAM
+        if is_told and isinstance(data.source, LLMAssistantAggregator):
+            return  # it tells of the answer, behind it, and asks for nothing
+        self._context, self._early = (self._now, frame), None
+
+    def _comes_out(self, frame: Frame) -> None:
+        """What the output transport lets through is heard now."""
+        timeline = self._timeline
+        if timeline.context is None:  # the bot speaks of its own accord
+            return
+        if isinstance(frame, TTSStartedFrame):
+            timeline.is_answering = self._audio.turn_of(frame.context_id) == timeline.turn
+        elif isinstance(frame, (TTSAudioRawFrame, BotStartedSpeakingFrame)):
+            if timeline.is_answering and timeline.answer is None:
+                timeline.answer = self._now
+                timeline.sound = self._now if timeline.sound is None else timeline.sound
+        elif isinstance(frame, TTSStoppedFrame):
+            is_line = timeline.answer is None and not timeline.is_answering
+            if is_line and timeline.sound is not None:
+                timeline.filler_end = self._now
+        elif type(frame) is OutputAudioRawFrame and timeline.sound is None:
+            timeline.sound = self._now  # a sound that is no speech
+
+    async def _happens(self, frame: Frame, source: FrameProcessor) -> None:
+        timeline, now = self._timeline, self._now
+        if isinstance(frame, LLMTextFrame):
+            if frame.text.strip() and not frame.skip_tts:
+                timeline.has_words = True
+                timeline.token = now if timeline.token is None else timeline.token
+        elif isinstance(frame, TTSAudioRawFrame):
+            is_answer = self._audio.turn_of(frame.context_id) == timeline.turn
+            if timeline.tts_audio is None and is_answer:
+                timeline.tts_audio = now
+        elif isinstance(frame, AggregatedTextFrame):
+            is_answer = timeline.token is not None and not self._audio.is_line(frame.context_id)
+            if timeline.sentence is None and is_answer:
+                timeline.sentence = now
+        elif isinstance(frame, TTSStartedFrame):
+            self._audio.open(frame, source, timeline.turn)
+        elif isinstance(frame, BotStartedSpeakingFrame):
+            self._bot_speaks = True
+            breakdown, self._pipecats.latest = self._pipecats.latest, None
+            if timeline.context is not None:
+                timeline.sound = now if timeline.sound is None else timeline.sound
+                timeline.break_down(breakdown)
+        elif isinstance(frame, BotStoppedSpeakingFrame):
+            self._bot_speaks = False
+        elif isinstance(frame, MetricsFrame):
+            for metric in frame.data:
+                if isinstance(metric, HedgeMetricsData):
+                    await self._reported(metric.report)
+        elif isinstance(frame, LLMFullResponseStartFrame):
+            await self._asked(frame, source)
+        elif isinstance(frame, LLMFullResponseEndFrame):
+            timeline.is_responding = False
+        else:
+            await self._turn_happens(frame)
+
+    async def _asked(self, frame: LLMFullResponseStartFrame, source: FrameProcessor) -> None:
+        """The LLM begins: on a turn of the caller's, on its tools' results, or of the bot's own."""
+        handed, self._context = self._context, None
+        await self._tell_cut_off()
+        if self._timeline.is_answered:
+            await self._close()
+        timeline = self._timeline
+        at, context = handed or (None, None)
+        provisional = context is not None and context.speculation
+        if timeline.context is None:
+            timeline.context = self._now if at is None else at
+            turn = self._caller.asked(self._now, at, provisional=provisional)
+            timeline.is_reply = turn is not None
+            timeline.silence, timeline.turn_end = turn or (None, None)
+        timeline.tools.take(frame)
+        timeline.had_words = timeline.has_words
+        timeline.is_responding = True
+        self._hedged = source if isinstance(source, HedgedLLMService) else None
+        timeline.is_racing = self._hedged is not None and self._hedged.metrics_enabled
+        timeline.may_wait = self._hedged is not None and self._hedged.may_wait
+        timeline.asked = self._now
+        if provisional and at is not None:  # its beginning was held back until the turn was certain
+            timeline.asked = at
+            if self._early is not None:
+                timeline.reported(self._early)
+        self._early = None
+        self._audio.asked(frame, timeline.turn)
+
+    async def _reported(self, report: TurnReport) -> None:
+        """A race is over, which may be before it is known whether its answer is wanted."""
+        timeline = self._cut_off or self._timeline
+        if timeline.is_racing:
+            timeline.reported(report)
+        elif report.outcome != "interrupted":
+            self._early = report
+        await self._tell_cut_off()
+
+    async def _turn_happens(self, frame: Frame) -> None:
+        timeline = self._timeline
+        timeline.tools.take(frame)
+        if isinstance(frame, UserStoppedSpeakingFrame) and timeline.is_reply:
+            timeline.turn_end = self._now  # the LLM was asked before it was certain
+            return
+        if isinstance(frame, UserStartedSpeakingFrame):
+            await self._close(interrupted=timeline.is_under_way(bot_speaks=self._bot_speaks))
+        elif isinstance(frame, InterruptionFrame):
+            self._audio.interrupted()
+            await self._close(interrupted=True)
+        elif isinstance(frame, (EndFrame, CancelFrame)):
+            await self._tell_cut_off()
+            await self._close()
+        self._caller.take(frame, self._now)
+
+    # ---- the record
+
+    async def _close(self, *, interrupted: bool = False) -> None:
+        """The turn is over, if there has been anything of it; the next begins."""
+        timeline = self._timeline
+        if timeline.context is None:  # the caller speaks, but nobody has been asked yet
+            return
+        await self._tell_cut_off()
+        self._timeline, self._context = Timeline(timeline.turn + 1), None
+        if interrupted and timeline.is_racing:
+            self._cut_off = timeline
+        else:
+            await self._tell(timeline, interrupted=interrupted)
+
+    async def _tell_cut_off(self) -> None:
+        timeline, self._cut_off = self._cut_off, None
+        if timeline is not None:
+            await self._tell(timeline, interrupted=True)
+
+    async def _tell(self, timeline: Timeline, *, interrupted: bool) -> None:
+        turn = timeline.summed_up(self._now, interrupted=interrupted)
+        if turn is None:
+            return
+        if self._hedged is not None:
+            self._hedged.take_heard(turn)
+        if self._log:
+            self._log.append(json.dumps(dataclasses.asdict(turn)))
+        await self._call_event_handler("on_turn_latency", turn)
+
+
+class _Breakdowns(UserBotLatencyObserver):
+    """Has its breakdown at hand while the frame that ends it is being observed.
+
+    Its own event is called in a task, which is too late: the turn has been told of then.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latest: LatencyBreakdown | None = None
+
+    async def _call_event_handler(self, event_name: str, *args: Any, **kwargs: Any) -> None:
+        if event_name == "on_latency_breakdown":
+            self.latest = args[0]
+        await super()._call_event_handler(event_name, *args, **kwargs)
