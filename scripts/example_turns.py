@@ -79,11 +79,11 @@ class _MadeUp(ScriptedLLMService):
     """A provider with a profile's latencies, and a bad time."""
 
     def __init__(
-        self, profile: LatencyProfile, slowness: Callable[[float], float], dice: random.Random
+        self, profile: LatencyProfile, slowness: Callable[[float], float], rng: random.Random
     ):
         usage = LLMTokenUsage(prompt_tokens=0, completion_tokens=0, total_tokens=0)
         super().__init__([Say("")], model=profile.name, usage=usage)
-        self._profile, self._slowness, self._dice = profile, slowness, dice
+        self._profile, self._slowness, self._dice = profile, slowness, rng
 
     async def _play(self, script: Sequence[Step], context: LLMContext) -> None:
         prompt = sum(len(str(message)) for message in context.get_messages()) // 4
@@ -111,13 +111,13 @@ async def made_up_hour(hour: Hour, write: Callable[[dict[str, Any]], None]) -> N
         hour: What is made up.
         write: Told each line of the log, as ``HedgedLLMService(turn_log=...)`` writes it.
     """
-    stats, dice = ProviderStats(), random.Random(hour.seed)
+    stats, rng = ProviderStats(), random.Random(hour.seed)
 
     def slowness(now: float) -> float:
         return hour.slow_times if hour.slow_from <= now < hour.slow_until else 1.0
 
     async def call(tier: Tier, number: int) -> None:
-        mine = random.Random(dice.random())
+        mine = random.Random(rng.random())
         llms = [
             Provider(
                 name,

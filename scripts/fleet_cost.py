@@ -57,7 +57,7 @@ async def measure(
     control: redis.Redis, port: int, processes: int, sessions: int, seconds: int
 ) -> None:
     """Run the fleet's time as fast as it goes: one exchange a process and second."""
-    dice = random.Random(1)
+    rng = random.Random(1)
     fleet = [ProviderStats(RedisStore(f"redis://127.0.0.1:{port}")) for _ in range(processes)]
     for stats in fleet:
         stats.accounts.begin_turn(0.1)
@@ -67,12 +67,12 @@ async def measure(
     for _ in range(seconds):
         for stats in fleet:
             for turn in range(round(sessions * 0.15)):
-                name = dice.choice(PROVIDERS)
+                name = rng.choice(PROVIDERS)
                 latency = stats._of(Backend(name.split("-")[0], name))
-                secs = PROFILES[name].quantile(dice.random())
-                tokens = dice.choice([900, 9000])
+                secs = PROFILES[name].quantile(rng.random())
+                tokens = rng.choice([900, 9000])
                 latency.record(secs, censored=turn % 12 == 0, prompt_tokens=tokens)
-                latency.record_sentence(dice.uniform(0.05, 0.4), censored=False)
+                latency.record_sentence(rng.uniform(0.05, 0.4), censored=False)
             began = time.thread_time()
             await _sync(stats)
             cpu.append(time.thread_time() - began)

@@ -25,13 +25,13 @@ from pipecat_hedge.policy.profiles import PROFILES
 from pipecat_hedge.race.events import (
     AttemptFinished,
     Commit,
-    Fact,
+    Event,
     Launch,
     LaunchReason,
-    Seat,
+    Slot,
+    TimerFired,
     TurnStarted,
     UsableToken,
-    Woke,
 )
 from pipecat_hedge.race.race import Race
 from pipecat_hedge.service.provider_stats import ProviderStats
@@ -155,14 +155,14 @@ class Crowd:
             stats,
             prompt_tokens=None,
             commit_on="first_token",
-            dice=self._dice,
+            rng=self._dice,
             now=self.now,
         )
-        seats = [Seat(name, STALL_SECS) for name in plan.order]
-        race = Race(seats, plan.rule, attempts=self._policy.attempts)
+        seats = [Slot(name, STALL_SECS) for name in plan.order]
+        race = Race(seats, plan.rule, max_attempts=self._policy.max_attempts)
         self._tell(Asked(stats, plan, race), TurnStarted())
 
-    def _tell(self, turn: Asked, fact: Fact) -> None:
+    def _tell(self, turn: Asked, fact: Event) -> None:
         for order in turn.race.handle(fact, self.now):
             if isinstance(order, Launch):
                 turn.plan.launched(order, self.now)
@@ -189,7 +189,7 @@ class Crowd:
     def _wake(self, turn: Asked) -> None:
         wake_at = turn.race.wake_at
         if turn.race.winner is None and wake_at is not None and wake_at <= self.now:
-            self._tell(turn, Woke())
+            self._tell(turn, TimerFired())
 
     def _end(self, turn: Asked, attempt: int) -> None:
         began, answered = turn.race.started_at, turn.race.attempts[attempt]

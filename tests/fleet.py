@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pipecat_hedge.fleet.merge import Finding, advise
-from pipecat_hedge.limits.admission_controller import Health
+from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.ending import ANSWERED, SILENT, Ending
 from pipecat_hedge.limits.permit_queue import MOST_WAIT_SECS, Ticket
 from pipecat_hedge.limits.priority import Tier, WorkClass
@@ -130,7 +130,7 @@ class Fleet:
         self.now, self.hangs_up_at = 0.0, math.inf
         self.told: list[Told] = []
         self.servers = {name: Server(capacity) for name in NAMES}
-        self.processes = [Health(random.Random(n)) for n in range(processes)]
+        self.processes = [AdmissionController(random.Random(n)) for n in range(processes)]
         for number, process in itertools.product(range(sessions), range(processes)):
             tier: Tier = "standard" if number % 10 else "premium"
             self._at(self._dice.uniform(0.0, 6.0), partial(self._ask, process, tier, number))

@@ -133,16 +133,16 @@ async def soak(turns: int, settled_after: int, seed: int) -> dict[str, Any]:
         for number, name in enumerate("abc")
     ]
     policy = HedgePolicy.after(
-        0.8, attempts=3, commit="first_sentence", stall_secs=1.0, fallback_text=SORRY
+        0.8, max_attempts=3, commit="first_sentence", stall_secs=1.0, fallback_text=SORRY
     )
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     settled = 0
     async with Line(HedgedLLMService(providers, policy=policy)) as line:
         for turn in range(1, turns + 1):
             context = LLMContext([{"role": "user", "content": "Hello?"}])
             await line.send(LLMContextFrame(context))
-            if dice.random() < 0.1:
-                await asyncio.sleep(dice.uniform(0, 2))
+            if rng.random() < 0.1:
+                await asyncio.sleep(rng.uniform(0, 2))
                 await line.interrupt()
                 heard[f"{(await line.report()).outcome}, interrupted"] += 1
             else:

@@ -46,12 +46,12 @@ def test_grpcs_published_example() -> None:
 
     grpc-java's hedging example gives, for 2,000 requests, p90 6, p95 1003, p99 2002, p99.9 2011 ms.
     """
-    dice = np.random.default_rng(7)
+    rng = np.random.default_rng(7)
     of_a_hundred = np.array([10.0] + [5.0] * 4 + [2.0] * 5 + [0.0] * 90)
-    requests = [dice.permutation(np.tile(of_a_hundred, 200)) for _ in range(3)]
-    latencies = np.stack(requests) + dice.uniform(0.001, 0.006, (3, 20_000))
+    requests = [rng.permutation(np.tile(of_a_hundred, 200)) for _ in range(3)]
+    latencies = np.stack(requests) + rng.uniform(0.001, 0.006, (3, 20_000))
     turns = run_turns(
-        HedgePolicy.after(1.0, attempts=3), {"greeter": latencies}, seats=["greeter"] * 3
+        HedgePolicy.after(1.0, max_attempts=3), {"greeter": latencies}, seats=["greeter"] * 3
     )
     for p, published in ((0.9, 0.006), (0.95, 1.003), (0.99, 2.002), (0.999, 2.011)):
         error = 2 * math.sqrt(p * (1 - p) / 2000)  # of a percentile of 2,000 requests
@@ -180,7 +180,7 @@ def test_a_deadline_is_met_more_often() -> None:
     """Hedges go where they still help to meet it; not before."""
     latencies = {"jagged": draws("jagged", 6000, 1, 3), LOCAL: draws(LOCAL, 6000, 1, 4)}
     soon = run_turns(HedgePolicy.adaptive(0.1), latencies).after(300)
-    late = run_turns(HedgePolicy.adaptive(0.1, deadline_secs=1.5), latencies).after(300)
+    late = run_turns(HedgePolicy.adaptive(0.1, target_ttft_secs=1.5), latencies).after(300)
     assert (late.secs > 1.5).mean() <= (soon.secs > 1.5).mean()
     assert any("deadline 1.5 s: hedge at " in (reason or "") for reason in late.reasons)
 
@@ -263,8 +263,8 @@ def test_an_order_that_is_given_is_never_departed_from() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_first_that_is_slow_from_the_start_stays_first(seed: int) -> None:
     """The quicker one may be the dearer or the less accurate: only a change counts."""
-    dice = np.random.default_rng(seed)
-    slow, fast = dice.normal(3.0, 0.1, (1, 1200)), dice.normal(0.5, 0.05, (1, 1200))
+    rng = np.random.default_rng(seed)
+    slow, fast = rng.normal(3.0, 0.1, (1, 1200)), rng.normal(0.5, 0.05, (1, 1200))
     turns = run_turns(
         HedgePolicy.adaptive(0.1), {"a": slow, "b": fast}, models={"a": "gemini", "b": "gemini"}
     )
@@ -276,10 +276,10 @@ def test_a_first_that_is_slow_from_the_start_stays_first(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_model_that_thinks_now_and_then_has_not_turned_slow(seed: int, share: float) -> None:
     """From the start: a part of its answers takes 4 to 6 s."""
-    dice = np.random.default_rng(seed)
-    usual = np.exp(dice.normal(math.log(0.5), 0.2, (1, 1500)))
-    thinking = dice.uniform(4.0, 6.0, usual.shape)
-    first = np.where(dice.random(usual.shape) < share, thinking, usual)
+    rng = np.random.default_rng(seed)
+    usual = np.exp(rng.normal(math.log(0.5), 0.2, (1, 1500)))
+    thinking = rng.uniform(4.0, 6.0, usual.shape)
+    first = np.where(rng.random(usual.shape) < share, thinking, usual)
     turns = run_turns(
         HedgePolicy.adaptive(0.1),
         {"a": first, "b": draws(HOSTED, 1500, 1, seed)},
@@ -289,11 +289,11 @@ def test_a_model_that_thinks_now_and_then_has_not_turned_slow(seed: int, share: 
 
 
 SHAPES = {
-    "hosted": lambda dice, n: PROFILES[HOSTED].samples(n, seed=int(dice.integers(10**6))),
-    "jagged": lambda dice, n: PROFILES["jagged"].samples(n, seed=int(dice.integers(10**6))),
-    "exponential": lambda dice, n: 0.1 + dice.exponential(0.5, n),
-    "log-normal": lambda dice, n: np.exp(dice.normal(math.log(0.6), 0.6, n)),
-    "wide log-normal": lambda dice, n: np.exp(dice.normal(math.log(0.5), 0.9, n)),
+    "hosted": lambda rng, n: PROFILES[HOSTED].samples(n, seed=int(rng.integers(10**6))),
+    "jagged": lambda rng, n: PROFILES["jagged"].samples(n, seed=int(rng.integers(10**6))),
+    "exponential": lambda rng, n: 0.1 + rng.exponential(0.5, n),
+    "log-normal": lambda rng, n: np.exp(rng.normal(math.log(0.6), 0.6, n)),
+    "wide log-normal": lambda rng, n: np.exp(rng.normal(math.log(0.5), 0.9, n)),
 }
 
 
@@ -310,8 +310,8 @@ def test_when_all_are_slow_the_load_stays_what_it_was(
     rates: list[float] = []
     waited: list[float] = []
     for seed in range(4):
-        dice = np.random.default_rng(70 + seed)
-        both = np.stack([SHAPES[shape](dice, 900) for _ in "ab"])
+        rng = np.random.default_rng(70 + seed)
+        both = np.stack([SHAPES[shape](rng, 900) for _ in "ab"])
         both[:, 600:] *= factor
         turns = run_turns(
             HedgePolicy.adaptive(budget),
@@ -329,7 +329,7 @@ def test_the_first_turn_ever_is_hedged_by_what_is_published() -> None:
     slow = {HOSTED: np.array([[9.0], [0.4]])}
     turns = run_turns(HedgePolicy.adaptive(), slow, seats=[HOSTED] * 2, stats=stats)
     assert turns.secs[0] < 2.0
-    assert stats.prior_share(Backend("new", HOSTED)) == 1.0
+    assert stats.prior_weight(Backend("new", HOSTED)) == 1.0
 
 
 # ---- other shapes
@@ -347,10 +347,10 @@ def test_the_budget_holds_for_any_shape(
     median: float, spread: float, stalls: float, budget: float, seed: int
 ) -> None:
     """Log-normal bodies with stalls: the budget is kept, and nobody is worse off."""
-    dice = np.random.default_rng(seed)
-    body = np.exp(dice.normal(math.log(median), spread, (2, 6000)))
+    rng = np.random.default_rng(seed)
+    body = np.exp(rng.normal(math.log(median), spread, (2, 6000)))
     latencies = np.where(
-        dice.random(body.shape) < stalls, body + dice.exponential(6, body.shape), body
+        rng.random(body.shape) < stalls, body + rng.exponential(6, body.shape), body
     )
     turns: Turns = run_turns(HedgePolicy.adaptive(budget), {"x": latencies}, seats=["x", "x"])
     settled = turns.after(300)

@@ -19,22 +19,22 @@ pytestmark = pytest.mark.virtual_time
 Draw = Callable[[random.Random], float]
 
 
-def long_tail(dice: random.Random) -> float:
+def long_tail(rng: random.Random) -> float:
     """The median is 0.5 s, the p99 6 s."""
-    return 0.5 * dice.lognormvariate(0.0, 1.07)
+    return 0.5 * rng.lognormvariate(0.0, 1.07)
 
 
-def thinking(dice: random.Random) -> float:
+def thinking(rng: random.Random) -> float:
     """One answer in seven takes 3 to 6 s."""
-    return dice.uniform(3.0, 6.0) if dice.random() < 0.15 else dice.uniform(0.3, 0.8)
+    return rng.uniform(3.0, 6.0) if rng.random() < 0.15 else rng.uniform(0.3, 0.8)
 
 
 class Drawn(ScriptedLLMService):
     """Answers after a time that is drawn anew for each turn."""
 
-    def __init__(self, model: str, draw: Draw, dice: random.Random):
+    def __init__(self, model: str, draw: Draw, rng: random.Random):
         super().__init__([], model=model)
-        self._draw, self._dice = draw, dice
+        self._draw, self._dice = draw, rng
 
     async def _play(self, script: Sequence[Step], context: LLMContext) -> None:
         self.contexts.clear()
@@ -55,17 +55,17 @@ async def tenants(
     at_once: int = 1,
 ) -> list[int]:
     """Each tenant calls with two models of its own; the extra requests of every turn, in order."""
-    dice, told = random.Random(7), list[int]()
+    rng, told = random.Random(7), list[int]()
     waves = [range(first, min(first + at_once, count)) for first in range(0, count, at_once)]
 
     async def call(tenant: int) -> None:
-        services = [Drawn(f"tenant-{tenant}-{n}", draw, dice) for n in range(2)]
+        services = [Drawn(f"tenant-{tenant}-{n}", draw, rng) for n in range(2)]
         named = [Provider(f"p{n}", service) for n, service in enumerate(services)]
         llm = HedgedLLMService(named, policy=policy(tenant))
         async with Line(llm) as line:
             for _ in range(turns):
                 await line.ask()
-                await asyncio.sleep(dice.uniform(0.5, 2.0))
+                await asyncio.sleep(rng.uniform(0.5, 2.0))
             await asyncio.sleep(20.0)
         told.extend(extra(report) for report in line.reports)
 

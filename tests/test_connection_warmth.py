@@ -31,13 +31,13 @@ class Server:
         """Whether a request to it has to open a connection."""
         stages, now = _watched.get(), asyncio.get_running_loop().time()
         assert stages is not None
-        is_cold = now - self._used_at >= self.closes_after
+        new_connection = now - self._used_at >= self.closes_after
         stages.asks("llm.example.com")
-        if is_cold:
+        if new_connection:
             await stages.hear("connection.connect_tcp.started", {})
         await stages.hear("http11.send_request_headers.started", {})
         self._used_at = now
-        return is_cold
+        return new_connection
 
     async def list_models(self, service: Any) -> None:
         self.listed_at.append(asyncio.get_running_loop().time())

@@ -20,7 +20,7 @@ EVENT, UNTIL = 60.0, 80.0
 
 
 def crowd(seed: int) -> Crowd:
-    return Crowd(HedgePolicy.adaptive(BUDGET, attempts=3), seed=seed)
+    return Crowd(HedgePolicy.adaptive(BUDGET, max_attempts=3), seed=seed)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -28,7 +28,7 @@ from pipecat_hedge.fleet.fleet_latency import Place, Sum
 from pipecat_hedge.fleet.merge import Finding, write
 from pipecat_hedge.fleet.redis_store import RedisStore
 from pipecat_hedge.fleet.sync import FleetSync
-from pipecat_hedge.limits.admission_controller import Health
+from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.policy.backends import Backend
 from pipecat_hedge.policy.latency_sketch import LatencyCounts
 from pipecat_hedge.policy.shared_store import Batch, Received, Wanted
@@ -280,7 +280,7 @@ class Scripted:
 
 
 def fleet_of(store: Scripted) -> FleetSync:
-    return FleetSync(store, threading.Lock(), {}, {}, Health())
+    return FleetSync(store, threading.Lock(), {}, {}, AdmissionController())
 
 
 async def test_how_many_processes_there_are_is_known() -> None:

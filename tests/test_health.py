@@ -11,7 +11,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pipecat_hedge.limits.admission_controller import LISTENS_TO_ONE_IN, UNHEARD, Health
+from pipecat_hedge.limits.admission_controller import (
+    LISTENS_TO_ONE_IN,
+    UNHEARD,
+    AdmissionController,
+)
 from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, SHED_BOUNDS
 from pipecat_hedge.limits.ending import ANSWERED, DROPPED, SILENT, Ending
 from pipecat_hedge.limits.permit_queue import Ticket
@@ -24,8 +28,8 @@ CALLERS: list[WorkClass] = ["primary", "tool_follow_up", "rescue", "background"]
 OPTIONAL: list[WorkClass] = ["hedge", "warm_up"]
 
 
-def registry() -> Health:
-    return Health(random.Random(1))
+def registry() -> AdmissionController:
+    return AdmissionController(random.Random(1))
 
 
 def ticket(
@@ -42,7 +46,7 @@ def ticket(
     )
 
 
-def take(health: Health, *keys: str, now: float = 0.0) -> Permit:
+def take(health: AdmissionController, *keys: str, now: float = 0.0) -> Permit:
     """A caller's request, which is sent at once."""
     permit = health.take(ticket(*keys, now=now), now)
     assert permit is not None
@@ -50,14 +54,14 @@ def take(health: Health, *keys: str, now: float = 0.0) -> Permit:
 
 
 def end(
-    health: Health, ending: Ending, *, key: str = "a", now: float = 0.0, times: int = 1
+    health: AdmissionController, ending: Ending, *, key: str = "a", now: float = 0.0, times: int = 1
 ) -> None:
     """So many requests, one after the other, that end at once."""
     for _ in range(times):
         health.give_back(take(health, key, now=now), ending, now)
 
 
-def refuse(health: Health, *keys: str, now: float = 0.0) -> list[Permit]:
+def refuse(health: AdmissionController, *keys: str, now: float = 0.0) -> list[Permit]:
     """Have providers refuse for load what is in flight; two requests at each stay there."""
     left: list[Permit] = []
     for key in keys:
@@ -94,7 +98,9 @@ class Permits(RuleBasedStateMachine):
         self.out.append(permit)
 
     def all_rest_too_long(self, wanted: Ticket) -> bool:
-        rests = [self.now + self.health.rests_secs(key, self.now) for key in wanted.candidates]
+        rests = [
+            self.now + self.health.retry_after_secs(key, self.now) for key in wanted.candidates
+        ]
         return not wanted.is_optional and min(rests) > wanted.deadline
 
     @rule(
@@ -117,7 +123,7 @@ class Permits(RuleBasedStateMachine):
                     t for t, given in self.waiting.items() if not given and key in t.candidates
                 ]
                 assert (
-                    self.health.rests_secs(key, self.now)
+                    self.health.retry_after_secs(key, self.now)
                     or self.health.of(key).limit.is_refusing(self.now)
                     or any(t.rank < wanted.rank for t in ahead)
                 ), f"a caller was refused {key} without its word"
@@ -423,7 +429,9 @@ def test_changes_are_told_once_with_their_reason() -> None:
     assert health.told("b", 1.0) == ""
 
 
-def lose_connections(health: Health, hosts: dict[str, str], now: float, times: int = 5) -> None:
+def lose_connections(
+    health: AdmissionController, hosts: dict[str, str], now: float, times: int = 5
+) -> None:
     for _ in range(times):
         for key, host in hosts.items():
             health.give_back(take(health, key, now=now), NOT_CONNECTED, now, host=host)
@@ -608,12 +616,12 @@ def test_late_first_tokens_of_many_sessions_lower_the_limit() -> None:
 
 def test_rest_ends_and_the_longer_counts() -> None:
     health = registry()
-    assert health.rests_secs("a", 0.0) == 0.0
+    assert health.retry_after_secs("a", 0.0) == 0.0
     health.rest("a", 5.0)
-    assert health.rests_secs("a", 2.0) == 3.0
-    assert health.rests_secs("a", 6.0) == 0.0
+    assert health.retry_after_secs("a", 2.0) == 3.0
+    assert health.retry_after_secs("a", 6.0) == 0.0
     health.rest("a", 4.0)
-    assert health.rests_secs("a", 2.0) == 3.0
+    assert health.retry_after_secs("a", 2.0) == 3.0
 
 
 @pytest.mark.parametrize(("running", "waiting", "limit"), [(9, 0, 23), (9, 8, 23), (2, 4, 1)])

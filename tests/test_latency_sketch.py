@@ -19,9 +19,9 @@ from pipecat_hedge.policy.latency_sketch import (
     LatencySketch,
     kaplan_meier,
 )
-from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.policy.survival import SurvivalCurve
 
-PRIOR = Survival.of([0.0, 0.5, 1.0], [1.0, 0.5, 0.1], 1.0)
+PRIOR = SurvivalCurve.of([0.0, 0.5, 1.0], [1.0, 0.5, 0.1], 1.0)
 TIMES = st.floats(0.002, 600)
 OBSERVED = st.lists(st.tuples(TIMES, st.booleans()), max_size=80)
 
@@ -102,11 +102,11 @@ def test_with_cancelled_waits_it_is_kaplan_and_meiers_estimate(
 
 def test_it_agrees_with_the_model_of_the_same_observations() -> None:
     """A fifth of them cut short: median, tail and mean wait that is left."""
-    dice = random.Random(3)
+    rng = random.Random(3)
     model = LatencyModel(PRIOR, prior_weight=0, window=4000, half_life=1e12)
     sketch = LatencySketch()
     for _ in range(4000):
-        secs, cut = dice.lognormvariate(-0.5, 0.8), dice.expovariate(0.3)
+        secs, cut = rng.lognormvariate(-0.5, 0.8), rng.expovariate(0.3)
         model.record(min(secs, cut), censored=secs > cut)
         sketch.add(min(secs, cut), censored=secs > cut)
     curve = kaplan_meier([(sketch, 1.0)], 1.0)

@@ -49,7 +49,7 @@ async def test_the_first_turn_of_a_fresh_install() -> None:
         await line.ask()
         report = await line.report()
     assert report.winner == "b"
-    assert report.prior_share == 1.0
+    assert report.prior_weight == 1.0
     assert report.hedge_reason is not None
     assert report.attempts[1].launch_detail is not None
     assert report.attempts[1].launch_detail.startswith("saves ")
@@ -67,7 +67,7 @@ async def test_services_of_one_process_learn_together() -> None:
     async with Line(HedgedLLMService([provider("a", 9.0), provider("b", 0.3)])) as line:
         await line.ask()
         report = await line.report()
-    assert report.prior_share == pytest.approx((20 / 120) ** 2)
+    assert report.prior_weight == pytest.approx((20 / 120) ** 2)
     assert report.attempts[1].launched_secs < 0.55
 
 
@@ -93,8 +93,8 @@ async def test_a_failure_teaches_nothing_and_costs_no_budget() -> None:
             report = await line.report(number)
             assert report.winner == "b"
             assert report.attempts[1].launched_secs == pytest.approx(0.01)
-    assert shared_stats().prior_share(Backend("a", "gemma")) == 1.0
-    assert shared_stats().prior_share(Backend("b", "gemma")) < 1.0
+    assert shared_stats().prior_weight(Backend("a", "gemma")) == 1.0
+    assert shared_stats().prior_weight(Backend("b", "gemma")) < 1.0
 
 
 async def test_a_registry_of_ones_own(tmp_path: Path) -> None:
@@ -104,9 +104,9 @@ async def test_a_registry_of_ones_own(tmp_path: Path) -> None:
     async with Line(HedgedLLMService([provider("a", 0.2)], stats=stats)) as line:
         for _ in range(5):
             await line.ask()
-    assert shared_stats().prior_share(Backend("a", "gemma")) == 1.0
+    assert shared_stats().prior_weight(Backend("a", "gemma")) == 1.0
     again = ProviderStats(FileStore(path))
-    assert again.prior_share(Backend("a", "gemma")) == pytest.approx((20 / 25) ** 2)
+    assert again.prior_weight(Backend("a", "gemma")) == pytest.approx((20 / 25) ** 2)
 
 
 async def test_the_file_is_written_every_so_often(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ async def test_a_slow_first_provider_is_replaced_and_followed_to_its_recovery() 
             await line.ask(context=context)
             report = await line.report(turn + 1)
             firsts.append(report.attempts[0].provider)
-            if report.order_reason is not None:
-                assert report.order_reason.startswith("a has turned slow ")
+            if report.routing_reason is not None:
+                assert report.routing_reason.startswith("a has turned slow ")
             await asyncio.sleep(3.0)
     assert set(firsts[:40]) == {"a"}
     assert "b" in firsts[40:70]
@@ -227,13 +227,13 @@ def test_a_log_without_a_folder_is_refused(tmp_path: Path) -> None:
 
 async def test_twenty_calls_of_the_hosted_trace() -> None:
     """Through the service itself: the tail is cut at the budget, as in the simulations."""
-    dice = random.Random(3)
+    rng = random.Random(3)
     profile = PROFILES["gemma-4-31b-baseten"]
 
     def call() -> HedgedLLMService:
         return HedgedLLMService(
             [
-                Provider(name, answers(*(profile.sample(dice) for _ in range(100))))
+                Provider(name, answers(*(profile.sample(rng) for _ in range(100))))
                 for name in ("a", "b")
             ],
             policy=HedgePolicy.adaptive(0.05),
@@ -260,8 +260,8 @@ def test_services_on_loops_of_their_own_learn_together() -> None:
 
     def serve(seed: int) -> None:
         async def calls() -> None:
-            dice = random.Random(seed)
-            llm = HedgedLLMService([provider("a", *(dice.uniform(0.2, 0.3) for _ in range(40)))])
+            rng = random.Random(seed)
+            llm = HedgedLLMService([provider("a", *(rng.uniform(0.2, 0.3) for _ in range(40)))])
             async with Line(llm) as line:
                 for _ in range(40):
                     await line.ask()
@@ -279,7 +279,7 @@ def test_services_on_loops_of_their_own_learn_together() -> None:
     for thread in threads:
         thread.join(30)
     assert failed == []
-    assert shared_stats().prior_share(Backend("a", "gemma")) == pytest.approx((20 / 180) ** 2)
+    assert shared_stats().prior_weight(Backend("a", "gemma")) == pytest.approx((20 / 180) ** 2)
 
 
 async def test_a_one_shot_inference_is_hedged_by_what_whole_answers_take() -> None:
@@ -291,8 +291,8 @@ async def test_a_one_shot_inference_is_hedged_by_what_whole_answers_take() -> No
         for _ in range(30):
             await llm.run_inference(LLMContext([{"role": "user", "content": "Sum it up."}]))
     stats = shared_stats()
-    assert stats.prior_share(Backend("a", "gemma")) == 1.0
-    assert stats.prior_share(Backend("a", "gemma", measures="whole_answer")) < 0.2
+    assert stats.prior_weight(Backend("a", "gemma")) == 1.0
+    assert stats.prior_weight(Backend("a", "gemma", measures="whole_answer")) < 0.2
 
 
 async def test_a_first_provider_that_hangs_is_never_waited_for_for_long() -> None:

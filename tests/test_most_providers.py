@@ -7,7 +7,7 @@ import json
 from pipecat_hedge.limits.admission_controller import MOST_PROVIDERS
 from pipecat_hedge.policy.backends import Backend
 from pipecat_hedge.race.attempt import Attempt
-from pipecat_hedge.race.events import Seat
+from pipecat_hedge.race.events import Slot
 from pipecat_hedge.service.provider_stats import ProviderStats
 
 USED = Backend("used", "all the time")
@@ -58,16 +58,16 @@ def test_those_used_last_are_kept() -> None:
     assert len(providers) == MOST_PROVIDERS
     assert "q | new" in providers
     assert not any(key.startswith("old") for key in providers)
-    assert again.prior_share(USED) < 0.1
+    assert again.prior_weight(USED) < 0.1
 
 
 def test_a_provider_that_is_forgotten_while_it_is_asked() -> None:
     """Its attempt ends like any other."""
     stats, forgotten = ProviderStats(), Backend("forgotten", "m")
-    attempt = Attempt(0, Seat("forgotten"), "primary", 0.0)
+    attempt = Attempt(0, Slot("forgotten"), "primary", 0.0)
     stats.sent(forgotten, attempt, None)
     for number in range(MOST_PROVIDERS):
         stats.record_first_token(Backend("p", f"model-{number}"), 0.3, 100)
     attempt.first_token_at, attempt.ended_at, attempt.outcome = 0.4, 0.9, "won"
     stats.record(forgotten, attempt, None)
-    assert stats.prior_share(forgotten) < 1.0
+    assert stats.prior_weight(forgotten) < 1.0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.limits.admission_controller import Health
+from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.ending import ANSWERED, DROPPED, Ending
 from pipecat_hedge.limits.loop_lag import LoopWatch
 from pipecat_hedge.limits.permit_queue import OPTIONAL, Ticket
@@ -20,7 +20,7 @@ from pipecat_hedge.limits.provider_health import Permit
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.service.admission import Admission, as_settings
 from pipecat_hedge.service.provider import Provider
-from pipecat_hedge.service.provider_pool import Members
+from pipecat_hedge.service.provider_pool import ProviderPool
 from pipecat_hedge.testing import AutojumpLoop, ScriptedLLMService
 
 BUSY, FAILED = Ending("busy", "busy"), Ending("failed", "failed")
@@ -81,11 +81,11 @@ def ticket(
     return Ticket(work, "standard", now + wait_secs, keys, now, sheds=sheds)
 
 
-def give_back(health: Health, permit: Permit, ending: Ending = DROPPED) -> None:
+def give_back(health: AdmissionController, permit: Permit, ending: Ending = DROPPED) -> None:
     health.give_back(permit, ending, asyncio.get_running_loop().time())
 
 
-async def refusing(health: Health, key: str) -> list[Permit]:
+async def refusing(health: AdmissionController, key: str) -> list[Permit]:
     """Two requests are in flight, and the provider has just refused a third."""
     permits = [await permit_for(health, ticket(key), in_time) for _ in range(3)]
     give_back(health, permits.pop(), BUSY)
@@ -95,7 +95,7 @@ async def refusing(health: Health, key: str) -> list[Permit]:
 @given(st.lists(callers, max_size=15), st.integers(1, 3))
 def test_no_permit_is_lost_and_no_caller_is_rejected(everybody: list[Caller], most: int) -> None:
     """Only shedding requests and optional ones are, and among themselves they keep the limit."""
-    health = Health(random.Random(1))
+    health = AdmissionController(random.Random(1))
     all_are_bounded = all(caller.sheds or caller.work in OPTIONAL for caller in everybody)
     ended: list[Caller] = []
 
@@ -154,7 +154,7 @@ def test_no_permit_is_lost_and_no_caller_is_rejected(everybody: list[Caller], mo
 @pytest.mark.virtual_time
 async def test_a_permit_whose_waiter_is_cancelled_goes_to_the_next() -> None:
     """Both in one instant."""
-    health, loop = Health(random.Random(1)), asyncio.get_running_loop()
+    health, loop = AdmissionController(random.Random(1)), asyncio.get_running_loop()
     health.of("a").limit.state_queue(1, until=float("inf"))
     held = await permit_for(health, ticket("a", sheds=True), in_time)
     tasks = [
@@ -172,7 +172,7 @@ async def test_a_permit_whose_waiter_is_cancelled_goes_to_the_next() -> None:
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("work", WORK_CLASSES)
 async def test_a_loop_that_is_behind_rejects_only_optional_work(work: WorkClass) -> None:
-    health = Health(random.Random(1))
+    health = AdmissionController(random.Random(1))
     wanted = ticket("a", work=work)
     if wanted.is_optional:
         with pytest.raises(Rejected, match=r"the event loop is 0\.31 s behind"):
@@ -184,8 +184,8 @@ async def test_a_loop_that_is_behind_rejects_only_optional_work(work: WorkClass)
 
 async def test_a_turn_that_finds_room_at_once_has_not_waited() -> None:
     """Not even for as long as it takes to find out, on a clock that goes on meanwhile."""
-    health, loop = Health(random.Random(1)), asyncio.get_running_loop()
-    line_up = Members([Provider("a", ScriptedLLMService([]))], health).line_up(loop.time())
+    health, loop = AdmissionController(random.Random(1)), asyncio.get_running_loop()
+    line_up = ProviderPool([Provider("a", ScriptedLLMService([]))], health).line_up(loop.time())
     settings = as_settings("open", "standard", None, None)
     admission = Admission(health, line_up, settings, LoopWatch(), 3.0)
     assert await admission.admit(line_up.entries, "primary") == "a"
@@ -197,7 +197,7 @@ async def test_a_turn_that_finds_room_at_once_has_not_waited() -> None:
 @pytest.mark.virtual_time
 async def test_the_end_of_a_rest_is_noticed() -> None:
     """Also in a registry where nothing else happens."""
-    health = Health(random.Random(1))
+    health = AdmissionController(random.Random(1))
     health.rest("a", 1.0)
     permit = await permit_for(health, ticket("a"), in_time)
     assert permit.waited_secs == pytest.approx(1.0, abs=0.15)
@@ -207,7 +207,7 @@ async def test_the_end_of_a_rest_is_noticed() -> None:
 @pytest.mark.virtual_time
 async def test_a_caller_is_sent_at_its_deadline_room_or_none() -> None:
     """With more in flight than a refused limit grows by in the time."""
-    health = Health(random.Random(1))
+    health = AdmissionController(random.Random(1))
     permits = [await permit_for(health, ticket("a"), in_time) for _ in range(80)]
     give_back(health, permits.pop(), BUSY)
     permit = await permit_for(health, ticket("a"), in_time)
@@ -217,7 +217,7 @@ async def test_a_caller_is_sent_at_its_deadline_room_or_none() -> None:
 
 @pytest.mark.virtual_time
 async def test_a_caller_is_sent_as_soon_as_a_refused_request_is_over() -> None:
-    health = Health(random.Random(1))
+    health = AdmissionController(random.Random(1))
     left = await refusing(health, "a")
     waiting = asyncio.create_task(permit_for(health, ticket("a"), in_time))
     await asyncio.sleep(0.05)
@@ -228,7 +228,7 @@ async def test_a_caller_is_sent_as_soon_as_a_refused_request_is_over() -> None:
 
 @pytest.mark.virtual_time
 async def test_a_shedding_request_without_room_is_rejected_at_its_deadline() -> None:
-    health = Health(random.Random(1))
+    health = AdmissionController(random.Random(1))
     health.of("a | m").limit.state_queue(1, until=float("inf"))
     held = await permit_for(health, ticket("a | m", sheds=True), in_time)
     with pytest.raises(Rejected, match="no room within 3 s: a has 1 of 1 requests in flight"):
@@ -240,7 +240,7 @@ async def test_a_shedding_request_without_room_is_rejected_at_its_deadline() -> 
 
 @pytest.mark.virtual_time
 async def test_a_shedding_request_at_open_breakers_is_rejected_at_once() -> None:
-    health = Health(random.Random(1))
+    health = AdmissionController(random.Random(1))
     for _ in range(5):
         give_back(health, await permit_for(health, ticket("a"), in_time), FAILED)
     with pytest.raises(Rejected, match=r"a is left alone \(5 failures in a row"):
@@ -251,7 +251,7 @@ async def test_a_shedding_request_at_open_breakers_is_rejected_at_once() -> None
 
 @pytest.mark.virtual_time
 async def test_optional_work_without_room_is_rejected_at_once() -> None:
-    health = Health(random.Random(1))
+    health = AdmissionController(random.Random(1))
     health.state_rate_limit("a | m", 0, until=10.0, sent_at=0.0)
     with pytest.raises(Rejected, match="a has its rate limit used up for 10 s"):
         await permit_for(health, ticket("a | m", work="warm_up"), in_time)

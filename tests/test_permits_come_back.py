@@ -16,7 +16,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Provider, TurnReport
-from pipecat_hedge.limits.admission_controller import Health
+from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.concurrency_limit import ConcurrencyLimit
 from pipecat_hedge.limits.ending import Ending
 from pipecat_hedge.limits.permit_queue import Ticket
@@ -42,12 +42,12 @@ SCRIPTS: dict[str, list[Step]] = {
     "is empty": [Wait(0.2)],
 }
 POLICIES = [
-    HedgePolicy.adaptive(0.3, attempts=3, losers=losers, fallback_text="One moment.")
+    HedgePolicy.adaptive(0.3, max_attempts=3, losers=losers, fallback_text="One moment.")
     for losers in ("cancel", "drain")
 ] + [
     HedgePolicy.race(2, losers="drain", fallback_text="One moment."),
-    HedgePolicy.after(0.5, attempts=3, deadline_secs=4.0),
-    HedgePolicy.fallback(attempts=1),
+    HedgePolicy.after(0.5, max_attempts=3, deadline_secs=4.0),
+    HedgePolicy.fallback(max_attempts=1),
 ]
 
 Do = Literal["ask", "interrupt", "withdraw", "summarise", "give up the summary", "warm up"]
@@ -174,7 +174,7 @@ async def summarise(llm: HedgedLLMService, context: LLMContext) -> None:
         await llm.run_inference(context)
 
 
-def open_breaker(health: Health, key: str) -> None:
+def open_breaker(health: AdmissionController, key: str) -> None:
     """Have it be half open in the calls to come."""
     for _ in range(5):
         permit = health.take(Ticket("primary", "standard", 0.0, (key,), 0.0), 0.0)
@@ -188,19 +188,19 @@ class Room:
 
     Parameters:
         at_most: Requests in flight, as it states for as long as the calls last; None is no word.
-        rests_secs: For how long it has asked to be left alone.
+        retry_after_secs: For how long it has asked to be left alone.
         is_half_open: Whether its breaker is.
     """
 
     at_most: int | None
-    rests_secs: float
+    retry_after_secs: float
     is_half_open: bool
 
-    def prepare(self, health: Health, key: str) -> None:
+    def prepare(self, health: AdmissionController, key: str) -> None:
         """Have it be so when the calls begin."""
         if self.is_half_open:
             open_breaker(health, key)
-        health.rest(key, BEGINS_AT + self.rests_secs)
+        health.rest(key, BEGINS_AT + self.retry_after_secs)
         if self.at_most is not None:
             health.of(key).limit.state_queue(self.at_most, until=NEVER)
 

@@ -221,7 +221,9 @@ async def test_a_hook_that_fails_ends_no_turn(recorded: Recorded) -> None:
 def test_what_is_counted_of_fillers_rescues_and_connections(recorded: Recorded) -> None:
     """Each by what came of it."""
     recorder, registry, _ = recorded
-    cut = attempt(outcome="failed", error_category="stalled", stages=StageReport(is_cold=True))
+    cut = attempt(
+        outcome="failed", error_category="stalled", stages=StageReport(new_connection=True)
+    )
     rescue = attempt(provider="b", launch_reason="stall", launched_secs=2.0, outcome="won")
     filler = FillerReport("slow", 1.2, "because")
     recorder.record(turn(cut, rescue, committed_secs=0.5, winner="b", filler=filler))
@@ -289,7 +291,7 @@ def test_what_is_rare_begins_at_zero(recorded: Recorded) -> None:
         input_tokens=9,
         output_tokens=2,
         usd=0.1,
-        stages=StageReport(is_cold=True),
+        stages=StageReport(new_connection=True),
     )
     rescue = replace(cut, launch_reason="stall", launched_secs=2.0, error_category="rate_limit")
     recorder.record(turn(cut, rescue, committed_secs=0.5, filler=FillerReport("slow", 1.2, "")))
@@ -612,7 +614,7 @@ def test_nothing_is_told_that_was_not_reported(recorded: Recorded) -> None:
         turn(
             attempt(launch_detail=secret),
             hedge_reason=secret,
-            order_reason=secret,
+            routing_reason=secret,
             degraded_reason=secret,
             filler=FillerReport("slow", None, secret),
         )

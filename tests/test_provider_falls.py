@@ -16,7 +16,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.limits.admission_controller import LISTENS_TO_ONE_IN, Health
+from pipecat_hedge.limits.admission_controller import LISTENS_TO_ONE_IN, AdmissionController
 from pipecat_hedge.limits.ending import ANSWERED, Ending
 from pipecat_hedge.limits.permit_queue import Ticket
 from pipecat_hedge.limits.priority import Tier
@@ -134,7 +134,7 @@ def _broken(*_: Any, **__: Any) -> None:
     raise RuntimeError("out of memory")
 
 
-def health() -> Health:
+def health() -> AdmissionController:
     return shared_stats().health
 
 
@@ -214,7 +214,7 @@ class TestBreakers:
         def member() -> ScriptedLLMService:
             return scripts(told) if is_told else Raising(error)
 
-        policy = HedgePolicy.fallback(attempts=3, fallback_text=SORRY)
+        policy = HedgePolicy.fallback(max_attempts=3, fallback_text=SORRY)
         async with Line(racing(member(), member(), member(), policy=policy)) as line:
             await ask(line, 6)
             report = await line.report(6)
@@ -316,7 +316,7 @@ class TestBreakers:
 
     async def test_a_policy_of_one_attempt_tries_it_too(self) -> None:
         a, b = scripts(*[DOWN] * 5, FINE), scripts(FINE)
-        policy = HedgePolicy.fallback(attempts=1)
+        policy = HedgePolicy.fallback(max_attempts=1)
         async with Line(racing(a, b, policy=policy)) as line:
             await ask(line, 6)
             assert asked(a, b) == [5, 1]
@@ -355,7 +355,7 @@ class TestBreakers:
 
     async def test_with_every_breaker_open_the_first_choice_rotates(self) -> None:
         a, b, c = scripts(DOWN), scripts(DOWN), scripts(DOWN)
-        policy = HedgePolicy.fallback(attempts=3)
+        policy = HedgePolicy.fallback(max_attempts=3)
         async with Line(racing(a, b, c, policy=policy)) as line:
             await ask(line, 5 + 30)
             firsts = [report.attempts[0].provider for report in line.reports[5:]]
@@ -383,7 +383,7 @@ class TestBreakers:
         """He hears the part, and that it is one; the report says who failed, and is no answer's."""
         cut: list[Step] = [Wait(0.3), Say("Yes, we are open."), Wait(0.5), Error()]
         a, b, c = scripts(cut), scripts(DOWN), scripts(DOWN)
-        policy = HedgePolicy.fallback(attempts=3, fallback_text=SORRY)
+        policy = HedgePolicy.fallback(max_attempts=3, fallback_text=SORRY)
         async with Line(racing(a, b, c, policy=policy)) as line:
             await line.ask()
             report = await line.report()
@@ -653,14 +653,14 @@ class TestLoad:
         assert line.text == SORRY
         assert line.reports[0].duration_secs == pytest.approx(1.0)
 
-    @pytest.mark.parametrize(("rests_secs", "ttft_secs"), [(0.5, 0.9), (0.95, 0.4)])
+    @pytest.mark.parametrize(("retry_after_secs", "ttft_secs"), [(0.5, 0.9), (0.95, 0.4)])
     async def test_a_pause_is_waited_for_if_the_deadline_leaves_time(
-        self, rests_secs: float, ttft_secs: float
+        self, retry_after_secs: float, ttft_secs: float
     ) -> None:
         """Else the provider is asked all the same: nobody else can be."""
         policy = HedgePolicy.fallback(deadline_secs=1.0, fallback_text=SORRY)
         async with Line(racing(scripts([Wait(0.4), Say("Yes.")]), policy=policy)) as line:
-            rest("a", rests_secs)
+            rest("a", retry_after_secs)
             await line.ask()
         assert line.text == "Yes."
         assert line.reports[0].ttft_secs == pytest.approx(ttft_secs, abs=0.01)

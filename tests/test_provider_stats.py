@@ -17,7 +17,7 @@ from pipecat_hedge.policy.provider_latency import CLASS_AT_LEAST, ProviderLatenc
 from pipecat_hedge.policy.stats_store import ENVIRONMENT, FileStore, default_store
 from pipecat_hedge.race.attempt import STALLED, Attempt
 from pipecat_hedge.race.errors import AttemptError
-from pipecat_hedge.race.events import Seat
+from pipecat_hedge.race.events import Slot
 from pipecat_hedge.service import provider_stats
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from tests.virtual import run_turns
@@ -33,7 +33,7 @@ def attempt(
     outcome: str = "won",
     error: AttemptError | None = None,
 ) -> Attempt:
-    made = Attempt(0, Seat("claude"), "primary", 10.0)
+    made = Attempt(0, Slot("claude"), "primary", 10.0)
     made.first_token_at = None if ttft is None else 10.0 + ttft
     made.speakable_at = None if ttfs is None else 10.0 + ttfs
     made.ended_at = 10.0 + ended
@@ -63,7 +63,7 @@ def test_a_first_token_is_an_observation() -> None:
         stats.record(CLAUDE, attempt(ttft=0.2, ttfs=0.9), None)
     assert median(stats) == pytest.approx(0.2)
     assert sentence(stats) == pytest.approx(0.7)
-    assert stats.prior_share(CLAUDE) < 0.01
+    assert stats.prior_weight(CLAUDE) < 0.01
 
 
 @pytest.mark.parametrize("outcome", ["superseded", "interrupted"])
@@ -96,7 +96,7 @@ def test_an_attempt_that_is_not_over_says_nothing_yet() -> None:
     unfinished = attempt(ttft=0.1)
     unfinished.ended_at = None
     stats.record(CLAUDE, unfinished, None)
-    assert stats.prior_share(CLAUDE) == 1.0
+    assert stats.prior_weight(CLAUDE) == 1.0
 
 
 def test_models_of_one_provider_are_known_apart() -> None:
@@ -152,12 +152,12 @@ def test_a_change_is_one_for_all_sizes() -> None:
 
 def test_a_spell_costs_nothing_of_what_was_known() -> None:
     """When it is over, all sizes are known again as they were, tails included."""
-    latency, dice = ProviderLatency(prior_for("x", "gpt-4.1")), random.Random(3)
+    latency, rng = ProviderLatency(prior_for("x", "gpt-4.1")), random.Random(3)
 
     def turns(count: int, factor: float) -> list[float]:
         for _ in range(count):
             for tokens, usual in ((100, 0.3), (50_000, 0.9)):
-                secs = factor * usual * dice.lognormvariate(0, 0.2)
+                secs = factor * usual * rng.lognormvariate(0, 0.2)
                 latency.record(secs, censored=False, prompt_tokens=tokens)
         curves = [latency.known(tokens, by_sentence=False).first_token for tokens in (100, 50_000)]
         return [curve.quantile(p) for curve in curves for p in (0.5, 0.95, 0.99)]
@@ -171,12 +171,12 @@ def test_a_spell_costs_nothing_of_what_was_known() -> None:
 
 def test_a_restless_provider_does_not_fill_the_memory() -> None:
     """What is assumed after a change is made of the curve before, change after change."""
-    latency, dice, level = ProviderLatency(prior_for("x", "gpt-4.1")), random.Random(3), 1.0
+    latency, rng, level = ProviderLatency(prior_for("x", "gpt-4.1")), random.Random(3), 1.0
     steps = list[int]()
     for turn in range(8_000):
         if turn % 700 == 0:
-            level = dice.choice([0.3, 1.0, 4.0])
-        latency.record(level * dice.lognormvariate(0, 0.3), censored=False)
+            level = rng.choice([0.3, 1.0, 4.0])
+        latency.record(level * rng.lognormvariate(0, 0.3), censored=False)
         steps.append(latency.known(None, by_sentence=False).first_token.secs.size)
     assert max(steps) < 2048 + 200
 
@@ -209,7 +209,7 @@ def test_what_was_learned_is_there_in_the_next_run() -> None:
         first.record(CLAUDE, attempt(ttft=0.2 + turn * 37 % 100 / 1000, ttfs=0.5), 100)
     first.save()
     second = ProviderStats(store)
-    assert second.prior_share(CLAUDE, 100) == first.prior_share(CLAUDE, 100)
+    assert second.prior_weight(CLAUDE, 100) == first.prior_weight(CLAUDE, 100)
     assert median(second) == pytest.approx(median(first), abs=0.003)
     assert median(second, CLAUDE, 100) == pytest.approx(median(first, CLAUDE, 100), abs=0.003)
     assert sentence(second) == pytest.approx(sentence(first), abs=1e-3)
@@ -258,7 +258,7 @@ def test_a_file_that_cannot_be_used_is_set_aside(text: str, why: str) -> None:
     assert store.aside == [why]
     stats.record(CLAUDE, attempt(ttft=0.2), None)
     stats.save()
-    assert ProviderStats(Memory(store.text)).prior_share(CLAUDE) < 1
+    assert ProviderStats(Memory(store.text)).prior_weight(CLAUDE) < 1
 
 
 def test_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -273,7 +273,7 @@ def test_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert store.load() is None
     assert (store.path.parent / "stats.json.set-aside").read_text() == "two"
     store.path.write_bytes(b"\xff\xfe\x00")
-    assert ProviderStats(store).prior_share(CLAUDE) == 1
+    assert ProviderStats(store).prior_weight(CLAUDE) == 1
 
 
 def test_a_place_that_cannot_be_used_is_no_crash(tmp_path: Path) -> None:
@@ -344,4 +344,4 @@ def test_threads_learn_side_by_side(tmp_path: Path) -> None:
     stats.save()
     kept = json.loads((tmp_path / "stats.json").read_text())
     assert len(kept["providers"]["a | a"]["first_token"]) == 1024
-    assert ProviderStats(FileStore(tmp_path / "stats.json")).prior_share(Backend("a", "a")) < 0.001
+    assert ProviderStats(FileStore(tmp_path / "stats.json")).prior_weight(Backend("a", "a")) < 0.001

@@ -129,9 +129,9 @@ async def test_a_fresh_process_begins_with_what_the_others_have_seen(make: Make)
         sentence = stats.known([CLAUDE], 100, by_sentence=True)["claude"].sentence
         assert sentence is not None
         assert sentence.quantile(0.5) == pytest.approx(0.33, rel=0.02)
-        assert stats.prior_share(CLAUDE, 100) < 0.01
+        assert stats.prior_weight(CLAUDE, 100) < 0.01
     alone = ProviderStats()
-    assert alone.prior_share(CLAUDE, 100) == 1.0
+    assert alone.prior_weight(CLAUDE, 100) == 1.0
 
 
 @needs_redis
@@ -252,7 +252,7 @@ async def test_a_machine_whose_own_network_is_broken_stops_nobody(make: Make) ->
 @needs_redis
 async def test_balances_even_out_and_nothing_is_lost(make: Make, server: RedisServer) -> None:
     """Whoever comes when; what is in all accounts and the pot together stays the same."""
-    dice, processes = random.Random(5), [make() for _ in range(6)]
+    rng, processes = random.Random(5), [make() for _ in range(6)]
     for number, stats in enumerate(processes):
         stats.accounts.begin_turn(0.5)
         stats.accounts.accounts[0.5].balance = 2.0 * number - 8.0
@@ -264,7 +264,7 @@ async def test_balances_even_out_and_nothing_is_lost(make: Make, server: RedisSe
         return sum(s.accounts.accounts[0.5].balance for s in processes) + float(str(told))
 
     for _ in range(60):
-        await sync(dice.choice(processes))
+        await sync(rng.choice(processes))
         assert everything() == pytest.approx(sum(before), abs=1e-5)
     after = [stats.accounts.accounts[0.5].balance for stats in processes]
     assert max(after) - min(after) < 0.1 * (max(before) - min(before))
@@ -283,7 +283,7 @@ async def test_two_prefixes_do_not_meet(make: Make, server: RedisServer) -> None
         stats.accounts.pay(0.1, 4.0)
     answer(there, CLAUDE, LOCAL)
     await sync(*here, there, *here, there)
-    assert there.prior_share(CLAUDE, 100) == 1.0
+    assert there.prior_weight(CLAUDE, 100) == 1.0
     assert there.health.of(CLAUDE.key).breaker.state(now()) == "closed"
     assert there.accounts.accounts[0.1].balance == pytest.approx(0.05)
     assert all(key.startswith(("{a}:", "{b}:")) for key in server.names())

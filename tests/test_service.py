@@ -536,7 +536,7 @@ class TestRescue:
 
     async def test_a_rescue_that_breaks_off_is_rescued_in_turn(self) -> None:
         """For as long as attempts are left."""
-        policy = HedgePolicy.fallback(attempts=3, commit="first_sentence")
+        policy = HedgePolicy.fallback(max_attempts=3, commit="first_sentence")
         second = scripted(Say(" We have a terrace."), Say(" It"), Error())
         third = scripted(Say(" Do come by."))
         async with Line(racing(scripted(*self.CUT), second, third, policy=policy)) as line:
@@ -652,13 +652,16 @@ class TestProviderStates:
             now = asyncio.get_running_loop().time()
             llm.stats.health.rest("b | gpt-4.1", now + 20)
             after = llm.provider_states()
-        assert [(s.provider, s.model, s.is_left_out, s.rests_secs) for s in before] == [
+        assert [(s.provider, s.model, s.is_excluded, s.retry_after_secs) for s in before] == [
             ("a", "scripted", False, 0.0),
             ("b", "gpt-4.1", False, 0.0),
         ]
-        assert [(s.is_left_out, round(s.rests_secs)) for s in after] == [(True, 0), (False, 20)]
-        assert [s.prior_share for s in before] == [1.0, 1.0]
-        assert after[1].prior_share < 1.0
+        assert [(s.is_excluded, round(s.retry_after_secs)) for s in after] == [
+            (True, 0),
+            (False, 20),
+        ]
+        assert [s.prior_weight for s in before] == [1.0, 1.0]
+        assert after[1].prior_weight < 1.0
         assert after[1].p50_secs < before[1].p50_secs < before[1].p95_secs
 
 

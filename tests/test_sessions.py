@@ -16,9 +16,9 @@ from pipecat_hedge.limits.loop_lag import LoopWatch
 from pipecat_hedge.limits.priority import TIERS
 from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.race.errors import AttemptError
-from pipecat_hedge.race.events import AttemptOutcome, Seat
+from pipecat_hedge.race.events import AttemptOutcome, Slot
 from pipecat_hedge.service.admission import Admission, as_settings
-from pipecat_hedge.service.provider_pool import Members
+from pipecat_hedge.service.provider_pool import ProviderPool
 from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.service.turn_learning import Learning
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Wait
@@ -71,7 +71,7 @@ def test_what_is_kept_is_counted() -> None:
     assert kept_by(stats) > grown
 
 
-async def session(stats: ProviderStats, members: Members, number: int) -> None:
+async def session(stats: ProviderStats, members: ProviderPool, number: int) -> None:
     """One session of one turn, with everything of the process that it has to do with."""
     loop = asyncio.get_running_loop()
     stats.hold()
@@ -85,7 +85,7 @@ async def session(stats: ProviderStats, members: Members, number: int) -> None:
     admission.refusals(["a", "b"])
     permit = await admission.permit(name, "primary")
     outcome, ending = ENDINGS[number % len(ENDINGS)]
-    attempt = Attempt(0, Seat(name), "primary", loop.time())
+    attempt = Attempt(0, Slot(name), "primary", loop.time())
     learning.sent(attempt)
     attempt.outcome, attempt.ended_at = outcome, attempt.launched_at + 1.5 + number % 7 / 10
     if outcome == "won":
@@ -112,7 +112,7 @@ async def test_ten_thousand_sessions_leave_the_registry_as_large_as_it_was(
     monkeypatch.setattr(LoopWatch, "run_if_real", LoopWatch.run)
     stats = ProviderStats()
     providers = [Provider(name, ScriptedLLMService([Say("Yes.")])) for name in "ab"]
-    members = Members(providers, stats.health)
+    members = ProviderPool(providers, stats.health)
     for number in range(2_000):
         await session(stats, members, number)
     before = parts(stats)

@@ -69,7 +69,7 @@ async def test_a_request_that_is_made_again() -> None:
         stages.answered({"openai-processing-ms": "7"} if answered else {})
     report = stages.report(-1.0)
     assert report == StageReport(
-        is_cold=True,
+        new_connection=True,
         tcp_secs=0.0,
         tls_secs=0.0,
         written_secs=1.0,

@@ -26,7 +26,7 @@ from pipecat.services.settings import LLMSettings, TTSSettings
 from pipecat.services.tts_service import TextAggregationMode, TTSService
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy
-from pipecat_hedge.service.retract import TakeBack, TakeBackFrame
+from pipecat_hedge.service.retract import RetractText, RetractTextFrame
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from tests.line import Line
 
@@ -249,11 +249,11 @@ async def test_an_answer_taken_back_whole_has_not_been_heard() -> None:
 async def test_an_aggregator_that_holds_more_keeps_it() -> None:
     """Only what was taken back is forgotten."""
     collector = LLMTextProcessor()
-    TakeBack().teach(collector)
+    RetractText().teach(collector)
     async with Line(
         HedgedLLMService([ScriptedLLMService([Say("Yes.")])]), processors=[collector]
     ) as line:
-        for frame in (LLMTextFrame("Call <"), TakeBackFrame("Another")):
+        for frame in (LLMTextFrame("Call <"), RetractTextFrame("Another")):
             await line.send(frame)
         await line.send(LLMFullResponseEndFrame())
         await line.until(lambda: bool(line.frames(LLMFullResponseEndFrame)))

@@ -28,7 +28,7 @@ attempts = st.builds(
     ended_secs=secs,
     outcome=st.sampled_from(["won", "superseded", "failed", "interrupted"]),
     sent_secs=maybe_secs,
-    stages=st.none() | st.builds(StageReport, is_cold=st.booleans(), tcp_secs=maybe_secs),
+    stages=st.none() | st.builds(StageReport, new_connection=st.booleans(), tcp_secs=maybe_secs),
 )
 turns = st.builds(
     TurnReport,

@@ -15,7 +15,7 @@ from pipecat_hedge.policy.backends import Backend
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
 from pipecat_hedge.policy.planner import learn, plan_turn
 from pipecat_hedge.policy.profiles import PROFILES
-from pipecat_hedge.race.events import Launch, Seat
+from pipecat_hedge.race.events import Launch, Slot
 from pipecat_hedge.race.race import Race
 from pipecat_hedge.race.virtual import Latency, run_virtual
 from pipecat_hedge.service.provider_stats import ProviderStats
@@ -95,17 +95,19 @@ def run_turns(
     ]
     count = next(iter(latencies.values())).shape[1]
     turns = Turns(np.full(count, np.inf), np.zeros(count, np.int64))
-    dice = random.Random(1)
+    rng = random.Random(1)
     unlistened = LISTENS_TO_ONE_IN
     for turn in range(count):
         plan = plan_turn(
-            policy, backends, stats, prompt_tokens=None, commit_on="first_token", dice=dice
+            policy, backends, stats, prompt_tokens=None, commit_on="first_token", rng=rng
         )
         spare = list(seats)
         for name in plan.order:
             spare.remove(name)
         race = Race(
-            [Seat(name) for name in (*plan.order, *spare)], plan.rule, attempts=policy.attempts
+            [Slot(name) for name in (*plan.order, *spare)],
+            plan.rule,
+            max_attempts=policy.max_attempts,
         )
 
         def draw(launch: Launch, turn: int = turn) -> Latency:

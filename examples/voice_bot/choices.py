@@ -228,13 +228,13 @@ def _policy_of(said: str, *, attempts: int) -> HedgePolicy:
     name, _, argument = said.partition(":")
     try:
         if name == "adaptive":
-            return HedgePolicy.adaptive(float(argument or 0.1), attempts=attempts)
+            return HedgePolicy.adaptive(float(argument or 0.1), max_attempts=attempts)
         if name == "race":
             return HedgePolicy.race(int(argument) if argument else 2)
         if name == "after" and argument:
-            return HedgePolicy.after(float(argument), attempts=attempts)
+            return HedgePolicy.after(float(argument), max_attempts=attempts)
         if name == "fallback" and not argument:
-            return HedgePolicy.fallback(attempts=attempts)
+            return HedgePolicy.fallback(max_attempts=attempts)
     except ValueError as error:  # ConfigurationError is one
         raise SettingError(f"HEDGE_POLICY={said}: {error}") from None
     raise SettingError(

@@ -35,7 +35,7 @@ class ProviderLog:
                 self._last_errors[attempt.provider] = (attempt.error_category, report.turn)
         if report.attempts:
             self._first = report.attempts[0].provider
-        self._order_reason = report.order_reason
+        self._order_reason = report.routing_reason
 
     def message(self, states: Sequence[ProviderState]) -> dict[str, Any]:
         """The providers as the page gets them.
@@ -45,7 +45,7 @@ class ProviderLog:
         """
         return {
             "type": "providers",
-            "order_reason": self._order_reason,
+            "routing_reason": self._order_reason,
             "providers": [self._provider(state) for state in states],
         }
 
@@ -56,9 +56,9 @@ class ProviderLog:
             "provider": state.provider,
             "p50_secs": state.p50_secs,
             "p95_secs": state.p95_secs,
-            "prior_share": state.prior_share,
-            "is_left_out": state.is_left_out,
-            "rests_secs": state.rests_secs,
+            "prior_weight": state.prior_weight,
+            "is_excluded": state.is_excluded,
+            "retry_after_secs": state.retry_after_secs,
             "breaker": state.breaker,
             "breaker_reason": state.breaker_reason,
             "in_flight": state.in_flight,

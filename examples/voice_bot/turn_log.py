@@ -116,7 +116,7 @@ class LoggedTurn:
 def _connecting_secs(attempt: AttemptReport) -> float | None:
     """How long the caller waited for a connection to be opened; None if one was open."""
     stages = attempt.stages
-    if stages is None or not stages.is_cold:
+    if stages is None or not stages.new_connection:
         return None
     return (stages.tcp_secs or 0.0) + (stages.tls_secs or 0.0)
 

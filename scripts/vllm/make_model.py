@@ -98,22 +98,22 @@ PATTERNS = [
 
 def english(sentences: int, seed: int) -> Iterator[str]:
     """English-like lines by rule, with enough different words for some thousand merges."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     words = [stem + ending for stem in STEMS.split() for ending in ENDINGS]
     small = SMALL.split()
 
     class Slots(dict[str, str]):
         def __missing__(self, key: str) -> str:
             if key == "i":
-                return str(dice.randrange(10 ** dice.randrange(1, 5)))
+                return str(rng.randrange(10 ** rng.randrange(1, 5)))
             if key in "dD":
-                word = dice.choice(small)
+                word = rng.choice(small)
                 return word.capitalize() if key == "D" else word
-            return dice.choice(small if dice.random() < 0.15 else words)
+            return rng.choice(small if rng.random() < 0.15 else words)
 
     for _ in range(sentences):
-        near = dice.choice(["into", "over", "with", "near"])
-        yield dice.choice(PATTERNS).replace("{p}", near).format_map(Slots())
+        near = rng.choice(["into", "over", "with", "near"])
+        yield rng.choice(PATTERNS).replace("{p}", near).format_map(Slots())
 
 
 def make_tokenizer(out: Path, max_len: int, seed: int) -> Tokenizer:

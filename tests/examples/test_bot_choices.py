@@ -86,7 +86,7 @@ def test_a_vllm_needs_no_key_and_is_raced_behind_simulated_ones() -> None:
 def test_all_providers_may_be_asked_in_one_turn() -> None:
     """With four providers a turn may make four requests before it fails."""
     assert choose({"OPENAI_API_KEY": "k", "ANTHROPIC_API_KEY": "k", **AWS, **VLLM}).policy == (
-        HedgePolicy.adaptive(0.1, attempts=4, fallback_text=SORRY)
+        HedgePolicy.adaptive(0.1, max_attempts=4, fallback_text=SORRY)
     )
 
 

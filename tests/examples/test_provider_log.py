@@ -9,7 +9,7 @@ from pipecat_hedge.limits.server_load import ServerLoad
 from pipecat_hedge.race.events import AttemptOutcome
 from pipecat_hedge.race.reports import ProviderState
 
-A = ProviderState("a", "m", 0.5, 1.5, 1.0, is_left_out=False, rests_secs=0.0, limit=100)
+A = ProviderState("a", "m", 0.5, 1.5, 1.0, is_excluded=False, retry_after_secs=0.0, limit=100)
 B = dataclasses.replace(A, provider="b")
 
 
@@ -18,7 +18,9 @@ def a_race(turn: int, *ended: tuple[str, AttemptOutcome, str | None]) -> TurnRep
         AttemptReport(provider, "m", 0.0, "primary", None, 0.5, outcome, error)
         for provider, outcome, error in ended
     )
-    return TurnReport(turn, None, "answered", None, None, 1.0, attempts, order_reason=f"why {turn}")
+    return TurnReport(
+        turn, None, "answered", None, None, 1.0, attempts, routing_reason=f"why {turn}"
+    )
 
 
 def test_requests_are_counted_by_how_they_ended() -> None:
@@ -37,16 +39,16 @@ def test_requests_are_counted_by_how_they_ended() -> None:
         {"category": "server", "turn": 2},
     )
     assert (a["was_first"], b["was_first"]) == (False, True)
-    assert message["order_reason"] == "why 3"
+    assert message["routing_reason"] == "why 3"
 
 
 def test_a_call_begins_with_what_is_known() -> None:
     """Nobody has been asked; the rest is as the service says."""
-    out = dataclasses.replace(B, is_left_out=True, rests_secs=3.0, prior_share=0.2)
+    out = dataclasses.replace(B, is_excluded=True, retry_after_secs=3.0, prior_weight=0.2)
     a, b = ProviderLog().message([A, out])["providers"]
     assert (a["requests"], a["last_error"], a["was_first"]) == (0, None, False)
-    assert (a["p50_secs"], a["p95_secs"], a["prior_share"]) == (0.5, 1.5, 1.0)
-    assert (b["is_left_out"], b["rests_secs"], b["prior_share"]) == (True, 3.0, 0.2)
+    assert (a["p50_secs"], a["p95_secs"], a["prior_weight"]) == (0.5, 1.5, 1.0)
+    assert (b["is_excluded"], b["retry_after_secs"], b["prior_weight"]) == (True, 3.0, 0.2)
 
 
 def test_it_tells_how_busy_a_server_is() -> None:

@@ -88,10 +88,10 @@ def test_all_moments_of_a_turn_have_one_origin() -> None:
 
 def test_a_connection_that_was_opened_on_the_turn_is_told() -> None:
     """How long that took, both parts together; nothing where one was open or nobody knows."""
-    cold = StageReport(is_cold=True, tcp_secs=0.05, tls_secs=0.125)
+    cold = StageReport(new_connection=True, tcp_secs=0.05, tls_secs=0.125)
     attempts = tuple(
         AttemptReport("slow", "m", 0.0, "primary", None, 0.9, "superseded", stages=stages)
-        for stages in (cold, StageReport(is_cold=False), None)
+        for stages in (cold, StageReport(new_connection=False), None)
     )
     told = LoggedTurn(a_report(attempts=attempts)).message()["attempts"]
     assert [attempt["connecting_secs"] for attempt in told] == [0.175, None, None]

@@ -45,7 +45,7 @@ def asks(fake: FakeVLLM) -> OpenAILLMService:
 def cold(reports: list[TurnReport], provider: str) -> list[bool | None]:
     """Whether each turn's request to a provider had to open a connection."""
     attempts = [a for report in reports for a in report.attempts if a.provider == provider]
-    return [None if a.stages is None else a.stages.is_cold for a in attempts]
+    return [None if a.stages is None else a.stages.new_connection for a in attempts]
 
 
 def listings(fake: FakeVLLM) -> int:

@@ -44,8 +44,8 @@ def seen(condition: Callable[[], Any]) -> None:
 
 def test_percentiles_within_a_tenth(tmp_path: Path) -> None:
     """Wherever they lie, while the classic buckets are a quarter to a half apart."""
-    dice = random.Random(8)
-    times = [dice.lognormvariate(-0.6, 0.9) for _ in range(TURNS)]
+    rng = random.Random(8)
+    times = [rng.lognormvariate(-0.6, 0.9) for _ in range(TURNS)]
     registry = CollectorRegistry()
     recorder = PrometheusRecorder(stats=ProviderStats(), registry=registry)
     server, thread = start_http_server(0, "127.0.0.1", registry)

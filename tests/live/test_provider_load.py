@@ -15,7 +15,7 @@ from pipecat.services.llm_service import LLMService
 from pipecat_hedge import HedgedLLMService, HedgePolicy
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.service.provider_client import attempt_error
-from pipecat_hedge.service.service_adapter import Piece, Tally
+from pipecat_hedge.service.service_adapter import AttemptStats, Piece
 from pipecat_hedge.tools.simulator import Simulator
 from tests.line import Line
 from tests.simulated import WIRES, close, simulated
@@ -106,10 +106,10 @@ class Posted:
         self.errors.append(error)
 
 
-async def tallies(*services: LLMService[Any], tool: bool = False) -> list[Tally]:
+async def tallies(*services: LLMService[Any], tool: bool = False) -> list[AttemptStats]:
     """What attempts of the services, all at once, have noted; their clients are closed."""
     llm = HedgedLLMService(list(services), policy=HedgePolicy.fallback())
-    found = [Tally() for _ in services]
+    found = [AttemptStats() for _ in services]
     context = LLMContext([{"role": "user", "content": "hello"}])
     if tool:
         schema = FunctionSchema("book_table", "Books.", {}, [], handler=_never)

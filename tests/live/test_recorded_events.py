@@ -26,7 +26,7 @@ from pipecat.services.openai.llm import OpenAILLMService
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy
 from pipecat_hedge.race.errors import AttemptError
-from pipecat_hedge.service.service_adapter import Piece, Tally, ToolCalls
+from pipecat_hedge.service.service_adapter import AttemptStats, Piece, ToolCalls
 from tests.line import Line
 from tests.simulated import close
 
@@ -187,7 +187,7 @@ async def test_a_stream(stream: str, played: Callable[[Path], Awaitable[str]]) -
         [FunctionSchema("book_table", "Books.", PARTY_SIZE, ["party_size"], handler=_never)]
     )
     context = LLMContext([{"role": "user", "content": "Hello?"}], tools=tools)
-    judged, tally = Judged(), Tally()
+    judged, tally = Judged(), AttemptStats()
     async with Line(llm):
         (contender,) = llm._members.contenders
         try:

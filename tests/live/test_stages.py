@@ -83,7 +83,7 @@ async def test_a_connection_is_opened_once_and_kept(wire: str) -> None:
         first, second = await attempts(alone(member), turns=2)
         await close(member)
     cold, warm = stages_of(first), stages_of(second)
-    assert (cold.is_cold, warm.is_cold) == (True, False)
+    assert (cold.new_connection, warm.new_connection) == (True, False)
     assert cold.tcp_secs is not None
     assert cold.tcp_secs > 0
     assert (cold.tls_secs, warm.tcp_secs, warm.tls_secs) == (None, None, None)
@@ -102,7 +102,7 @@ async def test_warming_up_spares_the_turn_the_connection() -> None:
             await line.ask()
             report = await line.report()
         await close(member)
-    assert stages_of(report.attempts[0]).is_cold is False
+    assert stages_of(report.attempts[0]).new_connection is False
 
 
 async def test_tls_is_told_apart(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ async def test_tls_is_told_apart(tmp_path: Path) -> None:
     assert cold.written_secs is not None
     assert 0 < cold.tcp_secs + cold.tls_secs < cold.written_secs
     print(f"TCP {cold.tcp_secs * 1e3:.2f} ms, TLS {cold.tls_secs * 1e3:.2f} ms")
-    assert stages_of(second).is_cold is False
+    assert stages_of(second).new_connection is False
 
 
 async def test_a_server_that_hangs_up_makes_the_next_turn_cold() -> None:
@@ -141,7 +141,7 @@ async def test_a_server_that_hangs_up_makes_the_next_turn_cold() -> None:
             await line.report(3)
         await close(member)
         assert server.opened == 2
-    were_cold = [stages_of(report.attempts[0]).is_cold for report in line.reports]
+    were_cold = [stages_of(report.attempts[0]).new_connection for report in line.reports]
     assert were_cold == [True, False, True]
 
 
@@ -160,14 +160,16 @@ async def test_an_sdks_own_client_keeps_its_connections(monkeypatch: pytest.Monk
         ]
         for member in members:
             _, second = await attempts(alone(member), turns=2)
-            assert stages_of(second).is_cold is False
+            assert stages_of(second).new_connection is False
         for member in members:
             await close(member)
         assert server.opened == 1
 
 
-@pytest.mark.parametrize(("expiry", "is_cold"), [(0.0, True), (None, False)])
-async def test_a_client_that_was_given_is_left_alone(expiry: float | None, is_cold: bool) -> None:
+@pytest.mark.parametrize(("expiry", "new_connection"), [(0.0, True), (None, False)])
+async def test_a_client_that_was_given_is_left_alone(
+    expiry: float | None, new_connection: bool
+) -> None:
     """Whether it keeps its connections or not: somebody chose it."""
     async with Simulator() as sim:
         limits = connection_limits(keepalive_expiry=expiry)
@@ -181,7 +183,7 @@ async def test_a_client_that_was_given_is_left_alone(expiry: float | None, is_co
         )
         _, second = await attempts(alone(member), turns=2)
         await close(member)
-    assert stages_of(second).is_cold is is_cold
+    assert stages_of(second).new_connection is new_connection
 
 
 @pytest.mark.parametrize(
@@ -254,7 +256,7 @@ async def test_a_refused_connection() -> None:
         member = simulated("openai", sim, QUICK, url=sim.refused_url)
         (attempt,) = await attempts(alone(member))
         await close(member)
-    assert stages_of(attempt) == StageReport(is_cold=True)
+    assert stages_of(attempt) == StageReport(new_connection=True)
     assert attempt.error_category == "connectivity"
 
 
@@ -286,7 +288,7 @@ async def test_each_attempt_has_its_own_where_the_client_is_shared() -> None:
             report = await line.report()
         await client.close()
     lost, won = (stages_of(attempt) for attempt in report.attempts)
-    assert (lost.is_cold, won.is_cold) == (True, True)
+    assert (lost.new_connection, won.new_connection) == (True, True)
     assert won.headers_secs is not None
     assert lost.headers_secs is None
 
@@ -310,7 +312,7 @@ async def test_googles_client_can_be_passed_in() -> None:
             (heard,) = await attempts(alone(passed))
             await close(passed)
     assert stages_of(unheard) == StageReport(first_token_secs=stages_of(unheard).first_token_secs)
-    assert stages_of(heard).is_cold is True
+    assert stages_of(heard).new_connection is True
     assert moments(heard) == sorted(moments(heard))
 
 
@@ -333,7 +335,7 @@ async def test_who_listens_already_hears_on() -> None:
         )
         (attempt,) = await attempts(alone(member))
         await close(member)
-    assert stages_of(attempt).is_cold is True
+    assert stages_of(attempt).new_connection is True
     assert "connection.connect_tcp.complete" in heard
     assert "http11.receive_response_body.complete" in heard
 
@@ -368,7 +370,7 @@ async def test_it_is_said_at_debug_and_in_the_turn_log(tmp_path: Path) -> None:
     cold = [level for level, message in told if "a connection to a was opened" in message]
     assert cold == ["DEBUG"]
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [line["attempts"][0]["stages"]["is_cold"] for line in lines] == [True, False]
+    assert [line["attempts"][0]["stages"]["new_connection"] for line in lines] == [True, False]
     assert lines[0]["attempts"][0]["stages"]["tcp_secs"] == stages_of(first).tcp_secs
 
 
@@ -396,7 +398,7 @@ async def test_a_request_that_was_withdrawn_while_it_connected_was_never_sent() 
     assert withdrawn.sent_secs is None
     assert (withdrawn.input_tokens, withdrawn.output_tokens, withdrawn.usd) == (0, 0, 0)
     assert not withdrawn.tokens_estimated
-    assert stages_of(withdrawn).is_cold
+    assert stages_of(withdrawn).new_connection
     sent = {"provider": "b", "model": QUICK}
     assert registry.get_sample_value("pipecat_hedge_requests_total", sent) == 0
     tried = {"provider": "b", "launch_reason": "hedge", "outcome": "superseded"}

@@ -102,7 +102,7 @@ async def test_what_an_attempts_span_says(spans: RecordedSpans) -> None:
     assert won["gen_ai.usage.output_tokens"] > 0
     assert won["hedge.ttft_secs"] > 0.04
     assert won["hedge.stage.headers_secs"] < won["gen_ai.response.time_to_first_chunk"]
-    assert "hedge.stage.is_cold" in won
+    assert "hedge.stage.new_connection" in won
     assert lost["hedge.tokens_estimated"]
     assert lost["gen_ai.usage.input_tokens"] > 0
     assert "hedge.ttft_secs" not in lost

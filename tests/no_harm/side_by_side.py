@@ -190,11 +190,11 @@ class Caller:
     """Asks, listens to the answer, pauses, and asks again."""
 
     def __init__(
-        self, run: Run, arm: str, service: OpenAILLMService | HedgedLLMService, dice: random.Random
+        self, run: Run, arm: str, service: OpenAILLMService | HedgedLLMService, rng: random.Random
     ):
         self._run = run
         self._arm = arm
-        self._dice = dice
+        self._dice = rng
         self._turns: list[Turn] = []
         self._reports: dict[int, TurnReport] = {}
         self._error: str | None = None

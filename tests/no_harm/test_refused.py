@@ -253,6 +253,6 @@ async def test_a_stall_of_our_own_loop_turns_no_provider_slow(
     await asyncio.gather(*turns)
     for each in lines:
         await each.__aexit__(None, None, None)
-    assert report.order_reason is None
+    assert report.routing_reason is None
     assert [attempt.provider for attempt in report.attempts] == ["a"]
     assert shared_stats().slow() == set()

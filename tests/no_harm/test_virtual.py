@@ -33,7 +33,7 @@ FAILS: list[Step] = [Wait(0.01), Error()]
 HANGS: list[Step] = [Wait(NEVER)]
 POLICIES = [
     HedgePolicy.adaptive(),
-    HedgePolicy.adaptive(0.3, attempts=3),
+    HedgePolicy.adaptive(0.3, max_attempts=3),
     HedgePolicy.at_quantile(0.9),
     HedgePolicy.single_r(),
     HedgePolicy.race(2),
@@ -124,11 +124,11 @@ async def test_no_turn_after_an_outage_is_lost_or_delayed(outage: list[Step]) ->
 @pytest.mark.parametrize("policy", [HedgePolicy.adaptive(), HedgePolicy.fallback()])
 async def test_a_model_that_thinks_holds_no_turn_back(policy: HedgePolicy) -> None:
     """A quarter of the answers takes 4 to 6 s, of both providers; thirty callers at once."""
-    dice = random.Random(1)
+    rng = random.Random(1)
 
     def script() -> Sequence[Step]:
-        thinks = dice.random() < 0.25
-        secs = dice.uniform(4.0, 6.0) if thinks else dice.lognormvariate(-0.8, 0.3)
+        thinks = rng.random() < 0.25
+        secs = rng.uniform(4.0, 6.0) if thinks else rng.lognormvariate(-0.8, 0.3)
         return [Wait(secs), Say("Yes, do come.")]
 
     sessions = [hedged(script, script, policy=policy) for _ in range(30)]

@@ -9,16 +9,16 @@ import pytest
 
 from pipecat_hedge.policy.change_point import CREDIT, EARNED_BY, ENOUGH, Change, ChangePoint
 from pipecat_hedge.policy.latency_model import LatencyModel
-from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.policy.survival import SurvivalCurve
 
-PRIOR = Survival.of([0.0, 0.5, 1.0], [1.0, 0.5, 0.1], 1.0)
+PRIOR = SurvivalCurve.of([0.0, 0.5, 1.0], [1.0, 0.5, 0.1], 1.0)
 
 
 class Provider:
     """A provider, learned and watched."""
 
     def __init__(self, seed: int = 1):
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self.model = LatencyModel(PRIOR)
         self.watch = ChangePoint()
         self.curve = PRIOR
@@ -47,7 +47,7 @@ class Provider:
         """The turns at which a change was seen."""
         found: list[int] = []
         for turn in range(turns):
-            secs = factor * self.dice.lognormvariate(-0.7, spread)
+            secs = factor * self.rng.lognormvariate(-0.7, spread)
             cut = secs > censored_after
             if self.take(min(secs, censored_after), censored=cut) is not None:
                 found.append(turn)
@@ -135,7 +135,7 @@ def test_a_level_that_wanders_is_not_run_after(smooth: float) -> None:
     provider, wandering = Provider(), 0.0
     changes, turns = list[Change](), 6_000
     for _ in range(turns):
-        wandering = smooth * wandering + provider.dice.gauss(0, (1 - smooth**2) ** 0.5)
+        wandering = smooth * wandering + provider.rng.gauss(0, (1 - smooth**2) ** 0.5)
         change = provider.take(0.5 * math.exp(wandering))
         changes += [change] if change is not None else []
     assert len([c for c in changes if c.kind != "returned"]) <= CREDIT + turns / EARNED_BY

@@ -12,19 +12,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipecat_hedge import HedgeError
-from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.voice.filler_policy import FillerDecision, FillerRule, FillerWords, Silence
 
 FILLER = 0.8
 RULE = FillerRule(after_secs=0.8, margin_secs=0.4)
 
 
-def fixed(secs: float) -> Survival:
+def fixed(secs: float) -> SurvivalCurve:
     """All answers after so long, give or take a tenth; a few never before much later."""
-    return Survival.of([0.9 * secs, secs, 1.1 * secs], [0.9, 0.5, 0.01], 0.1)
+    return SurvivalCurve.of([0.9 * secs, secs, 1.1 * secs], [0.9, 0.5, 0.01], 0.1)
 
 
-def decided(wait: Survival, rule: FillerRule = RULE, **known: Any) -> FillerDecision:
+def decided(wait: SurvivalCurve, rule: FillerRule = RULE, **known: Any) -> FillerDecision:
     facts: dict[str, Any] = {"turn": 5, "waited_secs": 0.0, "filler_secs": FILLER, **known}
     return rule.decide(Silence(wait=wait, **facts))
 
@@ -47,7 +47,7 @@ def test_a_short_wait_is_not() -> None:
 
 def test_an_answer_that_is_about_to_land_is_not_spoken_over() -> None:
     """Though a few turns of half a minute make the mean rest long."""
-    wait = Survival.of([1.2, 1.3], [0.1, 0.1], 30.0)
+    wait = SurvivalCurve.of([1.2, 1.3], [0.1, 0.1], 30.0)
     assert wait.expected_remaining(0.8) > 3.0
     decision = decided(wait)
     assert decision.at_secs == 1.2, "then it has not landed, and the rest is long"
@@ -57,7 +57,7 @@ def test_a_turn_that_outlives_the_body_of_the_curve_is_filled() -> None:
     """When the tail has begun, not before."""
     body = np.linspace(0.3, 0.6, 40)
     shares = np.concatenate((np.linspace(1.0, 0.05, 39), [0.04]))
-    decision = decided(Survival.of(body, shares, 8.0), FillerRule(after_secs=0.0))
+    decision = decided(SurvivalCurve.of(body, shares, 8.0), FillerRule(after_secs=0.0))
     assert decision.at_secs is not None
     assert 0.5 < decision.at_secs <= 0.61
 
@@ -74,7 +74,7 @@ def test_it_is_the_first_time_at_which_it_pays(
 ) -> None:
     """Compared with looking at every hundredth of a second."""
     secs = np.sort(np.array(answers))
-    wait = Survival.of(secs, 1.0 - np.arange(1, len(secs) + 1) / (len(secs) + 1), tail)
+    wait = SurvivalCurve.of(secs, 1.0 - np.arange(1, len(secs) + 1) / (len(secs) + 1), tail)
     decision = decided(wait, waited_secs=waited, filler_secs=filler_secs)
 
     def pays(at: float, give: float = 0.0) -> bool:
@@ -108,7 +108,7 @@ def test_manners() -> None:
 def test_a_wait_beyond_all_that_was_seen_is_of_unknown_length() -> None:
     """Also where the curve says that nobody waits so long."""
     assert decided(fixed(1.0), waited_secs=9.0).at_secs == 9.0
-    ended = Survival.of([1.0, 2.0], [0.5, 0.0], 0.1)
+    ended = SurvivalCurve.of([1.0, 2.0], [0.5, 0.0], 0.1)
     assert decided(ended, waited_secs=3.0).at_secs == 4.0
     assert decided(ended, waited_secs=9.0).at_secs == 9.0
 
@@ -134,10 +134,10 @@ def test_rules_that_cannot_work(fields: dict[str, Any], told: str) -> None:
 
 def test_the_same_is_not_said_twice_in_a_row() -> None:
     """And all of them are said."""
-    words, dice = FillerWords(), random.Random(1)
+    words, rng = FillerWords(), random.Random(1)
     said: list[str] = []
     for _ in range(60):
-        phrase, *others = words.choices("slow", dice)
+        phrase, *others = words.choices("slow", rng)
         assert [len(other) for other in others] == sorted(len(other) for other in others)
         words.said(phrase)
         said.append(phrase)
@@ -147,11 +147,11 @@ def test_the_same_is_not_said_twice_in_a_row() -> None:
 
 def test_the_only_phrase_is_said_again() -> None:
     """Where there is no other; and nothing where there is none."""
-    words, dice = FillerWords({"slow": ["Hm."]}), random.Random(1)
-    assert words.choices("slow", dice) == ["Hm."]
+    words, rng = FillerWords({"slow": ["Hm."]}), random.Random(1)
+    assert words.choices("slow", rng) == ["Hm."]
     words.said("Hm.")
-    assert words.choices("slow", dice) == ["Hm."]
-    assert words.choices("tool", dice) == []
+    assert words.choices("slow", rng) == ["Hm."]
+    assert words.choices("tool", rng) == []
 
 
 def test_how_long_a_phrase_takes() -> None:

@@ -111,7 +111,7 @@ def test_whoever_adds_when_each_sees_what_the_others_added(
     added: list[tuple[int, int]], seed: int
 ) -> None:
     """Within the two generations that are kept, for three processes that read at any time."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     fleet = [FleetLatency() for _ in range(3)]
     sums = {0: LatencyCounts()}
     by: dict[tuple[int, int], int] = {}
@@ -124,7 +124,7 @@ def test_whoever_adds_when_each_sees_what_the_others_added(
         count += many
         by[who, number] = by.get((who, number), 0) + many
         fleet[who].added(counts(**{f"t{who + 1}": many}), Place("e", number))
-        reads = dice.randrange(3)
+        reads = rng.randrange(3)
         before = sums.get(number - 1, LatencyCounts())
         fleet[reads].found(Sum(Place("e", number), count, sums[number], before))
         for (each, _), generation in zip(fleet[reads].others, (number, number - 1), strict=True):

@@ -54,11 +54,11 @@ def test_a_debt_that_chance_explains_changes_little() -> None:
 @pytest.mark.parametrize("budget", [0.02, 0.05, 0.1, 0.25])
 def test_who_hedges_the_share_stays_within_the_budget(budget: float) -> None:
     """Over any 2,000 of 40,000 turns to a tenth, or a tenth of a hundred requests."""
-    dice, account = random.Random(3), HedgeBudget(budget)
+    rng, account = random.Random(3), HedgeBudget(budget)
     spent: list[int] = []
     for _ in range(40_000):
         account.begin_turn()
-        spent.append(account.permits() and dice.random() < account.share())
+        spent.append(account.permits() and rng.random() < account.share())
         if spent[-1]:
             account.withdraw()
     for begin in range(0, 38_000, 100):

@@ -13,27 +13,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge import HedgeError
-from pipecat_hedge.policy.hedge_benefit import Worth, Worths, joint, savings
+from pipecat_hedge.policy.hedge_benefit import HedgeBenefit, Worths, joint, savings
 from pipecat_hedge.policy.launch_rule import (
-    Known,
+    LatencyEstimate,
     PricedDelay,
     QuantileDelay,
     SingleReissue,
     best_reissue,
 )
-from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.events import InFlight, LaunchDecision, Waiting
 
 
-def exponential(mean_secs: float) -> Survival:
-    return Survival.of([0.0], [1.0], mean_secs)
+def exponential(mean_secs: float) -> SurvivalCurve:
+    return SurvivalCurve.of([0.0], [1.0], mean_secs)
 
 
-def lognormal(median: float, sigma: float, stalls: float = 0.0) -> Survival:
+def lognormal(median: float, sigma: float, stalls: float = 0.0) -> SurvivalCurve:
     """A body, and a share of answers that stall for 5 s on average."""
     secs = np.geomspace(median / 20, median * 20, 4000)
     body = np.array([0.5 * math.erfc(math.log(t / median) / sigma / math.sqrt(2)) for t in secs])
-    return Survival.of(secs, (1 - stalls) * body + stalls * np.exp(-secs / 5), 5.0)
+    return SurvivalCurve.of(secs, (1 - stalls) * body + stalls * np.exp(-secs / 5), 5.0)
 
 
 HEAVY = lognormal(0.5, 0.12, stalls=0.05)
@@ -55,7 +55,7 @@ def test_the_saving_of_exponential_latencies(first: float, second: float, at: fl
 @given(st.floats(0.1, 5), st.floats(0, 3), st.floats(0, 4))
 def test_only_waiting_beyond_the_deadline_counts(mean: float, at: float, deadline: float) -> None:
     """With a further request that answers at once, what is saved is the wait beyond it."""
-    at_once = Survival.of([0.0], [0.0], 1e-3)
+    at_once = SurvivalCurve.of([0.0], [0.0], 1e-3)
     saved = savings(exponential(mean), at_once, np.array([at]), deadline)
     beyond = max(0.0, deadline - at)
     assert saved[0] == pytest.approx(mean * math.exp(-beyond / mean), rel=0.01, abs=1e-6)
@@ -92,9 +92,13 @@ def test_the_first_of_several(sent: float, at: float) -> None:
 
 
 def rule(
-    first: Survival = HEAVY, second: Survival = HEAVY, share: float = 0.1, **options: Any
+    first: SurvivalCurve = HEAVY, second: SurvivalCurve = HEAVY, share: float = 0.1, **options: Any
 ) -> PricedDelay:
-    return PricedDelay({"a": Known(first), "b": Known(second)}, {"a": share, "b": share}, **options)
+    return PricedDelay(
+        {"a": LatencyEstimate(first), "b": LatencyEstimate(second)},
+        {"a": share, "b": share},
+        **options,
+    )
 
 
 def asked(policy: PricedDelay, *in_flight: tuple[str, float]) -> LaunchDecision:
@@ -131,14 +135,14 @@ def test_a_rare_stall_is_hedged_once_hardly_anybody_else_is_left() -> None:
 
 def test_what_is_never_worth_it_is_launched_only_when_it_hangs() -> None:
     """After a wait that no curve knows: twice the longest usual one."""
-    decision = asked(rule(LIGHT, LIGHT, worth_secs=60.0))
+    decision = asked(rule(LIGHT, LIGHT, min_saving_secs=60.0))
     assert decision.at == pytest.approx(2 * LIGHT.quantile(0.998))
     assert decision.reason.endswith(" s, price 60.00 s, unless it hangs")
 
 
 def test_who_has_waited_five_seconds_is_worth_any_price() -> None:
     """Whatever the purse says, and however long a provider is known to hang."""
-    hangs = Survival.of([0.4, 30.0], [0.6, 0.5], 30.0)
+    hangs = SurvivalCurve.of([0.4, 30.0], [0.6, 0.5], 30.0)
     fast = lognormal(0.4, 0.1)
     for share in (0.5, 0.1, 1e-3, 1e-12, 1e-300):
         decision = asked(rule(hangs, fast, share=share))
@@ -161,8 +165,8 @@ def test_without_a_budget_there_is_no_hedge() -> None:
 
 def test_what_costs_nothing_is_launched_as_soon_as_it_is_worth_it() -> None:
     """A share of 1 has the least worth for its price."""
-    free = asked(rule(share=1.0, worth_secs=0.3)).at
-    dear = asked(rule(share=0.05, worth_secs=0.3)).at
+    free = asked(rule(share=1.0, min_saving_secs=0.3)).at
+    dear = asked(rule(share=0.05, min_saving_secs=0.3)).at
     assert free is not None
     assert dear is not None
     assert free < 0.5 < dear
@@ -187,7 +191,7 @@ def test_a_larger_share_never_hedges_later(one: float, other: float) -> None:
 @given(st.floats(0.01, 0.04), st.floats(0, 2))
 def test_who_has_waited_long_is_worth_any_price(share: float, worth: float) -> None:
     """By the time by which all but 0.8 times the share have answered."""
-    at = asked(rule(share=share, worth_secs=worth)).at
+    at = asked(rule(share=share, min_saving_secs=worth)).at
     assert at is not None
     latest = HEAVY.quantile(1 - 0.8 * share)
     if savings(HEAVY, HEAVY, np.array([latest]))[0] > worth:
@@ -196,7 +200,7 @@ def test_who_has_waited_long_is_worth_any_price(share: float, worth: float) -> N
 
 def test_a_slow_second_provider_saves_nothing() -> None:
     """When everybody is slow hedging stops by itself."""
-    decision = asked(rule(HEAVY, lognormal(60.0, 0.1), worth_secs=0.5))
+    decision = asked(rule(HEAVY, lognormal(60.0, 0.1), min_saving_secs=0.5))
     assert decision.at is None or decision.at > 5
 
 
@@ -233,12 +237,13 @@ def test_an_attempt_that_dribbles_is_overtaken() -> None:
     """After its first token it is judged by how soon a sentence usually follows."""
     sentence = lognormal(0.15, 0.3)
     policy = PricedDelay(
-        {"a": Known(HEAVY, sentence), "b": Known(HEAVY, sentence)}, {"a": 0.1, "b": 0.1}
+        {"a": LatencyEstimate(HEAVY, sentence), "b": LatencyEstimate(HEAVY, sentence)},
+        {"a": 0.1, "b": 0.1},
     )
     talking = Waiting(0.0, (InFlight("a", 0.0, 0.4, 0.4),), "b")
     decision = policy.next_launch(talking)
     assert decision.at is None or decision.at > 0.4 + sentence.quantile(0.84)
-    heavy = Known(HEAVY, lognormal(0.15, 0.3, stalls=0.1))
+    heavy = LatencyEstimate(HEAVY, lognormal(0.15, 0.3, stalls=0.1))
     dribbles = PricedDelay({"a": heavy, "b": heavy}, {"a": 0.1, "b": 0.1}).next_launch(talking)
     assert dribbles.at is not None
     assert 0.4 + 0.15 < dribbles.at < 2.0
@@ -260,7 +265,7 @@ def test_what_was_computed_is_remembered_for_the_same_curves() -> None:
 
 def test_between_and_beyond_the_times_that_were_computed() -> None:
     """Evenly between two, and as at the last one beyond it."""
-    worth = Worth((0.0, 1.0, 2.0), (0.0, 2.0, 1.0), (0.0, 2.0, 2.0), (1.0, 0.5, 0.1))
+    worth = HedgeBenefit((0.0, 1.0, 2.0), (0.0, 2.0, 1.0), (0.0, 2.0, 2.0), (1.0, 0.5, 0.1))
     assert [worth.at_time(t, worth.saved) for t in (0.0, 0.5, 1.5, 2.0, 9.0)] == [0, 1, 1.5, 1, 1]
     assert worth.first_above(1.0, 0.0) == 0.5
     assert worth.first_above(1.0, 0.75) == 0.75
@@ -270,7 +275,7 @@ def test_between_and_beyond_the_times_that_were_computed() -> None:
 
 def test_at_a_quantile() -> None:
     """Each attempt from the launch of the one before."""
-    policy = QuantileDelay({"a": Known(HEAVY), "b": Known(LIGHT)}, 0.95)
+    policy = QuantileDelay({"a": LatencyEstimate(HEAVY), "b": LatencyEstimate(LIGHT)}, 0.95)
     decision = policy.next_launch(waiting(("a", 0.0), started_at=5.0))
     assert decision == LaunchDecision(
         5.0 + HEAVY.quantile(0.95), f"p95 is {HEAVY.quantile(0.95):.2f} s"
@@ -308,7 +313,10 @@ def test_single_r_draws_lots() -> None:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: PricedDelay({}, {}, worth_secs=-1), "worth_secs must not be negative, got -1"),
+        (
+            lambda: PricedDelay({}, {}, min_saving_secs=-1),
+            "min_saving_secs must not be negative, got -1",
+        ),
         (lambda: PricedDelay({}, {"a": 1.5}), "shares: a must be from 0 to 1, got 1.5"),
     ],
 )
@@ -322,7 +330,7 @@ def test_a_narrow_body_is_not_taken_for_a_tail() -> None:
     """V jumps where a body ends; what lies in front of the jump is not in between."""
     for median, spread in ((1.0, 0.03), (2.0, 0.05), (0.3, 0.002)):
         body = lognormal(median, spread)
-        worth = Worth.of(body, body)
+        worth = HedgeBenefit.of(body, body)
         at = body.quantile(0.95)
         exact = savings(body, body, np.array([at]))[0]
         assert worth.at_time(at, worth.saved) == pytest.approx(exact, abs=0.01)
@@ -332,7 +340,7 @@ def test_a_narrow_body_is_not_taken_for_a_tail() -> None:
 def test_a_budget_that_is_larger_than_the_tail_is_not_used_up(share: float) -> None:
     """Who is about to be answered is not hedged, though there would be money for it."""
     body = 0.5 + 0.03 * np.linspace(-2, 2, 400)
-    stalls = Survival.of(body, np.linspace(0.99, 0.01, 400), 20.0)
+    stalls = SurvivalCurve.of(body, np.linspace(0.99, 0.01, 400), 20.0)
     decision = asked(rule(stalls, stalls, share=share))
     assert decision.at is not None
     assert 0.55 < decision.at < 0.7

@@ -24,10 +24,10 @@ def test_names_say_what_the_policy_does() -> None:
 
 def test_an_adaptive_deadline_fails_no_turn() -> None:
     """It says when hedges should have been sent, not when to give up."""
-    policy = HedgePolicy.adaptive(0.1, 3, deadline_secs=1.2, worth_secs=0, order="learned")
+    policy = HedgePolicy.adaptive(0.1, 3, target_ttft_secs=1.2, min_saving_secs=0, order="learned")
     assert policy.rule == Adaptive(0.1, 0.0, 1.2, "learned")
     assert policy.deadline_secs is None
-    assert policy.attempts == 3
+    assert policy.max_attempts == 3
     assert HedgePolicy.single_r(deadline_secs=9).deadline_secs == 9
     assert HedgePolicy.at_quantile(deadline_secs=9).deadline_secs == 9
 
@@ -42,7 +42,7 @@ def test_a_promise_is_aimed_at() -> None:
 def test_a_budget_may_be_as_large_as_there_are_attempts() -> None:
     """One is every turn, also where there is one attempt: then it is the share that is wanted."""
     for budget, attempts in ((1.0, 2), (1, 1), (2.0, 3)):
-        assert HedgePolicy.adaptive(budget, attempts).attempts == attempts
+        assert HedgePolicy.adaptive(budget, attempts).max_attempts == attempts
 
 
 @pytest.mark.parametrize(("budget", "meant"), [(10, "0.1"), (5, "0.05"), (1.5, "0.015")])
@@ -66,11 +66,14 @@ def test_none_is_never_and_zero_is_now() -> None:
         (lambda: HedgePolicy.after("1"), "seconds must be a number"),  # pyright: ignore[reportArgumentType]
         (lambda: HedgePolicy.after(True), "seconds must be a number"),
         (lambda: HedgePolicy.after(800), "seconds is in seconds, .* if milliseconds .*, write 0.8"),
-        (lambda: HedgePolicy.adaptive(deadline_secs=800), "deadline_secs is in .*, write 0.8"),
-        (lambda: HedgePolicy.race(0), "attempts must be at least 1, got 0"),
-        (lambda: HedgePolicy.after(1, attempts=-2), "attempts must be at least 1, got -2"),
-        (lambda: HedgePolicy.fallback(1.5), "attempts must be a whole number"),  # pyright: ignore[reportArgumentType]
-        (lambda: HedgePolicy.race(True), "attempts must be a whole number"),
+        (
+            lambda: HedgePolicy.adaptive(target_ttft_secs=800),
+            "target_ttft_secs is in .*, write 0.8",
+        ),
+        (lambda: HedgePolicy.race(0), "max_attempts must be at least 1, got 0"),
+        (lambda: HedgePolicy.after(1, max_attempts=-2), "max_attempts must be at least 1, got -2"),
+        (lambda: HedgePolicy.fallback(1.5), "max_attempts must be a whole number"),  # pyright: ignore[reportArgumentType]
+        (lambda: HedgePolicy.race(True), "max_attempts must be a whole number"),
         (lambda: HedgePolicy.race(commit="late"), "commit is not known, got 'late': write 'auto',"),  # pyright: ignore[reportArgumentType]
         (lambda: HedgePolicy.race(losers="pay"), "losers is not known, got 'pay': write 'cancel'"),  # pyright: ignore[reportArgumentType]
         (lambda: HedgePolicy.race(stall_secs=-1), "stall_secs must not be negative, got -1"),
@@ -79,11 +82,17 @@ def test_none_is_never_and_zero_is_now() -> None:
         (lambda: HedgePolicy.adaptive(True), "budget must be a share of turns"),
         (lambda: HedgePolicy.adaptive("5 %"), "budget must be a share of turns"),  # pyright: ignore[reportArgumentType]
         (lambda: HedgePolicy.adaptive(order="fast"), "order is not known, got 'fast': write"),  # pyright: ignore[reportArgumentType]
-        (lambda: HedgePolicy.adaptive(worth_secs=-1), "worth_secs must not be negative, got -1"),
-        (lambda: HedgePolicy.adaptive(deadline_secs=-1), "deadline_secs must not be negative"),
         (
-            lambda: HedgePolicy.adaptive(slo=Slo(), deadline_secs=1.2),
-            "deadline_secs=1.2 and slo both say when an answer should be there: give one",
+            lambda: HedgePolicy.adaptive(min_saving_secs=-1),
+            "min_saving_secs must not be negative, got -1",
+        ),
+        (
+            lambda: HedgePolicy.adaptive(target_ttft_secs=-1),
+            "target_ttft_secs must not be negative",
+        ),
+        (
+            lambda: HedgePolicy.adaptive(slo=Slo(), target_ttft_secs=1.2),
+            "target_ttft_secs=1.2 and slo both say when an answer should be there: give one",
         ),
         (lambda: HedgePolicy.adaptive(slo=0.8), "slo must be a Slo, got 0.8: write Slo"),  # pyright: ignore[reportArgumentType]
         (

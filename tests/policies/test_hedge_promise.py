@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from pipecat_hedge.policy.profiles import PROFILES
 from pipecat_hedge.policy.slo_hedge import MOST_DRAWN, Aim, AimedDelay, aim_at
-from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.events import InFlight, LaunchDecision, Waiting
 from tests.policies.test_hedge_delay import HEAVY, LIGHT, lognormal
 
 
-def of(profile: str) -> Survival:
+def of(profile: str) -> SurvivalCurve:
     secs = PROFILES[profile].samples(4000, 1)
     secs.sort()
-    return Survival.of(secs, [1 - (n + 1) / 4001 for n in range(4000)], 5.0).thinned()
+    return SurvivalCurve.of(secs, [1 - (n + 1) / 4001 for n in range(4000)], 5.0).thinned()
 
 
 JAGGED = of("jagged")
@@ -25,7 +25,7 @@ WITHIN, PROMISED = st.floats(0.05, 5.0), st.floats(0.5, 0.999)
 SHARES = st.floats(0.0, 1.0)
 
 
-def late(first: Survival, further: Survival, within: float, sent: float) -> float:
+def late(first: SurvivalCurve, further: SurvivalCurve, within: float, sent: float) -> float:
     """The share of turns that are late if all that still wait then are hedged."""
     in_time = 1.0 - float(further.share_after(within - sent)) if sent < within else 0.0
     return float(first.share_after(within)) * (1.0 - in_time)
@@ -33,7 +33,7 @@ def late(first: Survival, further: Survival, within: float, sent: float) -> floa
 
 @given(st.sampled_from(CURVES), st.sampled_from(CURVES), WITHIN, PROMISED, SHARES)
 def test_no_more_is_drawn_than_its_part_of_the_budget_pays(
-    first: Survival, further: Survival, within: float, promised: float, share: float
+    first: SurvivalCurve, further: SurvivalCurve, within: float, promised: float, share: float
 ) -> None:
     """And it is sent early enough to be of use, and no earlier than all turns could be."""
     aim = aim_at(first, further, within, promised, share)
@@ -49,7 +49,7 @@ def test_no_more_is_drawn_than_its_part_of_the_budget_pays(
 
 @given(st.sampled_from(CURVES), st.sampled_from(CURVES), WITHIN, PROMISED, SHARES)
 def test_a_promise_that_is_kept_anyway_changes_nothing(
-    first: Survival, further: Survival, within: float, promised: float, share: float
+    first: SurvivalCurve, further: SurvivalCurve, within: float, promised: float, share: float
 ) -> None:
     """By the first provider alone, or by the usual hedges."""
     at = first.quantile(1 - max(share, 1e-6)) if share < 1 else 0.0
@@ -80,7 +80,7 @@ def test_no_more_of_the_tail_is_given_up_than_the_promise_needs() -> None:
     ids=["too slow to help", "promised at once", "never late"],
 )
 def test_where_nothing_is_gained_nothing_is_drawn(
-    first: Survival, further: Survival, within: float
+    first: SurvivalCurve, further: SurvivalCurve, within: float
 ) -> None:
     """The budget is the tail's then."""
     assert aim_at(first, further, within, 0.95, 0.1) is None

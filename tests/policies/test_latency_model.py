@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pipecat_hedge import HedgeError
 from pipecat_hedge.policy.hedge_benefit import joint
 from pipecat_hedge.policy.latency_model import LatencyModel
-from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.policy.survival import SurvivalCurve
 
-PRIOR = Survival.of([0.0, 0.5, 1.0], [1.0, 0.5, 0.1], 1.0)
+PRIOR = SurvivalCurve.of([0.0, 0.5, 1.0], [1.0, 0.5, 0.1], 1.0)
 
 
 def learned(*secs: float, censored: tuple[float, ...] = ()) -> LatencyModel:
@@ -86,10 +86,10 @@ def test_a_quantile_is_where_the_curve_has_fallen_so_far(
 
 def test_the_area_is_that_under_the_curve() -> None:
     """Against a sum over a fine grid, tail included."""
-    dice = random.Random(3)
+    rng = random.Random(3)
     model = LatencyModel(PRIOR)
     for _ in range(200):
-        model.record(dice.lognormvariate(-0.5, 0.7), censored=dice.random() < 0.2)
+        model.record(rng.lognormvariate(-0.5, 0.7), censored=rng.random() < 0.2)
     grid = np.arange(0, 200, 1e-3)
     for t in (0.0, 0.3, 0.777, 2.5, 20.0):
         above = grid[grid >= t]
@@ -107,10 +107,10 @@ def test_the_model_answers_for_its_curve() -> None:
 
 def test_the_tail_is_that_of_the_slowest() -> None:
     """Of exponential latencies the same wait is always left, though many were cancelled."""
-    dice = random.Random(5)
+    rng = random.Random(5)
     model = LatencyModel(PRIOR, prior_weight=0, window=4000, half_life=1e12)
     for _ in range(4000):
-        secs = dice.expovariate(1 / 0.8)
+        secs = rng.expovariate(1 / 0.8)
         model.record(min(secs, 2.0), censored=secs > 2.0)
     for elapsed in (0.0, 1.0, 1.9, 5.0, 30.0):
         assert model.curve.expected_remaining(elapsed) == pytest.approx(0.8, rel=0.15)
@@ -119,17 +119,17 @@ def test_the_tail_is_that_of_the_slowest() -> None:
 def test_the_prior_gives_way() -> None:
     """It is everything at first, a quarter after as many observations, nothing after hundreds."""
     model = LatencyModel(PRIOR, prior_weight=20, half_life=1e12)
-    assert model.prior_share == 1
+    assert model.prior_weight == 1
     assert model.curve.quantile(0.5) == 0.5
     for _ in range(20):
         model.record(3.0)
-    assert model.prior_share == pytest.approx(0.25)
+    assert model.prior_weight == pytest.approx(0.25)
     assert model.curve.share_after(2.9) == pytest.approx(
         0.75 + 0.25 * float(PRIOR.share_after(2.9)), abs=0.002
     )
     for _ in range(480):
         model.record(3.0)
-    assert model.prior_share == pytest.approx((20 / 520) ** 2)
+    assert model.prior_weight == pytest.approx((20 / 520) ** 2)
     assert model.curve.quantile(0.5) == 3.0
 
 
@@ -138,11 +138,11 @@ def test_what_was_cut_short_at_once_says_nothing() -> None:
     model = LatencyModel(PRIOR)
     for _ in range(100):
         model.record(0.01, censored=True)
-    assert model.prior_share == 1.0
+    assert model.prior_weight == 1.0
     assert model.quantile(0.5) == PRIOR.quantile(0.5)
     for _ in range(100):
         model.record(9.0, censored=True)
-    assert model.prior_share < 0.05
+    assert model.prior_weight < 0.05
     assert model.quantile(0.1) > 9.0
 
 
@@ -168,11 +168,11 @@ def test_cancelled_answers_do_not_make_a_provider_look_fast() -> None:
 
     Recording winners alone, the same experiment drifts upwards: each hedge hides a slow answer.
     """
-    dice = random.Random(11)
+    rng = random.Random(11)
 
     def latency() -> float:
-        return dice.lognormvariate(-0.7, 0.35) + (
-            dice.expovariate(1 / 3) if dice.random() < 0.03 else 0
+        return rng.lognormvariate(-0.7, 0.35) + (
+            rng.expovariate(1 / 3) if rng.random() < 0.03 else 0
         )
 
     def rates(censoring: bool) -> list[float]:
@@ -216,10 +216,13 @@ def test_cancelled_answers_do_not_make_a_provider_look_fast() -> None:
         (lambda: LatencyModel(PRIOR).record(float("nan")), "secs must not be negative, got nan"),
         (lambda: LatencyModel(PRIOR).record(float("inf")), "got inf: it must be finite"),
         (lambda: PRIOR.quantile(1.0), "p must be from 0 to below 1, got 1.0"),
-        (lambda: Survival.of([], [], 1), "secs and shares must be of one length and not empty"),
-        (lambda: Survival.of([2, 1], [1, 0.5], 1), "secs must be ascending"),
-        (lambda: Survival.of([1, 2], [0.5, 0.6], 1), "shares must fall"),
-        (lambda: Survival.of([1], [0.5], 0), "tail_secs must be positive, got 0"),
+        (
+            lambda: SurvivalCurve.of([], [], 1),
+            "secs and shares must be of one length and not empty",
+        ),
+        (lambda: SurvivalCurve.of([2, 1], [1, 0.5], 1), "secs must be ascending"),
+        (lambda: SurvivalCurve.of([1, 2], [0.5, 0.6], 1), "shares must fall"),
+        (lambda: SurvivalCurve.of([1], [0.5], 0), "tail_secs must be positive, got 0"),
     ],
 )
 def test_bad_input_is_named(make: object, told: str) -> None:
@@ -231,9 +234,9 @@ def test_bad_input_is_named(make: object, told: str) -> None:
 
 def test_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
     """Under 5 µs to record and 200 µs to ask, window full, machine quiet: so many sorted lists."""
-    dice = random.Random(1)
+    rng = random.Random(1)
     model = LatencyModel(PRIOR, window=512)
-    yardstick = [dice.expovariate(1) for _ in range(512)]
+    yardstick = [rng.expovariate(1) for _ in range(512)]
     for secs in yardstick:
         model.record(secs)
     recorded, asked, sorting = [], [], []
@@ -290,7 +293,7 @@ def test_what_was_put_aside_can_be_taken_up_again() -> None:
     for secs, censored in ((0.5, False), (0.6, False), (0.7, True)):
         expected.record(secs, censored=censored)
     assert model.observations == expected.observations
-    assert model.prior_share == expected.prior_share
+    assert model.prior_weight == expected.prior_weight
     assert model.quantile(0.9) == expected.quantile(0.9)
     with pytest.raises(HedgeError, match="nothing was put aside"):
         model.resume()
@@ -308,7 +311,7 @@ def test_a_thinned_curve_is_the_same_but_for_its_grain(
     """Its mean and its tail are kept, its quantiles are off by no more than a step's share."""
     secs = sorted(secs)
     shares = 1 - (np.arange(len(secs)) + 1) / (len(secs) + 1)
-    curve = Survival.of(secs, shares, tail_secs)
+    curve = SurvivalCurve.of(secs, shares, tail_secs)
     thin = curve.thinned(most)
     assert thin.secs.size <= most + 1
     assert thin.expected_remaining(0.0) == pytest.approx(curve.expected_remaining(0.0))
@@ -325,7 +328,7 @@ def test_a_thinned_curve_is_the_same_but_for_its_grain(
 def test_a_thinned_curve_is_a_curve(seed: int) -> None:
     """No share of it is above 1, not by the last digit: what a further attempt saves is found."""
     secs = np.sort(np.random.default_rng(seed).exponential(1.0, 200))
-    thin = Survival.of(secs, 1 - (np.arange(200) + 1) / 201, 1.0).thinned()
+    thin = SurvivalCurve.of(secs, 1 - (np.arange(200) + 1) / 201, 1.0).thinned()
     assert thin.shares[0] <= 1.0
     assert joint([(thin, 0.0), (thin, 0.3)]).shares[0] == pytest.approx(1.0)
 
@@ -351,22 +354,22 @@ def test_a_curve_can_be_scaled_and_delayed() -> None:
 
 # ---- what others have seen
 
-THEIRS = Survival.of([0.29, 0.3, 0.31, 0.9], [0.9, 0.49, 0.05, 0.005], 0.5)
+THEIRS = SurvivalCurve.of([0.29, 0.3, 0.31, 0.9], [0.9, 0.49, 0.05, 0.005], 0.5)
 
 
 def test_what_others_have_seen_takes_the_place_of_the_prior() -> None:
     """As far as they have seen enough; and then nothing is assumed any more."""
     model = LatencyModel(PRIOR, prior_weight=20)
     assert model.inform(THEIRS, 20)
-    assert model.prior_share == pytest.approx(0.25)
+    assert model.prior_weight == pytest.approx(0.25)
     assert model.curve.share_after(0.35) == pytest.approx(
         0.75 * 0.05 + 0.25 * float(PRIOR.share_after(0.35))
     )
     assert model.inform(THEIRS, 4000)
-    assert model.prior_share < 1e-4
+    assert model.prior_weight < 1e-4
     assert model.quantile(0.5) == 0.3
     assert model.inform(None)
-    assert model.prior_share == 1.0
+    assert model.prior_weight == 1.0
     assert model.quantile(0.5) == 0.5
     assert not model.inform(None)
 
@@ -382,7 +385,7 @@ def test_what_others_have_seen_gives_way_slowly() -> None:
     for _ in range(8_000):
         model.record(0.3)
     assert not model.inform(THEIRS, 600)  # no more than that: what they know is known here
-    assert model.prior_share < 1e-5
+    assert model.prior_weight < 1e-5
 
 
 def test_others_who_see_something_else_weigh_no_more_than_a_guess() -> None:
@@ -403,9 +406,9 @@ def test_a_change_is_one_for_what_others_have_seen_too() -> None:
     model.record(0.3)
     model.restart(PRIOR.scaled(10.0), put_aside_but=0)
     assert model.quantile(0.5) == 5.0
-    assert model.prior_share == 1.0
+    assert model.prior_weight == 1.0
     model.resume()
-    assert model.prior_share < 1.0
+    assert model.prior_weight < 1.0
     assert model.quantile(0.5) != 5.0
 
 

@@ -15,27 +15,27 @@ from pipecat_hedge.race.events import (
     AttemptFailed,
     AttemptFinished,
     AttemptOpened,
-    BreakOff,
     Cancel,
+    Command,
     Commit,
     Continue,
-    Fact,
-    GiveUp,
-    HedgesRefused,
+    Event,
+    Fail,
+    HedgeEligibilityChanged,
     InFlight,
     Interrupted,
     Launch,
     LaunchDecision,
-    Order,
-    Seat,
-    Speakable,
+    SentenceReady,
+    Slot,
+    StreamBroken,
+    TimerFired,
     ToolsCalled,
     TurnStarted,
     UsableToken,
     Waiting,
-    Woke,
 )
-from pipecat_hedge.race.race import IllegalFact, Phase, Race
+from pipecat_hedge.race.race import IllegalEvent, Phase, Race
 from tests.policies.rules import rule_of
 
 OVERLOADED = AttemptError("server", "529 overloaded")
@@ -57,7 +57,7 @@ class PutOff:
         return LaunchDecision(self.silent_at, "put off", is_put_off=True)
 
 
-Happening = tuple[float, Fact, Sequence[Order]]
+Happening = tuple[float, Event, Sequence[Command]]
 
 A_PRIMARY = Launch(0, "a", "primary")
 B_HEDGE = Launch(1, "b", "hedge")
@@ -108,7 +108,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         "ab",
         [
             (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.6, Woke(), [B_HEDGE]),
+            (0.6, TimerFired(), [B_HEDGE]),
             (0.9, UsableToken(0), [Commit(0, "first_token"), Cancel(1, "superseded")]),
         ],
     ),
@@ -116,11 +116,11 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         HedgePolicy.after(0.6),
         "abc",
         [
-            (0.0, HedgesRefused({"b": "has a queue of 3"}), []),
+            (0.0, HedgeEligibilityChanged({"b": "has a queue of 3"}), []),
             (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.6, Woke(), [Launch(1, "c", "hedge")]),
+            (0.6, TimerFired(), [Launch(1, "c", "hedge")]),
             (0.7, AttemptFailed(0, REFUSED), []),
-            (0.8, AttemptFailed(1, REFUSED), [GiveUp((("a", REFUSED), ("c", REFUSED)))]),
+            (0.8, AttemptFailed(1, REFUSED), [Fail((("a", REFUSED), ("c", REFUSED)))]),
         ],
     ),
     "after: a hedge that nobody takes is asked for again": (
@@ -128,11 +128,11 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         "ab",
         [
             (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.6, HedgesRefused({"b": "has a queue of 3"}), []),
-            (0.6, Woke(), []),
-            (0.7, Woke(), []),
-            (0.7, HedgesRefused({}), []),
-            (0.8, Woke(), [B_HEDGE]),
+            (0.6, HedgeEligibilityChanged({"b": "has a queue of 3"}), []),
+            (0.6, TimerFired(), []),
+            (0.7, TimerFired(), []),
+            (0.7, HedgeEligibilityChanged({}), []),
+            (0.8, TimerFired(), [B_HEDGE]),
         ],
     ),
     "a hedge that is put off is asked for again, and sent when there is room": (
@@ -140,9 +140,9 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         "ab",
         [
             (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.6, Woke(), []),
-            (0.7, Woke(), []),
-            (0.8, Woke(), [B_HEDGE]),
+            (0.6, TimerFired(), []),
+            (0.7, TimerFired(), []),
+            (0.8, TimerFired(), [B_HEDGE]),
         ],
     ),
     "a hedge that is put off for too long replaces what is silent": (
@@ -150,16 +150,16 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         "ab",
         [
             (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.6, Woke(), []),
-            (0.7, Woke(), []),
-            (0.75, Woke(), [Launch(1, "b", "stall")]),
+            (0.6, TimerFired(), []),
+            (0.7, TimerFired(), []),
+            (0.75, TimerFired(), [Launch(1, "b", "stall")]),
         ],
     ),
     "after: who refuses hedges replaces a failure all the same": (
         HedgePolicy.after(0.6),
         "ab",
         [
-            (0.0, HedgesRefused({"b": "has a queue of 3"}), []),
+            (0.0, HedgeEligibilityChanged({"b": "has a queue of 3"}), []),
             (0.0, TurnStarted(), [A_PRIMARY]),
             (0.1, AttemptFailed(0, REFUSED), [B_FAILURE]),
         ],
@@ -168,7 +168,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         HedgePolicy.after(0.6),
         "abc",
         [
-            (0.0, HedgesRefused({"b": "is down", "c": "is full"}, {"b": 2}), []),
+            (0.0, HedgeEligibilityChanged({"b": "is down", "c": "is full"}, {"b": 2}), []),
             (0.0, TurnStarted(), [A_PRIMARY]),
             (0.1, AttemptFailed(0, REFUSED), [Launch(1, "c", "failure")]),
         ],
@@ -177,14 +177,18 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         HedgePolicy.race(2),
         "ab",
         [
-            (0.0, HedgesRefused({"a": "has a queue of 3", "b": "is down"}), []),
+            (0.0, HedgeEligibilityChanged({"a": "has a queue of 3", "b": "is down"}), []),
             (0.0, TurnStarted(), [A_PRIMARY]),
         ],
     ),
     "after: waking early launches nothing": (
         HedgePolicy.after(0.6),
         "ab",
-        [(0.0, TurnStarted(), [A_PRIMARY]), (0.5, Woke(), []), (0.6, Woke(), [B_HEDGE])],
+        [
+            (0.0, TurnStarted(), [A_PRIMARY]),
+            (0.5, TimerFired(), []),
+            (0.6, TimerFired(), [B_HEDGE]),
+        ],
     ),
     "after: opening the request is no sign of life": (
         HedgePolicy.after(0.6),
@@ -192,17 +196,17 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         [
             (0.0, TurnStarted(), [A_PRIMARY]),
             (0.5, AttemptOpened(0), []),
-            (0.6, Woke(), [B_HEDGE]),
+            (0.6, TimerFired(), [B_HEDGE]),
         ],
     ),
     "after: each further attempt counts from the launch of the one before": (
-        HedgePolicy.after(1.0, attempts=3),
+        HedgePolicy.after(1.0, max_attempts=3),
         "abc",
         [
             (0.0, TurnStarted(), [A_PRIMARY]),
-            (1.0, Woke(), [B_HEDGE]),
-            (1.5, Woke(), []),
-            (2.0, Woke(), [Launch(2, "c", "hedge")]),
+            (1.0, TimerFired(), [B_HEDGE]),
+            (1.5, TimerFired(), []),
+            (2.0, TimerFired(), [Launch(2, "c", "hedge")]),
         ],
     ),
     "after: a failure launches the next at once, without the delay": (
@@ -224,7 +228,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         "ab",
         [
             (0.0, TurnStarted(), [A_PRIMARY]),
-            (60.0, Woke(), []),
+            (60.0, TimerFired(), []),
             (61.0, AttemptFailed(0, REFUSED), [B_FAILURE]),
         ],
     ),
@@ -233,7 +237,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         "ab",
         [
             (0.0, TurnStarted(), [A_PRIMARY]),
-            (60.0, Woke(), []),
+            (60.0, TimerFired(), []),
             (61.0, AttemptFinished(0), [B_FAILURE]),
             (61.5, UsableToken(1), [Commit(1, "first_token")]),
             (62.0, AttemptFinished(1), []),
@@ -245,7 +249,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         [
             (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE]),
             (0.1, AttemptFailed(1, REFUSED), []),
-            (0.2, AttemptFailed(0, OVERLOADED), [GiveUp((("a", OVERLOADED), ("b", REFUSED)))]),
+            (0.2, AttemptFailed(0, OVERLOADED), [Fail((("a", OVERLOADED), ("b", REFUSED)))]),
         ],
     ),
     "an answer without a word is replaced": (
@@ -293,11 +297,11 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         ],
     ),
     "attempts bounds the requests though providers are left": (
-        HedgePolicy.fallback(attempts=1),
+        HedgePolicy.fallback(max_attempts=1),
         "ab",
         [
             (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.1, AttemptFailed(0, OVERLOADED), [GiveUp((("a", OVERLOADED),))]),
+            (0.1, AttemptFailed(0, OVERLOADED), [Fail((("a", OVERLOADED),))]),
         ],
     ),
     "the lineup bounds the requests though attempts are left": (
@@ -305,15 +309,15 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         "a",
         [
             (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.1, AttemptFailed(0, OVERLOADED), [GiveUp((("a", OVERLOADED),))]),
+            (0.1, AttemptFailed(0, OVERLOADED), [Fail((("a", OVERLOADED),))]),
         ],
     ),
     "a provider that stands twice may be asked twice": (
         HedgePolicy.after(0.5),
         "aa",
-        [(0.0, TurnStarted(), [A_PRIMARY]), (0.5, Woke(), [Launch(1, "a", "hedge")])],
+        [(0.0, TurnStarted(), [A_PRIMARY]), (0.5, TimerFired(), [Launch(1, "a", "hedge")])],
     ),
-    "nobody to ask": (HedgePolicy.race(2), "", [(0.0, TurnStarted(), [GiveUp(())])]),
+    "nobody to ask": (HedgePolicy.race(2), "", [(0.0, TurnStarted(), [Fail(())])]),
     "an interruption cancels everything in flight": (
         HedgePolicy.race(2),
         "ab",
@@ -322,7 +326,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.1, Interrupted(), [Cancel(0, "interrupted"), Cancel(1, "interrupted")]),
             (0.2, UsableToken(0), []),
             (0.3, AttemptFailed(1, OVERLOADED), []),
-            (0.4, Woke(), []),
+            (0.4, TimerFired(), []),
             (0.5, Interrupted(), []),
         ],
     ),
@@ -353,7 +357,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         [
             (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE]),
             (0.1, UsableToken(0), [Commit(0, "first_token"), Cancel(1, "superseded")]),
-            (0.2, AttemptFailed(0, REFUSED), [BreakOff(0), GiveUp((("a", REFUSED),))]),
+            (0.2, AttemptFailed(0, REFUSED), [StreamBroken(0), Fail((("a", REFUSED),))]),
         ],
     ),
     "a committed answer that breaks off is continued by the next": (
@@ -362,24 +366,24 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         [
             (0.0, TurnStarted(), [A_PRIMARY]),
             (0.1, UsableToken(0), [Commit(0, "first_token")]),
-            (0.2, AttemptFailed(0, REFUSED), [BreakOff(0), B_FAILURE]),
+            (0.2, AttemptFailed(0, REFUSED), [StreamBroken(0), B_FAILURE]),
             (0.5, UsableToken(1), [Continue(1)]),
             (0.6, UsableToken(1), []),
             (0.7, AttemptFinished(1), []),
         ],
     ),
     "a rescue that fails too is replaced, and at last given up": (
-        HedgePolicy.fallback(attempts=3),
+        HedgePolicy.fallback(max_attempts=3),
         "abc",
         [
             (0.0, TurnStarted(), [A_PRIMARY]),
             (0.1, UsableToken(0), [Commit(0, "first_token")]),
-            (0.2, AttemptFailed(0, REFUSED), [BreakOff(0), B_FAILURE]),
+            (0.2, AttemptFailed(0, REFUSED), [StreamBroken(0), B_FAILURE]),
             (0.3, AttemptFinished(1), [Launch(2, "c", "failure")]),
             (
                 0.4,
                 AttemptFailed(2, OVERLOADED),
-                [GiveUp((("a", REFUSED), ("b", EMPTY_ANSWER), ("c", OVERLOADED)))],
+                [Fail((("a", REFUSED), ("b", EMPTY_ANSWER), ("c", OVERLOADED)))],
             ),
         ],
     ),
@@ -389,7 +393,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         [
             (0.0, TurnStarted(), [A_PRIMARY]),
             (0.1, UsableToken(0), [Commit(0, "first_token")]),
-            (0.2, AttemptFailed(0, REFUSED), [BreakOff(0), B_FAILURE]),
+            (0.2, AttemptFailed(0, REFUSED), [StreamBroken(0), B_FAILURE]),
             (0.3, Interrupted(), [Cancel(1, "interrupted")]),
         ],
     ),
@@ -403,7 +407,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         ],
     ),
     "who rejects a request for good is not asked a second time in the turn": (
-        HedgePolicy.fallback(attempts=4),
+        HedgePolicy.fallback(max_attempts=4),
         "aab",
         [
             (0.0, TurnStarted(), [A_PRIMARY]),
@@ -411,7 +415,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         ],
     ),
     "who asks to be left alone is, within the turn": (
-        HedgePolicy.fallback(attempts=4),
+        HedgePolicy.fallback(max_attempts=4),
         "aab",
         [
             (0.0, TurnStarted(), [A_PRIMARY]),
@@ -428,7 +432,7 @@ SENTENCE_SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE]),
             (0.1, UsableToken(0), []),
             (0.2, UsableToken(1), []),
-            (0.3, Speakable(1), [Commit(1, "first_sentence"), Cancel(0, "superseded")]),
+            (0.3, SentenceReady(1), [Commit(1, "first_sentence"), Cancel(0, "superseded")]),
         ],
     ),
     "a stream that starts on time and then dribbles loses": (
@@ -437,10 +441,10 @@ SENTENCE_SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         [
             (0.0, TurnStarted(), [A_PRIMARY]),
             (0.5, UsableToken(0), []),
-            (0.6, Woke(), []),
-            (1.1, Woke(), [B_HEDGE]),
+            (0.6, TimerFired(), []),
+            (1.1, TimerFired(), [B_HEDGE]),
             (1.5, UsableToken(1), []),
-            (1.6, Speakable(1), [Commit(1, "first_sentence"), Cancel(0, "superseded")]),
+            (1.6, SentenceReady(1), [Commit(1, "first_sentence"), Cancel(0, "superseded")]),
         ],
     ),
     "an answer without a whole sentence wins by ending": (
@@ -460,7 +464,7 @@ SENTENCE_SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.1, UsableToken(0), []),
             (0.2, AttemptFailed(0, REFUSED), [B_FAILURE]),
             (0.3, UsableToken(1), []),
-            (0.4, Speakable(1), [Commit(1, "first_sentence")]),
+            (0.4, SentenceReady(1), [Commit(1, "first_sentence")]),
         ],
     ),
     "a complete tool call commits at once": (
@@ -478,48 +482,52 @@ SENTENCE_SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
         [
             (0.0, TurnStarted(), [A_PRIMARY]),
             (0.1, UsableToken(0), []),
-            (0.2, Speakable(0), [Commit(0, "first_sentence")]),
-            (0.3, AttemptFailed(0, REFUSED), [BreakOff(0), B_FAILURE]),
+            (0.2, SentenceReady(0), [Commit(0, "first_sentence")]),
+            (0.3, AttemptFailed(0, REFUSED), [StreamBroken(0), B_FAILURE]),
             (0.4, UsableToken(1), []),
-            (0.5, Speakable(1), [Continue(1)]),
+            (0.5, SentenceReady(1), [Continue(1)]),
         ],
     ),
 }
 
 
 @pytest.mark.parametrize(("policy", "lineup", "happenings"), SCENARIOS.values(), ids=SCENARIOS)
-def test_scenario(policy: HedgePolicy, lineup: str, happenings: list[Happening]) -> None:
+def test_scenario(policy: HedgePolicy, candidates: str, happenings: list[Happening]) -> None:
     """Each fact draws exactly the orders that stand beside it."""
-    race = Race([Seat(name) for name in lineup], rule_of(policy), attempts=policy.attempts)
-    for now, fact, orders in happenings:
-        assert list(race.handle(fact, now)) == list(orders), f"{fact} at {now}"
+    race = Race(
+        [Slot(name) for name in candidates], rule_of(policy), max_attempts=policy.max_attempts
+    )
+    for now, event, commands in happenings:
+        assert list(race.handle(event, now)) == list(commands), f"{event} at {now}"
 
 
 @pytest.mark.parametrize(
     ("policy", "lineup", "happenings"), SENTENCE_SCENARIOS.values(), ids=SENTENCE_SCENARIOS
 )
 def test_scenario_with_late_commit(
-    policy: HedgePolicy, lineup: str, happenings: list[Happening]
+    policy: HedgePolicy, candidates: str, happenings: list[Happening]
 ) -> None:
     """Until audio is out, switching is free: an attempt must have a sentence to win."""
     race = Race(
-        [Seat(name) for name in lineup],
+        [Slot(name) for name in candidates],
         rule_of(policy),
-        attempts=policy.attempts,
+        max_attempts=policy.max_attempts,
         commit_on="first_sentence",
     )
-    for now, fact, orders in happenings:
-        assert list(race.handle(fact, now)) == list(orders), f"{fact} at {now}"
+    for now, event, commands in happenings:
+        assert list(race.handle(event, now)) == list(commands), f"{event} at {now}"
 
 
 class TestSilence:
     """What time alone brings about."""
 
     @staticmethod
-    def race(policy: HedgePolicy, lineup: str = "ab", **options: Any) -> Race:
+    def race(policy: HedgePolicy, candidates: str = "ab", **options: Any) -> Race:
         deadline_secs = options.pop("deadline_secs", None)
-        seats = [Seat(name, **options) for name in lineup]
-        race = Race(seats, rule_of(policy), attempts=policy.attempts, deadline_secs=deadline_secs)
+        slots = [Slot(name, **options) for name in candidates]
+        race = Race(
+            slots, rule_of(policy), max_attempts=policy.max_attempts, deadline_secs=deadline_secs
+        )
         race.handle(TurnStarted(), 0.0)
         return race
 
@@ -527,15 +535,15 @@ class TestSilence:
         """The silent one may still win: nothing is out yet."""
         race = self.race(HedgePolicy.fallback(), stall_secs=3.0)
         assert race.wake_at == 3.0
-        assert race.handle(Woke(), 3.0) == (Launch(1, "b", "stall"),)
-        orders = race.handle(UsableToken(0), 3.5)
-        assert orders == (Commit(0, "first_token"), Cancel(1, "superseded"))
+        assert race.handle(TimerFired(), 3.0) == (Launch(1, "b", "stall"),)
+        commands = race.handle(UsableToken(0), 3.5)
+        assert commands == (Commit(0, "first_token"), Cancel(1, "superseded"))
 
     def test_a_rule_that_names_a_time_is_not_overruled_by_the_stall(self) -> None:
         """after(5) is five seconds, though a stall is three."""
         race = self.race(HedgePolicy.after(5.0), stall_secs=3.0)
         assert race.wake_at == 5.0
-        assert race.handle(Woke(), 3.0) == ()
+        assert race.handle(TimerFired(), 3.0) == ()
 
     def test_a_committed_answer_that_stalls_is_taken_over(self) -> None:
         """Its request is closed, and it is said to have stalled."""
@@ -544,11 +552,11 @@ class TestSilence:
         race.handle(UsableToken(0), 2.0)
         assert race.wake_at is not None
         assert race.wake_at <= 5.0
-        assert race.handle(Woke(), race.wake_at) == ()
+        assert race.handle(TimerFired(), race.wake_at) == ()
         assert race.wake_at == 5.0
-        assert race.handle(Woke(), 5.0) == (
+        assert race.handle(TimerFired(), 5.0) == (
             Cancel(0, "stall"),
-            BreakOff(0),
+            StreamBroken(0),
             Launch(1, "b", "stall"),
         )
         assert race.attempts[0].error == STALLED
@@ -558,26 +566,30 @@ class TestSilence:
         """It may go on; only its time-out ends it."""
         race = self.race(HedgePolicy.race(1), stall_secs=3.0, timeout_secs=30.0)
         race.handle(UsableToken(0), 1.0)
-        assert race.handle(Woke(), 4.0) == ()
+        assert race.handle(TimerFired(), 4.0) == ()
         assert race.handle(UsableToken(0), 20.0) == ()
-        assert race.handle(Woke(), 31.0) == ()
+        assert race.handle(TimerFired(), 31.0) == ()
         assert race.wake_at == 50.0
         errors = (("a", TIMED_OUT),)
-        assert race.handle(Woke(), 50.0) == (Cancel(0, "stall"), BreakOff(0), GiveUp(errors))
+        assert race.handle(TimerFired(), 50.0) == (
+            Cancel(0, "stall"),
+            StreamBroken(0),
+            Fail(errors),
+        )
 
     def test_the_last_rescuer_is_waited_for(self) -> None:
         race = self.race(HedgePolicy.fallback(2), stall_secs=3.0, timeout_secs=30.0)
         race.handle(UsableToken(0), 1.0)
-        assert race.handle(Woke(), 4.0)[-1] == Launch(1, "b", "stall")
-        assert race.handle(Woke(), 7.0) == ()
+        assert race.handle(TimerFired(), 4.0)[-1] == Launch(1, "b", "stall")
+        assert race.handle(TimerFired(), 7.0) == ()
         assert race.wake_at == 34.0
         assert race.handle(UsableToken(1), 33.0) == (Continue(1),)
 
     def test_an_earlier_rescuer_may_answer_after_a_later_one_was_asked(self) -> None:
         race = self.race(HedgePolicy.fallback(3), "abc", stall_secs=3.0, timeout_secs=30.0)
         race.handle(UsableToken(0), 1.0)
-        race.handle(Woke(), 4.0)
-        assert race.handle(Woke(), 7.0) == (Launch(2, "c", "stall"),)
+        race.handle(TimerFired(), 4.0)
+        assert race.handle(TimerFired(), 7.0) == (Launch(2, "c", "stall"),)
         assert race.handle(UsableToken(1), 12.0) == (Continue(1), Cancel(2, "superseded"))
 
     def test_an_attempt_that_nobody_can_take_over_is_waited_for_until_it_answers(self) -> None:
@@ -590,29 +602,29 @@ class TestSilence:
         """A turn whose every request hangs comes to an end."""
         race = self.race(HedgePolicy.race(2), "abc", timeout_secs=10.0)
         assert race.wake_at == 10.0
-        orders = race.handle(Woke(), 10.0)
+        commands = race.handle(TimerFired(), 10.0)
         errors = (("a", TIMED_OUT), ("b", TIMED_OUT))
-        assert orders == (Cancel(0, "stall"), Cancel(1, "stall"), GiveUp(errors))
+        assert commands == (Cancel(0, "stall"), Cancel(1, "stall"), Fail(errors))
 
     def test_the_deadline_ends_a_turn_without_an_answer(self) -> None:
         """Whoever is still silent then is closed, and nobody else is asked."""
         race = self.race(HedgePolicy.race(1), deadline_secs=4.0, timeout_secs=10.0)
         assert race.wake_at == 4.0
         errors = (("a", MISSED_DEADLINE),)
-        assert race.handle(Woke(), 4.0) == (Cancel(0, "deadline"), GiveUp(errors))
+        assert race.handle(TimerFired(), 4.0) == (Cancel(0, "deadline"), Fail(errors))
 
     def test_the_deadline_is_met_by_the_commit(self) -> None:
         """A long answer is not cut by it."""
         race = self.race(HedgePolicy.race(1), deadline_secs=4.0)
         race.handle(UsableToken(0), 3.9)
         assert race.wake_at is None
-        assert race.handle(Woke(), 5.0) == ()
+        assert race.handle(TimerFired(), 5.0) == ()
 
     def test_a_stalled_answer_that_has_called_tools_is_complete(self) -> None:
         """Its request is closed, and nobody needs to take over."""
         race = self.race(HedgePolicy.fallback(), stall_secs=3.0)
         race.handle(ToolsCalled(0), 1.0)
-        assert race.handle(Woke(), 4.0) == (Cancel(0, "stall"),)
+        assert race.handle(TimerFired(), 4.0) == (Cancel(0, "stall"),)
         assert race.phase is Phase.OVER
         assert race.attempts[0].outcome == "won"
 
@@ -623,14 +635,14 @@ class TestSilence:
             race = self.race(policy, stall_secs=stall_secs, timeout_secs=timeout_secs)
             race.handle(ToolsCalled(0), 1.0)
             assert race.wake_at == 4.0
-            assert race.handle(Woke(), 4.0) == (Cancel(0, "stall"),)
+            assert race.handle(TimerFired(), 4.0) == (Cancel(0, "stall"),)
             assert race.attempts[0].outcome == "won"
 
     def test_a_late_end_of_a_short_answer_is_no_stall(self) -> None:
         """An answer that wins by ending is over, however long its last token is ago."""
-        seats = [Seat(name, stall_secs=3.0) for name in "ab"]
+        slots = [Slot(name, stall_secs=3.0) for name in "ab"]
         rule = rule_of(HedgePolicy.fallback())
-        race = Race(seats, rule, attempts=1, commit_on="first_sentence")
+        race = Race(slots, rule, max_attempts=1, commit_on="first_sentence")
         race.handle(TurnStarted(), 0.0)
         race.handle(UsableToken(0), 1.0)
         assert race.handle(AttemptFinished(0), 9.0) == (Commit(0, "whole_answer"),)
@@ -644,7 +656,7 @@ class TestSilence:
         (HedgePolicy.race(2), None),
         (HedgePolicy.after(0.6), 10.6),
         (HedgePolicy.after(None), None),
-        (HedgePolicy.after(0.6, attempts=1), None),
+        (HedgePolicy.after(0.6, max_attempts=1), None),
         (HedgePolicy.fallback(), None),
     ],
 )
@@ -652,7 +664,7 @@ def test_it_asks_to_be_woken_only_when_time_alone_decides(
     policy: HedgePolicy, wake_at: float | None
 ) -> None:
     """``wake_at`` is when the next attempt is due, and None when nothing is."""
-    race = Race([Seat("a"), Seat("b")], rule_of(policy), attempts=policy.attempts)
+    race = Race([Slot("a"), Slot("b")], rule_of(policy), max_attempts=policy.max_attempts)
     race.handle(TurnStarted(), 10.0)
     assert race.wake_at == wake_at
 
@@ -663,13 +675,13 @@ def test_it_asks_to_be_woken_only_when_time_alone_decides(
         (HedgePolicy.after(0.6), InFlight("b", 10.6, None)),
         (HedgePolicy.after(None), InFlight("b", 13.0, None)),
         (HedgePolicy.race(2), None),
-        (HedgePolicy.after(0.6, attempts=1), None),
+        (HedgePolicy.after(0.6, max_attempts=1), None),
     ],
 )
 def test_it_tells_whom_it_will_ask_next(policy: HedgePolicy, planned: InFlight | None) -> None:
     """A hedge or the replacement of a silent one, if nothing happens before; none at the end."""
-    seats = [Seat("a", stall_secs=3.0), Seat("b", stall_secs=3.0)]
-    race = Race(seats, rule_of(policy), attempts=policy.attempts)
+    slots = [Slot("a", stall_secs=3.0), Slot("b", stall_secs=3.0)]
+    race = Race(slots, rule_of(policy), max_attempts=policy.max_attempts)
     race.handle(TurnStarted(), 10.0)
     assert race.planned == planned
     race.handle(UsableToken(0), 10.1)
@@ -688,27 +700,27 @@ class Doubtful:
 
 def test_a_rule_is_asked_again_when_it_wants_to_be() -> None:
     """What it says then holds; until then what is planned is the later time."""
-    race = Race([Seat(name, stall_secs=3.0) for name in "ab"], Doubtful(), attempts=2)
+    race = Race([Slot(name, stall_secs=3.0) for name in "ab"], Doubtful(), max_attempts=2)
     race.handle(TurnStarted(), 0.0)
     assert race.wake_at == 0.5
     assert race.planned == InFlight("b", 9.0, None)
-    assert race.handle(Woke(), 0.5) == ()
+    assert race.handle(TimerFired(), 0.5) == ()
     assert race.wake_at == 1.0
-    assert race.handle(Woke(), 1.0) == (Launch(1, "b", "hedge", "it has turned slow"),)
+    assert race.handle(TimerFired(), 1.0) == (Launch(1, "b", "hedge", "it has turned slow"),)
 
 
 def test_nobody_relies_on_who_is_only_tried() -> None:
     """It is a hedge in its turn, and stands in for another when there is nobody else at all."""
-    seats = [Seat(name) for name in "abc"]
+    slots = [Slot(name) for name in "abc"]
     rule = rule_of(HedgePolicy.after(0.6))
-    race = Race(seats, rule, attempts=3, tried="b")
-    race.handle(HedgesRefused({"b": "is busy", "c": "is busy"}), 0.0)
+    race = Race(slots, rule, max_attempts=3, tried="b")
+    race.handle(HedgeEligibilityChanged({"b": "is busy", "c": "is busy"}), 0.0)
     race.handle(TurnStarted(), 0.0)
     assert race.handle(AttemptFailed(0, REFUSED), 0.1) == (Launch(1, "c", "failure"),)
     assert race.handle(AttemptFailed(1, REFUSED), 0.2) == (Launch(2, "b", "failure"),)
-    race = Race(seats, rule, attempts=3, tried="b")
+    race = Race(slots, rule, max_attempts=3, tried="b")
     race.handle(TurnStarted(), 0.0)
-    assert race.handle(Woke(), 0.6) == (Launch(1, "b", "hedge"),)
+    assert race.handle(TimerFired(), 0.6) == (Launch(1, "b", "hedge"),)
 
 
 NO_ROOM = AttemptError(SHED, "no room within 1 s")
@@ -716,17 +728,17 @@ NO_ROOM = AttemptError(SHED, "no room within 1 s")
 
 def test_what_found_no_room_costs_nothing_beside_others() -> None:
     """It was never a request: it is tried again, as often as there is none, by the same rules."""
-    seats = [Seat(name, stall_secs=3.0, timeout_secs=30.0) for name in "ab"]
-    race = Race(seats, rule_of(HedgePolicy.fallback(attempts=2)), attempts=2)
+    slots = [Slot(name, stall_secs=3.0, timeout_secs=30.0) for name in "ab"]
+    race = Race(slots, rule_of(HedgePolicy.fallback(max_attempts=2)), max_attempts=2)
     race.handle(TurnStarted(), 0.0)
     race.handle(AttemptOpened(0), 0.0)
-    assert race.handle(Woke(), 3.0) == (Launch(1, "b", "stall"),)
+    assert race.handle(TimerFired(), 3.0) == (Launch(1, "b", "stall"),)
     assert race.handle(AttemptFailed(1, NO_ROOM), 4.0) == ()
     assert race.wake_at == 5.0
-    assert race.handle(Woke(), 5.0) == (Launch(2, "b", "stall"),)
+    assert race.handle(TimerFired(), 5.0) == (Launch(2, "b", "stall"),)
     assert race.handle(AttemptFailed(2, NO_ROOM), 5.0) == (), "at once: the second is kept"
-    assert race.handle(Woke(), 5.9) == ()
-    assert race.handle(Woke(), 6.0) == (Launch(3, "b", "stall"),)
+    assert race.handle(TimerFired(), 5.9) == ()
+    assert race.handle(TimerFired(), 6.0) == (Launch(3, "b", "stall"),)
     assert race.handle(UsableToken(3), 6.5) == (
         Commit(3, "first_token"),
         Cancel(0, "superseded"),
@@ -735,47 +747,47 @@ def test_what_found_no_room_costs_nothing_beside_others() -> None:
 
 def test_who_found_no_room_is_asked_again_at_once_when_nobody_else_is_left() -> None:
     """And once only: without room the turn is over then."""
-    seats = [Seat(name, stall_secs=3.0) for name in "ab"]
-    race = Race(seats, rule_of(HedgePolicy.after(0.6)), attempts=2)
+    slots = [Slot(name, stall_secs=3.0) for name in "ab"]
+    race = Race(slots, rule_of(HedgePolicy.after(0.6)), max_attempts=2)
     race.handle(TurnStarted(), 0.0)
     race.handle(AttemptOpened(0), 0.0)
-    assert race.handle(Woke(), 0.6) == (Launch(1, "b", "hedge"),)
+    assert race.handle(TimerFired(), 0.6) == (Launch(1, "b", "hedge"),)
     assert race.handle(AttemptFailed(1, NO_ROOM), 0.7) == ()
     assert race.handle(AttemptFailed(0, REFUSED), 0.8) == (Launch(2, "b", "failure"),)
     told = (("a", REFUSED), ("b", NO_ROOM), ("b", NO_ROOM))
-    assert race.handle(AttemptFailed(2, NO_ROOM), 0.9) == (GiveUp(told),)
+    assert race.handle(AttemptFailed(2, NO_ROOM), 0.9) == (Fail(told),)
 
 
 def test_a_lonely_request_without_room_is_tried_once_more() -> None:
     """And then the turn is over: so it has an end."""
-    race = Race([Seat("a")], rule_of(HedgePolicy.after(0.6)), attempts=1)
+    race = Race([Slot("a")], rule_of(HedgePolicy.after(0.6)), max_attempts=1)
     race.handle(TurnStarted(), 0.0)
     race.handle(AttemptOpened(0), 0.0)
     assert race.handle(AttemptFailed(0, NO_ROOM), 0.7) == (Launch(1, "a", "failure"),)
     told = (("a", NO_ROOM), ("a", NO_ROOM))
-    assert race.handle(AttemptFailed(1, NO_ROOM), 1.7) == (GiveUp(told),)
+    assert race.handle(AttemptFailed(1, NO_ROOM), 1.7) == (Fail(told),)
 
 
 def test_those_that_only_wait_for_room_do_not_keep_each_other_waiting() -> None:
     """Nothing is on its way: when each has found none in its time the turn is over."""
-    seats = [Seat(name, stall_secs=3.0) for name in "abcde"]
-    race = Race(seats, rule_of(HedgePolicy.fallback(attempts=3)), attempts=3)
+    slots = [Slot(name, stall_secs=3.0) for name in "abcde"]
+    race = Race(slots, rule_of(HedgePolicy.fallback(max_attempts=3)), max_attempts=3)
     race.handle(TurnStarted(), 0.0)
     race.handle(AttemptOpened(0), 0.0)
-    assert race.handle(Woke(), 3.0) == (Launch(1, "b", "stall"),)
+    assert race.handle(TimerFired(), 3.0) == (Launch(1, "b", "stall"),)
     assert race.handle(AttemptFailed(0, REFUSED), 3.1) == (Launch(2, "c", "failure"),)
     assert race.handle(AttemptFailed(1, NO_ROOM), 4.0) == ()
-    orders = race.handle(AttemptFailed(2, NO_ROOM), 4.1)
-    assert orders == (GiveUp((("a", REFUSED), ("b", NO_ROOM), ("c", NO_ROOM))),)
+    commands = race.handle(AttemptFailed(2, NO_ROOM), 4.1)
+    assert commands == (Fail((("a", REFUSED), ("b", NO_ROOM), ("c", NO_ROOM))),)
 
 
 def test_a_hedge_without_room_is_not_replaced_as_if_somebody_had_failed() -> None:
     """Whether it was sent or not: its turn has another under way, and the rule asks again."""
     for is_sent in (False, True):
-        race = Race([Seat(name) for name in "abc"], rule_of(HedgePolicy.after(0.6)), attempts=3)
+        race = Race([Slot(name) for name in "abc"], rule_of(HedgePolicy.after(0.6)), max_attempts=3)
         race.handle(TurnStarted(), 0.0)
         race.handle(AttemptOpened(0), 0.0)
-        race.handle(Woke(), 0.6)
+        race.handle(TimerFired(), 0.6)
         if is_sent:
             race.handle(AttemptOpened(1), 0.6)
         assert race.handle(AttemptFailed(1, NO_ROOM), 0.7) == (Launch(2, "c", "hedge"),)
@@ -784,37 +796,37 @@ def test_a_hedge_without_room_is_not_replaced_as_if_somebody_had_failed() -> Non
 
 def test_a_refused_hedge_says_why_and_when_to_look_again() -> None:
     """The report has the reason, silence is still replaced, and what is planned is who would be."""
-    seats = [Seat(name, stall_secs=3.0) for name in "ab"]
-    race = Race(seats, rule_of(HedgePolicy.after(0.6)), attempts=2)
-    race.handle(HedgesRefused({"b": "has a queue of 3"}), 0.0)
+    slots = [Slot(name, stall_secs=3.0) for name in "ab"]
+    race = Race(slots, rule_of(HedgePolicy.after(0.6)), max_attempts=2)
+    race.handle(HedgeEligibilityChanged({"b": "has a queue of 3"}), 0.0)
     race.handle(TurnStarted(), 0.0)
     assert race.wake_at == 0.6
-    assert race.handle(Woke(), 0.6) == ()
+    assert race.handle(TimerFired(), 0.6) == ()
     assert race.launch_reason == "no hedge: b has a queue of 3"
     assert race.wake_at == pytest.approx(0.7)
     assert race.planned == InFlight("b", 3.0, None)
-    assert race.handle(Woke(), 3.0) == (Launch(1, "b", "stall"),)
+    assert race.handle(TimerFired(), 3.0) == (Launch(1, "b", "stall"),)
 
 
 def test_once_committed_it_need_not_be_woken() -> None:
     """A winner leaves nothing to wait for."""
-    race = Race([Seat("a"), Seat("b")], rule_of(HedgePolicy.after(0.6)), attempts=2)
+    race = Race([Slot("a"), Slot("b")], rule_of(HedgePolicy.after(0.6)), max_attempts=2)
     race.handle(TurnStarted(), 0.0)
     race.handle(UsableToken(0), 0.1)
     assert race.wake_at is None
-    assert race.handle(Woke(), 0.6) == ()
+    assert race.handle(TimerFired(), 0.6) == ()
 
 
 def test_it_remembers_what_each_attempt_did() -> None:
     """Reports are made from the times that the race was told."""
-    race = Race([Seat("a"), Seat("b")], rule_of(HedgePolicy.after(0.6)), attempts=2)
+    race = Race([Slot("a"), Slot("b")], rule_of(HedgePolicy.after(0.6)), max_attempts=2)
     race.handle(TurnStarted(), 10.0)
     race.handle(AttemptOpened(0), 10.01)
-    race.handle(Woke(), 10.6)
+    race.handle(TimerFired(), 10.6)
     race.handle(UsableToken(1), 10.7)
-    race.handle(Speakable(1), 10.8)
+    race.handle(SentenceReady(1), 10.8)
     race.handle(UsableToken(1), 10.9)
-    race.handle(Speakable(1), 11.0)
+    race.handle(SentenceReady(1), 11.0)
     race.handle(AttemptFinished(1), 11.5)
     slow, fast = race.attempts
     assert (slow.outcome, slow.opened_at, slow.first_token_at, slow.ended_at) == (
@@ -835,7 +847,7 @@ def test_it_remembers_what_each_attempt_did() -> None:
 @pytest.mark.parametrize(
     ("before", "fact"),
     [
-        ([], Woke()),
+        ([], TimerFired()),
         ([], UsableToken(0)),
         ([TurnStarted()], TurnStarted()),
         ([TurnStarted()], UsableToken(7)),
@@ -843,13 +855,13 @@ def test_it_remembers_what_each_attempt_did() -> None:
         ([TurnStarted(), Interrupted()], TurnStarted()),
     ],
 )
-def test_what_cannot_happen_is_refused(before: list[Fact], fact: Fact) -> None:
+def test_what_cannot_happen_is_refused(before: list[Event], event: Event) -> None:
     """A fact without a row in the table is a bug of the driver, and says so."""
-    race = Race([Seat("a"), Seat("b")], rule_of(HedgePolicy.race(2)), attempts=2)
+    race = Race([Slot("a"), Slot("b")], rule_of(HedgePolicy.race(2)), max_attempts=2)
     for earlier in before:
         race.handle(earlier, 0.0)
-    with pytest.raises(IllegalFact, match=type(fact).__name__):
-        race.handle(fact, 1.0)
+    with pytest.raises(IllegalEvent, match=type(event).__name__):
+        race.handle(event, 1.0)
 
 
 class TestRetries:
@@ -858,58 +870,58 @@ class TestRetries:
     BUSY = AttemptError("server", "503", is_transient=True)
 
     @staticmethod
-    def race(*seats: Seat, **options: Any) -> Race:
-        race = Race(seats, rule_of(HedgePolicy.fallback(2)), attempts=2, **options)
+    def race(*slots: Slot, **options: Any) -> Race:
+        race = Race(slots, rule_of(HedgePolicy.fallback(2)), max_attempts=2, **options)
         race.handle(TurnStarted(), 0.0)
         return race
 
     def test_one_that_fails_in_passing_is_asked_again_after_a_pause(self) -> None:
         """Half a second, then a whole one; then the turn has failed."""
-        race = self.race(Seat("a", retries=2))
+        race = self.race(Slot("a", retries=2))
         assert race.handle(AttemptFailed(0, self.BUSY), 1.0) == ()
         assert race.wake_at == 1.5
-        assert race.handle(Woke(), 1.4) == ()
-        assert race.handle(Woke(), 1.5) == (Launch(1, "a", "failure"),)
+        assert race.handle(TimerFired(), 1.4) == ()
+        assert race.handle(TimerFired(), 1.5) == (Launch(1, "a", "failure"),)
         assert race.handle(AttemptFailed(1, self.BUSY), 2.0) == ()
-        assert race.handle(Woke(), 3.0) == (Launch(2, "a", "failure"),)
+        assert race.handle(TimerFired(), 3.0) == (Launch(2, "a", "failure"),)
         errors = (("a", self.BUSY),) * 3
-        assert race.handle(AttemptFailed(2, self.BUSY), 4.0) == (GiveUp(errors),)
+        assert race.handle(AttemptFailed(2, self.BUSY), 4.0) == (Fail(errors),)
 
     def test_chance_shortens_the_pause(self) -> None:
         """By a quarter at most, so that not everybody comes back at once."""
-        race = self.race(Seat("a", retries=2), jitter=1.0)
+        race = self.race(Slot("a", retries=2), jitter=1.0)
         race.handle(AttemptFailed(0, self.BUSY), 1.0)
         assert race.wake_at == 1.375
 
     def test_everybody_else_is_asked_first(self) -> None:
         """In the second round as well, and at once; who has failed for good is not asked again."""
-        race = self.race(Seat("a", retries=2), Seat("b", retries=2))
+        race = self.race(Slot("a", retries=2), Slot("b", retries=2))
         assert race.handle(AttemptFailed(0, self.BUSY), 0.1) == (Launch(1, "b", "failure"),)
         assert race.handle(AttemptFailed(1, self.BUSY), 0.2) == ()
-        assert race.handle(Woke(), 0.7) == (Launch(2, "a", "failure"),)
+        assert race.handle(TimerFired(), 0.7) == (Launch(2, "a", "failure"),)
         assert race.handle(AttemptFailed(2, self.BUSY), 0.8) == (Launch(3, "b", "failure"),)
         wrong = AttemptError("authentication", "401", permanent=True)
         assert race.handle(AttemptFailed(3, wrong), 0.9) == ()
-        assert race.handle(Woke(), 1.9) == (Launch(4, "a", "failure"),)
+        assert race.handle(TimerFired(), 1.9) == (Launch(4, "a", "failure"),)
         assert race.handle(UsableToken(4), 2.5) == (Commit(4, "first_token"),)
 
     def test_the_pause_that_a_provider_asks_for_is_kept(self) -> None:
-        race = self.race(Seat("a", retries=2))
+        race = self.race(Slot("a", retries=2))
         full = AttemptError("rate_limit", "429", retry_after_secs=2.0, is_transient=True)
         race.handle(AttemptFailed(0, full), 1.0)
         assert race.wake_at == 3.0
-        race = self.race(Seat("a", retries=2))
+        race = self.race(Slot("a", retries=2))
         full = AttemptError("rate_limit", "429", retry_after_secs=90.0, is_transient=True)
-        assert race.handle(AttemptFailed(0, full), 1.0) == (GiveUp((("a", full),)),)
+        assert race.handle(AttemptFailed(0, full), 1.0) == (Fail((("a", full),)),)
 
     def test_the_deadline_ends_the_pause(self) -> None:
-        race = self.race(Seat("a", retries=2), deadline_secs=1.2)
+        race = self.race(Slot("a", retries=2), deadline_secs=1.2)
         race.handle(AttemptFailed(0, self.BUSY), 1.0)
         assert race.wake_at == 1.2
-        assert race.handle(Woke(), 1.2) == (GiveUp((("a", self.BUSY),)),)
+        assert race.handle(TimerFired(), 1.2) == (Fail((("a", self.BUSY),)),)
 
     def test_a_caller_who_speaks_ends_the_pause(self) -> None:
-        race = self.race(Seat("a", retries=2))
+        race = self.race(Slot("a", retries=2))
         race.handle(AttemptFailed(0, self.BUSY), 1.0)
         race.handle(Interrupted(), 1.2)
         assert race.phase is Phase.OVER

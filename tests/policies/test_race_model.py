@@ -14,24 +14,24 @@ from pipecat_hedge.race.events import (
     AttemptFailed,
     AttemptFinished,
     AttemptOpened,
-    BreakOff,
     Cancel,
+    Command,
     Commit,
     CommitOn,
     Continue,
-    Fact,
-    GiveUp,
-    HedgesRefused,
+    Event,
+    Fail,
+    HedgeEligibilityChanged,
     Interrupted,
     Launch,
-    Order,
     Progressed,
-    Seat,
-    Speakable,
+    SentenceReady,
+    Slot,
+    StreamBroken,
+    TimerFired,
     ToolsCalled,
     TurnStarted,
     UsableToken,
-    Woke,
 )
 from pipecat_hedge.race.race import Phase, Race
 from tests.policies.rules import rule_of
@@ -43,7 +43,7 @@ _POLICIES = st.one_of(
     st.builds(HedgePolicy.fallback, st.integers(1, 4)),
 )
 _SEATS = st.builds(
-    Seat,
+    Slot,
     st.sampled_from("abc"),
     stall_secs=_SECS,
     timeout_secs=_SECS,
@@ -69,23 +69,23 @@ class RaceModel(RuleBasedStateMachine):
 
     @initialize(
         policy=_POLICIES,
-        lineup=st.lists(_SEATS, max_size=5),
+        candidates=st.lists(_SEATS, max_size=5),
         commit_on=st.sampled_from(["first_token", "first_sentence"]),
         deadline_secs=_SECS,
     )
     def begin(
         self,
         policy: HedgePolicy,
-        lineup: list[Seat],
+        candidates: list[Slot],
         commit_on: CommitOn,
         deadline_secs: float | None,
     ) -> None:
         self.policy = policy
-        self.lineup = lineup
+        self.candidates = candidates
         self.race = Race(
-            lineup,
+            candidates,
             rule_of(policy),
-            attempts=policy.attempts,
+            max_attempts=policy.max_attempts,
             commit_on=commit_on,
             deadline_secs=deadline_secs,
         )
@@ -103,59 +103,59 @@ class RaceModel(RuleBasedStateMachine):
         self.refusing: frozenset[str] = frozenset()
         self._take(TurnStarted())
 
-    def _take(self, fact: Fact) -> None:
+    def _take(self, event: Event) -> None:
         was_over = self.race.phase is Phase.OVER
         spoke_before = self.speaker
-        orders = self.race.handle(fact, self.now)
-        for order in orders:
-            assert not was_over, f"{order} after the end"
-            match order:
+        commands = self.race.handle(event, self.now)
+        for command in commands:
+            assert not was_over, f"{command} after the end"
+            match command:
                 case Launch():
-                    if not self.live and order.reason == "failure":
+                    if not self.live and command.reason == "failure":
                         self.useless.clear()  # the lineup may have begun anew
-                    assert not isinstance(fact, Interrupted), "launched by an interruption"
+                    assert not isinstance(event, Interrupted), "launched by an interruption"
                     speaking = self.speaker is not None and self.speaker in self.live
                     assert not speaking, "launched beside a committed answer"
-                    assert order.attempt == len(self.launched)
-                    assert order.provider not in self.useless, "asked who had said it is no use"
-                    if order.reason == "hedge":
-                        assert order.provider not in self.refusing, "hedged with who refuses"
-                    self.launched.append(order.provider)
-                    self.live.add(order.attempt)
+                    assert command.attempt == len(self.launched)
+                    assert command.provider not in self.useless, "asked who had said it is no use"
+                    if command.reason == "hedge":
+                        assert command.provider not in self.refusing, "hedged with who refuses"
+                    self.launched.append(command.provider)
+                    self.live.add(command.attempt)
                 case Commit(reason="silence"):
                     self.commits += 1
                     assert self.commits == 1, "committed twice"
-                    assert order.attempt in self.empty, "took silence for an answer"
+                    assert command.attempt in self.empty, "took silence for an answer"
                     assert len(self.empty) > 1 or not self.live, "did not wait for others"
                 case Commit() | Continue():
-                    if isinstance(order, Commit):
+                    if isinstance(command, Commit):
                         self.commits += 1
                         assert self.commits == 1, "committed twice"
                     else:
                         assert self.commits == 1, "continued what had not begun"
                         assert spoke_before not in self.live, "took over from one who speaks"
-                    assert order.attempt in self.live or isinstance(fact, AttemptFinished)
-                    assert order.attempt in self.usable, "released what is not usable"
-                    self.speaker = order.attempt
-                case BreakOff():
-                    assert order.attempt == self.speaker, "broke off who does not speak"
+                    assert command.attempt in self.live or isinstance(event, AttemptFinished)
+                    assert command.attempt in self.usable, "released what is not usable"
+                    self.speaker = command.attempt
+                case StreamBroken():
+                    assert command.attempt == self.speaker, "broke off who does not speak"
                     self.broken += 1
                     assert self.broken <= len(self.launched)
                 case Cancel():
-                    assert order.attempt in self.live, "cancelled what is not live"
-                    if order.cause == "stall" and order.attempt == spoke_before:
-                        self._has_been_given_up_for_good_reason(order.attempt, orders)
-                    self.live.discard(order.attempt)
-                case GiveUp():
+                    assert command.attempt in self.live, "cancelled what is not live"
+                    if command.cause == "stall" and command.attempt == spoke_before:
+                        self._has_been_given_up_for_good_reason(command.attempt, commands)
+                    self.live.discard(command.attempt)
+                case Fail():
                     self.ends += 1
                     won = [a.outcome for a in self.race.attempts if a.outcome == "won"]
                     assert not won, "gave up an answer that was complete"
         assert self.ends <= 1, "ended twice"
 
-    def _has_been_given_up_for_good_reason(self, number: int, orders: Sequence[Order]) -> None:
+    def _has_been_given_up_for_good_reason(self, number: int, commands: Sequence[Command]) -> None:
         """The answer is whole, another attempt takes over, or its time is up."""
         attempt = self.race.attempts[number]
-        is_taken_over = any(isinstance(order, Launch) for order in orders)
+        is_taken_over = any(isinstance(command, Launch) for command in commands)
         timeout_secs = attempt.timeout_secs
         is_out = timeout_secs is not None and attempt.alive_at + timeout_secs <= self.now
         if not is_out and attempt.stall_secs is not None:
@@ -168,7 +168,7 @@ class RaceModel(RuleBasedStateMachine):
         while self.race.wake_at is not None and self.race.wake_at <= end:
             self.now = max(self.now, self.race.wake_at)
             before = self.race.wake_at
-            self._take(Woke())
+            self._take(TimerFired())
             after = self.race.wake_at
             assert after is None or after > before, "woken for nothing, for ever"
         self.now = end
@@ -176,7 +176,7 @@ class RaceModel(RuleBasedStateMachine):
     @rule(who=st.frozensets(st.sampled_from("abc")))
     def some_refuse_hedges(self, who: frozenset[str]) -> None:
         self.refusing = who
-        self._take(HedgesRefused(dict.fromkeys(who, "is busy")))
+        self._take(HedgeEligibilityChanged(dict.fromkeys(who, "is busy")))
 
     @precondition(lambda self: self.launched)
     @rule(
@@ -200,16 +200,16 @@ class RaceModel(RuleBasedStateMachine):
             if kind == "finish" and attempt in self.live and attempt not in self.usable:
                 self.empty.add(attempt)
             self.live.discard(attempt)
-        facts: dict[str, Fact] = {
+        events: dict[str, Event] = {
             "open": AttemptOpened(attempt),
             "token": UsableToken(attempt),
             "write": Progressed(attempt, self.now),
-            "speak": Speakable(attempt),
+            "speak": SentenceReady(attempt),
             "tools": ToolsCalled(attempt),
             "finish": AttemptFinished(attempt),
             "fail": AttemptFailed(attempt, error),
         }
-        self._take(facts[kind])
+        self._take(events[kind])
 
     @precondition(lambda self: self.live)
     @rule(secs=st.floats(0, 9))
@@ -217,13 +217,13 @@ class RaceModel(RuleBasedStateMachine):
         attempt = min(self.live)
         self.usable.add(attempt)
         self._take(UsableToken(attempt))
-        self._take(Speakable(attempt))
+        self._take(SentenceReady(attempt))
         self.time_passes(secs)
 
     @rule()
     def nobody_has_room(self) -> None:
         """Where nothing is on its way, a turn that finds no room has an end."""
-        most = 3 * (self.policy.attempts + len(self.lineup))
+        most = 3 * (self.policy.max_attempts + len(self.candidates))
         for _ in range(most):
             waiting = [a for a in self.race.attempts if a.outcome is None]
             if not waiting or any(a.is_sent for a in waiting):
@@ -242,9 +242,9 @@ class RaceModel(RuleBasedStateMachine):
     @invariant()
     def requests_are_bounded(self) -> None:
         sent = len(self.launched) - sum(a.was_shed for a in self.race.attempts)
-        rounds = 1 + max((seat.retries for seat in self.lineup), default=0)
-        assert sent <= rounds * min(self.policy.attempts, len(self.lineup))
-        assert len(self.live) <= self.policy.attempts
+        rounds = 1 + max((slot.retries for slot in self.candidates), default=0)
+        assert sent <= rounds * min(self.policy.max_attempts, len(self.candidates))
+        assert len(self.live) <= self.policy.max_attempts
 
     @invariant()
     def the_end_is_an_end(self) -> None:

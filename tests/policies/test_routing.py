@@ -10,7 +10,7 @@ from pipecat_hedge.policy.hedge_policy import AfterSilence
 from pipecat_hedge.policy.routing import HedgeLate, Probing, Route, route
 from pipecat_hedge.policy.slow_spell import SLOW, SlowSpell
 from pipecat_hedge.race.attempt import Attempt
-from pipecat_hedge.race.events import InFlight, LaunchDecision, Seat, Waiting
+from pipecat_hedge.race.events import InFlight, LaunchDecision, Slot, Waiting
 
 NAMES = ("a", "b", "c")
 LEVEL_SECS = 2.0
@@ -19,7 +19,7 @@ LEVEL_SECS = 2.0
 def slow() -> SlowSpell:
     spell = SlowSpell()
     for _ in range(SLOW):
-        attempt = Attempt(0, Seat("a"), "primary", 0.0)
+        attempt = Attempt(0, Slot("a"), "primary", 0.0)
         attempt.outcome = "won"
         spell.ended(attempt, LEVEL_SECS, 1.0, has_answered=True)
     return spell

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.policy.slo_outcome import Slo, judge, judge_wait
+from pipecat_hedge.policy.slo_outcome import Slo, classify, judge_wait
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.reports import AttemptReport, TurnReport
 
@@ -128,13 +128,13 @@ NEVER: dict[str, Any] = {"ttft_secs": None, "ttfs_secs": None, "winner": None}
 )
 def test_what_a_turn_says(fields: dict[str, Any], kept: dict[str, bool]) -> None:
     """Kept, broken, or nothing; each promise for itself."""
-    assert judge(Slo(), turn(**fields)) == kept
+    assert classify(Slo(), turn(**fields)) == kept
 
 
 def test_what_is_not_promised_is_not_judged() -> None:
     """And the voice-to-voice time is not the LLM's to tell."""
-    assert judge(Slo(ttft_secs=None, ttfs_secs=None), turn()) == {}
-    assert judge(Slo(ttft_secs=None), turn()) == {"ttfs": True}
+    assert classify(Slo(ttft_secs=None, ttfs_secs=None), turn()) == {}
+    assert classify(Slo(ttft_secs=None), turn()) == {"ttfs": True}
 
 
 @given(

@@ -73,12 +73,12 @@ def test_a_window_is_never_longer_than_it_says_and_hardly_shorter(
 
 @given(EVENTS, st.randoms(use_true_random=False), st.lists(st.integers(0, 2), min_size=60))
 def test_the_sum_of_parts_is_the_whole_in_any_order(
-    events: list[Event], dice: object, parts: list[int]
+    events: list[Event], rng: object, parts: list[int]
 ) -> None:
     """Three processes that were told of some each, in any order, have seen what one would have."""
     whole = told(events)
     shuffled = list(enumerate(events))
-    dice.shuffle(shuffled)  # pyright: ignore[reportAttributeAccessIssue]
+    rng.shuffle(shuffled)  # pyright: ignore[reportAttributeAccessIssue]
     shares = [told([e for n, e in shuffled if parts[n] == part]) for part in range(3)]
     merged = Attainment()
     for share in shares:

@@ -7,15 +7,15 @@ import random
 import pytest
 
 from pipecat_hedge.policy.slow_spell import RECOVERED, SLOW, SlowSpell, late_secs
-from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.attempt import Attempt
-from pipecat_hedge.race.events import Seat
+from pipecat_hedge.race.events import Slot
 
 LATE_AFTER = 1.0
 
 
 def sent(spell: SlowSpell, now: float = 0.0, late_after: float | None = LATE_AFTER) -> Attempt:
-    attempt = Attempt(0, Seat("a"), "primary", now)
+    attempt = Attempt(0, Slot("a"), "primary", now)
     spell.sent(attempt, late_after)
     return attempt
 
@@ -101,11 +101,11 @@ def test_without_a_usual_time_no_attempt_is_late() -> None:
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.25])
 def test_chance_is_no_spell(share: float) -> None:
     """As many late answers as in calm, or a few more where a model thinks."""
-    dice = random.Random(3)
+    rng = random.Random(3)
     spell, on = SlowSpell(), 0
     for _ in range(4000):
         was_on = spell.is_on
-        answer(spell, 2.0 if dice.random() < share else 0.5)
+        answer(spell, 2.0 if rng.random() < share else 0.5)
         on += spell.is_on and not was_on
     assert on <= 12
 
@@ -123,11 +123,11 @@ def test_the_level_is_the_median_of_late_attempts() -> None:
 
 def test_late_is_clearly_more_than_the_median() -> None:
     """The p80, unless the spread is so narrow that chance differs by as much."""
-    wide = Survival.of([0.5, 1.0, 3.0, 9.0], [1.0, 0.5, 0.2, 0.0], 1.0)
+    wide = SurvivalCurve.of([0.5, 1.0, 3.0, 9.0], [1.0, 0.5, 0.2, 0.0], 1.0)
     assert late_secs(wide) == pytest.approx(3.0, rel=0.2)
-    narrow = Survival.of([0.99, 1.0, 1.01], [1.0, 0.5, 0.0], 0.1)
+    narrow = SurvivalCurve.of([0.99, 1.0, 1.01], [1.0, 0.5, 0.0], 0.1)
     assert late_secs(narrow) == pytest.approx(1.4, rel=0.05)
-    quick = Survival.of([0.049, 0.05, 0.051], [1.0, 0.5, 0.0], 0.01)
+    quick = SurvivalCurve.of([0.049, 0.05, 0.051], [1.0, 0.5, 0.0], 0.01)
     assert late_secs(quick) == pytest.approx(0.15, rel=0.05)
 
 

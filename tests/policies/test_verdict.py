@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pipecat_hedge.limits.ending import ANSWERED, DROPPED, SILENT, Ending
-from pipecat_hedge.limits.verdict import judge
+from pipecat_hedge.limits.verdict import classify
 from pipecat_hedge.race.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
 from pipecat_hedge.race.errors import AttemptError
-from pipecat_hedge.race.events import LaunchReason, Seat
+from pipecat_hedge.race.events import LaunchReason, Slot
 
 FAILED = Ending("failed", "failed")
 
@@ -20,7 +20,7 @@ def attempt(
     lasted_secs: float | None = None,
     stall_secs: float | None = 3.0,
 ) -> Attempt:
-    made = Attempt(0, Seat("a", stall_secs, 30.0), reason, 10.0)
+    made = Attempt(0, Slot("a", stall_secs, 30.0), reason, 10.0)
     made.error = error
     made.ended_at = None if lasted_secs is None else 10.0 + lasted_secs
     return made
@@ -47,29 +47,29 @@ def attempt(
 )
 def test_errors(error: AttemptError, ending: Ending) -> None:
     """The provider's failures, its load, and what is neither."""
-    assert judge(error, has_answered=False) == ending
-    assert judge(None, has_answered=False, attempt=attempt(error)) == ending
+    assert classify(error, has_answered=False) == ending
+    assert classify(None, has_answered=False, attempt=attempt(error)) == ending
 
 
 def test_an_answer_and_a_cancelled_attempt() -> None:
-    assert judge(None, has_answered=True, attempt=attempt()) is ANSWERED
-    assert judge(None, has_answered=False, attempt=attempt()) is DROPPED
+    assert classify(None, has_answered=True, attempt=attempt()) is ANSWERED
+    assert classify(None, has_answered=False, attempt=attempt()) is DROPPED
 
 
 def test_what_the_race_says_comes_first() -> None:
     """It closed the request for its silence; whatever the service says of that is our own doing."""
     closed = AttemptError("connectivity", "closed")
-    assert judge(closed, has_answered=False, attempt=attempt(STALLED)) is SILENT
+    assert classify(closed, has_answered=False, attempt=attempt(STALLED)) is SILENT
 
 
 def test_a_deadline_blames_who_had_the_time() -> None:
     """The first to be asked, and whoever was silent for as long as it may be."""
     missed = MISSED_DEADLINE
-    assert judge(None, has_answered=False, attempt=attempt(missed)) is SILENT
+    assert classify(None, has_answered=False, attempt=attempt(missed)) is SILENT
     late = attempt(missed, reason="hedge", lasted_secs=0.5)
-    assert judge(None, has_answered=False, attempt=late) is DROPPED
+    assert classify(None, has_answered=False, attempt=late) is DROPPED
     long = attempt(missed, reason="hedge", lasted_secs=3.5)
-    assert judge(None, has_answered=False, attempt=long) is SILENT
+    assert classify(None, has_answered=False, attempt=long) is SILENT
     never = attempt(missed, reason="hedge", lasted_secs=3.5, stall_secs=None)
-    assert judge(None, has_answered=False, attempt=never) is DROPPED
-    assert judge(missed, has_answered=False) is SILENT
+    assert classify(None, has_answered=False, attempt=never) is DROPPED
+    assert classify(missed, has_answered=False) is SILENT

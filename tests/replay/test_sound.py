@@ -10,7 +10,7 @@ import soundfile
 from av import AudioFrame
 
 from pipecat_hedge import HedgeError
-from pipecat_hedge.tools.replay.ear import Ear
+from pipecat_hedge.tools.replay.ear import AudioReceiver
 from pipecat_hedge.tools.replay.sound import (
     FRAME,
     RATE,
@@ -128,7 +128,7 @@ def test_an_envelope_for_a_picture() -> None:
 
 async def test_an_ear_knows_when_each_sample_came() -> None:
     """Onset, last sound, and the track between two times with its gaps."""
-    ear = Ear()
+    ear = AudioReceiver()
     sound = np.concatenate((silence(0.1), tone(0.1), silence(0.1)))
     for number, samples in enumerate(sound.reshape(-1, FRAME)):
         frame = AudioFrame.from_ndarray(np.repeat(samples, 2)[np.newaxis, :], layout="stereo")

@@ -83,9 +83,13 @@ def hedged(ttft: float, hedge_at: float = 0.7, **fields: Any) -> LoggedTurn:
     return turn(lost, won, ttft=ttft, **fields)
 
 
-def cold(secs: float, *, is_cold: bool = True, headers: float | None = None) -> StageReport:
+def cold(secs: float, *, new_connection: bool = True, headers: float | None = None) -> StageReport:
     """Stages of a request for which a connection was opened in so many seconds."""
-    return StageReport(is_cold=is_cold, tcp_secs=secs if is_cold else None, headers_secs=headers)
+    return StageReport(
+        new_connection=new_connection,
+        tcp_secs=secs if new_connection else None,
+        headers_secs=headers,
+    )
 
 
 def heard(

@@ -42,7 +42,11 @@ FAILED = attempt(ttft=None, ended=4.1, outcome="failed", error_category="rate_li
             "one was silent for 1.02 s; hedge to two launched at 0.74 s won at 1.02 s",
         ),
         (
-            turn(lost(4.4, stages=cold(0, is_cold=False, headers=0.3)), hedge(4.2, 0.2), ttft=4.4),
+            turn(
+                lost(4.4, stages=cold(0, new_connection=False, headers=0.3)),
+                hedge(4.2, 0.2),
+                ttft=4.4,
+            ),
             "silence",
             "one",
             "one stalled 4.10 s after headers; hedge to two launched at 4.20 s won at 4.40 s",
@@ -150,7 +154,7 @@ def test_a_colour_that_is_in_no_timeline_is_not_explained() -> None:
     """A connection that was opened has one of its own."""
     warm, opened = (
         slowest_turns([turn(attempt(ttft=1.5, stages=stages), ttft=1.5)], USUAL)
-        for stages in (cold(0, is_cold=False), cold(0.9))
+        for stages in (cold(0, new_connection=False), cold(0.9))
     )
     assert "opening a connection" not in key_to(warm)
     assert "opening a connection" in key_to([*warm, *opened])

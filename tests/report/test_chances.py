@@ -30,9 +30,9 @@ def means(chances: Chances, recorded: Recorded, who: str) -> Floats:
 
 def same_twice(seed: int) -> Recorded:
     """Two providers that are alike: one known from 1,000 turns, one from 120, half of them cut."""
-    dice = np.random.default_rng(seed)
-    rows = np.sort(dice.choice(1000, 120, replace=False))
-    rare, cut_at = HAIKU.samples(120, 1000 + seed), dice.exponential(1.2, 120)
+    rng = np.random.default_rng(seed)
+    rows = np.sort(rng.choice(1000, 120, replace=False))
+    rare, cut_at = HAIKU.samples(120, 1000 + seed), rng.exponential(1.2, 120)
     no = np.zeros(1000, np.bool_)
     return Recorded(
         {

@@ -11,8 +11,8 @@ import pytest
 from pipecat_hedge.policy.hedge_policy import Adaptive, HedgePolicy
 from pipecat_hedge.policy.profiles import PROFILES
 from pipecat_hedge.policy.settings import with_rule
+from pipecat_hedge.tools.analysis.report.candidates import lineup_of
 from pipecat_hedge.tools.analysis.report.changes import SURE, Replays, critical_value, replays_of
-from pipecat_hedge.tools.analysis.report.lineup import lineup_of
 from pipecat_hedge.tools.analysis.report.trials import LEARNED, trials_of
 from pipecat_hedge.tools.analysis.report.turns import LoggedTurn
 from pipecat_hedge.tools.analysis.whatif.reading import recorded_from
@@ -53,7 +53,7 @@ def test_the_other_order_is_found_where_it_helps() -> None:
     assert best.after.kept_share > best.before.kept_share
     assert best.saved_secs == pytest.approx(best.before.mean_secs - best.after.mean_secs)
     assert len({c.kind for c in found.changes}) == len(found.changes) <= 3
-    worths = [c.worth_secs for c in found.changes]
+    worths = [c.min_saving_secs for c in found.changes]
     assert worths == sorted(worths, reverse=True)
 
 
@@ -118,7 +118,9 @@ def test_open_connections_are_advised_where_cold_ones_cost() -> None:
     """By as much as opening them took, in the turns in which it did."""
     turns = [
         turn(
-            attempt("one", w + (0.6 if n % 3 == 0 else 0), stages=cold(0.6, is_cold=n % 3 == 0)),
+            attempt(
+                "one", w + (0.6 if n % 3 == 0 else 0), stages=cold(0.6, new_connection=n % 3 == 0)
+            ),
             ttft=w + (0.6 if n % 3 == 0 else 0),
             policy="fallback",
         )
@@ -208,11 +210,11 @@ def test_nobody_is_advised_to_put_another_first_that_is_its_like(seed: int) -> N
 
 def test_an_order_that_is_learned_is_not_advised_again() -> None:
     """And other budgets are tried with all else as it is."""
-    policy = HedgePolicy.adaptive(0.1, order="learned", deadline_secs=0.7, stall_secs=None)
+    policy = HedgePolicy.adaptive(0.1, order="learned", target_ttft_secs=0.7, stall_secs=None)
     first, second = HAIKU.samples(300, 1).tolist(), FAST.samples(300, 2).tolist()
     turns = side_by_side(first, second, policy.name)
-    lineup = dataclasses.replace(lineup_of(turns), policy=policy)
-    tried = trials_of(lineup, recorded_from(t.report for t in turns), [t.report for t in turns])
+    candidates = dataclasses.replace(lineup_of(turns), policy=policy)
+    tried = trials_of(candidates, recorded_from(t.report for t in turns), [t.report for t in turns])
     policies = dict(next(tried).policies)
     assert LEARNED not in policies
     others = [p for p in policies.values() if isinstance(p.rule, Adaptive)]

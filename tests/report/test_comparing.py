@@ -81,7 +81,7 @@ def test_a_tail_takes_many_turns() -> None:
 def test_where_the_log_tells_calls_they_are_drawn_whole() -> None:
     """One slow call in thirty is one observation, and not a hundred."""
     calm = log(600, 1, calls=30)
-    dice = random.Random(5)
+    rng = random.Random(5)
     slow = [
         turn(
             attempt(ttft=w),
@@ -89,7 +89,7 @@ def test_where_the_log_tells_calls_they_are_drawn_whole() -> None:
             session=f"call {n // 20}",
         )
         for n in range(600)
-        for w in ((4.0 if n < 40 else 0.6) + dice.uniform(0, 0.1),)
+        for w in ((4.0 if n < 40 else 0.6) + rng.uniform(0, 0.1),)
     ]
     found = compared(slow, calm)
     assert found.drawn == ("calls", "calls")

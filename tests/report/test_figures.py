@@ -114,7 +114,7 @@ def test_the_log_is_replayed_by_its_own_policy_and_prices(figures: Figures) -> N
     replays, sent = figures.replays, figures.hedging.extra_requests
     assert replays is not None
     assert sent is not None
-    assert figures.lineup.policy == HOUR.policy
+    assert figures.candidates.policy == HOUR.policy
     assert replays.policy_is_told
     assert replays.as_it_was.requests == pytest.approx(1 + sent, abs=0.06)
 

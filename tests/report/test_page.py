@@ -119,7 +119,7 @@ def turns(name: str = "one", count: int = 300) -> list[LoggedTurn]:
             won = attempt("two", 0.6, launched=1.0, ended=2.4, reason="hedge", usd=0.002)
             made.append(turn(lost, won, ttft=1.6, **fields))
         else:
-            stages = cold(0.12, is_cold=n % 5 == 0)
+            stages = cold(0.12, new_connection=n % 5 == 0)
             made.append(turn(attempt(name, ttft, usd=0.001, stages=stages), ttft=ttft, **fields))
     return made
 

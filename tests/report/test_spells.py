@@ -34,8 +34,8 @@ def test_the_best_stretch_is_found(scores: list[float]) -> None:
 @pytest.mark.parametrize("usual", [0.01, 0.05, 0.2, 0.35])
 def test_chance_alone_is_no_spell(usual: float) -> None:
     """In one log of a hundred at most: of two hundred, in hardly any."""
-    dice = random.Random(7)
-    logs = ([dice.random() < usual for _ in range(1000)] for _ in range(200))
+    rng = random.Random(7)
+    logs = ([rng.random() < usual for _ in range(1000)] for _ in range(200))
     assert sum(bool(bad_stretches(log)) for log in logs) <= 4
 
 
@@ -45,8 +45,8 @@ def test_a_spell_is_found_where_it_is(usual: float, length: int) -> None:
     """Within a few requests, be it a third of the log; more where much is bad anyway."""
     near = 12 if usual < 0.3 else 30
     for seed in range(10):
-        dice = random.Random(seed)
-        bad = [dice.random() < (0.9 if 400 <= n < 400 + length else usual) for n in range(900)]
+        rng = random.Random(seed)
+        bad = [rng.random() < (0.9 if 400 <= n < 400 + length else usual) for n in range(900)]
         (found,) = bad_stretches(bad)
         assert abs(found.start - 400) <= near
         assert abs(found.stop - 400 - length) <= near

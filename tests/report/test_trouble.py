@@ -21,10 +21,10 @@ def found(turns: list[LoggedTurn]) -> tuple[Spell, ...]:
 
 def hour(slow: range, *, with_times: bool = True) -> list[LoggedTurn]:
     """A turn every ten seconds; each costs a cent, and in slow ones a hedge loses for another."""
-    dice = random.Random(3)
+    rng = random.Random(3)
     turns = list[LoggedTurn]()
     for n in range(360):
-        ttft = dice.uniform(0.4, 0.6) * (5 if n in slow else 1)
+        ttft = rng.uniform(0.4, 0.6) * (5 if n in slow else 1)
         hedge = attempt(
             "two", None, launched=1.0, ended=ttft, reason="hedge", outcome="superseded", usd=0.01
         )

@@ -103,15 +103,15 @@ async def test_more_places_and_fewer():
 @pytest.mark.parametrize("seed", range(20))
 async def test_never_more_than_the_limit(seed: int):
     """Whoever comes, leaves and is thrown out when: never over the limit, and nothing leaks."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     guests = Guests(3)
     tasks: list[asyncio.Task[None]] = []
     for number in range(60):
-        tasks.append(guests.come(str(number), dice.random()))
-        if dice.random() < 0.4:
-            dice.choice(tasks).cancel()
-        if dice.random() < 0.5:
-            await asyncio.sleep(dice.random() / 2)
+        tasks.append(guests.come(str(number), rng.random()))
+        if rng.random() < 0.4:
+            rng.choice(tasks).cancel()
+        if rng.random() < 0.5:
+            await asyncio.sleep(rng.random() / 2)
     await asyncio.gather(*tasks, return_exceptions=True)
     assert guests.most == 3
     assert (guests.capacity.busy, guests.capacity.waiting) == (0, 0)

@@ -24,7 +24,11 @@ HEDGED = turn(
 )
 BUSY = answer(
     turns=[turn(n) for n in range(3, 60)] + [HEDGED],
-    providers=[provider(), provider("b", breaker="open", failed=5), provider("c", rests_secs=11.2)],
+    providers=[
+        provider(),
+        provider("b", breaker="open", failed=5),
+        provider("c", retry_after_secs=11.2),
+    ],
     slos=[promise(200, 20), promise(20, 0, "premium", objective="voice_to_voice")],
 )
 

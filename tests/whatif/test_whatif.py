@@ -156,8 +156,8 @@ def test_a_light_tail_is_not_to_be_hedged() -> None:
 def test_where_a_request_is_worth_a_lot_more_are_sent() -> None:
     """The worth is the user's to say."""
     file = recorded(measured("gpt", trace("gpt-4.1", 3000)))
-    thrifty = what_if(file, Question(worth_secs=1.0, least_turns=1))
-    generous = what_if(file, Question(worth_secs=0.0, least_turns=1))
+    thrifty = what_if(file, Question(min_saving_secs=1.0, least_turns=1))
+    generous = what_if(file, Question(min_saving_secs=0.0, least_turns=1))
     assert (
         of(thrifty, thrifty.recommended).extra_requests
         < of(generous, generous.recommended).extra_requests
@@ -211,10 +211,10 @@ def test_a_second_provider_is_hedged_to() -> None:
 
 def test_what_was_measured_side_by_side_needs_no_assumption() -> None:
     """Two columns that are slow together are raced as they were."""
-    dice = np.random.default_rng(3)
-    slow = dice.random(3000) < 0.05
-    one = np.where(slow, 5.0, 0.5) + dice.uniform(0, 0.1, 3000)
-    other = np.where(slow, 5.0, 0.5) + dice.uniform(0, 0.1, 3000)
+    rng = np.random.default_rng(3)
+    slow = rng.random(3000) < 0.05
+    one = np.where(slow, 5.0, 0.5) + rng.uniform(0, 0.1, 3000)
+    other = np.where(slow, 5.0, 0.5) + rng.uniform(0, 0.1, 3000)
     answer = what_if(recorded(measured("a", one), measured("b", other)), FAST)
     race = of(answer, "race(2)")
     assert race.percentiles["p99"] > 5.0
@@ -240,8 +240,8 @@ def test_a_hole_does_not_undo_what_was_measured_side_by_side() -> None:
 
 def test_ties_are_no_dependence() -> None:
     """Latencies rounded to whole seconds have no order among their equals."""
-    dice = np.random.default_rng(5)
-    answer = what_if(recorded(measured("x", np.round(dice.uniform(0.5, 2.5, 3000)))), FAST)
+    rng = np.random.default_rng(5)
+    answer = what_if(recorded(measured("x", np.round(rng.uniform(0.5, 2.5, 3000)))), FAST)
     assert abs(answer.independence.rank_correlation) < 0.08
     assert answer.independence.holds
 
@@ -397,9 +397,9 @@ def test_a_larger_file_is_sampled_and_it_says_so() -> None:
 
 def wandering(turns: int) -> Floats:
     """Latencies whose level never rests: 0.8 of each turn's logarithm goes over to the next."""
-    dice, logs = np.random.default_rng(5), np.zeros(turns)
+    rng, logs = np.random.default_rng(5), np.zeros(turns)
     for turn in range(1, turns):
-        logs[turn] = 0.8 * logs[turn - 1] + dice.normal(0, 0.6)
+        logs[turn] = 0.8 * logs[turn - 1] + rng.normal(0, 0.6)
     return 0.5 * np.exp(logs)
 
 

@@ -24,12 +24,12 @@ export class ProvidersView {
     this.empty.hidden = false;
   }
 
-  show({ providers, order_reason }) {
+  show({ providers, routing_reason }) {
     this.empty.hidden = true;
     this.table.hidden = false;
     this.table.replaceChildren(heading(), ...providers.map(providerRows));
-    this.order.hidden = !order_reason;
-    this.order.textContent = order_reason ? `Order: ${order_reason}.` : "";
+    this.order.hidden = !routing_reason;
+    this.order.textContent = routing_reason ? `Order: ${routing_reason}.` : "";
   }
 }
 
@@ -66,7 +66,7 @@ function providerRows(provider) {
   };
   cell("p50", String(Math.round(provider.p50_secs * 1000)));
   cell("p95", String(Math.round(provider.p95_secs * 1000)));
-  cell("assumed", `${Math.round(provider.prior_share * 100)}\u00a0%`);
+  cell("assumed", `${Math.round(provider.prior_weight * 100)}\u00a0%`);
   for (const key of ["requests", "won", "superseded", "failed"]) {
     cell(key, String(provider[key]), provider[key] ? `count ${key}` : "count zero");
   }
@@ -77,14 +77,14 @@ function providerRows(provider) {
 function chips(provider) {
   const made = [];
   const chip = (kind, words) => made.push(element("span", `chip ${kind}`, words));
-  if (provider.is_left_out) {
+  if (provider.is_excluded) {
     chip("out", "left out: it rejects requests for good");
   } else if (provider.breaker !== "closed") {
     const kind = provider.breaker === "open" ? "out" : "resting";
     chip(kind, provider.breaker === "open" ? "left alone" : "may be tried again");
     if (provider.breaker_reason) chip("trouble", provider.breaker_reason);
-  } else if (provider.rests_secs > 0) {
-    const until = new Date(Date.now() + provider.rests_secs * 1000).toLocaleTimeString();
+  } else if (provider.retry_after_secs > 0) {
+    const until = new Date(Date.now() + provider.retry_after_secs * 1000).toLocaleTimeString();
     chip("resting", `rests until ${until}, as it asked`);
   } else {
     chip("usable", "usable");

@@ -30,7 +30,7 @@ from pipecat_hedge.fleet.merge import (
     read_findings,
     write,
 )
-from pipecat_hedge.limits.admission_controller import Health
+from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.policy.hedge_budget import HedgeBudget
 from pipecat_hedge.policy.latency_sketch import LatencyCounts
 from pipecat_hedge.policy.priors import prior_for
@@ -67,9 +67,9 @@ class FleetSync:
         lock: threading.Lock,
         latencies: Mapping[str, ProviderLatency],
         accounts: Mapping[float, HedgeBudget],
-        health: Health,
+        health: AdmissionController,
         *,
-        dice: random.Random | None = None,
+        rng: random.Random | None = None,
     ):
         """Name what is to be kept in step; nothing runs yet.
 
@@ -79,12 +79,12 @@ class FleetSync:
             latencies: By the provider's key.
             accounts: What may be spent on extra requests, by the budget.
             health: The registry of breakers and limits.
-            dice: Spreads the exchanges of many processes; None rolls its own.
+            rng: Spreads the exchanges of many processes; None rolls its own.
         """
         self._store = store
         self._lock = lock
         self._latencies, self._accounts, self._health = latencies, accounts, health
-        self._dice = dice or random.Random()
+        self._dice = rng or random.Random()
         self._turn = threading.Lock()
         self._runs_on: asyncio.AbstractEventLoop | None = None
         self._users = 0

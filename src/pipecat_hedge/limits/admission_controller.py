@@ -24,7 +24,7 @@ from pipecat_hedge.limits.permit_queue import RESERVED, PermitQueue, Ticket
 from pipecat_hedge.limits.provider_health import BreakerChange, Permit, ProviderHealth
 from pipecat_hedge.limits.shared_outage import SharedOutage
 
-__all__ = ["LISTENS_TO_ONE_IN", "MOST_PROVIDERS", "Health"]
+__all__ = ["LISTENS_TO_ONE_IN", "MOST_PROVIDERS", "AdmissionController"]
 
 MOST_PROVIDERS = 256
 """Pairs of provider and model, each up to some 150 KB of memory and 50 KB of a file. What has not
@@ -41,7 +41,7 @@ QUEUE_NEWS_SECS = 2.0
 NOBODY = "every provider is left alone"
 
 
-class Health:
+class AdmissionController:
     """The registry.
 
     Attributes:
@@ -49,17 +49,17 @@ class Health:
     """
 
     def __init__(
-        self, dice: random.Random | None = None, lag_secs: Callable[[], float] = lambda: 0.0
+        self, rng: random.Random | None = None, lag_secs: Callable[[], float] = lambda: 0.0
     ):
         """Begin with no provider.
 
         Args:
-            dice: Spreads the recoveries of many processes; None rolls its own.
+            rng: Spreads the recoveries of many processes; None rolls its own.
             lag_secs: How far the event loop is behind, in seconds: what has come since is not read
                 yet, and is not late.
         """
         self.lock = threading.Lock()
-        self._dice = dice or random.Random()
+        self._dice = rng or random.Random()
         self._lag_secs = lag_secs
         self._entries: OrderedDict[str, ProviderHealth] = OrderedDict()
         self._changes: deque[BreakerChange] = deque(maxlen=100)
@@ -117,7 +117,8 @@ class Health:
         with self.lock:
             self._settle(now)
             return [
-                (self._state(key, now), max(self.of(key).rests_until - now, 0.0)) for key in keys
+                (self._state(key, now), max(self.of(key).retry_after_until - now, 0.0))
+                for key in keys
             ]
 
     def are_well(self, keys: Iterable[str], now: float) -> bool:
@@ -185,13 +186,13 @@ class Health:
         """
         with self.lock:
             entry = self.of(key)
-            entry.rests_until = max(entry.rests_until, until)
+            entry.retry_after_until = max(entry.retry_after_until, until)
 
-    def rests_secs(self, key: str, now: float) -> float:
+    def retry_after_secs(self, key: str, now: float) -> float:
         """How long a provider is to be left alone yet, as it asked, in seconds."""
         with self.lock:
             entry = self._entries.get(key)
-            return 0.0 if entry is None else max(entry.rests_until - now, 0.0)
+            return 0.0 if entry is None else max(entry.retry_after_until - now, 0.0)
 
     def state_rate_limit(self, key: str, left: int, until: float, *, sent_at: float) -> None:
         """Take what a response says of a rate limit; see ``ConcurrencyLimit.state_rate_limit``.
@@ -311,7 +312,7 @@ class Health:
         with self.lock:
             for key in keys:
                 entry = self.of(key)
-                if now < entry.rests_until or entry.limit.is_refusing(now):
+                if now < entry.retry_after_until or entry.limit.is_refusing(now):
                     found[key] = 3
                 elif (state := self._state(key, now)) != "closed":
                     found[key] = 1 if state == "half_open" else 2
@@ -464,8 +465,8 @@ class Health:
         entry = self.of(key)
         if not (is_probe or ticket.ignores_breakers) and self._state(key, now) != "closed":
             return f"is left alone ({entry.opened_because})"
-        if now < entry.rests_until and not is_probe:
-            return f"has asked to be left alone for {entry.rests_until - now:.2g} s"
+        if now < entry.retry_after_until and not is_probe:
+            return f"has asked to be left alone for {entry.retry_after_until - now:.2g} s"
         limit = entry.limit
         if self._queue and self._queue.is_behind(ticket, key):
             return f"has {limit.reason(now, ticket.bounds)} and others waiting"
@@ -483,7 +484,7 @@ class Health:
                 return self._give(key, ticket, now, is_probe=is_probe)
         if ticket.is_optional:
             return None
-        if all(self.of(key).rests_until > ticket.deadline for key in ticket.candidates):
+        if all(self.of(key).retry_after_until > ticket.deadline for key in ticket.candidates):
             return self._give(self._ready_first(ticket), ticket, now)  # waiting would not help
         if ticket.sheds:
             return None
@@ -493,7 +494,7 @@ class Health:
             for key in ticket.candidates:
                 entry = self.of(key)
                 if self._state(key, now) == state and not (
-                    now < entry.rests_until
+                    now < entry.retry_after_until
                     or entry.limit.is_refusing(now)
                     or self._queue.is_behind(ticket, key)
                 ):
@@ -501,7 +502,7 @@ class Health:
         return None
 
     def _ready_first(self, ticket: Ticket) -> str:
-        return min(ticket.candidates, key=lambda key: self.of(key).rests_until)
+        return min(ticket.candidates, key=lambda key: self.of(key).retry_after_until)
 
     def _give(self, key: str, ticket: Ticket, now: float, *, is_probe: bool = False) -> Permit:
         permit = Permit(key, now, is_probe, now - ticket.joined_at)

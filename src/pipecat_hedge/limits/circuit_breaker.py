@@ -104,7 +104,7 @@ class CircuitBreaker:
 
     def __init__(
         self,
-        dice: random.Random,
+        rng: random.Random,
         *,
         failures: int = FAILURES,
         share: float = SHARE,
@@ -116,7 +116,7 @@ class CircuitBreaker:
         """Begin closed.
 
         Args:
-            dice: Spreads the recoveries of many processes.
+            rng: Spreads the recoveries of many processes.
             failures: So many failures in a row open it.
             share: So does this share of failures among the attempts of the window,
             least: of which there must be at least so many.
@@ -141,7 +141,7 @@ class CircuitBreaker:
             raise ConfigurationError(
                 f"cap_secs must be at least recovery_secs, {recovery_secs:g}, got {cap_secs!r}"
             )
-        self._dice = dice
+        self._dice = rng
         self._failures, self._share, self._least = failures, share, least
         self._window_secs = window_secs
         self._recovery_secs, self._cap_secs = recovery_secs, cap_secs

@@ -19,7 +19,7 @@ __all__ = ["FRESH_SECS", "SAMPLES", "Overload"]
 
 SAMPLES = 5
 LAG_SECS = 0.1
-"""Most of what a hedge is to save (``worth_secs``, 0.15 s)."""
+"""Most of what a hedge is to save (``min_saving_secs``, 0.15 s)."""
 CALM = 0.5
 FRESH_SECS = 2.0
 """So long, and twice the lag that it found, a sample counts: a loop that is behind is sampled less

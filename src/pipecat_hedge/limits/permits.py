@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from pipecat_hedge.limits.admission_controller import Health
+from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.ending import DROPPED
 from pipecat_hedge.limits.permit_queue import Ticket
 from pipecat_hedge.limits.provider_health import Permit
@@ -31,7 +31,7 @@ class Rejected(HedgeError):
     """A request that is not sent; the message says why."""
 
 
-async def permit_for(health: Health, ticket: Ticket, loop_lag: LoopLag) -> Permit:
+async def permit_for(health: AdmissionController, ticket: Ticket, loop_lag: LoopLag) -> Permit:
     """Get a permit to send a request, at once if there is room.
 
     Only a hedge, a prompt sent ahead, or a request of a session with ``admission="shed"`` is ever

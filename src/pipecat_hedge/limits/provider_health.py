@@ -53,7 +53,7 @@ class ProviderHealth:
     Attributes:
         breaker: Whether it fails.
         limit: How many requests it should have in flight.
-        rests_until: Until when it has asked to be left alone.
+        retry_after_until: Until when it has asked to be left alone.
         answered_since: When the latest request was sent that it has begun to answer.
         word_at: When it has begun to answer the last time.
         unheard: Requests in a row of which no token came, be it that they were overtaken before.
@@ -61,15 +61,15 @@ class ProviderHealth:
             the last time.
     """
 
-    def __init__(self, dice: random.Random):
+    def __init__(self, rng: random.Random):
         """Begin with a provider that is well.
 
         Args:
-            dice: Spreads the recoveries of many processes.
+            rng: Spreads the recoveries of many processes.
         """
-        self.breaker = CircuitBreaker(dice)
+        self.breaker = CircuitBreaker(rng)
         self.limit = ConcurrencyLimit()
-        self.rests_until = float("-inf")
+        self.retry_after_until = float("-inf")
         self.answered_since = self.word_at = float("-inf")
         self.unheard = self.overtaken = 0
         self.opened_because = ""
@@ -80,7 +80,7 @@ class ProviderHealth:
         Args:
             now: The time.
         """
-        return self.breaker.state(now) == "closed" and now >= self.rests_until
+        return self.breaker.state(now) == "closed" and now >= self.retry_after_until
 
     def count_unheard(
         self, ending: Ending, was_overtaken: bool, was_late: bool, has_begun: bool

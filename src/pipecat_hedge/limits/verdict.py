@@ -14,7 +14,7 @@ from pipecat_hedge.limits.ending import ANSWERED, DROPPED, SILENT, Ending
 from pipecat_hedge.race.attempt import MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
 from pipecat_hedge.race.errors import INCOMPLETE_CALL, SHED, AttemptError
 
-__all__ = ["judge"]
+__all__ = ["classify"]
 
 _BUSY = Ending("busy", "busy")
 _FAILED = Ending("failed", "failed")
@@ -22,7 +22,7 @@ _NOT_CONNECTED = Ending("failed", "failed", is_connection=True)
 _NOT_ITS_OWN = Ending("dropped", "failed")
 
 
-def judge(
+def classify(
     error: AttemptError | None, *, has_answered: bool, attempt: Attempt | None = None
 ) -> Ending:
     """Say whose doing the end of a request was.

@@ -38,7 +38,7 @@ from typing import Literal
 
 import numpy as np
 
-from pipecat_hedge.policy.survival import Floats, Survival
+from pipecat_hedge.policy.survival import Floats, SurvivalCurve
 
 __all__ = ["Change", "ChangePoint"]
 
@@ -79,7 +79,7 @@ class Change:
             that what was known of it is true again.
     """
 
-    prior: Survival
+    prior: SurvivalCurve
     keep: int
     factor: float
     kind: Literal["left", "moved", "returned"] = "left"
@@ -96,7 +96,7 @@ class _Evidence:
     def __init__(self, most_told: float = math.inf):
         self._most_told = most_told
         self._known: _Tenths | None = None
-        self._other: Survival | None = None
+        self._other: SurvivalCurve | None = None
         self._edges: list[float] = []
         self._came: list[float] = []
         self._waited: list[float] = []
@@ -106,7 +106,7 @@ class _Evidence:
     def begin_again(self) -> None:
         self.total, self.since = 0.0, 0
 
-    def observe(self, secs: float, *, censored: bool, known: _Tenths, other: Survival) -> None:
+    def observe(self, secs: float, *, censored: bool, known: _Tenths, other: SurvivalCurve) -> None:
         """Take an observation; counts by which tenths of both curves it falls into."""
         if self._known is not known or self._other is not other:
             self._known, self._other = known, other
@@ -115,7 +115,7 @@ class _Evidence:
         self.total = max(self.total + told, 0.0)
         self.since = self.since + 1 if self.total else 0
 
-    def _weigh(self, known: _Tenths, other: Survival) -> None:
+    def _weigh(self, known: _Tenths, other: SurvivalCurve) -> None:
         edges = np.sort(np.concatenate(([0.0], known.edges, other.quantiles(TENTHS))))
         self._edges = edges[1:].tolist()
         now = np.append(known.curve.share_after(edges), 0.0)
@@ -129,7 +129,7 @@ class _Evidence:
 class _Tenths:
     """A curve, where its tenths begin, and what it would be at other levels."""
 
-    def __init__(self, curve: Survival):
+    def __init__(self, curve: SurvivalCurve):
         self.curve = curve
         self.edges = curve.quantiles(TENTHS)
         self.low, self.high = float(self.edges[FAST]), float(self.edges[SLOW])
@@ -156,13 +156,13 @@ class ChangePoint:
     def __init__(self) -> None:
         """Begin with nothing seen."""
         self._recent: deque[float] = deque(maxlen=KEPT)
-        self._then_known: deque[Survival] = deque(maxlen=KEPT)
+        self._then_known: deque[SurvivalCurve] = deque(maxlen=KEPT)
         self._drifts = [_Evidence(MOST_TOLD) for _ in DRIFTS]
         self._back = _Evidence()
         self._slow: deque[bool] = deque(maxlen=WATCHED)
         self._fast: deque[bool] = deque(maxlen=WATCHED)
         self._known: _Tenths | None = None
-        self._before: Survival | None = None
+        self._before: SurvivalCurve | None = None
         self._held = 0
         self._credit = CREDIT
 
@@ -181,7 +181,7 @@ class ChangePoint:
             evidence.begin_again()
         self._held = 0
 
-    def observe(self, secs: float, *, censored: bool, known: Survival) -> Change | None:
+    def observe(self, secs: float, *, censored: bool, known: SurvivalCurve) -> Change | None:
         """Take an observation.
 
         Args:
@@ -231,7 +231,7 @@ class ChangePoint:
         self.begin_again()
         return change
 
-    def _returned(self, before: Survival, known: Survival) -> Change:
+    def _returned(self, before: SurvivalCurve, known: SurvivalCurve) -> Change:
         factor = before.quantile(0.5) / max(known.quantile(0.5), 1e-3)
         change = Change(before, min(self._back.since, len(self._recent)), factor, "returned")
         self._before = None

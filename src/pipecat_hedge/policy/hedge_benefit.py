@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipecat_hedge.policy.survival import Floats, Survival
+from pipecat_hedge.policy.survival import Floats, SurvivalCurve
 
-__all__ = ["HORIZON_SECS", "Worth", "Worths", "joint", "savings"]
+__all__ = ["HORIZON_SECS", "HedgeBenefit", "Worths", "joint", "savings"]
 
 QUANTILES = 24
 CANDIDATES = 64
@@ -36,7 +36,7 @@ _BEYOND = np.concatenate(([0.0], np.geomspace(0.02, HORIZON_SECS, CANDIDATES // 
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class HedgeBenefit:
     """What a further request saves, by the time at which it is sent.
 
     Parameters:
@@ -57,11 +57,11 @@ class Worth:
     @classmethod
     def of(
         cls,
-        in_flight: Survival,
-        further: Survival,
+        in_flight: SurvivalCurve,
+        further: SurvivalCurve,
         deadline_secs: float | None = None,
         since: float = 0.0,
-    ) -> Worth:
+    ) -> HedgeBenefit:
         """What a request saves from a time on.
 
         Args:
@@ -148,9 +148,13 @@ class Worths:
 
     def __init__(self) -> None:
         """Begin with nothing."""
-        self._known: dict[tuple[int, int, float | None], tuple[Survival, Survival, Worth]] = {}
+        self._known: dict[
+            tuple[int, int, float | None], tuple[SurvivalCurve, SurvivalCurve, HedgeBenefit]
+        ] = {}
 
-    def of(self, in_flight: Survival, further: Survival, deadline_secs: float | None) -> Worth:
+    def of(
+        self, in_flight: SurvivalCurve, further: SurvivalCurve, deadline_secs: float | None
+    ) -> HedgeBenefit:
         """What a further request saves while one that was sent at 0 is in flight.
 
         Args:
@@ -164,13 +168,13 @@ class Worths:
             return found[2]
         if len(self._known) >= REMEMBERED:
             self._known.clear()
-        worth = Worth.of(in_flight, further, deadline_secs)
+        worth = HedgeBenefit.of(in_flight, further, deadline_secs)
         self._known[key] = (in_flight, further, worth)
         return worth
 
 
 def savings(
-    in_flight: Survival, further: Survival, at: Floats, deadline_secs: float | None = None
+    in_flight: SurvivalCurve, further: SurvivalCurve, at: Floats, deadline_secs: float | None = None
 ) -> Floats:
     """V(t): the seconds that a further request saves on average if it is sent at t.
 
@@ -193,7 +197,7 @@ def savings(
     return np.where(shares > 0, saved / np.where(shares > 0, shares, 1.0), in_flight.tail_secs)
 
 
-def joint(in_flight: Sequence[tuple[Survival, float]]) -> Survival:
+def joint(in_flight: Sequence[tuple[SurvivalCurve, float]]) -> SurvivalCurve:
     """How long several requests take until the first of them answers.
 
     Args:
@@ -206,10 +210,10 @@ def joint(in_flight: Sequence[tuple[Survival, float]]) -> Survival:
     for curve, sent in in_flight:
         shares *= curve.share_after(secs - sent)
     tail_secs = 1.0 / sum(1.0 / curve.tail_secs for curve, _ in in_flight)
-    return Survival.of(secs, shares, tail_secs)
+    return SurvivalCurve.of(secs, shares, tail_secs)
 
 
-def _candidates(in_flight: Survival, since: float) -> Floats:
+def _candidates(in_flight: SurvivalCurve, since: float) -> Floats:
     """Times at which a launch is considered.
 
     Where the answers are, however narrow their spread: V jumps where a body ends, and a grid of

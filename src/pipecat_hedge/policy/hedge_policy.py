@@ -88,8 +88,8 @@ class Adaptive:
     """Another request when it is worth its price; see ``HedgePolicy.adaptive``."""
 
     budget: float
-    worth_secs: float
-    deadline_secs: float | None
+    min_saving_secs: float
+    target_ttft_secs: float | None
     order: Order
     slo: Slo | None = None
 
@@ -126,7 +126,7 @@ class HedgePolicy:
     Parameters:
         rule: When an attempt that has not failed is worth another request.
         name: How the policy calls itself in logs and reports.
-        attempts: The most requests a turn may make, rescues included. The test of a provider
+        max_attempts: The most requests a turn may make, rescues included. The test of a provider
             whose breaker is half-open is one more. When all have failed, those that an SDK would
             have retried are made again.
         commit: What an attempt must have to win: ``first_sentence``, a unit that can be spoken;
@@ -138,7 +138,8 @@ class HedgePolicy:
             silence after which the next one is asked, or twice the provider's p99 where that is
             longer, four times this at most. None is never. A provider may have its own.
         deadline_secs: How long a turn may go without an answer before it has failed; None is for
-            ever. ``adaptive`` has a deadline of another kind.
+            ever. Not of ``adaptive``, under which no turn
+            fails for being late.
         fallback_text: What the bot says when a turn has failed, in place of the answer or, where
             one has broken off and nobody continues it, of the rest of it; None is nothing.
         probes: Whether at most one request in seventy of the process may run on to its first token
@@ -148,7 +149,7 @@ class HedgePolicy:
 
     rule: LaunchRule | LearnedRule
     name: str
-    attempts: int = 2
+    max_attempts: int = 2
     commit: Commit = "auto"
     losers: Losers = "cancel"
     stall_secs: float | None = 3.0
@@ -162,15 +163,16 @@ class HedgePolicy:
         Raises:
             ConfigurationError: If a field cannot work; the message names it and the remedy.
         """
-        if isinstance(self.attempts, bool) or not isinstance(self.attempts, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if isinstance(self.max_attempts, bool) or not isinstance(self.max_attempts, int):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(
-                f"attempts must be a whole number, got {self.attempts!r}: "
+                f"max_attempts must be a whole number, got {self.max_attempts!r}: "
                 "it is the most requests that one turn may make"
             )
-        if self.attempts < 1:
+        if self.max_attempts < 1:
             raise ConfigurationError(
-                f"attempts must be at least 1, got {self.attempts}: with none nobody is asked; "
-                "attempts=1 asks one provider and never hedges"
+                f"max_attempts must be at least 1, got {self.max_attempts}: "
+                "with none no request is made; "
+                "max_attempts=1 asks one provider and never hedges"
             )
         _one_of("commit", self.commit, get_args(Commit))
         _one_of("losers", self.losers, get_args(Losers))
@@ -186,11 +188,11 @@ class HedgePolicy:
     def adaptive(
         cls,
         budget: float = 0.1,
-        attempts: int = 2,
+        max_attempts: int = 2,
         *,
-        deadline_secs: float | None = None,
+        target_ttft_secs: float | None = None,
         slo: Slo | None = None,
-        worth_secs: float = 0.15,
+        min_saving_secs: float = 0.15,
         order: Order = "learned",
         **options: Unpack[_Common],
     ) -> HedgePolicy:
@@ -204,14 +206,14 @@ class HedgePolicy:
                 budget; over any 1,000 turns at most 1.25 times as many. Attempts that replace a
                 failed one are not counted. Where providers
                 have prices (``usd_per_mtok``), in units of the first provider's cost.
-            attempts: The most requests a turn may make.
-            deadline_secs: When the answer should be there: hedges are then sent so that it is, and
-                waiting before it counts for nothing. A turn that misses it goes on. None is as soon
-                as possible.
-            slo: What callers are promised, in place of ``deadline_secs``: the deadline is that of
-                what makes an attempt win, ``ttfs_secs`` where it is the first sentence and
+            max_attempts: The most requests a turn may make.
+            target_ttft_secs: When the first token should be there. Hedges are then sent so that it
+                is, and waiting before it counts for nothing. A turn that misses it goes on. None
+                is as soon as possible.
+            slo: What callers are promised, in place of ``target_ttft_secs``: the target is that of
+                what makes an attempt win: ``ttfs_secs`` where it is a sentence, and
                 ``ttft_secs`` where it is the first token; the other one where only that is given.
-            worth_secs: What an extra request must save on average to be sent at all, in seconds.
+            min_saving_secs: What an extra request must save on average to be sent, in seconds.
             order: ``learned`` asks the providers in the order in which they were given, but for a
                 slow spell: when the first has become slower than it used to be, and another is
                 well, that one is asked first until the first has recovered. ``given`` never
@@ -227,24 +229,34 @@ class HedgePolicy:
                 f"budget must be a share of turns, not negative, got {budget!r}: "
                 "0.1 is one extra request in ten turns, 0 is none"
             )
-        if isinstance(attempts, int) and budget > max(attempts - 1, 1):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if isinstance(max_attempts, int) and budget > max(max_attempts - 1, 1):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(
-                f"budget is {budget:g} extra requests a turn, more than attempts={attempts} allow. "
+                f"budget is {budget:g} extra requests a turn, more than "
+                f"max_attempts={max_attempts} allow. "
                 f"If per cent was meant, write {budget / 100:g}"
             )
         _one_of("order", order, get_args(Order))
-        deadline = None if deadline_secs is None else _seconds("deadline_secs", deadline_secs)
-        if deadline is not None:
-            refuse_milliseconds("deadline_secs", deadline)
+        if "deadline_secs" in options:
+            raise ConfigurationError(
+                "deadline_secs is not an argument of adaptive, under which no turn fails for being "
+                "late: write target_ttft_secs for when the first token should be there"
+            )
+        target = None
+        if target_ttft_secs is not None:
+            target = refuse_milliseconds(
+                "target_ttft_secs", _seconds("target_ttft_secs", target_ttft_secs)
+            )
         if slo is not None:
-            _refuse_promise(slo, deadline)
-        rule = Adaptive(float(budget), _seconds("worth_secs", worth_secs), deadline, order, slo)
+            _refuse_promise(slo, target)
+        rule = Adaptive(
+            float(budget), _seconds("min_saving_secs", min_saving_secs), target, order, slo
+        )
         name = f"adaptive({100 * budget:g} %{'' if slo is None else ', slo'})"
-        return cls(rule=rule, attempts=attempts, name=name, **options)
+        return cls(rule=rule, max_attempts=max_attempts, name=name, **options)
 
     @classmethod
     def at_quantile(
-        cls, p: float = 0.95, attempts: int = 2, **options: Unpack[PolicyOptions]
+        cls, p: float = 0.95, max_attempts: int = 2, **options: Unpack[PolicyOptions]
     ) -> HedgePolicy:
         """The next attempt when the one before is slower than a share p of its kind.
 
@@ -253,14 +265,14 @@ class HedgePolicy:
 
         Args:
             p: The share, above 0 and below 1.
-            attempts: The most requests a turn may make.
+            max_attempts: The most requests a turn may make.
             **options: The keywords of all policies, see the class.
 
         Raises:
             ConfigurationError: If an argument cannot work.
         """
         rule = AtQuantile(_share("p", p))
-        return cls(rule=rule, attempts=attempts, name=f"at p{100 * p:g}", **options)
+        return cls(rule=rule, max_attempts=max_attempts, name=f"at p{100 * p:g}", **options)
 
     @classmethod
     def single_r(
@@ -281,56 +293,60 @@ class HedgePolicy:
         """
         rule = SingleR(_share("percentile", percentile), _share("budget", budget))
         name = f"SingleR(p{100 * percentile:g}, {100 * budget:g} %)"
-        return cls(rule=rule, attempts=2, name=name, **options)
+        return cls(rule=rule, max_attempts=2, name=name, **options)
 
     @classmethod
-    def race(cls, attempts: int = 2, **options: Unpack[PolicyOptions]) -> HedgePolicy:
-        """All attempts at the turn's start: the lowest latency, at ``attempts`` times the requests.
+    def race(cls, max_attempts: int = 2, **options: Unpack[PolicyOptions]) -> HedgePolicy:
+        """All attempts at the turn's start: the lowest latency, and the most requests.
 
         All of them are spent at the start, so none is left to rescue an answer that breaks off.
 
         Args:
-            attempts: How many providers to ask.
+            max_attempts: How many providers to ask.
             **options: The keywords of all policies, see the class.
 
         Raises:
             ConfigurationError: If an argument cannot work.
         """
-        return cls(rule=AtOnce(), attempts=attempts, name=f"race({attempts})", **options)
+        return cls(
+            rule=AtOnce(), max_attempts=max_attempts, name=f"race({max_attempts})", **options
+        )
 
     @classmethod
     def after(
-        cls, seconds: float | None, attempts: int = 2, **options: Unpack[PolicyOptions]
+        cls, seconds: float | None, max_attempts: int = 2, **options: Unpack[PolicyOptions]
     ) -> HedgePolicy:
         """The next attempt when the one before has been silent for ``seconds``.
 
         Args:
             seconds: The silence that is too long. 0 is at once (the same as ``race``), None is
                 never (the same as ``fallback``).
-            attempts: The most requests a turn may make.
+            max_attempts: The most requests a turn may make.
             **options: The keywords of all policies, see the class.
 
         Raises:
             ConfigurationError: If an argument cannot work.
         """
         if seconds is None or seconds == math.inf:
-            return cls(rule=OnlyOnFailure(), attempts=attempts, name="after(never)", **options)
+            return cls(
+                rule=OnlyOnFailure(), max_attempts=max_attempts, name="after(never)", **options
+            )
         secs = refuse_milliseconds("seconds", _seconds("seconds", seconds))
         name = f"after({secs:g} s)"
-        return cls(rule=AfterSilence(secs), attempts=attempts, name=name, **options)
+        return cls(rule=AfterSilence(secs), max_attempts=max_attempts, name=name, **options)
 
     @classmethod
-    def fallback(cls, attempts: int = 2, **options: Unpack[PolicyOptions]) -> HedgePolicy:
+    def fallback(cls, max_attempts: int = 2, **options: Unpack[PolicyOptions]) -> HedgePolicy:
         """The next attempt only when the one before failed, or was silent for ``stall_secs``.
 
         Args:
-            attempts: The most requests a turn may make.
+            max_attempts: The most requests a turn may make.
             **options: The keywords of all policies, see the class.
 
         Raises:
             ConfigurationError: If an argument cannot work.
         """
-        return cls(rule=OnlyOnFailure(), attempts=attempts, name="fallback", **options)
+        return cls(rule=OnlyOnFailure(), max_attempts=max_attempts, name="fallback", **options)
 
 
 def _one_of(field: str, value: object, known: tuple[object, ...]) -> None:
@@ -340,17 +356,17 @@ def _one_of(field: str, value: object, known: tuple[object, ...]) -> None:
         )
 
 
-def _refuse_promise(slo: Slo, deadline_secs: float | None) -> None:
+def _refuse_promise(slo: Slo, target_ttft_secs: float | None) -> None:
     if not isinstance(slo, Slo):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError(f"slo must be a Slo, got {slo!r}: write Slo(ttft_secs=0.8)")
-    if deadline_secs is not None:
+    if target_ttft_secs is not None:
         raise ConfigurationError(
-            f"deadline_secs={deadline_secs:g} and slo both say when an answer should be there: "
-            "give one of them"
+            f"target_ttft_secs={target_ttft_secs:g} and slo both say when an answer should be "
+            "there: give one of them"
         )
     if slo.ttft_secs is None and slo.ttfs_secs is None:
         raise ConfigurationError(
-            "slo promises no time of the LLM's, so there is no deadline in it: give it a ttft_secs "
+            "slo promises no time of the LLM's, so there is no target in it: give it a ttft_secs "
             "or a ttfs_secs, or leave it out here"
         )
 

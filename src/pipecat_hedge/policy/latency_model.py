@@ -46,7 +46,7 @@ from collections import deque
 
 import numpy as np
 
-from pipecat_hedge.policy.survival import Floats, Survival
+from pipecat_hedge.policy.survival import Floats, SurvivalCurve
 from pipecat_hedge.race.errors import ConfigurationError
 
 __all__ = ["LatencyModel"]
@@ -78,7 +78,7 @@ class LatencyModel:
 
     def __init__(
         self,
-        prior: Survival,
+        prior: SurvivalCurve,
         *,
         prior_weight: float = 20.0,
         window: int = 2048,
@@ -103,21 +103,21 @@ class LatencyModel:
             raise ConfigurationError(f"half_life must be positive, got {half_life}")
         self._prior = self._assumed = prior
         self._weight = self._prior_weight = prior_weight
-        self._others: Survival | None = None
+        self._others: SurvivalCurve | None = None
         self._others_told = 0.0
         self._half_life = half_life
         self._window = window
-        self._aside: tuple[Survival, list[tuple[float, bool]]] | None = None
+        self._aside: tuple[SurvivalCurve, list[tuple[float, bool]]] | None = None
         self._empty()
         self._weights = np.exp2(-np.arange(window)[::-1] / half_life)
-        self._curve: Survival | None = prior
+        self._curve: SurvivalCurve | None = prior
 
     def __len__(self) -> int:
         """How many observations are kept."""
         return len(self._secs)
 
     @property
-    def prior_share(self) -> float:
+    def prior_weight(self) -> float:
         """How much of the curve is still assumed, from 1 to nearly 0."""
         return self._given_share * self._assumed_share
 
@@ -133,7 +133,7 @@ class LatencyModel:
         total = self._others_told + self._prior_weight
         return (self._prior_weight / total) ** 2 if self._others_told and total > 0 else 1.0
 
-    def rebase(self, prior: Survival) -> None:
+    def rebase(self, prior: SurvivalCurve) -> None:
         """Take another prior from the next observation on.
 
         Args:
@@ -144,7 +144,7 @@ class LatencyModel:
         self._assumed = prior
         self._combine()
 
-    def inform(self, others: Survival | None, told: float = 0.0) -> bool:
+    def inform(self, others: SurvivalCurve | None, told: float = 0.0) -> bool:
         """Take what others have seen in place of the prior, from now on.
 
         Args:
@@ -164,7 +164,7 @@ class LatencyModel:
         self._curve = None if self._secs else self._prior
         return self._given_share > 0.01
 
-    def _agrees_with(self, others: Survival) -> bool:
+    def _agrees_with(self, others: SurvivalCurve) -> bool:
         if len(self._secs) < TRIED:
             return True
         own = self._kaplan_meier()
@@ -185,7 +185,9 @@ class LatencyModel:
         self._told: deque[float] = deque(maxlen=self._window)
         self._told_in_all = 0.0
 
-    def restart(self, prior: Survival, keep: int = 0, *, put_aside_but: int | None = None) -> None:
+    def restart(
+        self, prior: SurvivalCurve, keep: int = 0, *, put_aside_but: int | None = None
+    ) -> None:
         """Forget all but the latest observations: what came before is no longer true.
 
         Args:
@@ -215,7 +217,7 @@ class LatencyModel:
         seen = self.observations
         self._begin(prior, [*before, *seen[len(seen) - min(keep, len(seen)) :]])
 
-    def _begin(self, prior: Survival, observations: list[tuple[float, bool]]) -> None:
+    def _begin(self, prior: SurvivalCurve, observations: list[tuple[float, bool]]) -> None:
         self._empty()
         self._prior = self._assumed = self._curve = prior
         self._weight = self._prior_weight
@@ -250,7 +252,7 @@ class LatencyModel:
         self._curve = None
 
     @property
-    def curve(self) -> Survival:
+    def curve(self) -> SurvivalCurve:
         """What is known now; the same object until the next observation."""
         if self._curve is None:
             measured = self._kaplan_meier()
@@ -262,14 +264,14 @@ class LatencyModel:
         return float(self.curve.share_after(secs))
 
     def quantile(self, p: float) -> float:
-        """The time in seconds by which a share p has answered; see ``Survival.quantile``."""
+        """The time in seconds by which a share p has answered; see ``SurvivalCurve.quantile``."""
         return self.curve.quantile(p)
 
     def expected_remaining(self, elapsed_secs: float) -> float:
         """The mean wait that is left after so many seconds without an answer, in seconds."""
         return self.curve.expected_remaining(elapsed_secs)
 
-    def _kaplan_meier(self) -> Survival:
+    def _kaplan_meier(self) -> SurvivalCurve:
         count = len(self._secs)
         secs = np.fromiter(self._secs, np.float64, count)
         came = np.fromiter(self._came, np.bool_, count)
@@ -279,7 +281,7 @@ class LatencyModel:
         at_risk = np.cumsum(weights[::-1])[::-1]
         shares = np.cumprod(1.0 - np.where(came, weights / at_risk, 0.0))
         np.maximum(shares, 1.0 / (count + 1), out=shares)
-        return Survival.of(secs, shares, self._tail_secs(secs, came, weights))
+        return SurvivalCurve.of(secs, shares, self._tail_secs(secs, came, weights))
 
     def _tail_secs(self, secs: Floats, came: np.ndarray, weights: Floats) -> float:
         answered = np.flatnonzero(came)

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pipecat_hedge.policy.survival import Floats, Survival
+from pipecat_hedge.policy.survival import Floats, SurvivalCurve
 
 __all__ = ["ACCURACY", "LatencyCounts", "LatencySketch", "kaplan_meier"]
 
@@ -114,7 +114,7 @@ class LatencySketch:
         left.censored = _less(self.censored, other.censored)
         return left
 
-    def told(self, prior: Survival) -> float:
+    def told(self, prior: SurvivalCurve) -> float:
         """How many observations' worth they tell.
 
         A wait that was cut short tells as much as was expected to be seen of it.
@@ -210,7 +210,7 @@ class LatencyCounts:
 
 def kaplan_meier(
     sketches: Sequence[tuple[LatencySketch, float]], tail_secs: float
-) -> Survival | None:
+) -> SurvivalCurve | None:
     """The curve of what several sketches have counted together.
 
     Args:
@@ -234,7 +234,7 @@ def kaplan_meier(
     at_risk = np.cumsum((came + waited)[::-1])[::-1]
     shares = np.cumprod(1.0 - came / at_risk)
     np.maximum(shares, 1.0 / (float(at_risk[0]) + 1.0), out=shares)
-    return Survival.of(secs, shares, _tail(secs, came, waited, tail_secs))
+    return SurvivalCurve.of(secs, shares, _tail(secs, came, waited, tail_secs))
 
 
 def _tail(secs: Floats, came: Floats, waited: Floats, otherwise: float) -> float:

@@ -53,12 +53,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipecat_hedge.policy.hedge_benefit import HORIZON_SECS, Worth, Worths, joint
-from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.policy.hedge_benefit import HORIZON_SECS, HedgeBenefit, Worths, joint
+from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.events import InFlight, LaunchDecision, Waiting
 
-__all__ = ["Known", "PricedDelay", "QuantileDelay", "SingleReissue", "best_reissue"]
+__all__ = ["LatencyEstimate", "PricedDelay", "QuantileDelay", "SingleReissue", "best_reissue"]
 
 EARLY, LATE = 1.6, 0.8
 ANY_PRICE_SECS, MOST = 5.0, 0.8
@@ -73,7 +73,7 @@ RARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class LatencyEstimate:
     """What is known of a provider.
 
     Parameters:
@@ -81,8 +81,8 @@ class Known:
         sentence: From there to its first whole sentence; None where a token is what wins.
     """
 
-    first_token: Survival
-    sentence: Survival | None = None
+    first_token: SurvivalCurve
+    sentence: SurvivalCurve | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +93,15 @@ class PricedDelay:
         known: What is known of each provider.
         shares: By the provider of the further request, the share of turns that may be hedged with
             it now, from 0 to 1.
-        worth_secs: What a request must save to be worth sending at all, in seconds; not negative.
+        min_saving_secs: What a request must save to be worth sending, in seconds; not negative.
         deadline_secs: When the answer should be there, from the turn's start; None is as soon as
             possible.
         worths: What has been computed for these curves before.
     """
 
-    known: Mapping[str, Known]
+    known: Mapping[str, LatencyEstimate]
     shares: Mapping[str, float]
-    worth_secs: float = 0.15
+    min_saving_secs: float = 0.15
     deadline_secs: float | None = None
     worths: Worths = field(default_factory=Worths)
 
@@ -111,8 +111,10 @@ class PricedDelay:
         Raises:
             ConfigurationError: If a share is none, or the least worth is negative.
         """
-        if not self.worth_secs >= 0:
-            raise ConfigurationError(f"worth_secs must not be negative, got {self.worth_secs}")
+        if not self.min_saving_secs >= 0:
+            raise ConfigurationError(
+                f"min_saving_secs must not be negative, got {self.min_saving_secs}"
+            )
         for provider, share in self.shares.items():
             if not 0 <= share <= 1:
                 raise ConfigurationError(f"shares: {provider} must be from 0 to 1, got {share}")
@@ -127,7 +129,7 @@ class PricedDelay:
         usual = self.known[first.provider].first_token
         base = self.worths.of(usual, further.first_token, self.deadline_secs)
         knee = _all_but(share, usual)
-        price = max(self.worth_secs, base.at_time(knee, base.best))
+        price = max(self.min_saving_secs, base.at_time(knee, base.best))
         curve, since = self._wait_for(last, waiting.started_at)
         is_first = len(waiting.in_flight) == 1
         is_base = is_first and curve is usual and not since
@@ -142,16 +144,16 @@ class PricedDelay:
         secs = worth.first_above(price, earliest)
         if secs is None or secs > latest:
             # Who has waited so long is worth any price, if anything is to be saved at all.
-            secs, price = worth.first_above(self.worth_secs, latest), self.worth_secs
+            secs, price = worth.first_above(self.min_saving_secs, latest), self.min_saving_secs
         is_rare = secs is not None and secs > latest
         if secs is not None and self.deadline_secs is None and share < 1:
-            secs = worth.worth_waiting_for(secs, IN_VAIN * self.worth_secs)
+            secs = worth.worth_waiting_for(secs, IN_VAIN * self.min_saving_secs)
         hangs = HORIZON_SECS
         if secs is None or secs > since + AT_LEAST_SECS:
             hangs = since + max(TIMES * _all_but(UNHEARD_OF, curve), AT_LEAST_SECS)
         if secs is None or secs > hangs:
             at_last = worth.at_time(latest, worth.saved)
-            light = f"tail too light: saves {at_last:.2f} s, price {self.worth_secs:.2f} s"
+            light = f"tail too light: saves {at_last:.2f} s, price {self.min_saving_secs:.2f} s"
             return LaunchDecision(waiting.started_at + hangs, f"{light}, unless it hangs")
         saves = worth.at_time(secs, worth.saved)
         if is_rare and secs > since + _all_but(RARE * share, curve):
@@ -163,7 +165,7 @@ class PricedDelay:
             reason = f"saves {saves:.2f} s at {secs:.2f} s, price {min(price, saves):.2f} s"
         return LaunchDecision(waiting.started_at + secs, reason)
 
-    def _worth(self, waiting: Waiting) -> Worth:
+    def _worth(self, waiting: Waiting) -> HedgeBenefit:
         """What a further request saves with all of this in flight."""
         sent = [self._wait_for(attempt, waiting.started_at) for attempt in waiting.in_flight]
         further = self.known[waiting.next_provider]
@@ -171,9 +173,11 @@ class PricedDelay:
         if further.sentence is not None and any(a.first_token_at for a in waiting.in_flight):
             # Those in flight are nearer to their sentence than to a token; so it has further to go.
             curve = curve.delayed(further.sentence.quantile(0.5))
-        return Worth.of(joint(sent), curve, self.deadline_secs, max(since for _, since in sent))
+        return HedgeBenefit.of(
+            joint(sent), curve, self.deadline_secs, max(since for _, since in sent)
+        )
 
-    def _wait_for(self, attempt: InFlight, started_at: float) -> tuple[Survival, float]:
+    def _wait_for(self, attempt: InFlight, started_at: float) -> tuple[SurvivalCurve, float]:
         """What an attempt is waited for by, and since when, from the turn's start."""
         known = self.known[attempt.provider]
         if attempt.first_token_at is not None and known.sentence is not None:
@@ -190,7 +194,7 @@ class QuantileDelay:
         p: The share, from 0 to below 1: 0.95 hedges at the p95.
     """
 
-    known: Mapping[str, Known]
+    known: Mapping[str, LatencyEstimate]
     p: float
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
@@ -222,7 +226,7 @@ class SingleReissue:
 
 
 def best_reissue(
-    first: Survival, further: Survival, percentile: float, budget: float
+    first: SurvivalCurve, further: SurvivalCurve, percentile: float, budget: float
 ) -> tuple[float, float]:
     """The delay d and the probability q that make one percentile smallest, at a budget.
 
@@ -251,6 +255,6 @@ def best_reissue(
     return float(delays[best]), float(q[best])
 
 
-def _all_but(share: float, curve: Survival) -> float:
+def _all_but(share: float, curve: SurvivalCurve) -> float:
     """The time by which all but a share have answered."""
     return curve.quantile(1.0 - max(share, LEAST_SHARE)) if share < 1 else 0.0

@@ -20,7 +20,7 @@ from pipecat_hedge.policy.hedge_policy import (
     SingleR,
 )
 from pipecat_hedge.policy.launch_rule import (
-    Known,
+    LatencyEstimate,
     PricedDelay,
     QuantileDelay,
     SingleReissue,
@@ -29,7 +29,7 @@ from pipecat_hedge.policy.launch_rule import (
 from pipecat_hedge.policy.routing import HedgeLate, Probing, Route
 from pipecat_hedge.policy.slo import Slo
 from pipecat_hedge.policy.slo_hedge import Aim, AimedDelay, aim_at
-from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.race.events import CommitOn, Launch, LaunchRule
 from pipecat_hedge.service.provider_stats import ProviderStats
@@ -54,7 +54,7 @@ class Plan:
         order: The providers' names, in the order in which to ask them.
         rule: When to launch the next attempt.
         route_reason: Why this order, where it is not as given; or None.
-        prior_share: How much of what is known of the first provider is still assumed, from 0 to 1;
+        prior_weight: How much of what is known of the first provider is still assumed, from 0 to 1;
             None where nothing that is learned is used.
         probe: Who is asked only to see how it does; or None.
         slowest_secs: By provider, how long its first token may take and still be usual; before that
@@ -64,7 +64,7 @@ class Plan:
     order: tuple[str, ...]
     rule: LaunchRule
     route_reason: str | None = None
-    prior_share: float | None = None
+    prior_weight: float | None = None
     probe: str | None = None
     slowest_secs: Mapping[str, float] = field(default_factory=dict[str, float])
     _stats: ProviderStats | None = None
@@ -115,7 +115,7 @@ def plan_turn(
     *,
     prompt_tokens: int | None,
     commit_on: CommitOn,
-    dice: random.Random,
+    rng: random.Random,
     now: float | None = None,
     lag_secs: Callable[[], float] = lambda: 0.0,
 ) -> Plan:
@@ -127,7 +127,7 @@ def plan_turn(
         stats: What is known of them.
         prompt_tokens: The size of the prompt; None where it is not known.
         commit_on: What an attempt must have to win.
-        dice: Decides where a rule decides by chance.
+        rng: Decides where a rule decides by chance.
         now: The time, on the race's clock. None where turns come one after the other and not when
             callers call: then how many are hedged at once has no meaning, and is not bounded.
         lag_secs: Tells how far the event loop is behind: what has arrived since is not read yet.
@@ -141,14 +141,14 @@ def plan_turn(
     if not backends:
         return Plan(order, QuantileDelay({}, 0.95))
     known = stats.known(backends, prompt_tokens, by_sentence=commit_on == "first_sentence")
-    prior_share = stats.prior_share(backends[0], prompt_tokens)
+    prior_weight = stats.prior_weight(backends[0], prompt_tokens)
     if isinstance(rule, AtQuantile):
-        return Plan(order, QuantileDelay(known, rule.p), prior_share=prior_share)
+        return Plan(order, QuantileDelay(known, rule.p), prior_weight=prior_weight)
     if isinstance(rule, SingleR):
-        reissue = _reissue(rule, known, order, stats, dice.random())
-        return Plan(order, reissue, prior_share=prior_share)
+        reissue = _reissue(rule, known, order, stats, rng.random())
+        return Plan(order, reissue, prior_weight=prior_weight)
     return _adaptive(
-        policy, rule, backends, known, stats, prompt_tokens, prior_share, dice, now, lag_secs
+        policy, rule, backends, known, stats, prompt_tokens, prior_weight, rng, now, lag_secs
     )
 
 
@@ -156,11 +156,11 @@ def _adaptive(
     policy: HedgePolicy,
     rule: Adaptive,
     backends: Sequence[Backend],
-    known: dict[str, Known],
+    known: dict[str, LatencyEstimate],
     stats: ProviderStats,
     prompt_tokens: int | None,
-    prior_share: float,
-    dice: random.Random,
+    prior_weight: float,
+    rng: random.Random,
     now: float | None,
     lag_secs: Callable[[], float],
 ) -> Plan:
@@ -183,7 +183,7 @@ def _adaptive(
         for cost in set(costs.values())
     }
     aim, within_secs = None, 0.0
-    if rule.slo is not None and policy.attempts > 1:
+    if rule.slo is not None and policy.max_attempts > 1:
         further = order[1 % len(order)]
         aim, within_secs = _aim(rule.slo, known[order[0]], known[further], share_at[costs[further]])
     if aim is not None:
@@ -191,11 +191,11 @@ def _adaptive(
     rule_of_turn: LaunchRule = PricedDelay(
         known,
         {name: share_at[cost] for name, cost in costs.items()},
-        rule.worth_secs,
-        rule.deadline_secs,
+        rule.min_saving_secs,
+        rule.target_ttft_secs,
         stats.worths,
     )
-    if aim is not None and dice.random() < aim.chance:
+    if aim is not None and rng.random() < aim.chance:
         rule_of_turn = AimedDelay(rule_of_turn, aim, within_secs)
     late_secs = stats.late_secs(first, prompt_tokens)
     if late_secs is not None:
@@ -225,7 +225,7 @@ def _adaptive(
         order,
         rule_of_turn if probe is None else Probing(rule_of_turn, probe),
         route.reason,
-        prior_share,
+        prior_weight,
         probe,
         slowest_secs,
         stats,
@@ -235,7 +235,9 @@ def _adaptive(
     )
 
 
-def _aim(slo: Slo, first: Known, further: Known, affordable: float) -> tuple[Aim | None, float]:
+def _aim(
+    slo: Slo, first: LatencyEstimate, further: LatencyEstimate, affordable: float
+) -> tuple[Aim | None, float]:
     """How what is promised of what wins is kept, and within which time of its first token.
 
     A promise may be of the sentence; so its token should be there so much sooner as the provider
@@ -251,7 +253,7 @@ def _aim(slo: Slo, first: Known, further: Known, affordable: float) -> tuple[Aim
     return aim_at(first.first_token, further.first_token, within, slo.share, affordable), within
 
 
-def silent_secs(usual: Survival | None, stall_secs: float | None) -> float:
+def silent_secs(usual: SurvivalCurve | None, stall_secs: float | None) -> float:
     """After how long without a word a provider is silent, and not slow.
 
     Args:
@@ -284,19 +286,23 @@ def _slowest(
     rule, found = policy.rule, dict[str, float]()
     for backend in backends:
         secs = silent_secs(stats.usual(backend, prompt_tokens), policy.stall_secs)
-        prior_share = stats.prior_share(backend, prompt_tokens)
+        prior_weight = stats.prior_weight(backend, prompt_tokens)
         if stats.may_hang(backend):
             secs = silent_secs(None, policy.stall_secs)
         elif not isinstance(rule, Adaptive):
-            secs *= 1.0 - prior_share
+            secs *= 1.0 - prior_weight
         else:
-            secs *= 1.0 + prior_share if rule.budget else 2.0
+            secs *= 1.0 + prior_weight if rule.budget else 2.0
         found[backend.provider] = secs
     return found
 
 
 def _reissue(
-    rule: SingleR, known: dict[str, Known], order: Sequence[str], stats: ProviderStats, drawn: float
+    rule: SingleR,
+    known: dict[str, LatencyEstimate],
+    order: Sequence[str],
+    stats: ProviderStats,
+    drawn: float,
 ) -> SingleReissue:
     first, further = known[order[0]].first_token, known[order[1 % len(order)]].first_token
     key = ("single_r", rule, order)

@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from pipecat_hedge.policy.profiles import PROFILES, LatencyProfile
-from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.policy.survival import SurvivalCurve
 
 __all__ = ["Prior", "prior_for"]
 
@@ -43,7 +43,7 @@ class Prior:
     """
 
     family: str
-    curve: Survival
+    curve: SurvivalCurve
 
 
 def prior_for(provider: str, model: str | None = None) -> Prior:
@@ -65,8 +65,8 @@ def _published(family: str) -> Prior:
     return Prior(family, _curve(PROFILES[family]))
 
 
-def _curve(profile: LatencyProfile) -> Survival:
+def _curve(profile: LatencyProfile) -> SurvivalCurve:
     secs = [profile.quantile(1.0 - float(share)) for share in _SHARES]
     # Between the p99.9 and the published maximum lies the mean of what is beyond.
     tail_secs = max((profile.max_secs - secs[-1]) / 2, 0.1 * secs[-1])
-    return Survival.of(secs, _SHARES, tail_secs)
+    return SurvivalCurve.of(secs, _SHARES, tail_secs)

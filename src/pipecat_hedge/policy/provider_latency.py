@@ -19,10 +19,10 @@ from typing import Any
 from pipecat_hedge.policy.change_point import Change, ChangePoint
 from pipecat_hedge.policy.latency_model import LatencyModel
 from pipecat_hedge.policy.latency_sketch import LatencyCounts, kaplan_meier
-from pipecat_hedge.policy.launch_rule import Known
+from pipecat_hedge.policy.launch_rule import LatencyEstimate
 from pipecat_hedge.policy.priors import Prior
 from pipecat_hedge.policy.slow_spell import SETTLED, SlowSpell, late_secs
-from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.policy.survival import SurvivalCurve
 
 __all__ = ["OthersCurve", "ProviderLatency", "curves_of", "size_class"]
 
@@ -34,7 +34,9 @@ FRESHNESS, FEW = 32, 4
 """A curve is made anew when one in so many of its observations is new, and not for fewer than so
 many, but for the first ones."""
 SAVED = 1024
-SENTENCE_PRIOR = Survival.of([0.02, 0.08, 0.15, 0.3, 0.6, 1.2], [1, 0.9, 0.5, 0.2, 0.05, 0.01], 0.5)
+SENTENCE_PRIOR = SurvivalCurve.of(
+    [0.02, 0.08, 0.15, 0.3, 0.6, 1.2], [1, 0.9, 0.5, 0.2, 0.05, 0.01], 0.5
+)
 """From the first token to the end of the first sentence: ten to twenty tokens at 80 a second."""
 
 UNSIZED, SENTENCE = "u", "s"
@@ -50,14 +52,14 @@ class OthersCurve:
         told: How many observations' worth it is.
     """
 
-    curve: Survival
+    curve: SurvivalCurve
     told: float
 
 
 class _Learned:
     """A model, and its curve as of lately: made when it is asked for."""
 
-    def __init__(self, prior: Survival):
+    def __init__(self, prior: SurvivalCurve):
         self.model = LatencyModel(prior)
         self._curve = prior
         self._new = 0
@@ -68,7 +70,7 @@ class _Learned:
         self._new += 1
 
     @property
-    def curve(self) -> Survival:
+    def curve(self) -> SurvivalCurve:
         kept = len(self.model)
         if self._new * FRESHNESS >= kept and (self._new >= FEW or 0 < kept < 2 * FEW):
             self.refresh()
@@ -106,15 +108,15 @@ class ProviderLatency:
         self._classes = [_Learned(prior.curve) for _ in range(len(CLASS_BOUNDS) + 1)]
         self._sentence = _Learned(SENTENCE_PRIOR)
         self._watches = [ChangePoint() for _ in range(len(CLASS_BOUNDS) + 1)]
-        self._known: dict[tuple[int, bool], Known] = {}
+        self._known: dict[tuple[int, bool], LatencyEstimate] = {}
         self._left_by: int | None = None
-        self._usual: dict[int, tuple[Survival, float]] = {}
+        self._usual: dict[int, tuple[SurvivalCurve, float]] = {}
         self.spell = SlowSpell()
         self.unanswered = 0
         self.news: LatencyCounts | None = None
         self.changes = 0
 
-    def known(self, prompt_tokens: int | None, *, by_sentence: bool) -> Known:
+    def known(self, prompt_tokens: int | None, *, by_sentence: bool) -> LatencyEstimate:
         """What is known of a prompt of a size.
 
         Args:
@@ -126,10 +128,10 @@ class ProviderLatency:
         key = (size_class(prompt_tokens), by_sentence)
         known = self._known.get(key)
         if known is None or known.first_token is not curve or known.sentence is not sentence:
-            known = self._known[key] = Known(curve, sentence)
+            known = self._known[key] = LatencyEstimate(curve, sentence)
         return known
 
-    def usual(self, prompt_tokens: int | None) -> Survival:
+    def usual(self, prompt_tokens: int | None) -> SurvivalCurve:
         """The times to first token that are usual for a prompt of a size, spells left out.
 
         Args:
@@ -156,7 +158,7 @@ class ProviderLatency:
             return None
         return self._usual_of(prompt_tokens)[1]
 
-    def _usual_of(self, prompt_tokens: int | None) -> tuple[Survival, float]:
+    def _usual_of(self, prompt_tokens: int | None) -> tuple[SurvivalCurve, float]:
         size, curve = size_class(prompt_tokens), self._for(prompt_tokens).curve
         found = self._usual.get(size)
         if found is None or (found[0] is not curve and not self.spell.is_suspected):
@@ -168,9 +170,9 @@ class ProviderLatency:
         """How many observations of the first token are kept."""
         return len(self._all.model)
 
-    def prior_share(self, prompt_tokens: int | None) -> float:
+    def prior_weight(self, prompt_tokens: int | None) -> float:
         """How much of what is known of a prompt of a size is still assumed, from 0 to 1."""
-        return self._for(prompt_tokens).model.prior_share
+        return self._for(prompt_tokens).model.prior_weight
 
     def record(self, secs: float, *, censored: bool, prompt_tokens: int | None = None) -> None:
         """Take a time to first token.
@@ -285,7 +287,7 @@ class ProviderLatency:
 
 
 def curves_of(
-    prior: Survival, counts: Sequence[tuple[LatencyCounts, float]]
+    prior: SurvivalCurve, counts: Sequence[tuple[LatencyCounts, float]]
 ) -> dict[str, OthersCurve]:
     """The curves of what other processes have seen of a provider.
 

@@ -33,7 +33,7 @@ _KINDS: Mapping[str, type[Any]] = {
     "single_r": SingleR,
 }
 _NAMES: Mapping[object, str] = {kind: name for name, kind in _KINDS.items()}
-_OPTIONS = ("attempts", "commit", "losers", "stall_secs", "deadline_secs")
+_OPTIONS = ("max_attempts", "commit", "losers", "stall_secs", "deadline_secs")
 
 
 def as_settings(policy: HedgePolicy) -> dict[str, Any]:
@@ -65,8 +65,9 @@ def policy_of(settings: object) -> HedgePolicy | None:
     """
     if not isinstance(settings, Mapping) or not isinstance(settings.get("rule"), Mapping):
         return None
+    settings = _renamed(settings)
     options = {name: settings[name] for name in _OPTIONS if name in settings}
-    rule = dict(settings["rule"])
+    rule = _renamed(settings["rule"], _OLD_RULE_NAMES)
     kind = rule.pop("kind", None)
     try:
         return _made(kind, rule, options)
@@ -74,23 +75,32 @@ def policy_of(settings: object) -> HedgePolicy | None:
         return None
 
 
+_OLD_NAMES = {"attempts": "max_attempts"}
+_OLD_RULE_NAMES = {"worth_secs": "min_saving_secs", "deadline_secs": "target_ttft_secs"}
+"""What logs of before 0.1.0 call them; read until 0.2."""
+
+
+def _renamed(told: Mapping[str, Any], names: Mapping[str, str] = _OLD_NAMES) -> dict[str, Any]:
+    return {names.get(name, name): value for name, value in told.items()}
+
+
 def _made(kind: object, rule: dict[str, Any], options: dict[str, Any]) -> HedgePolicy | None:
     """Make a policy as its user does, so that what cannot be is refused."""
-    attempts = options.pop("attempts")
+    max_attempts = options.pop("max_attempts")
     if kind == "adaptive":
         options.pop("deadline_secs", None)
         slo = rule.pop("slo", None)
         slo = None if slo is None else Slo(**slo)
-        return HedgePolicy.adaptive(attempts=attempts, slo=slo, **rule, **options)
+        return HedgePolicy.adaptive(max_attempts=max_attempts, slo=slo, **rule, **options)
     if kind == "after":
-        return HedgePolicy.after(rule["seconds"], attempts, **options)
+        return HedgePolicy.after(rule["seconds"], max_attempts, **options)
     if kind == "at_quantile":
-        return HedgePolicy.at_quantile(rule["p"], attempts, **options)
+        return HedgePolicy.at_quantile(rule["p"], max_attempts, **options)
     if kind == "single_r":
         return HedgePolicy.single_r(rule["percentile"], rule["budget"], **options)
     if kind == "race":
-        return HedgePolicy.race(attempts, **options)
-    return HedgePolicy.fallback(attempts, **options) if kind == "fallback" else None
+        return HedgePolicy.race(max_attempts, **options)
+    return HedgePolicy.fallback(max_attempts, **options) if kind == "fallback" else None
 
 
 def with_rule(policy: HedgePolicy, **changed: Any) -> HedgePolicy:
@@ -116,16 +126,16 @@ def told(policy: HedgePolicy) -> str:
     Args:
         policy: One that ``policy_of`` makes.
     """
-    rule, attempts = policy.rule, policy.attempts
-    more = "" if attempts == 2 else f", {attempts}"
+    rule, max_attempts = policy.rule, policy.max_attempts
+    more = "" if max_attempts == 2 else f", {max_attempts}"
     if isinstance(rule, Adaptive):
         options = "" if rule.slo is None else ", slo=…"
-        if rule.deadline_secs is not None:
-            options += f", deadline_secs={rule.deadline_secs:g}"
+        if rule.target_ttft_secs is not None:
+            options += f", target_ttft_secs={rule.target_ttft_secs:g}"
         if rule.order != "learned":
             options += f', order="{rule.order}"'
         return f"HedgePolicy.adaptive({rule.budget:g}{more}{options})"
     if isinstance(rule, (OnlyOnFailure, AtOnce)):
         kind = "fallback" if isinstance(rule, OnlyOnFailure) else "race"
-        return f"HedgePolicy.{kind}({'' if attempts == 2 else attempts})"
+        return f"HedgePolicy.{kind}({'' if max_attempts == 2 else max_attempts})"
     return f"HedgePolicy for {policy.name}"

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipecat_hedge.policy.survival import Floats, Survival
+from pipecat_hedge.policy.survival import Floats, SurvivalCurve
 from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
 
 __all__ = ["Aim", "AimedDelay", "aim_at"]
@@ -66,7 +66,11 @@ class Aim:
 
 
 def aim_at(
-    first: Survival, further: Survival, within_secs: float, promised: float, affordable: float
+    first: SurvivalCurve,
+    further: SurvivalCurve,
+    within_secs: float,
+    promised: float,
+    affordable: float,
 ) -> Aim | None:
     """How to keep a promise with a part of what hedges may cost.
 
@@ -133,10 +137,10 @@ class AimedDelay:
         return LaunchDecision(at, f"{told}, in {self.aim.chance:.0%} of turns")
 
 
-def _left(curve: Survival, secs: float) -> float:
+def _left(curve: SurvivalCurve, secs: float) -> float:
     return float(curve.share_after(np.array([secs]))[0])
 
 
-def _in_time(curve: Survival, secs: Floats) -> Floats:
+def _in_time(curve: SurvivalCurve, secs: Floats) -> Floats:
     """The share of answers that come within each of these times; none once it is over."""
     return np.where(secs > 0, 1.0 - curve.share_after(np.maximum(secs, 0.0)), 0.0)

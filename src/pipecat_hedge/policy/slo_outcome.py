@@ -23,10 +23,10 @@ from typing import Literal
 from pipecat_hedge.policy.slo import Objective, Slo
 from pipecat_hedge.race.reports import TurnReport
 
-__all__ = ["Slo", "has_left", "is_degraded", "judge", "judge_llm", "judge_wait"]
+__all__ = ["Slo", "classify", "has_left", "is_degraded", "judge_llm", "judge_wait"]
 
 
-def judge(slo: Slo, report: TurnReport) -> dict[Objective, bool]:
+def classify(slo: Slo, report: TurnReport) -> dict[Objective, bool]:
     """What a turn of the LLM says of each promise that it says anything of.
 
     Args:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from statistics import median
 
-from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.attempt import Attempt
 
 __all__ = ["SlowSpell", "late_secs"]
@@ -45,7 +45,7 @@ LEAST_PROBES = 0.01
 """However small the budget, it is tried in so many of the turns."""
 
 
-def late_secs(usual: Survival) -> float:
+def late_secs(usual: SurvivalCurve) -> float:
     """After how long an attempt is late.
 
     Args:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["Floats", "Survival"]
+__all__ = ["Floats", "SurvivalCurve"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -28,10 +28,10 @@ _TAIL_STEPS: Floats = -np.log1p(-np.arange(1, 48) / 48)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Survival:
+class SurvivalCurve:
     """A survival curve.
 
-    Make one with ``Survival.of``; the fields are consistent only then.
+    Make one with ``SurvivalCurve.of``; the fields are consistent only then.
 
     Parameters:
         secs: Where the curve steps, ascending, beginning with 0; shape (n,), in seconds.
@@ -46,7 +46,7 @@ class Survival:
     areas: Floats
 
     @classmethod
-    def of(cls, secs: npt.ArrayLike, shares: npt.ArrayLike, tail_secs: float) -> Survival:
+    def of(cls, secs: npt.ArrayLike, shares: npt.ArrayLike, tail_secs: float) -> SurvivalCurve:
         """Make a curve.
 
         Args:
@@ -74,7 +74,7 @@ class Survival:
         return cls._made(at, above, float(tail_secs))
 
     @classmethod
-    def _made(cls, at: Floats, above: Floats, tail_secs: float) -> Survival:
+    def _made(cls, at: Floats, above: Floats, tail_secs: float) -> SurvivalCurve:
         areas = np.empty_like(at)
         areas[-1] = above[-1] * tail_secs
         areas[:-1] = areas[-1] + np.cumsum((np.diff(at) * above[:-1])[::-1])[::-1]
@@ -154,7 +154,7 @@ class Survival:
             return self.tail_secs
         return float(self.area_after(elapsed_secs)) / share
 
-    def mixed_with(self, other: Survival, share: float) -> Survival:
+    def mixed_with(self, other: SurvivalCurve, share: float) -> SurvivalCurve:
         """A curve between two: T is the other's with probability ``share``, else this one's.
 
         Args:
@@ -172,7 +172,7 @@ class Survival:
         tail_secs = float(area / above[-1]) if above[-1] > 0 else self.tail_secs
         return self._made(at, above, max(tail_secs, 1e-6))
 
-    def thinned(self, most: int = 128) -> Survival:
+    def thinned(self, most: int = 128) -> SurvivalCurve:
         """This curve with fewer steps, as closely spaced in its body as in its tail.
 
         The area beyond each step that is left, and so the mean, stays what it was.
@@ -199,7 +199,7 @@ class Survival:
         # A quotient of areas may be above 1, or above the one before it, by its last digit.
         return self._made(at, np.minimum.accumulate(np.minimum(above, 1.0)), self.tail_secs)
 
-    def scaled(self, factor: float) -> Survival:
+    def scaled(self, factor: float) -> SurvivalCurve:
         """The curve of latencies that are all ``factor`` times as long.
 
         Args:
@@ -210,17 +210,17 @@ class Survival:
         """
         if not factor > 0:
             raise ConfigurationError(f"factor must be positive, got {factor}")
-        return Survival(
+        return SurvivalCurve(
             self.secs * factor, self.shares, self.tail_secs * factor, self.areas * factor
         )
 
-    def delayed(self, secs: float) -> Survival:
+    def delayed(self, secs: float) -> SurvivalCurve:
         """The curve of latencies that are all ``secs`` longer.
 
         Args:
             secs: Not negative.
         """
-        return Survival.of(self.secs + secs, self.shares, self.tail_secs) if secs > 0 else self
+        return SurvivalCurve.of(self.secs + secs, self.shares, self.tail_secs) if secs > 0 else self
 
     def _knots(self, until: float) -> Floats:
         """The steps, and steps that stand for the tail as far as ``until``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipecat_hedge.race.errors import SHED, AttemptError
-from pipecat_hedge.race.events import AttemptOutcome, LaunchReason, Seat
+from pipecat_hedge.race.events import AttemptOutcome, LaunchReason, Slot
 
 __all__ = ["EMPTY_ANSWER", "MISSED_DEADLINE", "STALLED", "TIMED_OUT", "UNSURE_LAG_SECS", "Attempt"]
 
@@ -21,7 +21,7 @@ class Attempt:
     Attributes:
         number: Its number within the turn, from 0.
         provider: The provider's name.
-        seat: Its place in the lineup.
+        slot: Its place in the lineup.
         reason: Why it was launched.
         detail: What the launch rule said to it, if it was asked.
         launched_at: When, on the race's clock.
@@ -54,7 +54,7 @@ class Attempt:
         "progressed_at",
         "provider",
         "reason",
-        "seat",
+        "slot",
         "speakable_at",
         "stall_secs",
         "timeout_secs",
@@ -63,17 +63,17 @@ class Attempt:
     def __init__(
         self,
         number: int,
-        seat: Seat,
+        slot: Slot,
         reason: LaunchReason,
         launched_at: float,
         detail: str | None = None,
     ):
         """Record a launch."""
         self.number = number
-        self.seat = seat
-        self.provider = seat.provider
-        self.stall_secs = seat.stall_secs
-        self.timeout_secs = seat.timeout_secs
+        self.slot = slot
+        self.provider = slot.provider
+        self.stall_secs = slot.stall_secs
+        self.timeout_secs = slot.timeout_secs
         self.reason: LaunchReason = reason
         self.detail = detail
         self.launched_at = launched_at

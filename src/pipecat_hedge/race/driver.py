@@ -18,34 +18,34 @@ from typing import Generic, Protocol, TypeVar
 
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.race.events import (
-    AttemptFact,
+    AttemptEvent,
     AttemptFailed,
     AttemptFinished,
     AttemptOpened,
-    BreakOff,
     Cancel,
     CancelCause,
+    Command,
     Commit,
     Continue,
-    Fact,
-    GiveUp,
-    HedgesRefused,
+    Event,
+    Fail,
+    HedgeEligibilityChanged,
     Interrupted,
     Launch,
-    Order,
     Progressed,
-    Speakable,
+    SentenceReady,
+    StreamBroken,
+    TimerFired,
     ToolsCalled,
     TurnStarted,
     UsableToken,
-    Woke,
 )
 from pipecat_hedge.race.race import Phase, Race
 from pipecat_hedge.race.task_scope import TaskScope
 
-__all__ = ["Ask", "Post", "Racing"]
+__all__ = ["Ask", "AttemptSink", "RaceDriver"]
 
-_MAY_LAUNCH = (TurnStarted, Woke, AttemptFailed, AttemptFinished)
+_MAY_LAUNCH = (TurnStarted, TimerFired, AttemptFailed, AttemptFinished)
 """The facts upon which a race may want to ask somebody: before them it is told who refuses."""
 
 _LATE_SECS = 0.02
@@ -58,7 +58,7 @@ T_co = TypeVar("T_co", covariant=True)
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
-class Post(Protocol[T_contra]):
+class AttemptSink(Protocol[T_contra]):
     """Where an attempt tells what happened to it."""
 
     def opened(self) -> None:
@@ -94,7 +94,7 @@ class Post(Protocol[T_contra]):
 class Ask(Protocol[T_co]):
     """The seam to a provider: one call is one request, from open to close."""
 
-    async def __call__(self, launch: Launch, post: Post[T_co]) -> None:
+    async def __call__(self, launch: Launch, post: AttemptSink[T_co]) -> None:
         """Ask, and post what comes. Returning is the end of the answer.
 
         Must close the request when cancelled. An exception counts as a failure.
@@ -126,7 +126,7 @@ class _Mailbox(Generic[T]):
         self._inbox.put(self._attempt, piece, ToolsCalled(self._attempt))
 
     def speakable(self) -> None:
-        self._inbox.put(self._attempt, None, Speakable(self._attempt))
+        self._inbox.put(self._attempt, None, SentenceReady(self._attempt))
 
     def finished(self) -> None:
         self._inbox.put(self._attempt, None, AttemptFinished(self._attempt))
@@ -147,19 +147,19 @@ class _Inbox(Generic[T]):
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._posts: deque[tuple[float, int, T | None, AttemptFact | None]] = deque()
+        self._posts: deque[tuple[float, int, T | None, AttemptEvent | None]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._armed_for: float | None = None
         self._second_look = (-math.inf, -math.inf)  # for which time, and when
 
-    def put(self, attempt: int, piece: T | None, fact: AttemptFact | None) -> None:
-        self._posts.append((self._loop.time(), attempt, piece, fact))
+    def put(self, attempt: int, piece: T | None, event: AttemptEvent | None) -> None:
+        self._posts.append((self._loop.time(), attempt, piece, event))
         self._rouse()
 
     async def get(
         self, until: float | None
-    ) -> tuple[float, int, T | None, AttemptFact | None] | None:
+    ) -> tuple[float, int, T | None, AttemptEvent | None] | None:
         """The oldest post; None if there is none at the time ``until`` (None is never)."""
         while not self._posts:
             due = until if until is None else self._due(until)
@@ -202,7 +202,7 @@ class _Inbox(Generic[T]):
             self._waiter.set_result(None)
 
 
-class Racing(Generic[T]):
+class RaceDriver(Generic[T]):
     """Runs one race: asks when it says so, cancels when it says so, delivers what it commits.
 
     Example::
@@ -222,11 +222,11 @@ class Racing(Generic[T]):
         scope: TaskScope,
         ask: Ask[T],
         deliver: Callable[[T, float], Awaitable[None]],
-        released: Callable[[Commit | Continue | BreakOff], Awaitable[None]],
+        released: Callable[[Commit | Continue | StreamBroken], Awaitable[None]],
         *,
         drains: TaskScope | None = None,
         runs_on: Callable[[int], bool] = lambda attempt: True,
-        refusals: Callable[[], HedgesRefused] = lambda: HedgesRefused({}),
+        refusals: Callable[[], HedgeEligibilityChanged] = lambda: HedgeEligibilityChanged({}),
         progress: Callable[[int], Progressed | None] = lambda attempt: None,
     ):
         """Put a race and its seams together.
@@ -253,12 +253,12 @@ class Racing(Generic[T]):
         self._runs_on = runs_on
         self._refusals = refusals
         self._progress = progress
-        self._refused = HedgesRefused({})
+        self._refused = HedgeEligibilityChanged({})
         self._inbox: _Inbox[T] = _Inbox()
         self._held: dict[int, list[tuple[T, float]]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._committed: int | None = None
-        self.gave_up: GiveUp | None = None
+        self.gave_up: Fail | None = None
 
     async def run(self, started_at: float) -> None:
         """Run the race until it is over.
@@ -277,16 +277,16 @@ class Racing(Generic[T]):
             while race.phase is not Phase.OVER:
                 post = await self._inbox.get(race.wake_at)
                 if post is None:
-                    await self._obey(self._handle(Woke(), loop.time()))
+                    await self._obey(self._handle(TimerFired(), loop.time()))
                     continue
-                at, attempt, piece, fact = post
+                at, attempt, piece, event = post
                 if piece is not None:
                     if attempt == self._committed:
                         await self._deliver(piece, at)
                     elif attempt in self._held:
                         self._held[attempt].append((piece, at))
-                if fact is not None and (orders := self._handle(fact, at)):
-                    await self._obey(orders)
+                if event is not None and (commands := self._handle(event, at)):
+                    await self._obey(commands)
         except BaseException:
             if race.phase is not Phase.OVER:
                 race.handle(Interrupted(), loop.time())
@@ -294,46 +294,46 @@ class Racing(Generic[T]):
         finally:
             self._inbox.close()
 
-    def _handle(self, fact: Fact, now: float) -> tuple[Order, ...]:
+    def _handle(self, event: Event, now: float) -> tuple[Command, ...]:
         race = self._race
         if race.wake_at is not None and now >= race.wake_at:
             for attempt in race.attempts:
                 if attempt.outcome is None and (progressed := self._progress(attempt.number)):
                     race.handle(progressed, now)
-        if self._may_launch(fact) and (refused := self._refusals()) != self._refused:
+        if self._may_launch(event) and (refused := self._refusals()) != self._refused:
             self._refused = refused
             self._race.handle(refused, now)
-        return self._race.handle(fact, now)
+        return self._race.handle(event, now)
 
-    def _may_launch(self, fact: Fact) -> bool:
-        is_whole = isinstance(fact, AttemptFinished) and fact.attempt == self._committed
-        return isinstance(fact, _MAY_LAUNCH) and not is_whole
+    def _may_launch(self, event: Event) -> bool:
+        is_whole = isinstance(event, AttemptFinished) and event.attempt == self._committed
+        return isinstance(event, _MAY_LAUNCH) and not is_whole
 
-    async def _obey(self, orders: tuple[Order, ...]) -> None:
+    async def _obey(self, commands: tuple[Command, ...]) -> None:
         # Cancellations first: a loser costs money for as long as it runs, and delivering awaits.
-        cancelled = {order.attempt for order in orders if isinstance(order, Cancel)}
-        for order in orders:
-            if isinstance(order, Cancel) and order.attempt in self._tasks:
-                self._held.pop(order.attempt, None)
-                self._close(order.attempt, order.cause)
-        for order in orders:
-            if isinstance(order, Launch) and order.attempt in cancelled:
+        cancelled = {command.attempt for command in commands if isinstance(command, Cancel)}
+        for command in commands:
+            if isinstance(command, Cancel) and command.attempt in self._tasks:
+                self._held.pop(command.attempt, None)
+                self._close(command.attempt, command.cause)
+        for command in commands:
+            if isinstance(command, Launch) and command.attempt in cancelled:
                 continue  # as where a deadline has passed when the race begins
-            if isinstance(order, Launch):
-                self._held[order.attempt] = []
-                work = self._attempt(order, _Mailbox(self._inbox, order.attempt))
-                name = f"attempt {order.attempt}: {order.provider}"
-                self._tasks[order.attempt] = self._scope.start(work, name=name)
-            elif isinstance(order, BreakOff):
+            if isinstance(command, Launch):
+                self._held[command.attempt] = []
+                work = self._attempt(command, _Mailbox(self._inbox, command.attempt))
+                name = f"attempt {command.attempt}: {command.provider}"
+                self._tasks[command.attempt] = self._scope.start(work, name=name)
+            elif isinstance(command, StreamBroken):
                 self._committed = None
-                await self._released(order)
-            elif isinstance(order, (Commit, Continue)):
-                self._committed = order.attempt
-                await self._released(order)
-                for piece, at in self._held.pop(order.attempt):
+                await self._released(command)
+            elif isinstance(command, (Commit, Continue)):
+                self._committed = command.attempt
+                await self._released(command)
+                for piece, at in self._held.pop(command.attempt):
                     await self._deliver(piece, at)
-            elif isinstance(order, GiveUp):
-                self.gave_up = order
+            elif isinstance(command, Fail):
+                self.gave_up = command
 
     def stop(self, attempt: int) -> None:
         """Close an attempt that was superseded and let run on."""

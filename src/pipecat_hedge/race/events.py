@@ -51,7 +51,7 @@ class ToolsCalled:
 
 
 @dataclass(frozen=True, slots=True)
-class Speakable:
+class SentenceReady:
     """The attempt has completed a unit that the text-to-speech would speak."""
 
     attempt: int
@@ -91,12 +91,12 @@ class Interrupted:
 
 
 @dataclass(frozen=True, slots=True)
-class Woke:
+class TimerFired:
     """The time named by ``wake_at`` has come."""
 
 
 @dataclass(frozen=True, slots=True)
-class HedgesRefused:
+class HedgeEligibilityChanged:
     """Who is to get no hedge from now on, in place of whoever it was before.
 
     Parameters:
@@ -109,16 +109,16 @@ class HedgesRefused:
     reluctance: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
-AttemptFact: TypeAlias = (
+AttemptEvent: TypeAlias = (
     AttemptOpened
     | UsableToken
     | ToolsCalled
-    | Speakable
+    | SentenceReady
     | Progressed
     | AttemptFinished
     | AttemptFailed
 )
-Fact: TypeAlias = TurnStarted | AttemptFact | Interrupted | Woke | HedgesRefused
+Event: TypeAlias = TurnStarted | AttemptEvent | Interrupted | TimerFired | HedgeEligibilityChanged
 
 # ---- orders
 
@@ -149,7 +149,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class BreakOff:
+class StreamBroken:
     """The committed answer will not go on: let out what is whole of it, and forget the rest."""
 
     attempt: int
@@ -171,7 +171,7 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class Fail:
     """Nothing is left to try. Before a commit the turn has failed, after it the answer ends early.
 
     Parameters:
@@ -181,7 +181,7 @@ class GiveUp:
     errors: tuple[tuple[str, AttemptError], ...]
 
 
-Order: TypeAlias = Launch | Commit | BreakOff | Continue | Cancel | GiveUp
+Command: TypeAlias = Launch | Commit | StreamBroken | Continue | Cancel | Fail
 
 # ---- what a race is given
 
@@ -194,7 +194,7 @@ FillerCause: TypeAlias = Literal["slow", "tool", "failing"]
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class Slot:
     """A place in the lineup: one request that may be made.
 
     Parameters:

@@ -24,13 +24,13 @@ is said twice. An answer that has called its tools is complete in all that matte
 
 Silence has two lengths. After ``stall_secs`` without progress somebody else is asked. While nothing
 is committed, the silence has to be longer than the provider's answers usually take, too
-(``Seat.slowest_secs``), and the silent attempt may still win. A committed answer has then broken
+(``Slot.slowest_secs``), and the silent attempt may still win. A committed answer has then broken
 off, but if no attempt is left to continue it, it is waited for: it may go on. Reasoning and the
 arguments of a tool call are progress, where they are seen as they come (``Progressed``). A
 provider's ``timeout_secs`` ends an attempt in any case; by default there is none, since the answer
 might still come: a request that hangs is ended by its own client, as without a race.
 
-A provider may refuse hedges for a while (``HedgesRefused``), because its server has a queue, say.
+A provider may refuse hedges for a while (``HedgeEligibilityChanged``), when its server has a queue.
 Then another one is asked instead; with nobody else the hedge waits, and is asked for again every
 ``ASK_AGAIN_SECS``; so is one that a rule has put off. Silence is another matter: somebody has to
 answer, so it is replaced by one who refuses if there is nobody else, and so is what has failed.
@@ -43,7 +43,7 @@ it is not tried again: so the turn has an end.
 
 When every request has failed and nobody is left to ask, the lineup begins anew after a pause: those
 of it who have failed in passing (a reset connection, a 503), as often as their SDKs would have
-tried by themselves (``Seat.retries``), after the same pauses. So a turn is not lost that one of
+tried by themselves (``Slot.retries``), after the same pauses. So a turn is not lost that one of
 the services would have answered alone.
 """
 
@@ -60,33 +60,33 @@ from pipecat_hedge.race.events import (
     AttemptFinished,
     AttemptOpened,
     AttemptOutcome,
-    BreakOff,
     Cancel,
     CancelCause,
+    Command,
     Commit,
     CommitOn,
     Continue,
-    Fact,
-    GiveUp,
-    HedgesRefused,
+    Event,
+    Fail,
+    HedgeEligibilityChanged,
     InFlight,
     Interrupted,
     Launch,
     LaunchReason,
     LaunchRule,
-    Order,
     Progressed,
-    Seat,
-    Speakable,
+    SentenceReady,
+    Slot,
+    StreamBroken,
+    TimerFired,
     ToolsCalled,
     TurnStarted,
     UsableToken,
     Waiting,
-    Woke,
 )
-from pipecat_hedge.race.slots import OpenSeats
+from pipecat_hedge.race.slots import SlotQueue
 
-__all__ = ["IllegalFact", "Phase", "Race"]
+__all__ = ["IllegalEvent", "Phase", "Race"]
 
 RETRY_SECS, RETRY_MOST_SECS, RETRY_JITTER = 0.5, 8.0, 0.25
 """The pause before a first retry, which doubles with each; at most; and the share of it that chance
@@ -99,7 +99,7 @@ ASK_AGAIN_SECS = 0.1
 _T = TypeVar("_T")
 
 
-class IllegalFact(HedgeError):
+class IllegalEvent(HedgeError):
     """A fact that cannot happen in the race's phase: a bug in whoever drives it."""
 
 
@@ -123,7 +123,7 @@ class Race:
 
     Example::
 
-        race = Race([Seat("claude"), Seat("local")], AfterSilence(0.6), attempts=2)
+        race = Race([Seat("claude"), Seat("local")], AfterSilence(0.6), max_attempts=2)
         race.handle(TurnStarted(), 0.0)   # (Launch(0, "claude", "primary"),)
         race.wake_at                      # 0.6
         race.handle(Woke(), 0.6)          # (Launch(1, "local", "hedge"),)
@@ -132,10 +132,10 @@ class Race:
 
     def __init__(
         self,
-        lineup: Sequence[Seat],
+        candidates: Sequence[Slot],
         rule: LaunchRule,
         *,
-        attempts: int,
+        max_attempts: int,
         commit_on: CommitOn = "first_token",
         deadline_secs: float | None = None,
         tried: str | None = None,
@@ -144,16 +144,16 @@ class Race:
         """Line up.
 
         Args:
-            lineup: The requests that may be made, in the order in which to make them. A provider
+            candidates: The requests that may be made, in the order in which to make them. One
                 that stands twice may be asked twice.
             rule: When an attempt that has not failed is worth another request.
-            attempts: The most requests to make, at least 1.
+            max_attempts: The most requests to make, at least 1.
             commit_on: What an attempt must have to win.
             deadline_secs: How long the turn may go without a winner; None is for ever.
             tried: The provider that is only tried, beside another; None if none is.
             jitter: From 0 to 1, chance; how much shorter the pauses before retries are.
         """
-        self._seats = OpenSeats(lineup, attempts, tried)
+        self._seats = SlotQueue(candidates, max_attempts, tried)
         self._rule = rule
         self._commit_on = commit_on
         self._deadline_secs = deadline_secs
@@ -169,7 +169,7 @@ class Race:
         self._next_at: float | None = None
         self._wake_at: float | None = None
         self._started_at = 0.0
-        self._orders: list[Order] = []
+        self._orders: list[Command] = []
 
     @property
     def phase(self) -> Phase:
@@ -215,17 +215,17 @@ class Race:
 
     @property
     def wake_at(self) -> float | None:
-        """When to hand in ``Woke`` if nothing happens before; None is never.
+        """When to hand in ``TimerFired`` if nothing happens before; None is never.
 
         May be early, and never late: a token puts a silence off without moving the alarm.
         """
         return self._wake_at
 
-    def handle(self, fact: Fact, now: float) -> tuple[Order, ...]:
+    def handle(self, event: Event, now: float) -> tuple[Command, ...]:
         """Take one fact and say what to do about it.
 
         Args:
-            fact: What happened. Facts of attempts that have already ended are ignored: they were
+            event: What happened. Facts of attempts that have already ended are ignored: they were
                 under way when the attempt was cancelled.
             now: When it happened, in seconds; never earlier than the fact before.
 
@@ -235,34 +235,34 @@ class Race:
         Raises:
             IllegalFact: If the fact cannot happen now.
         """
-        if isinstance(fact, HedgesRefused):
-            self._seats.refuse(fact.reasons, fact.reluctance)
+        if isinstance(event, HedgeEligibilityChanged):
+            self._seats.refuse(event.reasons, event.reluctance)
             return ()
-        if isinstance(fact, (TurnStarted, Woke, Interrupted)):
-            self._react(self._TURN_TABLE, fact)(self, now)
+        if isinstance(event, (TurnStarted, TimerFired, Interrupted)):
+            self._react(self._TURN_TABLE, event)(self, now)
         else:
-            if not 0 <= fact.attempt < len(self._attempts):
-                raise IllegalFact(f"{type(fact).__name__} of unlaunched attempt {fact.attempt}")
-            attempt = self._attempts[fact.attempt]
+            if not 0 <= event.attempt < len(self._attempts):
+                raise IllegalEvent(f"{type(event).__name__} of unlaunched attempt {event.attempt}")
+            attempt = self._attempts[event.attempt]
             if attempt.outcome is not None:
                 return ()
-            if isinstance(fact, Progressed):
-                self._progress(attempt, fact.at)
+            if isinstance(event, Progressed):
+                self._progress(attempt, event.at)
                 return ()
-            reaction = self._react(self._ATTEMPT_TABLE, fact)
-            if isinstance(fact, AttemptFailed):
-                attempt.error = fact.error
+            reaction = self._react(self._ATTEMPT_TABLE, event)
+            if isinstance(event, AttemptFailed):
+                attempt.error = event.error
             reaction(self, attempt, now)
         if not self._orders:
             return ()
-        orders, self._orders = tuple(self._orders), []
-        return orders
+        commands, self._orders = tuple(self._orders), []
+        return commands
 
-    def _react(self, table: Mapping[Any, _T], fact: Fact) -> _T:
+    def _react(self, table: Mapping[Any, _T], event: Event) -> _T:
         try:
-            return table[self._phase, type(fact)]
+            return table[self._phase, type(event)]
         except KeyError:
-            raise IllegalFact(f"{type(fact).__name__} while {self._phase.name}") from None
+            raise IllegalEvent(f"{type(event).__name__} while {self._phase.name}") from None
 
     # ---- reactions to the turn's own facts
 
@@ -353,7 +353,7 @@ class Race:
         self._end(attempt, "failed", now)
         live = self._live()
         if attempt.was_shed and (attempt.is_sent or any(other.is_sent for other in live)):
-            self._seats.give_back(attempt.seat, now)
+            self._seats.give_back(attempt.slot, now)
         self._strike(attempt)
         self._readmit(now)
         is_missed = not (attempt.was_shed and attempt.reason == "hedge" and live)
@@ -472,7 +472,7 @@ class Race:
                 last = live[-1]
                 silent_secs = last.stall_secs
                 if silent_secs is not None and self._phase is Phase.WAITING:
-                    silent_secs = max(silent_secs, last.seat.slowest_secs)
+                    silent_secs = max(silent_secs, last.slot.slowest_secs)
                 stalls_at = _after(last.alive_at, silent_secs)
             if hedge_at is not None and hedge_at <= now:
                 self._launch(why, now, self._launch_reason)
@@ -504,7 +504,7 @@ class Race:
     def _begin_anew(self, now: float) -> None:
         if self._retry_at is None or self._retry_at > now:
             return
-        again = [a.seat for a in self._attempts[self._in_round :] if self._is_retried(a)]
+        again = [a.slot for a in self._attempts[self._in_round :] if self._is_retried(a)]
         self._round, self._in_round, self._retry_at = self._round + 1, len(self._attempts), None
         self._seats.reopen(again)
         self._launch("failure", now)
@@ -515,7 +515,7 @@ class Race:
             error is not None
             and error.is_transient
             and (error.retry_after_secs or 0.0) <= RETRY_AFTER_MOST_SECS
-            and attempt.seat.retries > self._round
+            and attempt.slot.retries > self._round
         )
 
     def _stall(self, attempt: Attempt, now: float) -> None:
@@ -546,7 +546,7 @@ class Race:
 
     def _rescue(self, attempt: Attempt) -> None:
         self._phase = Phase.RESCUING
-        self._orders.append(BreakOff(attempt.number))
+        self._orders.append(StreamBroken(attempt.number))
 
     def _strike(self, attempt: Attempt) -> None:
         """Do not ask again in this turn who has said that it is no use."""
@@ -572,7 +572,7 @@ class Race:
 
     def _give_up(self) -> None:
         errors = tuple((a.provider, a.error) for a in self._attempts if a.error is not None)
-        self._orders.append(GiveUp(errors))
+        self._orders.append(Fail(errors))
         self._finish_turn()
 
     def _finish_turn(self) -> None:
@@ -596,13 +596,13 @@ class Race:
     _TURN_TABLE: Final = {
         (Phase.READY,     TurnStarted): _start,
         (Phase.READY,     Interrupted): _interrupt,
-        (Phase.WAITING,   Woke):        _wake,
+        (Phase.WAITING,   TimerFired):        _wake,
         (Phase.WAITING,   Interrupted): _interrupt,
-        (Phase.COMMITTED, Woke):        _wake,
+        (Phase.COMMITTED, TimerFired):        _wake,
         (Phase.COMMITTED, Interrupted): _interrupt,
-        (Phase.RESCUING,  Woke):        _wake,
+        (Phase.RESCUING,  TimerFired):        _wake,
         (Phase.RESCUING,  Interrupted): _interrupt,
-        (Phase.OVER,      Woke):        _ignore,
+        (Phase.OVER,      TimerFired):        _ignore,
         (Phase.OVER,      Interrupted): _ignore,
     }
 
@@ -610,19 +610,19 @@ class Race:
     _ATTEMPT_TABLE: Final = {
         (Phase.WAITING,   AttemptOpened):   _open,
         (Phase.WAITING,   UsableToken):     _token_while_waiting,
-        (Phase.WAITING,   Speakable):       _speakable_while_waiting,
+        (Phase.WAITING,   SentenceReady):       _speakable_while_waiting,
         (Phase.WAITING,   ToolsCalled):     _tools_while_waiting,
         (Phase.WAITING,   AttemptFinished): _finish_while_waiting,
         (Phase.WAITING,   AttemptFailed):   _replace,
         (Phase.COMMITTED, AttemptOpened):   _open,
         (Phase.COMMITTED, UsableToken):     _token,
-        (Phase.COMMITTED, Speakable):       _speakable,
+        (Phase.COMMITTED, SentenceReady):       _speakable,
         (Phase.COMMITTED, ToolsCalled):     _tools,
         (Phase.COMMITTED, AttemptFinished): _complete,
         (Phase.COMMITTED, AttemptFailed):   _break_off,
         (Phase.RESCUING,  AttemptOpened):   _open,
         (Phase.RESCUING,  UsableToken):     _token_while_waiting,
-        (Phase.RESCUING,  Speakable):       _speakable_while_waiting,
+        (Phase.RESCUING,  SentenceReady):       _speakable_while_waiting,
         (Phase.RESCUING,  ToolsCalled):     _tools_while_waiting,
         (Phase.RESCUING,  AttemptFinished): _finish_while_waiting,
         (Phase.RESCUING,  AttemptFailed):   _replace,

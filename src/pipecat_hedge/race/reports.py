@@ -35,7 +35,7 @@ class StageReport:
     Moments are seconds from when the request was sent (``AttemptReport.sent_secs``).
 
     Parameters:
-        is_cold: Whether a connection was opened for it, instead of using one that was open.
+        new_connection: Whether a connection was opened for it, instead of using one that was open.
         dns_secs: How long it took to find the server's address; None where one was open, as for
             the two that follow.
         tcp_secs: How long to connect to it; with ``dns_secs`` where that is not told apart.
@@ -49,7 +49,7 @@ class StageReport:
             mean of all its requests whose first token came between two looks.
     """
 
-    is_cold: bool | None = None
+    new_connection: bool | None = None
     dns_secs: float | None = None
     tcp_secs: float | None = None
     tls_secs: float | None = None
@@ -149,9 +149,9 @@ class TurnReport:
         prompt_tokens: An estimate of the prompt's size, by which latencies are learned.
         hedge_reason: What the policy said last about a further attempt: why it was launched, or why
             not; None if it was not asked.
-        order_reason: Why another provider was to be asked before the first, where that one had
+        routing_reason: Why another provider was to be asked before the first, where that one had
             turned slow; None otherwise.
-        prior_share: How much of what the policy took to be known of the first provider's latency
+        prior_weight: How much of what the policy took to be known of the first provider's latency
             was only assumed, from the published figures of its kind: 1 for the first turn ever,
             nearly 0 after some hundred; None under policies that use nothing learned.
         filler: What was done about the silence, and why; None where fillers are not used. It says
@@ -179,8 +179,8 @@ class TurnReport:
     commit_reason: str | None = None
     prompt_tokens: int | None = None
     hedge_reason: str | None = None
-    order_reason: str | None = None
-    prior_share: float | None = None
+    routing_reason: str | None = None
+    prior_weight: float | None = None
     filler: FillerReport | None = None
     committed_secs: float | None = None
     queued_secs: float = 0.0
@@ -216,12 +216,12 @@ class ProviderState:
         model: The model that is asked; None if the service has none.
         p50_secs: The time to first token that half of its answers are expected to stay within.
         p95_secs: The same of 19 answers in 20.
-        prior_share: How much of these two is only assumed, from the published figures of its kind:
+        prior_weight: How much of these two is only assumed, from the published figures of its kind:
             1 for a provider that was never asked, nearly 0 after some hundred answers.
-        is_left_out: Whether it is not asked: it has rejected a request for good, or Pipecat calls
+        is_excluded: Whether it is not asked: it has rejected a request for good, or Pipecat calls
             its service unusable. New settings bring it back.
-        rests_secs: How long it is to be left alone yet, as it asked with ``Retry-After``; 0 if it
-            may be asked.
+        retry_after_secs: For how long it is still left alone, as it asked with ``Retry-After``;
+            0 if it may be asked.
         server: How busy its server is, as that says itself; None where it does not say.
         breaker: ``closed``; ``open`` while it is asked last because it keeps failing; ``half_open``
             when one request at a time tests it.
@@ -235,9 +235,9 @@ class ProviderState:
     model: str | None
     p50_secs: float
     p95_secs: float
-    prior_share: float
-    is_left_out: bool
-    rests_secs: float
+    prior_weight: float
+    is_excluded: bool
+    retry_after_secs: float
     server: ServerLoad | None = None
     breaker: BreakerState = "closed"
     breaker_reason: str = ""

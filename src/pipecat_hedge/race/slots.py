@@ -7,31 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pipecat_hedge.race.events import LaunchReason, Seat
+from pipecat_hedge.race.events import LaunchReason, Slot
 
-__all__ = ["ROOM_AGAIN_SECS", "OpenSeats"]
+__all__ = ["ROOM_AGAIN_SECS", "SlotQueue"]
 
 ROOM_AGAIN_SECS = 1.0
 """How soon to try again whether there is room where there was none."""
 
 
-class OpenSeats:
+class SlotQueue:
     """The seats of a race's lineup that are still to be taken."""
 
-    def __init__(self, lineup: Sequence[Seat], attempts: int, tried: str | None):
+    def __init__(self, candidates: Sequence[Slot], attempts: int, tried: str | None):
         """Begin with all of them.
 
         Args:
-            lineup: The seats, in the order in which to take them.
+            candidates: The seats, in the order in which to take them.
             attempts: The most that are taken.
             tried: The provider that is only tried, beside another; None if none is.
         """
-        self._seats = list(lineup)
+        self._seats = list(candidates)
         self._spare = attempts
         self._tried = tried
         self._refusals: Mapping[str, str] = {}
         self._reluctance: Mapping[str, int] = {}
-        self._without_room: list[tuple[float, Seat]] = []
+        self._without_room: list[tuple[float, Slot]] = []
 
     def __bool__(self) -> bool:
         """Whether another request may be made now."""
@@ -52,7 +52,7 @@ class OpenSeats:
         return None if reason is None else f"no hedge: {provider} {reason}"
 
     def refuse(self, reasons: Mapping[str, str], reluctance: Mapping[str, int]) -> None:
-        """Take note of who takes no hedges for now; see ``HedgesRefused``.
+        """Take note of who takes no hedges for now; see ``HedgeEligibilityChanged``.
 
         Args:
             reasons: Why, by provider.
@@ -60,7 +60,7 @@ class OpenSeats:
         """
         self._refusals, self._reluctance = reasons, reluctance
 
-    def next(self, reason: LaunchReason) -> Seat:
+    def next(self, reason: LaunchReason) -> Slot:
         """Whose turn it would be; call it only where there is a seat.
 
         Args:
@@ -68,7 +68,7 @@ class OpenSeats:
         """
         return self._seats[self._place(reason)]
 
-    def take(self, reason: LaunchReason) -> Seat:
+    def take(self, reason: LaunchReason) -> Slot:
         """Take a seat; call it only where there is one.
 
         Args:
@@ -83,26 +83,26 @@ class OpenSeats:
         Args:
             provider: Its name.
         """
-        self._seats = [seat for seat in self._seats if seat.provider != provider]
+        self._seats = [slot for slot in self._seats if slot.provider != provider]
         self._without_room = [back for back in self._without_room if back[1].provider != provider]
 
-    def give_back(self, seat: Seat, now: float) -> None:
+    def give_back(self, slot: Slot, now: float) -> None:
         """Give a seat back for whose request there was no room; it may be taken again later.
 
         Args:
-            seat: The seat.
+            slot: The seat.
             now: The time.
         """
         self._spare += 1
-        self._without_room.append((now + ROOM_AGAIN_SECS, seat))
+        self._without_room.append((now + ROOM_AGAIN_SECS, slot))
 
-    def reopen(self, seats: Sequence[Seat]) -> None:
+    def reopen(self, slots: Sequence[Slot]) -> None:
         """Begin anew with some of the seats that were taken.
 
         Args:
-            seats: Which, in the order in which to take them.
+            slots: Which, in the order in which to take them.
         """
-        self._seats, self._spare = list(seats), len(seats)
+        self._seats, self._spare = list(slots), len(slots)
 
     def readmit(self, now: float, *, everybody: bool) -> None:
         """Open the seats again for which there may be room by now.

@@ -16,9 +16,9 @@ from pipecat_hedge.race.events import (
     AttemptFinished,
     Commit,
     Launch,
+    TimerFired,
     TurnStarted,
     UsableToken,
-    Woke,
 )
 from pipecat_hedge.race.race import Phase, Race
 
@@ -57,17 +57,17 @@ def run_virtual(
         When the turn was answered, in seconds; None if it never was.
     """
     due: list[tuple[float, int, bool]] = []
-    orders = race.handle(TurnStarted(), 0.0)
+    commands = race.handle(TurnStarted(), 0.0)
     now = 0.0
     while True:
-        for order in orders:
-            if isinstance(order, Launch):
-                launched(order)
-                latency = draw(order)
+        for command in commands:
+            if isinstance(command, Launch):
+                launched(command)
+                latency = draw(command)
                 if latency.secs < math.inf:
-                    due.append((now + latency.secs, order.attempt, latency.fails))
-            elif isinstance(order, Commit):
-                race.handle(AttemptFinished(order.attempt), now)
+                    due.append((now + latency.secs, command.attempt, latency.fails))
+            elif isinstance(command, Commit):
+                race.handle(AttemptFinished(command.attempt), now)
                 return now
         if race.phase is Phase.OVER:
             return None
@@ -75,11 +75,11 @@ def run_virtual(
         wake_at = race.wake_at
         if wake_at is not None and (first is None or wake_at < first[0]):
             now = wake_at
-            orders = race.handle(Woke(), now)
+            commands = race.handle(TimerFired(), now)
         elif first is not None:
             due.remove(first)
             now, attempt, fails = first
-            fact = AttemptFailed(attempt, _FAILED) if fails else UsableToken(attempt)
-            orders = race.handle(fact, now)
+            event = AttemptFailed(attempt, _FAILED) if fails else UsableToken(attempt)
+            commands = race.handle(event, now)
         else:
             return None

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
-from pipecat_hedge.limits.admission_controller import Health
+from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, SHED_BOUNDS, LimitBounds
 from pipecat_hedge.limits.ending import DROPPED, Ending
 from pipecat_hedge.limits.loop_lag import LoopWatch
@@ -22,7 +22,7 @@ from pipecat_hedge.limits.provider_health import Permit
 from pipecat_hedge.limits.rate_limit_headers import RateLimitNews
 from pipecat_hedge.race.attempt import UNSURE_LAG_SECS
 from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.service.provider_pool import Entry, LineUp
+from pipecat_hedge.service.provider_pool import Candidates, ProviderMember
 
 __all__ = ["Admission", "AdmissionMode", "AdmissionSettings", "as_settings"]
 
@@ -95,8 +95,8 @@ class Admission:
 
     def __init__(
         self,
-        health: Health,
-        line_up: LineUp,
+        health: AdmissionController,
+        line_up: Candidates,
         settings: AdmissionSettings,
         loop_watch: LoopWatch,
         wait_secs: float,
@@ -131,7 +131,7 @@ class Admission:
         self._nobody = line_up.reason
         self.queued_secs = 0.0
 
-    async def admit(self, order: Sequence[Entry], work: WorkClass) -> str | None:
+    async def admit(self, order: Sequence[ProviderMember], work: WorkClass) -> str | None:
         """Get the turn's first permit, and with it whom to ask first.
 
         Args:
@@ -206,7 +206,7 @@ class Admission:
         return {names[key]: reason for key, reason in told.items()} if told else told
 
     def reluctance(self, providers: Iterable[str]) -> dict[str, int]:
-        """How little a caller's own request should go to each now; see ``Health.reluctance``."""
+        """See ``AdmissionController.reluctance``."""
         names = {self._keys[name]: name for name in providers}
         now = asyncio.get_running_loop().time()
         found = self._health.reluctance(names, self._ticket((), "rescue", 0.0), now)
@@ -222,7 +222,7 @@ class Admission:
         return self._health.is_unheard(self._keys[provider])
 
     def listens(self, provider: str) -> bool:
-        """Whether an attempt that has lost is let run on; see ``Health.listens``."""
+        """Whether an attempt that has lost is let run on; see ``AdmissionController.listens``."""
         return self._health.listens(self._keys[provider])
 
     def listened(self, provider: str) -> None:
@@ -278,7 +278,7 @@ class Admission:
         was_unheard: bool = False,
         was_late: bool = False,
     ) -> None:
-        """Give a permit back, with what became of its request; see ``Health.give_back``."""
+        """Give a permit back; see ``AdmissionController.give_back``."""
         self._health.give_back(
             permit,
             ending,
@@ -309,9 +309,9 @@ class Admission:
         now = asyncio.get_running_loop().time()
         wait_secs = max(self._until - now, min(LEAST_SECS, self._wait_secs))
         wait_secs = min(wait_secs, most_wait_secs)
-        rests_secs = min(self._health.rests_secs(key, now) for key in keys)
-        if rests_secs <= most_rest_secs:
-            wait_secs = max(wait_secs, rests_secs)
+        retry_after_secs = min(self._health.retry_after_secs(key, now) for key in keys)
+        if retry_after_secs <= most_rest_secs:
+            wait_secs = max(wait_secs, retry_after_secs)
         ticket = self._ticket(tuple(keys), work, wait_secs)
         permit = await permit_for(self._health, ticket, self._loop_watch.refusal)
         if permit.is_probe:

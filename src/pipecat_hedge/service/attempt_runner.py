@@ -18,28 +18,33 @@ from pipecat_hedge.limits.ending import ANSWERED, SILENT, Ending
 from pipecat_hedge.limits.permits import Rejected
 from pipecat_hedge.limits.priority import WorkClass, working_as
 from pipecat_hedge.limits.provider_health import Permit
-from pipecat_hedge.limits.verdict import judge
+from pipecat_hedge.limits.verdict import classify
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
 from pipecat_hedge.policy.provider_latency import size_class
 from pipecat_hedge.race.attempt import UNSURE_LAG_SECS, Attempt
-from pipecat_hedge.race.driver import Post, Racing
+from pipecat_hedge.race.driver import AttemptSink, RaceDriver
 from pipecat_hedge.race.errors import SHED, AttemptError
-from pipecat_hedge.race.events import HedgesRefused, Launch, Progressed
+from pipecat_hedge.race.events import HedgeEligibilityChanged, Launch, Progressed
 from pipecat_hedge.race.race import Race
 from pipecat_hedge.service.admission import Admission
 from pipecat_hedge.service.conversation import answers_a_tool
-from pipecat_hedge.service.output_buffer import Release
+from pipecat_hedge.service.output_buffer import OutputBuffer
 from pipecat_hedge.service.probe import Probe
 from pipecat_hedge.service.provider_client import exception_error
-from pipecat_hedge.service.provider_pool import Entry, hedge_refusals, instances_of, take_least_busy
-from pipecat_hedge.service.service_adapter import Contender, Piece, Tally
+from pipecat_hedge.service.provider_pool import (
+    ProviderMember,
+    hedge_refusals,
+    instances_of,
+    take_least_busy,
+)
+from pipecat_hedge.service.service_adapter import AttemptStats, Piece, ServiceAdapter
 from pipecat_hedge.service.tts_output import Output
 from pipecat_hedge.service.turn_learning import Learning
 from pipecat_hedge.telemetry.race_span import RaceSpan
 
-__all__ = ["Asking", "most_wait_secs", "refusals"]
+__all__ = ["AttemptRunner", "most_wait_secs", "refusals"]
 
-NO_REFUSALS = HedgesRefused({})
+ALL_ELIGIBLE = HedgeEligibilityChanged({})
 
 CONTINUE = (
     "Your answer was cut off by a broken connection. The caller has heard it up to the end of your "
@@ -49,7 +54,7 @@ CONTINUE = (
 """What an attempt is told that takes over in mid-answer."""
 
 
-class Asking:
+class AttemptRunner:
     """Sends one turn's requests; the race's seam to the providers.
 
     Attributes:
@@ -63,12 +68,12 @@ class Asking:
     def __init__(
         self,
         context: LLMContext,
-        line_up: Sequence[Entry],
+        line_up: Sequence[ProviderMember],
         policy: HedgePolicy,
         learning: Learning,
         admission: Admission,
         output: Output,
-        release: Release,
+        release: OutputBuffer,
         span: RaceSpan,
         *,
         drained: Callable[[Attempt], Awaitable[None]],
@@ -104,18 +109,18 @@ class Asking:
         self._idle = {e.provider.name: list(e.contenders) for e in line_up}
         self._probes: dict[int, Probe] = {}
         self._sent_at_once: set[int] = set()
-        self.asked: dict[int, Contender] = {}
+        self.asked: dict[int, ServiceAdapter] = {}
         self.sent_at: dict[int, float] = {}
         self.closed_at: dict[int, float] = {}
-        self.tallies: dict[int, Tally] = {}
+        self.tallies: dict[int, AttemptStats] = {}
         self.listened_to: set[int] = set()
-        self.racing: Racing[Piece] | None = None
+        self.racing: RaceDriver[Piece] | None = None
 
     def first(self) -> WorkClass:
         """What the turn's first request is for."""
         return "tool_follow_up" if answers_a_tool(self._context) else "primary"
 
-    async def ask(self, race: Race, launch: Launch, post: Post[Piece]) -> None:
+    async def ask(self, race: Race, launch: Launch, post: AttemptSink[Piece]) -> None:
         """Ask a provider, once there is leave to; see ``Ask``.
 
         Args:
@@ -131,7 +136,9 @@ class Asking:
         except Rejected as rejected:
             post.failed(AttemptError(SHED, str(rejected)))
             return
-        tally = self.tallies[launch.attempt] = Tally(keeps_text=self._policy.losers == "drain")
+        tally = self.tallies[launch.attempt] = AttemptStats(
+            keeps_text=self._policy.losers == "drain"
+        )
         error: AttemptError | None = None
         try:
             if launch.reason == "primary" or not permit.waited_secs:
@@ -150,7 +157,9 @@ class Asking:
             if tally.keeps_text and attempt.outcome == "superseded":
                 await self._drained(attempt)
 
-    async def _answer(self, race: Race, launch: Launch, post: Post[Piece], tally: Tally) -> None:
+    async def _answer(
+        self, race: Race, launch: Launch, post: AttemptSink[Piece], tally: AttemptStats
+    ) -> None:
         if not self._idle[launch.provider]:  # it is asked again
             failed = [a.number for a in race.attempts if a.provider == launch.provider and a.error]
             self._idle[launch.provider] = instances_of(self.asked, failed)
@@ -174,7 +183,7 @@ class Asking:
             # Asked to go on with an answer that broke off at a sentence's end: it was the end.
             post.piece(LLMTextFrame(""), usable=True)
 
-    def refusals(self) -> HedgesRefused:
+    def refusals(self) -> HedgeEligibilityChanged:
         """Who is to get no hedge now, and where a request in another's place should not go."""
         first = None if self.asked else next(iter(self._idle), None)
         return refusals(self._admission, self._idle, first)
@@ -266,7 +275,9 @@ class Asking:
             return self.first()
         return "rescue"
 
-    def _probe(self, attempt: Attempt, post: Post[Piece], tally: Tally) -> Probe | None:
+    def _probe(
+        self, attempt: Attempt, post: AttemptSink[Piece], tally: AttemptStats
+    ) -> Probe | None:
         """Listen to whom little is heard of, also when the turn no longer needs it."""
         is_probe = attempt.provider == self._learning.plan.probe
         is_of_use = is_probe or self._admission.is_unheard(attempt.provider)
@@ -290,7 +301,7 @@ class Asking:
         """Take note of an attempt's first usable token."""
         attempt.lag_secs = self._admission.heard(permit, size)
 
-    def _hear_limit(self, permit: Permit, tally: Tally) -> None:
+    def _hear_limit(self, permit: Permit, tally: AttemptStats) -> None:
         """Count down from now on what a response has just told of its provider's rate limit."""
         if tally.rate_limit is not None and tally.rate_limit_at is not None:
             prompt_tokens = self._learning.prompt_tokens
@@ -301,7 +312,7 @@ class Asking:
         race: Race,
         attempt: Attempt,
         permit: Permit,
-        tally: Tally,
+        tally: AttemptStats,
         error: AttemptError | None,
     ) -> None:
         """Give the permit back, with whatever the request's end says."""
@@ -310,7 +321,7 @@ class Asking:
         is_lost = attempt.outcome == "superseded"
         failure = tally.error or error
         has_answered = tally.completed and tally.has_answer
-        ending = judge(failure, has_answered=has_answered, attempt=attempt)
+        ending = classify(failure, has_answered=has_answered, attempt=attempt)
         if probe is not None:
             probe.close()
             if attempt.number in self.listened_to:
@@ -367,8 +378,8 @@ def most_wait_secs(race: Race, attempt: Attempt, now: float) -> float:
 
 
 def refusals(
-    admission: Admission, idle: Mapping[str, Sequence[Contender]], first: str | None
-) -> HedgesRefused:
+    admission: Admission, idle: Mapping[str, Sequence[ServiceAdapter]], first: str | None
+) -> HedgeEligibilityChanged:
     """Who is to get no hedge now, and where a request in another's place should not go.
 
     Args:
@@ -380,10 +391,10 @@ def refusals(
     reasons, by_server = admission.refusals(names), hedge_refusals(idle, first)
     reluctance = admission.reluctance(names)
     if not (reasons or by_server or reluctance):
-        return NO_REFUSALS
+        return ALL_ELIGIBLE
     for name in by_server:
         reluctance[name] = max(reluctance.get(name, 0), 1)
-    return HedgesRefused(reasons | by_server, reluctance)
+    return HedgeEligibilityChanged(reasons | by_server, reluctance)
 
 
 def _judge_lost(probe: Probe, ending: Ending) -> Ending:

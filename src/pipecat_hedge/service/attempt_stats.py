@@ -12,11 +12,11 @@ from pipecat_hedge.limits.rate_limit_headers import RateLimitNews
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.service.stages import Stages
 
-__all__ = ["Tally"]
+__all__ = ["AttemptStats"]
 
 
 @dataclass(slots=True)
-class Tally:
+class AttemptStats:
     """What one attempt has produced so far. Times are the loop's.
 
     Parameters:

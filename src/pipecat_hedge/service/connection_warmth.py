@@ -178,7 +178,7 @@ class WarmConnection:
         finally:
             self._uses -= 1
             self._used_at = loop.time()
-            if stages.is_cold is not None:
+            if stages.new_connection is not None:
                 self._host = stages.host
                 self._learn(stages, idle_since)
                 if is_whole:
@@ -193,7 +193,11 @@ class WarmConnection:
         Args:
             stages: What is known of the request that was cancelled, or that may be.
         """
-        if stages.is_cold is not None and self._pool.idle_since is None and not self._is_opening:
+        if (
+            stages.new_connection is not None
+            and self._pool.idle_since is None
+            and not self._is_opening
+        ):
             self._host = stages.host
             self._set_alarm(at_once=True)
 
@@ -202,7 +206,7 @@ class WarmConnection:
             return
         if stages.keep_alive_secs is not None:
             _limits.told(stages.host, stages.keep_alive_secs, stages.asked_at)
-        if stages.is_cold and idle_since is not None:
+        if stages.new_connection and idle_since is not None:
             idle_secs = stages.asked_at - idle_since
             if idle_secs >= _SURE_SECS and not self._expires_within(idle_secs):
                 _limits.cold_after(stages.host, idle_secs, stages.asked_at)

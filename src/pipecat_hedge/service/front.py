@@ -31,9 +31,9 @@ from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.admission import AdmissionSettings
 from pipecat_hedge.service.conversation import context_of
 from pipecat_hedge.service.provider import Provider
-from pipecat_hedge.service.provider_pool import Members
+from pipecat_hedge.service.provider_pool import ProviderPool
 from pipecat_hedge.service.provider_stats import ProviderStats
-from pipecat_hedge.service.retract import TakeBackFrame
+from pipecat_hedge.service.retract import RetractTextFrame
 from pipecat_hedge.service.service_adapter import ToolCalls
 from pipecat_hedge.service.turn_learning import breaker_report
 from pipecat_hedge.telemetry.race_span import RaceTracer
@@ -79,7 +79,7 @@ class FrontService(LLMService):
             )
         super().__init__(settings=_no_settings(), **kwargs)
         self._shared_settings = settings
-        self._members = Members(providers, stats.health)
+        self._members = ProviderPool(providers, stats.health)
         self._admission_settings = admission
         self._stats = stats
         self._tracer = tracer
@@ -217,13 +217,13 @@ class FrontService(LLMService):
             await self.stop_ttfat_metrics(end_time=wall_time)
         await self._push_llm_text(text)
 
-    async def take_back(self, text: str) -> None:
+    async def retract(self, text: str) -> None:
         """Keep the last text from being spoken. Called by the turn.
 
         Args:
             text: The text, which a text-to-speech still holds.
         """
-        await self.push_frame(TakeBackFrame(text))
+        await self.push_frame(RetractTextFrame(text))
 
     async def run_tools(self, calls: ToolCalls, *, wall_time: float) -> None:
         """Run the winner's tools. Called by the turn.

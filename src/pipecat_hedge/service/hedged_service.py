@@ -37,7 +37,7 @@ from pipecat_hedge.limits.priority import TIERS, Tier
 from pipecat_hedge.policy.arguments import refuse_unknown
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
 from pipecat_hedge.policy.slo import Slo
-from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.errors import AllProvidersFailed, ConfigurationError
 from pipecat_hedge.race.reports import DrainedAnswer, FillerReport, ProviderState, TurnReport
 from pipecat_hedge.race.task_scope import TaskScope
@@ -47,16 +47,16 @@ from pipecat_hedge.service.inference import race_inference
 from pipecat_hedge.service.line_log import LineLog
 from pipecat_hedge.service.metrics import HedgeMetricsData
 from pipecat_hedge.service.provider import Provider, as_providers
-from pipecat_hedge.service.provider_pool import LineUp
+from pipecat_hedge.service.provider_pool import Candidates
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
-from pipecat_hedge.service.retract import TakeBack
+from pipecat_hedge.service.retract import RetractText
 from pipecat_hedge.service.tts_output import Output, find_output
 from pipecat_hedge.service.turn import Turn
 from pipecat_hedge.service.turn_learning import Learning, state_of
 from pipecat_hedge.service.turn_log import TurnLines
 from pipecat_hedge.telemetry.race_span import RaceTracer
 from pipecat_hedge.telemetry.slo_attainment import SloStatus
-from pipecat_hedge.telemetry.slo_tracker import Promise
+from pipecat_hedge.telemetry.slo_tracker import SloTracker
 from pipecat_hedge.voice.turn_timeline import TurnLatency
 
 __all__ = ["HedgedLLMService"]
@@ -168,11 +168,11 @@ class HedgedLLMService(FrontService):
             providers, settings, warm, stats or shared_stats(), admitted, tracer, **kwargs
         )
         self._policy = policy or HedgePolicy.adaptive()
-        self._promise = Promise(slo, self._policy, tier, self._stats.slo_board)
+        self._promise = SloTracker(slo, self._policy, tier, self._stats.slo_board)
         self._turns = 0
         self._drains = TaskScope()
         self._late_reports = TaskScope()
-        self._take_back = TakeBack()
+        self._take_back = RetractText()
         self._turn_log = LineLog("turn_log", turn_log)
         self._lines = TurnLines(self._policy)
         self._drained_log = LineLog("drained_log", drained_log)
@@ -190,10 +190,10 @@ class HedgedLLMService(FrontService):
 
     def provider_states(self) -> tuple[ProviderState, ...]:
         """What is known of each provider now, in the given order; call it on the loop."""
-        now, out = asyncio.get_running_loop().time(), self._members.is_left_out
+        now, out = asyncio.get_running_loop().time(), self._members.is_excluded
         stats, bounds = self._stats, self._admission_settings.bounds
         return tuple(
-            state_of(entry, stats, now, is_left_out=out(entry), bounds=bounds)
+            state_of(entry, stats, now, is_excluded=out(entry), bounds=bounds)
             for entry in self._members.entries
         )
 
@@ -243,7 +243,7 @@ class HedgedLLMService(FrontService):
         return self._turn is not None and self._turn.is_failing
 
     @property
-    def wait(self) -> Survival | None:
+    def wait(self) -> SurvivalCurve | None:
         """How long the turn that is running waits for its answer, by who is asked and when.
 
         From the turn's beginning, with those who have been asked and the next one as it is planned;
@@ -376,7 +376,12 @@ class HedgedLLMService(FrontService):
             await asyncio.to_thread(self._stats.save)
 
     def _new_turn(
-        self, context: LLMContext, line_up: LineUp, admission: Admission, output: Output, now: float
+        self,
+        context: LLMContext,
+        line_up: Candidates,
+        admission: Admission,
+        output: Output,
+        now: float,
     ) -> Turn:
         learning = Learning(self._policy, line_up, context, self._stats, output.commit_on, now=now)
         return Turn(
@@ -395,7 +400,7 @@ class HedgedLLMService(FrontService):
         )
 
     def _admission(
-        self, line_up: LineUp, wait_secs: float, *, has_first_token: bool = True
+        self, line_up: Candidates, wait_secs: float, *, has_first_token: bool = True
     ) -> Admission:
         end_secs = self._policy.deadline_secs
         settings = self._admission_settings
@@ -412,7 +417,7 @@ class HedgedLLMService(FrontService):
             has_first_token=has_first_token,
         )
 
-    def _line_up(self, now: float) -> LineUp:
+    def _line_up(self, now: float) -> Candidates:
         self._members.offer(self.get_llm_adapter().builtin_tools)
         return self._members.line_up(now, sheds=self._admission_settings.mode == "shed")
 
@@ -495,7 +500,7 @@ def _tell_cold(report: TurnReport) -> None:
     """Say whose request had to open a connection while the caller waited."""
     for attempt in report.attempts:
         stages = attempt.stages
-        if stages is not None and stages.is_cold:
+        if stages is not None and stages.new_connection:
             secs = (stages.tcp_secs or 0.0) + (stages.tls_secs or 0.0)
             logger.debug(
                 f"turn {report.turn}: a connection to {attempt.provider} was opened, {secs:.3f} s"

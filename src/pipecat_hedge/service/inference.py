@@ -12,20 +12,26 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge.limits.permits import Rejected
 from pipecat_hedge.limits.priority import working_as
-from pipecat_hedge.limits.verdict import judge
+from pipecat_hedge.limits.verdict import classify
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
-from pipecat_hedge.race.driver import Post, Racing
+from pipecat_hedge.race.driver import AttemptSink, RaceDriver
 from pipecat_hedge.race.errors import SHED, AttemptError
-from pipecat_hedge.race.events import BreakOff, Commit, Continue, HedgesRefused, Launch
+from pipecat_hedge.race.events import (
+    Commit,
+    Continue,
+    HedgeEligibilityChanged,
+    Launch,
+    StreamBroken,
+)
 from pipecat_hedge.race.race import Race
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.admission import Admission
 from pipecat_hedge.service.attempt_runner import most_wait_secs, refusals
-from pipecat_hedge.service.attempt_stats import Tally
+from pipecat_hedge.service.attempt_stats import AttemptStats
 from pipecat_hedge.service.provider_client import exception_error, telling_rate_limits_to
-from pipecat_hedge.service.provider_pool import LineUp, instances_of, seats, take_least_busy
+from pipecat_hedge.service.provider_pool import Candidates, instances_of, seats, take_least_busy
 from pipecat_hedge.service.provider_stats import ProviderStats
-from pipecat_hedge.service.service_adapter import Contender
+from pipecat_hedge.service.service_adapter import ServiceAdapter
 from pipecat_hedge.service.turn_learning import Learning
 
 __all__ = ["race_inference"]
@@ -35,7 +41,7 @@ WHOLE_ANSWER_SECS = 30.0
 
 
 async def race_inference(
-    line_up: LineUp,
+    line_up: Candidates,
     policy: HedgePolicy,
     stats: ProviderStats,
     admission: Admission,
@@ -61,13 +67,13 @@ async def race_inference(
     """
     idle = {entry.provider.name: list(entry.contenders) for entry in line_up.entries}
     given = {name: value for name, value in options.items() if value is not None}
-    everybody_asked: dict[int, Contender] = {}
+    everybody_asked: dict[int, ServiceAdapter] = {}
     answers: list[str | None] = []
     asked = False
     sent_at_once: set[int] = set()
     loop = asyncio.get_running_loop()
 
-    async def ask(launch: Launch, post: Post[str]) -> None:
+    async def ask(launch: Launch, post: AttemptSink[str]) -> None:
         nonlocal asked
         try:
             work = "hedge" if launch.reason == "hedge" else "background"
@@ -81,10 +87,10 @@ async def race_inference(
         if launch.reason == "primary" or not permit.waited_secs:
             sent_at_once.add(launch.attempt)
         learning.plan.launched(launch, loop.time())
-        tally = Tally()
+        tally = AttemptStats()
         answer: str | None = None
         error: AttemptError | None = None
-        asked_of: Contender | None = None
+        asked_of: ServiceAdapter | None = None
         try:
             if not idle[launch.provider]:  # it is asked again
                 failed = [
@@ -107,20 +113,20 @@ async def race_inference(
             if error is not None and error.retry_after_secs is not None:
                 admission.rest(permit, error.retry_after_secs)
             has_answered = bool(answer and answer.strip())
-            ending = judge(error, has_answered=has_answered, attempt=attempt)
+            ending = classify(error, has_answered=has_answered, attempt=attempt)
             admission.give_back(permit, ending, host=tally.stages.host, has_begun=has_answered)
             if asked_of is not None and not has_answered:
                 asked_of.connection.reopen(tally.stages)
         if answer and has_answered:
             post.piece(answer, usable=True)
 
-    def refused() -> HedgesRefused:
+    def refused() -> HedgeEligibilityChanged:
         return refusals(admission, idle, None if asked else order[0].provider.name)
 
     async def deliver(answer: str, _: float) -> None:
         answers.append(answer)
 
-    async def released(_: Commit | Continue | BreakOff) -> None:
+    async def released(_: Commit | Continue | StreamBroken) -> None:
         pass
 
     learning = Learning(
@@ -134,22 +140,22 @@ async def race_inference(
     if name is None:
         return [], [], admission.reason
     order.sort(key=lambda entry: entry.provider.name != name)
-    lineup = [
+    candidates = [
         dataclasses.replace(seat, stall_secs=WHOLE_ANSWER_SECS)
         for seat in seats(order, policy, learning.plan.slowest_secs)
     ]
     tried = admission.tried if len(order) > 1 else None
     race = Race(
-        lineup,
+        candidates,
         learning.plan.rule,
-        attempts=policy.attempts + (tried is not None),
+        max_attempts=policy.max_attempts + (tried is not None),
         deadline_secs=policy.deadline_secs,
         tried=tried,
         jitter=random.random(),
     )
     try:
         async with TaskScope() as scope:
-            racing = Racing(race, scope, ask, deliver, released, refusals=refused)
+            racing = RaceDriver(race, scope, ask, deliver, released, refusals=refused)
             await racing.run(loop.time())
     finally:
         learning.plan.close()

@@ -9,7 +9,7 @@ continues starts at a whole sentence. One thing such a service does need is the 
 next sentence, since only that tells it that the one before has ended; without it every sentence
 would be spoken one sentence late. So a completed sentence is released together with what has come
 after it, usually one token. If the stream breaks there, that token is taken back before it is
-spoken (``take_back.py``). Where no text-to-speech follows, nothing has to be released early and
+spoken (``retract.py``). Where no text-to-speech follows, nothing has to be released early and
 nothing is.
 
 A text-to-speech that streams tokens speaks the fragment at once; there nothing is kept back, and
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pipecat_hedge.race.continuation import Continuation, is_wide
 from pipecat_hedge.service.sentences import SentenceFinder, is_whole_sentence
 
-__all__ = ["Break", "Release"]
+__all__ = ["Break", "OutputBuffer"]
 
 
 _BROKEN_OFF = "..."
@@ -39,14 +39,14 @@ class Break:
 
     Parameters:
         say: What was kept back, if it is a whole sentence that only lacked a sign of the next one.
-        take_back: What was released of a sentence that will not be finished, and is not yet spoken.
+        retract: What was released of a sentence that will not be finished, and is not yet spoken.
     """
 
     say: str = ""
-    take_back: str = ""
+    retract: str = ""
 
 
-class Release:
+class OutputBuffer:
     """Lets one turn's answer out.
 
     Attributes:
@@ -119,7 +119,7 @@ class Release:
         if not self._with_lookahead or not released.strip():
             return Break()
         self.said = self.said.removesuffix(released)
-        return Break(take_back=released)
+        return Break(retract=released)
 
     def follow_on(self) -> None:
         """From here on another attempt continues what has been said."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from pipecat_hedge.race.driver import Post
+from pipecat_hedge.race.driver import AttemptSink
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.service.service_adapter import Piece
 
@@ -13,7 +13,7 @@ __all__ = ["Probe"]
 
 
 class Probe:
-    """Stands between an attempt and its race, and times its first token; a ``Post``.
+    """Stands between an attempt and its race, and times its first token; a ``AttemptSink``.
 
     Attributes:
         first_at: When its first usable token came, in the loop's time, or None.
@@ -23,7 +23,7 @@ class Probe:
 
     def __init__(
         self,
-        post: Post[Piece],
+        post: AttemptSink[Piece],
         loop: asyncio.AbstractEventLoop,
         silent_secs: float,
         is_alive: Callable[[], bool],
@@ -49,26 +49,26 @@ class Probe:
         self.is_silent = False
 
     def opened(self) -> None:
-        """See ``Post``."""
+        """See ``AttemptSink``."""
         self._post.opened()
 
     def piece(self, piece: Piece, *, usable: bool) -> None:
-        """See ``Post``."""
+        """See ``AttemptSink``."""
         self._post.piece(piece, usable=usable)
         if usable:
             self._token()
 
     def tools(self, piece: Piece) -> None:
-        """See ``Post``."""
+        """See ``AttemptSink``."""
         self._post.tools(piece)
         self._token()
 
     def speakable(self) -> None:
-        """See ``Post``."""
+        """See ``AttemptSink``."""
         self._post.speakable()
 
     def failed(self, error: AttemptError) -> None:
-        """See ``Post``."""
+        """See ``AttemptSink``."""
         self.has_failed = True
         self._post.failed(error)
 

@@ -16,7 +16,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameProcessorSetup
 from pipecat.services.settings import LLMSettings
 
-from pipecat_hedge.limits.admission_controller import Health
+from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.concurrency_limit import LimitBounds
 from pipecat_hedge.limits.ending import DROPPED
 from pipecat_hedge.limits.permit_queue import MOST_WAIT_SECS, Ticket
@@ -26,16 +26,23 @@ from pipecat_hedge.limits.server_load import ServerLoad
 from pipecat_hedge.limits.server_queue import hedge_refusal, is_last_resort, load_rank
 from pipecat_hedge.policy.backends import Backend, key_of
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
-from pipecat_hedge.race.events import Seat
+from pipecat_hedge.race.events import Slot
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.provider import Provider
-from pipecat_hedge.service.service_adapter import Contender
+from pipecat_hedge.service.service_adapter import ServiceAdapter
 
-__all__ = ["Entry", "LineUp", "Members", "hedge_refusals", "seats", "take_least_busy"]
+__all__ = [
+    "Candidates",
+    "ProviderMember",
+    "ProviderPool",
+    "hedge_refusals",
+    "seats",
+    "take_least_busy",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ProviderMember:
     """A provider as it stands in a service.
 
     Parameters:
@@ -44,7 +51,7 @@ class Entry:
     """
 
     provider: Provider
-    contenders: tuple[Contender, ...]
+    contenders: tuple[ServiceAdapter, ...]
 
     @property
     def server_load(self) -> ServerLoad | None:
@@ -66,7 +73,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class LineUp:
+class Candidates:
     """Who may be asked in a turn.
 
     Parameters:
@@ -79,15 +86,15 @@ class LineUp:
         in_panic: Whether every breaker is open, and the order is as given here.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ProviderMember, ...]
     keys: Mapping[str, str]
-    probe: Entry | None = None
+    probe: ProviderMember | None = None
     reason: str = ""
     last: frozenset[str] = frozenset()
     in_panic: bool = False
 
 
-class Members:
+class ProviderPool:
     """Every instance of every provider.
 
     Attributes:
@@ -95,7 +102,7 @@ class Members:
         contenders: All instances.
     """
 
-    def __init__(self, providers: Sequence[Provider], health: Health):
+    def __init__(self, providers: Sequence[Provider], health: AdmissionController):
         """Host the providers' services.
 
         Args:
@@ -105,14 +112,16 @@ class Members:
         self._health = health
         is_alone = sum(len(provider.services) for provider in providers) == 1
         self.entries = tuple(
-            Entry(provider, tuple(Contender(s, is_alone=is_alone) for s in provider.services))
+            ProviderMember(
+                provider, tuple(ServiceAdapter(s, is_alone=is_alone) for s in provider.services)
+            )
             for provider in providers
         )
         self.contenders = tuple(c for entry in self.entries for c in entry.contenders)
         self._struck_out: set[str] = set()
         self._refreshes = TaskScope()
 
-    def line_up(self, now: float, *, sheds: bool = False) -> LineUp:
+    def line_up(self, now: float, *, sheds: bool = False) -> Candidates:
         """The providers that a turn may ask.
 
         Left out are providers that have rejected a request for good and instances that Pipecat
@@ -131,7 +140,9 @@ class Members:
             sheds: Whether open breakers end the turn instead (``admission="shed"``).
         """
         able = [
-            entry if len(contenders) == len(entry.contenders) else Entry(entry.provider, contenders)
+            entry
+            if len(contenders) == len(entry.contenders)
+            else ProviderMember(entry.provider, contenders)
             for entry in self.entries
             if (contenders := self._able(entry))
         ]
@@ -143,7 +154,7 @@ class Members:
                 if load is not None and load.is_up:
                     health.state_queue(key, load.running, load.waiting, now)
         if health.are_well(keys, now) and not any(map(is_last_resort, loads)):
-            return LineUp(tuple(able), by_name)  # as nearly always: the quick way
+            return Candidates(tuple(able), by_name)  # as nearly always: the quick way
         states, rests = zip(*health.standings(keys, now), strict=True)
         by_rest = sorted(range(len(able)), key=lambda n: rests[n])
         awake = [n for n in by_rest if not rests[n]]
@@ -155,9 +166,11 @@ class Members:
         may_be_asked = closed or any(states[n] == "closed" for n in soon)
         if sheds and not may_be_asked:
             if probe is not None:
-                return LineUp((able[probe],), by_name, able[probe])
+                return Candidates((able[probe],), by_name, able[probe])
             told = (f"{name} ({health.told(key, now)})" for name, key in by_name.items())
-            return LineUp((), by_name, reason=f"all providers are left alone: {', '.join(told)}")
+            return Candidates(
+                (), by_name, reason=f"all providers are left alone: {', '.join(told)}"
+            )
         if not closed and not sheds:
             if probe is not None:
                 health.drop_probe(keys[probe], now)
@@ -165,7 +178,7 @@ class Members:
             spread = [*asked[first:], *asked[:first]]
             spread.sort(key=lambda n: is_last_resort(loads[n]))
             spread += soon
-            return LineUp(tuple(able[n] for n in spread), by_name, in_panic=True)
+            return Candidates(tuple(able[n] for n in spread), by_name, in_panic=True)
         last = {
             able[n].provider.name
             for n in [*asked, *soon]
@@ -175,13 +188,13 @@ class Members:
             able[n] for n in [*asked, *soon] if not sheds or states[n] == "closed" or n == probe
         ]
         tried = None if probe is None else able[probe]
-        return LineUp(tuple(found), by_name, tried, last=frozenset(last))
+        return Candidates(tuple(found), by_name, tried, last=frozenset(last))
 
-    def is_left_out(self, entry: Entry) -> bool:
+    def is_excluded(self, entry: ProviderMember) -> bool:
         """Whether a provider is not asked, until settings change."""
         return not self._able(entry)
 
-    def _able(self, entry: Entry) -> tuple[Contender, ...]:
+    def _able(self, entry: ProviderMember) -> tuple[ServiceAdapter, ...]:
         if entry.provider.name in self._struck_out:
             return ()
         if len(entry.contenders) == 1:
@@ -201,7 +214,7 @@ class Members:
         self._struck_out.add(provider)
         return is_new
 
-    def hosting(self, service: object) -> Contender | None:
+    def hosting(self, service: object) -> ServiceAdapter | None:
         """The member that hosts ``service``, or None."""
         return next((c for c in self.contenders if c.service is service), None)
 
@@ -236,8 +249,8 @@ class Members:
 
     async def _warm(
         self,
-        entry: Entry,
-        contender: Contender,
+        entry: ProviderMember,
+        contender: ServiceAdapter,
         context: LLMContext | None,
         tier: Tier,
         bounds: LimitBounds,
@@ -268,7 +281,7 @@ class Members:
                 may_ask = functools.partial(self._may_refresh, entry, contender)
                 contender.connection.keep(self._refreshes, may_ask)
 
-    def _may_refresh(self, entry: Entry, contender: Contender) -> bool:
+    def _may_refresh(self, entry: ProviderMember, contender: ServiceAdapter) -> bool:
         standing = self._health.standings([entry.key], asyncio.get_running_loop().time())
         return standing == [("closed", 0.0)] and contender in self._able(entry)
 
@@ -293,7 +306,7 @@ class Members:
         for contender in self.contenders:
             await contender.update_settings(delta)
 
-    async def update_member(self, member: Contender, delta: LLMSettings) -> None:
+    async def update_member(self, member: ServiceAdapter, delta: LLMSettings) -> None:
         """Change one member's settings, which gives its provider another chance."""
         for entry in self.entries:
             if member in entry.contenders:
@@ -306,7 +319,7 @@ class Members:
             contender.instruct(addition)
 
     def offer(self, tools: Mapping[str, FunctionSchema]) -> None:
-        """Offer every member's model the built-in tools of the host; see ``Contender.offer``."""
+        """Offer every model the host's built-in tools; see ``ServiceAdapter.offer``."""
         for contender in self.contenders:
             contender.offer(tools)
 
@@ -337,7 +350,7 @@ class Members:
                 contender.service.unregister_function(function_name)
 
 
-def take_least_busy(idle: list[Contender]) -> Contender:
+def take_least_busy(idle: list[ServiceAdapter]) -> ServiceAdapter:
     """Take the instance whose server has the least to do out of those that are free.
 
     Args:
@@ -348,7 +361,9 @@ def take_least_busy(idle: list[Contender]) -> Contender:
     return chosen
 
 
-def instances_of(asked: Mapping[int, Contender], attempts: Sequence[int]) -> list[Contender]:
+def instances_of(
+    asked: Mapping[int, ServiceAdapter], attempts: Sequence[int]
+) -> list[ServiceAdapter]:
     """The instances that made some attempts, each once.
 
     Args:
@@ -359,7 +374,7 @@ def instances_of(asked: Mapping[int, Contender], attempts: Sequence[int]) -> lis
 
 
 def hedge_refusals(
-    idle: Mapping[str, Sequence[Contender]], first: str | None = None
+    idle: Mapping[str, Sequence[ServiceAdapter]], first: str | None = None
 ) -> dict[str, str]:
     """Who is to get no hedge now, by the provider's name, and why.
 
@@ -378,8 +393,8 @@ def hedge_refusals(
 
 
 def seats(
-    line_up: Sequence[Entry], policy: HedgePolicy, slowest_secs: Mapping[str, float]
-) -> list[Seat]:
+    line_up: Sequence[ProviderMember], policy: HedgePolicy, slowest_secs: Mapping[str, float]
+) -> list[Slot]:
     """The requests that a turn may make.
 
     Every provider once, in order, then those that have a second instance, and so on.
@@ -398,7 +413,7 @@ def seats(
     ]
 
 
-def _seat(entry: Entry, number: int, policy: HedgePolicy, slowest_secs: float) -> Seat:
+def _seat(entry: ProviderMember, number: int, policy: HedgePolicy, slowest_secs: float) -> Slot:
     provider, retries = entry.provider, entry.contenders[number].retries
     stall_secs = policy.stall_secs if provider.stall_secs == "policy" else provider.stall_secs
-    return Seat(provider.name, stall_secs, provider.timeout_secs, slowest_secs, retries)
+    return Slot(provider.name, stall_secs, provider.timeout_secs, slowest_secs, retries)

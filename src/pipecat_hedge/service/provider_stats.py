@@ -20,20 +20,20 @@ from typing import Any
 from loguru import logger
 
 from pipecat_hedge.fleet.sync import FleetSync
-from pipecat_hedge.limits.admission_controller import MOST_PROVIDERS, Health
+from pipecat_hedge.limits.admission_controller import MOST_PROVIDERS, AdmissionController
 from pipecat_hedge.limits.background import LoopWork
 from pipecat_hedge.limits.loop_lag import LoopWatch
 from pipecat_hedge.policy.backends import Backend
 from pipecat_hedge.policy.budget_accounts import BudgetAccounts, BudgetState
 from pipecat_hedge.policy.hedge_benefit import Worths
 from pipecat_hedge.policy.hedge_policy import Adaptive
-from pipecat_hedge.policy.launch_rule import Known
+from pipecat_hedge.policy.launch_rule import LatencyEstimate
 from pipecat_hedge.policy.priors import prior_for
 from pipecat_hedge.policy.provider_latency import ProviderLatency
 from pipecat_hedge.policy.routing import Route, route
 from pipecat_hedge.policy.shared_store import SharedStore
 from pipecat_hedge.policy.stats_store import StatsStore, default_store
-from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.attempt import MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
 from pipecat_hedge.service.registries import introduce
 from pipecat_hedge.service.turn_hooks import TurnHooks
@@ -97,7 +97,7 @@ class ProviderStats:
         self._is_new = False
         self._saved_at = clock()
         self.loop_watch = LoopWatch()
-        self.health = Health(lag_secs=self.loop_watch.lag_now)
+        self.health = AdmissionController(lag_secs=self.loop_watch.lag_now)
         self.turn_hooks = TurnHooks()
         works = {"watches the loop": self.loop_watch.run_if_real}
         self.fleet: FleetSync | None = None
@@ -135,7 +135,7 @@ class ProviderStats:
 
     def known(
         self, backends: Sequence[Backend], prompt_tokens: int | None, *, by_sentence: bool
-    ) -> dict[str, Known]:
+    ) -> dict[str, LatencyEstimate]:
         """What is known of providers, by name.
 
         Args:
@@ -149,10 +149,10 @@ class ProviderStats:
                 for b in backends
             }
 
-    def prior_share(self, backend: Backend, prompt_tokens: int | None = None) -> float:
+    def prior_weight(self, backend: Backend, prompt_tokens: int | None = None) -> float:
         """How much of what is known of a provider is still assumed, from 1 to nearly 0."""
         with self._lock:
-            return self._of(backend).prior_share(prompt_tokens)
+            return self._of(backend).prior_weight(prompt_tokens)
 
     @property
     def worths(self) -> Worths:
@@ -280,7 +280,7 @@ class ProviderStats:
     def route(
         self,
         given: Sequence[Backend],
-        known: Mapping[str, Known],
+        known: Mapping[str, LatencyEstimate],
         rule: Adaptive,
         now: float,
     ) -> Route:
@@ -344,7 +344,7 @@ class ProviderStats:
         with self._lock:
             return self._of(backend).late_secs(prompt_tokens)
 
-    def usual(self, backend: Backend, prompt_tokens: int | None) -> Survival:
+    def usual(self, backend: Backend, prompt_tokens: int | None) -> SurvivalCurve:
         """A provider's usual times to first token; in a slow spell those from before.
 
         Args:
@@ -436,7 +436,7 @@ class ProviderStats:
         return latency
 
 
-def _in_doubt(curve: Survival) -> Survival:
+def _in_doubt(curve: SurvivalCurve) -> SurvivalCurve:
     """What may be quite different from what is assumed: then a long wait says that it is."""
     for times, share in _IN_DOUBT:
         curve = curve.mixed_with(curve.scaled(times), share)

@@ -16,14 +16,14 @@ from pipecat.frames.frames import ControlFrame, Frame
 from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.utils.text.base_text_aggregator import BaseTextAggregator
 
-__all__ = ["TakeBack", "TakeBackFrame"]
+__all__ = ["RetractText", "RetractTextFrame"]
 
 _AGGREGATORS = ("_text_aggregator", "_skipped_text_aggregator")
 """Where Pipecat's services and processors collect sentences, spoken ones and silent ones."""
 
 
 @dataclass
-class TakeBackFrame(ControlFrame):
+class RetractTextFrame(ControlFrame):
     """The last text that was pushed is not to be spoken.
 
     Parameters:
@@ -33,8 +33,8 @@ class TakeBackFrame(ControlFrame):
     text: str = ""
 
 
-class TakeBack:
-    """Has processors that collect sentences obey ``TakeBackFrame``."""
+class RetractText:
+    """Has processors that collect sentences obey ``RetractTextFrame``."""
 
     def __init__(self) -> None:
         """Begin with none."""
@@ -48,7 +48,7 @@ class TakeBack:
 
 
 async def _forget(processor: FrameProcessor, frame: Frame) -> None:
-    if not isinstance(frame, TakeBackFrame):
+    if not isinstance(frame, RetractTextFrame):
         return
     for name in _AGGREGATORS:
         aggregator = getattr(processor, name, None)

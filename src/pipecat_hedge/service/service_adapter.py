@@ -54,10 +54,10 @@ from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge.limits.permits import Rejected
 from pipecat_hedge.limits.server_load import KnowsItsServer, ServerLoad
-from pipecat_hedge.race.driver import Post
+from pipecat_hedge.race.driver import AttemptSink
 from pipecat_hedge.race.errors import INCOMPLETE_CALL, AttemptError
 from pipecat_hedge.race.usable import InlineThought, is_usable_text, is_wait_verdict
-from pipecat_hedge.service.attempt_stats import Tally
+from pipecat_hedge.service.attempt_stats import AttemptStats
 from pipecat_hedge.service.connection_warmth import WarmConnection
 from pipecat_hedge.service.provider_client import (
     Leave,
@@ -72,7 +72,7 @@ from pipecat_hedge.service.sentences import SentenceFinder
 from pipecat_hedge.service.stages import Stages
 from pipecat_hedge.telemetry.spans import AttemptSpan
 
-__all__ = ["Contender", "Piece", "Tally", "ToolCalls"]
+__all__ = ["AttemptStats", "Piece", "ServiceAdapter", "ToolCalls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ Piece: TypeAlias = Frame | ToolCalls
 """A piece of an answer: a frame that the service pushed, or the tools that it wants run."""
 
 
-class Contender:
+class ServiceAdapter:
     """One service instance under the race's control.
 
     Attributes:
@@ -105,8 +105,8 @@ class Contender:
         """
         self.service = service
         self.span = AttemptSpan(service)
-        self._post: Post[Piece] | None = None
-        self._tally = Tally()
+        self._post: AttemptSink[Piece] | None = None
+        self._tally = AttemptStats()
         self._failed = False
         self._thought = InlineThought()
         self._finder: SentenceFinder | None = None
@@ -225,8 +225,8 @@ class Contender:
     async def answer(
         self,
         context: LLMContext,
-        post: Post[Piece],
-        tally: Tally,
+        post: AttemptSink[Piece],
+        tally: AttemptStats,
         *,
         addition: Sequence[LLMContextMessage] = (),
         language: str | None = None,
@@ -338,7 +338,7 @@ class Contender:
                 self._tally.chars += len(frame.text)
             post.piece(frame, usable=False)
 
-    async def _answer_text(self, frame: LLMTextFrame, post: Post[Piece]) -> None:
+    async def _answer_text(self, frame: LLMTextFrame, post: AttemptSink[Piece]) -> None:
         text, tally = frame.text, self._tally
         if tally.keeps_text:
             tally.text += text

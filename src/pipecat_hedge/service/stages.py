@@ -28,7 +28,7 @@ class Stages:
         client_tells: Whether the request's client tells what it does.
         is_begun: Whether a request was begun to be written; then some or all of it may have reached
             the provider.
-        is_cold: Whether a connection was opened; None if no request was heard of.
+        new_connection: Whether a connection was opened; None if no request was heard of.
         tcp_secs: How long it took to find the address and to connect.
         tls_secs: How long it took to agree on keys.
         written_at: When the request had been written.
@@ -45,7 +45,7 @@ class Stages:
 
     client_tells: bool = False
     is_begun: bool = False
-    is_cold: bool | None = None
+    new_connection: bool | None = None
     tcp_secs: float | None = None
     tls_secs: float | None = None
     written_at: float | None = None
@@ -130,14 +130,14 @@ class Stages:
         Args:
             sent_at: When the request was sent, in the loop's time.
         """
-        if self.is_cold is None and self.first_token_at is None and self.server_secs is None:
+        if self.new_connection is None and self.first_token_at is None and self.server_secs is None:
             return None
 
         def since(at: float | None) -> float | None:
             return None if at is None else at - sent_at
 
         return StageReport(
-            is_cold=self.is_cold,
+            new_connection=self.new_connection,
             tcp_secs=self.tcp_secs,
             tls_secs=self.tls_secs,
             written_secs=since(self.written_at),
@@ -151,7 +151,7 @@ class Stages:
     # ---- httpcore's events
 
     def _connects(self, now: float) -> None:
-        self.is_cold, self._began_at = True, now
+        self.new_connection, self._began_at = True, now
 
     def _agrees_on_keys(self, now: float) -> None:
         self._began_at = now
@@ -164,8 +164,8 @@ class Stages:
 
     def _writes(self, now: float) -> None:
         self.is_begun = True
-        if self.is_cold is None:
-            self.is_cold = False
+        if self.new_connection is None:
+            self.new_connection = False
 
     def _wrote(self, now: float) -> None:
         self.written_at = now

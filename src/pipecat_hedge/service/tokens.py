@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipecat.processors.aggregators.llm_context import LLMContext, LLMSpecificMessage
 
-from pipecat_hedge.service.service_adapter import Tally
+from pipecat_hedge.service.service_adapter import AttemptStats
 
 __all__ = ["NONE", "Tokens", "count_tokens", "estimate_tokens", "usd"]
 
@@ -37,7 +37,7 @@ NONE = Tokens(0, 0, estimated=False)
 """Of a request that was never sent."""
 
 
-def count_tokens(tally: Tally, context: LLMContext) -> Tokens:
+def count_tokens(tally: AttemptStats, context: LLMContext) -> Tokens:
     """The provider's own count if it is final, else the best there is, and marked so.
 
     Args:

@@ -16,35 +16,35 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge.limits.permits import Rejected
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
-from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.attempt import Attempt
-from pipecat_hedge.race.driver import Racing
+from pipecat_hedge.race.driver import RaceDriver
 from pipecat_hedge.race.errors import AllProvidersFailed, AttemptError
-from pipecat_hedge.race.events import BreakOff, Commit, CommitOn, Continue, TurnOutcome
+from pipecat_hedge.race.events import Commit, CommitOn, Continue, StreamBroken, TurnOutcome
 from pipecat_hedge.race.race import Phase, Race
 from pipecat_hedge.race.reports import AttemptReport, DrainedAnswer, TurnReport
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.admission import Admission
-from pipecat_hedge.service.attempt_runner import Asking, is_silent
-from pipecat_hedge.service.output_buffer import Release
-from pipecat_hedge.service.provider_pool import Entry, seats
-from pipecat_hedge.service.service_adapter import Piece, Tally, ToolCalls
+from pipecat_hedge.service.attempt_runner import AttemptRunner, is_silent
+from pipecat_hedge.service.output_buffer import OutputBuffer
+from pipecat_hedge.service.provider_pool import ProviderMember, seats
+from pipecat_hedge.service.service_adapter import AttemptStats, Piece, ToolCalls
 from pipecat_hedge.service.tokens import NONE, count_tokens, usd
 from pipecat_hedge.service.tts_output import Output
 from pipecat_hedge.service.turn_learning import Learning
 from pipecat_hedge.telemetry.race_span import RaceSpan
 
-__all__ = ["Mouth", "Turn"]
+__all__ = ["ResponseSink", "Turn"]
 
 
-class Mouth(Protocol):
+class ResponseSink(Protocol):
     """How a turn speaks into the pipeline; ``FrontService`` implements it."""
 
     async def say(self, text: str, *, wall_time: float) -> None:
         """Release a piece of answer text that came at ``wall_time``."""
         ...
 
-    async def take_back(self, text: str) -> None:
+    async def retract(self, text: str) -> None:
         """Keep the last text that was released, ``text``, from being spoken."""
         ...
 
@@ -72,7 +72,7 @@ class Turn:
         policy: HedgePolicy,
         learning: Learning,
         admission: Admission,
-        mouth: Mouth,
+        mouth: ResponseSink,
         output: Output,
         span: RaceSpan,
         committed: Callable[[str | None], None],
@@ -108,10 +108,10 @@ class Turn:
         self._policy = policy
         self._learning = learning
         self._admission = admission
-        self._entries: Mapping[str, Entry] = {e.provider.name: e for e in learning.line_up}
+        self._entries: Mapping[str, ProviderMember] = {e.provider.name: e for e in learning.line_up}
         self._commit_on: CommitOn = learning.commit_on
         self._race = self._new_race(learning.line_up, policy.deadline_secs)
-        self._release = Release(
+        self._release = OutputBuffer(
             by_sentence=self._commit_on == "first_sentence",
             with_lookahead=output.needs_lookahead,
             language=output.language,
@@ -121,7 +121,7 @@ class Turn:
         self._heard: list[Attempt] = []
         self._tools: list[tuple[ToolCalls, float]] = []
         self._ran_tools = False
-        self._asking = Asking(
+        self._asking = AttemptRunner(
             context,
             learning.line_up,
             policy,
@@ -150,7 +150,7 @@ class Turn:
                 await end()
                 return
             race, asking = self._race, self._asking
-            racing = asking.racing = Racing(
+            racing = asking.racing = RaceDriver(
                 race,
                 scope,
                 functools.partial(asking.ask, race),
@@ -204,14 +204,14 @@ class Turn:
             self._race = self._new_race([first, *others], deadline_secs)
         return True
 
-    def _new_race(self, order: Sequence[Entry], deadline_secs: float | None) -> Race:
+    def _new_race(self, order: Sequence[ProviderMember], deadline_secs: float | None) -> Race:
         plan, policy = self._learning.plan, self._policy
         # Whoever is only tried takes nobody's place.
         tried = self._admission.tried if len(order) > 1 else None
         return Race(
             seats(order, policy, plan.slowest_secs),
             plan.rule,
-            attempts=policy.attempts + (tried is not None),
+            max_attempts=policy.max_attempts + (tried is not None),
             commit_on=self._commit_on,
             deadline_secs=deadline_secs,
             tried=tried,
@@ -232,7 +232,7 @@ class Turn:
         )
 
     @property
-    def wait(self) -> Survival | None:
+    def wait(self) -> SurvivalCurve | None:
         """How long this turn waits from its beginning, as things stand; None if it does not."""
         if self._race.phase is not Phase.WAITING:
             return None
@@ -275,8 +275,8 @@ class Turn:
             commit_reason=self._race.commit_reason,
             prompt_tokens=self._learning.prompt_tokens,
             hedge_reason=self._race.launch_reason,
-            order_reason=self._learning.plan.route_reason,
-            prior_share=self._learning.plan.prior_share,
+            routing_reason=self._learning.plan.route_reason,
+            prior_weight=self._learning.plan.prior_weight,
             committed_secs=self._since_start(self._committed_at),
             queued_secs=self._admission.queued_secs,
             degraded_reason=self._degraded_reason(),
@@ -285,14 +285,14 @@ class Turn:
 
     # ---- the race's seams
 
-    async def _obey_release(self, order: Commit | Continue | BreakOff) -> None:
+    async def _obey_release(self, order: Commit | Continue | StreamBroken) -> None:
         self.span.obey(order, self._race.attempts[order.attempt])
-        if isinstance(order, BreakOff):
+        if isinstance(order, StreamBroken):
             end = await self._release.break_off()
             if end.say:
                 await self._mouth.say(end.say, wall_time=time.time())
-            if end.take_back:
-                await self._mouth.take_back(end.take_back)
+            if end.retract:
+                await self._mouth.retract(end.retract)
             return
         attempt = self._race.attempts[order.attempt]
         self._heard.append(attempt)
@@ -357,7 +357,7 @@ class Turn:
 
     def _report_attempt(self, attempt: Attempt) -> AttemptReport:
         asked = self._asking.asked.get(attempt.number)
-        tally = self._asking.tallies.get(attempt.number, Tally())
+        tally = self._asking.tallies.get(attempt.number, AttemptStats())
         sent_at = self._asking.sent_at.get(attempt.number)
         was_sent = sent_at is not None and not self._asking.was_withdrawn(attempt)
         tokens = count_tokens(tally, self._context) if was_sent else NONE

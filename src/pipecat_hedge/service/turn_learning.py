@@ -15,11 +15,11 @@ from pipecat_hedge.policy.hedge_benefit import joint
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
 from pipecat_hedge.policy.planner import learn, plan_turn, silent_secs
 from pipecat_hedge.policy.slow_spell import late_secs
-from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.race.events import CommitOn, InFlight
 from pipecat_hedge.race.reports import BreakerReport, ProviderState
-from pipecat_hedge.service.provider_pool import Entry, LineUp
+from pipecat_hedge.service.provider_pool import Candidates, ProviderMember
 from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.service.tokens import estimate_tokens
 
@@ -41,7 +41,7 @@ class Learning:
     def __init__(
         self,
         policy: HedgePolicy,
-        line_up: LineUp,
+        line_up: Candidates,
         context: LLMContext,
         stats: ProviderStats,
         output_commits_on: CommitOn,
@@ -71,7 +71,7 @@ class Learning:
             stats,
             prompt_tokens=self.prompt_tokens,
             commit_on=self.commit_on,
-            dice=_DICE,
+            rng=_DICE,
             now=now,
             lag_secs=stats.loop_watch.lag_now,
         )
@@ -85,7 +85,7 @@ class Learning:
 
     def wait_of(
         self, attempts: Sequence[Attempt], planned: InFlight | None, started_at: float
-    ) -> Survival | None:
+    ) -> SurvivalCurve | None:
         """How long a turn waits for its answer, by who is asked and when.
 
         Args:
@@ -99,7 +99,7 @@ class Learning:
         """
         by_sentence = self.commit_on == "first_sentence"
         known = self._stats.known(self._backends, self.prompt_tokens, by_sentence=by_sentence)
-        waits: list[tuple[Survival, float]] = []
+        waits: list[tuple[SurvivalCurve, float]] = []
         live: list[Attempt | InFlight] = [a for a in attempts if a.outcome is None]
         for asked in [*live, *([] if planned is None or not live else [planned])]:
             curve, sentence = known[asked.provider].first_token, known[asked.provider].sentence
@@ -171,7 +171,12 @@ class Learning:
 
 
 def state_of(
-    entry: Entry, stats: ProviderStats, now: float, *, is_left_out: bool, bounds: LimitBounds
+    entry: ProviderMember,
+    stats: ProviderStats,
+    now: float,
+    *,
+    is_excluded: bool,
+    bounds: LimitBounds,
 ) -> ProviderState:
     """A provider with what has been learned of its time to first token, for prompts of any size.
 
@@ -179,7 +184,7 @@ def state_of(
         entry: The provider.
         stats: What is known of it.
         now: The loop's time.
-        is_left_out: Whether it is not asked, until settings change.
+        is_excluded: Whether it is not asked, until settings change.
         bounds: Where its limit may lie.
     """
     health = stats.health
@@ -191,9 +196,9 @@ def state_of(
         model=backend.model,
         p50_secs=known.quantile(0.5),
         p95_secs=known.quantile(0.95),
-        prior_share=stats.prior_share(backend),
-        is_left_out=is_left_out,
-        rests_secs=health.rests_secs(entry.key, now),
+        prior_weight=stats.prior_weight(backend),
+        is_excluded=is_excluded,
+        retry_after_secs=health.retry_after_secs(entry.key, now),
         server=entry.server_load,
         breaker=health.state(entry.key, now),
         breaker_reason=health.told(entry.key, now),
@@ -213,6 +218,6 @@ def breaker_report(change: BreakerChange) -> BreakerReport:
     return BreakerReport(provider, model or None, event.before, event.after, event.reason)
 
 
-def _backend(entry: Entry, whole_answers: bool) -> Backend:
+def _backend(entry: ProviderMember, whole_answers: bool) -> Backend:
     backend = entry.backend
     return dataclasses.replace(backend, measures="whole_answer") if whole_answers else backend

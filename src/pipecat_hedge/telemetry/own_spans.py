@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from pipecat.utils.tracing.service_attributes import add_llm_span_attributes
 
-from pipecat_hedge.service.service_adapter import Contender
+from pipecat_hedge.service.service_adapter import ServiceAdapter
 from pipecat_hedge.telemetry.span_attributes import Attributes
 
 try:
@@ -39,7 +39,7 @@ class OwnSpans:
         self._open: dict[int, tuple[Any, int]] = {}
 
     def open(
-        self, number: int, provider: str, contender: Contender, now_ns: int
+        self, number: int, provider: str, contender: ServiceAdapter, now_ns: int
     ) -> AbstractContextManager[None]:
         """Begin the span of a request.
 

@@ -15,7 +15,7 @@ from prometheus_client import Gauge
 
 from pipecat_hedge.limits.priority import TIERS, Tier
 from pipecat_hedge.policy.slo import OBJECTIVES, Objective
-from pipecat_hedge.policy.slo_outcome import Slo, judge
+from pipecat_hedge.policy.slo_outcome import Slo, classify
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.reports import TurnReport
 from pipecat_hedge.telemetry.event_counter import Count
@@ -105,7 +105,7 @@ class SloTally:
         slo = self._slos.get(report.tier)
         if slo is None:
             return
-        for objective, kept in judge(slo, report).items():
+        for objective, kept in classify(slo, report).items():
             self._count(report.tier, objective, kept)
 
     def record_heard(self, turn: TurnLatency, tier: Tier) -> None:

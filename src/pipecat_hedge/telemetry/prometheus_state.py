@@ -131,7 +131,7 @@ class StateGauges:
             health, slow = stats.health, stats.slow()
             for who, key in self.providers(stats):
                 state, (in_flight, limit) = health.state(key, now), health.occupancy(key, now)
-                rests = health.rests_secs(key, now)
+                rests = health.retry_after_secs(key, now)
                 told.setdefault(who, []).append((state, in_flight, limit, rests, key in slow))
         self._told |= told.keys()
         for who, each in told.items():

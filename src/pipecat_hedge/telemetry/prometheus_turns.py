@@ -154,7 +154,7 @@ class TurnCounters:
         if attempt.ttft_secs is None and waits:
             waited = attempt.ended_secs - attempt.launched_secs
             of(self._unanswered, provider, outcome, reason).observe(waited)
-        if attempt.stages is not None and attempt.stages.is_cold:
+        if attempt.stages is not None and attempt.stages.new_connection:
             of(self._cold, provider).inc()
         if attempt.input_tokens:
             series.input_tokens.inc(attempt.input_tokens)

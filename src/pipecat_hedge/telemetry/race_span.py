@@ -26,9 +26,9 @@ from pipecat.utils.tracing.tracing_context import TracingContext
 
 from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.race.events import BreakOff, Commit, Continue, Launch
+from pipecat_hedge.race.events import Commit, Continue, Launch, StreamBroken
 from pipecat_hedge.race.reports import FillerReport, TurnReport
-from pipecat_hedge.service.service_adapter import Contender
+from pipecat_hedge.service.service_adapter import ServiceAdapter
 from pipecat_hedge.telemetry.own_spans import OwnSpans
 from pipecat_hedge.telemetry.span_attributes import (
     Attributes,
@@ -151,7 +151,7 @@ class RaceSpan:
         self._loop = asyncio.get_running_loop()
         self._began_at, self._began_ns = self._loop.time(), began_ns
 
-    def asking(self, launch: Launch, contender: Contender) -> AbstractContextManager[None]:
+    def asking(self, launch: Launch, contender: ServiceAdapter) -> AbstractContextManager[None]:
         """Make the request that is made inside part of the trace.
 
         Args:
@@ -166,7 +166,7 @@ class RaceSpan:
         self._pipecats[launch.attempt] = contender.span
         return _INSIDE
 
-    def obey(self, order: Commit | Continue | BreakOff, attempt: Attempt) -> None:
+    def obey(self, order: Commit | Continue | StreamBroken, attempt: Attempt) -> None:
         """Tell of the race's order as it is obeyed.
 
         Args:

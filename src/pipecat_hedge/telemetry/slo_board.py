@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from pipecat_hedge.limits.priority import TIERS, Tier
 from pipecat_hedge.policy.slo import Objective
-from pipecat_hedge.policy.slo_outcome import Slo, judge
+from pipecat_hedge.policy.slo_outcome import Slo, classify
 from pipecat_hedge.race.reports import TurnReport
 from pipecat_hedge.service.turn_hooks import Hooks
 from pipecat_hedge.telemetry.slo_attainment import Attainment, SloStatus
@@ -82,7 +82,7 @@ class SloBoard:
             slo: What they were promised.
             report: The turn.
         """
-        self.count(tier, slo, judge(slo, report))
+        self.count(tier, slo, classify(slo, report))
 
     def count(self, tier: Tier, slo: Slo, kept: Mapping[Objective, bool]) -> None:
         """Count what is known already.

@@ -12,10 +12,10 @@ from pipecat_hedge.telemetry.slo_attainment import SloStatus
 from pipecat_hedge.telemetry.slo_board import SloBoard
 from pipecat_hedge.voice.turn_timeline import TurnLatency
 
-__all__ = ["Promise", "judge_voice"]
+__all__ = ["SloTracker", "judge_voice"]
 
 
-class Promise:
+class SloTracker:
     """A service's promise to its tier, if it has made one.
 
     Attributes:

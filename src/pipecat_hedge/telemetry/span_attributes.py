@@ -44,7 +44,7 @@ def attempt_attributes(report: AttemptReport, number: int) -> Attributes:
     if (stages := report.stages) is not None:
         said |= {
             "gen_ai.response.time_to_first_chunk": stages.first_token_secs,
-            "hedge.stage.is_cold": stages.is_cold,
+            "hedge.stage.new_connection": stages.new_connection,
             "hedge.stage.dns_secs": stages.dns_secs,
             "hedge.stage.tcp_secs": stages.tcp_secs,
             "hedge.stage.tls_secs": stages.tls_secs,
@@ -74,7 +74,7 @@ def race_attributes(report: TurnReport) -> Attributes:
             "hedge.commit_reason": report.commit_reason,
             "hedge.prompt_tokens": report.prompt_tokens,
             "hedge.hedge_reason": report.hedge_reason,
-            "hedge.order_reason": report.order_reason,
+            "hedge.routing_reason": report.routing_reason,
             "hedge.queued_secs": report.queued_secs or None,
             "hedge.degraded_reason": report.degraded_reason,
             "hedge.usd": _sum_usd(report),

@@ -32,7 +32,7 @@ from pipecat.services.tts_service import TTSService
 
 from pipecat_hedge.policy.arguments import refuse_unknown, require
 from pipecat_hedge.policy.backends import Backend
-from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.events import FillerCause
 from pipecat_hedge.race.reports import FillerReport
 from pipecat_hedge.race.task_scope import TaskScope
@@ -75,7 +75,7 @@ class FillerProcessor(FrameProcessor):
         phrases: Mapping[FillerCause, Sequence[str]] | None = None,
         earcon: str | Path | None = None,
         stats: ProviderStats | None = None,
-        dice: random.Random | None = None,
+        rng: random.Random | None = None,
         **kwargs: Any,
     ):
         """Set up what to say and when.
@@ -93,7 +93,7 @@ class FillerProcessor(FrameProcessor):
             earcon: A short sound to play instead of words, as an audio file.
             stats: What is known of waits. Defaults to that of the hedged service in front, or the
                 process's own.
-            dice: Decides which phrase is spoken.
+            rng: Decides which phrase is spoken.
             **kwargs: Further arguments of ``FrameProcessor``.
 
         Raises:
@@ -101,13 +101,13 @@ class FillerProcessor(FrameProcessor):
         """
         refuse_unknown(kwargs, owner=FillerProcessor, base=FrameProcessor)
         require("stats", stats, ProviderStats, "write ProviderStats()")
-        require("dice", dice, random.Random, "write random.Random(1)")
+        require("dice", rng, random.Random, "write random.Random(1)")
         super().__init__(**kwargs)
         self._rule = FillerRule(after_secs, margin_secs, per_turn, every_secs, not_before_turn)
         self._words = FillerWords() if phrases is None else FillerWords(phrases)
         self._earcon = None if earcon is None else read_earcon(earcon)
         self._given_stats = stats
-        self._dice = dice or random.Random()
+        self._dice = rng or random.Random()
         self._scope = TaskScope()
         self._llm: LLMService[Any] | None = None
         self._voice: FillerVoice | None = None
@@ -233,7 +233,7 @@ class FillerProcessor(FrameProcessor):
     # ---- the filler
 
     async def _wait(
-        self, cause: FillerCause, wait: Callable[[], Survival], rule: FillerRule
+        self, cause: FillerCause, wait: Callable[[], SurvivalCurve], rule: FillerRule
     ) -> None:
         """Decide, and speak at once or when it is time."""
         await self._scope.close()
@@ -246,7 +246,7 @@ class FillerProcessor(FrameProcessor):
     async def _consider_again(
         self,
         cause: FillerCause,
-        wait: Callable[[], Survival],
+        wait: Callable[[], SurvivalCurve],
         rule: FillerRule,
         decision: FillerDecision,
     ) -> None:
@@ -266,7 +266,7 @@ class FillerProcessor(FrameProcessor):
             decision = await self._consider(cause, wait, rule, now)
 
     async def _consider(
-        self, cause: FillerCause, wait: Callable[[], Survival], rule: FillerRule, now: float
+        self, cause: FillerCause, wait: Callable[[], SurvivalCurve], rule: FillerRule, now: float
     ) -> FillerDecision:
         """Decide; and if it is time, speak, and decide whether there is to be another."""
         phrase, decision = self._plan(cause, wait(), rule, now)
@@ -283,7 +283,7 @@ class FillerProcessor(FrameProcessor):
         return decision.at_secs is not None or (follows and self._fillers < rule.per_turn)
 
     def _plan(
-        self, cause: FillerCause, wait: Survival, rule: FillerRule, now: float
+        self, cause: FillerCause, wait: SurvivalCurve, rule: FillerRule, now: float
     ) -> tuple[str | None, FillerDecision]:
         """What to say and when: what can be said soonest, and of those the one that was drawn."""
         if self._earcon is None and self._voice is None:
@@ -296,7 +296,7 @@ class FillerProcessor(FrameProcessor):
         )
 
     def _decide(
-        self, phrase: str | None, wait: Survival, rule: FillerRule, now: float
+        self, phrase: str | None, wait: SurvivalCurve, rule: FillerRule, now: float
     ) -> FillerDecision:
         # Not while the last one is still sounding, however short the least time between them is.
         rule = replace(rule, every_secs=max(rule.every_secs, self._last_secs))
@@ -370,13 +370,13 @@ class FillerProcessor(FrameProcessor):
                 "between the LLM and the text-to-speech"
             )
 
-    def _llm_wait(self) -> Survival:
+    def _llm_wait(self) -> SurvivalCurve:
         """By who is asked and when, where that is known; else by how long such waits have been."""
         assert self._backend is not None
         now = self._llm.wait if isinstance(self._llm, HedgedLLMService) else None
         return self._known(self._backend) if now is None else now
 
-    def _known(self, backend: Backend) -> Survival:
+    def _known(self, backend: Backend) -> SurvivalCurve:
         assert self._stats is not None
         return self._stats.known([backend], None, by_sentence=False)[backend.provider].first_token
 

@@ -32,7 +32,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.events import FillerCause
 
@@ -61,7 +61,7 @@ class Silence:
 
     turn: int
     waited_secs: float
-    wait: Survival
+    wait: SurvivalCurve
     filler_secs: float
     fillers: int = 0
     since_filler_secs: float | None = None
@@ -149,7 +149,7 @@ class FillerRule:
 
 
 def _first_worth_it(
-    wait: Survival, earliest: float, filler_secs: float, needed: float
+    wait: SurvivalCurve, earliest: float, filler_secs: float, needed: float
 ) -> float | None:
     """The first time at which so much is left to wait, and few answers are about to land."""
     steps = np.concatenate(([earliest], wait.secs, wait.secs - filler_secs))
@@ -195,20 +195,20 @@ class FillerWords:
             if not isinstance(phrases, (list, tuple)) or not all(map(_is_phrase, phrases)):
                 raise ConfigurationError(f"phrases: {cause} must be a list of phrases, none empty")
 
-    def choices(self, cause: FillerCause, dice: random.Random) -> list[str]:
+    def choices(self, cause: FillerCause, rng: random.Random) -> list[str]:
         """What may be said now: one drawn first, then the others, the shortest first.
 
         The last one said is not among them, unless there is no other.
 
         Args:
             cause: Why the answer is late.
-            dice: Decides.
+            rng: Decides.
         """
         phrases = self.phrases.get(cause, ())
         others = [phrase for phrase in phrases if phrase != self._last] or list(phrases)
         if not others:
             return []
-        drawn = dice.choice(others)
+        drawn = rng.choice(others)
         return [drawn, *sorted((p for p in others if p != drawn), key=self.secs)]
 
     def said(self, phrase: str) -> None:

@@ -156,7 +156,7 @@ async def _profile(
     name: str, url: str, turns: int, calls: int, taken: Callable[[], None]
 ) -> dict[str, list[float]]:
     """Every arrangement on one profile, at once; each one's times."""
-    dice = random.Random(1)
+    rng = random.Random(1)
     times: dict[str, list[float]] = {}
     async with TaskScope() as scope:
         tasks: list[asyncio.Task[None]] = []
@@ -170,7 +170,7 @@ async def _profile(
 
             for _ in range(calls):
                 llm = build(url, PROFILES[name], stats)
-                call = _call(llm, turns // calls, took, dice.random())
+                call = _call(llm, turns // calls, took, rng.random())
                 tasks.append(scope.start(call, name=f"{arrangement} on {name}"))
         await asyncio.gather(*tasks)
     return times

@@ -119,9 +119,9 @@ class _Prompts:
         return _text(words, self._dice)
 
 
-def _text(words: int, dice: random.Random) -> str:
+def _text(words: int, rng: random.Random) -> str:
     known = _WORDS.split()
-    return " ".join(dice.choice(known) for _ in range(words))
+    return " ".join(rng.choice(known) for _ in range(words))
 
 
 async def measure(

@@ -26,7 +26,7 @@ from loguru import logger
 from pipecat.processors.frame_processor import FrameProcessor
 from prometheus_client import CollectorRegistry
 
-from pipecat_hedge.limits.admission_controller import Health
+from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.ending import ANSWERED, DROPPED
 from pipecat_hedge.limits.loop_lag import LoopWatch
 from pipecat_hedge.limits.permit_queue import Ticket
@@ -36,7 +36,7 @@ from pipecat_hedge.policy.slo_outcome import Slo
 from pipecat_hedge.service.admission import Admission, as_settings
 from pipecat_hedge.service.hedged_service import HedgedLLMService
 from pipecat_hedge.service.provider import Provider
-from pipecat_hedge.service.provider_pool import Members
+from pipecat_hedge.service.provider_pool import ProviderPool
 from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.telemetry.prometheus import PrometheusRecorder
 from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
@@ -255,7 +255,7 @@ async def measure_permits(
         rounds: How many batches of turns to time.
     """
     loop = asyncio.get_running_loop()
-    health = Health()
+    health = AdmissionController()
     for number in range(registered):
         key = f"provider {number} | model"
         for _ in range(SESSIONS):
@@ -264,7 +264,7 @@ async def measure_permits(
             assert permit is not None
             health.give_back(permit, ANSWERED, now, has_begun=True)
     providers = [Provider(name, ScriptedLLMService([Say("Yes.")])) for name in "abc"]
-    members, names = Members(providers, health), [provider.name for provider in providers]
+    members, names = ProviderPool(providers, health), [provider.name for provider in providers]
     for entry in members.entries:
         for _ in range(streaming):
             sent_at = loop.time() - 60.0  # long enough for whoever was not heard to be late

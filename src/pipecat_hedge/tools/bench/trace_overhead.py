@@ -17,9 +17,9 @@ from pipecat.processors.frame_processor import FrameProcessorSetup
 from pipecat.utils.tracing.tracing_context import TracingContext
 
 from pipecat_hedge.race.attempt import Attempt
-from pipecat_hedge.race.events import Commit, Launch, Seat
+from pipecat_hedge.race.events import Commit, Launch, Slot
 from pipecat_hedge.race.reports import AttemptReport, StageReport, TurnReport
-from pipecat_hedge.service.service_adapter import Contender
+from pipecat_hedge.service.service_adapter import ServiceAdapter
 from pipecat_hedge.telemetry.race_span import RaceTracer
 from pipecat_hedge.telemetry.span_attributes import attempt_attributes, race_attributes
 from pipecat_hedge.testing import ScriptedLLMService
@@ -135,7 +135,7 @@ class _Played:
     """A turn of so many requests, over and over."""
 
     def __init__(self, requests: int, plain: Any, call: TracingContext):
-        self.members = [Contender(ScriptedLLMService([])) for _ in range(requests)]
+        self.members = [ServiceAdapter(ScriptedLLMService([])) for _ in range(requests)]
         self._plain, self._call = plain, call
         self._report = played_turn(requests)
         self._won = requests - 1
@@ -242,7 +242,7 @@ def played_turn(requests: int) -> TurnReport:
 
 
 _LAUNCHES = Launch(0, "a", "primary"), Launch(1, "b", "hedge")
-_ATTEMPTS = tuple(Attempt(n, Seat("ab"[n]), _LAUNCHES[n].reason, 0.0) for n in range(2))
+_ATTEMPTS = tuple(Attempt(n, Slot("ab"[n]), _LAUNCHES[n].reason, 0.0) for n in range(2))
 _BEGUN = {"hedge.turn": 1, "hedge.policy": "adaptive(0.1)", "hedge.tier": "standard"}
 _IN_CALL = {"gen_ai.conversation.id": "call"}
 _COMMIT = {"hedge.provider": "b", "hedge.attempt": 1}

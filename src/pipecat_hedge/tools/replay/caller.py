@@ -28,9 +28,9 @@ from av import AudioFrame
 
 from pipecat_hedge.race.errors import ConfigurationError, HedgeError
 from pipecat_hedge.race.task_scope import TaskScope
-from pipecat_hedge.tools.replay.ear import HUSH_SECS, Ear
+from pipecat_hedge.tools.replay.ear import HUSH_SECS, AudioReceiver
 from pipecat_hedge.tools.replay.loopback import LOOPBACK_ALONE
-from pipecat_hedge.tools.replay.microphone import Microphone
+from pipecat_hedge.tools.replay.microphone import AudioSender
 from pipecat_hedge.tools.replay.network import Network, impair
 from pipecat_hedge.tools.replay.sound import FRAME, RATE, Utterance
 
@@ -110,8 +110,8 @@ class Caller:
         self._network = network or Network()
         self._connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         self._scope = TaskScope()
-        self.microphone = Microphone()
-        self.ear = Ear()
+        self.microphone = AudioSender()
+        self.ear = AudioReceiver()
         self.messages: list[Message] = []
 
     async def __aenter__(self) -> Self:

@@ -11,7 +11,7 @@ from av import AudioFrame
 
 from pipecat_hedge.tools.replay.sound import LOUD, RATE, Samples, first_loud
 
-__all__ = ["HUSH_SECS", "Ear"]
+__all__ = ["HUSH_SECS", "AudioReceiver"]
 
 HUSH_SECS = 0.3
 """Without a loud sample: the pause between two words is shorter."""
@@ -19,7 +19,7 @@ KEPT_SECS = 120.0
 """A call of hours does not fill the memory: older sound is dropped."""
 
 
-class Ear:
+class AudioReceiver:
     """Keeps what was heard.
 
     Attributes:

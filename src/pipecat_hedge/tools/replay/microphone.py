@@ -11,10 +11,10 @@ from av import AudioFrame
 
 from pipecat_hedge.tools.replay.sound import FRAME, RATE, Samples
 
-__all__ = ["Microphone"]
+__all__ = ["AudioSender"]
 
 
-class Microphone(MediaStreamTrack):
+class AudioSender(MediaStreamTrack):
     """Sends frames on an absolute schedule: a recording if there is one, else faint noise.
 
     Noise because digital silence is nothing that a microphone sends, and detectors know it.

@@ -78,7 +78,7 @@ def impair(connection: RTCPeerConnection, network: Network) -> None:
     """
     if not network.loss and not network.jitter_secs:
         return
-    dice = random.Random(network.seed)
+    rng = random.Random(network.seed)
     ice: Any = connection.getTransceivers()[0].sender.transport.transport
     send = ice._connection.send
     loop = asyncio.get_running_loop()
@@ -87,8 +87,8 @@ def impair(connection: RTCPeerConnection, network: Network) -> None:
         is_media = len(data) > 1 and data[0] in _RTP and data[1] not in _RTCP
         if not is_media:
             await send(data)
-        elif dice.random() >= network.loss:
-            loop.call_later(dice.uniform(0.0, network.jitter_secs), _post, send, data)
+        elif rng.random() >= network.loss:
+            loop.call_later(rng.uniform(0.0, network.jitter_secs), _post, send, data)
 
     ice._connection.send = unreliable
 

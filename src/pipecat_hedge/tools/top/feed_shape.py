@@ -92,8 +92,8 @@ _PROVIDER = _with(
     {
         "provider": _TEXT,
         "model": _or_none(_TEXT),
-        **dict.fromkeys(("p50_secs", "p95_secs", "rests_secs"), _NUMBER),
-        "is_left_out": _TRUTH,
+        **dict.fromkeys(("p50_secs", "p95_secs", "retry_after_secs"), _NUMBER),
+        "is_excluded": _TRUTH,
         "server": _or_none(_with({"is_up": _TRUTH, "waiting": _COUNT})),
         "breaker": _is(lambda value: value in ("closed", "half_open", "open")),
         "breaker_reason": _TEXT,

@@ -196,7 +196,7 @@ def _printable(told: Any) -> Any:
 
 def _together(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     summed = ("requests", "won", "superseded", "failed", "interrupted", "in_flight", "limit")
-    worst = ("p50_secs", "p95_secs", "rests_secs", "is_left_out")
+    worst = ("p50_secs", "p95_secs", "retry_after_secs", "is_excluded")
     breaker = max(one, other, key=lambda state: _WORSE[state["breaker"]])
     return {
         **one,

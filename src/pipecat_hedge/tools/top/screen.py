@@ -216,14 +216,14 @@ def _providers(fleet: Fleet, width: int) -> tuple[Table, int] | None:
 
 
 def _state(state: dict[str, Any]) -> tuple[str, str]:
-    if state["is_left_out"]:
+    if state["is_excluded"]:
         return "left out", "bold red"
     if state["breaker"] == "open":
         return "left alone", "bold red"
     if state["breaker"] == "half_open":
         return "is tried", "yellow"
-    if state["rests_secs"] > 0:
-        return f"rests {math.ceil(state['rests_secs'])} s", "yellow"
+    if state["retry_after_secs"] > 0:
+        return f"rests {math.ceil(state['retry_after_secs'])} s", "yellow"
     server = state.get("server")
     if server is not None and not server["is_up"]:
         return "server down", "bold red"

@@ -45,11 +45,11 @@ class Chances:
                 are.
             seed: The same seed makes the same draws.
         """
-        turns, dice = recorded.turns, np.random.default_rng(seed)
+        turns, rng = recorded.turns, np.random.default_rng(seed)
         secs = recorded.providers[first].secs
         correlation = rank_correlation_of(secs[:-1], secs[1:]) if len(secs) > 2 else 0.0
         block = block_of(turns, correlation)
-        drawn = [drawn_again(turns, block, dice) for _ in range(RESAMPLES)]
+        drawn = [drawn_again(turns, block, rng) for _ in range(RESAMPLES)]
         self._weights = np.stack([np.ones(turns), *drawn])
 
     def means(self, recorded: Recorded, answer: Answer, waits: list[Floats]) -> list[Floats]:

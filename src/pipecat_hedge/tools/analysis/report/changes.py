@@ -37,8 +37,8 @@ import numpy.typing as npt
 from pipecat_hedge.policy.hedge_policy import AtOnce, HedgePolicy
 from pipecat_hedge.policy.settings import told
 from pipecat_hedge.race.reports import TurnReport
+from pipecat_hedge.tools.analysis.report.candidates import Lineup
 from pipecat_hedge.tools.analysis.report.chances import Chances
-from pipecat_hedge.tools.analysis.report.lineup import Lineup
 from pipecat_hedge.tools.analysis.report.predictions import (
     Prediction,
     Prices,
@@ -91,7 +91,7 @@ class Change:
         before: The turns as they were, replayed.
         after: The same with the change.
         saved_secs: What it saves of the mean wait.
-        worth_secs: The same less what the requests that it adds must save.
+        min_saving_secs: The same less what the requests that it adds must save.
     """
 
     kind: Kind
@@ -100,7 +100,7 @@ class Change:
     before: Prediction
     after: Prediction
     saved_secs: float
-    worth_secs: float
+    min_saving_secs: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class Replays:
 
 def replays_of(
     turns: Sequence[LoggedTurn],
-    lineup: Lineup,
+    candidates: Lineup,
     limit_secs: float | None,
     *,
     most: int = 3,
@@ -148,7 +148,7 @@ def replays_of(
 
     Args:
         turns: The turns, in the order of time.
-        lineup: How they were raced.
+        candidates: How they were raced.
         limit_secs: What is promised for the first token; None is nothing.
         most: How many changes to tell.
         progress: Told how much is done.
@@ -156,11 +156,11 @@ def replays_of(
     Returns:
         What came of it; None where nobody was ever asked, or nobody ever answered.
     """
-    if lineup.first is None or lineup.second is None:
+    if candidates.first is None or candidates.second is None:
         return None
     reports = [turn.report for turn in _sampled(turns)]
-    bench = _Bench(reports, lineup, limit_secs)
-    trials = list(trials_of(lineup, bench.recorded, reports))
+    bench = _Bench(reports, candidates, limit_secs)
+    trials = list(trials_of(candidates, bench.recorded, reports))
     base: Answer | None = None
     tried = list[tuple[Trial, str, _Weighed]]()
     before: _Weighed | None = None
@@ -192,11 +192,11 @@ def replays_of(
             found.append(change)
     progress(1.0)
     by_name = {outcome.policy: outcome for outcome in base.outcomes}
-    pair = lineup.first, lineup.second
+    pair = candidates.first, candidates.second
     return Replays(
         *pair,
         bench.prediction(before.outcome, *pair),
-        lineup.policy is not None,
+        candidates.policy is not None,
         bench.prediction(by_name[NONE], *pair),
         bench.prediction(by_name[REPLACED], *pair) if REPLACED in by_name else None,
         _best(found, most),
@@ -219,7 +219,7 @@ def _sampled(turns: Sequence[LoggedTurn]) -> Sequence[LoggedTurn]:
 def _best(found: Sequence[Change], most: int) -> tuple[Change, ...]:
     """The best change of each kind, the best kinds first."""
     kinds: dict[str, Change] = {}
-    for change in sorted(found, key=lambda change: -change.worth_secs):
+    for change in sorted(found, key=lambda change: -change.min_saving_secs):
         kinds.setdefault(change.kind, change)
     return tuple(kinds.values())[:most]
 
@@ -253,12 +253,12 @@ class _Weighed:
 class _Bench:
     """Asks `whatif`, and prices what comes out."""
 
-    def __init__(self, reports: Sequence[TurnReport], lineup: Lineup, limit_secs: float | None):
+    def __init__(self, reports: Sequence[TurnReport], candidates: Lineup, limit_secs: float | None):
         self.recorded = recorded_from(reports)
-        self._reports, self._lineup, self._limit = reports, lineup, limit_secs
+        self._reports, self._lineup, self._limit = reports, candidates, limit_secs
         self._warm: Recorded | None = None
-        self._chances = Chances(self.recorded, lineup.first or "")
-        self._policy = lineup.policy or guessed_policy(reports, lineup)
+        self._chances = Chances(self.recorded, candidates.first or "")
+        self._policy = candidates.policy or guessed_policy(reports, candidates)
         self._prices = Prices(reports)
 
     def ask(self, trial: Trial) -> Answer:
@@ -266,7 +266,7 @@ class _Bench:
         question = Question(
             first=trial.first,
             second=trial.second,
-            attempts=max(self._lineup.attempts, self._policy.attempts),
+            attempts=max(self._lineup.attempts, self._policy.max_attempts),
             deadline_secs=self._limit,
             least_turns=LEAST_TURNS,
             most_turns=MOST_TURNS,

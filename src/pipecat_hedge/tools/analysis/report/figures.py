@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from datetime import datetime, tzinfo
 
 from pipecat_hedge.policy.slo_outcome import Slo
+from pipecat_hedge.tools.analysis.report.candidates import Lineup, lineup_of
 from pipecat_hedge.tools.analysis.report.causes import SlowTurn, slowest_turns
 from pipecat_hedge.tools.analysis.report.changes import Replays, replays_of
 from pipecat_hedge.tools.analysis.report.comparing import Comparison, compare
 from pipecat_hedge.tools.analysis.report.hedging import Bill, Hedging, bill_of, hedging_of
-from pipecat_hedge.tools.analysis.report.lineup import Lineup, lineup_of
 from pipecat_hedge.tools.analysis.report.periods import Calendar, Period
 from pipecat_hedge.tools.analysis.report.promises import TierPromise, promises_of
 from pipecat_hedge.tools.analysis.report.providers import ProviderFigures, provider_figures
@@ -109,7 +109,7 @@ class Figures:
         end_at: When the last one ended.
         zone: The time zone in which hours are told.
         slos: What is promised, by tier; ``all`` is all tiers that are not named.
-        lineup: How turns were raced.
+        candidates: How turns were raced.
         heard: What callers heard.
         promises: What became of what was promised.
         providers: What each provider did.
@@ -130,7 +130,7 @@ class Figures:
     end_at: float | None
     zone: str
     slos: Mapping[str, Slo]
-    lineup: Lineup
+    candidates: Lineup
     heard: Heard
     promises: tuple[TierPromise, ...]
     providers: tuple[ProviderFigures, ...]
@@ -170,7 +170,7 @@ def figures_of(
     calendar = Calendar.of(began, zone)
     progress("providers", 0.0)
     providers = provider_figures(turns)
-    lineup = lineup_of(turns)
+    candidates = lineup_of(turns)
     spells = spells_of(turns, providers, general)
     usual = {p.provider: p.p50.secs for p in providers if p.p50 is not None}
     comparison = None
@@ -180,7 +180,7 @@ def figures_of(
     replays = None
     if replay:
         replays = replays_of(
-            turns, lineup, general.ttft_secs, progress=lambda share: progress("replays", share)
+            turns, candidates, general.ttft_secs, progress=lambda share: progress("replays", share)
         )
     return Figures(
         files=log.files,
@@ -190,7 +190,7 @@ def figures_of(
         end_at=None if calendar is None else max(turn.at or 0.0 for turn in turns),
         zone=_zone_name(began[0], zone),
         slos={tier or "all": slo for tier, slo in promised.items()},
-        lineup=lineup,
+        candidates=candidates,
         heard=_heard(log, calendar),
         promises=promises_of(turns, log.heard, promised, calendar),
         providers=providers,

@@ -39,9 +39,11 @@ def hedging_part(figures: Figures) -> str:
         (count(tokens), f"tokens of requests that lost{_estimated(lost)}"),
         (usd(lost.usd, at_least=lost.without_price > 0), "for requests that lost"),
     ]
-    names = ", ".join(f"{name} ({count(number)} turns)" for name, number in figures.lineup.policies)
-    if figures.lineup.policy is not None and len(figures.lineup.policies) == 1:
-        names += f": {written(figures.lineup.policy)}"
+    names = ", ".join(
+        f"{name} ({count(number)} turns)" for name, number in figures.candidates.policies
+    )
+    if figures.candidates.policy is not None and len(figures.candidates.policies) == 1:
+        names += f": {written(figures.candidates.policy)}"
     return (
         '<h2 id="hedging">What hedging bought and cost</h2>'
         f'<p class="about">Policy: {escape(names) or "not told by the log"}.</p>{cards(shown)}'

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipecat_hedge.policy.latency_model import LatencyModel
-from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.reports import AttemptReport
 from pipecat_hedge.tools.analysis.report.turns import (
     LoggedTurn,
@@ -169,7 +169,7 @@ def provider_figures(turns: Sequence[LoggedTurn]) -> tuple[ProviderFigures, ...]
     return tuple(figures)
 
 
-def usual(attempts: Iterable[AttemptReport]) -> tuple[Survival, float] | None:
+def usual(attempts: Iterable[AttemptReport]) -> tuple[SurvivalCurve, float] | None:
     """How long requests take, those counted in that were cancelled before they answered.
 
     Args:
@@ -188,7 +188,10 @@ def usual(attempts: Iterable[AttemptReport]) -> tuple[Survival, float] | None:
         return None
     mean = float(np.mean([secs for secs, _ in waits]))
     model = LatencyModel(
-        Survival.of([0.0], [1.0], mean or 1.0), prior_weight=0, window=len(waits), half_life=1e12
+        SurvivalCurve.of([0.0], [1.0], mean or 1.0),
+        prior_weight=0,
+        window=len(waits),
+        half_life=1e12,
     )
     for secs, censored in waits:
         model.record(secs, censored=censored)
@@ -208,7 +211,7 @@ def _figures(name: str, sent: Sequence[AttemptReport], unsent: int) -> ProviderF
     is_cut = any(a.ttft_secs is None and not _is_failure(a) for a in sent)
     waits = Waits.of(answered)
     connecting = [(a, connecting_secs(a)) for a in sent]
-    cold = [a for a, _ in connecting if a.stages is not None and a.stages.is_cold]
+    cold = [a for a, _ in connecting if a.stages is not None and a.stages.new_connection]
     server = [
         a.stages.server_secs
         for a in sent
@@ -230,7 +233,7 @@ def _figures(name: str, sent: Sequence[AttemptReport], unsent: int) -> ProviderF
         _curve(known),
         Spending.of(sent),
         Connections(
-            sum(a.stages is not None and a.stages.is_cold is not None for a in sent),
+            sum(a.stages is not None and a.stages.new_connection is not None for a in sent),
             len(cold),
             Waits.of([secs for _, secs in connecting if secs]),
         ),
@@ -239,7 +242,7 @@ def _figures(name: str, sent: Sequence[AttemptReport], unsent: int) -> ProviderF
 
 
 def _estimate(
-    known: tuple[Survival, float] | None, seen: float | None, p: float, *, is_cut: bool
+    known: tuple[SurvivalCurve, float] | None, seen: float | None, p: float, *, is_cut: bool
 ) -> Estimate | None:
     if known is None or seen is None:
         return None
@@ -250,7 +253,7 @@ def _estimate(
     return Estimate(known_to, is_least=True) if secs > known_to else Estimate(secs)
 
 
-def _curve(known: tuple[Survival, float] | None) -> tuple[CurvePoint, ...]:
+def _curve(known: tuple[SurvivalCurve, float] | None) -> tuple[CurvePoint, ...]:
     if known is None:
         return ()
     curve, known_to = known

@@ -21,7 +21,7 @@ from pipecat_hedge.policy.hedge_policy import HedgePolicy
 from pipecat_hedge.policy.settings import policy_of
 from pipecat_hedge.race.events import AttemptOutcome, LaunchReason, TurnOutcome
 from pipecat_hedge.race.reports import AttemptReport, StageReport, TurnReport
-from pipecat_hedge.tools.analysis.report.lineup import RacedTurn
+from pipecat_hedge.tools.analysis.report.candidates import RacedTurn
 from pipecat_hedge.tools.analysis.report.turns import HeardTurn, Log, LoggedTurn
 from pipecat_hedge.tools.analysis.whatif.reading import ReadingError
 from pipecat_hedge.tools.analysis.whatif.tables import printable, read_lines
@@ -182,9 +182,9 @@ def _stages(record: Any) -> StageReport | None:
     figures: dict[str, Any] = {
         name: _figure(record, name) for name in _STAGES if name.endswith("_secs")
     }
-    is_cold = record.get("is_cold")
+    new_connection = record.get("new_connection")
     return StageReport(
-        is_cold=is_cold if isinstance(is_cold, bool) else None,
+        new_connection=new_connection if isinstance(new_connection, bool) else None,
         server_source=_name(record, "server_source"),
         **figures,
     )

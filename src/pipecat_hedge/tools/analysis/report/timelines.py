@@ -22,11 +22,11 @@ def key_to(turns: Iterable[SlowTurn]) -> str:
     Args:
         turns: The turns.
     """
-    is_cold = any(connecting_secs(attempt) for turn in turns for attempt in turn.attempts)
+    new_connection = any(connecting_secs(attempt) for turn in turns for attempt in turn.attempts)
     return legend(
         [
             ("wait", "waiting for the first token"),
-            *([("open", "of it, opening a connection")] if is_cold else []),
+            *([("open", "of it, opening a connection")] if new_connection else []),
             ("talk", "answering"),
             ("mark", "the caller's wait ends"),
         ]

@@ -12,7 +12,7 @@ import numpy as np
 from pipecat_hedge.policy.hedge_policy import Adaptive, HedgePolicy
 from pipecat_hedge.policy.settings import with_rule
 from pipecat_hedge.race.reports import AttemptReport, TurnReport
-from pipecat_hedge.tools.analysis.report.lineup import Lineup
+from pipecat_hedge.tools.analysis.report.candidates import Lineup
 from pipecat_hedge.tools.analysis.report.turns import connecting_secs
 from pipecat_hedge.tools.analysis.report.wording import secs
 from pipecat_hedge.tools.analysis.whatif.reading import Recorded
@@ -66,31 +66,33 @@ class Trial:
     warm: bool = False
 
 
-def trials_of(lineup: Lineup, recorded: Recorded, reports: Sequence[TurnReport]) -> Iterator[Trial]:
+def trials_of(
+    candidates: Lineup, recorded: Recorded, reports: Sequence[TurnReport]
+) -> Iterator[Trial]:
     """What to try; first the turns as they were, with other policies.
 
     Args:
-        lineup: How turns were raced.
+        candidates: How turns were raced.
         recorded: What was measured of each provider.
         reports: The turns.
     """
-    first, second = lineup.first or "", lineup.second or ""
+    first, second = candidates.first or "", candidates.second or ""
     others = [
         name
         for name, measured in recorded.providers.items()
         if name != first and int((~measured.censored & ~measured.failed).sum()) >= LEAST_ANSWERS
     ]
-    fallback = HedgePolicy.fallback(lineup.attempts, stall_secs=None)
-    known = lineup.policy or fallback
+    fallback = HedgePolicy.fallback(candidates.attempts, stall_secs=None)
+    known = candidates.policy or fallback
     usual = known if isinstance(known.rule, Adaptive) else fallback
     adaptive = (with_rule(usual, budget=budget) for budget in BUDGETS)
     policies = [
         (policy.name, policy)
         for policy in (*adaptive, fallback, HedgePolicy.race(2, stall_secs=None))
-        if lineup.policy is None or policy.rule != lineup.policy.rule
+        if candidates.policy is None or policy.rule != candidates.policy.rule
     ]
-    if second != first and not is_learned(lineup.policy):
-        learned = with_rule(usual, budget=budget_of(lineup.policy), order="learned")
+    if second != first and not is_learned(candidates.policy):
+        learned = with_rule(usual, budget=budget_of(candidates.policy), order="learned")
         policies.append((LEARNED, learned))
     if any(measured.failed.any() for measured in recorded.providers.values()):
         policies.append((REPLACED, HedgePolicy.fallback(2, stall_secs=None)))
@@ -147,18 +149,18 @@ def budget_of(policy: HedgePolicy | None) -> float:
     return 0.1
 
 
-def guessed_policy(reports: Sequence[TurnReport], lineup: Lineup) -> HedgePolicy:
+def guessed_policy(reports: Sequence[TurnReport], candidates: Lineup) -> HedgePolicy:
     """A policy that sends about as many hedges as the log has, where it does not tell its policy.
 
     Args:
         reports: The turns.
-        lineup: How they were raced.
+        candidates: How they were raced.
     """
     hedges = sum(a.launch_reason == "hedge" for r in reports for a in r.attempts)
     if not hedges:
-        return HedgePolicy.fallback(lineup.attempts, stall_secs=None)
+        return HedgePolicy.fallback(candidates.attempts, stall_secs=None)
     budget = round(hedges / len(reports), 2)
-    return HedgePolicy.adaptive(max(budget, 0.01), lineup.attempts, stall_secs=None)
+    return HedgePolicy.adaptive(max(budget, 0.01), candidates.attempts, stall_secs=None)
 
 
 def warmed(report: TurnReport) -> TurnReport:

@@ -146,9 +146,9 @@ def connecting_secs(attempt: AttemptReport) -> float | None:
         Seconds; 0 if one was open, None if that is not known.
     """
     stages = attempt.stages
-    if stages is None or stages.is_cold is None:
+    if stages is None or stages.new_connection is None:
         return None
-    if not stages.is_cold:
+    if not stages.new_connection:
         return 0.0
     known = [s for s in (stages.dns_secs, stages.tcp_secs, stages.tls_secs) if s is not None]
     return sum(known) if known else None

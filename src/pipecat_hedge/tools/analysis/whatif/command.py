@@ -149,7 +149,7 @@ def run(args: argparse.Namespace) -> int:
             budgets=tuple(dict.fromkeys(args.budget or BUDGETS)),
             deadline_secs=args.deadline,
             slo=_promise(args.slo, args.slo_share),
-            worth_secs=args.worth,
+            min_saving_secs=args.worth,
             costs=Costs(
                 args.prompt_tokens, None if args.usd_per_mtok is None else tuple(args.usd_per_mtok)
             ),

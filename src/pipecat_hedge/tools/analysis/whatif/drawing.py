@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipecat_hedge.policy.latency_model import LatencyModel
-from pipecat_hedge.policy.survival import Survival
+from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.tools.analysis.whatif.question import BLOCK, Question
 from pipecat_hedge.tools.analysis.whatif.reading import Measured
 
@@ -153,14 +153,14 @@ def _unknown(measured: Measured, filled: Floats) -> Floats:
     return np.where(is_guess, np.maximum(measured.secs, known), np.inf)
 
 
-def _filled_in(measured: Measured, dice: np.random.Generator) -> Floats:
+def _filled_in(measured: Measured, rng: np.random.Generator) -> Floats:
     """The latencies, those that were cut short drawn from beyond what was seen of them."""
     secs = measured.secs.copy()
     cut = np.flatnonzero(measured.censored)
     if not cut.size:
         return secs
     model = LatencyModel(
-        Survival.of([0.0], [1.0], float(np.mean(secs)) or 1.0),
+        SurvivalCurve.of([0.0], [1.0], float(np.mean(secs)) or 1.0),
         prior_weight=0,
         window=max(len(secs), 1),
         half_life=1e12,
@@ -171,7 +171,7 @@ def _filled_in(measured: Measured, dice: np.random.Generator) -> Floats:
     curve = model.curve
     for index in cut:
         left = max(float(curve.share_after(secs[index])), 1e-9)
-        secs[index] = max(curve.quantile(1.0 - left * float(dice.uniform(1e-6, 1.0))), secs[index])
+        secs[index] = max(curve.quantile(1.0 - left * float(rng.uniform(1e-6, 1.0))), secs[index])
     return secs
 
 

@@ -62,7 +62,7 @@ class Question:
         deadline_secs: When an answer should be there; None is as soon as possible.
         slo: What is promised, of the first token: adaptive policies are compared with and without
             it, and turns are counted that are in time; None promises nothing.
-        worth_secs: What an extra request must save to be worth it, in seconds.
+        min_saving_secs: What an extra request must save to be worth it, in seconds.
         costs: What a request costs.
         least_turns: A file of fewer turns than this is gone through several times.
         most_turns: More turns than this are sampled.
@@ -78,7 +78,7 @@ class Question:
     budgets: Sequence[float] = BUDGETS
     deadline_secs: float | None = None
     slo: Slo | None = None
-    worth_secs: float = 0.15
+    min_saving_secs: float = 0.15
     costs: Costs = Costs()
     least_turns: int = LEAST_TURNS
     most_turns: int = MOST_TURNS
@@ -108,7 +108,7 @@ class Question:
             raise ConfigurationError(f"least_turns must be at least 1, got {self.least_turns}")
         if self.most_turns < BLOCK:
             raise ConfigurationError(f"turns must be at least {BLOCK}, got {self.most_turns}")
-        if any(policy.attempts > self.attempts for _, policy in self.policies):
+        if any(policy.max_attempts > self.attempts for _, policy in self.policies):
             raise ConfigurationError(
                 f"attempts is {self.attempts}, and one of the policies makes more: raise it"
             )
@@ -147,8 +147,8 @@ def compared(
         HedgePolicy.adaptive(
             budget,
             attempts,
-            deadline_secs=question.deadline_secs,
-            worth_secs=question.worth_secs,
+            target_ttft_secs=question.deadline_secs,
+            min_saving_secs=question.min_saving_secs,
             stall_secs=None,
         )
         for budget in question.budgets
@@ -159,7 +159,7 @@ def compared(
                 budget,
                 attempts,
                 slo=question.slo,
-                worth_secs=question.worth_secs,
+                min_saving_secs=question.min_saving_secs,
                 stall_secs=None,
             )
             for budget in question.budgets

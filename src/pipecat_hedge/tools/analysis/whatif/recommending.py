@@ -18,7 +18,7 @@ SLOW_TOGETHER = 0.3
 
 def recommend(
     outcomes: Sequence[Outcome],
-    worth_secs: float,
+    min_saving_secs: float,
     deadline_secs: float | None,
     slow_together: float | None = None,
 ) -> tuple[str, str]:
@@ -31,7 +31,7 @@ def recommend(
 
     Args:
         outcomes: What each would have done, the one without hedging first.
-        worth_secs: What an extra request must save, in seconds.
+        min_saving_secs: What an extra request must save, in seconds.
         deadline_secs: When an answer should be there, or None.
         slow_together: The share of the first provider's slowest turns in which the second is slow
             as well; None if it was not measured.
@@ -50,13 +50,13 @@ def recommend(
         saved = _waited(chosen, deadline_secs) - _waited(outcome, deadline_secs)
         if saved <= 0:
             continue
-        if more <= 0 or saved / more >= worth_secs:
+        if more <= 0 or saved / more >= min_saving_secs:
             chosen, passed = outcome, None
         elif passed is None:
             passed = (outcome, saved / more)
     caution = _unseen(none)
     if chosen is none:
-        told = _not_worth_it(by_cost, none, worth_secs, deadline_secs, slow_together)
+        told = _not_worth_it(by_cost, none, min_saving_secs, deadline_secs, slow_together)
         return none.policy, told + caution
     saves = (_waited(none, deadline_secs) - _waited(chosen, deadline_secs)) / max(
         chosen.extra_requests - none.extra_requests, 1e-9
@@ -79,7 +79,7 @@ def recommend(
         outcome, saves = passed
         why += (
             f". {outcome.policy} would save {_digits(saves)} s by each request that it adds, less "
-            f"than the {worth_secs:g} s that one is worth"
+            f"than the {min_saving_secs:g} s that one is worth"
         )
     return chosen.policy, why + caution
 
@@ -87,7 +87,7 @@ def recommend(
 def _not_worth_it(
     by_cost: Sequence[Outcome],
     none: Outcome,
-    worth_secs: float,
+    min_saving_secs: float,
     deadline_secs: float | None,
     slow_together: float | None,
 ) -> str:
@@ -98,7 +98,8 @@ def _not_worth_it(
     ]
     most = max(gains, default=0.0)
     return (
-        f"an extra request saves {_digits(most)} s at most, less than the {worth_secs:g} s that "
+        f"an extra request saves {_digits(most)} s at most, less than the "
+        f"{min_saving_secs:g} s that "
         f"one is worth: {_because(none, deadline_secs, slow_together)}"
     )
 

@@ -21,7 +21,7 @@ from pipecat_hedge.policy.hedge_policy import (
 )
 from pipecat_hedge.policy.planner import learn, plan_turn
 from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.race.events import Launch, Seat
+from pipecat_hedge.race.events import Launch, Slot
 from pipecat_hedge.race.race import Race
 from pipecat_hedge.race.virtual import Latency, run_virtual
 from pipecat_hedge.service.provider_stats import ProviderStats
@@ -118,12 +118,12 @@ def what_if(
     candidates = outcomes[1:] if material.with_failures else outcomes
     recommended, why = recommend(
         candidates,
-        question.worth_secs,
+        question.min_saving_secs,
         question.due_secs,
         independence.slow_together,
     )
     chosen = next(n for n, outcome in enumerate(outcomes) if outcome.policy == recommended)
-    if is_in_doubt and policies[chosen][1].attempts > 1:
+    if is_in_doubt and policies[chosen][1].max_attempts > 1:
         together = _replay(
             policies[chosen][1],
             backends,
@@ -171,7 +171,7 @@ def _replay(
     draws: Draws,
     progress: Callable[[float], None],
 ) -> _Replayed:
-    stats, dice = ProviderStats(), random.Random(1)
+    stats, rng = ProviderStats(), random.Random(1)
     first, second = backends[0].provider, backends[-1].provider
     learns = isinstance(policy.rule, LearnedRule)
     is_routed = isinstance(policy.rule, Adaptive) and policy.rule.order == "learned"
@@ -184,17 +184,17 @@ def _replay(
         np.zeros(count, np.int64),
         np.zeros(count, np.int64),
     )
-    lineup = [Seat(first), *(Seat(second) for _ in range(policy.attempts - 1))]
+    candidates = [Slot(first), *(Slot(second) for _ in range(policy.max_attempts - 1))]
     plan, unlistened = None, LISTENS_TO_ONE_IN
     for turn, latencies in enumerate(draws.secs):
         if plan is None or learns:
             plan = plan_turn(
-                policy, backends, stats, prompt_tokens=None, commit_on="first_token", dice=dice
+                policy, backends, stats, prompt_tokens=None, commit_on="first_token", rng=rng
             )
         if is_routed:
-            lineup[:2] = [Seat(name) for name in plan.order]
-        columns = _columns(lineup, first) if is_routed else range(policy.attempts)
-        race = Race(lineup, plan.rule, attempts=policy.attempts)
+            candidates[:2] = [Slot(name) for name in plan.order]
+        columns = _columns(candidates, first) if is_routed else range(policy.max_attempts)
+        race = Race(candidates, plan.rule, max_attempts=policy.max_attempts)
         fails = None if draws.fails is None else draws.fails[turn]
 
         def draw(
@@ -233,10 +233,10 @@ def _replay(
     return replayed
 
 
-def _columns(lineup: Sequence[Seat], first: str) -> list[int]:
+def _columns(candidates: Sequence[Slot], first: str) -> list[int]:
     """Whose latency each request has, where others than the first may come first."""
-    further = iter(range(1, len(lineup)))
-    return [0 if seat.provider == first else next(further) for seat in lineup]
+    further = iter(range(1, len(candidates)))
+    return [0 if seat.provider == first else next(further) for seat in candidates]
 
 
 def _outcome(

@@ -122,20 +122,20 @@ def intervals(
         rank_correlation: Of consecutive turns: the more they correlate, the longer the blocks.
     """
     block = block_of(turns, rank_correlation)
-    dice = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     order = np.argsort(secs, kind="stable")
     ascending, first, second = secs[order], rows[order], other_rows[order]
     shown = max(round(turns / requests), 1)
     found: dict[str, list[float]] = {name: [] for name in PERCENTILES}
     for _ in range(RESAMPLES):
-        mine = drawn_again(turns, block, dice)
-        others = mine if other_turns is None else drawn_again(other_turns, block, dice)
+        mine = drawn_again(turns, block, rng)
+        others = mine if other_turns is None else drawn_again(other_turns, block, rng)
         weight = np.cumsum(mine[first] * others[second])
         if not weight[-1]:
             continue
         for name, p in PERCENTILES.items():
             rank = max(math.ceil(p * shown), 1)  # of so many draws, the one of this rank is at
-            drawn = dice.beta(rank, shown - rank + 1) * weight[-1]
+            drawn = rng.beta(rank, shown - rank + 1) * weight[-1]
             index = int(np.searchsorted(weight, drawn, side="right"))
             found[name].append(float(ascending[min(index, len(ascending) - 1)]))
     return {
@@ -171,19 +171,19 @@ def block_of(turns: int, correlation: float) -> int:
     return round(min(max(best, BLOCK), max(turns / 10, 1)))
 
 
-def drawn_again(turns: int, block: int, dice: np.random.Generator) -> Floats:
+def drawn_again(turns: int, block: int, rng: np.random.Generator) -> Floats:
     """How often each turn is in a file drawn from this one.
 
     Args:
         turns: How many turns there are.
         block: How many consecutive turns are drawn at once.
-        dice: Decides which.
+        rng: Decides which.
 
     Returns:
         A count a turn; shape (turns,).
     """
     block = min(block, max(turns // 10, 1))
-    begins = dice.integers(0, turns, -(-turns // block))
+    begins = rng.integers(0, turns, -(-turns // block))
     drawn = ((begins[:, None] + np.arange(block)) % turns).ravel()[:turns]
     return np.bincount(drawn, minlength=turns).astype(np.float64)
 

@@ -112,7 +112,7 @@ class Builder:
         policy = HedgePolicy.adaptive(
             self._variant.budget,
             order=self._variant.order,
-            attempts=ATTEMPTS,
+            max_attempts=ATTEMPTS,
             fallback_text=FALLBACK,
         )
         return HedgedLLMService(

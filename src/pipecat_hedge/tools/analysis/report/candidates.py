@@ -98,7 +98,7 @@ def lineup_of(turns: Sequence[LoggedTurn]) -> Lineup:
         first,
         second,
         tuple(name for name in others if name != second),
-        attempts if policy is None else max(attempts, policy.attempts),
+        attempts if policy is None else max(attempts, policy.max_attempts),
         policy,
     )
 

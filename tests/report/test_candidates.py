@@ -9,7 +9,7 @@ import pytest
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
 from pipecat_hedge.policy.settings import as_settings, told
 from pipecat_hedge.policy.slo import Slo
-from pipecat_hedge.tools.analysis.report.lineup import lineup_of, policy_named
+from pipecat_hedge.tools.analysis.report.candidates import lineup_of, policy_named
 from tests.report.made_up import attempt, hedged, turn
 
 
@@ -41,7 +41,7 @@ def test_a_name_that_does_not_tell_is_not_guessed_at(name: str) -> None:
     [
         HedgePolicy.adaptive(0.1, slo=Slo(0.6)),
         HedgePolicy.adaptive(0.1, order="learned"),
-        HedgePolicy.adaptive(0.1, deadline_secs=0.8, worth_secs=0.3),
+        HedgePolicy.adaptive(0.1, target_ttft_secs=0.8, min_saving_secs=0.3),
     ],
     ids=told,
 )
@@ -49,9 +49,9 @@ def test_what_a_name_does_not_tell_the_line_tells(policy: HedgePolicy) -> None:
     """The promise, the order and the deadline; the older lines of a log say no more of it."""
     settings = json.loads(json.dumps(as_settings(policy)))
     mine = [turn(policy=policy.name, policy_settings=settings)] * 2
-    lineup = lineup_of([turn(policy=policy.name), *mine])
-    assert lineup.policy == policy
-    other = HedgePolicy.adaptive(0.1, worth_secs=0.4)
+    candidates = lineup_of([turn(policy=policy.name), *mine])
+    assert candidates.policy == policy
+    other = HedgePolicy.adaptive(0.1, min_saving_secs=0.4)
     others = [turn(policy=policy.name, policy_settings=as_settings(other))] * 3
     assert lineup_of([*mine, *others]).policy == other
 
@@ -66,10 +66,10 @@ def test_who_is_asked_first_and_who_next() -> None:
     """By how often; whoever else was asked is named too."""
     third = attempt("three", 0.2, launched=0.9, reason="hedge")
     turns = [hedged(1.0), hedged(1.2), turn(), turn(attempt(outcome="superseded"), third)]
-    lineup = lineup_of(turns)
-    assert (lineup.first, lineup.second, lineup.others) == ("one", "two", ("three",))
-    assert lineup.policies == (("adaptive(10 %)", 4),)
-    assert lineup.policy == HedgePolicy.adaptive(0.1, 2, stall_secs=None)
+    candidates = lineup_of(turns)
+    assert (candidates.first, candidates.second, candidates.others) == ("one", "two", ("three",))
+    assert candidates.policies == (("adaptive(10 %)", 4),)
+    assert candidates.policy == HedgePolicy.adaptive(0.1, 2, stall_secs=None)
 
 
 def test_one_provider_is_its_own_second() -> None:
