@@ -41,7 +41,7 @@ unit: $(STAMP)
 	@sh scripts/run_tests.sh $(BIN)/python $(ARGS)
 
 explore: $(STAMP) ## look for schedules and texts that break the policies, with new examples each time
-	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest --timeout 1800 tests/policies $(ARGS)
+	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest --timeout 1800 tests/race tests/policy tests/limits $(ARGS)
 
 format: $(STAMP) ## fix what ruff can fix
 	$(BIN)/ruff check --fix .
@@ -75,7 +75,7 @@ vllm: $(STAMP) ## run the bot on a vLLM of its own behind a simulated provider; 
 	@PYTHON="$(PYTHON)" $(BIN)/python -m scripts.vllm.run $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
 test-vllm: vllm-env ## run the tests against real vLLM servers
-	@TEST_VLLM=1 $(BIN)/python -m pytest --timeout 300 tests/vllm $(ARGS)
+	@TEST_VLLM=1 $(BIN)/python -m pytest --timeout 300 tests/vllm_server $(ARGS)
 
 bench-llm: $(STAMP) ## measure a server: make bench-llm BASE_URL=http://localhost:8000/v1
 	@$(BIN)/pipecat-hedge bench-llm "$(BASE_URL)" $(ARGS)

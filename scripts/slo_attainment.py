@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from tests.virtual import draws, run_turns
+from tests.support.virtual import draws, run_turns
 
 from pipecat_hedge import HedgePolicy, Slo
 

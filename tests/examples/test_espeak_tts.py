@@ -26,7 +26,7 @@ from pipecat.pipeline.worker import PipelineParams
 from pipecat.tests.utils import run_test
 
 from pipecat_hedge.race.errors import ConfigurationError
-from tests.line import Line
+from tests.support.line import Line
 
 SENTENCE = "We are open on Sunday from noon until nine."
 SPEECH = f"{SENTENCE} " * 1000  # 40 minutes: seconds of work for the engine

@@ -37,7 +37,7 @@ from pipecat_hedge.tools.analysis.report import Figures, figures_of, read_logs
 from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
 from pipecat_hedge.tools.simulator import Simulator
 from pipecat_hedge.tools.simulator.ledger import LedgerEntry
-from tests.simulated import close, simulated
+from tests.support.simulated import close, simulated
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 

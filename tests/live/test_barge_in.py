@@ -17,8 +17,8 @@ from pipecat.services.llm_service import FunctionCallParams
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
 from pipecat_hedge.tools.simulator import Simulator
-from tests.line import Line
-from tests.simulated import close, simulated
+from tests.support.line import Line
+from tests.support.simulated import close, simulated
 
 pytestmark = pytest.mark.live
 

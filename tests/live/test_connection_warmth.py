@@ -21,10 +21,10 @@ from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport
 from pipecat_hedge.service import connection_warmth
 from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.tools.simulator import Simulator
-from tests.fake_vllm import FakeVLLM, fake_vllm
-from tests.line import Line
-from tests.relay import Relay, relay
-from tests.simulated import close, simulated
+from tests.support.fake_vllm import FakeVLLM, fake_vllm
+from tests.support.line import Line
+from tests.support.relay import Relay, relay
+from tests.support.simulated import close, simulated
 
 pytestmark = [pytest.mark.live, pytest.mark.realtime]
 

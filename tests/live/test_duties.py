@@ -8,8 +8,8 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy
 from pipecat_hedge.tools.simulator import Simulator
-from tests.line import Line
-from tests.simulated import WIRES, close, simulated
+from tests.support.line import Line
+from tests.support.simulated import WIRES, close, simulated
 
 pytestmark = pytest.mark.live
 

@@ -20,8 +20,8 @@ from pipecat.services.llm_service import FunctionCallParams, LLMService
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport
 from pipecat_hedge.tools.simulator import Simulator
-from tests.line import Line
-from tests.simulated import close, simulated
+from tests.support.line import Line
+from tests.support.simulated import close, simulated
 
 pytestmark = pytest.mark.live
 

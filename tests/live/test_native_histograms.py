@@ -16,7 +16,7 @@ from pipecat_hedge.race.reports import AttemptReport, TurnReport
 from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.telemetry.exposition import start_http_server
 from pipecat_hedge.telemetry.prometheus import PrometheusRecorder
-from tests.prometheus_server import SCRAPE_SECS, PrometheusServer, needs_prometheus
+from tests.support.prometheus_server import SCRAPE_SECS, PrometheusServer, needs_prometheus
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(60), needs_prometheus]
 

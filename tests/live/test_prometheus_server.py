@@ -31,14 +31,14 @@ from pipecat_hedge.tools.replay.caller import Caller
 from pipecat_hedge.tools.simulator.process import SimulatorProcess
 from tests.live.bot_process import BotProcess
 from tests.live.test_voice_bot import HEARD_SECS, RECORDINGS, greeted, heard_out, is_heard_turn
-from tests.prometheus_server import (
+from tests.support.prometheus_server import (
     MINUTE_SECS,
     ROOT,
     SCRAPE_SECS,
     PrometheusServer,
     needs_prometheus,
 )
-from tests.simulated import close, simulated
+from tests.support.simulated import close, simulated
 
 pytestmark = [
     pytest.mark.live,

@@ -17,8 +17,8 @@ from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.service.provider_client import attempt_error
 from pipecat_hedge.service.service_adapter import AttemptStats, Piece
 from pipecat_hedge.tools.simulator import Simulator
-from tests.line import Line
-from tests.simulated import WIRES, close, simulated
+from tests.support.line import Line
+from tests.support.simulated import WIRES, close, simulated
 
 pytestmark = pytest.mark.live
 

@@ -18,8 +18,8 @@ from pipecat.services.llm_service import LLMService
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
 from pipecat_hedge.tools.simulator import Simulator
-from tests.line import Line
-from tests.simulated import WIRES, close, simulated
+from tests.support.line import Line
+from tests.support.simulated import WIRES, close, simulated
 
 pytestmark = pytest.mark.live
 

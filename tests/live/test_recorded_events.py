@@ -27,8 +27,8 @@ from pipecat.services.openai.llm import OpenAILLMService
 from pipecat_hedge import HedgedLLMService, HedgePolicy
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.service.service_adapter import AttemptStats, Piece, ToolCalls
-from tests.line import Line
-from tests.simulated import close
+from tests.support.line import Line
+from tests.support.simulated import close
 
 pytestmark = pytest.mark.live
 

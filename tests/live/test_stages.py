@@ -28,10 +28,10 @@ from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.telemetry.prometheus import PrometheusRecorder
 from pipecat_hedge.tools.simulator import Simulator
 from pipecat_hedge.vllm import server as vllm_server
-from tests.fake_vllm import fake_vllm
-from tests.line import Line
-from tests.relay import certificate, relay
-from tests.simulated import close, simulated
+from tests.support.fake_vllm import fake_vllm
+from tests.support.line import Line
+from tests.support.relay import certificate, relay
+from tests.support.simulated import close, simulated
 
 pytestmark = pytest.mark.live
 

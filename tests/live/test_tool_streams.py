@@ -23,7 +23,7 @@ from pipecat.services.openai.llm import OpenAILLMService
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport
 from pipecat_hedge.service.provider_stats import ProviderStats
-from tests.line import Line
+from tests.support.line import Line
 
 pytestmark = pytest.mark.live
 

@@ -21,11 +21,18 @@ from pipecat.frames.frames import (
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
 from pipecat_hedge.telemetry.tracing import WithoutText
 from pipecat_hedge.tools.simulator import Simulator
-from tests.line import Line
-from tests.otlp_receiver import otlp_receiver
-from tests.otlp_receiver import said as told_by
-from tests.recorded_spans import RecordedSpans, id_of, parent_of, recorded_spans, said, secs_into
-from tests.simulated import close, simulated
+from tests.support.line import Line
+from tests.support.otlp_receiver import otlp_receiver
+from tests.support.otlp_receiver import said as told_by
+from tests.support.recorded_spans import (
+    RecordedSpans,
+    id_of,
+    parent_of,
+    recorded_spans,
+    said,
+    secs_into,
+)
+from tests.support.simulated import close, simulated
 
 pytestmark = pytest.mark.live
 

@@ -12,10 +12,10 @@ import pytest
 from pipecat.services.openai.llm import OpenAILLMService
 
 from pipecat_hedge import HedgedLLMService, TurnReport
-from tests.fake_vllm import FakeVLLM, fake_vllm
-from tests.line import Line
-from tests.relay import certificate
-from tests.simulated import close
+from tests.support.fake_vllm import FakeVLLM, fake_vllm
+from tests.support.line import Line
+from tests.support.relay import certificate
+from tests.support.simulated import close
 
 pytestmark = pytest.mark.live
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from tests.relay import Relay
+from tests.support.relay import Relay
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 seconds
 _BURN = "import time\nend = time.monotonic() + 600\nwhile time.monotonic() < end: pass"

@@ -18,7 +18,7 @@ from pipecat_hedge.limits.permit_queue import Ticket
 from pipecat_hedge.limits.permits import LOOK_AGAIN_SECS
 from pipecat_hedge.service.provider_stats import shared_stats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
-from tests.line import Line
+from tests.support.line import Line
 
 pytestmark = pytest.mark.virtual_time
 

@@ -17,7 +17,7 @@ from pipecat.services.openai.llm import OpenAILLMService
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
 from pipecat_hedge.service.provider_stats import ProviderStats
-from tests.line import Line
+from tests.support.line import Line
 
 pytestmark = pytest.mark.live
 

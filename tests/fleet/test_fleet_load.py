@@ -1,0 +1,131 @@
+"""What breakers, limits and permits do to a fleet, in virtual time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from pipecat_hedge.service.admission import AdmissionMode
+from tests.support.fleet import NAMES, Fleet, lost, p95
+
+SEEDS = (1, 2, 3)
+MODES: tuple[AdmissionMode, ...] = ("open", "shed")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_fleet_in_calm_waits_for_nothing(mode: AdmissionMode) -> None:
+    fleet = Fleet(mode=mode)
+    fleet.run(60.0)
+    turns = fleet.turns(0.0, 50.0)
+    assert lost(turns) == 0.0
+    assert p95(turns) < 1.5
+    assert {turn.waited_secs for turn in turns} == {0.0}
+
+
+@pytest.mark.parametrize(("capacity", "slow"), [(8, 1.0), (400, 5.0)])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_turn_is_lost_or_held_back_for_slowness(capacity: int, slow: float, seed: int) -> None:
+    """Providers serve half of what is needed, or take five times as long: they say neither."""
+    fleet = Fleet(seed=seed)
+    fleet.run(15.0)
+    for server in fleet.servers.values():
+        server.capacity, server.slow = capacity, slow
+    fleet.run(100.0)
+    turns = fleet.turns(0.0, 80.0)
+    assert lost(turns) == 0.0
+    assert {turn.waited_secs for turn in turns} == {0.0}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_where_load_is_shed_premium_callers_are_answered(seed: int) -> None:
+    """Providers serve half of what is needed: only ordinary turns are ended."""
+    fleet = Fleet(mode="shed", seed=seed)
+    fleet.run(15.0)
+    for server in fleet.servers.values():
+        server.capacity = 8
+    fleet.run(160.0)
+    premium, standard = (fleet.turns(40.0, 150.0, tier) for tier in ("premium", "standard"))
+    print(f"lost {lost(premium):.1%} and {lost(standard):.1%}, p95 {p95(premium):.1f} s")
+    assert lost(premium) < 0.01
+    assert 0.15 < lost(standard) < 0.6
+    assert max(turn.waited_secs for turn in fleet.told) <= 3.2
+    waits = [sum(t.waited_secs for t in turns) / len(turns) for turns in (premium, standard)]
+    assert waits[0] < 0.5 * waits[1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_refusals_cost_the_turns_that_are_refused_and_no_others(
+    mode: AdmissionMode, seed: int
+) -> None:
+    """Providers serve half of what is needed and refuse the rest; then they have room again."""
+    fleet = Fleet(mode=mode, seed=seed)
+    fleet.run(15.0)
+    for server in fleet.servers.values():
+        server.capacity, server.queues = 8, 0.0
+    fleet.run(60.0)
+    for server in fleet.servers.values():
+        server.capacity, server.queues = 57, math.inf
+    fleet.run(120.0)
+    assert lost(fleet.turns(15.0, 55.0)) < 0.6
+    after = fleet.turns(60.0, 110.0)
+    assert lost(after) == 0.0
+    assert max(turn.waited_secs for turn in after) < 1.0
+    assert {turn.waited_secs for turn in fleet.turns(65.0, 110.0)} == {0.0}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_when_all_providers_return_the_next_turn_is_answered(seed: int) -> None:
+    """They have hung for half a minute, and every breaker is open."""
+    fleet = Fleet(capacity=250, seed=seed)
+    fleet.run(15.0)
+    for server in fleet.servers.values():
+        server.hangs = True
+    fleet.run(45.0)
+    for health in fleet.processes:
+        assert "closed" not in {health.state(name, fleet.now) for name in NAMES}
+    for server in fleet.servers.values():
+        server.hangs = False
+    fleet.run(110.0)
+    turns = fleet.turns(45.0, 100.0)
+    assert lost(turns) == 0.0
+    assert {turn.waited_secs for turn in turns} == {0.0}
+    assert p95(turns) < 1.5
+
+
+@pytest.mark.parametrize(("processes", "sessions"), [(8, 40), (1, 320)])
+@pytest.mark.parametrize("hung_secs", [40.0, 62.0, 70.0])
+def test_a_share_is_back_within_90_s_whenever_its_provider_returns(
+    processes: int, sessions: int, hung_secs: float
+) -> None:
+    """Also just after a try that hung; and many requests of one process as soon as few of many."""
+    fleet = Fleet(capacity=250, stream_secs=4.0, processes=processes, sessions=sessions)
+    fleet.run(45.0)
+    server = fleet.servers["a"]
+    usual = server.rate(15.0, 45.0)
+    server.hangs, back = True, 45.0 + hung_secs
+    fleet.run(back)
+    assert server.rate(back - 10.0, back) < 0.02 * usual
+    server.hangs = False
+    fleet.run(back + 110.0)
+    share_at = next(t for t in range(100) if server.rate(back + t, back + t + 10.0) > 0.9 * usual)
+    print(f"its share is back {share_at} s after its return")
+    assert share_at <= 90
+    assert max(server.rate(back + t, back + t + 4.0) for t in range(105)) < 1.5 * usual
+    assert lost(fleet.turns(back, back + 100.0)) == 0.0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_permit_comes_back(mode: AdmissionMode) -> None:
+    """Whatever was granted, refused, given up or served late."""
+    fleet = Fleet(mode=mode)
+    fleet.run(15.0)
+    for server, queues in zip(fleet.servers.values(), (math.inf, 5.0, 0.0), strict=True):
+        server.capacity, server.queues = 8, queues
+    fleet.run(40.0)
+    fleet.hangs_up_at = 40.0
+    fleet.run(120.0)
+    for health in fleet.processes:
+        assert health.waiting == 0
+        assert [health.occupancy(name, fleet.now)[0] for name in NAMES] == [0, 0, 0]

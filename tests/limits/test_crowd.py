@@ -1,0 +1,92 @@
+"""What hedging sends in a bad moment of a provider, with all callers of a fleet at once."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from pipecat_hedge import HedgePolicy
+from pipecat_hedge.policy.hedge_burst import SLACK, HedgeBurst
+from pipecat_hedge.policy.percentiles import percentile
+from tests.support.crowd import PROVIDERS, Crowd
+
+BUDGET = 0.1
+CHANCE = 3 * math.sqrt(BUDGET * (1 - BUDGET) / 150)
+"""Three standard deviations of the requests per turn, over 150 turns."""
+MOST, MOST_IN_SPELL = 1 + BUDGET + CHANCE, 1 + SLACK * BUDGET + CHANCE
+"""Requests per turn, over 150 turns: what was saved in calm may be spent in a spell."""
+EVENT, UNTIL = 60.0, 80.0
+
+
+def crowd(seed: int) -> Crowd:
+    return Crowd(HedgePolicy.adaptive(BUDGET, max_attempts=3), seed=seed)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(
+    ("slow", "most"),
+    [
+        pytest.param({"first": 5.0}, MOST_IN_SPELL, id="slow"),
+        pytest.param({"first": math.inf}, MOST_IN_SPELL, id="hang"),
+        pytest.param(dict.fromkeys(PROVIDERS, 5.0), MOST_IN_SPELL, id="all slow"),
+        pytest.param({}, MOST, id="calm"),
+    ],
+)
+def test_no_second_of_trouble_has_more_than_twice_the_budgeted_requests(
+    slow: dict[str, float], most: float, seed: int
+) -> None:
+    """But for what replaces the silent. Without a bound it is 1.6 a turn where one turns slow."""
+    callers = crowd(seed)
+    callers.run(EVENT)
+    callers.slow |= slow
+    callers.run(UNTIL)
+    worst = callers.worst(EVENT - 20, UNTIL)
+    print(f"{worst:.2f} a turn")
+    assert 1.0 < worst <= most
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_where_all_have_a_queue_few_silences_are_replaced(seed: int) -> None:
+    """They go on answering earlier requests: a silence is taken for slowness there."""
+    callers = crowd(seed)
+    callers.run(EVENT)
+    callers.slow |= dict.fromkeys(PROVIDERS, 4.0)
+    callers.queue_secs |= dict.fromkeys(PROVIDERS, 2.5)
+    callers.run(UNTIL + 20)
+    worst = callers.worst(EVENT - 20, UNTIL + 20)
+    print(f"{worst:.2f} a turn")
+    assert worst <= MOST_IN_SPELL + BUDGET
+
+
+def test_in_calm_the_bound_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The p95 nothing, and a tenth of the p99: three fleets with it and three without."""
+
+    def waits() -> list[float]:
+        found: list[float] = []
+        for seed in (1, 2, 3):
+            callers = crowd(seed)
+            callers.run(120.0)
+            found += [secs for at, secs in callers.waits if at >= 20]
+        return found
+
+    bounded = waits()
+    monkeypatch.setattr(HedgeBurst, "permits", lambda *_: True)
+    free = waits()
+    for share, most in ((0.5, 1.05), (0.95, 1.05), (0.99, 1.2)):
+        with_it, without = percentile(bounded, share), percentile(free, share)
+        assert with_it is not None
+        assert without is not None
+        print(f"p{share:.0%}: {with_it:.2f} s, and {without:.2f} s without a bound")
+        assert with_it <= most * without
+
+
+def test_who_is_put_off_is_helped_when_the_provider_is_found_silent() -> None:
+    """5 s, and then what the second provider takes, for nearly all who wait for the first."""
+    callers = crowd(4)
+    callers.run(EVENT)
+    callers.slow["first"] = math.inf
+    callers.run(UNTIL)
+    assert callers.p(0.9, EVENT, EVENT + 4) < 5.0 + 1.7
+    replaced = [at for at, reason in callers.sent if reason == "stall" and at >= EVENT]
+    assert min(replaced) >= EVENT + 3.0

@@ -1,0 +1,277 @@
+"""No schedule of facts makes the race break its law."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pipecat_hedge.policy.hedge_policy import HedgePolicy
+from pipecat_hedge.race.errors import SHED, AttemptError
+from pipecat_hedge.race.events import (
+    AttemptFailed,
+    AttemptFinished,
+    AttemptOpened,
+    Cancel,
+    Command,
+    Commit,
+    CommitOn,
+    Continue,
+    Event,
+    Fail,
+    HedgeEligibilityChanged,
+    Interrupted,
+    Launch,
+    Progressed,
+    SentenceReady,
+    Slot,
+    StreamBroken,
+    TimerFired,
+    ToolsCalled,
+    TurnStarted,
+    UsableToken,
+)
+from pipecat_hedge.race.race import Phase, Race
+from tests.race.rules import rule_of
+
+_SECS = st.one_of(st.none(), st.floats(0.1, 5))
+_POLICIES = st.one_of(
+    st.builds(HedgePolicy.race, st.integers(1, 4)),
+    st.builds(HedgePolicy.after, st.one_of(st.none(), st.floats(0, 5)), st.integers(1, 4)),
+    st.builds(HedgePolicy.fallback, st.integers(1, 4)),
+)
+_SEATS = st.builds(
+    Slot,
+    st.sampled_from("abc"),
+    stall_secs=_SECS,
+    timeout_secs=_SECS,
+    retries=st.integers(0, 2),
+)
+_ERRORS = st.builds(
+    AttemptError,
+    st.sampled_from(["server", SHED]),
+    st.just("told"),
+    permanent=st.booleans(),
+    retry_after_secs=st.one_of(st.none(), st.just(1.0)),
+) | st.builds(
+    AttemptError,
+    st.just("server"),
+    st.just("told"),
+    retry_after_secs=st.sampled_from([None, 1.0, 90.0]),
+    is_transient=st.just(True),
+)
+
+
+class RaceModel(RuleBasedStateMachine):
+    """Facts in any order that a driver can produce, against what must always hold."""
+
+    @initialize(
+        policy=_POLICIES,
+        candidates=st.lists(_SEATS, max_size=5),
+        commit_on=st.sampled_from(["first_token", "first_sentence"]),
+        deadline_secs=_SECS,
+    )
+    def begin(
+        self,
+        policy: HedgePolicy,
+        candidates: list[Slot],
+        commit_on: CommitOn,
+        deadline_secs: float | None,
+    ) -> None:
+        self.policy = policy
+        self.candidates = candidates
+        self.race = Race(
+            candidates,
+            rule_of(policy),
+            max_attempts=policy.max_attempts,
+            commit_on=commit_on,
+            deadline_secs=deadline_secs,
+        )
+        self.now = 0.0
+        self.launched: list[str] = []
+        self.live: set[int] = set()
+        self.speaker: int | None = None
+        self.commits = 0
+        self.broken = 0
+        self.ends = 0
+        self.was_interrupted = False
+        self.usable: set[int] = set()
+        self.empty: set[int] = set()
+        self.useless: set[str] = set()
+        self.refusing: frozenset[str] = frozenset()
+        self._take(TurnStarted())
+
+    def _take(self, event: Event) -> None:
+        was_over = self.race.phase is Phase.OVER
+        spoke_before = self.speaker
+        commands = self.race.handle(event, self.now)
+        for command in commands:
+            assert not was_over, f"{command} after the end"
+            match command:
+                case Launch():
+                    if not self.live and command.reason == "failure":
+                        self.useless.clear()  # the lineup may have begun anew
+                    assert not isinstance(event, Interrupted), "launched by an interruption"
+                    speaking = self.speaker is not None and self.speaker in self.live
+                    assert not speaking, "launched beside a committed answer"
+                    assert command.attempt == len(self.launched)
+                    assert command.provider not in self.useless, "asked who had said it is no use"
+                    if command.reason == "hedge":
+                        assert command.provider not in self.refusing, "hedged with who refuses"
+                    self.launched.append(command.provider)
+                    self.live.add(command.attempt)
+                case Commit(reason="silence"):
+                    self.commits += 1
+                    assert self.commits == 1, "committed twice"
+                    assert command.attempt in self.empty, "took silence for an answer"
+                    assert len(self.empty) > 1 or not self.live, "did not wait for others"
+                case Commit() | Continue():
+                    if isinstance(command, Commit):
+                        self.commits += 1
+                        assert self.commits == 1, "committed twice"
+                    else:
+                        assert self.commits == 1, "continued what had not begun"
+                        assert spoke_before not in self.live, "took over from one who speaks"
+                    assert command.attempt in self.live or isinstance(event, AttemptFinished)
+                    assert command.attempt in self.usable, "released what is not usable"
+                    self.speaker = command.attempt
+                case StreamBroken():
+                    assert command.attempt == self.speaker, "broke off who does not speak"
+                    self.broken += 1
+                    assert self.broken <= len(self.launched)
+                case Cancel():
+                    assert command.attempt in self.live, "cancelled what is not live"
+                    if command.cause == "stall" and command.attempt == spoke_before:
+                        self._has_been_given_up_for_good_reason(command.attempt, commands)
+                    self.live.discard(command.attempt)
+                case Fail():
+                    self.ends += 1
+                    won = [a.outcome for a in self.race.attempts if a.outcome == "won"]
+                    assert not won, "gave up an answer that was complete"
+        assert self.ends <= 1, "ended twice"
+
+    def _has_been_given_up_for_good_reason(self, number: int, commands: Sequence[Command]) -> None:
+        """The answer is whole, another attempt takes over, or its time is up."""
+        attempt = self.race.attempts[number]
+        is_taken_over = any(isinstance(command, Launch) for command in commands)
+        timeout_secs = attempt.timeout_secs
+        is_out = timeout_secs is not None and attempt.alive_at + timeout_secs <= self.now
+        if not is_out and attempt.stall_secs is not None:
+            assert attempt.alive_at + attempt.stall_secs <= self.now, "gave up who was writing"
+        assert attempt.called_tools or is_taken_over or is_out, "gave up an answer for its silence"
+
+    @rule(secs=st.floats(0, 3))
+    def time_passes(self, secs: float) -> None:
+        end = self.now + secs
+        while self.race.wake_at is not None and self.race.wake_at <= end:
+            self.now = max(self.now, self.race.wake_at)
+            before = self.race.wake_at
+            self._take(TimerFired())
+            after = self.race.wake_at
+            assert after is None or after > before, "woken for nothing, for ever"
+        self.now = end
+
+    @rule(who=st.frozensets(st.sampled_from("abc")))
+    def some_refuse_hedges(self, who: frozenset[str]) -> None:
+        self.refusing = who
+        self._take(HedgeEligibilityChanged(dict.fromkeys(who, "is busy")))
+
+    @precondition(lambda self: self.launched)
+    @rule(
+        data=st.data(),
+        kind=st.sampled_from(["open", "token", "write", "speak", "tools", "finish", "fail"]),
+        error=_ERRORS,
+    )
+    def an_attempt_speaks(self, data: st.DataObject, kind: str, error: AttemptError) -> None:
+        attempt = data.draw(st.integers(0, len(self.launched) - 1))
+        if kind in ("speak", "tools") and attempt not in self.usable:
+            kind = "token" if kind == "speak" else kind  # a sentence is made of tokens
+        if kind in ("token", "tools"):
+            self.usable.add(attempt)
+        if kind in ("finish", "fail"):
+            if (
+                kind == "fail"
+                and attempt in self.live
+                and (error.permanent or error.retry_after_secs)
+            ):
+                self.useless.add(self.launched[attempt])
+            if kind == "finish" and attempt in self.live and attempt not in self.usable:
+                self.empty.add(attempt)
+            self.live.discard(attempt)
+        events: dict[str, Event] = {
+            "open": AttemptOpened(attempt),
+            "token": UsableToken(attempt),
+            "write": Progressed(attempt, self.now),
+            "speak": SentenceReady(attempt),
+            "tools": ToolsCalled(attempt),
+            "finish": AttemptFinished(attempt),
+            "fail": AttemptFailed(attempt, error),
+        }
+        self._take(events[kind])
+
+    @precondition(lambda self: self.live)
+    @rule(secs=st.floats(0, 9))
+    def an_answer_begins_and_falls_silent(self, secs: float) -> None:
+        attempt = min(self.live)
+        self.usable.add(attempt)
+        self._take(UsableToken(attempt))
+        self._take(SentenceReady(attempt))
+        self.time_passes(secs)
+
+    @rule()
+    def nobody_has_room(self) -> None:
+        """Where nothing is on its way, a turn that finds no room has an end."""
+        most = 3 * (self.policy.max_attempts + len(self.candidates))
+        for _ in range(most):
+            waiting = [a for a in self.race.attempts if a.outcome is None]
+            if not waiting or any(a.is_sent for a in waiting):
+                return
+            self.live.discard(waiting[0].number)
+            self._take(AttemptFailed(waiting[0].number, AttemptError(SHED, "no room")))
+        left = [a for a in self.race.attempts if a.outcome is None]
+        assert not left or any(a.is_sent for a in left), "tried for ever"
+
+    @rule()
+    def the_caller_interrupts(self) -> None:
+        self._take(Interrupted())
+        self.was_interrupted = True
+        assert self.race.phase is Phase.OVER
+
+    @invariant()
+    def requests_are_bounded(self) -> None:
+        sent = len(self.launched) - sum(a.was_shed for a in self.race.attempts)
+        rounds = 1 + max((slot.retries for slot in self.candidates), default=0)
+        assert sent <= rounds * min(self.policy.max_attempts, len(self.candidates))
+        assert len(self.live) <= self.policy.max_attempts
+
+    @invariant()
+    def the_end_is_an_end(self) -> None:
+        if self.race.phase is Phase.OVER:
+            assert not self.live, "an attempt was left running"
+            assert self.race.wake_at is None
+            outcomes = {attempt.outcome for attempt in self.race.attempts}
+            assert None not in outcomes
+            assert "won" in outcomes or self.was_interrupted or self.ends == 1 or not outcomes
+
+    @invariant()
+    def somebody_is_being_waited_for(self) -> None:
+        if self.race.phase is not Phase.OVER:
+            assert self.live or self.race.wake_at is not None, "waiting for nobody"
+        assert {a.number for a in self.race.attempts if a.outcome is None} == self.live
+
+    @invariant()
+    def silence_has_an_end(self) -> None:
+        """As long as every attempt has a time-out, an alarm is set."""
+        timed = [a.timeout_secs is not None for a in self.race.attempts if a.outcome is None]
+        if timed and all(timed):
+            assert self.race.wake_at is not None
+
+    @invariant()
+    def one_winner(self) -> None:
+        assert sum(a.outcome == "won" for a in self.race.attempts) <= 1
+
+
+RaceModel.TestCase.settings = settings(max_examples=500, stateful_step_count=40, deadline=None)
+TestRaceModel = RaceModel.TestCase

@@ -1,0 +1,96 @@
+"""A race on a loop that is held up: its own deafness is nobody's silence."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport
+from pipecat_hedge.service.admission import Admission
+from pipecat_hedge.testing import AutojumpLoop, Say, ScriptedLLMService, Step, Wait
+from tests.support.line import Line
+
+pytestmark = pytest.mark.virtual_time
+
+HEDGE_SECS = 0.4
+NEVER = float("inf")
+READING = [Wait(0)] * 10
+"""What an answer takes from the socket to the race: some rounds of the loop, and no time."""
+
+
+async def held_up(*script: Step, secs: float) -> TurnReport:
+    """A turn whose loop is held up for ``secs`` from 0.2 s on; the hedge is due at 0.4 s."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, AutojumpLoop)
+    providers = [
+        Provider("a", ScriptedLLMService(script)),
+        Provider("b", ScriptedLLMService([Wait(0.1), Say("Good evening.")])),
+    ]
+    llm = HedgedLLMService(providers, policy=HedgePolicy.after(HEDGE_SECS))
+    async with Line(llm) as line:
+        loop.call_later(0.2, loop._jump, secs)
+        await line.ask()
+        return await line.report()
+
+
+@pytest.mark.parametrize("secs", [0.3, 0.6, 3.0])
+async def test_an_answer_that_waits_to_be_read_needs_no_hedge(secs: float) -> None:
+    """It came at 0.3 s; the alarm for the hedge rings before it is read."""
+    report = await held_up(Wait(0.3), *READING, Say("Hello."), secs=secs)
+    assert [attempt.provider for attempt in report.attempts] == ["a"]
+
+
+@pytest.mark.parametrize(("secs", "hedged_at"), [(0.1, 0.4), (0.21, 0.41), (0.3, 0.6), (3.0, 3.7)])
+async def test_who_is_silent_is_hedged_all_the_same(secs: float, hedged_at: float) -> None:
+    """After as long as the loop was late, half a second at most; a hundredth is not late."""
+    report = await held_up(Wait(NEVER), secs=secs)
+    assert report.winner == "b"
+    assert report.attempts[1].launched_secs == pytest.approx(hedged_at)
+
+
+async def test_one_second_look_for_each_alarm() -> None:
+    """Whoever talks on keeps nobody from being seen to stall."""
+    report = await held_up(*(step for _ in range(99) for step in (Wait(0.01), Say(" "))), secs=0.3)
+    assert report.attempts[1].launched_secs == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(("secs", "looks"), [(0.3, 1), (1.0, 2)])
+async def test_a_race_looks_at_who_takes_a_hedge_once_for_each_request(
+    secs: float, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its start and as it wakes to send one: what ``overhead`` counts for a turn's permits."""
+    looked: list[str] = []
+    refusals = Admission.refusals
+
+    def look(*args: Any) -> dict[str, str]:
+        looked.append("a look")
+        return refusals(*args)
+
+    monkeypatch.setattr(Admission, "refusals", look)
+    report = await held_up(Wait(secs), Say("Hello."), secs=0.0)
+    assert len(looked) == len(report.attempts) == looks
+
+
+class CancelsItself(ScriptedLLMService):
+    """Its client cancels the request from inside, as a broken cancel scope does."""
+
+    async def _play(self, script: Any, context: Any) -> None:
+        raise asyncio.CancelledError
+
+
+async def test_a_client_that_cancels_itself_has_failed() -> None:
+    """Another provider answers at once; without one the turn ends with an error."""
+    answers = Provider("b", ScriptedLLMService([Say("Good evening.")]))
+    for providers, outcome in (
+        ([Provider("a", CancelsItself([Say("?")])), answers], "answered"),
+        ([Provider("a", CancelsItself([Say("?")]))], "failed"),
+    ):
+        llm = HedgedLLMService(providers, policy=HedgePolicy.fallback())
+        async with Line(llm) as line:
+            await line.ask()
+            report = await line.report()
+            assert report.outcome == outcome
+            assert report.attempts[0].outcome == "failed"
+            assert len(line.errors) == (outcome == "failed")

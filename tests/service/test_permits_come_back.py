@@ -1,0 +1,261 @@
+"""Whole services, cancelled anywhere: no permit, claim or request outlives what it was for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from pipecat.frames.frames import EagerEndOfTurnCancelFrame, LLMContextFrame
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.utils.errors import ErrorCategory
+
+from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Provider, TurnReport
+from pipecat_hedge.limits.admission_controller import AdmissionController
+from pipecat_hedge.limits.concurrency_limit import ConcurrencyLimit
+from pipecat_hedge.limits.ending import Ending
+from pipecat_hedge.limits.permit_queue import Ticket
+from pipecat_hedge.limits.priority import TIERS, Tier
+from pipecat_hedge.service.admission import AdmissionMode
+from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.testing import AutojumpLoop, Error, Say, ScriptedLLMService, Step, Wait
+from tests.support.line import Line
+
+NAMES = "abc"
+NEVER = float("inf")
+BEGINS_AT = 80.0
+"""By then a breaker that has opened is half open."""
+SCRIPTS: dict[str, list[Step]] = {
+    "answers": [Wait(0.3), Say("Yes, do come. "), Wait(0.4), Say("We are open.")],
+    "answers late": [Wait(3.5), Say("Yes, do come.")],
+    "is slow": [Wait(0.9), Say("Yes. "), Wait(0.5), Say("Do come.")],
+    "hangs": [Wait(NEVER)],
+    "hangs in mid-answer": [Wait(0.2), Say("Yes. "), Say("And"), Wait(NEVER)],
+    "fails": [Wait(0.1), Error()],
+    "is full": [Wait(0.1), Error("too many", category=ErrorCategory.RATE_LIMIT)],
+    "breaks off": [Wait(0.2), Say("Yes, do "), Wait(0.2), Error()],
+    "is empty": [Wait(0.2)],
+}
+POLICIES = [
+    HedgePolicy.adaptive(0.3, max_attempts=3, losers=losers, fallback_text="One moment.")
+    for losers in ("cancel", "drain")
+] + [
+    HedgePolicy.race(2, losers="drain", fallback_text="One moment."),
+    HedgePolicy.after(0.5, max_attempts=3, deadline_secs=4.0),
+    HedgePolicy.fallback(max_attempts=1),
+]
+
+Do = Literal["ask", "interrupt", "withdraw", "summarise", "give up the summary", "warm up"]
+DOS: tuple[Do, ...] = (
+    "ask",
+    "ask",
+    "ask",
+    "interrupt",
+    "withdraw",
+    "summarise",
+    "give up the summary",
+    "warm up",
+)
+
+
+@dataclass(frozen=True)
+class Session:
+    """One caller's call.
+
+    Parameters:
+        policy: When to ask the next.
+        tier: Whose turns they are.
+        admission: Whether limits and open breakers end its turns.
+        scripts: What each provider does, turn by turn.
+        moves: What happens, and how many seconds after what came before.
+        hangs_up: Whether its pipeline is cancelled at the end, and not ended.
+    """
+
+    policy: HedgePolicy
+    tier: Tier
+    admission: AdmissionMode
+    scripts: tuple[tuple[str, ...], ...]
+    moves: tuple[tuple[float, Do], ...]
+    hangs_up: bool
+
+
+secs = st.floats(0.0, 4.0).map(lambda value: round(value, 1))  # so that things happen together
+turns = st.lists(st.sampled_from(sorted(SCRIPTS)), min_size=1, max_size=4).map(tuple)
+sessions = st.builds(
+    Session,
+    st.sampled_from(POLICIES),
+    st.sampled_from(TIERS),
+    st.sampled_from(["open", "open", "shed"]),
+    st.tuples(turns, turns, turns),
+    st.lists(st.tuples(secs, st.sampled_from(DOS)), min_size=1, max_size=8).map(tuple),
+    st.booleans(),
+)
+
+
+class Summing(ScriptedLLMService):
+    """Sums up, too, as long as its first script says."""
+
+    def __init__(self, told: Sequence[str]):
+        super().__init__(*(SCRIPTS[name] for name in told))
+        self._first = told[0]
+
+    async def run_inference(self, context: LLMContext, *args: Any, **kwargs: Any) -> str | None:
+        self.open_requests += 1
+        try:
+            if self._first == "fails":
+                raise RuntimeError("no")
+            await asyncio.sleep(100.0 if self._first.startswith("hangs") else 0.5)
+            return "In short."
+        finally:
+            self.open_requests -= 1
+
+
+class HungUp(Exception):
+    """Has a line cancel its pipeline."""
+
+
+async def call(session: Session, stats: ProviderStats, asked: dict[str, list[Summing]]) -> None:
+    """A call; no turn of an open session is rejected."""
+    members = [Summing(told) for told in session.scripts]
+    for name, member in zip(NAMES, members, strict=True):
+        asked[name].append(member)
+    llm = HedgedLLMService(
+        [
+            Provider(name, member, timeout_secs=30.0)
+            for name, member in zip(NAMES, members, strict=True)
+        ],
+        policy=session.policy,
+        stats=stats,
+        tier=session.tier,
+        admission=session.admission,
+    )
+    context = LLMContext([{"role": "user", "content": "Hello?"}])
+    summaries: list[asyncio.Task[Any]] = []
+    reports: list[TurnReport] = []
+    with suppress(HungUp):
+        async with Line(llm) as line:
+            reports = line.reports
+            for wait, do in session.moves:
+                await asyncio.sleep(wait)
+                if do == "ask":
+                    await line.send(LLMContextFrame(context))
+                elif do == "interrupt":
+                    await line.interrupt()
+                elif do == "withdraw":
+                    await line.send(EagerEndOfTurnCancelFrame())
+                elif do == "summarise":
+                    summaries.append(asyncio.create_task(summarise(llm, context)))
+                elif do == "warm up":
+                    await llm.warm_up(context)
+                elif summaries:
+                    summaries[-1].cancel()
+            if session.hangs_up:
+                raise HungUp
+            await line.interrupt()
+    for task in summaries:
+        task.cancel()
+    await asyncio.gather(*summaries, return_exceptions=True)
+    if session.admission == "open":
+        for report in reports:
+            assert report.attempts or report.degraded_reason is None, report.degraded_reason
+            rejected = [a.launch_reason for a in report.attempts if a.error_category == "shed"]
+            assert set(rejected) <= {"hedge"}
+            if rejected:
+                event("a hedge is rejected")
+
+
+async def summarise(llm: HedgedLLMService, context: LLMContext) -> None:
+    with suppress(AllProvidersFailed):
+        await llm.run_inference(context)
+
+
+def open_breaker(health: AdmissionController, key: str) -> None:
+    """Have it be half open in the calls to come."""
+    for _ in range(5):
+        permit = health.take(Ticket("primary", "standard", 0.0, (key,), 0.0), 0.0)
+        assert permit is not None
+        health.give_back(permit, Ending("failed", "failed"), 0.0)
+
+
+@dataclass(frozen=True)
+class Room:
+    """How a provider is when the calls begin.
+
+    Parameters:
+        at_most: Requests in flight, as it states for as long as the calls last; None is no word.
+        retry_after_secs: For how long it has asked to be left alone.
+        is_half_open: Whether its breaker is.
+    """
+
+    at_most: int | None
+    retry_after_secs: float
+    is_half_open: bool
+
+    def prepare(self, health: AdmissionController, key: str) -> None:
+        """Have it be so when the calls begin."""
+        if self.is_half_open:
+            open_breaker(health, key)
+        health.rest(key, BEGINS_AT + self.retry_after_secs)
+        if self.at_most is not None:
+            health.of(key).limit.state_queue(self.at_most, until=NEVER)
+
+
+rooms = st.builds(
+    Room, st.integers(0, 3) | st.none(), st.sampled_from([0.0, 2.0, 60.0]), st.booleans()
+)
+
+
+@settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(sessions, min_size=1, max_size=4), st.tuples(rooms, rooms, rooms))
+def test_nothing_is_kept(everybody: list[Session], room: tuple[Room, ...]) -> None:
+    """Several callers share providers that answer, hang, fail, are full, or were left alone.
+
+    Whenever a permit is given, each open request has one. When all have gone nothing is left of
+    them, also of those who waited for room.
+    """
+    unpermitted: list[str] = []
+    acquire = ConcurrencyLimit.acquire
+
+    def checked(self: ConcurrencyLimit, *args: Any, **kwargs: Any) -> None:
+        open_requests = sum(
+            member.open_requests
+            for name in NAMES
+            if health.of(f"{name} | scripted").limit is self
+            for member in asked[name]
+        )
+        acquire(self, *args, **kwargs)
+        if health.waiting:
+            event("a request waits for room")
+        if not open_requests < self.in_flight:
+            unpermitted.append(f"{open_requests} open, {self.in_flight} permits")
+
+    stats = ProviderStats()
+    health = stats.health
+    asked: dict[str, list[Summing]] = {name: [] for name in NAMES}
+
+    async def main() -> None:
+        for name, each in zip(NAMES, room, strict=True):
+            each.prepare(health, f"{name} | scripted")
+        await asyncio.sleep(BEGINS_AT)
+        async with asyncio.TaskGroup() as calls:
+            for session in everybody:
+                calls.create_task(call(session, stats, asked))
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ConcurrencyLimit, "acquire", checked)
+        with asyncio.Runner(loop_factory=AutojumpLoop) as runner:
+            runner.run(main())
+    assert not unpermitted
+    assert not any(member.open_requests for each in asked.values() for member in each)
+    for key, entry in health.entries().items():
+        assert entry.limit.in_flight == 0, key
+        state = health.state(key, 1e6)
+        assert state == "closed" or health.claim_probe(key, 1e6), f"{key}: a claim was kept"
+        event(f"a breaker is {state} at last")
+    assert health.waiting == 0

@@ -1,0 +1,347 @@
+"""What a process knows of its providers: shared, kept, and never a reason to crash."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipecat_hedge import HedgePolicy
+from pipecat_hedge.policy.backends import Backend
+from pipecat_hedge.policy.priors import prior_for
+from pipecat_hedge.policy.provider_latency import CLASS_AT_LEAST, ProviderLatency
+from pipecat_hedge.policy.stats_store import ENVIRONMENT, FileStore, default_store
+from pipecat_hedge.race.attempt import STALLED, Attempt
+from pipecat_hedge.race.errors import AttemptError
+from pipecat_hedge.race.events import Slot
+from pipecat_hedge.service import provider_stats
+from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
+from tests.support.virtual import run_turns
+
+CLAUDE = Backend("claude", "claude-haiku-4-5")
+
+
+def attempt(
+    *,
+    ttft: float | None = None,
+    ttfs: float | None = None,
+    ended: float = 2.0,
+    outcome: str = "won",
+    error: AttemptError | None = None,
+) -> Attempt:
+    made = Attempt(0, Slot("claude"), "primary", 10.0)
+    made.first_token_at = None if ttft is None else 10.0 + ttft
+    made.speakable_at = None if ttfs is None else 10.0 + ttfs
+    made.ended_at = 10.0 + ended
+    made.outcome = outcome  # type: ignore[assignment]
+    made.error = error
+    return made
+
+
+def median(stats: ProviderStats, backend: Backend = CLAUDE, tokens: int | None = None) -> float:
+    known = stats.known([backend], tokens, by_sentence=False)
+    return known[backend.provider].first_token.quantile(0.5)
+
+
+def sentence(stats: ProviderStats) -> float:
+    known = stats.known([CLAUDE], None, by_sentence=True)["claude"].sentence
+    assert known is not None
+    return known.quantile(0.5)
+
+
+# ---- what is learned from an attempt
+
+
+def test_a_first_token_is_an_observation() -> None:
+    """And so is the time from it to the first sentence."""
+    stats = ProviderStats()
+    for _ in range(300):
+        stats.record(CLAUDE, attempt(ttft=0.2, ttfs=0.9), None)
+    assert median(stats) == pytest.approx(0.2)
+    assert sentence(stats) == pytest.approx(0.7)
+    assert stats.prior_weight(CLAUDE) < 0.01
+
+
+@pytest.mark.parametrize("outcome", ["superseded", "interrupted"])
+def test_a_cancelled_attempt_is_longer_than_so_much(outcome: str) -> None:
+    """It is neither an answer at that time, nor nothing."""
+    stats = ProviderStats()
+    for _ in range(100):
+        stats.record(CLAUDE, attempt(ttft=0.2), None)
+        stats.record(CLAUDE, attempt(ended=0.5, outcome=outcome), None)
+    known = stats.known([CLAUDE], None, by_sentence=False)["claude"].first_token
+    assert known.share_after(0.3) == pytest.approx(0.5, abs=0.03)
+    assert known.share_after(0.6) > 0.3
+
+
+def test_an_error_says_nothing_of_latency_but_silence_does() -> None:
+    """A refused request was not fast; one that hung was slow."""
+    failed, silent = ProviderStats(), ProviderStats()
+    before = median(failed)
+    for _ in range(50):
+        refused = AttemptError("rate_limit", "429")
+        failed.record(CLAUDE, attempt(ended=0.01, outcome="failed", error=refused), None)
+        silent.record(CLAUDE, attempt(ended=30, outcome="failed", error=STALLED), None)
+    assert median(failed) == before
+    assert median(silent) > 20
+
+
+def test_an_attempt_that_is_not_over_says_nothing_yet() -> None:
+    """It will."""
+    stats = ProviderStats()
+    unfinished = attempt(ttft=0.1)
+    unfinished.ended_at = None
+    stats.record(CLAUDE, unfinished, None)
+    assert stats.prior_weight(CLAUDE) == 1.0
+
+
+def test_models_of_one_provider_are_known_apart() -> None:
+    """And whole answers, as of a summary, from first tokens."""
+    stats = ProviderStats()
+    for _ in range(50):
+        stats.record(CLAUDE, attempt(ttft=0.2), None)
+    other = Backend("claude", "claude-sonnet-4-6")
+    whole = Backend("claude", "claude-haiku-4-5", measures="whole_answer")
+    assert median(stats, other) == prior_for("claude", "claude-sonnet-4-6").curve.quantile(0.5)
+    assert median(stats, whole) == 5 * prior_for("claude", "claude-haiku-4-5").curve.quantile(0.5)
+
+
+# ---- prompt sizes
+
+
+def test_prompt_sizes_are_told_apart_when_enough_is_known_of_each() -> None:
+    """Until then all sizes answer for each."""
+    latency = ProviderLatency(prior_for("x", "gpt-4.1"))
+    for turn in range(2 * CLASS_AT_LEAST - 2):
+        latency.record(0.3 + (turn % 2), censored=False, prompt_tokens=50_000 if turn % 2 else 100)
+    thin = latency.known(100, by_sentence=False).first_token
+    assert thin is latency.known(50_000, by_sentence=False).first_token
+    for _ in range(60):
+        latency.record(0.3, censored=False, prompt_tokens=100)
+        latency.record(1.3, censored=False, prompt_tokens=50_000)
+    assert latency.known(100, by_sentence=False).first_token.quantile(0.5) == pytest.approx(0.3)
+    assert latency.known(50_000, by_sentence=False).first_token.quantile(0.5) == pytest.approx(1.3)
+    never_seen = latency.known(4_000, by_sentence=False).first_token.quantile(0.9)
+    assert never_seen == pytest.approx(1.3)
+
+
+def test_a_longer_prompt_is_no_slower_provider() -> None:
+    """A call whose prompts have grown does not look like a change for the worse."""
+    latency = ProviderLatency(prior_for("x", "gpt-4.1"))
+    for _ in range(200):
+        latency.record(0.3, censored=False, prompt_tokens=100)
+    for _ in range(15):
+        latency.record(1.3, censored=False, prompt_tokens=50_000)
+    assert latency.known(100, by_sentence=False).first_token.quantile(0.5) == pytest.approx(0.3)
+
+
+def test_a_change_is_one_for_all_sizes() -> None:
+    """What was known of any of them is out of date."""
+    latency = ProviderLatency(prior_for("x", "gpt-4.1"))
+    for _ in range(100):
+        latency.record(0.3, censored=False, prompt_tokens=100)
+        latency.record(0.4, censored=False, prompt_tokens=50_000)
+    for _ in range(12):
+        latency.record(1.0, censored=False, prompt_tokens=100)
+    assert latency.known(50_000, by_sentence=False).first_token.quantile(0.5) > 0.9
+
+
+def test_a_spell_costs_nothing_of_what_was_known() -> None:
+    """When it is over, all sizes are known again as they were, tails included."""
+    latency, rng = ProviderLatency(prior_for("x", "gpt-4.1")), random.Random(3)
+
+    def turns(count: int, factor: float) -> list[float]:
+        for _ in range(count):
+            for tokens, usual in ((100, 0.3), (50_000, 0.9)):
+                secs = factor * usual * rng.lognormvariate(0, 0.2)
+                latency.record(secs, censored=False, prompt_tokens=tokens)
+        curves = [latency.known(tokens, by_sentence=False).first_token for tokens in (100, 50_000)]
+        return [curve.quantile(p) for curve in curves for p in (0.5, 0.95, 0.99)]
+
+    before = turns(400, 1.0)
+    during = turns(100, 3.0)
+    assert all(slow > 2 * usual for slow, usual in zip(during, before, strict=True))
+    assert turns(30, 1.0) == pytest.approx(before, rel=0.2)
+    assert latency.seen > 800
+
+
+def test_a_restless_provider_does_not_fill_the_memory() -> None:
+    """What is assumed after a change is made of the curve before, change after change."""
+    latency, rng, level = ProviderLatency(prior_for("x", "gpt-4.1")), random.Random(3), 1.0
+    steps = list[int]()
+    for turn in range(8_000):
+        if turn % 700 == 0:
+            level = rng.choice([0.3, 1.0, 4.0])
+        latency.record(level * rng.lognormvariate(0, 0.3), censored=False)
+        steps.append(latency.known(None, by_sentence=False).first_token.secs.size)
+    assert max(steps) < 2048 + 200
+
+
+# ---- kept between runs
+
+
+class Memory:
+    """A store in memory."""
+
+    def __init__(self, text: str | None = None):
+        self.text = text
+        self.aside: list[str] = []
+
+    def load(self) -> str | None:
+        return self.text
+
+    def save(self, text: str) -> None:
+        self.text = text
+
+    def set_aside(self, why: str) -> None:
+        self.aside.append(why)
+
+
+def test_what_was_learned_is_there_in_the_next_run() -> None:
+    """The same curves, to four digits; and what this run has not asked is not lost."""
+    store, twice = Memory(), Memory()
+    first = ProviderStats(store)
+    for turn in range(100):
+        first.record(CLAUDE, attempt(ttft=0.2 + turn * 37 % 100 / 1000, ttfs=0.5), 100)
+    first.save()
+    second = ProviderStats(store)
+    assert second.prior_weight(CLAUDE, 100) == first.prior_weight(CLAUDE, 100)
+    assert median(second) == pytest.approx(median(first), abs=0.003)
+    assert median(second, CLAUDE, 100) == pytest.approx(median(first, CLAUDE, 100), abs=0.003)
+    assert sentence(second) == pytest.approx(sentence(first), abs=1e-3)
+    twice.text = store.text
+    third = ProviderStats(twice)
+    third.record(Backend("other"), attempt(ttft=0.1), None)
+    third.save()
+    assert set(json.loads(twice.text or "")["providers"]) == {CLAUDE.key, Backend("other").key}
+
+
+def test_saving_is_due_once_a_minute_and_only_for_news() -> None:
+    """By the clock that it is given."""
+    now = [0.0]
+    stats = ProviderStats(Memory(), clock=lambda: now[0])
+    stats.record(CLAUDE, attempt(ttft=0.2), None)
+    assert not stats.is_due
+    now[0] = 61.0
+    assert stats.is_due
+    stats.save()
+    assert not stats.is_due
+    now[0] = 200.0
+    assert not stats.is_due
+    assert not ProviderStats(clock=lambda: 1e9).is_due
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "corrupt"),
+        ("[]", "corrupt"),
+        ('{"version": 1}', "corrupt"),
+        ('{"version": 1, "providers": []}', "corrupt"),
+        ('{"version": 1, "providers": {"a | ": {}}}', "corrupt"),
+        (
+            '{"version": 1, "providers": {"a | ": {"first_token": [[-1, 0]], "by_class": '
+            '[[], [], [], []], "sentence": []}}}',
+            "corrupt",
+        ),
+        ('{"version": 2, "providers": {}}', "of version 2, which this release does not know"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_set_aside(text: str, why: str) -> None:
+    """And learning begins anew."""
+    store = Memory(text)
+    stats = ProviderStats(store)
+    assert store.aside == [why]
+    stats.record(CLAUDE, attempt(ttft=0.2), None)
+    stats.save()
+    assert ProviderStats(Memory(store.text)).prior_weight(CLAUDE) < 1
+
+
+def test_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its folder is made, it is replaced as a whole, and nothing else is left there."""
+    store = FileStore(tmp_path / "deep" / "stats.json")
+    assert store.load() is None
+    store.save("one")
+    store.save("two")
+    assert store.load() == "two"
+    assert [path.name for path in store.path.parent.iterdir()] == ["stats.json"]
+    store.set_aside("corrupt")
+    assert store.load() is None
+    assert (store.path.parent / "stats.json.set-aside").read_text() == "two"
+    store.path.write_bytes(b"\xff\xfe\x00")
+    assert ProviderStats(store).prior_weight(CLAUDE) == 1
+
+
+def test_a_place_that_cannot_be_used_is_no_crash(tmp_path: Path) -> None:
+    """A file in the folder's place, and a folder that comes into the file's later."""
+    (tmp_path / "file").write_text("in the way")
+    for path in (tmp_path / "folder", tmp_path / "file" / "stats.json"):
+        stats = ProviderStats(FileStore(path))
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        stats.record(CLAUDE, attempt(ttft=0.2), None)
+        stats.save()
+    FileStore(tmp_path / "none" / "x").set_aside("corrupt")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_the_environment_names_the_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Or that there is none; without it, the user's state folder."""
+    assert default_store() is None
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "here.json"))
+    assert str(default_store()) == str(tmp_path / "here.json")
+    monkeypatch.delenv(ENVIRONMENT)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    store = default_store()
+    assert isinstance(store, FileStore)
+    assert store.path.name == "stats.json"
+    assert "pipecat-hedge" in store.path.parts
+
+
+# ---- shared
+
+
+def test_the_process_has_one_registry() -> None:
+    """Whoever asks first."""
+    found: list[ProviderStats] = []
+    threads = [threading.Thread(target=lambda: found.append(shared_stats())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert all(stats is provider_stats.shared_stats() for stats in found)
+
+
+def test_threads_learn_side_by_side(tmp_path: Path) -> None:
+    """Nothing is lost, and a file written meanwhile is whole."""
+    stats = ProviderStats(FileStore(tmp_path / "stats.json"))
+    done = threading.Event()
+
+    def save() -> None:
+        while not done.is_set():
+            stats.save()
+
+    def learn(seed: int) -> None:
+        # Of a steady kind: a change of level would rightly have them forgotten.
+        latencies = {
+            name: np.random.default_rng(seed).normal(0.5, 0.02, (1, 300)) for name in ("a", "b")
+        }
+        run_turns(HedgePolicy.adaptive(order="learned"), latencies, stats=stats)
+
+    threads = [threading.Thread(target=learn, args=(seed,)) for seed in range(4)]
+    saving = threading.Thread(target=save)
+    saving.start()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    saving.join()
+    stats.save()
+    kept = json.loads((tmp_path / "stats.json").read_text())
+    assert len(kept["providers"]["a | a"]["first_token"]) == 1024
+    assert ProviderStats(FileStore(tmp_path / "stats.json")).prior_weight(Backend("a", "a")) < 0.001

@@ -1,0 +1,1032 @@
+"""The hedged service in a Pipecat pipeline, on virtual time: exact figures, no I/O."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx
+import pytest
+from loguru import logger
+from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
+from pipecat.frames.frames import (
+    FunctionCallInProgressFrame,
+    FunctionCallResultFrame,
+    LLMContextFrame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+    LLMThoughtTextFrame,
+    LLMUpdateSettingsFrame,
+    MetricsFrame,
+)
+from pipecat.metrics.metrics import (
+    LLMTokenUsage,
+    LLMUsageMetricsData,
+    TTFATMetricsData,
+    TTFBMetricsData,
+)
+from pipecat.processors.aggregators.llm_context import LLMContext, LLMSpecificMessage
+from pipecat.services.llm_service import FunctionCallParams
+from pipecat.services.settings import LLMSettings
+from pipecat.utils.errors import ErrorCategory
+
+from pipecat_hedge import (
+    AllProvidersFailed,
+    HedgedLLMService,
+    HedgeMetricsData,
+    HedgePolicy,
+    Provider,
+)
+from pipecat_hedge.race.reports import DrainedAnswer
+from pipecat_hedge.service.provider_client import _read_rate_limit
+from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
+from tests.support.line import Line
+
+pytestmark = pytest.mark.virtual_time
+
+NEVER = float("inf")
+
+
+def scripted(*script: Step, **kwargs: Any) -> ScriptedLLMService:
+    return ScriptedLLMService(script, **kwargs)
+
+
+def racing(*llms: ScriptedLLMService, policy: HedgePolicy | None = None) -> HedgedLLMService:
+    """The services as providers a, b, c and so on."""
+    named = [Provider(name, llm) for name, llm in zip("abcdef", llms, strict=False)]
+    return HedgedLLMService(named, policy=policy or HedgePolicy.race(len(llms)))
+
+
+def ours(record: Any) -> bool:
+    """Whether it is this package that logs."""
+    return record["name"].startswith("pipecat_hedge")
+
+
+def setting(service: ScriptedLLMService, name: str) -> Any:
+    return getattr(service.settings, name)
+
+
+class TestWhoWins:
+    @pytest.mark.parametrize("order", ["fast first", "slow first"])
+    async def test_the_first_usable_token_wins(self, order: str) -> None:
+        """The fast provider's answer is released when it comes, whatever the order."""
+        fast = scripted(Wait(0.05), Say("Hello "), Wait(0.1), Say("there."))
+        slow = scripted(Wait(0.5), Say("Good evening."))
+        llms = (fast, slow) if order == "fast first" else (slow, fast)
+        async with Line(racing(*llms)) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "Hello there."
+        assert line.framing == ["<", "t", "t", ">"]
+        start, first = line.times(LLMFullResponseStartFrame)[0], line.times(LLMTextFrame)[0]
+        assert first - start == pytest.approx(0.05)
+        assert report.winner == ("a" if order == "fast first" else "b")
+        assert report.ttft_secs == pytest.approx(0.05)
+        assert report.duration_secs == pytest.approx(0.15)
+        assert slow.closed_by_cancel == 1
+        assert slow.open_requests == fast.open_requests == 0
+
+    async def test_of_two_in_the_same_instant_the_first_to_speak_wins(self) -> None:
+        """Order is the order of arrival, not of a set."""
+        llms = [scripted(Wait(0.1), Say(f"I am {name}.")) for name in "abcdef"]
+        async with Line(racing(*llms)) as line:
+            await line.ask()
+        assert line.text == "I am a."
+
+    async def test_blank_text_and_markers_do_not_win(self) -> None:
+        """A stream that begins with nothing to hear has not answered."""
+        blank = scripted(Say(" "), Say("\n"), Say("●"), Wait(3), Say(" Late."))
+        async with Line(racing(blank, scripted(Wait(0.2), Say("Early.")))) as line:
+            await line.ask()
+        assert line.text == "Early."
+
+    async def test_what_came_before_the_first_usable_token_is_released_with_it(self) -> None:
+        """The winner's text is whole, leading blanks included."""
+        async with Line(racing(scripted(Say(" "), Wait(0.1), Say("Yes."), Say(" Sir.")))) as line:
+            await line.ask()
+        assert line.text == " Yes. Sir."
+
+    async def test_thoughts_of_the_winner_pass_and_those_of_a_loser_do_not(self) -> None:
+        """Reasoning is no answer, but belongs to one."""
+        thinker = scripted(LLMThoughtTextFrame("hm"), Wait(NEVER))
+        answerer = scripted(LLMThoughtTextFrame("aha"), Wait(0.1), Say("Yes."))
+        async with Line(racing(thinker, answerer)) as line:
+            await line.ask()
+        assert [f.text for f in line.frames(LLMThoughtTextFrame)] == ["aha"]
+
+
+class TestWhenToLaunch:
+    async def test_after_leaves_a_quick_primary_alone(self) -> None:
+        """No second request when the first answers in time."""
+        second = scripted(Say("Unused."))
+        policy = HedgePolicy.after(0.6)
+        async with Line(racing(scripted(Wait(0.59), Say("Hi.")), second, policy=policy)) as line:
+            await line.ask()
+            report = await line.report()
+        assert second.contexts == []
+        assert [a.launch_reason for a in report.attempts] == ["primary"]
+
+    async def test_after_hedges_a_silent_primary(self) -> None:
+        """The second request starts at the delay and may still lose."""
+        policy = HedgePolicy.after(0.6)
+        first, second = scripted(Wait(0.9), Say("First.")), scripted(Wait(0.5), Say("Second."))
+        async with Line(racing(first, second, policy=policy)) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "First."
+        assert report.ttft_secs == pytest.approx(0.9)
+        hedge = report.attempts[1]
+        assert (hedge.launch_reason, hedge.outcome) == ("hedge", "superseded")
+        assert hedge.launched_secs == pytest.approx(0.6)
+        assert hedge.ended_secs == pytest.approx(0.9)
+
+    async def test_fallback_waits_for_a_failure(self) -> None:
+        """However slow the first is, the second is not asked, if silence is no failure."""
+        second = scripted(Say("Unused."))
+        policy = HedgePolicy.fallback(stall_secs=None)
+        async with Line(racing(scripted(Wait(29), Say("Hi.")), second, policy=policy)) as line:
+            await line.ask()
+        assert line.text == "Hi."
+        assert second.contexts == []
+
+    @pytest.mark.parametrize(
+        ("fault", "category"),
+        [
+            ([Error(category=ErrorCategory.RATE_LIMIT)], "rate_limit"),
+            ([Error(category=ErrorCategory.QUOTA)], "quota"),
+            ([], "empty"),
+            ([Say("  ")], "empty"),
+            ([Say(" "), Error()], "server"),
+        ],
+    )
+    @pytest.mark.parametrize("policy", [HedgePolicy.fallback(), HedgePolicy.after(60)])
+    async def test_a_failure_launches_the_next_at_once(
+        self, fault: list[Step], category: str, policy: HedgePolicy
+    ) -> None:
+        """An error, an empty answer and a blank one do not wait for the delay."""
+        faulty = scripted(Wait(0.1), *fault)
+        async with Line(racing(faulty, scripted(Wait(0.2), Say("Hi.")), policy=policy)) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "Hi."
+        assert line.errors == []
+        assert report.ttft_secs == pytest.approx(0.3)
+        failed, won = report.attempts
+        assert (failed.outcome, failed.error_category) == ("failed", category)
+        assert (won.outcome, won.launch_reason) == ("won", "failure")
+        assert won.launched_secs == pytest.approx(0.1)
+
+    async def test_a_service_that_raises_is_a_failure(self) -> None:
+        """Nothing that a member throws reaches the pipeline."""
+
+        class Broken(ScriptedLLMService):
+            async def _play(self, script: Any, context: LLMContext) -> None:
+                raise RuntimeError("bug in the service")
+
+        async with Line(racing(Broken([]), scripted(Say("Hi.")))) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "Hi."
+        assert report.attempts[0].error_category == "unknown"
+
+    @pytest.mark.parametrize(
+        ("has_responded", "category"), [(False, "application"), (True, "unknown")]
+    )
+    async def test_a_service_that_stumbles_over_a_response_blames_its_provider(
+        self, has_responded: bool, category: str
+    ) -> None:
+        """Before there is one, the same error is the application's."""
+
+        class Stumbling(ScriptedLLMService):
+            async def _play(self, script: Any, context: LLMContext) -> None:
+                if has_responded:
+                    await _read_rate_limit(httpx.Response(200))
+                raise TypeError("'NoneType' object is not subscriptable")
+
+        async with Line(racing(Stumbling([]), scripted(Say("Hi.")))) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "Hi."
+        assert report.attempts[0].error_category == category
+
+    async def test_a_time_out_told_by_event_alone_is_a_failure(self) -> None:
+        """Pipecat's Anthropic service reports one without an error frame."""
+
+        class TimesOut(ScriptedLLMService):
+            async def _play(self, script: Any, context: LLMContext) -> None:
+                await self._call_event_handler("on_completion_timeout")
+
+        async with Line(racing(TimesOut([]), scripted(Wait(1), Say("Hi.")))) as line:
+            await line.ask()
+            report = await line.report()
+        assert report.attempts[0].error_category == "connectivity"
+
+    async def test_a_provider_with_two_instances_may_be_asked_twice(self) -> None:
+        """Hedging to the same provider needs two instances of the service."""
+        stuck, fresh = scripted(Wait(NEVER)), scripted(Wait(0.1), Say("Hi."))
+        llm = HedgedLLMService([Provider("claude", [stuck, fresh])], policy=HedgePolicy.after(0.5))
+        async with Line(llm) as line:
+            await line.ask()
+            report = await line.report()
+        assert [a.provider for a in report.attempts] == ["claude", "claude"]
+        assert report.ttft_secs == pytest.approx(0.6)
+
+    async def test_a_member_that_became_unusable_is_not_asked_again(self) -> None:
+        """A rejected key stays rejected: the first turn learns it, the second starts elsewhere.
+
+        One warning says so, however many turns follow.
+        """
+        refused = scripted(Error(category=ErrorCategory.AUTHENTICATION))
+        llm = racing(refused, scripted(Say("Hi.")), policy=HedgePolicy.fallback())
+        warnings: list[str] = []
+        sink = logger.add(warnings.append, level="WARNING", format="{message}", filter=ours)
+        async with Line(llm) as line:
+            await line.ask()
+            await line.ask()
+            report = await line.report(2)
+            await line.ask()
+        logger.remove(sink)
+        assert len(warnings) == 1
+        assert "a rejected the request for good (authentication) and is out" in warnings[0]
+        assert len(refused.contexts) == 1
+        assert [(a.provider, a.launch_reason) for a in report.attempts] == [("b", "primary")]
+
+
+class TestAllFailed:
+    async def test_one_error_frame_with_every_cause(self) -> None:
+        """The pipeline gets Start, End and one error, and the next turn works."""
+        a = ScriptedLLMService([Error(category=ErrorCategory.RATE_LIMIT)], [Say("Back.")])
+        b = ScriptedLLMService([Wait(0.1), Error(category=ErrorCategory.SERVER)])
+        async with Line(racing(a, b)) as line:
+            await line.ask()
+            report = await line.report()
+            assert line.framing == ["<", ">"]
+            [error] = line.errors
+            assert isinstance(error.exception, AllProvidersFailed)
+            causes = [(name, cause.category) for name, cause in error.exception.causes]
+            assert causes == [("a", "rate_limit"), ("b", "server")]
+            assert report.outcome == "failed"
+            assert report.winner is None
+            assert report.ttft_secs is None
+            await line.ask()
+            assert line.text == "Back."
+
+    async def test_a_shared_category_is_told(self) -> None:
+        """When every provider says the same, so does the error frame."""
+        llms = [scripted(Error(category=ErrorCategory.RATE_LIMIT)) for _ in range(2)]
+        async with Line(racing(*llms)) as line:
+            await line.ask()
+        assert line.errors[0].category is ErrorCategory.RATE_LIMIT
+
+    async def test_the_fallback_text_is_spoken(self) -> None:
+        """The caller hears a sentence instead of silence, within the turn's frames."""
+        policy = HedgePolicy.race(1, fallback_text="Sorry, one moment please.")
+        async with Line(racing(scripted(Error()), policy=policy)) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "Sorry, one moment please."
+        assert line.framing == ["<", "t", ">"]
+        assert len(line.errors) == 1
+        assert report.outcome == "failed"
+
+    async def test_a_turn_whose_every_request_hangs_comes_to_an_end(self) -> None:
+        """By the providers' time-outs, even without a deadline."""
+        providers = [Provider(name, scripted(Wait(NEVER)), timeout_secs=30) for name in ("a", "b")]
+        policy = HedgePolicy.after(0.5, fallback_text="Sorry.")
+        async with Line(HedgedLLMService(providers, policy=policy)) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "Sorry."
+        assert report.duration_secs == pytest.approx(30.5)
+        assert [a.error_category for a in report.attempts] == ["timeout", "timeout"]
+
+    async def test_the_deadline_ends_the_wait(self) -> None:
+        """The fallback is spoken at the deadline, and nobody is left running."""
+        policy = HedgePolicy.race(1, deadline_secs=4, fallback_text="Sorry.")
+        stuck = scripted(Wait(NEVER))
+        async with Line(racing(stuck, policy=policy)) as line:
+            await line.ask()
+            report = await line.report()
+        assert report.duration_secs == pytest.approx(4)
+        assert stuck.open_requests == 0
+
+    async def test_each_that_is_out_is_warned_of_once(self) -> None:
+        """Though all are asked again when nobody else is left, with all their instances."""
+        refusing = [Error(category=ErrorCategory.AUTHENTICATION)]
+        providers = [
+            Provider("a", [scripted(*refusing), scripted(*refusing)]),
+            Provider("b", scripted(*refusing)),
+            Provider("c", ScriptedLLMService([Say("Hi.")], refusing)),
+        ]
+        warnings: list[str] = []
+        sink = logger.add(warnings.append, level="WARNING", format="{message}", filter=ours)
+        async with Line(HedgedLLMService(providers, policy=HedgePolicy.fallback(3))) as line:
+            for _ in range(4):
+                await line.ask()
+            await line.report(4)
+        logger.remove(sink)
+        asked = ["".join(a.provider for a in report.attempts) for report in line.reports]
+        assert asked == ["abc", "c", "abc", "abc"]
+        assert len(warnings) == 3
+
+    async def test_when_all_are_out_all_are_asked_again(self) -> None:
+        """One request that everybody rejects must not silence the bot for the session."""
+        rejected = ScriptedLLMService([Error(category=ErrorCategory.APPLICATION)], [Say("Hi.")])
+        refused = scripted(Error(category=ErrorCategory.AUTHENTICATION))
+        policy = HedgePolicy.fallback(fallback_text="Sorry.")
+        async with Line(racing(rejected, refused, policy=policy)) as line:
+            await line.ask()
+            await line.ask()
+            report = await line.report(2)
+        assert line.text == "Sorry.Hi."
+        assert report.winner == "a"
+
+    async def test_a_committed_answer_that_breaks_off_is_said_to_have_failed(self) -> None:
+        """What was released stays; the turn ends with one error."""
+        cut = scripted(Say("I think"), Wait(0.1), Error(category=ErrorCategory.CONNECTIVITY))
+        async with Line(racing(cut)) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "I think"
+        assert line.framing == ["<", "t", ">"]
+        assert (report.outcome, report.winner) == ("failed", "a")
+        assert len(line.errors) == 1
+
+
+class TestLateCommit:
+    """Until a sentence is complete, switching is free."""
+
+    POLICY = HedgePolicy.after(0.6, commit="first_sentence")
+
+    async def test_a_dribbling_stream_loses(self) -> None:
+        """A first token in time and then one every 2 s is not an answer in time."""
+        dribble = [Say("Well"), *[step for w in range(9) for step in (Wait(2), Say(f" {w}"))]]
+        second = scripted(Wait(0.3), Say("We are"), Say(" open. "), Say("Do come."))
+        async with Line(racing(scripted(Wait(0.5), *dribble), second, policy=self.POLICY)) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "We are open. Do come."
+        assert report.winner == "b"
+        assert (report.commit_on, report.commit_reason) == ("first_sentence", "first_sentence")
+        assert report.committed_secs == pytest.approx(report.ttfs_secs)
+        assert report.ttfs_secs == pytest.approx(0.5 + 0.6 + 0.3)
+
+    async def test_a_cut_before_the_first_sentence_leaves_nothing_behind(self) -> None:
+        """What the broken stream began is never heard."""
+        cut = scripted(Say("We regret"), Wait(0.1), Error(category=ErrorCategory.CONNECTIVITY))
+        async with Line(racing(cut, scripted(Say("Hello. ")), policy=self.POLICY)) as line:
+            await line.ask()
+        assert line.text == "Hello. "
+        assert line.errors == []
+
+    async def test_an_answer_of_one_sentence_is_released_when_it_ends(self) -> None:
+        """Only the end shows that it is one."""
+        only = scripted(Say("We are"), Wait(0.2), Say(" open."), Wait(0.1))
+        async with Line(racing(only, policy=self.POLICY)) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "We are open."
+        assert report.commit_reason == "whole_answer"
+        assert report.ttfs_secs == pytest.approx(0.3)
+
+    async def test_without_a_text_to_speech_auto_commits_on_the_first_token(self) -> None:
+        """Nobody waits for sentences there."""
+        async with Line(racing(scripted(Say("We"), Wait(1), Say(" are.")))) as line:
+            await line.ask()
+            report = await line.report()
+        assert (report.commit_on, report.commit_reason) == ("first_token", "first_token")
+
+
+class TestRescue:
+    """An answer that breaks off after its first words is gone on with."""
+
+    CUT: ClassVar[list[Step]] = [
+        Say("We are open till nine."),
+        Say(" Shall"),
+        Wait(0.1),
+        Say(" I"),
+        Error(category=ErrorCategory.CONNECTIVITY),
+    ]
+    STALL: ClassVar[list[Step]] = [*CUT[:-1], Wait(NEVER)]
+
+    @pytest.mark.parametrize("breaks", [CUT, STALL], ids=["cut", "stall"])
+    @pytest.mark.parametrize(
+        "second",
+        [" Shall I book a table?", "We are open till nine. Shall I book a table?"],
+        ids=["goes on", "repeats"],
+    )
+    @pytest.mark.parametrize("commit", ["first_sentence", "first_token"])
+    async def test_another_attempt_continues(
+        self, breaks: list[Step], second: str, commit: Any
+    ) -> None:
+        """Nothing is said twice and nothing is missing, in one frame of Start and End."""
+        policy = HedgePolicy.fallback(commit=commit, stall_secs=2.0)
+        rescuer = scripted(Wait(0.2), *[Say(word) for word in re.findall(r"\s*\S+", second)])
+        async with Line(racing(scripted(*breaks), rescuer, policy=policy)) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "We are open till nine. Shall I book a table?"
+        assert line.framing.count("<") == line.framing.count(">") == 1
+        assert line.errors == []
+        assert report.outcome == "answered"
+        assert report.winner == "b"
+        assert [a.outcome for a in report.attempts] == ["failed", "won"]
+        assert report.attempts[0].error_category == (
+            "connectivity" if breaks is self.CUT else "stalled"
+        )
+
+    async def test_the_rescuer_is_told_what_has_been_said(self) -> None:
+        """The conversation itself stays as it was."""
+        policy = HedgePolicy.fallback(commit="first_sentence")
+        rescuer = scripted(Say(" Do come."))
+        context = LLMContext([{"role": "user", "content": "Are you open?"}])
+        async with Line(racing(scripted(*self.CUT), rescuer, policy=policy)) as line:
+            await line.ask(context=context)
+        [asked] = rescuer.contexts
+        roles = [(m["role"], m["content"]) for m in asked.messages]  # pyright: ignore[reportIndexIssue, reportTypedDictNotRequiredAccess]
+        assert roles[:2] == [
+            ("user", "Are you open?"),
+            ("assistant", "We are open till nine."),
+        ]
+        assert roles[2][0] == "developer"
+        assert len(context.messages) == 1
+
+    async def test_an_unfinished_sentence_is_kept_back(self) -> None:
+        """If nobody continues, the answer ends after its last whole sentence, with one error."""
+        policy = HedgePolicy.fallback(commit="first_sentence")
+        llm = racing(scripted(*self.CUT), scripted(Error()), policy=policy)
+        async with Line(llm) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "We are open till nine."
+        assert len(line.errors) == 1
+        assert report.outcome == "failed"
+        assert report.degraded_reason is None
+
+    @pytest.mark.parametrize(
+        ("commit", "first", "heard"),
+        [
+            ("first_sentence", ["We are open.", " Shall I"], "We are open. Sorry."),
+            ("first_token", ["We are open.", " Shall I"], "We are open. Shall I... Sorry."),
+            ("first_token", ["We are open.", " Shall "], "We are open. Shall ... Sorry."),
+            ("first_token", ["We are open."], "We are open. Sorry."),
+            ("first_token", ["We are open. "], "We are open. Sorry."),
+            ("first_token", ["我们营业到九点。"], "我们营业到九点。 Sorry."),
+        ],
+    )
+    async def test_where_nobody_continues_the_caller_is_told(
+        self, commit: Any, first: list[str], heard: str
+    ) -> None:
+        """After what is whole of the answer comes the fallback text, a sentence of its own."""
+        policy = HedgePolicy.fallback(commit=commit, fallback_text="Sorry.")
+        cut = scripted(Wait(0.2), *map(Say, first), Wait(1), Error())
+        async with Line(racing(cut, scripted(Error()), policy=policy)) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == heard
+        assert line.framing.count("<") == line.framing.count(">") == 1
+        assert len(line.errors) == 1
+        assert (report.outcome, report.winner) == ("failed", "a")
+        assert report.ttft_secs == pytest.approx(0.2)
+        assert report.degraded_reason == (
+            "the answer broke off, nobody continued it (a: server, b: server)"
+        )
+
+    async def test_scripts_without_blanks_get_none(self) -> None:
+        """Between the answer and the fallback text, if both are written so."""
+        policy = HedgePolicy.race(1, fallback_text="请稍等。")
+        async with Line(racing(scripted(Say("我们营业。"), Error()), policy=policy)) as line:
+            await line.ask()
+        assert line.text == "我们营业。请稍等。"
+
+    async def test_a_tool_that_was_called_is_an_answer(self) -> None:
+        """Though the stream breaks behind the call: it runs, and nobody is told of a failure."""
+
+        async def close(params: FunctionCallParams) -> None:
+            await params.result_callback("done")
+
+        broken = scripted(Say("I look."), Call("close"), Wait(0.1), Error())
+        policy = HedgePolicy.race(1, commit="first_sentence", fallback_text="Sorry.")
+        llm = racing(broken, policy=policy)
+        llm.register_function("close", close)
+        async with Line(llm) as line:
+            await line.ask()
+            await line.until(lambda: bool(line.frames(FunctionCallResultFrame)))
+            report = await line.report()
+        assert line.text == "I look."
+        assert (report.outcome, report.degraded_reason) == ("answered_with_tools", None)
+        assert line.errors == []
+
+    async def test_an_interruption_in_mid_answer_is_no_failure(self) -> None:
+        """Who speaks into the answer is not told that it broke off."""
+        policy = HedgePolicy.race(1, fallback_text="Sorry.")
+        stuck = scripted(Say("We are open."), Wait(NEVER))
+        async with Line(racing(stuck, policy=policy)) as line:
+            await line.send(LLMContextFrame(LLMContext([])))
+            await asyncio.sleep(1.0)
+            await line.interrupt()
+            report = await line.report()
+        assert line.text == "We are open."
+        assert (report.outcome, report.degraded_reason) == ("interrupted", None)
+
+    async def test_a_rescue_that_breaks_off_is_rescued_in_turn(self) -> None:
+        """For as long as attempts are left."""
+        policy = HedgePolicy.fallback(max_attempts=3, commit="first_sentence")
+        second = scripted(Say(" We have a terrace."), Say(" It"), Error())
+        third = scripted(Say(" Do come by."))
+        async with Line(racing(scripted(*self.CUT), second, third, policy=policy)) as line:
+            await line.ask()
+        assert line.text == "We are open till nine. We have a terrace. Do come by."
+
+    async def test_an_interruption_during_a_rescue_ends_it(self) -> None:
+        """What was spoken stays; the rescuer is closed and not blamed."""
+        rescuer = scripted(Wait(NEVER))
+        policy = HedgePolicy.fallback(commit="first_sentence", stall_secs=60)
+        async with Line(racing(scripted(*self.CUT), rescuer, policy=policy)) as line:
+            await line.send(LLMContextFrame(LLMContext([])))
+            await asyncio.sleep(1.0)
+            await line.interrupt()
+            report = await line.report()
+            assert rescuer.open_requests == 0
+        assert line.text == "We are open till nine."
+        assert report.outcome == "interrupted"
+        assert [a.outcome for a in report.attempts] == ["failed", "interrupted"]
+
+    async def test_a_cut_inside_a_tool_call_runs_no_tool_until_a_complete_one_comes(self) -> None:
+        """The call that was cut never was one."""
+        ran: list[str] = []
+
+        async def close(params: FunctionCallParams) -> None:
+            ran.append(params.tool_call_id)
+            await params.result_callback("done")
+
+        cut = scripted(Say("One moment."), Say(" I"), Wait(0.1), Error())
+        whole = scripted(Wait(0.1), Call("close", tool_call_id="whole"))
+        llm = racing(cut, whole, policy=HedgePolicy.fallback(commit="first_sentence"))
+        llm.register_function("close", close)
+        async with Line(llm) as line:
+            await line.ask()
+            await line.until(lambda: bool(line.frames(FunctionCallResultFrame)))
+            report = await line.report()
+        assert ran == ["whole"]
+        assert line.text == "One moment."
+        assert report.outcome == "answered_with_tools"
+
+    async def test_text_before_a_tool_call_is_released_before_the_tool_runs(self) -> None:
+        """The caller hears the sentence while the tool works."""
+
+        async def close(params: FunctionCallParams) -> None:
+            await params.result_callback(line.text)
+
+        talker = scripted(Say("One moment."), Wait(0.1), Call("close"))
+        llm = racing(talker, policy=HedgePolicy.race(1, commit="first_sentence"))
+        llm.register_function("close", close)
+        async with Line(llm) as line:
+            await line.ask()
+            await line.until(lambda: bool(line.frames(FunctionCallResultFrame)))
+        assert line.frames(FunctionCallResultFrame)[0].result == "One moment."
+
+
+class TestInlineThoughts:
+    async def test_they_are_not_spoken_and_do_not_win(self) -> None:
+        """Some servers pass reasoning on as text."""
+        thinker = scripted(Say("<thi"), Say("nk>Let me see</th"), Wait(1), Say("ink>\n\nYes."))
+        async with Line(racing(thinker)) as line:
+            await line.ask()
+            report = await line.report()
+        assert line.text == "Yes."
+        assert "".join(f.text for f in line.frames(LLMThoughtTextFrame)) == "Let me see"
+        assert report.ttft_secs == pytest.approx(1.0)
+
+
+class TestRetryAfter:
+    async def test_a_provider_that_asks_to_be_left_alone_is(self) -> None:
+        """For as long as it said; then it is first in line again."""
+
+        class Busy(ScriptedLLMService):
+            async def _play(self, script: Any, context: LLMContext) -> None:
+                if len(self.contexts) > 1:
+                    await self._push_llm_text("Back.")
+                    return
+                error = httpx.HTTPStatusError(
+                    "429",
+                    request=httpx.Request("POST", "http://provider"),
+                    response=httpx.Response(429, headers={"retry-after": "20"}),
+                )
+                await self.push_error("too many", exception=error)
+
+        busy = Busy([])
+        policy = HedgePolicy.fallback()
+        async with Line(racing(busy, scripted(Say("Hi.")), policy=policy)) as line:
+            await line.ask()
+            await line.ask()
+            await asyncio.sleep(21)
+            await line.ask()
+        assert len(busy.contexts) == 2
+        assert line.text == "Hi.Hi.Back."
+
+    async def test_if_nobody_else_is_left_it_is_asked_all_the_same(self) -> None:
+        """Better an early request than silence."""
+        service = scripted(Say("Hi."))
+        llm = racing(service)
+        async with Line(llm) as line:
+            llm.stats.health.rest("a | scripted", 1e9)
+            await line.ask()
+        assert line.text == "Hi."
+
+
+class TestProviderStates:
+    async def test_what_is_known_changes_with_each_turn(self) -> None:
+        """Who is left out, who rests, and how much of the latency is still assumed."""
+        denied = scripted(Error("no such key", category=ErrorCategory.AUTHENTICATION))
+        fast = scripted(Wait(0.2), Say("Hi."), model="gpt-4.1")
+        llm = racing(denied, fast, policy=HedgePolicy.fallback())
+        async with Line(llm) as line:
+            before = llm.provider_states()
+            await line.ask()
+            now = asyncio.get_running_loop().time()
+            llm.stats.health.rest("b | gpt-4.1", now + 20)
+            after = llm.provider_states()
+        assert [(s.provider, s.model, s.is_excluded, s.retry_after_secs) for s in before] == [
+            ("a", "scripted", False, 0.0),
+            ("b", "gpt-4.1", False, 0.0),
+        ]
+        assert [(s.is_excluded, round(s.retry_after_secs)) for s in after] == [
+            (True, 0),
+            (False, 20),
+        ]
+        assert [s.prior_weight for s in before] == [1.0, 1.0]
+        assert after[1].prior_weight < 1.0
+        assert after[1].p50_secs < before[1].p50_secs < before[1].p95_secs
+
+
+class TestDrain:
+    def test_the_logs_folder_must_exist(self, tmp_path: Path) -> None:
+        """Not found out at the first loser, when what it said is lost."""
+        with pytest.raises(ValueError, match="drained_log: there is no folder"):
+            HedgedLLMService([scripted()], drained_log=tmp_path / "missing" / "losers.jsonl")
+
+    async def test_a_drained_loser_runs_on_and_is_recorded(self, tmp_path: Path) -> None:
+        """Its answer is never heard, and comes by event and as a line of JSON."""
+        log = tmp_path / "drained.jsonl"
+        usage = LLMTokenUsage(prompt_tokens=9, completion_tokens=4, total_tokens=13)
+        slow = scripted(Wait(0.5), Say("Good "), Wait(0.1), Say("evening."), usage=usage)
+        llm = HedgedLLMService(
+            [Provider("fast", scripted(Wait(0.1), Say("Hi."))), Provider("slow", slow)],
+            policy=HedgePolicy.race(2, losers="drain"),
+            drained_log=log,
+        )
+        drained: asyncio.Queue[DrainedAnswer] = asyncio.Queue()
+
+        @llm.event_handler("on_loser_drained")
+        async def on_loser_drained(_: object, answer: DrainedAnswer) -> None:
+            await drained.put(answer)
+
+        async with Line(llm) as line:
+            await line.ask()
+            report = await line.report()
+            answer = await drained.get()
+            await asyncio.sleep(1)
+        assert line.text == "Hi."
+        assert [a.outcome for a in report.attempts] == ["won", "superseded"]
+        assert (answer.provider, answer.text, answer.complete) == ("slow", "Good evening.", True)
+        assert answer.ttft_secs == pytest.approx(0.5)
+        assert answer.duration_secs == pytest.approx(0.6)
+        assert (answer.input_tokens, answer.output_tokens) == (9, 4)
+        assert not answer.tokens_estimated
+        assert json.loads(log.read_text()) == dataclasses.asdict(answer)
+
+    async def test_the_next_turn_ends_it(self) -> None:
+        """An instance carries one request at a time, and the caller comes first."""
+        slow = ScriptedLLMService([Wait(0.5), Say("Good"), Wait(NEVER)], [Say("Me first.")])
+        fast = ScriptedLLMService([Wait(0.1), Say("Hi.")], [Wait(1), Say("Unheard.")])
+        drained: list[DrainedAnswer] = []
+        llm = racing(fast, slow, policy=HedgePolicy.race(2, losers="drain"))
+
+        @llm.event_handler("on_loser_drained")
+        async def on_loser_drained(_: object, answer: DrainedAnswer) -> None:
+            drained.append(answer)
+
+        async with Line(llm) as line:
+            await line.ask()
+            await asyncio.sleep(2)
+            await line.ask()
+            assert line.text == "Hi.Me first."
+            assert [(a.text, a.complete) for a in drained] == [("Good", False)]
+
+    async def test_an_interruption_ends_it(self) -> None:
+        """Barge-in closes every request, drained ones too."""
+        slow = scripted(Wait(NEVER))
+        llm = racing(scripted(Say("Hi.")), slow, policy=HedgePolicy.race(2, losers="drain"))
+        async with Line(llm) as line:
+            await line.ask()
+            assert slow.open_requests == 1
+            await line.interrupt()
+            await asyncio.sleep(0.1)
+            assert slow.open_requests == 0
+
+
+class TestInference:
+    @staticmethod
+    def infers(answer: Any, secs: float = 0.0) -> ScriptedLLMService:
+        class Infers(ScriptedLLMService):
+            async def run_inference(  # pyright: ignore[reportIncompatibleMethodOverride]
+                self, context: LLMContext, **options: Any
+            ) -> str | None:
+                given.append(options)
+                await asyncio.sleep(secs)
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer
+
+        given: list[dict[str, Any]] = []
+        service = Infers([Say("unused")])
+        service.given = given  # pyright: ignore[reportAttributeAccessIssue]
+        return service
+
+    async def test_it_is_raced_too(self) -> None:
+        """The first whole answer is taken, a failure or a blank one is not."""
+        slow, blank, broken = self.infers("Slow.", 5), self.infers(" "), self.infers(OSError("no"))
+        good = self.infers("A summary.", 1)
+        llm = racing(slow, blank, broken, good)
+        answer = await llm.run_inference(LLMContext([]), max_tokens=7, system_instruction="Sum up.")
+        assert answer == "A summary."
+        assert good.given == [{"max_tokens": 7, "system_instruction": "Sum up."}]  # pyright: ignore[reportAttributeAccessIssue]
+
+    async def test_all_failed_is_raised_with_every_cause(self) -> None:
+        """As a bare service raises its own error."""
+        llm = racing(self.infers(OSError("no")), self.infers(ValueError("no")))
+        with pytest.raises(AllProvidersFailed) as caught:
+            await llm.run_inference(LLMContext([]))
+        assert [error.category for _, error in caught.value.causes] == [
+            "connectivity",
+            "application",
+        ]
+
+    async def test_an_answer_without_a_word_is_none(self) -> None:
+        """As from a bare service, if nobody else has more to say."""
+        assert await racing(self.infers(None)).run_inference(LLMContext([])) is None
+        assert (
+            await racing(self.infers(None), self.infers(None)).run_inference(LLMContext([])) is None
+        )
+        failed = self.infers(OSError("no"))
+        assert await racing(failed, self.infers(None)).run_inference(LLMContext([])) is None
+
+    async def test_what_it_learns_holds_for_turns_too(self) -> None:
+        """A provider that asks to be left alone is, wherever it asked; a deadline ends the wait."""
+        request = httpx.Request("POST", "http://127.0.0.1")
+        response = httpx.Response(429, headers={"retry-after": "30"}, request=request)
+        busy = self.infers(httpx.HTTPStatusError("busy", request=request, response=response))
+        good = self.infers("A summary.", 1)
+        async with Line(racing(busy, good, policy=HedgePolicy.fallback(deadline_secs=3))) as line:
+            llm = line.service
+            assert isinstance(llm, HedgedLLMService)
+            assert await llm.run_inference(LLMContext([])) == "A summary."
+            assert await llm.run_inference(LLMContext([])) == "A summary."
+            await line.ask()
+            report = await line.report()
+        assert len(busy.given) == 1  # pyright: ignore[reportAttributeAccessIssue]
+        assert [attempt.provider for attempt in report.attempts] == ["b"]
+
+    async def test_the_deadline_ends_it(self) -> None:
+        """As it ends a turn."""
+        llm = racing(self.infers("Late.", 9), policy=HedgePolicy.race(1, deadline_secs=0.5))
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(AllProvidersFailed):
+            await llm.run_inference(LLMContext([]))
+        assert asyncio.get_running_loop().time() - began == pytest.approx(0.5)
+
+
+class TestInterruption:
+    async def test_before_an_answer_it_closes_every_request(self) -> None:
+        """Nobody is blamed, and the turn is framed all the same."""
+        llms = [scripted(Wait(NEVER)), scripted(Wait(NEVER))]
+        llm = racing(*llms)
+        async with Line(llm) as line:
+            await line.send(LLMContextFrame(LLMContext([])))
+            await asyncio.sleep(1.0)
+            assert [s.open_requests for s in llms] == [1, 1]
+            await line.interrupt()
+            report = await line.report()
+            assert [s.open_requests for s in llms] == [0, 0]
+        assert report.outcome == "interrupted"
+        assert [a.outcome for a in report.attempts] == ["interrupted", "interrupted"]
+        assert line.framing == ["<", ">"]
+        assert line.errors == []
+
+    async def test_in_mid_answer_it_closes_the_winner(self) -> None:
+        """The report still names who was speaking."""
+        talker = scripted(Say("Well, "), Wait(NEVER))
+        async with Line(racing(talker, scripted(Wait(NEVER)))) as line:
+            await line.send(LLMContextFrame(LLMContext([])))
+            await asyncio.sleep(1.0)
+            await line.interrupt()
+            report = await line.report()
+        assert report.outcome == "interrupted"
+        assert report.winner == "a"
+        assert [a.outcome for a in report.attempts] == ["interrupted", "superseded"]
+        assert talker.open_requests == 0
+
+    async def test_the_next_turn_works(self) -> None:
+        """The same instances answer after an interruption."""
+        llm = racing(ScriptedLLMService([Wait(NEVER)], [Say("Yes?")]))
+        async with Line(llm) as line:
+            await line.send(LLMContextFrame(LLMContext([])))
+            await asyncio.sleep(1.0)
+            await line.interrupt()
+            await line.report()
+            await line.ask()
+            assert line.text == "Yes?"
+
+    async def test_a_member_that_ignores_its_cancellation_does_not_hold_up_the_caller(self) -> None:
+        """Leaving a turn is bounded, and the stuck instance is waited for in the next."""
+
+        class Stubborn(ScriptedLLMService):
+            async def _play(self, script: Any, context: LLMContext) -> None:
+                try:
+                    await asyncio.sleep(NEVER if len(self.contexts) == 1 else 0)
+                except asyncio.CancelledError:
+                    await asyncio.sleep(2.0)
+                await self._push_llm_text("I would not stop.")
+
+        stubborn = Stubborn([])
+        async with Line(racing(stubborn, scripted(Wait(0.1), Say("Hi.")))) as line:
+            await line.ask()
+            assert line.times(LLMFullResponseEndFrame)[0] == pytest.approx(
+                line.times(LLMTextFrame)[0]
+            )
+            await line.report()
+            await line.ask()
+            report = await line.report(2)
+            await asyncio.sleep(5)  # until it has stopped after all
+        assert line.text == "Hi.Hi."
+        assert report.attempts[0].outcome == "superseded"
+
+
+class TestTools:
+    @staticmethod
+    def _context(**options: Any) -> LLMContext:
+        async def book_table(params: FunctionCallParams) -> None:
+            ran.append((params.context, dict(params.arguments)))
+            await params.result_callback({"booked": True})
+
+        ran: list[tuple[LLMContext, dict[str, Any]]] = []
+        schema = FunctionSchema("book_table", "Books.", {}, [], handler=book_table)
+        context = LLMContext([{"role": "user", "content": "A table, please."}], tools=[schema])
+        context.ran = ran  # pyright: ignore[reportAttributeAccessIssue]
+        return context
+
+    async def test_only_the_winners_tool_runs_and_once(self) -> None:
+        """Both providers ask for the tool; it runs for one, with the pipeline's own context."""
+        context = self._context()
+        first = scripted(Wait(0.1), Call("book_table", {"by": "a"}))
+        second = scripted(Wait(0.1), Call("book_table", {"by": "b"}))
+        async with Line(racing(first, second)) as line:
+            await line.ask(context=context)
+            await line.until(lambda: bool(line.frames(FunctionCallResultFrame)))
+            report = await line.report()
+        ran = context.ran  # pyright: ignore[reportAttributeAccessIssue]
+        assert [arguments for _, arguments in ran] == [{"by": "a"}]
+        assert ran[0][0] is context
+        assert len(line.frames(FunctionCallInProgressFrame)) == 1
+        assert report.outcome == "answered_with_tools"
+        assert report.ttft_secs == pytest.approx(0.1)
+
+    async def test_a_losers_tool_never_runs(self) -> None:
+        """A call that comes while another answer is committed is dropped."""
+        context = self._context()
+        caller = scripted(Wait(0.2), Call("book_table"))
+        talker = scripted(Wait(0.1), Say("One "), Wait(0.3), Say("moment."))
+        async with Line(racing(caller, talker)) as line:
+            await line.ask(context=context)
+        assert context.ran == []  # pyright: ignore[reportAttributeAccessIssue]
+        assert line.text == "One moment."
+
+    async def test_a_handler_registered_on_the_hedged_service_runs(self) -> None:
+        """``register_function`` works as on any LLM service."""
+        ran: list[str] = []
+
+        async def close(params: FunctionCallParams) -> None:
+            ran.append(params.function_name)
+            await params.result_callback("done")
+
+        llm = racing(scripted(Call("close")), scripted(Wait(1), Call("close")))
+        llm.register_function("close", close)
+        async with Line(llm) as line:
+            await line.ask()
+            await line.until(lambda: bool(line.frames(FunctionCallResultFrame)))
+        assert ran == ["close"]
+
+
+class TestMetrics:
+    async def test_they_stand_under_the_services_own_name_with_the_winners_model(self) -> None:
+        """Pipecat's latency observer finds the LLM's share by that name."""
+        usage = LLMTokenUsage(prompt_tokens=100, completion_tokens=7, total_tokens=107)
+        slow = scripted(Wait(0.5), Say("No."), model="slow-1")
+        fast = scripted(Wait(0.05), Say("Yes."), model="fast-1", usage=usage)
+        llm = racing(slow, fast)
+        async with Line(llm) as line:
+            await line.ask()
+            report = await line.report()
+            await line.until(lambda: bool(_metrics(line, HedgeMetricsData)))
+        for kind in (TTFBMetricsData, TTFATMetricsData, LLMUsageMetricsData):
+            [data] = [d for d in _metrics(line, kind) if not _is_zero(d)]
+            assert (data.processor, data.model) == (llm.name, "fast-1")
+        [hedge] = _metrics(line, HedgeMetricsData)
+        assert hedge.report == report
+        assert hedge.model == "fast-1"
+
+    async def test_tokens_and_costs(self) -> None:
+        """The winner's count is the provider's; a cancelled loser's is estimated and marked so."""
+        usage = LLMTokenUsage(prompt_tokens=1_000_000, completion_tokens=10, total_tokens=1_000_010)
+        cheap = scripted(Wait(0.05), Say("Yes."), usage=usage)
+        dear = scripted(Wait(0.04), Say("  "), Wait(NEVER))
+        llm = HedgedLLMService(
+            [
+                Provider("dear", dear, usd_per_mtok=(10, 30)),
+                Provider("cheap", cheap, usd_per_mtok=(3, 15)),
+            ],
+            policy=HedgePolicy.race(2),
+        )
+        async with Line(llm) as line:
+            await line.ask()
+            report = await line.report()
+        lost, won = report.attempts
+        assert (won.input_tokens, won.output_tokens, won.tokens_estimated) == (1_000_000, 10, False)
+        assert won.usd == pytest.approx(3.00015)
+        assert lost.tokens_estimated
+        assert lost.output_tokens == 1
+        assert lost.usd is not None
+        assert lost.usd > 0
+
+    async def test_a_provider_without_a_price_costs_nothing_known(self) -> None:
+        """``usd`` is None rather than 0 where the price is not known."""
+        async with Line(racing(scripted(Say("Hi.")))) as line:
+            await line.ask()
+            report = await line.report()
+        assert report.attempts[0].usd is None
+
+
+def _metrics(line: Line, kind: type) -> list[Any]:
+    return [d for f in line.frames(MetricsFrame) for d in f.data if type(d) is kind]
+
+
+def _is_zero(data: Any) -> bool:  # Pipecat announces itself with a zero when a pipeline starts
+    return getattr(data, "value", None) == 0.0
+
+
+class TestWhatReachesEveryMember:
+    async def test_settings_of_the_service_are_shared(self) -> None:
+        """``settings`` at construction and an update later arrive at each member."""
+        llms = [scripted(Say("Hi.")), scripted(Say("Hi."))]
+        llm = HedgedLLMService(
+            llms,
+            policy=HedgePolicy.race(2),
+            settings=LLMSettings(system_instruction="Be brief."),
+        )
+        async with Line(llm) as line:
+            assert [setting(s, "system_instruction") for s in llms] == ["Be brief."] * 2
+            await line.send(LLMUpdateSettingsFrame(delta=LLMSettings(temperature=0.2)))
+            await line.ask()
+            assert [setting(s, "temperature") for s in llms] == [0.2, 0.2]
+            assert [s.settings.model for s in llms] == ["scripted", "scripted"]
+
+    async def test_an_update_can_be_addressed_to_one_member(self) -> None:
+        """The model is a member's own affair."""
+        a, b = scripted(Say("Hi.")), scripted(Say("Hi."))
+        async with Line(racing(a, b)) as line:
+            await line.send(LLMUpdateSettingsFrame(delta=LLMSettings(model="new"), service=b))
+            await line.send(LLMUpdateSettingsFrame(delta=LLMSettings(model="all")))
+            await line.ask()
+        assert (a.settings.model, b.settings.model) == ("scripted", "new")
+
+    async def test_an_appended_instruction_reaches_each(self) -> None:
+        """It is composed onto each member's own prompt."""
+        llms = [scripted(Say("Hi.")), scripted(Say("Hi."))]
+        llm = racing(*llms)
+        llm.append_system_instruction("Speak plainly.")
+        async with Line(llm) as line:
+            await line.ask()
+        assert [setting(s, "system_instruction") for s in llms] == ["Speak plainly."] * 2
+
+    async def test_each_gets_a_context_of_its_own(self) -> None:
+        """A service may mend the context it is given; the conversation is not its to change."""
+        llms = [scripted(Wait(0.1), Say("Hi.")), scripted(Wait(0.1), Say("Hi."))]
+        context = LLMContext(
+            [
+                {"role": "user", "content": "Hello?"},
+                LLMSpecificMessage(llm="another", message={"thought": "…"}),
+            ]
+        )
+        async with Line(racing(*llms)) as line:
+            await line.ask(context=context)
+        for service in llms:
+            [given] = service.contexts
+            assert given is not context
+            assert given.messages == [{"role": "user", "content": "Hello?"}]
+        assert len(context.messages) == 2

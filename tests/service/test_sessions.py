@@ -1,0 +1,147 @@
+"""Sessions come and go, and what the process keeps of them is of its providers."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import types
+from typing import Any
+
+import pytest
+from pipecat.processors.aggregators.llm_context import LLMContext
+
+from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
+from pipecat_hedge.limits.ending import ANSWERED, DROPPED, SILENT, Ending
+from pipecat_hedge.limits.loop_lag import LoopWatch
+from pipecat_hedge.limits.priority import TIERS
+from pipecat_hedge.race.attempt import Attempt
+from pipecat_hedge.race.errors import AttemptError
+from pipecat_hedge.race.events import AttemptOutcome, Slot
+from pipecat_hedge.service.admission import Admission, as_settings
+from pipecat_hedge.service.provider_pool import ProviderPool
+from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.service.turn_learning import Learning
+from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Wait
+from tests.support.line import Line
+
+pytestmark = pytest.mark.virtual_time
+
+NOT_ITS_OWN = (type, types.ModuleType, types.FunctionType, asyncio.AbstractEventLoop)
+ENDINGS: tuple[tuple[AttemptOutcome, Ending], ...] = (
+    ("won", ANSWERED),
+    ("won", ANSWERED),
+    ("superseded", DROPPED),
+    ("interrupted", DROPPED),
+    ("failed", SILENT),
+)
+
+
+def kept_by(root: object) -> int:
+    """How many objects are kept alive by one, itself included; numbers, which fill rings, apart."""
+    seen: dict[int, object] = {}
+    left = [root]
+    while left:
+        each = left.pop()
+        if id(each) in seen or isinstance(each, (*NOT_ITS_OWN, int, float)):
+            continue
+        seen[id(each)] = each
+        left += gc.get_referents(each)
+    return len(seen)
+
+
+def parts(stats: ProviderStats) -> dict[str, int]:
+    """What is kept: all together, by the breakers and limits, and by who watches the loop."""
+    return {
+        "all": kept_by(stats),
+        "health": kept_by(stats.health),
+        "loop_watch": kept_by(stats.loop_watch),
+        "loops": len(stats.loop_watch._loops),
+        "providers": len(stats.health.entries()),
+    }
+
+
+def test_what_is_kept_is_counted() -> None:
+    """One more provider, or one more thing remembered for a session, is seen."""
+    stats = ProviderStats()
+    before = parts(stats)
+    stats.health.of("a")
+    assert parts(stats)["health"] > before["health"]
+    grown = kept_by(stats)
+    stats.remembered["session 1"] = object()
+    assert kept_by(stats) > grown
+
+
+async def session(stats: ProviderStats, members: ProviderPool, number: int) -> None:
+    """One session of one turn, with everything of the process that it has to do with."""
+    loop = asyncio.get_running_loop()
+    stats.hold()
+    line_up = members.line_up(loop.time())
+    settings = as_settings("open", TIERS[number % len(TIERS)], None, None)
+    admission = Admission(stats.health, line_up, settings, stats.loop_watch, 3.0)
+    context = LLMContext([{"role": "user", "content": "word " * (number % 1000)}])
+    learning = Learning(HedgePolicy.adaptive(), line_up, context, stats, "first_token")
+    name = await admission.admit(learning.line_up, "primary")
+    assert name is not None
+    admission.refusals(["a", "b"])
+    permit = await admission.permit(name, "primary")
+    outcome, ending = ENDINGS[number % len(ENDINGS)]
+    attempt = Attempt(0, Slot(name), "primary", loop.time())
+    learning.sent(attempt)
+    attempt.outcome, attempt.ended_at = outcome, attempt.launched_at + 1.5 + number % 7 / 10
+    if outcome == "won":
+        attempt.first_token_at = attempt.launched_at + 0.3 + number % 11 / 10
+        admission.heard(permit, number % 3)
+    elif outcome == "failed":
+        attempt.error = AttemptError("server", "down")
+    learning.learn([attempt])
+    admission.give_back(permit, ending, has_begun=outcome == "won")
+    admission.close()
+    stats.health.take_changes()
+    await asyncio.sleep(0.1)
+    assert len(stats.loop_watch._loops) == 1
+    await stats.release()
+
+
+async def test_ten_thousand_sessions_leave_the_registry_as_large_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Breakers, limits, permits, latencies, budgets and who watches the loop, together.
+
+    What is learned of each provider, and for each size of prompt, has a place by then.
+    """
+    monkeypatch.setattr(LoopWatch, "run_if_real", LoopWatch.run)
+    stats = ProviderStats()
+    providers = [Provider(name, ScriptedLLMService([Say("Yes.")])) for name in "ab"]
+    members = ProviderPool(providers, stats.health)
+    for number in range(2_000):
+        await session(stats, members, number)
+    before = parts(stats)
+    for number in range(2_000, 12_000):
+        await session(stats, members, number)
+    after = parts(stats)
+    print(f"objects kept, before and after 10000 sessions: {before}, {after}")
+    assert after["providers"] == before["providers"] == 2
+    assert after["loops"] == before["loops"] == 1  # this one, for as long as it lives
+    for part in ("all", "health", "loop_watch"):
+        assert after[part] <= 1.02 * before[part], part
+
+
+async def test_sessions_with_a_pipeline_leave_nothing_either() -> None:
+    """Whole ones, of which some are answered by the second provider and some by nobody.
+
+    A breaker remembers some of its window's answers, and a limit the twenty sessions of its round;
+    had each session of one kind left something, it would be 80 and more.
+    """
+    stats = ProviderStats()
+    fine, slow = [Wait(0.2), Say("Yes.")], [Wait(3.0), Say("Late.")]
+    scripts: list[tuple[Any, Any]] = [(fine, fine), (slow, fine), ([Error()], fine)]
+    sizes: list[int] = []
+    for number in range(240):
+        first, second = scripts[number % len(scripts)]
+        pair = [Provider("a", ScriptedLLMService(first)), Provider("b", ScriptedLLMService(second))]
+        async with Line(HedgedLLMService(pair, stats=stats)) as line:
+            await line.ask()
+        await asyncio.sleep(10)
+        sizes.append(kept_by(stats.health))
+    assert len(stats.health.entries()) == 2
+    assert max(sizes) - min(sizes) < 60

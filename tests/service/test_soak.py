@@ -1,0 +1,36 @@
+"""Ten thousand turns with faults at random: none is lost, and nothing piles up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.soak import faults
+
+
+@pytest.mark.timeout(300)
+def test_ten_thousand_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every turn is answered or told; memory stays as it is after the first 2,000 turns."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.support.soak", "--turns", "10000", "--settled-after", "2000"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    told = json.loads(ended.stdout)
+    grown = told["bytes"] / told["settled_bytes"] - 1
+    lost = told["heard"].get("lost", 0)
+    with capsys.disabled():
+        print(f"\n10000 turns, answers lost {lost}: {told['heard']}")
+        print(f"attempts by fault: {told['faults']}")
+        print(f"memory after 2000 turns {told['settled_bytes'] / 2**20:.1f} MiB, then {grown:+.1%}")
+    assert sum(told["heard"].values()) == 10_000
+    assert lost == 0
+    assert grown < 0.05
+    assert set(told["faults"]) == set(faults())

@@ -1,0 +1,292 @@
+"""The race in traces of one's own, where Pipecat makes none: what the spans say, and what not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, Span, TracerProvider, sampling
+from opentelemetry.trace import SpanKind
+from pipecat.clocks.system_clock import SystemClock
+from pipecat.frames.frames import LLMContextFrame
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.frame_processor import FrameProcessorSetup
+from pipecat.utils.tracing.tracing_context import TracingContext
+
+from pipecat_hedge import FillerProcessor, HedgedLLMService, HedgeError, HedgePolicy, Provider
+from pipecat_hedge.race.reports import TurnReport
+from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.telemetry import race_span as race_span_module
+from pipecat_hedge.telemetry.race_span import RaceTracer
+from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
+from pipecat_hedge.tools.bench.trace_overhead import played_turn
+from tests.support.line import Line
+from tests.support.recorded_spans import (
+    RecordedSpans,
+    id_of,
+    parent_of,
+    recorded_spans,
+    said,
+    secs_into,
+)
+from tests.voice.test_filler import Voice
+
+pytestmark = pytest.mark.virtual_time
+
+SLOW: list[Step] = [Wait(3), Say("Never heard of.")]
+QUICK: list[Step] = [Wait(0.2), Say("Good evening, Harbour Kitchen.")]
+CHAT = "chat scripted"
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordedSpans]:
+    with recorded_spans(monkeypatch) as recorded:
+        yield recorded
+
+
+def hedged(policy: HedgePolicy, *scripts: list[Step], **kwargs: Any) -> HedgedLLMService:
+    members = [
+        Provider(name, ScriptedLLMService(script), usd_per_mtok=(1, 4))
+        for name, script in zip("abc", scripts, strict=False)
+    ]
+    return HedgedLLMService(members, policy=policy, own_spans=True, **kwargs)
+
+
+async def raced(
+    spans: RecordedSpans, policy: HedgePolicy, *scripts: list[Step], text: str = "Hello?"
+) -> tuple[ReadableSpan, dict[str, ReadableSpan]]:
+    """The span of a turn's race, and those of its attempts."""
+    async with Line(hedged(policy, *scripts)) as line:
+        await line.ask(text)
+        await line.report()
+    (race,) = spans.named("race")
+    return race, spans.of_providers(CHAT)
+
+
+def events(race: ReadableSpan) -> list[tuple[str, Any, float]]:
+    """The race's events in their order: name, provider, seconds."""
+    told = [(e.name, said(e).get("hedge.provider"), secs_into(race, e)) for e in race.events]
+    return sorted(told, key=lambda event: event[2])
+
+
+async def test_none_are_made_unless_asked_for(spans: RecordedSpans) -> None:
+    """A tracer provider alone is no wish to have the races traced."""
+    llm = HedgedLLMService([ScriptedLLMService(QUICK)], policy=HedgePolicy.race(1))
+    async with Line(llm) as line:
+        await line.ask()
+        await line.report()
+    assert spans.all() == []
+
+
+async def test_a_race_and_its_attempts(spans: RecordedSpans) -> None:
+    """The attempts stand side by side below the race; each says its part, its times, its tokens."""
+    race, attempts = await raced(spans, HedgePolicy.after(0.5), SLOW, QUICK)
+    assert parent_of(race) is None
+    assert [parent_of(span) for span in attempts.values()] == [id_of(race)] * 2
+    lost, won = said(attempts["a"]), said(attempts["b"])
+    assert (lost["hedge.attempt"], lost["hedge.launch_reason"]) == (0, "primary")
+    assert (won["hedge.attempt"], won["hedge.launch_reason"]) == (1, "hedge")
+    assert (lost["hedge.outcome"], won["hedge.outcome"]) == ("superseded", "won")
+    assert won["hedge.launched_secs"] == pytest.approx(0.5)
+    assert won["hedge.ttft_secs"] == pytest.approx(0.2)
+    assert "hedge.ttft_secs" not in lost
+    assert lost["hedge.tokens_estimated"]
+    assert won["gen_ai.usage.output_tokens"] == 8
+    assert all(span.kind is SpanKind.CLIENT for span in attempts.values())
+    begins = [((span.start_time or 0) - (race.start_time or 0)) / 1e9 for span in attempts.values()]
+    assert sorted(begins) == pytest.approx([0, 0.5])
+    ends = [((span.end_time or 0) - (race.start_time or 0)) / 1e9 for span in attempts.values()]
+    assert ends == pytest.approx([0.7, 0.7])
+
+
+async def test_the_conventions_names(spans: RecordedSpans) -> None:
+    """What OpenTelemetry's conventions for generative AI have a name for bears that name."""
+    _, attempts = await raced(spans, HedgePolicy.race(1), QUICK)
+    told = said(attempts["a"])
+    assert told["gen_ai.operation.name"] == "chat"
+    assert told["gen_ai.provider.name"] == "scripted"
+    assert told["gen_ai.request.model"] == "scripted"
+    assert told["gen_ai.request.stream"] is True
+    assert told["gen_ai.usage.input_tokens"] > 0
+    assert told["gen_ai.response.time_to_first_chunk"] == pytest.approx(0.2)
+
+
+async def test_what_came_of_the_race(spans: RecordedSpans) -> None:
+    """Its span sums it up, with the commit at its moment."""
+    race, _ = await raced(spans, HedgePolicy.after(0.5), SLOW, QUICK)
+    told = said(race)
+    assert (told["hedge.winner"], told["hedge.outcome"]) == ("b", "answered")
+    assert (told["hedge.turn"], told["hedge.tier"], told["hedge.attempts"]) == (1, "standard", 2)
+    assert told["hedge.ttft_secs"] == pytest.approx(0.7)
+    assert told["hedge.usd"] > 0
+    assert events(race) == [("hedge.commit", "b", pytest.approx(0.7))]
+    assert said(race.events[0]) == {"hedge.provider": "b", "hedge.attempt": 1}
+    assert told["hedge.commit_reason"] == "first_token"
+
+
+async def test_a_rescue(spans: RecordedSpans) -> None:
+    """Who broke off, and who went on, are events; the one that broke off has failed."""
+    broken: list[Step] = [Wait(0.1), Say("Good evening. We are"), Wait(0.4), Error("cut")]
+    policy = HedgePolicy.fallback(commit="first_sentence")
+    race, attempts = await raced(spans, policy, broken, QUICK)
+    told = events(race)
+    assert {(name, who) for name, who, _ in told} == {
+        ("hedge.commit", "a"),
+        ("hedge.break_off", "a"),
+        ("hedge.failure", "a"),
+        ("hedge.rescue", "b"),
+    }
+    assert [at for *_, at in told] == pytest.approx([0.1, 0.5, 0.5, 0.7])
+    assert said(attempts["a"])["hedge.outcome"] == "failed"
+    assert not attempts["a"].status.is_ok
+    assert attempts["b"].status.is_unset
+
+
+async def test_a_turn_that_nobody_answers(spans: RecordedSpans) -> None:
+    """The race's span is an error, and so is each attempt's, with its category."""
+    failing: list[Step] = [Wait(0.1), Error("no")]
+    race, attempts = await raced(spans, HedgePolicy.fallback(), failing, failing)
+    assert said(race)["hedge.outcome"] == "failed"
+    assert "hedge.winner" not in said(race)
+    assert not race.status.is_ok
+    assert not race.status.is_unset
+    for span in attempts.values():
+        assert said(span)["error.type"] == "server"
+    assert [name for name, *_ in events(race)] == ["hedge.failure"] * 2
+
+
+async def test_an_interruption_is_no_error(spans: RecordedSpans) -> None:
+    """The spans end when the caller speaks, and blame nobody."""
+    async with Line(hedged(HedgePolicy.race(2), SLOW, SLOW)) as line:
+        await line.send(LLMContextFrame(LLMContext([])))
+        await asyncio.sleep(1.0)
+        await line.interrupt()
+        await line.report()
+    (race,) = spans.named("race")
+    attempts = spans.of_providers(CHAT)
+    assert {said(span)["hedge.outcome"] for span in attempts.values()} == {"interrupted"}
+    assert all(span.status.is_unset for span in [race, *attempts.values()])
+
+
+@pytest.mark.parametrize("broken", ["stop_processing_metrics", "_learn"])
+async def test_a_turn_whose_end_goes_wrong_is_counted_and_its_spans_end(
+    spans: RecordedSpans, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is; what was held open for longer would be so for good."""
+    told: list[TurnReport] = []
+    llm = hedged(HedgePolicy.race(2), SLOW, SLOW, stats=ProviderStats())
+    llm.stats.turn_hooks.add(told.append)
+
+    async def breaks(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(llm, broken, breaks)
+    async with Line(llm) as line:
+        await line.send(LLMContextFrame(LLMContext([])))
+        await asyncio.sleep(1.0)
+        await line.interrupt()
+        async with asyncio.timeout(10):
+            assert (await line.report()).outcome == "interrupted"
+    assert [report.outcome for report in told] == ["interrupted"]
+    assert len(spans.named("race", CHAT)) == 3
+    assert not llm.is_failing
+
+
+async def test_a_filler_is_an_event(spans: RecordedSpans) -> None:
+    """With its cause, at the moment when it was spoken; a filler that was not spoken is none."""
+    policy = HedgePolicy.race(1)
+    filler = FillerProcessor(not_before_turn=1, after_secs=0.8)
+    async with Line(hedged(policy, SLOW), processors=[filler], after=[Voice()]) as line:
+        await line.ask()
+        report = await line.report()
+    assert report.filler is not None
+    assert report.filler.spoken_secs is not None
+    (race,) = spans.named("race")
+    (event,) = [event for event in race.events if event.name == "hedge.filler"]
+    assert said(event)["hedge.filler.cause"] == "slow"
+    assert secs_into(race, event) == pytest.approx(report.filler.spoken_secs)
+
+
+async def test_nothing_that_was_said_is_in_a_span(spans: RecordedSpans) -> None:
+    """Nor what a provider said of its failure, in which it may quote what it was sent."""
+    secret = "my card number is 4929"
+    failing: list[Step] = [Error(f"invalid request: {secret}")]
+    calling: list[Step] = [Wait(0.1), Say(f"So {secret}."), Call("book_table", {"note": secret})]
+    await raced(spans, HedgePolicy.fallback(), failing, calling, text=secret)
+    told = "\n".join(span.to_json() for span in spans.all())
+    assert told.count('"name": "race"') == 1
+    assert "4929" not in told
+    assert "invalid request" not in told
+
+
+async def test_a_span_is_told_what_it_says_in_two_pieces(
+    spans: RecordedSpans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One at its beginning and one at its end: the SDK takes its time for each."""
+    told: list[str] = []
+    for name in ("set_attribute", "set_attributes"):
+        tells = getattr(Span, name)
+
+        def noting(span: Any, *args: Any, name: str = name, tells: Any = tells) -> None:
+            told.append(f"{span.name} {name}")
+            tells(span, *args)
+
+        monkeypatch.setattr(Span, name, noting)
+    await raced(spans, HedgePolicy.race(2), SLOW, QUICK)
+    assert sorted(told) == [f"{CHAT} set_attributes"] * 2 + ["race set_attributes"]
+
+
+async def test_another_ones_span_is_left_alone(spans: RecordedSpans) -> None:
+    """A race stands below the span that is current, and adds nothing to it."""
+    with trace.get_tracer("mine").start_as_current_span("mine") as mine:
+        race, _ = await raced(spans, HedgePolicy.race(2), SLOW, QUICK)
+    assert parent_of(race) == mine.get_span_context().span_id
+    (found,) = spans.named("mine")
+    assert dict(said(found)) == {}
+
+
+async def test_a_race_that_is_told_of_late_is_nobodys_parent(spans: RecordedSpans) -> None:
+    """The next one has begun by then: it stands below the turn, and its requests below it."""
+    call, turn = TracingContext(), spans.provider.get_tracer("mine").start_span("turn")
+    call.set_turn_context(turn.get_span_context())
+    setup = FrameProcessorSetup(
+        *(SystemClock(), None, None),  # pyright: ignore[reportArgumentType]
+        enable_tracing=True,
+        tracing_context=call,
+    )
+    tracer = RaceTracer()
+    members = tracer.setup(setup).tracing_context
+    assert members is not None
+    first, second = (tracer.begin(number, "race(1)", "standard") for number in (1, 2))
+    tracer.end(first, played_turn(1))
+    below = trace.get_current_span(members.get_turn_context()).get_span_context()
+    tracer.end(second, played_turn(1))
+    races = spans.named("race")
+    assert [said(race)["hedge.turn"] for race in races] == [1, 2]
+    assert {parent_of(race) for race in races} == {turn.get_span_context().span_id}
+    assert below.span_id == id_of(races[1])
+    assert members.get_turn_context() is call.get_turn_context()
+
+
+async def test_a_call_that_is_not_sampled_costs_and_says_nothing(
+    spans: RecordedSpans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the sampler leaves a trace out, so do the races."""
+    monkeypatch.setattr(spans, "provider", TracerProvider(sampler=sampling.ALWAYS_OFF))
+    async with Line(hedged(HedgePolicy.race(1), QUICK)) as line:
+        await line.ask()
+        assert (await line.report()).outcome == "answered"
+    assert spans.all() == []
+
+
+def test_without_opentelemetry_it_is_said_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By whoever asks for spans of one's own; everybody else needs nothing."""
+    monkeypatch.setattr(race_span_module, "trace", None)
+    with pytest.raises(HedgeError, match=r"own_spans .*pipecat-hedge\[tracing\]"):
+        hedged(HedgePolicy.race(1), QUICK)
+    HedgedLLMService([ScriptedLLMService(QUICK)])

@@ -1,0 +1,308 @@
+"""The pytest plugin, in test runs of their own: what a user's tests read like, and what they leave.
+
+Each inner run is a process; the bot that it calls is the scripted one, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tools.replay.scripted_command import is_running, started
+
+pytest_plugins = ["pytester"]
+pytestmark = [pytest.mark.live, pytest.mark.realtime, pytest.mark.timeout(120)]
+
+ROOT = Path(__file__).parents[3]
+PLUGIN = "pipecat_hedge.tools.replay.pytest_plugin"
+IS_INSTALLED = any(p.value == PLUGIN for p in importlib.metadata.entry_points(group="pytest11"))
+PLUGINS = () if IS_INSTALLED else ("-p", PLUGIN)  # it must not be registered twice
+COMMAND = "python -m tests.tools.replay.scripted_command {port} started"
+HOURS = "hours.flac"
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch, pytester: pytest.Pytester) -> None:
+    """The inner run finds this package, the scripted bot, and a recording."""
+    found = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(found))
+    (pytester.path / HOURS).symlink_to(ROOT / "fixtures/audio/goodbye_slt_normal.flac")
+    pytester.makeini("[pytest]\nasyncio_mode = auto\n")
+
+
+def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
+    return pytester.runpytest_subprocess(*PLUGINS, *args, timeout=100)
+
+
+def test_a_users_test(pytester: pytest.Pytester) -> None:
+    """A conftest names the bot, the tests read as they should, and the figures are shown."""
+    pytester.makeconftest(
+        f"""
+        import pytest
+
+        @pytest.fixture
+        def voice_bot():
+            return {COMMAND!r}
+        """
+    )
+    pytester.makepyfile(
+        """
+        import pytest
+
+        pytestmark = pytest.mark.voice_bot(greeting_secs=0)
+
+        async def test_hours(caller):
+            turn = await caller.say("hours.flac")
+            assert turn.voice_to_voice_secs < 20
+            assert "nine" in turn.answer_text
+
+        async def test_interruption(caller):
+            first, second = await caller.say_and_interrupt("hours.flac", by="hours.flac")
+            assert "nine" in first.answer_text
+            assert second.silent_after_secs < 20
+        """
+    )
+    result = run(pytester)
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(
+        ["*turns with voice bots*", "*recording*turns*p50*p95*max*", "*hours*3*3*s*s*s*"]
+    )
+    bots = started(pytester.path / "started")
+    assert len(bots) == 2
+    assert [bot.left for bot in bots] == [[], []]
+
+
+def test_nothing_is_left_of_tests_that_fail(pytester: pytest.Pytester) -> None:
+    """By an assertion, by a cancellation, by a time limit: no process, no port; and it is told.
+
+    The signal of pytest-timeout raises an error wherever the loop is; where that is one of aiortc's
+    tasks, asyncio swallows it, one time in fifteen. Hence the second limit.
+    """
+    pytester.makepyfile(
+        f"""
+        import asyncio
+        import pytest
+
+        pytestmark = pytest.mark.voice_bot({COMMAND!r}, greeting_secs=0)
+
+        async def test_asserts(caller):
+            assert caller.bot.url == "elsewhere"
+
+        async def test_is_cancelled(caller):
+            async with asyncio.timeout(0.1):
+                await caller.say("hours.flac")
+
+        @pytest.mark.timeout(3, method="signal")
+        async def test_takes_too_long(caller):
+            async with asyncio.timeout(10):
+                await asyncio.Event().wait()
+
+        async def test_says_what_is_not_there(caller):
+            await caller.say("no-such.wav")
+        """
+    )
+    result = run(pytester, "-p", "no:cacheprovider")
+    result.assert_outcomes(failed=4)
+    result.stdout.fnmatch_lines(
+        [
+            "*the bot said:",
+            "*the scripted bot is at port*",
+            "*there is no recording 'no-such.wav': *no-such.wav is no file*",
+        ]
+    )
+    bots = started(pytester.path / "started")
+    assert len(bots) == 4
+    assert [bot.left for bot in bots] == [[]] * 4
+    for bot in bots:
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", bot.port)) != 0
+
+
+HANGS = f"""
+import asyncio
+import pytest
+
+@pytest.mark.voice_bot({COMMAND!r}, greeting_secs=0)
+async def test_hangs(caller):
+    print("now", flush=True)
+    await asyncio.Event().wait()
+"""
+
+
+def test_nothing_is_left_of_a_run_that_is_killed(pytester: pytest.Pytester) -> None:
+    """Not even where nobody is left to tidy up."""
+    pytester.makepyfile(HANGS)
+    words = [sys.executable, "-m", "pytest", *PLUGINS, "-s"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as inner:
+        assert inner.stdout is not None
+        assert any(line.endswith("now\n") for line in inner.stdout)
+        (bot,) = started(pytester.path / "started")
+        ends = [os.pidfd_open(pid) for pid in bot.processes]
+        inner.kill()
+    for end in ends:
+        assert select.select([end], [], [], 30)[0], "it outlives the run"
+        os.close(end)
+    assert bot.left == []
+
+
+def test_a_function(pytester: pytest.Pytester) -> None:
+    """Answers in the test's own process; what it raises fails the test, with its name."""
+    pytester.makepyfile(
+        """
+        import pytest
+        from tests.tools.replay.pipecat_bot import bot
+
+        async def broken(runner_args):
+            raise LookupError("no such voice")
+
+        async def returns(runner_args):
+            return
+
+        @pytest.mark.voice_bot(bot, greeting_secs=0)
+        async def test_answers(caller):
+            turn = await caller.say("hours.flac")
+            assert turn.answer_text == "We close at nine."
+
+        @pytest.mark.voice_bot(bot=broken)
+        async def test_raises(caller):
+            pass
+
+        @pytest.mark.voice_bot(bot=returns, greeting_secs=0)
+        async def test_returns(caller):
+            pass
+        """
+    )
+    result = run(pytester)
+    result.assert_outcomes(passed=1, errors=2)
+    result.stdout.fnmatch_lines(
+        [
+            "*BotFailed: the bot raised LookupError: no such voice",
+            "*BotFailed: the bot returned without answering the call: *",
+        ]
+    )
+
+
+def test_one_bot_for_many_tests(pytester: pytest.Pytester) -> None:
+    """A bot that runs already is called where it is, and goes on running."""
+    pytester.makeconftest(
+        f"""
+        import pytest_asyncio
+        from pipecat_hedge.tools.replay.bots import CommandBot
+
+        @pytest_asyncio.fixture(scope="session", loop_scope="session")
+        async def voice_bot():
+            async with CommandBot({COMMAND!r}) as bot:
+                yield bot.url
+        """
+    )
+    pytester.makepyfile(
+        """
+        import pytest
+
+        pytestmark = pytest.mark.voice_bot(greeting_secs=0)
+
+        @pytest.mark.parametrize("number", range(3))
+        async def test_call(caller, number):
+            assert caller.bot.is_running
+        """
+    )
+    run(pytester).assert_outcomes(passed=3)
+    (bot,) = started(pytester.path / "started")
+    assert bot.left == []
+
+
+def test_the_command_line_names_the_bot(pytester: pytest.Pytester) -> None:
+    """So does the configuration, in a file."""
+    pytester.makepyfile("async def test_call(caller): pass")
+    pytester.makeini(f"[pytest]\nasyncio_mode = auto\nvoice_bot = {COMMAND}\n")
+    result = run(pytester, "--voice-bot", "no-such-bot")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*BotFailed: no-such-bot cannot be run*correct the bot's command"])
+
+
+@pytest.mark.parametrize(
+    ("marker", "told"),
+    [
+        ("usefixtures()", "no voice bot is named: have a fixture voice_bot return a command*"),
+        ("voice_bot(7860)", "a bot is an address such as *; got 7860"),
+        ("voice_bot('true', greetings=1)", "the marker voice_bot has no greetings: it has *"),
+        ("voice_bot('true', 'false')", "the marker voice_bot takes one bot, got *"),
+        ("voice_bot('true', timeout_secs=0)", "timeout_secs must be positive, got 0"),
+        ("voice_bot('true', start_secs=-1)", "start_secs must be positive, got -1"),
+        ("voice_bot('true', start_secs='5')", "start_secs must be a number of seconds, got '5'*"),
+        ("voice_bot('true', greeting_secs='5')", "greeting_secs must be a number of seconds, *"),
+        ("voice_bot('true', network=0.5)", "network must be a *Network, such as *, got 0.5"),
+    ],
+)
+def test_what_cannot_be_called(pytester: pytest.Pytester, marker: str, told: str) -> None:
+    """Says so without a traceback, with the remedy."""
+    pytester.makepyfile(
+        f"""
+        import pytest
+
+        @pytest.mark.{marker}
+        async def test_call(caller):
+            pass
+        """
+    )
+    result = run(pytester, "--strict-markers")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([told])
+    result.stdout.no_fnmatch_line("*Traceback*")
+
+
+def test_without_pytest_asyncio(pytester: pytest.Pytester) -> None:
+    """Who makes no call does not notice; who does is told what is missing."""
+    pytester.makeini("[pytest]\nfilterwarnings = error\n")
+    pytester.makepyfile(
+        """
+        def test_nothing(): pass
+        def test_call(caller): pass
+        """
+    )
+    result = run(pytester, "-p", "no:asyncio", "-W", "ignore::pytest.PytestConfigWarning")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["the fixture caller needs pytest-asyncio: install it*"])
+    result.stdout.no_fnmatch_line("*turns with voice bots*")
+
+
+def test_who_makes_no_call_pays_nothing(pytester: pytest.Pytester) -> None:
+    """The plugin is loaded in every test run; what makes calls is not."""
+    pytester.makepyfile(
+        """
+        import sys
+
+        def test_nothing():
+            assert "pipecat_hedge.tools.replay.pytest_plugin" in sys.modules
+            heavy = {"pipecat", "aiortc", "aiohttp", "numpy", "rich", "loguru"}
+            assert not heavy & sys.modules.keys()
+        """
+    )
+    run(pytester).assert_outcomes(passed=1)
+
+
+def test_ctrl_c(pytester: pytest.Pytester) -> None:
+    """Ends the test and the bot."""
+    pytester.makepyfile(HANGS)
+    words = [sys.executable, "-m", "pytest", *PLUGINS, "-s"]
+    # In the background of a shell Ctrl-C is ignored, also by what is started from there.
+    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, preexec_fn=heeds) as inner:
+        try:
+            assert inner.stdout is not None
+            assert any(line.endswith("now\n") for line in inner.stdout)
+            inner.send_signal(signal.SIGINT)
+            inner.stdout.read()
+        finally:
+            inner.kill()
+    (bot,) = started(pytester.path / "started")
+    assert not any(map(is_running, bot.processes))

@@ -1,0 +1,90 @@
+"""``pipecat-hedge replay``, as it is called."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from pipecat_hedge.cli import main
+from pipecat_hedge.tools.replay.sound import RATE
+from tests.tools.replay.scripted_bot import ScriptedBot
+
+pytestmark = [pytest.mark.live, pytest.mark.realtime]
+
+
+@pytest.fixture
+def hello(tmp_path: Path) -> Path:
+    """A recording of 0.4 s."""
+    at = np.arange(round(0.4 * RATE)) / RATE
+    path = tmp_path / "hello.wav"
+    soundfile.write(path, 0.3 * np.sin(2 * np.pi * 440 * at), RATE)
+    return path
+
+
+async def called(*arguments: object) -> int:
+    """Run the command as in a process of its own, in a thread with its own loop."""
+    return await asyncio.to_thread(main, ["replay", *map(str, arguments)])
+
+
+async def test_a_table_and_a_report(
+    hello: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it prints, writes and exits with when all is well."""
+    out = tmp_path / "out"
+    async with ScriptedBot(speaks_secs=0.3) as bot:
+        options = ("--url", bot.url, "--runs", 2, "--greeting", 0, "--report", out)
+        assert await called(hello, *options) == 0
+    printed = capsys.readouterr().out
+    assert "voice to voice, as the caller hears it" in printed
+    assert "hello" in printed
+    assert f"report: {out / 'report.html'}" in printed
+    rows = json.loads((out / "replay.json").read_text())
+    assert [(row["recording"], row["run"]) for row in rows] == [("hello", 1), ("hello", 2)]
+    assert all(0.3 < row["voice_to_voice_secs"] < 5 for row in rows)
+
+
+async def test_a_bot_that_says_nothing(hello: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As JSON, with an exit status of its own."""
+    async with ScriptedBot(answers=False) as bot:
+        options = ("--url", bot.url, "--timeout", 0.8, "--greeting", 0, "--json")
+        assert await called(hello, *options) == 1
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["error"] == "the bot was silent for 0.8 s"
+    assert row["voice_to_voice_secs"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("{hello}", "--url", "http://127.0.0.1:9"), "nobody answers at http://127.0.0.1:9/api"),
+        (("{hello}", "--url", "127.0.0.1"), "url must be like http://127.0.0.1:7860"),
+        (("{text}",), "not an audio file"),
+        (("{missing}",), "missing.wav"),
+        (("{hello}", "--runs", "0"), "runs must be at least 1, got 0"),
+        (("{hello}", "--loss", "1.5"), "loss must be a share from 0 to below 1, got 1.5"),
+        (("{hello}", "--interrupt-with", "{missing}"), "missing.wav"),
+        (("{hello}", "--interrupt-with", "{folder}"), "is a folder, but one recording is to be"),
+        (("{hello}", "--report", "{text}"), "cannot be written to"),
+    ],
+)
+async def test_what_cannot_be_done(
+    arguments: tuple[str, ...],
+    told: str,
+    hello: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One line, which names what is wrong, and the exit status 2."""
+    text = tmp_path / "words.txt"
+    text.write_text("words")
+    names = {"hello": hello, "text": text, "missing": tmp_path / "missing.wav"}
+    names["folder"] = tmp_path
+    assert await called(*(argument.format(**names) for argument in arguments)) == 2
+    printed = capsys.readouterr().err.replace("\n", " ")
+    assert printed.startswith("pipecat-hedge replay: ")
+    assert told in printed

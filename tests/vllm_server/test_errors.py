@@ -1,0 +1,46 @@
+"""What a real vLLM refuses, and what the service says of it."""
+
+from __future__ import annotations
+
+import pytest
+from pipecat.utils.errors import ErrorCategory
+from scripts.vllm.server import VLLMProcess
+
+from pipecat_hedge import VLLMService
+from tests.support.line import Line
+
+pytestmark = pytest.mark.vllm
+
+
+async def test_a_model_that_is_not_served(vllm: VLLMProcess) -> None:
+    """The error names the models that are."""
+    settings = VLLMService.Settings(model="large")
+    async with Line(VLLMService(base_url=vllm.base_url, settings=settings)) as line:
+        await line.ask()
+    assert f"model large is not served at {vllm.base_url}; served: tiny" in line.errors[0].error
+    assert line.errors[0].category is ErrorCategory.INVALID_REQUEST
+
+
+async def test_a_prompt_that_is_too_long(vllm: VLLMProcess) -> None:
+    """The error has both lengths, and the service stays usable: the next prompt may be shorter."""
+    llm = VLLMService(base_url=vllm.base_url)
+    async with Line(llm) as line:
+        await line.ask("open the door " * 12_000)
+        assert llm.is_usable
+        await line.ask("Hello?")
+    found = line.errors[0].error
+    assert "the prompt has 36," in found
+    assert "the server's limit is 32,768 tokens" in found
+    assert line.errors[0].category is ErrorCategory.APPLICATION
+    assert line.text
+
+
+async def test_an_address_beside_the_api(vllm: VLLMProcess) -> None:
+    """The error says what base_url has to be."""
+    llm = VLLMService(
+        base_url=vllm.base_url.replace("/v1", "/api/v1"),
+        settings=VLLMService.Settings(model="tiny"),
+    )
+    async with Line(llm) as line:
+        await line.ask()
+    assert "base_url must be the address" in line.errors[0].error

@@ -1,0 +1,110 @@
+"""What a real vLLM does for the caller's wait. Asserted are ratios and shares within one run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
+from scripts.vllm.server import VLLMProcess
+
+from pipecat_hedge import HedgedLLMService, Provider, TurnReport, VLLMService
+from pipecat_hedge.tools.bench.llm_load import measure
+from pipecat_hedge.tools.bench.llm_race import race
+from tests.support.line import Line
+from tests.vllm_server.asking import SYSTEM, counts
+
+pytestmark = pytest.mark.vllm
+
+SHORT, LONG = 42, 170
+"""Repetitions of the system prompt: some 1,000 and 4,000 tokens."""
+
+
+@pytest.fixture(scope="module")
+def small_vllm() -> Iterator[VLLMProcess]:
+    """A server of the larger model, which takes a second to read a long prompt."""
+    with VLLMProcess("small", name="small") as server:
+        yield server
+
+
+async def first_turn(
+    server: VLLMProcess, *, caller: str, warm: bool, size: int = SHORT
+) -> TurnReport:
+    """The first turn of a session whose system prompt, so many times 24 tokens, is its own."""
+    prompt = f"You serve {caller}. " + SYSTEM * size
+    settings = VLLMService.Settings(system_instruction=prompt, max_tokens=20)
+    llm = HedgedLLMService(
+        [Provider("local", VLLMService(base_url=server.base_url, settings=settings))], warm=warm
+    )
+    context = LLMContext()
+    before = (await counts(server)).prefix_queries
+    async with Line(llm, before=[LLMContextAggregatorPair(context).user()]) as line:
+        if warm:  # a caller is greeted, and speaks, before the first turn
+            async with asyncio.timeout(30):
+                while (now := await counts(server)).prefix_queries == before or now.running:
+                    await asyncio.sleep(0.02)
+        context.add_message({"role": "user", "content": "A table for two, please."})
+        await line.ask(context=context)
+        return await line.report()
+
+
+async def test_the_first_turn_finds_its_prompt_read(small_vllm: VLLMProcess) -> None:
+    """Sent ahead, a prompt of 4,000 tokens costs the first turn less than a fifth.
+
+    Of 1,000 where they take half a second: on some processors reading takes forty times as long.
+    """
+    await first_turn(small_vllm, caller="Nobody", warm=False)  # the server's own first request
+    short = await first_turn(small_vllm, caller="Somebody", warm=False)
+    assert short.ttft_secs is not None
+    size = SHORT if short.ttft_secs > 0.5 else LONG
+    cold = [
+        await first_turn(small_vllm, caller=name, warm=False, size=size) for name in ("Ann", "Ben")
+    ]
+    warm = [
+        await first_turn(small_vllm, caller=name, warm=True, size=size) for name in ("Cleo", "Dan")
+    ]
+    assert all((report.attempts[0].input_tokens or 0) > 20 * size for report in cold + warm)
+    assert all(report.ttft_secs is not None for report in cold + warm)
+    without = min(report.ttft_secs or 0 for report in cold)
+    with_it = max(report.ttft_secs or 0 for report in warm)
+    print(f"\nfirst turn, {24 * size} tokens: {without:.3f} s cold, {with_it:.3f} s sent ahead")
+    assert with_it < without / 5
+
+
+def test_racing_it_ends_the_hosted_providers_tail(vllm: VLLMProcess) -> None:
+    """As the second and as the first, for few extra requests, from a cold start."""
+    alone, second, first = race(vllm.base_url, "gemma-4-31b-baseten", turns=500)
+    for row in (alone, second, first):
+        print(f"\n{row}")
+    for row in (second, first):
+        assert row.p99_secs is not None
+        assert row.p99_secs <= 1.0
+        assert row.extra_requests <= 0.06
+        assert row.unanswered == 0
+    assert alone.p99_secs is not None
+    assert second.p99_secs is not None
+    assert second.p99_secs < 0.5 * alone.p99_secs
+
+
+async def test_the_bench_measures_what_the_server_counts(vllm: VLLMProcess) -> None:
+    """Client and server agree on how much was asked; a warm prefix is found in the cache."""
+    loads = await measure(
+        vllm.base_url, levels=[1, 4], requests=8, prompt_tokens=1000, answer_tokens=16
+    )
+    assert [(load.concurrency, load.prefix) for load in loads] == [
+        (1, "cold"),
+        (4, "cold"),
+        (1, "warm"),
+        (4, "warm"),
+    ]
+    for load in loads:
+        assert (load.requests, load.failed) == (8, 0)
+        assert load.ttft_p50 is not None
+        assert load.server_ttft_p50 is not None
+        assert load.per_token_p50 is not None
+        assert load.gap_p95 is not None
+        assert load.hit_share is not None
+    assert (loads[0].hit_share or 0) < 0.2
+    assert (loads[2].hit_share or 0) > 0.6

@@ -1,0 +1,537 @@
+"""Fillers: when the silence is filled, when not, and that nothing else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import soundfile
+from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
+from pipecat.frames.frames import (
+    Frame,
+    InterruptionFrame,
+    LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+    OutputAudioRawFrame,
+    TTSAudioRawFrame,
+    TTSStartedFrame,
+    TTSTextFrame,
+)
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
+from pipecat.services.llm_service import FunctionCallParams, LLMService
+from pipecat.services.settings import TTSSettings
+from pipecat.services.tts_service import TTSService
+from pipecat.turns.user_turn_strategies import EagerUserTurnStrategies
+
+from pipecat_hedge import FillerProcessor, HedgedLLMService, HedgeError, HedgePolicy, ProviderStats
+from pipecat_hedge.policy.backends import Backend
+from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
+from pipecat_hedge.voice.filler_playback import FillerFrame
+from tests.support.line import Line
+from tests.voice.test_turn_taking import committed, conversation, eager, started, stopped
+
+pytestmark = pytest.mark.virtual_time
+
+ANSWER = "We are open till nine."
+SLOW: list[Step] = [Wait(2.5), Say(ANSWER)]
+USUAL: list[Step] = [Wait(0.4), Say(ANSWER)]
+RATE = 16000
+
+
+class Voice(TTSService):
+    """Takes ``delay_secs`` to the first audio of each text, and notes what has sounded and when."""
+
+    def __init__(self, delay_secs: float = 0.1, **kwargs: Any):
+        super().__init__(
+            sample_rate=RATE,
+            push_start_frame=True,
+            push_stop_frames=True,
+            stop_frame_timeout_s=3.0,
+            settings=TTSSettings(model=None, voice=None, language=None),
+            **kwargs,
+        )
+        self._delay_secs = delay_secs
+        self.audio_secs = 0.1
+        self.asked: list[tuple[float, str]] = []
+
+    async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame, None]:
+        self.asked.append((asyncio.get_running_loop().time(), text))
+        self.create_task(self._speak(text, context_id), f"speak {text}")
+        yield None  # type: ignore[misc]
+
+    async def _speak(self, text: str, context_id: str) -> None:
+        await asyncio.sleep(self._delay_secs)
+        audio = TTSAudioRawFrame(
+            b"\1\1" * round(self.audio_secs * RATE), RATE, 1, context_id=context_id
+        )
+        await self.append_to_audio_context(context_id, audio)
+        await self.remove_audio_context(context_id)
+
+
+class Conversation:
+    """A call: an LLM, fillers and a voice; a conversation that is remembered."""
+
+    def __init__(
+        self,
+        llm: LLMService[Any],
+        *,
+        voice: Voice | None = None,
+        context: LLMContext | None = None,
+        **options: Any,
+    ):
+        options.setdefault("dice", random.Random(1))
+        self.voice = voice or Voice()
+        self.fillers = FillerProcessor(**options)
+        self.context = context or LLMContext()
+        aggregators = LLMContextAggregatorPair(self.context)
+        self.line = Line(
+            llm,
+            before=[aggregators.user()],
+            processors=[self.fillers, self.voice],
+            after=[aggregators.assistant()],
+        )
+
+    async def __aenter__(self) -> Conversation:
+        await self.line.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self.line.__aexit__(*error)
+
+    async def ask(self, times: int = 1, gap_secs: float = 20.0) -> float:
+        """Ask; returns when the last question was asked, once all has been answered."""
+        asked = 0.0
+        for _ in range(times):
+            asked = asyncio.get_running_loop().time()
+            self.context.add_message({"role": "user", "content": "Are you open?"})
+            await self.line.ask(context=self.context)
+            await asyncio.sleep(gap_secs)
+        return asked
+
+    @property
+    def spoken(self) -> list[str]:
+        return [text for _, text in self.voice.asked if text != ANSWER]
+
+    def filler_at(self, asked: float) -> float:
+        """When the first filler since was spoken."""
+        return next(at for at, text in self.voice.asked if text != ANSWER and at >= asked) - asked
+
+    @property
+    def remembered(self) -> list[str]:
+        told = [cast(dict[str, Any], message) for message in self.context.messages]
+        return [m["content"] for m in told if m["role"] == "assistant" and "content" in m]
+
+
+def hedged(*scripts: Sequence[Step], **options: Any) -> HedgedLLMService:
+    options.setdefault("policy", HedgePolicy.fallback(1, stall_secs=None))
+    return HedgedLLMService([ScriptedLLMService(*scripts, model="gpt-4.1")], **options)
+
+
+def bare(*scripts: Sequence[Step]) -> LLMService[Any]:
+    return ScriptedLLMService(*scripts, model="gpt-4.1")
+
+
+@pytest.mark.parametrize("make", [hedged, bare])
+async def test_a_slow_answer_is_bridged(make: Callable[..., LLMService[Any]]) -> None:
+    """From the second turn on, as soon as it may be; the answer follows whole."""
+    async with Conversation(make(SLOW)) as call:
+        await call.ask()
+        assert call.spoken == [], "not in the first turn"
+        assert 0.8 <= call.filler_at(await call.ask()) < 2.0
+        await call.ask(10)
+        asked = await call.ask()
+        assert call.filler_at(asked) == pytest.approx(0.8, abs=0.01)
+    assert len(call.spoken) == 12
+    assert all(one != other for one, other in zip(call.spoken, call.spoken[1:], strict=False))
+    assert [text for _, text in call.voice.asked if text == ANSWER] == [ANSWER] * 13
+    assert call.remembered == [ANSWER] * 13
+    assert call.line.errors == []
+
+
+async def test_a_usual_answer_is_not() -> None:
+    """In two hundred turns."""
+    async with Conversation(hedged(USUAL)) as call:
+        await call.ask(200)
+    assert call.spoken == []
+    reports = call.line.reports
+    assert reports[50].filler is not None
+    assert reports[50].filler.spoken_secs is None
+    assert " s, a filler needs " in reports[50].filler.reason
+    assert reports[50].filler.reason.endswith("; the answer came at 0.40 s")
+
+
+async def test_it_stands_inside_the_answer() -> None:
+    """Between its start and its end, told apart from it, and no figure counts it."""
+    async with Conversation(hedged(SLOW)) as call:
+        await call.ask(2)
+        report = await call.line.report(2)
+        kinds = (LLMFullResponseStartFrame, TTSStartedFrame, LLMFullResponseEndFrame)
+        heard = [frame for _, frame in call.line.heard if isinstance(frame, kinds)][-4:]
+    assert [type(frame) for frame in heard] == [kinds[0], kinds[1], kinds[1], kinds[2]]
+    assert [f.append_to_context for f in heard if isinstance(f, TTSStartedFrame)] == [False, True]
+    assert not any(t.append_to_context for t in call.line.frames(TTSTextFrame) if t.text != ANSWER)
+    assert report.ttft_secs == pytest.approx(2.5)
+    assert report.filler is not None
+    assert report.filler.cause == "slow"
+    assert report.filler.spoken_secs == pytest.approx(0.8, abs=0.01)
+    assert "s left to wait at 0.80 s" in report.filler.reason
+    assert not report.filler.was_cut
+
+
+@pytest.mark.parametrize("voice_secs", [0.3, 0.6])
+async def test_it_is_withdrawn_if_the_answer_is_there_before_it_sounds(voice_secs: float) -> None:
+    """Without an error, and the answer is spoken as if there had been none."""
+    scripts = [SLOW] * 12 + [[Wait(0.85), Say(ANSWER)]]
+    async with Conversation(hedged(*scripts), voice=Voice(voice_secs)) as call:
+        await call.ask(12)
+        call.line.forget()
+        asked = await call.ask()
+        report = await call.line.report()
+    assert report.filler is not None
+    assert report.filler.was_cut
+    assert report.filler.spoken_secs == pytest.approx(0.8, abs=0.01)
+    assert report.filler.reason.endswith("; but the answer came")
+    loud = [f for f in call.line.frames(TTSAudioRawFrame) if any(f.audio)]
+    assert len(loud) == 1, "the answer alone"
+    first = next(
+        at for at, f in call.line.heard if isinstance(f, TTSAudioRawFrame) and any(f.audio)
+    )
+    assert first - asked == pytest.approx(0.85 + voice_secs, abs=0.02)
+    assert call.line.errors == []
+
+
+@pytest.mark.parametrize(
+    ("answer_secs", "voice"),
+    [
+        pytest.param(1.2, {"delay_secs": 0.1}, id="it sounds already"),
+        pytest.param(
+            0.85, {"delay_secs": 0.3, "pause_frame_processing": True}, id="whose audio is whose"
+        ),
+    ],
+)
+async def test_one_that_cannot_be_withdrawn_is_let_finish(
+    answer_secs: float, voice: dict[str, Any]
+) -> None:
+    """And the answer follows it.
+
+    A voice that cannot tell whose audio comes in would take the rest of it for the answer's.
+    """
+    scripts = [SLOW] * 12 + [[Wait(answer_secs), Say(ANSWER)]]
+    async with Conversation(hedged(*scripts), voice=Voice(**voice)) as call:
+        await call.ask(12)
+        call.line.forget()
+        await call.ask()
+        report = await call.line.report()
+    assert report.filler is not None
+    assert not report.filler.was_cut
+    assert len([f for f in call.line.frames(TTSAudioRawFrame) if any(f.audio)]) == 2
+
+
+async def test_a_barge_in_ends_the_wait() -> None:
+    """Nothing is said to who speaks; the next turn works."""
+    async with Conversation(hedged(SLOW)) as call:
+        await call.ask(4)
+        said = len(call.spoken)
+        asking = asyncio.create_task(call.line.ask(context=call.context))
+        await asyncio.sleep(0.5)
+        await call.line.send(InterruptionFrame())
+        await asyncio.sleep(10)
+        assert len(call.spoken) == said
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await call.ask()
+        assert len(call.spoken) == said + 1
+
+
+@pytest.mark.parametrize(("answer_secs", "filled"), [(2.5, False), (6.5, True)])
+async def test_not_while_speculating(answer_secs: float, filled: bool) -> None:
+    """The caller may still be speaking; once the turn is confirmed, what is left counts."""
+    stats = ProviderStats()
+    wait = Backend("scripted:gpt-4.1", "gpt-4.1", measures="wait")
+    for _ in range(200):
+        stats.record_first_token(wait, answer_secs, None)
+    voice = Voice()
+    fillers = FillerProcessor(not_before_turn=1, stats=stats)
+    await conversation(
+        hedged([Wait(answer_secs), Say(ANSWER)]),
+        EagerUserTurnStrategies(),
+        [started(), 1.0, eager(), 3.2, stopped(), committed()],
+        [fillers, voice],
+    )
+    spoken = [at for at, text in voice.asked if text != ANSWER]
+    assert bool(spoken) is filled
+    assert all(at > 4.2 + 0.7 for at in spoken), "not before the turn was confirmed"
+    assert ANSWER in [text for _, text in voice.asked]
+
+
+async def test_not_while_the_last_one_sounds() -> None:
+    """Though no time is asked for between two of them."""
+    options: dict[str, Any] = {"per_turn": 3, "every_secs": 0.0}
+    async with Conversation(hedged([Wait(12.0), Say(ANSWER)]), **options) as call:
+        await call.ask(12, gap_secs=30.0)
+    spoken = [at for at, text in call.voice.asked if text != ANSWER]
+    assert len(spoken) > 12
+    assert all(later - at > 0.7 for at, later in itertools.pairwise(spoken))
+
+
+async def test_without_a_voice_it_says_so_and_keeps_silent() -> None:
+    """Nothing is said to have been spoken that was not."""
+    llm = hedged(SLOW)
+    async with Line(llm, processors=[FillerProcessor(not_before_turn=1)]) as line:
+        for _ in range(2):
+            await line.ask()
+            await asyncio.sleep(20.0)
+    filler = line.reports[-1].filler
+    assert filler is not None
+    assert filler.spoken_secs is None
+    assert filler.reason.startswith("there is no text-to-speech behind it")
+
+
+async def test_not_again_soon() -> None:
+    """The gap counts over turns."""
+    async with Conversation(hedged(SLOW), every_secs=15.0) as call:
+        await call.ask(10)
+        said = len(call.spoken)
+        await call.ask(3, gap_secs=1.0)
+    assert len(call.spoken) == said + 1
+
+
+async def test_a_second_one_in_a_long_wait() -> None:
+    """If it is allowed, with the least time between."""
+    dead: list[Step] = [Wait(29.0), Say(ANSWER)]
+    async with Conversation(hedged(dead), per_turn=2, every_secs=6.0) as call:
+        await call.ask(8)
+        call.voice.asked.clear()
+        asked = await call.ask()
+    first, second = (at - asked for at, text in call.voice.asked if text != ANSWER)
+    assert second - first == pytest.approx(6.0, abs=0.01)
+
+
+# ---- causes
+
+
+def with_tool(secs: float) -> LLMContext:
+    async def look_up(params: FunctionCallParams) -> None:
+        await asyncio.sleep(secs)
+        await params.result_callback({"open": True})
+
+    return LLMContext(tools=[FunctionSchema("look_up", "Looks up.", {}, [], handler=look_up)])
+
+
+@pytest.mark.parametrize("make", [hedged, bare])
+async def test_a_tool_that_takes_long(make: Callable[..., LLMService[Any]]) -> None:
+    """Is announced at once when it is known, inside the answer that called it."""
+    scripts: list[list[Step]] = [[Wait(0.3), Call("look_up")], USUAL] * 20
+    phrases = {"tool": ["I'll look it up."]}
+    async with Conversation(make(*scripts), context=with_tool(3.0), phrases=phrases) as call:
+        for _ in range(12):
+            await call.line.ask(context=call.context)
+            await asyncio.sleep(25)
+        call.line.forget()
+        call.voice.asked.clear()
+        asked = asyncio.get_running_loop().time()
+        await call.line.ask(context=call.context)
+        await asyncio.sleep(25)
+        ends = [at for at, f in call.line.heard if isinstance(f, LLMFullResponseEndFrame)]
+        filler = next(at for at, f in call.line.heard if isinstance(f, TTSStartedFrame))
+    assert [text for _, text in call.voice.asked] == ["I'll look it up.", ANSWER]
+    assert call.filler_at(asked) == pytest.approx(0.3, abs=0.02)
+    assert filler <= ends[0]
+    assert call.remembered[-1] == ANSWER
+    if call.line.reports:
+        told = [report.filler for report in call.line.reports if report.filler is not None]
+        assert {f.cause for f in told if f.spoken_secs is not None} == {"tool"}
+
+
+async def test_a_tool_is_not_announced_for_the_llms_sake() -> None:
+    """Pipecat asks the LLM again when the bot is silent: a filler would make the wait longer."""
+    answers: list[Step] = [Wait(1.5), Say(ANSWER)]
+    scripts: list[list[Step]] = [[Wait(0.3), Call("look_up")], answers] * 20
+    phrases = {"tool": ["I'll look it up."]}
+    async with Conversation(hedged(*scripts), context=with_tool(1.0), phrases=phrases) as call:
+        for _ in range(14):
+            await call.line.ask(context=call.context)
+            await asyncio.sleep(25)
+    assert call.spoken == []
+
+
+async def test_a_quick_tool_is_not_announced() -> None:
+    """Nor one that the answer itself has announced."""
+    scripts: list[list[Step]] = [[Wait(0.3), Call("look_up")], USUAL] * 20
+    async with Conversation(hedged(*scripts), context=with_tool(0.05)) as call:
+        for _ in range(12):
+            await call.line.ask(context=call.context)
+            await asyncio.sleep(25)
+        assert call.spoken == []
+    scripts = [[Wait(0.3), Say("Let me look. "), Call("look_up")], USUAL] * 20
+    async with Conversation(hedged(*scripts), context=with_tool(3.0)) as call:
+        for _ in range(12):
+            await call.line.ask(context=call.context)
+            await asyncio.sleep(25)
+        assert set(call.spoken) == {"Let me look."}
+
+
+async def test_who_has_been_asked_meanwhile_is_counted_on() -> None:
+    """A provider that hangs is bridged where it is alone, and not where a fast one is asked."""
+    usual: list[Step] = [Wait(0.4), Say(ANSWER)]
+    stalls = [usual] * 30 + [[Wait(3.0), Say(ANSWER)]]
+
+    def first() -> ScriptedLLMService:
+        return ScriptedLLMService(*stalls, model="gpt-4.1")
+
+    policy = HedgePolicy.after(0.9, stall_secs=None)
+    second = ScriptedLLMService([Wait(0.4), Say(ANSWER)], model="gpt-4.1")
+    async with Conversation(HedgedLLMService([first(), second], policy=policy)) as call:
+        for _ in range(6):  # what is known of the second one is learned, too
+            call.context.add_message({"role": "user", "content": "Are you open?"})
+        await call.ask(31)
+    reports = call.line.reports
+    assert [a.outcome for a in reports[-1].attempts] == ["superseded", "won"]
+    assert reports[-1].ttft_secs == pytest.approx(1.3)
+    assert call.spoken == [], "the second one was about to answer"
+    alone = HedgePolicy.fallback(1, stall_secs=None)
+    async with Conversation(HedgedLLMService([first()], policy=alone)) as call:
+        await call.ask(31)
+    assert len(call.spoken) == 1
+
+
+async def test_a_hedge_that_is_slow_as_well_is_bridged() -> None:
+    """What is left to wait is looked at again when another provider is asked."""
+    usual: list[Step] = [Wait(0.4), Say(ANSWER)]
+    both = [
+        ScriptedLLMService(*[usual] * 30, [Wait(6.0), Say(ANSWER)], model="gpt-4.1"),
+        ScriptedLLMService([Wait(6.0), Say(ANSWER)], model="claude-sonnet-4-6"),
+    ]
+    llm = HedgedLLMService(both, policy=HedgePolicy.after(0.9, stall_secs=None))
+    async with Conversation(llm) as call:
+        asked = await call.ask(31)
+    assert 0.8 < call.filler_at(asked) < 5.0
+    report = call.line.reports[-1].filler
+    assert report is not None
+    assert report.spoken_secs is not None
+
+
+async def test_failures_have_words_of_their_own() -> None:
+    """Where a hedged service in front tells of them."""
+    fails: list[Step] = [Wait(0.6), Error()]
+    broken = ScriptedLLMService(*[[Wait(3.1), Say(ANSWER)], fails] * 6, model="gpt-4.1")
+    slow = ScriptedLLMService([Wait(2.5), Say(ANSWER)], model="gpt-4.1")
+    llm = HedgedLLMService([broken, slow], policy=HedgePolicy.fallback(2, stall_secs=None))
+    phrases = {"slow": ["Hm."], "failing": ["Sorry, bear with me."]}
+    async with Conversation(llm, phrases=phrases) as call:
+        await call.ask(12)
+    assert call.spoken[-2:] == ["Hm.", "Sorry, bear with me."]
+    report = call.line.reports[-1].filler
+    assert report is not None
+    assert report.cause == "failing"
+
+
+# ---- a sound instead
+
+
+async def test_an_earcon(tmp_path: Path) -> None:
+    """A sound instead of words; the bot does not count as speaking."""
+    file = tmp_path / "ding.wav"
+    soundfile.write(file, np.full(4800, 1000, np.int16), 48_000)
+    async with Conversation(hedged(SLOW), earcon=file) as call:
+        await call.ask(4)
+        sounds = [
+            f for f in call.line.frames(OutputAudioRawFrame) if type(f) is OutputAudioRawFrame
+        ]
+    assert call.spoken == []
+    assert len(sounds) == 3
+    assert sounds[0].num_frames / sounds[0].sample_rate == pytest.approx(0.1, abs=0.001)
+
+
+def test_what_cannot_work() -> None:
+    """Is refused at construction."""
+    with pytest.raises(HedgeError, match="after_secs must be seconds"):
+        FillerProcessor(after_secs=-1)
+    for wrong, told in (
+        ({"after_secs": "1"}, "after_secs must be seconds"),
+        ({"per_turn": 1.5}, "per_turn must be a whole number"),
+        ({"phrases": ["Hm."]}, "phrases must be lists by cause"),
+        ({"phrases": {"slow": [1]}}, "slow must be a list of phrases"),
+        ({"phrases": {"slow": None}}, "slow must be a list of phrases"),
+        ({"stats": "x"}, "stats must be a ProviderStats, got 'x': write ProviderStats"),
+        ({"dice": 5}, "dice must be a Random, got 5: write random.Random"),
+        ({"after": 1}, r"after is no argument of FillerProcessor: did you mean after_secs\?"),
+        ({"wibble": 1}, "wibble is no argument of FillerProcessor: it takes after_secs, margin_"),
+    ):
+        options: dict[str, Any] = wrong
+        with pytest.raises(HedgeError, match=told):
+            FillerProcessor(**options)
+    with pytest.raises(HedgeError, match="'late' is no cause"):
+        FillerProcessor(phrases={"late": ["Hm."]})  # type: ignore[dict-item]
+
+
+def test_what_its_bases_take() -> None:
+    """Is handed up to them."""
+    assert FillerProcessor(name="fillers", enable_direct_mode=True).name == "fillers"
+
+
+@pytest.mark.parametrize("rate", [16_000, 24_000])
+@pytest.mark.parametrize("loudest", [None, 0, 20])
+def test_an_earcon_that_nobody_would_hear(tmp_path: Path, rate: int, loudest: int | None) -> None:
+    """Is refused, at whatever rate it is: conversion makes silence a little less so."""
+    file = tmp_path / "silence.wav"
+    soundfile.write(file, np.full(0 if loudest is None else rate, loudest or 0, np.int16), rate)
+    with pytest.raises(HedgeError, match=r"^earcon: .*silent, or empty: .* leave it out to have"):
+        FillerProcessor(earcon=file)
+
+
+@pytest.mark.parametrize(
+    ("earcon", "told"),
+    [
+        (
+            "none.wav",
+            r"^earcon: none\.wav: no such file\. Put it there, .* Or leave it out to have",
+        ),
+        ("README.md", r"^earcon: README\.md: not an audio file .* Name a WAV .* Or leave it out"),
+        ("", r"^earcon must be the path of an audio file, got '': leave it out to have words"),
+        (b"x", r"^earcon must be the path of an audio file, got b'x': leave it out to have words"),
+    ],
+)
+def test_an_earcon_that_is_none(
+    earcon: Any, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the argument, and what to do."""
+    (tmp_path / "README.md").write_text("words")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(HedgeError, match=told):
+        FillerProcessor(earcon=earcon)
+
+
+async def test_an_event_for_each() -> None:
+    """With the report; and what is learned is shared through the registry."""
+    stats = ProviderStats()
+    told: list[Any] = []
+    async with Conversation(hedged(SLOW), stats=stats) as call:
+
+        @call.fillers.event_handler("on_filler")
+        async def on_filler(_: FillerProcessor, report: Any) -> None:
+            told.append(report)
+
+        await call.ask(10)
+    assert len(told) == len(call.spoken)
+    async with Conversation(hedged(SLOW), stats=stats, not_before_turn=1) as call:
+        assert call.filler_at(await call.ask()) == pytest.approx(0.8, abs=0.05)
+
+
+async def test_without_a_voice_nothing_is_said() -> None:
+    """A pipeline without text-to-speech has nobody to say it."""
+    llm = hedged(SLOW)
+    async with Line(llm, processors=[FillerProcessor(not_before_turn=1)]) as line:
+        for _ in range(12):
+            await line.ask()
+    assert line.frames(FillerFrame) == []
+    assert line.text == ANSWER * 12
+    assert len(line.frames(LLMTextFrame)) == 12
