@@ -33,7 +33,7 @@ def peer_suite(folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_a_difference_that_is_not_accounted_for_is_an_error(tmp_path: Path) -> None:
     ran = peer_suite(tmp_path)
-    assert "DIFFERS  tests/service/test_service.py::test_differs" in ran.stdout
+    assert "DIFFERS  tests/test_service.py::test_differs" in ran.stdout
     assert "test_the_same" not in ran.stdout
     assert "2 tests pass with the bare services, 1 of them with the substitution" in ran.stdout
     assert ran.returncode == 1

@@ -194,7 +194,7 @@ class Caller:
     ):
         self._run = run
         self._arm = arm
-        self._dice = rng
+        self._rng = rng
         self._turns: list[Turn] = []
         self._reports: dict[int, TurnReport] = {}
         self._error: str | None = None
@@ -209,10 +209,10 @@ class Caller:
         Args:
             think_secs: The shortest and the longest pause between two turns.
         """
-        await asyncio.sleep(self._dice.uniform(0.0, think_secs[1]))
+        await asyncio.sleep(self._rng.uniform(0.0, think_secs[1]))
         while not self._run.is_over:
             await self._turn()
-            await asyncio.sleep(self._dice.uniform(*think_secs))
+            await asyncio.sleep(self._rng.uniform(*think_secs))
 
     async def stop(self) -> None:
         """End the pipeline, and add the reports to the turns."""

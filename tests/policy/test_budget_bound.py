@@ -34,11 +34,11 @@ class Drawn(ScriptedLLMService):
 
     def __init__(self, model: str, draw: Draw, rng: random.Random):
         super().__init__([], model=model)
-        self._draw, self._dice = draw, rng
+        self._draw, self._rng = draw, rng
 
     async def _play(self, script: Sequence[Step], context: LLMContext) -> None:
         self.contexts.clear()
-        await super()._play([Wait(self._draw(self._dice)), Say("Hello there.")], context)
+        await super()._play([Wait(self._draw(self._rng)), Say("Hello there.")], context)
 
 
 def extra(report: TurnReport) -> int:

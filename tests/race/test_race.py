@@ -845,7 +845,7 @@ def test_it_remembers_what_each_attempt_did() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "fact"),
+    ("before", "event"),
     [
         ([], TimerFired()),
         ([], UsableToken(0)),

@@ -79,7 +79,7 @@ class Crowd:
         seed: int = 1,
     ):
         self._policy, self._think_secs = policy, think_secs
-        self._dice = random.Random(seed)
+        self._rng = random.Random(seed)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._backends = [Backend(name, model) for name, model in PROVIDERS.items()]
@@ -94,7 +94,7 @@ class Crowd:
         for stats, _ in itertools.product(self._processes, range(sessions)):
             fleet = SimpleNamespace(processes=processes, introduce=lambda key, latency: None)
             stats.fleet = cast("FleetSync", fleet)
-            self._at(self._dice.uniform(0, think_secs), partial(self._begin, stats))
+            self._at(self._rng.uniform(0, think_secs), partial(self._begin, stats))
         self._at(1.0, self._share)
 
     def run(self, until: float) -> None:
@@ -155,7 +155,7 @@ class Crowd:
             stats,
             prompt_tokens=None,
             commit_on="first_token",
-            rng=self._dice,
+            rng=self._rng,
             now=self.now,
         )
         seats = [Slot(name, STALL_SECS) for name in plan.order]
@@ -167,7 +167,7 @@ class Crowd:
             if isinstance(order, Launch):
                 turn.plan.launched(order, self.now)
                 self.sent.append((self.now, order.reason))
-                secs = PROFILES[PROVIDERS[order.provider]].sample(self._dice)
+                secs = PROFILES[PROVIDERS[order.provider]].sample(self._rng)
                 secs = secs * self.slow[order.provider] + self.queue_secs[order.provider]
                 if secs < math.inf:
                     self._at(self.now + secs, partial(self._answer, turn, order.attempt))
@@ -201,5 +201,5 @@ class Crowd:
         self.waits.append((began, self.now - began))
         turn.race.handle(AttemptFinished(attempt), self.now)
         learn(turn.stats, self._backends, turn.race.attempts, None, with_sentences=False)
-        think_secs = self._dice.uniform(0.5, 1.5) * self._think_secs
+        think_secs = self._rng.uniform(0.5, 1.5) * self._think_secs
         self._at(self.now + ANSWER_SECS + think_secs, partial(self._begin, turn.stats))

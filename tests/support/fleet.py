@@ -121,7 +121,7 @@ class Fleet:
         stream_secs: float = STREAM_SECS,
         seed: int = 1,
     ):
-        self._dice = random.Random(seed)
+        self._rng = random.Random(seed)
         self._mode: AdmissionMode = mode
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
@@ -133,7 +133,7 @@ class Fleet:
         self.processes = [AdmissionController(random.Random(n)) for n in range(processes)]
         for number, process in itertools.product(range(sessions), range(processes)):
             tier: Tier = "standard" if number % 10 else "premium"
-            self._at(self._dice.uniform(0.0, 6.0), partial(self._ask, process, tier, number))
+            self._at(self._rng.uniform(0.0, 6.0), partial(self._ask, process, tier, number))
         self._at(1.0, self._share)
 
     def run(self, until: float) -> None:
@@ -245,7 +245,7 @@ class Fleet:
         while server.queue and server.busy < server.capacity:
             turn, permit = server.queue.popleft()
             server.busy += 1
-            first_at = self.now + self._dice.lognormvariate(-0.62, 0.5) * server.slow
+            first_at = self.now + self._rng.lognormvariate(-0.62, 0.5) * server.slow
             self._at(first_at, partial(self._first, turn, permit))
             self._at(first_at + self._stream_secs, partial(self._end, turn, permit, first_at))
 
@@ -262,7 +262,7 @@ class Fleet:
     def _tell(self, turn: Turn, at: float, *, is_answered: bool) -> None:
         secs = at - turn.asked_at
         self.told.append(Told(turn.asked_at, turn.tier, secs, is_answered, turn.waited_secs))
-        think_secs = self._dice.uniform(3.0, 9.0)
+        think_secs = self._rng.uniform(3.0, 9.0)
         again = partial(self._ask, turn.process, turn.tier, turn.session)
         self._at(self.now + think_secs, again)
 

@@ -87,7 +87,7 @@ class Conversation:
         context: LLMContext | None = None,
         **options: Any,
     ):
-        options.setdefault("dice", random.Random(1))
+        options.setdefault("rng", random.Random(1))
         self.voice = voice or Voice()
         self.fillers = FillerProcessor(**options)
         self.context = context or LLMContext()
@@ -462,7 +462,7 @@ def test_what_cannot_work() -> None:
         ({"phrases": {"slow": [1]}}, "slow must be a list of phrases"),
         ({"phrases": {"slow": None}}, "slow must be a list of phrases"),
         ({"stats": "x"}, "stats must be a ProviderStats, got 'x': write ProviderStats"),
-        ({"dice": 5}, "dice must be a Random, got 5: write random.Random"),
+        ({"rng": 5}, "rng must be a Random, got 5: write random.Random"),
         ({"after": 1}, r"after is no argument of FillerProcessor: did you mean after_secs\?"),
         ({"wibble": 1}, "wibble is no argument of FillerProcessor: it takes after_secs, margin_"),
     ):

@@ -84,7 +84,7 @@ class FleetSync:
         self._store = store
         self._lock = lock
         self._latencies, self._accounts, self._health = latencies, accounts, health
-        self._dice = rng or random.Random()
+        self._rng = rng or random.Random()
         self._turn = threading.Lock()
         self._runs_on: asyncio.AbstractEventLoop | None = None
         self._users = 0
@@ -126,7 +126,7 @@ class FleetSync:
         wait, is_ours = 0.0, False
         try:
             while True:
-                await asyncio.sleep(wait * self._dice.uniform(1 - JITTER, 1 + JITTER))
+                await asyncio.sleep(wait * self._rng.uniform(1 - JITTER, 1 + JITTER))
                 is_ours = is_ours or self._claim(loop)
                 if not is_ours or await self.sync():
                     wait = EVERY_SECS

@@ -59,7 +59,7 @@ class AdmissionController:
                 yet, and is not late.
         """
         self.lock = threading.Lock()
-        self._dice = rng or random.Random()
+        self._rng = rng or random.Random()
         self._lag_secs = lag_secs
         self._entries: OrderedDict[str, ProviderHealth] = OrderedDict()
         self._changes: deque[BreakerChange] = deque(maxlen=100)
@@ -80,7 +80,7 @@ class AdmissionController:
         if entry is None:
             if len(self._entries) >= MOST_PROVIDERS:
                 self._forget_one()
-            entry = self._entries[key] = ProviderHealth(self._dice)
+            entry = self._entries[key] = ProviderHealth(self._rng)
         else:
             self._entries.move_to_end(key)
         return entry

@@ -141,7 +141,7 @@ class CircuitBreaker:
             raise ConfigurationError(
                 f"cap_secs must be at least recovery_secs, {recovery_secs:g}, got {cap_secs!r}"
             )
-        self._dice = rng
+        self._rng = rng
         self._failures, self._share, self._least = failures, share, least
         self._window_secs = window_secs
         self._recovery_secs, self._cap_secs = recovery_secs, cap_secs
@@ -351,7 +351,7 @@ class CircuitBreaker:
         self._is_hearsay = False
 
     def _leave_alone(self, secs: float, now: float, reason: str) -> None:
-        secs *= self._dice.uniform(1 - JITTER, 1.0)
+        secs *= self._rng.uniform(1 - JITTER, 1.0)
         self._opened_at, self._open_until = now, now + secs
         self.reason = reason
         self._change("open", now, f"{reason}: left alone for {secs:.0f} s")

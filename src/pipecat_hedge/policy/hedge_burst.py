@@ -31,7 +31,8 @@ hedged each with the probability ``budget``: what is sent at once is no more tha
 to the few seconds in which a fleet has so many turns. With a budget of 0.1 it is 12. Compare gRPC's
 retry throttling, a bucket that stops retries and hedges alike; its tokens come from requests that
 succeed. ``SLACK`` is the most with which eight processes stay within chance in
-``tests/support/crowd.py`` when one provider turns slow or hangs; without it the p99 of the "jagged edges" is a third longer.
+``tests/support/crowd.py`` when one provider turns slow or hangs; without it the p99 of the "jagged
+edges" is a third longer.
 
 Left out: processes with very different loads, whose parts should differ; and more than ``saved``
 processes, where one request each is more than that in all.

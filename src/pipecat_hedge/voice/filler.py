@@ -101,13 +101,13 @@ class FillerProcessor(FrameProcessor):
         """
         refuse_unknown(kwargs, owner=FillerProcessor, base=FrameProcessor)
         require("stats", stats, ProviderStats, "write ProviderStats()")
-        require("dice", rng, random.Random, "write random.Random(1)")
+        require("rng", rng, random.Random, "write random.Random(1)")
         super().__init__(**kwargs)
         self._rule = FillerRule(after_secs, margin_secs, per_turn, every_secs, not_before_turn)
         self._words = FillerWords() if phrases is None else FillerWords(phrases)
         self._earcon = None if earcon is None else read_earcon(earcon)
         self._given_stats = stats
-        self._dice = rng or random.Random()
+        self._rng = rng or random.Random()
         self._scope = TaskScope()
         self._llm: LLMService[Any] | None = None
         self._voice: FillerVoice | None = None
@@ -328,7 +328,7 @@ class FillerProcessor(FrameProcessor):
         await self._call_event_handler("on_filler", report)
 
     def _phrases(self, cause: FillerCause) -> Sequence[str | None]:
-        return [None] if self._earcon is not None else self._words.choices(cause, self._dice)
+        return [None] if self._earcon is not None else self._words.choices(cause, self._rng)
 
     def _secs(self, phrase: str | None) -> float:
         if self._earcon is not None:

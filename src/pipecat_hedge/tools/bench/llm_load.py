@@ -104,7 +104,7 @@ class _Prompts:
     """Prompts of about so many tokens."""
 
     def __init__(self, words: int, seed: int):
-        self._dice = random.Random(seed)
+        self._rng = random.Random(seed)
         self._words = words
         self._shared = self._text(words)
 
@@ -116,7 +116,7 @@ class _Prompts:
         ]
 
     def _text(self, words: int) -> str:
-        return _text(words, self._dice)
+        return _text(words, self._rng)
 
 
 def _text(words: int, rng: random.Random) -> str:

@@ -112,7 +112,7 @@ class _Sample:
 
     def __init__(self, turns: Sequence[LoggedTurn], slo: Slo, seed: int):
         self.turns = turns[-MOST_TURNS:]
-        self._dice = np.random.default_rng(seed)
+        self._rng = np.random.default_rng(seed)
         self.waits = {
             "ttft": _floats(turn.report.ttft_secs for turn in self.turns),
             "ttfs": _floats(turn.report.ttfs_secs for turn in self.turns),
@@ -148,9 +148,9 @@ class _Sample:
         self._summed.clear()
         if self.by_call:
             count = int(self._codes.max()) + 1
-            calls = np.bincount(self._dice.integers(0, count, count), minlength=count)
+            calls = np.bincount(self._rng.integers(0, count, count), minlength=count)
             return calls[self._codes].astype(np.float64)
-        return drawn_again(len(self.turns), self._block, self._dice)
+        return drawn_again(len(self.turns), self._block, self._rng)
 
     def percentile(self, name: str, p: float, weight: Floats | None = None) -> float:
         """The nearest rank; not a number where there are no waits."""

@@ -80,9 +80,9 @@ class Material:
         """
         self.first, self.second = _side_by_side(first, second)
         self._question = question
-        self._dice = np.random.default_rng(question.seed)
-        self.secs = _filled_in(self.first, self._dice)
-        self._others = _filled_in(self.second, self._dice)
+        self._rng = np.random.default_rng(question.seed)
+        self.secs = _filled_in(self.first, self._rng)
+        self._others = _filled_in(self.second, self._rng)
         self.pairs = _paired(self.first, self.second)
         self._rows = _rows(len(self.secs), question.least_turns, question.most_turns)
 
@@ -94,7 +94,7 @@ class Material:
     def draws(self) -> Draws:
         """The turns as they were, their further requests drawn independently."""
         drawn = [
-            self._dice.integers(0, len(self._others), len(self._rows))
+            self._rng.integers(0, len(self._others), len(self._rows))
             for _ in range(self._question.attempts - 1)
         ]
         if self.pairs is not None:
@@ -106,8 +106,8 @@ class Material:
         """The same turns, their further requests as slow as the turns around them."""
         drawn: list[Ints] = []
         for _ in range(self._question.attempts - 1):
-            steps = self._dice.integers(1, NEARBY + 1, len(self._rows))
-            signs = self._dice.choice(np.array([-1, 1]), len(self._rows))
+            steps = self._rng.integers(1, NEARBY + 1, len(self._rows))
+            signs = self._rng.choice(np.array([-1, 1]), len(self._rows))
             drawn.append((self._rows + steps * signs) % len(self.secs))
         return self._drawn(drawn, None)
 

@@ -152,7 +152,7 @@ class _Session:
     def __init__(self, task: Task, number: int, builder: Builder, write: Callable[[str], None]):
         self._task = task
         self._number = task.worker * task.sessions + number
-        self._dice = random.Random(f"{task.seed} {self._number}")
+        self._rng = random.Random(f"{task.seed} {self._number}")
         self._builder = builder
         self._write = write
         self._reports: asyncio.Queue[TurnReport] = asyncio.Queue()
@@ -167,7 +167,7 @@ class _Session:
             os._exit(1)
 
     async def _call(self) -> None:
-        await asyncio.sleep(self._dice.random() * self._task.think_secs)
+        await asyncio.sleep(self._rng.random() * self._task.think_secs)
         llm = self._builder.service(is_premium=self._is_premium)
         if isinstance(llm, HedgedLLMService):
             llm.add_event_handler("on_turn_report", self._reported)
@@ -175,7 +175,7 @@ class _Session:
         await line_in.start()
         while True:
             await self._turn(line_in, tells=isinstance(llm, HedgedLLMService))
-            await asyncio.sleep(self._task.think_secs * (0.5 + self._dice.random()))
+            await asyncio.sleep(self._task.think_secs * (0.5 + self._rng.random()))
 
     async def _reported(self, _: Any, report: TurnReport) -> None:
         self._reports.put_nowait(report)
