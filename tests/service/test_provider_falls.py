@@ -22,8 +22,8 @@ from pipecat_hedge.limits.permit_queue import Ticket
 from pipecat_hedge.limits.priority import Tier
 from pipecat_hedge.limits.provider_health import Permit
 from pipecat_hedge.race.reports import BreakerReport
+from pipecat_hedge.service import attempt_runner
 from pipecat_hedge.service import hedged_service as service
-from pipecat_hedge.service import inference
 from pipecat_hedge.service.admission import AdmissionMode
 from pipecat_hedge.service.provider_client import _read_rate_limit
 from pipecat_hedge.service.provider_stats import shared_stats
@@ -295,7 +295,7 @@ class TestBreakers:
             await ask(line, 5)
             await asyncio.sleep(75)
             with monkeypatch.context() as patched:
-                patched.setattr(service, "Learning", _broken)
+                patched.setattr(service, "TurnPlanner", _broken)
                 await line.send(LLMContextFrame(LLMContext()))
                 await line.until(lambda: bool(line.errors))
             await ask(line, 1)
@@ -785,7 +785,7 @@ class TestLoad:
         llm = racing(Summing())
         async with Line(llm):
             with monkeypatch.context() as patched:
-                patched.setattr(inference, "take_least_busy", _broken)
+                patched.setattr(attempt_runner, "take_least_busy", _broken)
                 with pytest.raises(AllProvidersFailed):
                     await llm.run_inference(LLMContext([{"role": "user", "content": "?"}]))
             assert in_flight() == 0

@@ -20,7 +20,7 @@ from pipecat_hedge.race.events import AttemptOutcome, Slot
 from pipecat_hedge.service.admission import Admission, as_settings
 from pipecat_hedge.service.provider_pool import ProviderPool
 from pipecat_hedge.service.provider_stats import ProviderStats
-from pipecat_hedge.service.turn_learning import Learning
+from pipecat_hedge.service.turn_planner import TurnPlanner
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Wait
 from tests.support.line import Line
 
@@ -75,25 +75,25 @@ async def session(stats: ProviderStats, members: ProviderPool, number: int) -> N
     """One session of one turn, with everything of the process that it has to do with."""
     loop = asyncio.get_running_loop()
     stats.hold()
-    line_up = members.line_up(loop.time())
+    candidates = members.line_up(loop.time())
     settings = as_settings("open", TIERS[number % len(TIERS)], None, None)
-    admission = Admission(stats.health, line_up, settings, stats.loop_watch, 3.0)
+    admission = Admission(stats.health, candidates, settings, stats.loop_watch, 3.0)
     context = LLMContext([{"role": "user", "content": "word " * (number % 1000)}])
-    learning = Learning(HedgePolicy.adaptive(), line_up, context, stats, "first_token")
-    name = await admission.admit(learning.line_up, "primary")
+    planner = TurnPlanner(HedgePolicy.adaptive(), candidates, context, stats, "first_token")
+    name = await admission.admit(planner.candidates, "primary")
     assert name is not None
     admission.refusals(["a", "b"])
     permit = await admission.permit(name, "primary")
     outcome, ending = ENDINGS[number % len(ENDINGS)]
     attempt = Attempt(0, Slot(name), "primary", loop.time())
-    learning.sent(attempt)
+    planner.sent(attempt)
     attempt.outcome, attempt.ended_at = outcome, attempt.launched_at + 1.5 + number % 7 / 10
     if outcome == "won":
         attempt.first_token_at = attempt.launched_at + 0.3 + number % 11 / 10
         admission.heard(permit, number % 3)
     elif outcome == "failed":
         attempt.error = AttemptError("server", "down")
-    learning.learn([attempt])
+    planner.learn([attempt])
     admission.give_back(permit, ending, has_begun=outcome == "won")
     admission.close()
     stats.health.take_changes()

@@ -94,14 +94,14 @@ class AttemptSink(Protocol[T_contra]):
 class Ask(Protocol[T_co]):
     """The seam to a provider: one call is one request, from open to close."""
 
-    async def __call__(self, launch: Launch, post: AttemptSink[T_co]) -> None:
+    async def __call__(self, launch: Launch, sink: AttemptSink[T_co]) -> None:
         """Ask, and post what comes. Returning is the end of the answer.
 
         Must close the request when cancelled. An exception counts as a failure.
 
         Args:
             launch: Whom to ask, and why.
-            post: Where to tell what happens.
+            sink: Where to post what happens.
         """
         ...
 

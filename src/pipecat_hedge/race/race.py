@@ -49,9 +49,9 @@ the services would have answered alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from pipecat_hedge.race.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
 from pipecat_hedge.race.errors import AttemptError, HedgeError
@@ -97,6 +97,7 @@ ASK_AGAIN_SECS = 0.1
 """How soon to look again whether a hedge that nobody would take is taken."""
 
 _T = TypeVar("_T")
+MakeAttempt: TypeAlias = Callable[[int, Slot, LaunchReason, float, str | None], Attempt]
 
 
 class IllegalEvent(HedgeError):
@@ -140,6 +141,7 @@ class Race:
         deadline_secs: float | None = None,
         tried: str | None = None,
         jitter: float = 0.0,
+        make_attempt: MakeAttempt = Attempt,
     ):
         """Line up.
 
@@ -152,12 +154,14 @@ class Race:
             deadline_secs: How long the turn may go without a winner; None is for ever.
             tried: The provider that is only tried, beside another; None if none is.
             jitter: From 0 to 1, chance; how much shorter the pauses before retries are.
+            make_attempt: Makes the record of an attempt, for a driver with state of its own in it.
         """
-        self._seats = SlotQueue(candidates, max_attempts, tried)
+        self._slots = SlotQueue(candidates, max_attempts, tried)
         self._rule = rule
         self._commit_on = commit_on
         self._deadline_secs = deadline_secs
         self._backoff = 1 - RETRY_JITTER * jitter
+        self._make_attempt = make_attempt
         self._retry_at: float | None = None
         self._round = 0  # how often the lineup has begun anew
         self._in_round = 0  # the first attempt of the round
@@ -169,7 +173,7 @@ class Race:
         self._next_at: float | None = None
         self._wake_at: float | None = None
         self._started_at = 0.0
-        self._orders: list[Command] = []
+        self._commands: list[Command] = []
 
     @property
     def phase(self) -> Phase:
@@ -189,9 +193,9 @@ class Race:
     @property
     def planned(self) -> InFlight | None:
         """The further attempt that will be launched if nothing happens before; None if none is."""
-        if self._next_at is None or not self._seats:
+        if self._next_at is None or not self._slots:
             return None
-        return InFlight(self._seats.next("hedge").provider, self._next_at, None)
+        return InFlight(self._slots.next("hedge").provider, self._next_at, None)
 
     @property
     def commit_reason(self) -> str | None:
@@ -236,7 +240,7 @@ class Race:
             IllegalFact: If the fact cannot happen now.
         """
         if isinstance(event, HedgeEligibilityChanged):
-            self._seats.refuse(event.reasons, event.reluctance)
+            self._slots.refuse(event.reasons, event.reluctance)
             return ()
         if isinstance(event, (TurnStarted, TimerFired, Interrupted)):
             self._react(self._TURN_TABLE, event)(self, now)
@@ -253,9 +257,9 @@ class Race:
             if isinstance(event, AttemptFailed):
                 attempt.error = event.error
             reaction(self, attempt, now)
-        if not self._orders:
+        if not self._commands:
             return ()
-        commands, self._orders = tuple(self._orders), []
+        commands, self._commands = tuple(self._commands), []
         return commands
 
     def _react(self, table: Mapping[Any, _T], event: Event) -> _T:
@@ -269,7 +273,7 @@ class Race:
     def _start(self, now: float) -> None:
         self._started_at = now
         self._phase = Phase.WAITING
-        if self._seats:
+        if self._slots:
             self._launch("primary", now)
         self._reconsider(now)
 
@@ -353,11 +357,11 @@ class Race:
         self._end(attempt, "failed", now)
         live = self._live()
         if attempt.was_shed and (attempt.is_sent or any(other.is_sent for other in live)):
-            self._seats.give_back(attempt.slot, now)
+            self._slots.give_back(attempt.slot, now)
         self._strike(attempt)
         self._readmit(now)
         is_missed = not (attempt.was_shed and attempt.reason == "hedge" and live)
-        if self._seats and is_missed:
+        if self._slots and is_missed:
             self._launch("failure", now)
         self._reconsider(now)
 
@@ -378,13 +382,14 @@ class Race:
     # ---- moves
 
     def _launch(self, reason: LaunchReason, now: float, detail: str | None = None) -> None:
-        attempt = Attempt(len(self._attempts), self._seats.take(reason), reason, now, detail)
+        slot = self._slots.take(reason)
+        attempt = self._make_attempt(len(self._attempts), slot, reason, now, detail)
         self._attempts.append(attempt)
-        self._orders.append(Launch(attempt.number, attempt.provider, reason, detail))
+        self._commands.append(Launch(attempt.number, attempt.provider, reason, detail))
 
     def _readmit(self, now: float) -> None:
-        if self._seats.room_at is not None:
-            self._seats.readmit(now, everybody=not self._live())
+        if self._slots.room_at is not None:
+            self._slots.readmit(now, everybody=not self._live())
 
     def _reconsider(self, now: float) -> None:
         """Do what time alone brings about, and set the alarm for the next of it."""
@@ -423,7 +428,7 @@ class Race:
             expires, error = self._patience(attempt)
             if expires is None or expires > now:
                 continue
-            self._orders.append(Cancel(attempt.number, "stall"))
+            self._commands.append(Cancel(attempt.number, "stall"))
             if self._phase is Phase.COMMITTED and attempt.called_tools:
                 self._complete(attempt, now)
                 return
@@ -432,7 +437,7 @@ class Race:
             attempt.error = error
             self._end(attempt, "failed", now)
             self._readmit(now)
-            if self._seats:
+            if self._slots:
                 self._launch("failure", now)
 
     def _patience(self, attempt: Attempt) -> tuple[float | None, AttemptError]:
@@ -452,8 +457,8 @@ class Race:
         """Launch hedges and replacements of the silent, and set the alarm for the next one."""
         self._begin_anew(now)
         self._readmit(now)
-        self._wake_by(self._seats.room_at)
-        while self._seats:
+        self._wake_by(self._slots.room_at)
+        while self._slots:
             live = self._live()  # never empty: who fails has been replaced by now
             hedge_at = stalls_at = None
             why: LaunchReason = "hedge"
@@ -464,7 +469,7 @@ class Race:
                 if decision.is_put_off:
                     self._wake_by(now + ASK_AGAIN_SECS)
                     why = "stall"
-                if hedge_at is not None and hedge_at <= now and (refusal := self._seats.refusal):
+                if hedge_at is not None and hedge_at <= now and (refusal := self._slots.refusal):
                     self._launch_reason = refusal
                     self._wake_by(now + ASK_AGAIN_SECS)
                     hedge_at = None
@@ -506,7 +511,7 @@ class Race:
             return
         again = [a.slot for a in self._attempts[self._in_round :] if self._is_retried(a)]
         self._round, self._in_round, self._retry_at = self._round + 1, len(self._attempts), None
-        self._seats.reopen(again)
+        self._slots.reopen(again)
         self._launch("failure", now)
 
     def _is_retried(self, attempt: Attempt) -> bool:
@@ -520,7 +525,7 @@ class Race:
 
     def _stall(self, attempt: Attempt, now: float) -> None:
         if self._phase is Phase.COMMITTED:
-            self._orders.append(Cancel(attempt.number, "stall"))
+            self._commands.append(Cancel(attempt.number, "stall"))
             if attempt.called_tools:
                 self._complete(attempt, now)
                 return
@@ -537,22 +542,22 @@ class Race:
         """Have this attempt's answer heard, from its beginning or from where another broke off."""
         if self._winner is None:
             self._commit_reason = reason
-            self._orders.append(Commit(attempt.number, reason))
+            self._commands.append(Commit(attempt.number, reason))
         else:
-            self._orders.append(Continue(attempt.number))
+            self._commands.append(Continue(attempt.number))
         self._phase = Phase.COMMITTED
         self._winner = attempt
         self._cancel_live("superseded", "superseded", now, keep=attempt)
 
     def _rescue(self, attempt: Attempt) -> None:
         self._phase = Phase.RESCUING
-        self._orders.append(StreamBroken(attempt.number))
+        self._commands.append(StreamBroken(attempt.number))
 
     def _strike(self, attempt: Attempt) -> None:
         """Do not ask again in this turn who has said that it is no use."""
         error = attempt.error
         if error is not None and (error.permanent or error.retry_after_secs is not None):
-            self._seats.strike(attempt.provider)
+            self._slots.strike(attempt.provider)
 
     def _end(self, attempt: Attempt, outcome: AttemptOutcome, now: float) -> None:
         attempt.outcome = outcome
@@ -568,11 +573,11 @@ class Race:
         for attempt in self._live():
             if attempt is not keep:
                 self._end(attempt, outcome, now)
-                self._orders.append(Cancel(attempt.number, cause))
+                self._commands.append(Cancel(attempt.number, cause))
 
     def _give_up(self) -> None:
         errors = tuple((a.provider, a.error) for a in self._attempts if a.error is not None)
-        self._orders.append(Fail(errors))
+        self._commands.append(Fail(errors))
         self._finish_turn()
 
     def _finish_turn(self) -> None:
@@ -588,7 +593,7 @@ class Race:
         in_flight = tuple(
             InFlight(a.provider, a.launched_at, a.last_token_at, a.first_token_at) for a in live
         )
-        return Waiting(self._started_at, in_flight, self._seats.next("hedge").provider, now)
+        return Waiting(self._started_at, in_flight, self._slots.next("hedge").provider, now)
 
     # ---- the tables: what may happen when, and what it does. A missing row is an illegal fact.
     # fmt: off

@@ -26,7 +26,7 @@ class SlotQueue:
             attempts: The most that are taken.
             tried: The provider that is only tried, beside another; None if none is.
         """
-        self._seats = list(candidates)
+        self._slots = list(candidates)
         self._spare = attempts
         self._tried = tried
         self._refusals: Mapping[str, str] = {}
@@ -35,7 +35,7 @@ class SlotQueue:
 
     def __bool__(self) -> bool:
         """Whether another request may be made now."""
-        return self._spare > 0 and bool(self._seats)
+        return self._spare > 0 and bool(self._slots)
 
     @property
     def room_at(self) -> float | None:
@@ -66,7 +66,7 @@ class SlotQueue:
         Args:
             reason: What for.
         """
-        return self._seats[self._place(reason)]
+        return self._slots[self._place(reason)]
 
     def take(self, reason: LaunchReason) -> Slot:
         """Take a seat; call it only where there is one.
@@ -75,7 +75,7 @@ class SlotQueue:
             reason: What for.
         """
         self._spare -= 1
-        return self._seats.pop(self._place(reason))
+        return self._slots.pop(self._place(reason))
 
     def strike(self, provider: str) -> None:
         """Do not ask a provider again.
@@ -83,7 +83,7 @@ class SlotQueue:
         Args:
             provider: Its name.
         """
-        self._seats = [slot for slot in self._seats if slot.provider != provider]
+        self._slots = [slot for slot in self._slots if slot.provider != provider]
         self._without_room = [back for back in self._without_room if back[1].provider != provider]
 
     def give_back(self, slot: Slot, now: float) -> None:
@@ -102,7 +102,7 @@ class SlotQueue:
         Args:
             slots: Which, in the order in which to take them.
         """
-        self._seats, self._spare = list(slots), len(slots)
+        self._slots, self._spare = list(slots), len(slots)
 
     def readmit(self, now: float, *, everybody: bool) -> None:
         """Open the seats again for which there may be room by now.
@@ -112,7 +112,7 @@ class SlotQueue:
             everybody: All of them, whether it is time or not.
         """
         while self._without_room and (everybody or self._without_room[0][0] <= now):
-            self._seats.append(self._without_room.pop(0)[1])
+            self._slots.append(self._without_room.pop(0)[1])
 
     def _place(self, reason: LaunchReason) -> int:
         """The first, to begin with; for a hedge the first who does not refuse, or the first of all.
@@ -124,9 +124,9 @@ class SlotQueue:
             return 0
 
         def reluctance(place: int) -> int:
-            provider = self._seats[place].provider
+            provider = self._slots[place].provider
             if reason == "hedge":
                 return provider in self._refusals
             return max(self._reluctance.get(provider, 0), provider == self._tried)
 
-        return min(range(len(self._seats)), key=reluctance)
+        return min(range(len(self._slots)), key=reluctance)

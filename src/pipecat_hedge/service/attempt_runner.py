@@ -1,17 +1,21 @@
-"""The requests of one turn: leave to make them, their making, and what their end says.
+"""Runs a turn's attempts: acquires a permit, sends the request, reports the outcome.
 
-Law: nothing is sent without a permit, and each permit comes back when its connection is closed.
+One ``ProviderAttempt`` holds all of an attempt's state: what the race knows of it, the service
+that carries it, its permit, and what it has produced. A spoken turn and a one-shot inference run
+their attempts here alike; they differ in how a request is sent (``Send``).
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import random
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeAlias, TypeVar
 
-from pipecat.frames.frames import LLMTextFrame
-from pipecat.processors.aggregators.llm_context import LLMContext, LLMContextMessage
+from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.utils.types import is_given
 
 from pipecat_hedge.limits.ending import ANSWERED, SILENT, Ending
@@ -19,390 +23,435 @@ from pipecat_hedge.limits.permits import Rejected
 from pipecat_hedge.limits.priority import WorkClass, working_as
 from pipecat_hedge.limits.provider_health import Permit
 from pipecat_hedge.limits.verdict import classify
-from pipecat_hedge.policy.hedge_policy import HedgePolicy
 from pipecat_hedge.policy.provider_latency import size_class
 from pipecat_hedge.race.attempt import UNSURE_LAG_SECS, Attempt
 from pipecat_hedge.race.driver import AttemptSink, RaceDriver
-from pipecat_hedge.race.errors import SHED, AttemptError
-from pipecat_hedge.race.events import HedgeEligibilityChanged, Launch, Progressed
+from pipecat_hedge.race.errors import SHED, AllProvidersFailed, AttemptError
+from pipecat_hedge.race.events import (
+    Commit,
+    Continue,
+    HedgeEligibilityChanged,
+    Launch,
+    LaunchReason,
+    Progressed,
+    Slot,
+    StreamBroken,
+)
 from pipecat_hedge.race.race import Race
+from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.admission import Admission
-from pipecat_hedge.service.conversation import answers_a_tool
-from pipecat_hedge.service.output_buffer import OutputBuffer
-from pipecat_hedge.service.probe import Probe
+from pipecat_hedge.service.attempt_stats import AttemptStats
 from pipecat_hedge.service.provider_client import exception_error
 from pipecat_hedge.service.provider_pool import (
     ProviderMember,
     hedge_refusals,
-    instances_of,
+    slots,
     take_least_busy,
 )
-from pipecat_hedge.service.service_adapter import AttemptStats, Piece, ServiceAdapter
-from pipecat_hedge.service.tts_output import Output
-from pipecat_hedge.service.turn_learning import Learning
-from pipecat_hedge.telemetry.race_span import RaceSpan
+from pipecat_hedge.service.service_adapter import ServiceAdapter
+from pipecat_hedge.service.turn_planner import TurnPlanner
 
-__all__ = ["AttemptRunner", "most_wait_secs", "refusals"]
+__all__ = ["AttemptRunner", "ProviderAttempt", "Send"]
 
+T = TypeVar("T")
 ALL_ELIGIBLE = HedgeEligibilityChanged({})
 
-CONTINUE = (
-    "Your answer was cut off by a broken connection. The caller has heard it up to the end of your "
-    "last message. Go on exactly where it stops: say only what is missing, and do not repeat, "
-    "apologise or comment."
-)
-"""What an attempt is told that takes over in mid-answer."""
 
-
-class AttemptRunner:
-    """Sends one turn's requests; the race's seam to the providers.
+class ProviderAttempt(Attempt):
+    """One request of a turn, from its launch to its close. Times are the loop's.
 
     Attributes:
-        asked: Who was sent a request, by the attempt's number.
-        sent_at: When, in the loop's time, by the attempt's number.
-        tallies: What each attempt has produced.
-        listened_to: The attempts that have lost and are let run to their first token.
-        racing: The race's driver, once there is one.
+        stats: What it has produced.
+        adapter: The service that carries it; None until it is sent.
+        permit: Its permit; None until it has one.
+        sent_at: When it was handed to the service, or None.
+        closed_at: When its request was closed, or None.
+        is_probing: Whether it has lost and runs on to its first token, to learn its latency.
+        probe_alarm: Ends the probing when the provider has been silent for too long; None for an
+            attempt that would not be a probe.
+        is_silent: Whether that alarm rang before anything came.
+    """
+
+    __slots__ = (
+        "adapter",
+        "closed_at",
+        "is_probing",
+        "is_silent",
+        "permit",
+        "probe_alarm",
+        "sent_at",
+        "stats",
+    )
+
+    def __init__(
+        self, number: int, slot: Slot, reason: LaunchReason, launched_at: float, detail: str | None
+    ):
+        """Record a launch."""
+        super().__init__(number, slot, reason, launched_at, detail)
+        self.stats = AttemptStats()
+        self.adapter: ServiceAdapter | None = None
+        self.permit: Permit | None = None
+        self.sent_at: float | None = None
+        self.closed_at: float | None = None
+        self.is_probing = False
+        self.probe_alarm: asyncio.TimerHandle | None = None
+        self.is_silent = False
+
+    @property
+    def was_queued(self) -> bool:
+        """Whether it waited for a permit, so that its times say nothing of its provider."""
+        if self.permit is None:
+            return True
+        return self.reason != "primary" and self.permit.waited_secs > 0
+
+    @property
+    def was_withdrawn(self) -> bool:
+        """Whether it was no longer needed, and was closed before its request was sent."""
+        is_unneeded = self.outcome in ("superseded", "interrupted", None)
+        return is_unneeded and self.closed_at is not None and self.stats.stages.was_never_sent
+
+    @property
+    def token_at(self) -> float | None:
+        """When its first usable token came, also if it had lost by then; or None."""
+        return self.stats.first_answer_at if self.is_probing else self.first_token_at
+
+
+Send: TypeAlias = Callable[
+    [Launch, ProviderAttempt, ServiceAdapter, AttemptSink[T]], Awaitable[None]
+]
+"""Sends a turn's request through a service and posts what comes. Closes it when cancelled."""
+
+
+class AttemptRunner(Generic[T]):
+    """Runs the attempts of one turn or one inference.
+
+    Attributes:
+        race: The decisions; None until the turn is admitted.
+        attempts: Every attempt, in the order of launch.
+        failure: Why nothing was released, once the race is over; None if something was.
     """
 
     def __init__(
         self,
         context: LLMContext,
-        line_up: Sequence[ProviderMember],
-        policy: HedgePolicy,
-        learning: Learning,
+        planner: TurnPlanner,
         admission: Admission,
-        output: Output,
-        release: OutputBuffer,
-        span: RaceSpan,
-        *,
-        drained: Callable[[Attempt], Awaitable[None]],
-        asked_somebody: Callable[[], None],
-        may_wait: bool,
+        work: WorkClass,
+        send: Send[T],
     ):
-        """Prepare a turn's requests; none is sent yet.
+        """Prepare; nothing is sent yet.
 
         Args:
             context: The conversation.
-            line_up: Whom to ask.
-            policy: What the user wants of a race.
-            learning: What has been learned, and learns.
+            planner: The turn's plan, and what is learned from it.
             admission: The turn's permits.
-            output: What speaks the answer.
-            release: What of the answer has been released.
-            span: The race in the trace.
-            drained: Told of a loser that was let run to its end.
-            asked_somebody: Told whenever somebody is asked.
-            may_wait: Whether a marker that says "the caller has not finished" is an answer.
+            work: The work class of the first request.
+            send: Sends a request.
         """
         self._loop = asyncio.get_running_loop()
         self._context = context
-        self._policy = policy
-        self._learning = learning
+        self._planner = planner
+        self._policy = planner.policy
         self._admission = admission
-        self._output = output
-        self._release = release
-        self._span = span
-        self._drained = drained
-        self._asked_somebody = asked_somebody
-        self._may_wait = may_wait
-        self._idle = {e.provider.name: list(e.contenders) for e in line_up}
-        self._probes: dict[int, Probe] = {}
-        self._sent_at_once: set[int] = set()
-        self.asked: dict[int, ServiceAdapter] = {}
-        self.sent_at: dict[int, float] = {}
-        self.closed_at: dict[int, float] = {}
-        self.tallies: dict[int, AttemptStats] = {}
-        self.listened_to: set[int] = set()
-        self.racing: RaceDriver[Piece] | None = None
+        self._work: WorkClass = work
+        self._send = send
+        self._idle = {m.provider.name: list(m.contenders) for m in planner.candidates}
+        self._driver: RaceDriver[T] | None = None
+        self.race: Race | None = None
+        self.attempts: list[ProviderAttempt] = []
+        self.failure: AllProvidersFailed | None = None
 
-    def first(self) -> WorkClass:
-        """What the turn's first request is for."""
-        return "tool_follow_up" if answers_a_tool(self._context) else "primary"
-
-    async def ask(self, race: Race, launch: Launch, post: AttemptSink[Piece]) -> None:
-        """Ask a provider, once there is leave to; see ``Ask``.
+    async def admit(self, *, stall_secs: float | None = None) -> bool:
+        """Acquire the first permit and build the race; whether there is a provider to ask.
 
         Args:
-            race: The turn's race.
-            launch: Whom to ask, and why.
-            post: Where to tell what happens.
+            stall_secs: The silence after which another provider is asked, for all of them; None
+                leaves each its own.
         """
-        work, attempt = self._work(race, launch), race.attempts[launch.attempt]
+        candidates, admission = self._planner.candidates, self._admission
         try:
-            permit = await self._admission.permit(
-                launch.provider, work, most_wait_secs(race, attempt, self._loop.time())
-            )
+            name = await admission.admit(candidates, self._work)
         except Rejected as rejected:
-            post.failed(AttemptError(SHED, str(rejected)))
-            return
-        tally = self.tallies[launch.attempt] = AttemptStats(
-            keeps_text=self._policy.losers == "drain"
+            self.failure = AllProvidersFailed((), reason=str(rejected))
+            return False
+        if name is None:
+            self.failure = AllProvidersFailed((), reason=admission.reason)
+            return False
+        # The permit may be another provider's than the plan's first.
+        order = sorted(candidates, key=lambda member: member.provider.name != name)
+        self.race = self._new_race(order, stall_secs)
+        return True
+
+    def _new_race(self, order: list[ProviderMember], stall_secs: float | None) -> Race:
+        plan, policy, deadline_secs = self._planner.plan, self._policy, self._policy.deadline_secs
+        if deadline_secs is not None:
+            deadline_secs = max(deadline_secs - self._admission.queued_secs, 0.0)
+        candidates = slots(order, policy, plan.slowest_secs)
+        if stall_secs is not None:
+            candidates = [dataclasses.replace(slot, stall_secs=stall_secs) for slot in candidates]
+        # A recovery probe takes no other provider's place.
+        tried = self._admission.tried if len(order) > 1 else None
+        return Race(
+            candidates,
+            plan.rule,
+            max_attempts=policy.max_attempts + (tried is not None),
+            commit_on=self._planner.commit_on,
+            deadline_secs=deadline_secs,
+            tried=tried,
+            jitter=random.random(),
+            make_attempt=self._new_attempt,
         )
-        error: AttemptError | None = None
-        try:
-            if launch.reason == "primary" or not permit.waited_secs:
-                self._sent_at_once.add(launch.attempt)
-            size = size_class(self._learning.prompt_tokens)
-            tally.began = functools.partial(self._began, attempt, permit, size)
-            tally.limited = functools.partial(self._hear_limit, permit, tally)
-            with working_as(work):
-                await self._answer(race, launch, self._probe(attempt, post, tally) or post, tally)
-        except Exception as e:
-            error = exception_error(e, has_begun=tally.has_begun)
-            post.failed(error)
-            raise
-        finally:
-            self._close(race, attempt, permit, tally, error)
-            if tally.keeps_text and attempt.outcome == "superseded":
-                await self._drained(attempt)
 
-    async def _answer(
-        self, race: Race, launch: Launch, post: AttemptSink[Piece], tally: AttemptStats
+    def _new_attempt(
+        self, number: int, slot: Slot, reason: LaunchReason, launched_at: float, detail: str | None
+    ) -> ProviderAttempt:
+        attempt = ProviderAttempt(number, slot, reason, launched_at, detail)
+        attempt.stats.keeps_text = self._policy.losers == "drain"
+        self.attempts.append(attempt)
+        return attempt
+
+    async def run(
+        self,
+        scope: TaskScope,
+        deliver: Callable[[T, float], Awaitable[None]],
+        released: Callable[[Commit | Continue | StreamBroken], Awaitable[None]],
+        drains: TaskScope | None = None,
     ) -> None:
-        if not self._idle[launch.provider]:  # it is asked again
-            failed = [a.number for a in race.attempts if a.provider == launch.provider and a.error]
-            self._idle[launch.provider] = instances_of(self.asked, failed)
-        contender = take_least_busy(self._idle[launch.provider])
-        self.asked[launch.attempt] = contender
-        now = self.sent_at[launch.attempt] = self._loop.time()
-        self._learning.plan.launched(launch, now, is_waiting=race.winner is None)
-        if launch.attempt in self._sent_at_once:
-            self._learning.sent(race.attempts[launch.attempt])
-        self._asked_somebody()
-        with self._span.asking(launch, contender):
-            await contender.answer(
-                self._context,
-                post,
-                tally,
-                addition=self._continuation(),
-                language=self._output.language,
-                may_wait=self._may_wait,
-            )
-        if self._release.said and self._release.is_whole and tally.is_empty:
-            # Asked to go on with an answer that broke off at a sentence's end: it was the end.
-            post.piece(LLMTextFrame(""), usable=True)
-
-    def refusals(self) -> HedgeEligibilityChanged:
-        """Who is to get no hedge now, and where a request in another's place should not go."""
-        first = None if self.asked else next(iter(self._idle), None)
-        return refusals(self._admission, self._idle, first)
-
-    def runs_on(self, attempt: Attempt) -> bool:
-        """Whether an attempt that lost is let run on, to learn from it or to compare answers.
-
-        If so, a second connection is opened for the next turn.
-        One that still waits for a permit is not: what nobody needs is not sent any more.
+        """Run the race to its end, and learn from it.
 
         Args:
-            attempt: The attempt.
+            scope: Owns the attempts' tasks.
+            deliver: See ``RaceDriver``.
+            released: See ``RaceDriver``.
+            drains: Takes over the losers that run on; None closes all of them.
         """
-        if attempt.number not in self.asked:
-            return False
-        if self._policy.losers != "drain" and not self._listens(attempt):
-            return False
-        self.asked[attempt.number].yield_to_next()
-        self.asked[attempt.number].connection.reopen(self.tallies[attempt.number].stages)
-        return True
-
-    def progress(self, attempt: int) -> Progressed | None:
-        """What an attempt has written that it has not handed on, where that can be seen.
-
-        A stream that cannot be read may carry a tool call's arguments, or be about to bring them
-        all at once.
-
-        Args:
-            attempt: The attempt's number.
-        """
-        tally = self.tallies.get(attempt)
-        if tally is None:
-            return None
-        deltas = tally.stages.deltas
-        if deltas.knows_format:
-            return None if deltas.delta_at is None else Progressed(attempt, deltas.delta_at)
-        may_call = tally.has_answer and is_given(self._context.tools)
-        return Progressed(attempt, None) if may_call else None
-
-    def _listens(self, attempt: Attempt) -> bool:
-        """Whether an attempt that lost is one of the few that are let run to their first token."""
-        probe = self._probes.get(attempt.number)
-        if probe is None or probe.first_at is not None or probe.is_silent:
-            return False
-        if not self._admission.listens(attempt.provider):
-            return False
-        self.listened_to.add(attempt.number)
-        return True
+        assert self.race is not None
+        driver = self._driver = RaceDriver(
+            self.race,
+            scope,
+            self._run_attempt,
+            deliver,
+            released,
+            drains=drains,
+            runs_on=self._runs_on,
+            refusals=self._eligibility,
+            progress=self._progress,
+        )
+        try:
+            await driver.run(self._loop.time())
+        finally:
+            self._planner.plan.close()
+            measured = [attempt for attempt in self.attempts if not attempt.was_queued]
+            self._planner.learn(measured, {a.number for a in self.attempts if a.is_probing})
+        if driver.gave_up is not None:
+            self.failure = AllProvidersFailed(driver.gave_up.errors)
 
     @property
-    def still_listened_to(self) -> set[int]:
-        """The attempts that have lost, and whose first token is still waited for."""
-        return self.listened_to - self.closed_at.keys()
+    def winner(self) -> ProviderAttempt | None:
+        """The attempt whose answer is released, the latest if one was continued; or None."""
+        winner = None if self.race is None else self.race.winner
+        return None if winner is None else self.attempts[winner.number]
 
-    def first_token_at(self, attempt: Attempt) -> float | None:
-        """When an attempt's first usable token came, also if it had lost by then; or None.
+    @property
+    def errors(self) -> list[tuple[str, AttemptError]]:
+        """Every provider that failed, and how."""
+        return [(a.provider, a.error) for a in self.attempts if a.error is not None]
 
-        Args:
-            attempt: The attempt.
-        """
-        if attempt.number in self.listened_to:
-            return self._probes[attempt.number].first_at
-        return attempt.first_token_at
+    @property
+    def probes(self) -> list[ProviderAttempt]:
+        """The attempts that have lost and still run on to their first token."""
+        return [a for a in self.attempts if a.is_probing and a.closed_at is None]
 
-    def sent_at_once(self, race: Race) -> list[Attempt]:
-        """The attempts whose times say something of their provider: those that did not queue here.
+    async def wait_for_probes(self) -> None:
+        """Wait until the requests of ``probes`` are closed."""
+        if self._driver is not None:
+            await self._driver.wait_for([attempt.number for attempt in self.probes])
 
-        Args:
-            race: The turn's race.
-        """
-        return [attempt for attempt in race.attempts if attempt.number in self._sent_at_once]
+    # ---- one attempt
 
-    def was_withdrawn(self, attempt: Attempt) -> bool:
-        """Whether an attempt was closed because nobody needed it, before its request was sent.
+    async def _run_attempt(self, launch: Launch, sink: AttemptSink[T]) -> None:
+        attempt = self.attempts[launch.attempt]
+        work = self._work_of(attempt)
+        try:
+            attempt.permit = await self._admission.permit(
+                attempt.provider, work, self._most_wait_secs(attempt)
+            )
+        except Rejected as rejected:
+            sink.failed(AttemptError(SHED, str(rejected)))
+            return
+        error: AttemptError | None = None
+        try:
+            self._watch(attempt)
+            adapter = self._take_instance(attempt)
+            self._report_sent(launch, attempt)
+            with working_as(work):
+                await self._send(launch, attempt, adapter, sink)
+        except Exception as e:
+            error = exception_error(e, has_begun=attempt.stats.has_begun)
+            sink.failed(error)
+            raise
+        finally:
+            self._close(attempt, attempt.stats.error or error)
 
-        Args:
-            attempt: The attempt; one that failed to connect is not withdrawn.
-        """
-        is_unneeded = attempt.outcome in ("superseded", "interrupted", None)
-        is_closed = is_unneeded and attempt.number in self.closed_at
-        return is_closed and self.tallies[attempt.number].stages.was_never_sent
-
-    # ---- one request
-
-    def _work(self, race: Race, launch: Launch) -> WorkClass:
-        if launch.reason == "hedge":
+    def _work_of(self, attempt: ProviderAttempt) -> WorkClass:
+        if attempt.reason == "hedge":
             return "hedge"
-        if all(earlier.was_shed for earlier in race.attempts[: launch.attempt]):
-            return self.first()
+        if self._work == "background" or all(a.was_shed for a in self.attempts[: attempt.number]):
+            return self._work
         return "rescue"
 
-    def _probe(
-        self, attempt: Attempt, post: AttemptSink[Piece], tally: AttemptStats
-    ) -> Probe | None:
-        """Listen to whom little is heard of, also when the turn no longer needs it."""
-        is_probe = attempt.provider == self._learning.plan.probe
-        is_of_use = is_probe or self._admission.is_unheard(attempt.provider)
-        if not (is_of_use and self._policy.probes):
-            return None
-        silent_secs = self._learning.silent_secs(attempt.provider, attempt.stall_secs)
+    def _most_wait_secs(self, attempt: ProviderAttempt) -> float:
+        """How long an attempt may wait for a permit: half the time is left for its answer."""
+        left = math.inf if attempt.timeout_secs is None else attempt.timeout_secs
+        race = self.race
+        if race is not None and race.winner is None and race.deadline_at is not None:
+            left = min(left, race.deadline_at - self._loop.time())
+        return left / 2
 
-        def stop() -> None:
-            superseded = attempt.outcome == "superseded"
-            if superseded and self._policy.losers == "cancel" and self.racing is not None:
-                self.racing.stop(attempt.number)
+    def _take_instance(self, attempt: ProviderAttempt) -> ServiceAdapter:
+        idle = self._idle[attempt.provider]
+        if not idle:  # all have failed, and are asked again
+            same = (a for a in self.attempts if a.provider == attempt.provider and a.error)
+            idle += dict.fromkeys(a.adapter for a in same if a.adapter is not None)
+        attempt.adapter = take_least_busy(idle)
+        return attempt.adapter
 
-        def is_alive() -> bool:
-            return tally.stages.deltas.delta_at is not None
+    def _report_sent(self, launch: Launch, attempt: ProviderAttempt) -> None:
+        attempt.sent_at = self._loop.time()
+        is_waiting = self.race is not None and self.race.winner is None
+        self._planner.plan.launched(launch, attempt.sent_at, is_waiting=is_waiting)
+        if not attempt.was_queued and not self._planner.whole_answers:
+            self._planner.sent(attempt)
 
-        probe = Probe(post, self._loop, silent_secs, is_alive, stop)
-        self._probes[attempt.number] = probe
-        return probe
+    def _watch(self, attempt: ProviderAttempt) -> None:
+        """Have an attempt's first token and rate-limit headers noted as they come."""
+        if self._planner.whole_answers:
+            return
+        attempt.stats.began = functools.partial(self._began, attempt)
+        attempt.stats.limited = functools.partial(self._note_rate_limit, attempt)
+        is_useful = attempt.provider == self._planner.plan.probe
+        is_useful = is_useful or self._admission.is_unheard(attempt.provider)
+        if is_useful and self._policy.probes:
+            silent_secs = self._planner.silent_secs(attempt.provider, attempt.stall_secs)
+            attempt.probe_alarm = self._loop.call_later(silent_secs, self._end_probe, attempt)
 
-    def _began(self, attempt: Attempt, permit: Permit, size: int) -> None:
-        """Take note of an attempt's first usable token."""
-        attempt.lag_secs = self._admission.heard(permit, size)
+    def _began(self, attempt: ProviderAttempt) -> None:
+        assert attempt.permit is not None
+        size = size_class(self._planner.prompt_tokens)
+        attempt.lag_secs = self._admission.heard(attempt.permit, size)
+        if attempt.probe_alarm is not None:
+            attempt.probe_alarm.cancel()
+            self._stop_probe(attempt)
 
-    def _hear_limit(self, permit: Permit, tally: AttemptStats) -> None:
-        """Count down from now on what a response has just told of its provider's rate limit."""
-        if tally.rate_limit is not None and tally.rate_limit_at is not None:
-            prompt_tokens = self._learning.prompt_tokens
-            self._admission.hear(permit, tally.rate_limit, tally.rate_limit_at, prompt_tokens)
+    def _end_probe(self, attempt: ProviderAttempt) -> None:
+        attempt.is_silent = attempt.stats.stages.deltas.delta_at is None
+        self._stop_probe(attempt)
 
-    def _close(
-        self,
-        race: Race,
-        attempt: Attempt,
-        permit: Permit,
-        tally: AttemptStats,
-        error: AttemptError | None,
-    ) -> None:
-        """Give the permit back, with whatever the request's end says."""
-        self.closed_at[attempt.number] = self._loop.time()
-        probe = self._probes.get(attempt.number)
-        is_lost = attempt.outcome == "superseded"
-        failure = tally.error or error
-        has_answered = tally.completed and tally.has_answer
+    def _stop_probe(self, attempt: ProviderAttempt) -> None:
+        """Close a loser of which there is nothing more to learn."""
+        is_lost = attempt.outcome == "superseded" and self._policy.losers == "cancel"
+        if is_lost and self._driver is not None:
+            self._driver.stop(attempt.number)
+
+    def _note_rate_limit(self, attempt: ProviderAttempt) -> None:
+        stats = attempt.stats
+        if attempt.permit is None or stats.rate_limit is None or stats.rate_limit_at is None:
+            return
+        prompt_tokens = self._planner.prompt_tokens
+        self._admission.hear(attempt.permit, stats.rate_limit, stats.rate_limit_at, prompt_tokens)
+
+    def _close(self, attempt: ProviderAttempt, failure: AttemptError | None) -> None:
+        """Release the permit, with the outcome."""
+        now = attempt.closed_at = self._loop.time()
+        stats, permit = attempt.stats, attempt.permit
+        assert permit is not None
+        has_answered = stats.completed and stats.has_answer
         ending = classify(failure, has_answered=has_answered, attempt=attempt)
-        if probe is not None:
-            probe.close()
-            if attempt.number in self.listened_to:
-                self._admission.listened(attempt.provider)
-                if probe.has_failed:
-                    self._learning.forget(attempt)
-                else:
-                    self._learning.learn_listened(attempt, probe.first_at, self._loop.time())
-                    ending = _judge_lost(probe, ending)
+        if attempt.probe_alarm is not None:
+            attempt.probe_alarm.cancel()
+        if attempt.is_probing:
+            ending = self._learn_from_probe(attempt, failure, ending, now)
         if failure is not None and failure.retry_after_secs is not None:
             self._admission.rest(permit, failure.retry_after_secs)
-        was_unheard = is_lost and not tally.has_answer
-        was_late = was_unheard and self._was_late(race, attempt, permit)
+        is_lost = attempt.outcome == "superseded" and not self._planner.whole_answers
+        was_unheard = is_lost and not stats.has_answer
         self._admission.give_back(
             permit,
             ending,
-            host=tally.stages.host,
-            has_begun=tally.has_answer,
+            host=stats.stages.host,
+            has_begun=stats.has_answer,
             was_unheard=was_unheard,
-            was_late=was_late,
+            was_late=was_unheard and self._was_late(attempt),
         )
 
-    def _was_late(self, race: Race, attempt: Attempt, permit: Permit) -> bool:
+    def _learn_from_probe(
+        self, attempt: ProviderAttempt, failure: AttemptError | None, ending: Ending, now: float
+    ) -> Ending:
+        self._admission.listened(attempt.provider)
+        token_at = attempt.stats.first_answer_at
+        if failure is not None:
+            self._planner.forget(attempt)
+            return ending
+        self._planner.learn_listened(attempt, token_at, now)
+        if token_at is not None:
+            return ANSWERED
+        return SILENT if attempt.is_silent else ending
+
+    def _was_late(self, attempt: ProviderAttempt) -> bool:
         """Whether an attempt that lost took long, or lost to one that was sent later."""
-        if self._admission.lag_secs >= UNSURE_LAG_SECS:
-            return False  # its answer may have come
-        winner = None if race.winner is None else self.sent_at.get(race.winner.number)
-        if winner is not None and winner > self.sent_at.get(attempt.number, winner):
+        if self._admission.lag_secs >= UNSURE_LAG_SECS or attempt.permit is None:
+            return False  # its answer may have come, and not been read yet
+        won_at, sent_at = None if self.winner is None else self.winner.sent_at, attempt.sent_at
+        if won_at is not None and sent_at is not None and won_at > sent_at:
             return True
         ended_at = self._loop.time() if attempt.ended_at is None else attempt.ended_at
-        return self._learning.is_late(attempt.provider, ended_at - permit.taken_at)
+        return self._planner.is_late(attempt.provider, ended_at - attempt.permit.taken_at)
 
-    def _continuation(self) -> list[LLMContextMessage]:
-        if is_silent(self._release.said):
-            return []
-        return [
-            {"role": "assistant", "content": self._release.said},
-            {"role": "developer", "content": CONTINUE},
-        ]
+    # ---- what the race's driver asks
 
+    def _eligibility(self) -> HedgeEligibilityChanged:
+        """Which providers may take no hedge now, and which are to be avoided for replacements."""
+        is_first = all(attempt.adapter is None for attempt in self.attempts)
+        first = next(iter(self._idle), None) if is_first else None
+        names = [name for name, idle in self._idle.items() if idle]
+        reasons, by_server = self._admission.refusals(names), hedge_refusals(self._idle, first)
+        reluctance = self._admission.reluctance(names)
+        if not (reasons or by_server or reluctance):
+            return ALL_ELIGIBLE
+        for name in by_server:
+            reluctance[name] = max(reluctance.get(name, 0), 1)
+        return HedgeEligibilityChanged(reasons | by_server, reluctance)
 
-def most_wait_secs(race: Race, attempt: Attempt, now: float) -> float:
-    """How long a request may wait for room: half the time is to be left for its answer.
+    def _runs_on(self, number: int) -> bool:
+        """Whether an attempt that has just lost runs on, as a probe or to compare answers.
 
-    Args:
-        race: Its race.
-        attempt: Its record.
-        now: The time.
-    """
-    left = [math.inf if attempt.timeout_secs is None else attempt.timeout_secs]
-    if race.winner is None and race.deadline_at is not None:
-        left.append(race.deadline_at - now)
-    return min(left) / 2
+        One that still waits for a permit does not. For one that does, a second connection is
+        opened, so that the next turn finds one.
+        """
+        attempt = self.attempts[number]
+        if attempt.adapter is None:
+            return False
+        if self._policy.losers != "drain" and not self._becomes_probe(attempt):
+            return False
+        attempt.adapter.yield_to_next()
+        attempt.adapter.connection.reopen(attempt.stats.stages)
+        return True
 
+    def _becomes_probe(self, attempt: ProviderAttempt) -> bool:
+        is_open = attempt.probe_alarm is not None and not attempt.is_silent
+        if not is_open or attempt.stats.has_answer:
+            return False
+        attempt.is_probing = self._admission.listens(attempt.provider)
+        return attempt.is_probing
 
-def refusals(
-    admission: Admission, idle: Mapping[str, Sequence[ServiceAdapter]], first: str | None
-) -> HedgeEligibilityChanged:
-    """Who is to get no hedge now, and where a request in another's place should not go.
+    def _progress(self, number: int) -> Progressed | None:
+        """What an attempt has produced that the race has not been handed, if that can be seen.
 
-    Args:
-        admission: The turn's permits.
-        idle: The free instances of each provider.
-        first: Whose least busy instance the turn's first request is about to take; or None.
-    """
-    names = [name for name, free in idle.items() if free]
-    reasons, by_server = admission.refusals(names), hedge_refusals(idle, first)
-    reluctance = admission.reluctance(names)
-    if not (reasons or by_server or reluctance):
-        return ALL_ELIGIBLE
-    for name in by_server:
-        reluctance[name] = max(reluctance.get(name, 0), 1)
-    return HedgeEligibilityChanged(reasons | by_server, reluctance)
-
-
-def _judge_lost(probe: Probe, ending: Ending) -> Ending:
-    if probe.first_at is not None:
-        return ANSWERED
-    return SILENT if probe.is_silent else ending
-
-
-def is_silent(text: str) -> bool:
-    """Whether there is nothing to hear in a text: none, blanks, or a marker."""
-    return not any(char.isalnum() for char in text)
+        A stream that cannot be read may carry a tool call's arguments, or be about to.
+        """
+        stats = self.attempts[number].stats
+        deltas = stats.stages.deltas
+        if deltas.knows_format:
+            return None if deltas.delta_at is None else Progressed(number, deltas.delta_at)
+        may_call = stats.has_answer and is_given(self._context.tools)
+        return Progressed(number, None) if may_call else None

@@ -7,11 +7,12 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from loguru import logger
+from pipecat.adapters.llm.schemas.direct_function import DirectFunction
 from pipecat.frames.frames import (
     CancelFrame,
     EndFrame,
@@ -24,36 +25,40 @@ from pipecat.frames.frames import (
     LLMTextFrame,
     LLMUpdateSettingsFrame,
     MetricsFrame,
+    StartFrame,
 )
 from pipecat.metrics.metrics import MetricsData
 from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.processors.frame_processor import FrameDirection
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSetup
 from pipecat.services.llm_service import LLMService
-from pipecat.services.settings import LLMSettings
+from pipecat.services.settings import LLMSettings, ServiceSettings
 from pipecat.utils.errors import ErrorCategory
+from pipecat.utils.types import is_given
 
+from pipecat_hedge.limits.loop_lag import is_real
 from pipecat_hedge.limits.permit_queue import MOST_WAIT_SECS
 from pipecat_hedge.limits.priority import TIERS, Tier
 from pipecat_hedge.policy.arguments import refuse_unknown
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
 from pipecat_hedge.policy.slo import Slo
 from pipecat_hedge.policy.survival import SurvivalCurve
-from pipecat_hedge.race.errors import AllProvidersFailed, ConfigurationError
+from pipecat_hedge.race.errors import AllProvidersFailed, AttemptError, ConfigurationError
 from pipecat_hedge.race.reports import DrainedAnswer, FillerReport, ProviderState, TurnReport
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.admission import Admission, AdmissionMode, as_settings
-from pipecat_hedge.service.front import FrontService
-from pipecat_hedge.service.inference import race_inference
+from pipecat_hedge.service.conversation import context_of
+from pipecat_hedge.service.inference import Inference
 from pipecat_hedge.service.line_log import LineLog
 from pipecat_hedge.service.metrics import HedgeMetricsData
 from pipecat_hedge.service.provider import Provider, as_providers
-from pipecat_hedge.service.provider_pool import Candidates
+from pipecat_hedge.service.provider_pool import Candidates, ProviderPool
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
-from pipecat_hedge.service.retract import RetractText
-from pipecat_hedge.service.tts_output import Output, find_output
+from pipecat_hedge.service.retract import RetractText, RetractTextFrame
+from pipecat_hedge.service.service_adapter import ToolCalls
+from pipecat_hedge.service.tts_output import find_output
 from pipecat_hedge.service.turn import Turn
-from pipecat_hedge.service.turn_learning import Learning, state_of
 from pipecat_hedge.service.turn_log import TurnLines
+from pipecat_hedge.service.turn_planner import TurnPlanner, breaker_report, state_of
 from pipecat_hedge.telemetry.race_span import RaceTracer
 from pipecat_hedge.telemetry.slo_attainment import SloStatus
 from pipecat_hedge.telemetry.slo_tracker import SloTracker
@@ -61,16 +66,20 @@ from pipecat_hedge.voice.turn_timeline import TurnLatency
 
 __all__ = ["HedgedLLMService"]
 
+_HOSTS_OWN_SETTINGS = ("filter_incomplete_user_turns", "user_turn_completion_config")
+"""Settings that this service applies itself: the answer passes through it, not a member."""
+
 BACKGROUND_WAIT_SECS = 30.0
 """How long a one-shot inference may wait where every provider refuses: its host is patient."""
 
 
-class HedgedLLMService(FrontService):
+class HedgedLLMService(LLMService):
     """Races several LLM services and streams the first usable answer.
 
     Stands in a pipeline where an LLM service stands. For each context frame it asks one or more
     of its providers, as the policy says, releases the answer that is usable first, and closes the
-    other requests. A provider that fails is replaced at once and is never heard.
+    other requests. A provider that fails is replaced at once and is never heard. Settings,
+    instructions and tools that reach this service reach each of its members.
 
     Event handlers available, besides those of ``LLMService``:
 
@@ -164,10 +173,24 @@ class HedgedLLMService(FrontService):
             )
         tracer = RaceTracer(own_spans=own_spans)
         admitted = as_settings(admission, tier, min_in_flight, max_in_flight)
-        super().__init__(
-            providers, settings, warm, stats or shared_stats(), admitted, tracer, **kwargs
-        )
+        if settings is not None and is_given(settings.model):
+            raise ConfigurationError(
+                "settings.model cannot be shared by several providers: set the model on each "
+                "service where it is constructed"
+            )
+        super().__init__(settings=_no_settings(), **kwargs)
         self._policy = policy or HedgePolicy.adaptive()
+        self._stats = stats or shared_stats()
+        self._shared_settings = settings
+        self._members = ProviderPool(providers, self._stats.health)
+        self._admission_settings = admitted
+        self._tracer = tracer
+        self._holds_stats = self._advertising = False
+        self._warms = warm
+        self._warming = TaskScope()
+        self._is_prepared = self._has_begun = False
+        self._timed_first_text = False
+        self._member_instruction: str | None = None
         self._promise = SloTracker(slo, self._policy, tier, self._stats.slo_board)
         self._turns = 0
         self._drains = TaskScope()
@@ -266,23 +289,24 @@ class HedgedLLMService(FrontService):
         """Whether this service reports metrics: it does, under its own name."""
         return True
 
-    async def stop(self, frame: EndFrame) -> None:
-        """Report what has not been reported, and stop the members.
+    # ---- life cycle
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is part of a pipeline that has been set up, and not cleaned up."""
+        return self._holds_stats
+
+    async def setup(self, setup: FrameProcessorSetup) -> None:
+        """Set this service and its members up.
 
         Args:
-            frame: The end frame.
+            setup: The pipeline's configuration.
         """
-        await self._end_probes()
-        await super().stop(frame)
-
-    async def cancel(self, frame: CancelFrame) -> None:
-        """Report what has not been reported, and stop the members at once.
-
-        Args:
-            frame: The cancel frame.
-        """
-        await self._end_probes()
-        await super().cancel(frame)
+        await super().setup(setup)
+        await self._members.setup(self._tracer.setup(setup))
+        if not self._holds_stats:
+            self._stats.hold()
+            self._holds_stats = True
 
     async def cleanup(self) -> None:
         """Release this service's and its members' resources."""
@@ -291,7 +315,50 @@ class HedgedLLMService(FrontService):
             await self._late_reports.join()
             await asyncio.to_thread(self._stats.save)
         finally:
+            await self._warming.close()
             await super().cleanup()
+            await self._members.cleanup()
+            if self._holds_stats:
+                self._holds_stats = False
+                await self._stats.release()
+
+    async def start(self, frame: StartFrame) -> None:
+        """Start the members, and prepare them for the first turn.
+
+        Args:
+            frame: The start frame.
+        """
+        await super().start(frame)
+        await self._members.control(frame)
+        if self._shared_settings is not None:
+            await self._update_settings(self._shared_settings)
+        if self._warms:
+            await self._members.control(LLMEnablePromptCachingFrame(enable=True))
+            self._prepare()
+            if is_real(asyncio.get_running_loop()):  # timers would have a virtual one run ahead
+                self._members.keep_connections()
+
+    async def stop(self, frame: EndFrame) -> None:
+        """Report what has not been reported, and stop the members.
+
+        Args:
+            frame: The end frame.
+        """
+        await self._end_probes()
+        await self._members.let_connections_go()
+        await super().stop(frame)
+        await self._members.control(frame)
+
+    async def cancel(self, frame: CancelFrame) -> None:
+        """Report what has not been reported, and stop the members at once.
+
+        Args:
+            frame: The cancel frame.
+        """
+        await self._end_probes()
+        await self._members.let_connections_go()
+        await super().cancel(frame)
+        await self._members.control(frame)
 
     # ---- frames
 
@@ -329,10 +396,14 @@ class HedgedLLMService(FrontService):
         output = find_output(self)
         if output.collector is not None:
             self._take_back.teach(output.collector)
-        line_up = self._line_up(now := asyncio.get_running_loop().time())
-        admission = self._admission(line_up, MOST_WAIT_SECS)
+        candidates = self._candidates(now := asyncio.get_running_loop().time())
+        admission = self._admission(candidates, MOST_WAIT_SECS)
         try:
-            turn = self._new_turn(context, line_up, admission, output, now)
+            planner = TurnPlanner(
+                self._policy, candidates, context, self._stats, output.commit_on, now=now
+            )
+            span = self._tracer.begin(self._turns, self._policy.name, self.tier)
+            turn = Turn(self._turns, context, planner, admission, self, output, span, self.may_wait)
         except BaseException:
             admission.close()  # a claim to a probe comes back, whatever happens
             raise
@@ -375,32 +446,8 @@ class HedgedLLMService(FrontService):
         if self._stats.is_due:
             await asyncio.to_thread(self._stats.save)
 
-    def _new_turn(
-        self,
-        context: LLMContext,
-        line_up: Candidates,
-        admission: Admission,
-        output: Output,
-        now: float,
-    ) -> Turn:
-        learning = Learning(self._policy, line_up, context, self._stats, output.commit_on, now=now)
-        return Turn(
-            number=self._turns,
-            context=context,
-            policy=self._policy,
-            learning=learning,
-            admission=admission,
-            mouth=self,
-            output=output,
-            span=self._tracer.begin(self._turns, self._policy.name, self.tier),
-            committed=self._credit,
-            drained=self._report_drained,
-            asked=lambda: self._asked(),
-            may_wait=self.may_wait,
-        )
-
     def _admission(
-        self, line_up: Candidates, wait_secs: float, *, has_first_token: bool = True
+        self, candidates: Candidates, wait_secs: float, *, has_first_token: bool = True
     ) -> Admission:
         end_secs = self._policy.deadline_secs
         settings = self._admission_settings
@@ -409,7 +456,7 @@ class HedgedLLMService(FrontService):
         stats = self._stats
         return Admission(
             stats.health,
-            line_up,
+            candidates,
             settings,
             stats.loop_watch,
             wait_secs,
@@ -417,12 +464,9 @@ class HedgedLLMService(FrontService):
             has_first_token=has_first_token,
         )
 
-    def _line_up(self, now: float) -> Candidates:
+    def _candidates(self, now: float) -> Candidates:
         self._members.offer(self.get_llm_adapter().builtin_tools)
         return self._members.line_up(now, sheds=self._admission_settings.mode == "shed")
-
-    def _credit(self, model: str | None) -> None:
-        self.set_core_metrics_data(MetricsData(processor=self.name, model=model or ""))
 
     async def _report_failure(self, failure: AllProvidersFailed) -> None:
         await self.cancel_ttfb_metrics()
@@ -457,7 +501,8 @@ class HedgedLLMService(FrontService):
             data = HedgeMetricsData(processor=self.name, model=model, report=report)
             await self.push_frame(MetricsFrame(data=[data]))
 
-    async def _report_drained(self, answer: DrainedAnswer) -> None:
+    async def drained(self, answer: DrainedAnswer) -> None:
+        """Publish the answer of a loser that ran to its end; see ``ResponseSink``."""
         await self._call_event_handler("on_loser_drained", answer)
         if self._drained_log:
             told = json.dumps(dataclasses.asdict(answer), ensure_ascii=False)
@@ -477,23 +522,221 @@ class HedgedLLMService(FrontService):
         Raises:
             AllProvidersFailed: If nobody answered or, with ``admission="shed"``, nobody had room.
         """
-        line_up = self._line_up(asyncio.get_running_loop().time())
-        admission = self._admission(line_up, BACKGROUND_WAIT_SECS, has_first_token=False)
+        candidates = self._candidates(now := asyncio.get_running_loop().time())
+        admission = self._admission(candidates, BACKGROUND_WAIT_SECS, has_first_token=False)
         options = {
             "max_tokens": max_tokens,
             "system_instruction": system_instruction,
             "response_schema": response_schema,
         }
         try:
-            answers, errors, reason = await race_inference(
-                line_up, self._policy, self._stats, admission, context, options
+            planner = TurnPlanner(
+                self._policy,
+                candidates,
+                context,
+                self._stats,
+                "first_token",
+                whole_answers=True,
+                now=now,
             )
+            inference = Inference(context, planner, admission, options)
+            try:
+                return await inference.run()
+            finally:
+                await self._learn(inference.errors)
         finally:
             admission.close()
-        await self._learn(errors)
-        if not answers:
-            raise AllProvidersFailed(errors, reason=reason)
-        return answers[0]
+
+    # ---- before the first turn
+
+    def _prepare(self) -> None:
+        self._members.offer(self.get_llm_adapter().builtin_tools)
+        self._is_prepared = True
+        self._warming.start(self.warm_up(), name=f"{self}: warms up")
+
+    async def warm_up(self, context: LLMContext | None = None) -> None:
+        """Prepare for a session's first turn, which otherwise pays for what later ones find done.
+
+        Opens the connection to each provider, and has a vLLM read the beginning of the conversation
+        (system prompt and tools), behind all other work. Done by itself when the session starts,
+        with the context that the aggregator in front of this service holds then; call it where
+        that is filled later. Returns when all of it is done. A turn does not wait for it.
+
+        Args:
+            context: The conversation so far; None for that of the aggregator.
+        """
+        await self._members.warm(
+            context or context_of(self),
+            self._admission_settings.tier,
+            self._admission_settings.bounds,
+            self._stats.loop_watch.refusal,
+        )
+
+    # ---- after a turn
+
+    async def _learn(self, errors: Iterable[tuple[str, AttemptError]]) -> None:
+        """Say once who is out for the session, and who is left alone or taken back."""
+        for provider, error in errors:
+            logger.debug(f"{self}: {provider}: {error.category}: {error.message}")
+            if error.permanent and self._members.strike_out(provider):
+                logger.warning(
+                    f"{self}: {provider} rejected the request for good ({error.category}) and is "
+                    "out of the race for this session. Check its key, model and settings; a "
+                    "settings update brings it back"
+                )
+        for report in map(breaker_report, self._stats.health.take_changes()):
+            level = "WARNING" if report.after == "open" else "INFO"
+            logger.log(level, f"{report.provider} is {report.after}: {report.reason}")
+            await self._call_event_handler("on_breaker_changed", report)
+
+    # ---- the response sink
+
+    def _begin_answer(self) -> None:
+        self._has_begun = True
+        self._timed_first_text = False
+        self._members.turn_began()
+
+    async def say(self, text: str, *, wall_time: float) -> None:
+        """Release a piece of the winner's text. Called by the turn.
+
+        Args:
+            text: The text.
+            wall_time: When it came, in seconds since the epoch.
+        """
+        if not self._timed_first_text:
+            self._timed_first_text = True
+            await self.stop_ttfb_metrics(end_time=wall_time)
+            await self.stop_ttfat_metrics(end_time=wall_time)
+        await self._push_llm_text(text)
+
+    async def retract(self, text: str) -> None:
+        """Keep the last text from being spoken. Called by the turn.
+
+        Args:
+            text: The text, which a text-to-speech still holds.
+        """
+        await self.push_frame(RetractTextFrame(text))
+
+    async def run_tools(self, calls: ToolCalls, *, wall_time: float) -> None:
+        """Run the winner's tools. Called by the turn.
+
+        Args:
+            calls: The complete calls.
+            wall_time: When they were complete, in seconds since the epoch.
+        """
+        await self.stop_ttfb_metrics(end_time=wall_time)
+        await self.stop_ttfat_metrics(end_time=wall_time)
+        await self.run_function_calls(calls.calls)
+
+    def attempt_sent(self) -> None:
+        """Take note that a request was sent; see ``ResponseSink``."""
+        self._asked()
+
+    def committed(self, model: str | None) -> None:
+        """Report metrics under the winner's model; see ``ResponseSink``."""
+        self.set_core_metrics_data(MetricsData(processor=self.name, model=model or ""))
+
+    async def pass_on(self, frame: Frame, *, wall_time: float) -> None:
+        """Release any other frame of the winner's answer. Called by the turn.
+
+        Args:
+            frame: The frame, such as a thought.
+            wall_time: When it came, in seconds since the epoch.
+        """
+        await self.stop_ttfb_metrics(end_time=wall_time)
+        await self.push_frame(frame)
+
+    # ---- what reaches every member
+
+    async def _update_settings(self, delta: ServiceSettings) -> dict[str, Any]:
+        """Apply a settings delta here and to every member; see ``LLMService``."""
+        assert isinstance(delta, LLMSettings)
+        if is_given(delta.model):
+            logger.warning(
+                f"{self}: a settings update for all providers cannot set model, left out. Address "
+                "it to one member: LLMUpdateSettingsFrame(service=member, delta=...)"
+            )
+            delta = dataclasses.replace(delta, model=_no_change().model)
+        changed = await super()._update_settings(delta)
+        for_members = dataclasses.replace(
+            delta, **{name: getattr(_no_change(), name) for name in _HOSTS_OWN_SETTINGS}
+        )
+        if for_members.given_fields():
+            await self._members.update_settings(for_members)
+        await self._instruct_members()
+        return changed
+
+    async def _instruct_members(self) -> None:
+        """Have the members' prompts ask for the markers of turn completion while they are read."""
+        wanted = None
+        if self._filter_incomplete_user_turns:
+            wanted = self._user_turn_completion_config.completion_instructions
+        if wanted == self._member_instruction:
+            return
+        self._member_instruction = wanted
+        self._members.instruct(wanted)
+        if self._is_prepared and not self._has_begun:  # what was sent ahead is another now
+            await self._warming.close()
+            self._prepare()
+
+    def append_system_instruction(self, instruction: str) -> None:
+        """Append durable text to the system instruction of every member.
+
+        Args:
+            instruction: The text to append.
+        """
+        super().append_system_instruction(instruction)
+        self._members.append_system_instruction(instruction)
+
+    def register_function(
+        self,
+        function_name: str | None,
+        handler: Any,
+        *,
+        cancel_on_interruption: bool | None = None,
+        timeout_secs: float | None = None,
+        cancellable_by_llm: bool | None = None,
+    ) -> None:
+        """Register a tool handler; see ``LLMService.register_function``.
+
+        The handler runs here, once, for the winner. The members are told of it because a tool's
+        options change what the model is told.
+        """
+        options: dict[str, Any] = {
+            "cancel_on_interruption": cancel_on_interruption,
+            "timeout_secs": timeout_secs,
+            "cancellable_by_llm": cancellable_by_llm,
+        }
+        super().register_function(function_name, handler, **options)
+        if not self._advertising:  # members read what a context advertises for themselves
+            self._members.register_function(function_name, handler, **options)
+
+    def unregister_function(self, function_name: str | None) -> None:
+        """Remove a tool handler; see ``LLMService.unregister_function``."""
+        super().unregister_function(function_name)
+        self._members.unregister_function(function_name)
+
+    def register_direct_function(
+        self,
+        handler: DirectFunction,
+        *,
+        cancel_on_interruption: bool | None = None,
+        timeout_secs: float | None = None,
+    ) -> None:
+        """Register a direct function; see ``LLMService.register_direct_function``."""
+        options: dict[str, Any] = {
+            "cancel_on_interruption": cancel_on_interruption,
+            "timeout_secs": timeout_secs,
+        }
+        super().register_direct_function(handler, **options)
+        self._members.register_direct_function(handler, **options)
+
+    def _sync_registered_tool_handlers(self, tools: Any) -> None:
+        self._advertising = True
+        try:
+            super()._sync_registered_tool_handlers(tools)
+        finally:
+            self._advertising = False
 
 
 def _tell_cold(report: TurnReport) -> None:
@@ -505,3 +748,16 @@ def _tell_cold(report: TurnReport) -> None:
             logger.debug(
                 f"turn {report.turn}: a connection to {attempt.provider} was opened, {secs:.3f} s"
             )
+
+
+def _no_change() -> LLMSettings:
+    return LLMSettings()
+
+
+def _no_settings() -> LLMSettings:
+    """Complete settings that say nothing: each member has its own."""
+    settings = LLMSettings(filter_incomplete_user_turns=False, use_provider_thinking_default=False)
+    for field in dataclasses.fields(settings):
+        if not is_given(getattr(settings, field.name)):
+            setattr(settings, field.name, None)
+    return settings

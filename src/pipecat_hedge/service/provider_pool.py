@@ -36,7 +36,7 @@ __all__ = [
     "ProviderMember",
     "ProviderPool",
     "hedge_refusals",
-    "seats",
+    "slots",
     "take_least_busy",
 ]
 
@@ -361,18 +361,6 @@ def take_least_busy(idle: list[ServiceAdapter]) -> ServiceAdapter:
     return chosen
 
 
-def instances_of(
-    asked: Mapping[int, ServiceAdapter], attempts: Sequence[int]
-) -> list[ServiceAdapter]:
-    """The instances that made some attempts, each once.
-
-    Args:
-        asked: Who was asked, by the attempt's number.
-        attempts: Their numbers.
-    """
-    return list(dict.fromkeys(asked[number] for number in attempts if number in asked))
-
-
 def hedge_refusals(
     idle: Mapping[str, Sequence[ServiceAdapter]], first: str | None = None
 ) -> dict[str, str]:
@@ -392,7 +380,7 @@ def hedge_refusals(
     return told
 
 
-def seats(
+def slots(
     line_up: Sequence[ProviderMember], policy: HedgePolicy, slowest_secs: Mapping[str, float]
 ) -> list[Slot]:
     """The requests that a turn may make.
@@ -406,14 +394,14 @@ def seats(
     """
     rounds = max((len(entry.contenders) for entry in line_up), default=0)
     return [
-        _seat(entry, number, policy, slowest_secs.get(entry.provider.name, 0.0))
+        _slot(entry, number, policy, slowest_secs.get(entry.provider.name, 0.0))
         for number in range(rounds)
         for entry in line_up
         if number < len(entry.contenders)
     ]
 
 
-def _seat(entry: ProviderMember, number: int, policy: HedgePolicy, slowest_secs: float) -> Slot:
+def _slot(entry: ProviderMember, number: int, policy: HedgePolicy, slowest_secs: float) -> Slot:
     provider, retries = entry.provider, entry.contenders[number].retries
     stall_secs = policy.stall_secs if provider.stall_secs == "policy" else provider.stall_secs
     return Slot(provider.name, stall_secs, provider.timeout_secs, slowest_secs, retries)

@@ -279,6 +279,30 @@ class ServiceAdapter:
                 vars(self.service).pop("stop_ttfb_metrics", None)
                 tally.stages.ask(self.server_load)
 
+    async def infer(
+        self, context: LLMContext, options: Mapping[str, Any], stats: AttemptStats
+    ) -> str | None:
+        """Have the service answer outside the pipeline, at once.
+
+        Args:
+            context: The conversation.
+            options: Further arguments of ``LLMService.run_inference``.
+            stats: Counts what the attempt produces.
+        """
+        try:
+            with (
+                self.connection.in_use(stats.stages),
+                telling_rate_limits_to(stats.response_came),
+            ):
+                answer = await self.service.run_inference(context, **options)
+            stats.completed = True
+            if answer is not None and answer.strip():
+                stats.answer_came()
+            return answer
+        finally:
+            if not stats.has_answer:
+                self.connection.reopen(stats.stages)
+
     def yield_to_next(self) -> None:
         """Have the attempt that is under way ended when the next one needs this instance."""
         self._yields = True

@@ -1,4 +1,4 @@
-"""One turn's dealings with what has been learned: it is asked before the race and told after it."""
+"""Plans one turn by what was learned of the providers, and learns from its attempts."""
 
 from __future__ import annotations
 
@@ -23,25 +23,27 @@ from pipecat_hedge.service.provider_pool import Candidates, ProviderMember
 from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.service.tokens import estimate_tokens
 
-__all__ = ["Learning", "breaker_report", "state_of"]
+__all__ = ["TurnPlanner", "breaker_report", "state_of"]
 
-_DICE = random.Random()
+_RNG = random.Random()
 
 
-class Learning:
-    """Plans a turn and learns from it.
+class TurnPlanner:
+    """Plans a turn and learns from its attempts.
 
     Attributes:
         plan: How the turn is raced.
-        line_up: Whom to ask, in the plan's order.
+        policy: What the user wants.
+        candidates: The providers, in the order in which to ask them.
         commit_on: What an attempt must have to win.
         prompt_tokens: An estimate of the prompt's size.
+        whole_answers: Whether what counts is the whole answer, as in a one-shot inference.
     """
 
     def __init__(
         self,
         policy: HedgePolicy,
-        line_up: Candidates,
+        candidates: Candidates,
         context: LLMContext,
         stats: ProviderStats,
         output_commits_on: CommitOn,
@@ -53,16 +55,18 @@ class Learning:
 
         Args:
             policy: What the user wants.
-            line_up: Who may be asked, in the order in which they were given.
+            candidates: The providers that may be asked, in the order in which they were given.
             context: The conversation.
             stats: What is known of them.
             output_commits_on: What suits the text-to-speech.
             whole_answers: Whether what counts is the whole answer, as in a one-shot inference.
             now: The loop's time.
         """
+        self.policy = policy
+        self.whole_answers = whole_answers
         self._stats = stats
-        by_name = {entry.provider.name: entry for entry in line_up.entries}
-        self._backends = [_backend(entry, whole_answers) for entry in line_up.entries]
+        by_name = {entry.provider.name: entry for entry in candidates.entries}
+        self._backends = [_backend(entry, whole_answers) for entry in candidates.entries]
         self.commit_on: CommitOn = output_commits_on if policy.commit == "auto" else policy.commit
         self.prompt_tokens = estimate_tokens(context)
         self.plan = plan_turn(
@@ -71,17 +75,25 @@ class Learning:
             stats,
             prompt_tokens=self.prompt_tokens,
             commit_on=self.commit_on,
-            rng=_DICE,
+            rng=_RNG,
             now=now,
             lag_secs=stats.loop_watch.lag_now,
         )
-        if line_up.in_panic:
+        if candidates.in_panic:
             self.plan.order = tuple(by_name)
-        elif line_up.last:
-            self.plan.order = tuple(sorted(self.plan.order, key=line_up.last.__contains__))
-        if line_up.probe is not None:
-            self.plan.try_out(line_up.probe.provider.name)
-        self.line_up = [by_name[name] for name in self.plan.order]
+        elif candidates.last:
+            self.plan.order = tuple(sorted(self.plan.order, key=candidates.last.__contains__))
+        if candidates.probe is not None:
+            self.plan.try_out(candidates.probe.provider.name)
+        self.candidates = [by_name[name] for name in self.plan.order]
+
+    def price_of(self, provider: str) -> tuple[float, float] | None:
+        """A provider's dollars per million tokens, of prompts and of answers; None if not given.
+
+        Args:
+            provider: Its name.
+        """
+        return self._backend(provider).usd_per_mtok
 
     def wait_of(
         self, attempts: Sequence[Attempt], planned: InFlight | None, started_at: float
@@ -121,7 +133,7 @@ class Learning:
         Returns:
             The time, in seconds.
         """
-        backend = next(b for b in self._backends if b.provider == provider)
+        backend = self._backend(provider)
         return silent_secs(self._stats.usual(backend, self.prompt_tokens), stall_secs)
 
     def is_late(self, provider: str, secs: float) -> bool:
@@ -131,7 +143,7 @@ class Learning:
             provider: Its name.
             secs: The wait.
         """
-        backend = next(b for b in self._backends if b.provider == provider)
+        backend = self._backend(provider)
         return secs > late_secs(self._stats.usual(backend, self.prompt_tokens))
 
     def sent(self, attempt: Attempt) -> None:
@@ -140,7 +152,7 @@ class Learning:
         Args:
             attempt: The attempt.
         """
-        backend = next(b for b in self._backends if b.provider == attempt.provider)
+        backend = self._backend(attempt.provider)
         self._stats.sent(backend, attempt, self.prompt_tokens)
 
     def learn(self, attempts: Sequence[Attempt], listened_to: Collection[int] = ()) -> None:
@@ -161,12 +173,15 @@ class Learning:
             first_at: When its first token came, or None if it was ended before.
             now: The time.
         """
-        backend = next(b for b in self._backends if b.provider == attempt.provider)
+        backend = self._backend(attempt.provider)
         self._stats.record_listened(backend, attempt, first_at, now, self.prompt_tokens)
+
+    def _backend(self, provider: str) -> Backend:
+        return next(b for b in self._backends if b.provider == provider)
 
     def forget(self, attempt: Attempt) -> None:
         """Learn nothing from an attempt that was to be listened to."""
-        backend = next(b for b in self._backends if b.provider == attempt.provider)
+        backend = self._backend(attempt.provider)
         self._stats.forget(backend, attempt)
 
 
