@@ -283,6 +283,9 @@ class RaceDriver(Generic[T]):
                 if piece is not None:
                     if attempt == self._committed:
                         await self._deliver(piece, at)
+                        if type(event) is UsableToken:
+                            race.token(attempt, at)
+                            continue
                     elif attempt in self._held:
                         self._held[attempt].append((piece, at))
                 if event is not None and (commands := self._handle(event, at)):

@@ -262,6 +262,15 @@ class Race:
         commands, self._commands = tuple(self._commands), []
         return commands
 
+    def token(self, attempt: int, now: float) -> None:
+        """Take a usable token of the attempt that is being released: it decides nothing.
+
+        Args:
+            attempt: The attempt's number.
+            now: When the token came.
+        """
+        self._attempts[attempt].last_token_at = now
+
     def _react(self, table: Mapping[Any, _T], event: Event) -> _T:
         try:
             return table[self._phase, type(event)]

@@ -27,6 +27,8 @@ def is_usable_text(text: str) -> bool:
     Args:
         text: A delta of the answer, or all of it.
     """
+    if text[:1].isalnum():  # nearly always
+        return True
     return any(char.isprintable() and char not in _SILENT for char in text)
 
 

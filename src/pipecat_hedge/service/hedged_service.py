@@ -596,15 +596,12 @@ class HedgedLLMService(LLMService):
         self._timed_first_text = False
         self._members.turn_began()
 
-    async def say(self, text: str, *, wall_time: float) -> None:
-        """Release a piece of the winner's text. Called by the turn.
-
-        Args:
-            text: The text.
-            wall_time: When it came, in seconds since the epoch.
-        """
+    async def say(self, text: str, *, at: float | None = None) -> None:
+        """Release a piece of the winner's text; see ``ResponseSink``."""
         if not self._timed_first_text:
             self._timed_first_text = True
+            age_secs = 0.0 if at is None else asyncio.get_running_loop().time() - at
+            wall_time = time.time() - age_secs
             await self.stop_ttfb_metrics(end_time=wall_time)
             await self.stop_ttfat_metrics(end_time=wall_time)
         await self._push_llm_text(text)

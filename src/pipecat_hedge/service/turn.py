@@ -49,8 +49,8 @@ class ResponseSink(Protocol):
     A ``wall_time`` is when a piece came from the provider, in seconds since the epoch.
     """
 
-    async def say(self, text: str, *, wall_time: float) -> None:
-        """Release a piece of answer text."""
+    async def say(self, text: str, *, at: float | None = None) -> None:
+        """Release a piece of answer text that came at ``at``, in the loop's time; None is now."""
         ...
 
     async def retract(self, text: str) -> None:
@@ -152,7 +152,7 @@ class Turn:
                 self._ended_at = self._loop.time()
             if (failure := runner.failure) is None:
                 if rest := self._buffer.finish():
-                    await self._sink.say(rest, wall_time=time.time())
+                    await self._sink.say(rest)
                 await self._run_tools()
             else:
                 self.failure = AllProvidersFailed(
@@ -161,7 +161,7 @@ class Turn:
                 self._repair_context()
                 if self.has_answered and self._policy.fallback_text:
                     rest = self._buffer.close_with(self._policy.fallback_text)
-                    await self._sink.say(rest, wall_time=time.time())
+                    await self._sink.say(rest)
             await end()
 
     @property
@@ -249,7 +249,7 @@ class Turn:
         if isinstance(command, StreamBroken):
             end = await self._buffer.break_off()
             if end.say:
-                await self._sink.say(end.say, wall_time=time.time())
+                await self._sink.say(end.say)
             if end.retract:
                 await self._sink.retract(end.retract)
             return
@@ -261,11 +261,12 @@ class Turn:
         self._sink.committed(None if attempt.adapter is None else attempt.adapter.model)
 
     async def _deliver(self, piece: Piece, at: float) -> None:
-        wall_time = time.time() - (self._loop.time() - at)
         if isinstance(piece, LLMTextFrame):
             if text := await self._buffer.feed(piece.text):
-                await self._sink.say(text, wall_time=wall_time)
-        elif isinstance(piece, ToolCalls):
+                await self._sink.say(text, at=at)
+            return
+        wall_time = time.time() - (self._loop.time() - at)
+        if isinstance(piece, ToolCalls):
             self._tools.append((piece, wall_time))
         else:
             await self._sink.pass_on(piece, wall_time=wall_time)
