@@ -1,15 +1,17 @@
-# make bot   creates the environment, starts the simulated providers and the voice bot, prints the address
-# make test  creates the environment and runs every check: lint, types, tests
+# make bot       creates the environment, starts the simulated providers and the voice bot, prints the address
+# make test      creates the environment and runs lint, types and the fast tests
+# make test-all  the other tests: sockets, WebRTC, a browser, Prometheus, Redis, long simulations
 #
-# Both are safe to repeat; the environment is made again only when pyproject.toml or constraints.txt change.
+# All are safe to repeat; an environment is made again only when pyproject.toml or constraints.txt change.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+STAMP := $(VENV)/.installed-dev
+BOT_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
-.PHONY: help env bot test lint types unit explore format fixtures pictures report bench drill compare top clean
+.PHONY: help env bot test test-all lint types unit explore format fixtures pictures report bench drill compare top clean
 .PHONY: vllm vllm-env test-vllm bench-llm
 
 # vLLM's own environment and its models: gigabytes, so they are kept outside of this folder.
@@ -22,13 +24,17 @@ help: ## list the commands
 env: $(STAMP) ## create the environment
 
 $(STAMP): pyproject.toml constraints.txt scripts/make_env.sh
-	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh scripts/make_env.sh
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh scripts/make_env.sh dev
+	@touch $@ $(BOT_STAMP)
+
+$(BOT_STAMP): pyproject.toml constraints.txt scripts/make_env.sh
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh scripts/make_env.sh demo
 	@touch $@
 
-bot: $(STAMP) ## start the simulated providers and the example voice bot (http://127.0.0.1:7860)
+bot: $(BOT_STAMP) ## start the simulated providers and the example voice bot (http://127.0.0.1:7860)
 	@$(BIN)/python -m examples.voice_bot $(ARGS)
 
-test: lint types unit ## run every check
+test: lint types unit ## run lint, types and the fast tests
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -38,6 +44,10 @@ types: $(STAMP)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 unit: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m "not live and not realtime and not slow" $(ARGS)
+
+test-all: $(STAMP) ## run the tests that make test leaves out
+	@sh scripts/system_packages.sh
 	@sh scripts/run_tests.sh $(BIN)/python $(ARGS)
 
 explore: $(STAMP) ## look for schedules and texts that break the policies, with new examples each time

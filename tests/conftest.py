@@ -33,6 +33,13 @@ def pytest_asyncio_loop_factories(
     return {"real": asyncio.SelectorEventLoop}
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Where nothing may be skipped, a skipped test is a failure."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("REFUSE_SKIPS") and reporter is not None and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.fixture(autouse=True)
 def _no_leaked_tasks(request: pytest.FixtureRequest) -> None:
     if inspect.iscoroutinefunction(getattr(request.node, "function", None)):
