@@ -511,15 +511,15 @@ def test_an_overtaken_provider_is_unheard_until_it_says_something() -> None:
         health.give_back(permit, ending, 0.0, was_unheard=was_unheard, has_begun=has_begun)
 
     for _ in range(UNHEARD):
-        assert not health.is_unheard("a")
+        assert not health.is_unmeasured("a")
         ends(DROPPED, was_unheard=True)
-    assert health.is_unheard("a")
+    assert health.is_unmeasured("a")
     ends(DROPPED, was_unheard=False)  # interrupted: says nothing
     ends(SILENT, was_unheard=False)
-    assert health.is_unheard("a")
+    assert health.is_unmeasured("a")
     assert health.state("a", 0.0) == "closed"
     ends(DROPPED, was_unheard=False, has_begun=True)  # overtaken, but after it had begun
-    assert not health.is_unheard("a")
+    assert not health.is_unmeasured("a")
 
 
 @pytest.mark.parametrize(
@@ -552,7 +552,7 @@ def test_a_provider_that_breaks_off_in_mid_answer_has_been_heard() -> None:
     health = registry()
     for _ in range(4):
         health.give_back(take(health, "a"), SILENT, 0.0, has_begun=True)
-        assert not health.is_unheard("a")
+        assert not health.is_unmeasured("a")
     for ending in (DROPPED, DROPPED, SILENT):
         assert health.state("a", 0.0) == "closed"
         permit = take(health, "a")
@@ -564,16 +564,16 @@ def test_a_provider_that_breaks_off_in_mid_answer_has_been_heard() -> None:
 def test_one_losing_attempt_in_seventy_is_listened_to() -> None:
     """The first may be, and one at a time of each provider."""
     health = registry()
-    assert health.listens("a")
+    assert health.claims_probe("a")
     for _ in range(LISTENS_TO_ONE_IN):
-        assert not health.listens("b")
+        assert not health.claims_probe("b")
         end(health, ANSWERED)
-    assert not health.listens("a")
-    assert health.listens("b")
-    health.listened("a")
-    assert not health.listens("a")
+    assert not health.claims_probe("a")
+    assert health.claims_probe("b")
+    health.release_probe("a")
+    assert not health.claims_probe("a")
     end(health, ANSWERED, times=LISTENS_TO_ONE_IN)
-    assert health.listens("a")
+    assert health.claims_probe("a")
 
 
 def test_it_is_known_when_the_latest_answered_request_was_sent() -> None:

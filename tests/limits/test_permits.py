@@ -185,10 +185,12 @@ async def test_a_loop_that_is_behind_rejects_only_optional_work(work: WorkClass)
 async def test_a_turn_that_finds_room_at_once_has_not_waited() -> None:
     """Not even for as long as it takes to find out, on a clock that goes on meanwhile."""
     health, loop = AdmissionController(random.Random(1)), asyncio.get_running_loop()
-    line_up = ProviderPool([Provider("a", ScriptedLLMService([]))], health).line_up(loop.time())
+    candidates = ProviderPool([Provider("a", ScriptedLLMService([]))], health).candidates(
+        loop.time()
+    )
     settings = as_settings("open", "standard", None, None)
-    admission = Admission(health, line_up, settings, LoopWatch(), 3.0)
-    assert await admission.admit(line_up.entries, "primary") == "a"
+    admission = Admission(health, candidates, settings, LoopWatch(), 3.0)
+    assert await admission.admit(candidates.entries, "primary") == "a"
     assert admission.queued_secs == 0.0
     admission.close()
     assert health.of("a").limit.in_flight == 0

@@ -189,7 +189,7 @@ async def test_a_provider_that_is_left_alone_is_sent_nothing() -> None:
         llm = hedged(winner, loser, stats=stats)
         async with Line(llm):
             await eventually(lambda: listings(lost) == 1)
-            connection = llm._members.contenders[1].connection
+            connection = llm._members.adapters[1].connection
             now = asyncio.get_running_loop().time()
             for leave_alone in (
                 lambda: llm._members.strike_out("b"),

@@ -116,8 +116,8 @@ async def tallies(*services: LLMService[Any], tool: bool = False) -> list[Attemp
         context.set_tools([schema])  # pyright: ignore[reportArgumentType]
     async with Line(llm):
         answers = [
-            contender.answer(context, Posted(), tally)
-            for contender, tally in zip(llm._members.contenders, found, strict=True)
+            adapter.answer(context, Posted(), tally)
+            for adapter, tally in zip(llm._members.adapters, found, strict=True)
         ]
         await asyncio.gather(*answers)
     await close(*dict.fromkeys(services))

@@ -189,9 +189,9 @@ async def test_a_stream(stream: str, played: Callable[[Path], Awaitable[str]]) -
     context = LLMContext([{"role": "user", "content": "Hello?"}], tools=tools)
     judged, tally = Judged(), AttemptStats()
     async with Line(llm):
-        (contender,) = llm._members.contenders
+        (adapter,) = llm._members.adapters
         try:
-            await contender.answer(context, judged, tally, may_wait=True)
+            await adapter.answer(context, judged, tally, may_wait=True)
         except Exception as error:
             judged.failed(AttemptError("raised", str(error)))
     await close(service)

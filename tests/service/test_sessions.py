@@ -75,7 +75,7 @@ async def session(stats: ProviderStats, members: ProviderPool, number: int) -> N
     """One session of one turn, with everything of the process that it has to do with."""
     loop = asyncio.get_running_loop()
     stats.hold()
-    candidates = members.line_up(loop.time())
+    candidates = members.candidates(loop.time())
     settings = as_settings("open", TIERS[number % len(TIERS)], None, None)
     admission = Admission(stats.health, candidates, settings, stats.loop_watch, 3.0)
     context = LLMContext([{"role": "user", "content": "word " * (number % 1000)}])

@@ -236,12 +236,12 @@ class AdmissionController:
         entry = self._entries.get(key)
         return -math.inf if entry is None else entry.word_at
 
-    def is_unheard(self, key: str) -> bool:
+    def is_unmeasured(self, key: str) -> bool:
         """Whether a provider has not been heard lately, because others were always faster."""
         with self.lock:
             return self.of(key).unheard >= UNHEARD
 
-    def listens(self, key: str) -> bool:
+    def claims_probe(self, key: str) -> bool:
         """Whether an attempt that has lost is let run on to its first token.
 
         It tells whether a provider that is always overtaken is slow or silent. One attempt at a
@@ -251,7 +251,7 @@ class AdmissionController:
             key: The provider.
 
         Returns:
-            Whether it is; then ``listened`` has to be called.
+            Whether it is; then ``release_probe`` has to be called.
         """
         with self.lock:
             if key in self._listened_to or self._attempts < LISTENS_TO_ONE_IN:
@@ -260,8 +260,8 @@ class AdmissionController:
             self._listened_to.add(key)
             return True
 
-    def listened(self, key: str) -> None:
-        """End what ``listens`` began."""
+    def release_probe(self, key: str) -> None:
+        """End what ``claims_probe`` began."""
         with self.lock:
             self._listened_to.discard(key)
 

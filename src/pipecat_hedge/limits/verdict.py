@@ -55,4 +55,4 @@ def _was_long(attempt: Attempt) -> bool:
         return True
     if attempt.ended_at is None or attempt.stall_secs is None:
         return False
-    return attempt.ended_at - attempt.heard_at >= attempt.stall_secs
+    return attempt.ended_at - attempt.last_usable_at >= attempt.stall_secs

@@ -104,11 +104,11 @@ class Attempt:
         return self.error is not None and self.error.category == SHED
 
     @property
-    def heard_at(self) -> float:
+    def last_usable_at(self) -> float:
         """When something usable was last heard of it; its launch if nothing was."""
         return self.launched_at if self.last_token_at is None else self.last_token_at
 
     @property
     def alive_at(self) -> float:
         """Its last sign of life: something usable, or another delta."""
-        return max(self.heard_at, self.progressed_at or self.launched_at)
+        return max(self.last_usable_at, self.progressed_at or self.launched_at)

@@ -454,8 +454,8 @@ class Race:
 
         To reason, or to write arguments, is not to answer; in an answer it is no silence.
         """
-        heard_at = attempt.alive_at if attempt is self._winner else attempt.heard_at
-        expires = _after(heard_at, attempt.timeout_secs)
+        last_usable_at = attempt.alive_at if attempt is self._winner else attempt.last_usable_at
+        expires = _after(last_usable_at, attempt.timeout_secs)
         if attempt.called_tools:  # nothing more is needed of it
             stalls = _after(attempt.alive_at, attempt.stall_secs)
             if stalls is not None and (expires is None or stalls < expires):

@@ -96,7 +96,7 @@ class Admission:
     def __init__(
         self,
         health: AdmissionController,
-        line_up: Candidates,
+        candidates: Candidates,
         settings: AdmissionSettings,
         loop_watch: LoopWatch,
         wait_secs: float,
@@ -108,7 +108,7 @@ class Admission:
 
         Args:
             health: The process's registry.
-            line_up: Whom the turn may ask.
+            candidates: Whom the turn may ask.
             settings: How the session's requests are admitted.
             loop_watch: How far behind the event loop is.
             wait_secs: How long the turn may wait for room in all; but a request that is made late
@@ -124,11 +124,11 @@ class Admission:
         self.tier: Tier = settings.tier
         self._loop_watch = loop_watch
         self._until = asyncio.get_running_loop().time() + self._wait_secs
-        self._keys = line_up.keys
-        self._in_panic = line_up.in_panic
-        self._claimed = None if line_up.probe is None else line_up.probe.provider.name
+        self._keys = candidates.keys
+        self._in_panic = candidates.in_panic
+        self._claimed = None if candidates.probe is None else candidates.probe.provider.name
         self._first: Permit | None = None
-        self._nobody = line_up.reason
+        self._nobody = candidates.reason
         self.queued_secs = 0.0
 
     async def admit(self, order: Sequence[ProviderMember], work: WorkClass) -> str | None:
@@ -217,17 +217,17 @@ class Admission:
         """How far the event loop is behind now."""
         return self._loop_watch.lag_now()
 
-    def is_unheard(self, provider: str) -> bool:
+    def is_unmeasured(self, provider: str) -> bool:
         """Whether a provider has not been heard lately, because others were always faster."""
-        return self._health.is_unheard(self._keys[provider])
+        return self._health.is_unmeasured(self._keys[provider])
 
-    def listens(self, provider: str) -> bool:
-        """Whether an attempt that has lost is let run on; see ``AdmissionController.listens``."""
-        return self._health.listens(self._keys[provider])
+    def claims_probe(self, provider: str) -> bool:
+        """See ``AdmissionController.claims_probe``."""
+        return self._health.claims_probe(self._keys[provider])
 
-    def listened(self, provider: str) -> None:
-        """End what ``listens`` began."""
-        self._health.listened(self._keys[provider])
+    def release_probe(self, provider: str) -> None:
+        """End what ``claims_probe`` began."""
+        self._health.release_probe(self._keys[provider])
 
     def hear(self, permit: Permit, news: RateLimitNews, at: float, prompt_tokens: int) -> None:
         """Take a provider's word for what its rate limit leaves.

@@ -155,7 +155,7 @@ class AttemptRunner(Generic[T]):
         self._admission = admission
         self._work: WorkClass = work
         self._send = send
-        self._idle = {m.provider.name: list(m.contenders) for m in planner.candidates}
+        self._idle = {m.provider.name: list(m.adapters) for m in planner.candidates}
         self._driver: RaceDriver[T] | None = None
         self.race: Race | None = None
         self.attempts: list[ProviderAttempt] = []
@@ -330,7 +330,7 @@ class AttemptRunner(Generic[T]):
         attempt.stats.began = functools.partial(self._began, attempt)
         attempt.stats.limited = functools.partial(self._note_rate_limit, attempt)
         is_useful = attempt.provider == self._planner.plan.probe
-        is_useful = is_useful or self._admission.is_unheard(attempt.provider)
+        is_useful = is_useful or self._admission.is_unmeasured(attempt.provider)
         if is_useful and self._policy.probes:
             silent_secs = self._planner.silent_secs(attempt.provider, attempt.stall_secs)
             attempt.probe_alarm = self._loop.call_later(silent_secs, self._end_probe, attempt)
@@ -387,7 +387,7 @@ class AttemptRunner(Generic[T]):
     def _learn_from_probe(
         self, attempt: ProviderAttempt, failure: AttemptError | None, ending: Ending, now: float
     ) -> Ending:
-        self._admission.listened(attempt.provider)
+        self._admission.release_probe(attempt.provider)
         token_at = attempt.stats.first_answer_at
         if failure is not None:
             self._planner.forget(attempt)
@@ -441,7 +441,7 @@ class AttemptRunner(Generic[T]):
         is_open = attempt.probe_alarm is not None and not attempt.is_silent
         if not is_open or attempt.stats.has_answer:
             return False
-        attempt.is_probing = self._admission.listens(attempt.provider)
+        attempt.is_probing = self._admission.claims_probe(attempt.provider)
         return attempt.is_probing
 
     def _progress(self, number: int) -> Progressed | None:

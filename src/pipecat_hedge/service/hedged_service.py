@@ -191,7 +191,7 @@ class HedgedLLMService(LLMService):
         self._is_prepared = self._has_begun = False
         self._timed_first_text = False
         self._member_instruction: str | None = None
-        self._promise = SloTracker(slo, self._policy, tier, self._stats.slo_board)
+        self._slo_tracker = SloTracker(slo, self._policy, tier, self._stats.slo_board)
         self._turns = 0
         self._drains = TaskScope()
         self._late_reports = TaskScope()
@@ -201,7 +201,7 @@ class HedgedLLMService(LLMService):
         self._drained_log = LineLog("drained_log", drained_log)
         self._turn: Turn | None = None
         self._filler: Callable[[], FillerReport | None] = lambda: None
-        self._asked: Callable[[], None] = lambda: None
+        self._on_attempt_sent: Callable[[], None] = lambda: None
         self._register_event_handler("on_turn_report")
         self._register_event_handler("on_loser_drained")
         self._register_event_handler("on_breaker_changed")
@@ -228,14 +228,14 @@ class HedgedLLMService(LLMService):
     @property
     def slo(self) -> Slo | None:
         """What the callers are promised."""
-        return self._promise.slo
+        return self._slo_tracker.slo
 
     def slo_status(self) -> tuple[SloStatus, ...]:
         """How that is kept by all sessions of the process that promise it to this tier.
 
         What other tiers are promised is in ``stats.slo_board``.
         """
-        return self._promise.status()
+        return self._slo_tracker.status()
 
     @property
     def may_wait(self) -> bool:
@@ -248,7 +248,7 @@ class HedgedLLMService(LLMService):
         Args:
             turn: The turn, as the caller lived it.
         """
-        self._promise.heard(turn)
+        self._slo_tracker.heard(turn)
 
     @property
     def stats(self) -> ProviderStats:
@@ -283,7 +283,7 @@ class HedgedLLMService(LLMService):
             filler: Asked at the end of each turn, by whoever speaks the fillers.
             asked: Called whenever somebody is asked: what is left to wait is another then.
         """
-        self._filler, self._asked = filler, asked
+        self._filler, self._on_attempt_sent = filler, asked
 
     def can_generate_metrics(self) -> bool:
         """Whether this service reports metrics: it does, under its own name."""
@@ -466,7 +466,7 @@ class HedgedLLMService(LLMService):
 
     def _candidates(self, now: float) -> Candidates:
         self._members.offer(self.get_llm_adapter().builtin_tools)
-        return self._members.line_up(now, sheds=self._admission_settings.mode == "shed")
+        return self._members.candidates(now, sheds=self._admission_settings.mode == "shed")
 
     async def _report_failure(self, failure: AllProvidersFailed) -> None:
         await self.cancel_ttfb_metrics()
@@ -490,7 +490,7 @@ class HedgedLLMService(LLMService):
     async def _report_turn(self, turn: Turn, filler: FillerReport | None) -> None:
         report = dataclasses.replace(turn.report(), filler=filler)
         self._stats.turn_hooks.tell(report)
-        self._promise.ended(report)
+        self._slo_tracker.ended(report)
         self._tracer.end(turn.span, report)
         _tell_cold(report)
         await self._call_event_handler("on_turn_report", report)
@@ -627,7 +627,7 @@ class HedgedLLMService(LLMService):
 
     def attempt_sent(self) -> None:
         """Take note that a request was sent; see ``ResponseSink``."""
-        self._asked()
+        self._on_attempt_sent()
 
     def committed(self, model: str | None) -> None:
         """Report metrics under the winner's model; see ``ResponseSink``."""

@@ -47,29 +47,29 @@ class ProviderMember:
 
     Parameters:
         provider: Its name and price.
-        contenders: Its instances, hosted.
+        adapters: Its instances, hosted.
     """
 
     provider: Provider
-    contenders: tuple[ServiceAdapter, ...]
+    adapters: tuple[ServiceAdapter, ...]
 
     @property
     def server_load(self) -> ServerLoad | None:
         """How busy its least busy server is; None if nothing recent is known."""
-        if len(self.contenders) == 1:
-            return self.contenders[0].server_load
-        return min((c.server_load for c in self.contenders), key=load_rank)
+        if len(self.adapters) == 1:
+            return self.adapters[0].server_load
+        return min((c.server_load for c in self.adapters), key=load_rank)
 
     @property
     def backend(self) -> Backend:
         """Of whom statistics are kept; its health is kept under the same key."""
-        model = self.contenders[0].model
+        model = self.adapters[0].model
         return Backend(self.provider.name, model, self.provider.usd_per_mtok)
 
     @property
     def key(self) -> str:
         """What the provider's health is kept under."""
-        return key_of(self.provider.name, self.contenders[0].model)
+        return key_of(self.provider.name, self.adapters[0].model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class ProviderPool:
 
     Attributes:
         entries: The providers with their instances, in the order in which they are asked.
-        contenders: All instances.
+        adapters: All instances.
     """
 
     def __init__(self, providers: Sequence[Provider], health: AdmissionController):
@@ -117,11 +117,11 @@ class ProviderPool:
             )
             for provider in providers
         )
-        self.contenders = tuple(c for entry in self.entries for c in entry.contenders)
+        self.adapters = tuple(c for entry in self.entries for c in entry.adapters)
         self._struck_out: set[str] = set()
         self._refreshes = TaskScope()
 
-    def line_up(self, now: float, *, sheds: bool = False) -> Candidates:
+    def candidates(self, now: float, *, sheds: bool = False) -> Candidates:
         """The providers that a turn may ask.
 
         Left out are providers that have rejected a request for good and instances that Pipecat
@@ -141,10 +141,10 @@ class ProviderPool:
         """
         able = [
             entry
-            if len(contenders) == len(entry.contenders)
-            else ProviderMember(entry.provider, contenders)
+            if len(adapters) == len(entry.adapters)
+            else ProviderMember(entry.provider, adapters)
             for entry in self.entries
-            if (contenders := self._able(entry))
+            if (adapters := self._able(entry))
         ]
         able, health = able or list(self.entries), self._health
         keys, loads = [entry.key for entry in able], [entry.server_load for entry in able]
@@ -197,9 +197,9 @@ class ProviderPool:
     def _able(self, entry: ProviderMember) -> tuple[ServiceAdapter, ...]:
         if entry.provider.name in self._struck_out:
             return ()
-        if len(entry.contenders) == 1:
-            return entry.contenders if entry.contenders[0].service.is_usable else ()
-        return tuple(c for c in entry.contenders if c.service.is_usable)
+        if len(entry.adapters) == 1:
+            return entry.adapters if entry.adapters[0].service.is_usable else ()
+        return tuple(c for c in entry.adapters if c.service.is_usable)
 
     def strike_out(self, provider: str) -> bool:
         """Leave a provider out until settings change: it has rejected a request for good.
@@ -216,11 +216,11 @@ class ProviderPool:
 
     def hosting(self, service: object) -> ServiceAdapter | None:
         """The member that hosts ``service``, or None."""
-        return next((c for c in self.contenders if c.service is service), None)
+        return next((c for c in self.adapters if c.service is service), None)
 
     async def setup(self, setup: FrameProcessorSetup) -> None:
         """Set every member up, side by side."""
-        await asyncio.gather(*(contender.setup(setup) for contender in self.contenders))
+        await asyncio.gather(*(adapter.setup(setup) for adapter in self.adapters))
 
     async def warm(
         self, context: LLMContext | None, tier: Tier, bounds: LimitBounds, loop_lag: LoopLag
@@ -239,18 +239,18 @@ class ProviderPool:
         async with TaskScope() as scope:
             tasks = [
                 scope.start(
-                    self._warm(entry, contender, context, tier, bounds, loop_lag),
-                    name=f"warms up {contender.service}",
+                    self._warm(entry, adapter, context, tier, bounds, loop_lag),
+                    name=f"warms up {adapter.service}",
                 )
                 for entry in self.entries
-                for contender in entry.contenders
+                for adapter in entry.adapters
             ]
             await asyncio.wait(tasks)
 
     async def _warm(
         self,
         entry: ProviderMember,
-        contender: ServiceAdapter,
+        adapter: ServiceAdapter,
         context: LLMContext | None,
         tier: Tier,
         bounds: LimitBounds,
@@ -272,82 +272,82 @@ class ProviderPool:
             finally:
                 self._health.give_back(permit, DROPPED, loop.time())
 
-        await contender.warm(context, leave)
+        await adapter.warm(context, leave)
 
     def keep_connections(self) -> None:
         """Keep every member's connection open between turns, from now on."""
         for entry in self.entries:
-            for contender in entry.contenders:
-                may_ask = functools.partial(self._may_refresh, entry, contender)
-                contender.connection.keep(self._refreshes, may_ask)
+            for adapter in entry.adapters:
+                may_ask = functools.partial(self._may_refresh, entry, adapter)
+                adapter.connection.keep(self._refreshes, may_ask)
 
-    def _may_refresh(self, entry: ProviderMember, contender: ServiceAdapter) -> bool:
+    def _may_refresh(self, entry: ProviderMember, adapter: ServiceAdapter) -> bool:
         standing = self._health.standings([entry.key], asyncio.get_running_loop().time())
-        return standing == [("closed", 0.0)] and contender in self._able(entry)
+        return standing == [("closed", 0.0)] and adapter in self._able(entry)
 
     def turn_began(self) -> None:
         """Take note that the session is not silent: connections are worth keeping."""
-        for contender in self.contenders:
-            contender.connection.turn_began()
+        for adapter in self.adapters:
+            adapter.connection.turn_began()
 
     async def let_connections_go(self) -> None:
         """Send nothing more to keep connections open, and end what is on its way."""
-        for contender in self.contenders:
-            contender.connection.let_go()
+        for adapter in self.adapters:
+            adapter.connection.let_go()
         await self._refreshes.close()
 
     async def control(self, frame: Frame) -> None:
         """Hand every member a frame that is not a turn."""
-        await asyncio.gather(*(contender.control(frame) for contender in self.contenders))
+        await asyncio.gather(*(adapter.control(frame) for adapter in self.adapters))
 
     async def update_settings(self, delta: LLMSettings) -> None:
         """Change every member's settings, which gives those that were out another chance."""
         self._struck_out.clear()
-        for contender in self.contenders:
-            await contender.update_settings(delta)
+        for adapter in self.adapters:
+            await adapter.update_settings(delta)
 
     async def update_member(self, member: ServiceAdapter, delta: LLMSettings) -> None:
         """Change one member's settings, which gives its provider another chance."""
         for entry in self.entries:
-            if member in entry.contenders:
+            if member in entry.adapters:
                 self._struck_out.discard(entry.provider.name)
         await member.update_settings(delta)
 
     def instruct(self, addition: str | None) -> None:
         """Append a text to every member's system instruction; None takes it away."""
-        for contender in self.contenders:
-            contender.instruct(addition)
+        for adapter in self.adapters:
+            adapter.instruct(addition)
 
     def offer(self, tools: Mapping[str, FunctionSchema]) -> None:
         """Offer every model the host's built-in tools; see ``ServiceAdapter.offer``."""
-        for contender in self.contenders:
-            contender.offer(tools)
+        for adapter in self.adapters:
+            adapter.offer(tools)
 
     async def cleanup(self) -> None:
         """Release every member's resources."""
         await self.let_connections_go()
-        await asyncio.gather(*(contender.cleanup() for contender in self.contenders))
+        await asyncio.gather(*(adapter.cleanup() for adapter in self.adapters))
 
     def append_system_instruction(self, instruction: str) -> None:
         """Append durable text to every member's prompt."""
-        for contender in self.contenders:
-            contender.service.append_system_instruction(instruction)
+        for adapter in self.adapters:
+            adapter.service.append_system_instruction(instruction)
 
     def register_function(self, function_name: str | None, handler: Any, **options: Any) -> None:
         """Tell every member of a tool handler; they never run it."""
-        for contender in self.contenders:
-            contender.service.register_function(function_name, handler, **options)
+        for adapter in self.adapters:
+            adapter.service.register_function(function_name, handler, **options)
 
     def register_direct_function(self, handler: DirectFunction, **options: Any) -> None:
         """Tell every member of a direct function; they never run it."""
-        for contender in self.contenders:
-            contender.service.register_direct_function(handler, **options)
+        for adapter in self.adapters:
+            adapter.service.register_direct_function(handler, **options)
 
     def unregister_function(self, function_name: str | None) -> None:
         """Have every member that knows the handler forget it."""
-        for contender in self.contenders:
+        for adapter in self.adapters:
             with contextlib.suppress(KeyError):  # a member reads advertised tools a turn later
-                contender.service.unregister_function(function_name)
+                adapter.service.unregister_function(function_name)
 
 
 def take_least_busy(idle: list[ServiceAdapter]) -> ServiceAdapter:
@@ -356,7 +356,7 @@ def take_least_busy(idle: list[ServiceAdapter]) -> ServiceAdapter:
     Args:
         idle: The free instances of a provider, in order; at least one.
     """
-    chosen = min(idle, key=lambda contender: load_rank(contender.server_load))
+    chosen = min(idle, key=lambda adapter: load_rank(adapter.server_load))
     idle.remove(chosen)
     return chosen
 
@@ -373,7 +373,7 @@ def hedge_refusals(
     """
     told: dict[str, str] = {}
     for name, free in idle.items():
-        loads = sorted((contender.server_load for contender in free), key=load_rank)
+        loads = sorted((adapter.server_load for adapter in free), key=load_rank)
         left = loads[1:] if name == first else loads
         if left and (reason := hedge_refusal(left[0])) is not None:
             told[name] = reason
@@ -381,27 +381,27 @@ def hedge_refusals(
 
 
 def slots(
-    line_up: Sequence[ProviderMember], policy: HedgePolicy, slowest_secs: Mapping[str, float]
+    candidates: Sequence[ProviderMember], policy: HedgePolicy, slowest_secs: Mapping[str, float]
 ) -> list[Slot]:
     """The requests that a turn may make.
 
     Every provider once, in order, then those that have a second instance, and so on.
 
     Args:
-        line_up: Whom to ask.
+        candidates: Whom to ask.
         policy: How long silence may last where a provider has no time of its own.
         slowest_secs: By provider, how long its first token may take and still be usual.
     """
-    rounds = max((len(entry.contenders) for entry in line_up), default=0)
+    rounds = max((len(entry.adapters) for entry in candidates), default=0)
     return [
         _slot(entry, number, policy, slowest_secs.get(entry.provider.name, 0.0))
         for number in range(rounds)
-        for entry in line_up
-        if number < len(entry.contenders)
+        for entry in candidates
+        if number < len(entry.adapters)
     ]
 
 
 def _slot(entry: ProviderMember, number: int, policy: HedgePolicy, slowest_secs: float) -> Slot:
-    provider, retries = entry.provider, entry.contenders[number].retries
+    provider, retries = entry.provider, entry.adapters[number].retries
     stall_secs = policy.stall_secs if provider.stall_secs == "policy" else provider.stall_secs
     return Slot(provider.name, stall_secs, provider.timeout_secs, slowest_secs, retries)

@@ -106,7 +106,7 @@ class ServiceAdapter:
         self.service = service
         self.span = AttemptSpan(service)
         self._post: AttemptSink[Piece] | None = None
-        self._tally = AttemptStats()
+        self._stats = AttemptStats()
         self._failed = False
         self._thought = InlineThought()
         self._finder: SentenceFinder | None = None
@@ -121,7 +121,7 @@ class ServiceAdapter:
         before, after = _Tap(service, self._heard), _Tap(service, self._heard)
         before.link(service)
         service.link(after)
-        service.run_function_calls = self._heard_tool_calls
+        service.run_function_calls = self._take_tool_calls
         service.add_event_handler("on_completion_timeout", self._timed_out)
         self.retries = switch_off_hidden_retries(service, is_alone=is_alone)
         keep_connections_open(service)
@@ -226,7 +226,7 @@ class ServiceAdapter:
         self,
         context: LLMContext,
         post: AttemptSink[Piece],
-        tally: AttemptStats,
+        stats: AttemptStats,
         *,
         addition: Sequence[LLMContextMessage] = (),
         language: str | None = None,
@@ -240,7 +240,7 @@ class ServiceAdapter:
         Args:
             context: The conversation; the service gets a copy.
             post: Where to tell what comes.
-            tally: Counts what the attempt produces.
+            stats: Counts what the attempt produces.
             addition: Messages that only this attempt is sent, after the conversation.
             language: The language by whose rules a sentence ends; None is English.
             may_wait: Whether a marker that says "the caller has not finished" is an answer.
@@ -251,7 +251,7 @@ class ServiceAdapter:
             self._answering.cancel()
         async with self._busy:
             self._answering, self._yields = asyncio.current_task(), False
-            self._post, self._tally, self._failed = post, tally, False
+            self._post, self._stats, self._failed = post, stats, False
             self._thought, self._finder = InlineThought(), SentenceFinder(language)
             try:
                 # A fresh frame: speculation is the host's to gate.
@@ -259,25 +259,25 @@ class ServiceAdapter:
                 self._required = _required_arguments(copied)
                 length = len(copied.messages)
                 frame = LLMContextFrame(context=copied)
-                self._hear_first_piece(tally.stages)
-                in_use = self.connection.in_use(tally.stages, lambda: self._failed)
-                with in_use, telling_rate_limits_to(tally.response_came):
+                self._hear_first_piece(stats.stages)
+                in_use = self.connection.in_use(stats.stages, lambda: self._failed)
+                with in_use, telling_rate_limits_to(stats.response_came):
                     await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
                 # Some services report a time-out by an event alone, whose handler is a task.
                 await asyncio.sleep(0)
                 if held := self._thought.finish():
                     await self._answer_text(LLMTextFrame(held), post)
-                tally.mended_context = len(copied.messages) < length
-                tally.completed = not self._failed
-                if may_wait and tally.is_empty and is_wait_verdict(tally.silent_text):
-                    tally.answer_came()
+                stats.mended_context = len(copied.messages) < length
+                stats.completed = not self._failed
+                if may_wait and stats.is_empty and is_wait_verdict(stats.silent_text):
+                    stats.answer_came()
                     post.piece(LLMTextFrame(""), usable=True)
             finally:
                 self._post = self._answering = None
-                if not tally.completed and _has_lost_connection(tally.error):
-                    self.connection.reopen(tally.stages)
+                if not stats.completed and _has_lost_connection(stats.error):
+                    self.connection.reopen(stats.stages)
                 vars(self.service).pop("stop_ttfb_metrics", None)
-                tally.stages.ask(self.server_load)
+                stats.stages.ask(self.server_load)
 
     async def infer(
         self, context: LLMContext, options: Mapping[str, Any], stats: AttemptStats
@@ -336,7 +336,7 @@ class ServiceAdapter:
         post = self._post
         if isinstance(frame, LLMTextFrame):
             if post is not None:
-                self._tally.chars += len(frame.text)
+                self._stats.chars += len(frame.text)
                 if self._thought.is_over:
                     await self._answer_text(frame, post)
                     return
@@ -348,47 +348,47 @@ class ServiceAdapter:
         elif isinstance(frame, MetricsFrame):
             for data in frame.data:
                 if isinstance(data, LLMUsageMetricsData):
-                    self._tally.usage = data.value
+                    self._stats.usage = data.value
         elif post is None:
             return
         elif isinstance(frame, LLMFullResponseStartFrame):
             post.opened()
         elif isinstance(frame, ErrorFrame):
-            self._fail(attempt_error(frame, has_begun=self._tally.has_begun))
+            self._fail(attempt_error(frame, has_begun=self._stats.has_begun))
         elif isinstance(frame, LLMFullResponseEndFrame) or direction is FrameDirection.UPSTREAM:
             return  # the end is when process_frame returns; the host sends its own End
         elif not isinstance(frame, SystemFrame):
             if isinstance(frame, LLMThoughtTextFrame):
-                self._tally.chars += len(frame.text)
+                self._stats.chars += len(frame.text)
             post.piece(frame, usable=False)
 
     async def _answer_text(self, frame: LLMTextFrame, post: AttemptSink[Piece]) -> None:
-        text, tally = frame.text, self._tally
-        if tally.keeps_text:
-            tally.text += text
-            if tally.first_text_at is None:
-                tally.first_text_at = asyncio.get_running_loop().time()
+        text, stats = frame.text, self._stats
+        if stats.keeps_text:
+            stats.text += text
+            if stats.first_text_at is None:
+                stats.first_text_at = asyncio.get_running_loop().time()
         usable = is_usable_text(text)
         if usable:
-            tally.answer_came()
-        elif not tally.has_answer:
-            tally.silent_text += text
+            stats.answer_came()
+        elif not stats.has_answer:
+            stats.silent_text += text
         post.piece(frame, usable=usable)
         if self._finder is not None and await self._finder.feed(text):
             self._finder = None  # only the first sentence is of interest here
             post.speakable()
 
-    async def _heard_tool_calls(self, function_calls: Sequence[FunctionCallFromLLM]) -> None:
+    async def _take_tool_calls(self, function_calls: Sequence[FunctionCallFromLLM]) -> None:
         if self._post is None or not function_calls:
             return
-        deltas = self._tally.stages.deltas
+        deltas = self._stats.stages.deltas
         was_cut = deltas.knows_format and not deltas.has_ended
         if was_cut and (missing := self._missing_arguments(function_calls)):
             # The service makes a call of what came, be it nothing.
             self._fail(AttemptError(INCOMPLETE_CALL, f"a tool call came without {missing}"))
         else:
-            self._tally.chars += sum(len(str(call.arguments)) for call in function_calls)
-            self._tally.answer_came()
+            self._stats.chars += sum(len(str(call.arguments)) for call in function_calls)
+            self._stats.answer_came()
             self._post.tools(ToolCalls(tuple(function_calls)))
 
     def _missing_arguments(self, function_calls: Sequence[FunctionCallFromLLM]) -> str:
@@ -404,7 +404,7 @@ class ServiceAdapter:
 
     def _fail(self, error: AttemptError) -> None:
         if self._post is not None and not self._failed:
-            self._failed, self._tally.error = True, error
+            self._failed, self._stats.error = True, error
             self._post.failed(error)
 
 

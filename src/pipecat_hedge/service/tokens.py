@@ -37,23 +37,23 @@ NONE = Tokens(0, 0, estimated=False)
 """Of a request that was never sent."""
 
 
-def count_tokens(tally: AttemptStats, context: LLMContext) -> Tokens:
+def count_tokens(stats: AttemptStats, context: LLMContext) -> Tokens:
     """The provider's own count if it is final, else the best there is, and marked so.
 
     Args:
-        tally: What the attempt produced.
+        stats: What the attempt produced.
         context: What it was asked.
     """
-    usage = tally.usage
+    usage = stats.usage
     if usage is None:
         return Tokens(
             input=estimate_tokens(context),
-            output=math.ceil(tally.chars / CHARS_PER_TOKEN),
+            output=math.ceil(stats.chars / CHARS_PER_TOKEN),
             estimated=True,
         )
     # Some services count a prompt without its cached part, but total_tokens always with it.
     gross = max(usage.prompt_tokens, usage.total_tokens - usage.completion_tokens)
-    return Tokens(gross, usage.completion_tokens, estimated=not tally.completed)
+    return Tokens(gross, usage.completion_tokens, estimated=not stats.completed)
 
 
 def estimate_tokens(context: LLMContext) -> int:

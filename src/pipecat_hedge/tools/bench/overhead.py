@@ -277,9 +277,9 @@ async def measure_permits(
     settings = as_settings("open", "standard", None, 10 * streaming + 1000)
 
     async def turn() -> None:
-        line_up = members.line_up(loop.time())
-        admission = Admission(health, line_up, settings, LoopWatch(), 3.0)
-        first = await admission.admit(line_up.entries, "primary")
+        candidates = members.candidates(loop.time())
+        admission = Admission(health, candidates, settings, LoopWatch(), 3.0)
+        first = await admission.admit(candidates.entries, "primary")
         assert first is not None
         admission.refusals(names)
         lost, permit = None, await admission.permit(first, "primary")
