@@ -277,7 +277,6 @@ class ServiceAdapter:
                 if not tally.completed and _has_lost_connection(tally.error):
                     self.connection.reopen(tally.stages)
                 vars(self.service).pop("stop_ttfb_metrics", None)
-                tally.stages.ask(self.server_load)
 
     def yield_to_next(self) -> None:
         """Have the attempt that is under way ended when the next one needs this instance."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from itertools import pairwise
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from anthropic import AsyncAnthropic
 from google.genai import types
+from loguru import logger
 from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.adapters.llm.schemas.tools_schema import ToolsSchema
 from pipecat.frames.frames import (
@@ -33,7 +35,12 @@ from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, VLLMService
 from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.service.provider_client import Leave, attempt_error
+from pipecat_hedge.service.provider_client import (
+    Leave,
+    attempt_error,
+    http_client,
+    keepalive_expiry,
+)
 from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Wait
 from pipecat_hedge.vllm.server import VLLMServer
@@ -70,12 +77,15 @@ def test_what_cannot_work_is_refused(arguments: dict[str, Any], message: str) ->
         VLLMService(**arguments)
 
 
-async def test_the_key_of_another_provider_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OPENAI_API_KEY is none of this server's business."""
+@pytest.mark.parametrize(("key", "sent"), [(None, "Bearer EMPTY"), ("mine", "Bearer mine")])
+async def test_only_the_servers_own_key_is_sent(
+    monkeypatch: pytest.MonkeyPatch, key: str | None, sent: str
+) -> None:
+    """OPENAI_API_KEY is not for this server."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    llm = VLLMService()
-    assert llm._client.api_key == "EMPTY"
-    await llm.cleanup()
+    async with fake_vllm() as fake, Line(service(fake, api_key=key)) as line:
+        await line.ask()
+    assert fake.keys == [sent]
 
 
 # ---- its requests
@@ -339,7 +349,6 @@ async def test_a_key_that_the_server_does_not_know() -> None:
             "--enable-auto-tool-choice",
             ErrorCategory.INVALID_REQUEST,
         ),
-        (400, "Got priority 3 but", "priority=None", ErrorCategory.INVALID_REQUEST),
     ],
 )
 async def test_each_refusal_says_what_to_do(
@@ -378,7 +387,7 @@ async def test_nobody_is_there() -> None:
     async with Line(llm) as line:
         await line.ask()
         assert llm.is_usable
-    assert "nothing listens on http://127.0.0.1:9/v1" in line.errors[0].error
+    assert "http://127.0.0.1:9/v1 (nothing listens there)" in line.errors[0].error
     assert "`vllm serve m --port 9`" in line.errors[0].error
     assert line.errors[0].category is ErrorCategory.CONNECTIVITY
 
@@ -399,51 +408,84 @@ async def test_a_server_that_changes_its_model() -> None:
     assert [b["model"] for b in fake.bodies] == ["tiny", "tiny", "tiny", "tiny", "small"]
 
 
+# ---- what is logged once
+
+
+@pytest.fixture
+def warnings() -> Iterator[list[str]]:
+    """What is logged at WARNING and INFO by this package."""
+    lines: list[str] = []
+    sink = logger.add(
+        lambda message: lines.append(message.record["message"]),
+        level="INFO",
+        filter="pipecat_hedge.vllm",
+    )
+    yield lines
+    logger.remove(sink)
+
+
+async def test_a_server_that_is_not_there_is_logged_once(warnings: list[str]) -> None:
+    """When a session starts, although another provider answers; not again by each turn."""
+    for _ in range(2):
+        local = Provider("local", VLLMService(base_url="http://127.0.0.1:9/v1"))
+        other = Provider("other", ScriptedLLMService([Say("Hello."), Say("Hello.")]))
+        async with Line(HedgedLLMService([other, local])) as line:
+            await _until(lambda: bool(warnings))
+            await line.ask()
+            await line.ask()
+            assert not line.errors
+    (warning,) = warnings
+    assert "http://127.0.0.1:9/v1 (nothing listens there)" in warning
+    assert "or correct base_url" in warning
+
+
+async def test_a_model_that_is_not_served_is_logged_once(warnings: list[str]) -> None:
+    """When a session starts, with the names that are; and once when it is served."""
+    settings = VLLMService.Settings(model="large")
+    async with fake_vllm(models=["tiny", "small"]) as fake:
+        for _ in range(2):
+            async with Line(service(fake, settings=settings)) as line:
+                await _until(lambda: bool(warnings))
+                await line.ask()
+        assert len(warnings) == 1
+        assert "model large is not served at" in warnings[0]
+        assert "served: tiny, small" in warnings[0]
+        fake.models = ["large"]
+        async with Line(service(fake, settings=settings)):
+            await _until(lambda: len(warnings) == 2)
+    assert warnings[1].endswith("serves large now")
+
+
+# ---- its connection
+
+
+async def test_an_idle_connection_is_kept() -> None:
+    """It is not the client that closes it."""
+    async with fake_vllm() as fake, Line(service(fake)) as line:
+        assert keepalive_expiry(http_client(service(fake))) is None
+        await line.ask()
+        await line.ask()
+    first, second = (used for path, used in fake.requests if path.endswith("completions"))
+    assert first is second
+
+
+async def test_no_request_is_lost_with_a_connection_that_the_server_closes() -> None:
+    """Whether it was closed before the request, or as it came; only what fails twice has failed."""
+    async with fake_vllm(keep_alive_secs=0.05) as fake, Line(service(fake)) as line:
+        for _ in range(3):
+            await line.ask()
+            (*_, (_, used)) = fake.requests
+            await _until(used.is_closing)
+        fake.drops = 1
+        await line.ask()
+        assert not line.errors
+        assert len(fake.bodies) == 5
+        fake.drops = 2
+        await line.ask()
+    assert line.errors[0].category is ErrorCategory.CONNECTIVITY
+
+
 # ---- what it knows of its server
-
-
-async def test_one_task_looks_for_all_sessions_and_only_while_there_is_one() -> None:
-    """Three sessions share the looks at their server; without one nobody looks."""
-    async with fake_vllm(running=3, waiting=2) as fake:
-        lines = [Line(service(fake)) for _ in range(3)]
-        async with lines[0], lines[1], lines[2]:
-            server = VLLMServer.shared(fake.url)
-            await _until(lambda: server.load is not None)
-            assert fake.looks == 1
-            loads = [line.service.server_load for line in lines]  # pyright: ignore[reportAttributeAccessIssue]
-            assert all(load.waiting == 2 for load in loads)
-        assert server.load is None
-
-
-async def test_a_look_is_taken_every_few_seconds() -> None:
-    """The figures are those of the latest one."""
-    async with fake_vllm(running=3) as fake:
-        server = VLLMServer(fake.url, look_every_secs=0.02)
-        server.hold()
-        await _until(lambda: server.load is not None and server.load.running == 3)
-        fake.running = 5
-        await _until(lambda: server.load is not None and server.load.running == 5)
-        with server.asking():  # not counted at the server yet
-            assert server.load is not None
-            assert server.load.running >= 5
-        fake.health = 503
-        await _until(lambda: server.load is not None and not server.load.is_up)
-        fake.health = 200
-        await _until(lambda: server.load is not None and server.load.is_up)
-        await server.release()
-        assert server.load is None
-
-
-async def test_a_queue_is_looked_at_again_soon() -> None:
-    """A request that has only just come is counted as waiting, and is no queue a moment later."""
-    async with fake_vllm(waiting=1) as fake:
-        server = VLLMServer(fake.url, look_every_secs=60)
-        server.hold()
-        await _until(lambda: server.load is not None and server.load.waiting == 1)
-        fake.waiting = 0
-        await _until(lambda: server.load is not None and server.load.waiting == 0)
-        assert fake.looks == 2
-        await server.release()
 
 
 async def test_the_second_of_two_servers_is_asked_for_a_hedge_by_its_own_queue() -> None:
@@ -460,43 +502,6 @@ async def test_the_second_of_two_servers_is_asked_for_a_hedge_by_its_own_queue()
     assert report.hedge_reason == "no hedge: local has a queue of 1"
     assert len(free.bodies) == 1
     assert not full.bodies
-
-
-async def test_what_was_just_sent_counts_before_the_next_look() -> None:
-    """A burst of this process's own requests does not wait for a look to be seen."""
-    async with fake_vllm(running=1) as fake:
-        server = VLLMServer(fake.url, look_every_secs=60)
-        server.hold()
-        await _until(lambda: server.load is not None)
-        with server.asking(), server.asking():
-            assert server.load is not None
-            assert server.load.running == 3
-        assert server.load.running == 1
-        await server.release()
-
-
-async def test_a_server_behind_a_gateway_is_simply_not_known() -> None:
-    """Without metrics nothing is held against it."""
-    async with fake_vllm(with_metrics=False) as fake, Line(service(fake)) as line:
-        await _until(lambda: fake.looks > 0)
-        await line.ask()
-    assert line.text == "We are open."
-
-
-@pytest.mark.parametrize(
-    "metrics",
-    [b"vllm:num_requests_running x\n", b"vllm:num_requests_running NaN\n", b"\xff\xfe", b"<html>"],
-)
-async def test_metrics_that_cannot_be_read_are_looked_at_again(metrics: bytes) -> None:
-    """Nothing is known then, and it is known again once they can be."""
-    async with fake_vllm(metrics=metrics) as fake:
-        server = VLLMServer(fake.url, look_every_secs=0.02)
-        server.hold()
-        await _until(lambda: fake.looks > 2)
-        assert server.load is None
-        fake.metrics = None
-        await _until(lambda: server.load is not None)
-        await server.release()
 
 
 async def test_an_inference_goes_where_there_is_no_queue() -> None:
@@ -602,23 +607,6 @@ async def test_without_room_a_prompt_is_not_read_ahead() -> None:
         assert [path for path, _ in fake.requests[before:]] == ["/v1/models"] * 3
 
 
-async def test_what_the_server_refuses_to_read_ahead_is_not_sent_again_by_all() -> None:
-    """One refusal is enough for those who wait for the same."""
-    server, sent = VLLMServer("http://127.0.0.1:9/v1"), 0
-
-    async def read() -> None:
-        nonlocal sent
-        sent += 1
-        await asyncio.sleep(0)
-        raise OSError
-
-    ends = await asyncio.gather(
-        *(server.read_ahead("prompt", read) for _ in range(5)), return_exceptions=True
-    )
-    assert [type(end) for end in ends] == [OSError, *[type(None)] * 4]
-    assert sent == 1
-
-
 async def test_a_turn_ends_the_sending_ahead_to_whom_it_asks_alone() -> None:
     """The other server of a provider is read ahead to its end."""
     context = LLMContext([{"role": "user", "content": "You take orders."}])
@@ -628,7 +616,7 @@ async def test_a_turn_ends_the_sending_ahead_to_whom_it_asks_alone() -> None:
         async with Line(llm, before=[LLMContextAggregatorPair(context).user()]) as line:
             await _until(lambda: len(one.bodies) == len(other.bodies) == 1)
             await line.ask()
-            await _until(lambda: not llm._warming._tasks)
+            await _until(lambda: other.answered == 1)
     assert [body["max_tokens"] for body in other.bodies] == [1]
     assert len(one.bodies) == 2
 
@@ -654,7 +642,7 @@ async def test_a_prompt_that_asks_for_markers_is_sent_ahead_once() -> None:
         settings = LLMSettings(filter_incomplete_user_turns=True)
         llm = HedgedLLMService([VLLMService(base_url=fake.url)], settings=settings)
         async with Line(llm, before=[LLMContextAggregatorPair(context).user()]):
-            await _until(lambda: bool(fake.bodies) and not llm._warming._tasks)
+            await _until(lambda: fake.answered == 1)
     assert len(fake.bodies) == 1
 
 
@@ -670,15 +658,6 @@ async def test_a_model_that_has_changed_since_is_the_one_that_reads_ahead() -> N
     assert [body["model"] for body in fake.bodies] == ["tiny", "tiny", "large"]
 
 
-async def test_a_bot_that_fills_its_context_later_says_when() -> None:
-    """``warm_up`` with a context sends that, and returns when it has been read."""
-    async with fake_vllm() as fake:
-        llm = HedgedLLMService([VLLMService(base_url=fake.url)], warm=False)
-        async with Line(llm):
-            await llm.warm_up(LLMContext([{"role": "user", "content": "You take orders."}]))
-            assert len(fake.bodies) == 1
-
-
 async def test_nothing_is_sent_ahead_where_there_is_nothing_to_read() -> None:
     """An empty conversation has no beginning."""
     async with fake_vllm() as fake:
@@ -686,14 +665,6 @@ async def test_nothing_is_sent_ahead_where_there_is_nothing_to_read() -> None:
         async with Line(llm, before=[LLMContextAggregatorPair(LLMContext()).user()]) as line:
             await line.ask()
     assert len(fake.bodies) == 1
-
-
-async def test_a_prompt_that_cannot_be_sent_ahead_is_no_error() -> None:
-    """The first turn will say what is wrong."""
-    llm = VLLMService(base_url="http://127.0.0.1:9/v1")
-    async with Line(llm, before=[LLMContextAggregatorPair(LLMContext()).user()]) as line:
-        await _until(lambda: not llm._background._tasks)
-    assert not line.errors
 
 
 async def test_a_forced_tool_is_not_called_ahead() -> None:
