@@ -90,6 +90,7 @@ class VLLMServer:
         self._counts: Counts | None = None
         self._metrics_at = float("-inf")
         self._tracks_load = False
+        self._overcount = 0  # by /load; requests that end in unusual ways are counted wrongly
         self._runs = 0  # so many requests are known to run at once
 
     @classmethod
@@ -196,7 +197,8 @@ class VLLMServer:
             return ServerLoad(is_up=False, detail=cause_of(error))
         if counts is None:
             return None  # a gateway in front of it, perhaps
-        self._runs = total - counts.waiting if counts.waiting else max(self._runs, total)
+        self._overcount = total - counts.running - counts.waiting
+        self._runs = counts.running if counts.waiting else max(self._runs, counts.running)
         before, self._counts = self._counts, counts
         share = None
         if before is not None and counts.prefix_queries > before.prefix_queries:
@@ -208,10 +210,11 @@ class VLLMServer:
     def _load_with(self, total: int) -> ServerLoad | None:
         """The load with so many requests in the server; None if only its metrics can tell."""
         load, age = self._load, asyncio.get_running_loop().time() - self._metrics_at
+        total = max(total - self._overcount, 0)
         waiting = max(total - self._runs, 0)
         if load is None or age > 2.5 * self.look_every_secs or (waiting and not load.waiting):
             return None
-        return replace(load, running=max(total - waiting, 0), waiting=waiting)
+        return replace(load, running=total - waiting, waiting=waiting)
 
     def _see(self, load: ServerLoad | None, problem: str | None = None) -> None:
         if load is not None and not load.is_up:
