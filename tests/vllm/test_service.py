@@ -557,6 +557,16 @@ async def test_the_prompt_is_sent_ahead() -> None:
     assert ahead["messages"][0] == {"role": "system", "content": "You take orders."}
 
 
+async def test_the_prompt_is_sent_ahead_where_the_models_are_not_listed() -> None:
+    """As by a gateway: the model is named, so it need not be found."""
+    context = LLMContext([{"role": "user", "content": "You take orders."}])
+    async with fake_vllm(key="which the list of models alone wants") as fake:
+        llm = VLLMService(base_url=fake.url, settings=VLLMService.Settings(model="tiny"))
+        async with Line(llm, before=[LLMContextAggregatorPair(context).user()]):
+            await _until(lambda: fake.answered == 1)
+    assert fake.bodies[0]["max_tokens"] == 1
+
+
 async def test_in_a_race_the_prompt_is_sent_ahead_once_a_server() -> None:
     """With the context of the aggregator in front; several instances do it once."""
     context = LLMContext([{"role": "user", "content": "You take orders."}])

@@ -76,7 +76,6 @@ class VLLMServer:
         self._scope = TaskScope()
         self._holders = 0
         self._asking = self._asking_then = 0
-        self._models: tuple[str, ...] = ()
         self._reading: dict[Hashable, asyncio.Future[bool]] = {}
         self._problems: set[str] = set()
         self._load: ServerLoad | None = None
@@ -86,7 +85,7 @@ class VLLMServer:
 
     def _forget(self) -> None:
         """Forget what another process at this address may do differently."""
-        self._models = ()
+        self._models: tuple[str, ...] = ()
         self._counts: Counts | None = None
         self._metrics_at = float("-inf")
         self._tracks_load = False
@@ -161,10 +160,14 @@ class VLLMServer:
             logger.info(f"{self.base_url} {recovery}")
 
     async def _keep_looking(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=LOOK_SECS)
-        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
+        async with aiohttp.ClientSession(headers=self._headers) as session:
             while True:
-                self._see(await self._look(session))
+                try:
+                    async with asyncio.timeout(LOOK_SECS):
+                        load = await self._look(session)
+                except (TimeoutError, aiohttp.ClientError, OSError) as error:
+                    load = ServerLoad(is_up=False, detail=cause_of(error))
+                self._see(load)
                 # Not in step with the other processes that look at it.
                 await asyncio.sleep(self._pause_secs() * random.uniform(0.9, 1.1))
 
@@ -181,20 +184,17 @@ class VLLMServer:
 
     async def _look(self, session: aiohttp.ClientSession) -> ServerLoad | None:
         """Look once; None if the server does not say how busy it is."""
-        try:
-            async with session.get(f"{self._root}/health") as answer:
-                if answer.status >= 500:
-                    detail = f"calls itself unhealthy, HTTP {answer.status}"
-                    return ServerLoad(is_up=False, detail=detail)
-            async with session.get(f"{self._root}/load") as answer:
-                total = _count_in(await answer.read())
-            self._tracks_load = self._tracks_load or total > 0
-            if self._tracks_load and (load := self._load_with(total)) is not None:
-                return load
-            async with session.get(f"{self._root}/metrics") as answer:
-                counts = read_counts(await answer.text(errors="replace"))
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            return ServerLoad(is_up=False, detail=cause_of(error))
+        async with session.get(f"{self._root}/health") as answer:
+            if answer.status >= 500:
+                detail = f"calls itself unhealthy, HTTP {answer.status}"
+                return ServerLoad(is_up=False, detail=detail)
+        async with session.get(f"{self._root}/load") as answer:
+            total = _count_in(await answer.read())
+        self._tracks_load = self._tracks_load or total > 0
+        if self._tracks_load and (load := self._load_with(total)) is not None:
+            return load
+        async with session.get(f"{self._root}/metrics") as answer:
+            counts = read_counts(await answer.text(errors="replace"))
         if counts is None:
             return None  # a gateway in front of it, perhaps
         self._overcount = total - counts.running - counts.waiting

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from loguru import logger
 from openai import APIConnectionError, AsyncOpenAI, NotFoundError, OpenAIError
 from pipecat.adapters.llm.services.open_ai_adapter import OpenAILLMInvocationParams
-from pipecat.frames.frames import CancelFrame, EndFrame, StartFrame
+from pipecat.frames.frames import StartFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.services.openai.base_llm import OpenAILLMSettings
 from pipecat.services.openai.llm import OpenAILLMService
@@ -132,35 +132,23 @@ class VLLMService(OpenAILLMService):
             self._held.hold()
         self._background.start(self._prepare(), name=f"{self}: prepares")
 
-    async def stop(self, frame: EndFrame) -> None:
-        """Let go of the server."""
-        await super().stop(frame)
-        await self._let_go()
-
-    async def cancel(self, frame: CancelFrame) -> None:
-        """Let go of the server."""
-        await super().cancel(frame)
-        await self._let_go()
-
     async def cleanup(self) -> None:
         """Let go of the server, and close the connections to it."""
-        await self._let_go()
-        await super().cleanup()
-        await self._client.close()
-
-    async def _let_go(self) -> None:
         await self._background.close()
         held, self._held = self._held, None
         if held is not None:
             await held.release()
+        await super().cleanup()
+        await self._client.close()
 
     async def _prepare(self) -> None:
         context = context_of(self) if self._warms else None
         try:
-            await self._check_model()
+            with suppress(VLLMError):  # logged, with its remedy
+                await self._check_model()
             if context is not None:
                 await self.warm(context)
-        except Exception as error:  # logged with its remedy where it was found, or by the turn
+        except Exception as error:  # the first turn will report it
             logger.debug(f"{self}: could not prepare: {type(error).__name__}")
 
     # ---- the server and its model
