@@ -311,6 +311,8 @@ class VLLMService(OpenAILLMService):
             with suppress(VLLMError):
                 served = await self._server.models(again=True)
         explained = explain(error, self._base_url, self._model, served)
+        if isinstance(error, NotFoundError):
+            self._server.report(f"serves {self._model} now", str(explained))
         if isinstance(explained, VLLMError) and explained.category is ErrorCategory.CONNECTIVITY:
             self._server.mark_down("does not answer", str(explained))
         return explained
