@@ -50,6 +50,7 @@ SETTINGS = (
     Setting("AWS_REGION", "where Bedrock is asked", "us-east-1"),
     Setting("BEDROCK_MODEL", "its model", "us.amazon.nova-lite-v1:0"),
     Setting("VLLM_BASE_URL", "race a vLLM server of your own, such as http://localhost:8000/v1"),
+    Setting("VLLM_API_KEY", "its key, where it was started with one"),
     Setting("VLLM_MODEL", "its model; without it the first one that the server lists"),
     Setting("DEEPGRAM_API_KEY", "hear with Deepgram; without it offline with pocketsphinx"),
     Setting("CARTESIA_API_KEY", "speak with Cartesia; without it offline with espeak-ng"),

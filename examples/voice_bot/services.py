@@ -75,12 +75,15 @@ def discover_models(choices: Choices, env: Mapping[str, str], timeout_secs: floa
         return choices
     base_url = setting_in(env, "VLLM_BASE_URL").rstrip("/")
     try:
-        with urllib.request.urlopen(f"{base_url}/models", timeout=timeout_secs) as answer:
+        key = env.get("VLLM_API_KEY")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        request = urllib.request.Request(f"{base_url}/models", headers=headers)
+        with urllib.request.urlopen(request, timeout=timeout_secs) as answer:
             model: str = json.load(answer)["data"][0]["id"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise SettingError(
             f"VLLM_BASE_URL={base_url}: no model could be read from {base_url}/models "
-            f"({error}): start the server, correct the address, or set VLLM_MODEL"
+            f"({error}): start the server, correct the address, or set VLLM_API_KEY or VLLM_MODEL"
         ) from None
     llms = (replace(llm, model=model) if llm.kind == "vllm" else llm for llm in choices.llms)
     return replace(choices, llms=tuple(llms))
@@ -220,6 +223,7 @@ def _llm(choice: LLMChoice, env: Mapping[str, str]) -> LLMService[Any]:
         case "vllm":
             return VLLMService(
                 base_url=setting_in(env, "VLLM_BASE_URL"),
+                api_key=env.get("VLLM_API_KEY"),
                 settings=VLLMService.Settings(model=choice.model),
             )
         case "simulated-openai":

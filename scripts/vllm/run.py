@@ -1,6 +1,7 @@
 """Runs the example bot on a vLLM server: as the second of a race, or alone.
 
 `make vllm` installs vLLM first, where there is none. With VLLM_BASE_URL set, that server is used.
+With VLLM_API_KEY set, the server wants that key, and the bot sends it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -40,7 +42,9 @@ def main() -> int:
     )
     parser.add_argument("--alone", action="store_true", help="the vLLM alone, without a race")
     parser.add_argument("--port", default="7860", help="of the bot's page (default 7860)")
-    parser.add_argument("--vllm-args", default="", help="further arguments of vllm serve")
+    parser.add_argument(
+        "--vllm-args", default="", help="further arguments of vllm serve, quoted as in a shell"
+    )
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is to end, too
     gpu = has_gpu()
@@ -52,7 +56,7 @@ def main() -> int:
             home = {"VLLM_HOME": str(vllm_home()), "PYTHON": os.environ.get("PYTHON", "python3")}
             make_env = ["sh", str(Path(__file__).parent / "make_env.sh")]
             subprocess.run(make_env, env={**os.environ, **home}, check=True)
-        with _server(args.model or "tiny", args.vllm_args.split()) as base_url:
+        with _server(args.model or "tiny", shlex.split(args.vllm_args)) as base_url:
             return _bot(base_url, args)
     except (RuntimeError, subprocess.CalledProcessError) as error:
         print(f"make vllm: {error}", file=sys.stderr)

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -28,8 +29,11 @@ ALWAYS = (
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     *("--scheduling-policy", "priority"),
     "--enable-prompt-tokens-details",
+    "--enable-server-load-tracking",
 )
 """Arguments for voice; what is said again later counts."""
+KEEP_ALIVE = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120"}
+"""In seconds: between two turns a caller speaks and listens for longer than vLLM's own 5."""
 
 
 def vllm_home() -> Path:
@@ -122,6 +126,7 @@ class VLLMProcess:
         """
         self._name = name or self._name
         command = [
+            *(sys.executable, str(Path(__file__).with_name("end_with_parent.py"))),
             str(self._home / ("venv-gpu" if self._has_gpu else "venv") / "bin" / "vllm"),
             *("serve", self._model, "--host", "127.0.0.1", "--port", str(self.port)),
             *("--served-model-name", self._name),
@@ -136,12 +141,14 @@ class VLLMProcess:
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "PYTHONPATH": str(Path(__file__).parent / "site"),
         }
+        is_cpu = self._is_made and not self._has_gpu
         if self._core is not None:
             ours["VLLM_CPU_OMP_THREADS_BIND"] = str(self._core)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
-                env={**os.environ, **(ours if self._is_made and not self._has_gpu else {})},
+                env={**KEEP_ALIVE, **os.environ, **(ours if is_cpu else {})},
+                stdin=subprocess.PIPE,  # its end is the end of this process: see end_with_parent
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -181,11 +188,9 @@ class VLLMProcess:
         if self._process is None:
             return
         self._process.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_SECS)
-        except subprocess.TimeoutExpired:
-            self.kill()
-        self._process = None
+        self.kill()
 
     def kill(self) -> None:
         """End it and all its processes at once, as a crash does."""
@@ -193,8 +198,8 @@ class VLLMProcess:
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._process = None
+        with self._process:  # waits for its end, and closes the pipe
+            self._process = None
 
 
 def _free_port() -> int:

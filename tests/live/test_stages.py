@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,12 +21,11 @@ from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.utils.http import connection_limits
 from prometheus_client import CollectorRegistry
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, VLLMService
+from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
 from pipecat_hedge.race.reports import AttemptReport, StageReport
 from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.telemetry.prometheus import PrometheusRecorder
 from pipecat_hedge.tools.simulator import Simulator
-from pipecat_hedge.vllm import server as vllm_server
 from tests.support.fake_vllm import fake_vllm
 from tests.support.line import Line
 from tests.support.relay import certificate, relay
@@ -221,33 +219,6 @@ async def test_the_server_says_how_long_it_worked() -> None:
         await close(member)
     stages = stages_of(attempt)
     assert (stages.server_secs, stages.server_source) == (0.037, "openai-processing-ms")
-
-
-async def test_a_vllm_says_it_in_its_histogram(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is looked at when the answer has begun, and tells of what came since the look before."""
-    monkeypatch.setattr(vllm_server, "LOOK_AT_TOKEN_SECS", 0.0)
-    deltas = [{"content": "We "}, {"content": "are open."}]
-    async with fake_vllm(first_token_secs=0.125, pause_secs=0.3, deltas=deltas) as server:
-        member = VLLMService(base_url=server.url, warm=False)
-        async with Line(alone(member)) as line:
-            while member.server_load is None:
-                await asyncio.sleep(0.01)
-            await line.ask()
-            report = await line.report()
-    stages = stages_of(report.attempts[0])
-    assert (stages.server_secs, stages.server_source) == (0.125, "vllm")
-
-
-async def test_a_look_from_before_says_nothing() -> None:
-    """A histogram that was read before the first token tells of other requests."""
-    async with fake_vllm(first_token_secs=0.125) as server:
-        member = VLLMService(base_url=server.url, warm=False)
-        async with Line(alone(member)) as line:
-            while member.server_load is None:
-                await asyncio.sleep(0.01)
-            await line.ask()
-            report = await line.report()
-    assert stages_of(report.attempts[0]).server_secs is None
 
 
 async def test_a_refused_connection() -> None:

@@ -138,7 +138,7 @@ async def test_a_server_that_closes_very_soon_is_not_kept_up_with(kept: Kept) ->
 async def test_it_is_refreshed_before_its_client_closes_it(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, expiry_secs: float, every_secs: float | None
 ) -> None:
-    """``VLLMService`` keeps idle ones for 4 s. What closes sooner is not kept up with."""
+    """A client may keep idle ones for a few seconds. What closes sooner is not kept up with."""
     monkeypatch.setattr(connection_warmth, "keepalive_expiry", lambda client: expiry_secs)
     connection, server = kept()
     await turn(connection, server)

@@ -18,11 +18,6 @@ vllm:num_requests_running{{engine="0",model_name="tiny"}} {running}
 # HELP vllm:num_requests_waiting Number of requests waiting to be processed.
 # TYPE vllm:num_requests_waiting gauge
 vllm:num_requests_waiting{{engine="0",model_name="tiny"}} {waiting}
-# HELP vllm:time_to_first_token_seconds Histogram of time to first token in seconds.
-# TYPE vllm:time_to_first_token_seconds histogram
-vllm:time_to_first_token_seconds_bucket{{engine="0",le="+Inf"}} {answers}
-vllm:time_to_first_token_seconds_count{{engine="0"}} {answers}
-vllm:time_to_first_token_seconds_sum{{engine="0"}} {spent}
 """
 
 
@@ -43,13 +38,16 @@ class FakeVLLM:
         waiting: What its metrics say.
         health: The status of its health; 0 closes the connection.
         with_metrics: Whether it has metrics at all.
+        tracks_load: Whether ``/load`` counts its requests; else it says 0, as a vLLM does.
         headers: Further headers of its answers.
-        first_token_secs: How long its histogram says that each answer took to begin.
         pause_secs: How long it waits before each delta but the first.
         resets: Whether it resets the connection after the deltas.
+        drops: How many requests for an answer it closes the connection of, without any.
         keep_alive_secs: For how long it keeps an idle connection.
         bodies: The requests for answers.
         requests: Every request: its path, and the connection over which it came.
+        keys: The ``Authorization`` of each request for an answer.
+        answered: How many answers it has sent to their end.
         looks: How often its metrics were read.
         url: Where it is.
     """
@@ -66,13 +64,16 @@ class FakeVLLM:
     waiting: int = 0
     health: int = 200
     with_metrics: bool = True
+    tracks_load: bool = False
     headers: dict[str, str] = field(default_factory=dict[str, str])
-    first_token_secs: float = 0.0
     pause_secs: float = 0.0
     resets: bool = False
+    drops: int = 0
     keep_alive_secs: float = 75.0
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     requests: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
+    keys: list[str | None] = field(default_factory=list[str | None])
+    answered: int = 0
     looks: int = 0
     url: str = ""
 
@@ -87,15 +88,11 @@ class FakeVLLM:
             raise web.HTTPNotFound
         if self.metrics is not None:
             return web.Response(body=self.metrics)
-        answers = len(self.bodies)
-        return web.Response(
-            text=METRICS.format(
-                running=self.running,
-                waiting=self.waiting,
-                answers=answers,
-                spent=answers * self.first_token_secs,
-            )
-        )
+        return web.Response(text=METRICS.format(running=self.running, waiting=self.waiting))
+
+    async def _load(self, request: web.Request) -> web.Response:
+        total = self.running + self.waiting if self.tracks_load else 0
+        return web.json_response({"server_load": total})
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=self.health)
@@ -110,6 +107,11 @@ class FakeVLLM:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
+        self.keys.append(request.headers.get("Authorization"))
+        if self.drops:
+            self.drops -= 1
+            assert request.transport is not None
+            request.transport.close()
         await asyncio.sleep(self.silent_secs)
         if self.refusal is not None:
             return web.json_response({"error": self.refusal[1]}, status=self.refusal[0])
@@ -120,6 +122,7 @@ class FakeVLLM:
             text = "".join(d.get("content") or "" for d in self.deltas)
             message = {"role": "assistant", "content": text}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            self.answered += 1
             return web.json_response(_chunk(body["model"], [choice], "chat.completion"))
         headers = {"Content-Type": "text/event-stream", **self.headers}
         answer = web.StreamResponse(headers=headers)
@@ -142,6 +145,7 @@ class FakeVLLM:
         usage = _chunk(body["model"], [], "chat.completion.chunk") | {"usage": tokens}
         await answer.write(f"data: {json.dumps(usage)}\n\n".encode())
         await answer.write(b"data: [DONE]\n\n")
+        self.answered += 1
         return answer
 
 
@@ -169,6 +173,7 @@ async def fake_vllm(**what: Any) -> AsyncIterator[FakeVLLM]:
     app.router.add_get("/v1/models", fake._list)
     app.router.add_get("/metrics", fake._metrics)
     app.router.add_get("/health", fake._health)
+    app.router.add_get("/load", fake._load)
     app.router.add_post("/v1/chat/completions", fake._answer)
     app.router.add_post("/v1/messages", fake._overloaded)
     runner = web.AppRunner(

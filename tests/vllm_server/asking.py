@@ -12,7 +12,7 @@ import aiohttp
 from scripts.vllm.server import VLLMProcess
 
 from pipecat_hedge import VLLMService
-from pipecat_hedge.vllm.server_metrics import Counts, read_counts
+from pipecat_hedge.vllm.server import Counts, read_counts
 
 SYSTEM = "You take orders in a restaurant. The kitchen closes at nine, and the oven is warm. "
 

@@ -21,10 +21,6 @@ class ServerLoad:
         prefix_hit_share: The share of the prompts' tokens, since the look before, that were still
             in its prefix cache, from 0 to 1; None if there were none, or it does not say.
         detail: What is wrong, where it is not up.
-        first_token_secs: The mean time to first token, by the server's own clock, of the requests
-            whose first token came since the look before; None if there were none, or it does not
-            say.
-        looked_at: When the look was, in the loop's time.
     """
 
     is_up: bool
@@ -33,8 +29,6 @@ class ServerLoad:
     kv_cache_usage: float | None = None
     prefix_hit_share: float | None = None
     detail: str = ""
-    first_token_secs: float | None = None
-    looked_at: float = 0.0
 
 
 @runtime_checkable

@@ -45,8 +45,7 @@ class StageReport:
         first_byte_secs: Until the first byte of its body.
         first_token_secs: Until the first piece of any kind, roles and reasoning included.
         server_secs: How long the server says that it worked on it until then.
-        server_source: Where it says so: a header's name, or ``vllm``, whose histogram tells the
-            mean of all its requests whose first token came between two looks.
+        server_source: The name of the header that says so.
     """
 
     new_connection: bool | None = None

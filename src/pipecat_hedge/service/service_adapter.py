@@ -277,7 +277,6 @@ class ServiceAdapter:
                 if not stats.completed and _has_lost_connection(stats.error):
                     self.connection.reopen(stats.stages)
                 vars(self.service).pop("stop_ttfb_metrics", None)
-                stats.stages.ask(self.server_load)
 
     async def infer(
         self, context: LLMContext, options: Mapping[str, Any], stats: AttemptStats

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from pipecat_hedge.limits.server_load import ServerLoad
 from pipecat_hedge.race.reports import StageReport
 from pipecat_hedge.service.deltas import DeltaReader
 
@@ -112,17 +111,6 @@ class Stages:
         """Take note that a piece of the answer has come, of whatever kind."""
         if self.first_token_at is None:
             self.first_token_at = asyncio.get_running_loop().time()
-
-    def ask(self, load: ServerLoad | None) -> None:
-        """Take note of what a server says of all its requests, where it says nothing of this one.
-
-        Args:
-            load: A look at it; one from before the first token is of other requests.
-        """
-        if load is None or self.server_secs is not None or self.first_token_at is None:
-            return
-        if load.first_token_secs is not None and load.looked_at >= self.first_token_at:
-            self.server_secs, self.server_source = load.first_token_secs, "vllm"
 
     def report(self, sent_at: float) -> StageReport | None:
         """Sum up what is known; None if nothing is.

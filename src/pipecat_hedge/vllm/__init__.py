@@ -1,1 +1,6 @@
 """A vLLM server of one's own, as a Pipecat LLM service."""
+
+from pipecat_hedge.vllm.errors import VLLMError
+from pipecat_hedge.vllm.service import VLLMService, VLLMSettings
+
+__all__ = ["VLLMError", "VLLMService", "VLLMSettings"]

@@ -1,8 +1,11 @@
-"""What a vLLM server's refusals mean, and what to do about each."""
+"""Says what a vLLM server's failures mean, and what to do about each."""
 
 from __future__ import annotations
 
 import re
+import socket
+import ssl
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from loguru import logger
@@ -10,16 +13,26 @@ from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge.race.errors import HedgeError
-from pipecat_hedge.vllm.server import ServerUnreachable, VLLMServer
 
-__all__ = ["VLLMError", "explain", "failed_in_mid_answer", "nothing_answers", "wrong_key"]
+__all__ = [
+    "VLLMError",
+    "cause_of",
+    "closed_while_idle",
+    "explain",
+    "not_served",
+    "unreachable",
+    "wrong_key",
+]
+
+_CLOSED = ("RemoteProtocolError", "ReadError", "WriteError")  # in httpx and httpx2
+_RESTART = "see its log, and start it again if it does not come back"
 
 
 class VLLMError(HedgeError):
     """A request that a vLLM server did not answer; the message says what to do.
 
     Attributes:
-        category: Why, in Pipecat's words.
+        category: Pipecat's category of the error.
         response: The HTTP response, or None if there was none.
         is_busy: Whether the server works, and has too much to do.
     """
@@ -32,12 +45,12 @@ class VLLMError(HedgeError):
         *,
         is_busy: bool = False,
     ):
-        """Say what happened.
+        """Describe the failure.
 
         Args:
             message: What happened, and the remedy.
-            category: Why.
-            response: The HTTP response, where there was one.
+            category: Pipecat's category of the error.
+            response: The HTTP response, if there was one.
             is_busy: Whether the server works, and has too much to do.
         """
         super().__init__(message)
@@ -46,192 +59,174 @@ class VLLMError(HedgeError):
         self.is_busy = is_busy
 
 
-def nothing_answers(server: VLLMServer, why: str = "", model: str | None = None) -> VLLMError:
-    """The error of a server that is not there.
+def unreachable(base_url: str, detail: str, model: str | None = None) -> VLLMError:
+    """The error for a server that does not answer.
 
     Args:
-        server: The server.
-        why: What was found in its place.
-        model: What was to be asked for; None if nobody has said.
+        base_url: Its address.
+        detail: What was found there.
+        model: The model that was requested, for the command that starts a server.
     """
-    where = urlsplit(server.base_url)
-    if not why or why == "nothing listens there":
-        found = f"nothing listens on {server.base_url}"
-    else:
-        found = f"no vLLM can be asked at {server.base_url} ({why})"
+    where = urlsplit(base_url)
     port = where.port or (443 if where.scheme == "https" else 80)
-    command = f"vllm serve {model or 'MODEL'} --port {port}"
     return VLLMError(
-        f"{found}: start it with `{command}`, or correct base_url",
+        f"no vLLM answers at {base_url} ({detail}): start it with `vllm serve {model or 'MODEL'} "
+        f"--port {port}`, or correct base_url",
         ErrorCategory.CONNECTIVITY,
     )
 
 
-async def explain(error: Exception, server: VLLMServer, model: str | None) -> Exception:
-    """Put a failed request into words that help.
+def wrong_key(base_url: str, response: object = None) -> VLLMError:
+    """The error for a server that was started with another key.
 
     Args:
-        error: What the client raised.
-        server: Whom it had asked.
-        model: What it had asked for.
-
-    Returns:
-        What to raise in its place: the error itself if there is nothing to add.
-    """
-    if isinstance(error, APIConnectionError) and not isinstance(error, APITimeoutError):
-        refused = _is_caused_by(error, ConnectionRefusedError)
-        return nothing_answers(server, "" if refused else _innermost(error), model)
-    if isinstance(error, APIStatusError):
-        return await _refused(error, server, model)
-    return error
-
-
-def wrong_key(server: VLLMServer, response: object = None) -> VLLMError:
-    """The error of a server that was started with another key.
-
-    Args:
-        server: The server.
-        response: Its answer, where there was one.
+        base_url: Its address.
+        response: Its HTTP response, if there was one.
     """
     return VLLMError(
-        f"{server.base_url} does not know the key that it was sent. Give VLLMService, as its "
-        "argument api_key, the one that the server was started with (--api-key)",
+        f"{base_url} refuses the key that it was sent: pass the one that the server was started "
+        "with (--api-key) to VLLMService, as its argument api_key",
         ErrorCategory.AUTHENTICATION,
         response,
     )
 
 
-async def _refused(error: APIStatusError, server: VLLMServer, model: str | None) -> Exception:
-    """What an answer other than 200 means."""
-    said, status, response, where = _message(error), error.status_code, error.response, server
-    if (limit := re.search(r"maximum context length is (\d+) tokens", said)) is not None:
-        message = await _too_long(int(limit[1]), said, error, server)
-        # Another context may fit, so this says nothing about the server.
-        return VLLMError(message, ErrorCategory.APPLICATION, response)
-    if status == 401:
-        return wrong_key(server, response)
-    if status == 404 and "model" in said:
-        told = await _not_served(server, model)
-        return VLLMError(told, ErrorCategory.INVALID_REQUEST, response)
-    if status == 404:
-        return VLLMError(
-            f"{where.base_url} has no chat completions: base_url must be the address of vLLM's "
-            "OpenAI-compatible API, as http://localhost:8000/v1",
-            ErrorCategory.INVALID_REQUEST,
-            response,
-        )
-    if status == 503:
-        return VLLMError(
-            f"{where.base_url} takes no more requests, its queue is full: start another server, "
-            "or raise --max-num-queued-reqs",
-            ErrorCategory.SERVER,
-            response,
-            is_busy=True,
-        )
-    if status == 400 and ("--enable-auto-tool-choice" in said or "--tool-call-parser" in said):
-        return VLLMError(
-            f"{where.base_url} was started without tools: start it with --enable-auto-tool-choice "
-            "--tool-call-parser and the parser of its model, as hermes",
-            ErrorCategory.INVALID_REQUEST,
-            response,
-        )
-    if status == 400 and "priority" in said.lower():
-        return VLLMError(
-            f"{where.base_url} takes no priorities: start it with --scheduling-policy priority, "
-            "or pass priority=None",
-            ErrorCategory.INVALID_REQUEST,
-            response,
-        )
-    if status >= 500:
-        _keep_words(server, said)
-        return VLLMError(
-            f"{where.base_url} has failed, HTTP {status}: see its log, and start it again if it "
-            "does not come back",
-            ErrorCategory.SERVER,
-            response,
-        )
-    # Its own words may quote the request, and errors are logged. The kind stays what it is, since
-    # Pipecat takes a file out of the conversation that no server would accept.
-    _keep_words(server, said)
-    body = error.body if isinstance(error.body, dict) else {}
-    about = f", about {body['param']}" if body.get("param") else ""
-    told = (
-        f"{where.base_url} refuses the request, HTTP {status}{about}: what it says is in the log "
-        "at DEBUG. Correct the settings, the tools or the messages"
-    )
-    return type(error)(told, response=response, body=None)
-
-
-def failed_in_mid_answer(server: VLLMServer, error: APIError) -> VLLMError:
-    """The error of a server that sent an error in place of the rest of an answer.
+def not_served(base_url: str, model: str | None, served: Sequence[str]) -> str:
+    """The message for a model that a server does not serve.
 
     Args:
-        server: The server.
+        base_url: Its address.
+        model: The model that was requested.
+        served: The models that it serves; empty if it does not list them.
+    """
+    return (
+        f"model {model} is not served at {base_url}; served: {', '.join(served) or 'unknown'}. "
+        "Name one of these in settings.model, or leave it out to use the first"
+    )
+
+
+def explain(
+    error: Exception, base_url: str, model: str | None, served: Sequence[str] = ()
+) -> Exception:
+    """Replace what the OpenAI client raised by an error that says what to do.
+
+    The server's own message may quote the prompt, so it is logged at DEBUG only.
+
+    Args:
+        error: What the client raised.
+        base_url: The server's address.
+        model: The model that was requested.
+        served: The models that the server serves, if known.
+
+    Returns:
+        The error to raise: the same one if there is nothing to add.
+    """
+    if isinstance(error, APITimeoutError):
+        return error
+    if isinstance(error, APIConnectionError):
+        return unreachable(base_url, cause_of(error), model)
+    if isinstance(error, APIStatusError):
+        return _explain_refusal(error, base_url, model, served)
+    if isinstance(error, APIError):  # sent in the stream, in place of the rest of the answer
+        logger.debug(f"{base_url} says: {error.message}")
+        return VLLMError(f"{base_url} has failed in mid-answer: {_RESTART}", ErrorCategory.SERVER)
+    return error
+
+
+def _explain_refusal(
+    error: APIStatusError, base_url: str, model: str | None, served: Sequence[str]
+) -> Exception:
+    said, status, response = _message(error), error.status_code, error.response
+    logger.debug(f"{base_url} says: {said}")
+    category = ErrorCategory.SERVER if status >= 500 else ErrorCategory.INVALID_REQUEST
+    if (limit := re.search(r"maximum context length is (\d+) tokens", said)) is not None:
+        size = re.search(r"prompt contains ((?:at least )?\d+ (?:input tokens|characters))", said)
+        category = ErrorCategory.APPLICATION  # the server is well, and another context may fit
+        message = (
+            f"the prompt has {size[1] if size else 'too many tokens'}, the server's limit is "
+            f"{limit[1]} tokens with the answer: shorten the conversation (Pipecat can summarise "
+            "it), lower max_tokens, or start the server with a larger --max-model-len"
+        )
+    elif status == 401:
+        return wrong_key(base_url, response)
+    elif status == 503:
+        message = (
+            f"{base_url} takes no more requests, its queue is full: start another server, or raise "
+            "--max-num-queued-reqs"
+        )
+    elif status >= 500:
+        message = f"{base_url} has failed, HTTP {status}: {_RESTART}"
+    elif status == 404 and "model" in said:
+        message = not_served(base_url, model, served)
+    elif status == 404:
+        message = (
+            f"{base_url} has no chat completions: base_url must be the address of vLLM's "
+            "OpenAI-compatible API, as http://localhost:8000/v1"
+        )
+    elif status == 400 and ("--enable-auto-tool-choice" in said or "--tool-call-parser" in said):
+        message = (
+            f"{base_url} was started without tools: start it with --enable-auto-tool-choice "
+            "--tool-call-parser and the parser of its model, as hermes"
+        )
+    else:
+        body = error.body if isinstance(error.body, dict) else {}
+        about = f", about {body['param']}" if body.get("param") else ""
+        # The type stays: on a BadRequestError Pipecat removes a file that no server would accept.
+        return type(error)(
+            f"{base_url} refuses the request, HTTP {status}{about}: its message is in the log at "
+            "DEBUG. Correct the settings, the tools or the messages",
+            response=response,
+            body=None,
+        )
+    return VLLMError(message, category, response, is_busy=status == 503)
+
+
+def closed_while_idle(error: Exception) -> bool:
+    """Whether a connection was closed before its request was answered, as an idle one may be.
+
+    Args:
         error: What the client raised.
     """
-    _keep_words(server, error.message)
-    return VLLMError(
-        f"{server.base_url} has failed in mid-answer: see its log, and start it again if it does "
-        "not come back",
-        ErrorCategory.SERVER,
-    )
+    return any(type(cause).__name__ in _CLOSED for cause in _causes(error))
 
 
-def _keep_words(server: VLLMServer, said: str) -> None:
-    logger.debug(f"{server.base_url} says: {said}")
+def cause_of(error: Exception) -> str:
+    """Why a server could not be reached, in a few words.
+
+    Args:
+        error: What an HTTP client raised.
+    """
+    causes = _causes(error)
+    for kind, text in _CAUSES.items():
+        if any(isinstance(cause, kind) for cause in causes):
+            return text
+    return str(causes[-1]) or type(causes[-1]).__name__
 
 
-async def _not_served(server: VLLMServer, model: str | None) -> str:
-    try:
-        names = ", ".join(served.name for served in await server.models(again=True))
-    except ServerUnreachable:
-        names = ""
-    served = f"served: {names}" if names else "what it serves, it does not say"
-    return (
-        f"model {model} is not served at {server.base_url}; {served}. Name one of these in "
-        "settings.model, or leave it out to ask for the first"
-    )
+_CAUSES: dict[type[BaseException], str] = {
+    TimeoutError: "no answer in time",
+    ssl.SSLError: "no TLS is spoken there: write http://, not https://",
+    socket.gaierror: "no such host",
+    ConnectionRefusedError: "nothing listens there",
+}
 
 
-async def _too_long(limit: int, said: str, error: APIStatusError, server: VLLMServer) -> str:
-    # The server stops counting at its limit; asked for it alone, it counts to the end.
-    size = await server.count_tokens(error.request.content)
-    prompt = re.search(r"prompt contains (?:at least )?(\d+) (input tokens|characters)", said)
-    if size is not None:
-        told = f"has {size:,} tokens"
-    elif prompt is not None:
-        told = f"has at least {int(prompt[1]):,} {prompt[2].removeprefix('input ')}"
-    else:
-        told = "is too long"
-    return (
-        f"the prompt {told}, the server's limit is {limit:,} tokens with the answer: shorten the "
-        "conversation (Pipecat can summarise it), lower max_tokens, or start the server with a "
-        "larger --max-model-len"
-    )
+def _causes(error: BaseException) -> list[BaseException]:
+    """An error and what caused it, the innermost last."""
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        if isinstance(cause, BaseExceptionGroup):  # one for each of a host's addresses
+            cause = cause.exceptions[0]
+        else:
+            cause = cause.__cause__ or cause.__context__
+    return causes
 
 
 def _message(error: APIStatusError) -> str:
     body = error.body
     if isinstance(body, dict):
         inner = body.get("error", body)
-        message = inner.get("message", "") if isinstance(inner, dict) else inner
-        return str(message)
+        return str(inner.get("message", "") if isinstance(inner, dict) else inner)
     return str(error)
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    chain = [error]
-    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
-        if cause in chain:
-            break
-        chain.append(cause)
-    return chain
-
-
-def _is_caused_by(error: BaseException, kind: type[BaseException]) -> bool:
-    return any(isinstance(cause, kind) for cause in _chain(error))
-
-
-def _innermost(error: BaseException) -> str:
-    cause = _chain(error)[-1]
-    return str(cause) or type(cause).__name__

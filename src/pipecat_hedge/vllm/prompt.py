@@ -1,57 +1,55 @@
-"""How a prompt is sent to a vLLM so that its cache finds it again, and sent ahead."""
+"""Prepares prompts for a vLLM's prefix cache: always in the same order, and sent ahead."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["one_token", "ordered_tools"]
+__all__ = ["ordered_tools", "prefill_request"]
 
-_READ = ("chat_template", "chat_template_kwargs", "documents", "mm_processor_kwargs", "cache_salt")
-"""What of ``extra_body`` makes a difference to how a prompt is read."""
+_PROMPT_FIELDS = (
+    *("chat_template", "chat_template_kwargs", "documents", "mm_processor_kwargs", "cache_salt"),
+    "priority",
+)
+"""What a prefill keeps of ``extra_body``: what changes the prompt, and when it is read."""
 
 
 def ordered_tools(tools: Sequence[Any], *, strict: bool) -> list[Any]:
     """Tools in the order of their names, whatever order the bot has them in.
 
-    A chat template puts the tools in front of the conversation, so that in another order they would
-    have the server read all of it again.
+    A chat template puts the tools in front of the conversation: in another order, the server would
+    read all of it again.
 
     Args:
         tools: In the format of a chat completion.
         strict: Whether the server is to hold calls to their schemas.
     """
-    ordered = sorted(tools, key=_name)
+    ordered = sorted(tools, key=lambda tool: str(tool.get("function", {}).get("name", "")))
     if not strict:
         return ordered
     return [{**tool, "function": {**tool["function"], "strict": True}} for tool in ordered]
 
 
-def _name(tool: Any) -> str:
-    function = tool.get("function") if isinstance(tool, dict) else None
-    return str(function.get("name", "")) if isinstance(function, dict) else ""
-
-
-def one_token(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The request that has a prompt read, and no more.
+def prefill_request(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The request that has a prompt read, and one token written.
 
     Args:
-        params: What a turn with this prompt would send.
+        params: The request of a turn with this prompt.
     """
     messages = params["messages"]
-    if not messages or messages[-1]["role"] != "user":  # templates want somebody to answer
+    if not messages or messages[-1]["role"] != "user":  # many templates require a user message
         messages = [*messages, {"role": "user", "content": "Hello"}]
     extra = params.get("extra_body", {})
-    wanted: dict[str, Any] = {
+    request: dict[str, Any] = {
         "model": params["model"],
         "messages": messages,
         "stream": False,
         "max_tokens": 1,
-        "extra_body": {k: extra[k] for k in (*_READ, "priority") if k in extra},
+        "extra_body": {name: extra[name] for name in _PROMPT_FIELDS if name in extra},
     }
     if isinstance(tools := params.get("tools"), list):
-        wanted["tools"] = tools
-        # All of them are read; a call that the bot wants to force is not.
+        request["tools"] = tools
+        # The tools are part of the prompt; a forced call is not.
         choice = params.get("tool_choice")
-        wanted["tool_choice"] = "none" if isinstance(choice, str | dict) else choice
-    return wanted
+        request["tool_choice"] = "none" if isinstance(choice, str | dict) else choice
+    return request

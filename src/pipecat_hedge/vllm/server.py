@@ -1,7 +1,12 @@
-"""One vLLM server, as this process knows it: what it serves, and how busy it is.
+"""One vLLM server, as this process knows it: which models it serves, and how busy it is.
 
-Law: however many services ask a server, one task looks at it, and only while one of them is in a
-session; no request ever waits for a look.
+All services of an event loop share one look at a server, taken only while one of them is in a
+session. No request waits for it.
+
+``/metrics`` costs a server's API process 12 ms, so it is read seldom, and less often the longer the
+server has a queue. ``/load`` costs 0.5 ms. It counts the requests in a server that was started with
+``--enable-server-load-tracking``, and is always 0 elsewhere. It does not separate running from
+waiting requests: where more are counted than are known to run, ``/metrics`` is read again.
 """
 
 from __future__ import annotations
@@ -9,86 +14,33 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Generator, Hashable
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import aiohttp
+from loguru import logger
 
 from pipecat_hedge.limits.permits import Rejected
 from pipecat_hedge.limits.server_load import ServerLoad
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.task_scope import TaskScope
-from pipecat_hedge.vllm.server_metrics import (
-    FIRST_TOKEN,
-    Counts,
-    Histogram,
-    read_counts,
-    read_histogram,
-)
+from pipecat_hedge.vllm.errors import VLLMError, cause_of, unreachable, wrong_key
 
-__all__ = [
-    "LOOK_EVERY_SECS",
-    "ServedModel",
-    "ServerUnreachable",
-    "VLLMServer",
-    "check_base_url",
-]
+__all__ = ["LOOK_EVERY_SECS", "Counts", "VLLMServer", "check_base_url", "read_counts"]
 
 LOOK_EVERY_SECS = 2.0
-"""Reading its metrics takes a vLLM some milliseconds; queues that matter last for seconds."""
-LOOK_AGAIN_SECS = 0.25
-"""The same while it has a queue that somebody wants to know of: a request that has just come is
-counted as waiting, too, and holds a hedge back for no longer than that."""
-LOOK_AT_TOKEN_SECS = 1.0
-"""The same when one of its answers has begun: then it tells how long that took by its own clock."""
+"""Between two readings of ``/metrics``; other times are shares of it. Queues that matter last for
+seconds."""
 LOOK_SECS = 3.0
 """How long a look may take. A server that is busy with a long prompt answers late."""
-ASK_SECS = 5.0
-"""How long the list of its models may take."""
-
-
-class ServerUnreachable(Exception):
-    """The server cannot be asked; the message says why.
-
-    Attributes:
-        status: The HTTP status that it answered with instead; None if there was no answer.
-    """
-
-    def __init__(self, message: str, status: int | None = None):
-        """Say why.
-
-        Args:
-            message: Why.
-            status: The HTTP status, if there was an answer.
-        """
-        super().__init__(message)
-        self.status = status
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A model that a server serves.
-
-    Parameters:
-        name: What to ask for.
-        max_tokens: The most tokens of prompt and answer together; None if the server does not say.
-    """
-
-    name: str
-    max_tokens: int | None
-
-
-@dataclass(slots=True)
-class _Reading:
-    """A prompt that is being read: when that is over, and whether nobody needs to try again."""
-
-    over: asyncio.Event
-    is_settled: bool = False
-
+LIST_SECS = 5.0
+"""How long the list of models may take."""
 
 _servers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str | None], VLLMServer]] = (
     WeakKeyDictionary()
@@ -99,7 +51,8 @@ class VLLMServer:
     """A server that all services of an event loop share.
 
     Attributes:
-        base_url: Where its OpenAI-compatible API is, as ``http://localhost:8000/v1``.
+        base_url: The address of its OpenAI-compatible API, as ``http://localhost:8000/v1``.
+        look_every_secs: The time between two readings of its metrics while it has no queue.
     """
 
     def __init__(
@@ -109,231 +62,290 @@ class VLLMServer:
         *,
         look_every_secs: float = LOOK_EVERY_SECS,
     ):
-        """Name a server; nobody asks it yet.
+        """Name a server; nothing is sent yet.
 
         Args:
-            base_url: Where its API is.
-            api_key: Its key, where it wants one.
-            look_every_secs: The time between two looks.
+            base_url: The address of its API.
+            api_key: Its key, if it was started with one.
+            look_every_secs: The time between two readings of its metrics.
         """
         self.base_url = base_url.rstrip("/")
+        self.look_every_secs = look_every_secs
         self._root = self.base_url.removesuffix("/v1")
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._look_every_secs = look_every_secs
-        self._holders = 0
         self._scope = TaskScope()
-        self._look: ServerLoad | None = None
-        self._counts: Counts | None = None
-        self._first_tokens: Histogram | None = None
-        self._looked_at = 0.0
+        self._holders = 0
         self._asking = self._asking_then = 0
-        self._is_wanted = asyncio.Event()
-        self._models: tuple[ServedModel, ...] = ()
-        self._read_ahead: dict[Hashable, _Reading] = {}
+        self._reading: dict[Hashable, asyncio.Future[bool]] = {}
+        self._problems: set[str] = set()
+        self._load: ServerLoad | None = None
+        self._looked_at = 0.0
+        self._queue_pause_secs = 0.0
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget what another process at this address may do differently."""
+        self._models: tuple[str, ...] = ()
+        self._counts: Counts | None = None
+        self._metrics_at = float("-inf")
+        self._tracks_load = False
+        self._overcount = 0  # by /load; requests that end in unusual ways are counted wrongly
+        self._runs = 0  # so many requests are known to run at once
 
     @classmethod
     def shared(cls, base_url: str, api_key: str | None = None) -> VLLMServer:
-        """The server as everybody on this event loop knows it.
+        """The one instance for a server on this event loop.
 
         Args:
-            base_url: Where its API is.
-            api_key: Its key, where it wants one.
+            base_url: The address of its API.
+            api_key: Its key, if it was started with one.
         """
         servers = _servers.setdefault(asyncio.get_running_loop(), {})
-        key = (base_url.rstrip("/"), api_key)
-        if key not in servers:
-            servers[key] = cls(base_url, api_key)
-        return servers[key]
+        return servers.setdefault((base_url.rstrip("/"), api_key), cls(base_url, api_key))
 
     # ---- how busy it is
 
     @property
     def load(self) -> ServerLoad | None:
         """How busy it is; None if nothing recent is known."""
-        look = self._look
-        if look is None:
-            return None
+        load = self._load
         age = asyncio.get_running_loop().time() - self._looked_at
-        if age > 1.5 * self._look_every_secs + LOOK_SECS:  # a look that is under way is awaited
+        if load is None or age > 3 * self.look_every_secs + LOOK_SECS:
             return None
-        if look.waiting and age >= LOOK_AGAIN_SECS:
-            self._is_wanted.set()
-        return replace(look, running=max(look.running + self._asking - self._asking_then, 0))
+        return replace(load, running=max(load.running + self._asking - self._asking_then, 0))
 
     def hold(self) -> None:
-        """Look at the server from now on, until ``release``. Each holder counts."""
+        """Look at the server until ``release`` has been called as often as this."""
         self._holders += 1
         if self._holders == 1:
             self._scope.start(self._keep_looking(), name=f"looks at {self._root}")
 
     async def release(self) -> None:
-        """End what ``hold`` began; without any holder nobody looks."""
+        """End what ``hold`` began."""
         self._holders -= 1
         if self._holders == 0:
-            self._look = self._counts = self._first_tokens = None
+            self._load = self._counts = None
             await self._scope.close()
 
     @contextmanager
     def asking(self) -> Generator[None, None, None]:
-        """Count a request of one's own, which the server counts only at the next look."""
+        """Count a request of this process, which the next look will find at the server."""
         self._asking += 1
         try:
             yield
         finally:
             self._asking -= 1
 
-    def first_token_came(self) -> None:
-        """Look soon: the server has counted a first token, and how long it took."""
-        if asyncio.get_running_loop().time() - self._looked_at >= LOOK_AT_TOKEN_SECS:
-            self._is_wanted.set()
-
-    def mark_gone(self, detail: str) -> None:
-        """Say that a request found nobody, which is news before the next look.
+    def mark_down(self, detail: str, problem: str) -> None:
+        """Note that a request found the server down, which counts until the next look.
 
         Args:
-            detail: What it found.
+            detail: What was found, in a few words.
+            problem: The same with a remedy, for the log.
         """
-        self._see(ServerLoad(is_up=False, detail=detail))
+        self._see(ServerLoad(is_up=False, detail=detail), problem)
+
+    def report(self, recovery: str, problem: str | None) -> None:
+        """Log a problem when it is first found, and once more when it is over.
+
+        Args:
+            recovery: The end of the sentence that is logged then; it identifies the problem.
+            problem: The problem and its remedy; None if there is none (any more).
+        """
+        if problem is not None and recovery not in self._problems:
+            self._problems.add(recovery)
+            logger.warning(problem)
+        elif problem is None and recovery in self._problems:
+            self._problems.discard(recovery)
+            logger.info(f"{self.base_url} {recovery}")
 
     async def _keep_looking(self) -> None:
         async with aiohttp.ClientSession(headers=self._headers) as session:
             while True:
-                if (load := await self._look_once(session)) is not None:
-                    self._see(load)
-                self._is_wanted.clear()
+                try:
+                    async with asyncio.timeout(LOOK_SECS):
+                        load = await self._look(session)
+                except (TimeoutError, aiohttp.ClientError, OSError) as error:
+                    load = ServerLoad(is_up=False, detail=cause_of(error))
+                self._see(load)
                 # Not in step with the other processes that look at it.
-                pause = self._look_every_secs * random.uniform(0.9, 1.1)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._is_wanted.wait(), pause)
+                await asyncio.sleep(self._pause_secs() * random.uniform(0.9, 1.1))
 
-    async def _look_once(self, session: aiohttp.ClientSession) -> ServerLoad | None:
-        try:
-            async with asyncio.timeout(LOOK_SECS):
-                async with session.get(f"{self._root}/health") as answer:
-                    health = answer.status
-                async with session.get(f"{self._root}/metrics") as answer:
-                    told = await answer.read() if answer.status == 200 else b""
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            return ServerLoad(is_up=False, detail=_why(error))
-        if health >= 500:
-            return ServerLoad(is_up=False, detail=f"calls itself unhealthy, HTTP {health}")
-        try:
-            text = told.decode(errors="replace")
-            counts = read_counts(text)
-            first_tokens = read_histogram(text, FIRST_TOKEN)
-        except ValueError:
-            return None
+    def _pause_secs(self) -> float:
+        """The time until the next look, which doubles while there is a queue to be read."""
+        if self._tracks_load:
+            return 0.5 * self.look_every_secs
+        if self._load is None or not self._load.waiting:
+            self._queue_pause_secs = 0.0
+            return self.look_every_secs
+        pause = min(2 * self._queue_pause_secs, 2.5 * self.look_every_secs)
+        self._queue_pause_secs = pause or 0.5 * self.look_every_secs
+        return self._queue_pause_secs
+
+    async def _look(self, session: aiohttp.ClientSession) -> ServerLoad | None:
+        """Look once; None if the server does not say how busy it is."""
+        async with session.get(f"{self._root}/health") as answer:
+            if answer.status >= 500:
+                detail = f"calls itself unhealthy, HTTP {answer.status}"
+                return ServerLoad(is_up=False, detail=detail)
+        async with session.get(f"{self._root}/load") as answer:
+            total = _count_in(await answer.read())
+        self._tracks_load = self._tracks_load or total > 0
+        if self._tracks_load and (load := self._load_with(total)) is not None:
+            return load
+        async with session.get(f"{self._root}/metrics") as answer:
+            counts = read_counts(await answer.text(errors="replace"))
         if counts is None:
-            return None  # a gateway in front of it, perhaps: nothing is known
-        share = self._hit_share(counts)
-        self._counts = counts
-        before, self._first_tokens = self._first_tokens, first_tokens
-        came = None if before is None else first_tokens - before
-        return ServerLoad(
-            True,
-            counts.running,
-            counts.waiting,
-            counts.kv_cache_usage,
-            share,
-            first_token_secs=came.mean if came is not None and came.count > 0 else None,
-            looked_at=asyncio.get_running_loop().time(),
-        )
+            return None  # a gateway in front of it, perhaps
+        self._overcount = total - counts.running - counts.waiting
+        self._runs = counts.running if counts.waiting else max(self._runs, counts.running)
+        before, self._counts = self._counts, counts
+        share = None
+        if before is not None and counts.prefix_queries > before.prefix_queries:
+            found = counts.prefix_hits - before.prefix_hits
+            share = found / (counts.prefix_queries - before.prefix_queries)
+        self._metrics_at = asyncio.get_running_loop().time()
+        return ServerLoad(True, counts.running, counts.waiting, counts.kv_cache_usage, share)
 
-    def _hit_share(self, now: Counts) -> float | None:
-        before = self._counts
-        if before is None or now.prefix_queries < before.prefix_queries:  # it has been restarted
-            before = Counts(0, 0, None, 0.0, 0.0)
-        asked = now.prefix_queries - before.prefix_queries
-        return (now.prefix_hits - before.prefix_hits) / asked if asked else None
+    def _load_with(self, total: int) -> ServerLoad | None:
+        """The load with so many requests in the server; None if only its metrics can tell."""
+        load, age = self._load, asyncio.get_running_loop().time() - self._metrics_at
+        total = max(total - self._overcount, 0)
+        waiting = max(total - self._runs, 0)
+        if load is None or age > 2.5 * self.look_every_secs or (waiting and not load.waiting):
+            return None
+        return replace(load, running=total - waiting, waiting=waiting)
 
-    def _see(self, load: ServerLoad) -> None:
-        if not load.is_up:
-            self._models = ()  # it may come back with others
-        self._look = load
+    def _see(self, load: ServerLoad | None, problem: str | None = None) -> None:
+        if load is not None and not load.is_up:
+            self._forget()
+            problem = problem or str(unreachable(self.base_url, load.detail))
+        self.report("answers again", problem)
+        self._load = load
         self._looked_at = asyncio.get_running_loop().time()
         self._asking_then = self._asking
 
-    # ---- what it is sent ahead
+    # ---- what it reads ahead
 
-    async def read_ahead(self, prompt: Hashable, read: Callable[[], Awaitable[None]]) -> None:
-        """Have a prompt read, once for all who want it read at the same time.
+    async def read_once(self, prompt: Hashable, read: Callable[[], Awaitable[None]]) -> None:
+        """Have a prompt read once for all who want it read at the same time.
 
-        Whoever reads it may be interrupted, or have no room to: then the next one does. What the
-        server has refused is not sent again by all who wait.
+        If that is interrupted or rejected, the next one tries. What the server refuses is not sent
+        again.
 
         Args:
-            prompt: What tells the prompt from others.
-            read: Sends it; not called while somebody else does, who is awaited.
+            prompt: Identifies the prompt.
+            read: Sends it.
         """
-        while (under_way := self._read_ahead.get(prompt)) is not None:
-            await under_way.over.wait()
-            if under_way.is_settled:
+        while (pending := self._reading.get(prompt)) is not None:
+            if await asyncio.shield(pending):
                 return
-        reading = self._read_ahead[prompt] = _Reading(asyncio.Event())
+        pending = self._reading[prompt] = asyncio.get_running_loop().create_future()
+        is_settled = True
         try:
             await read()
-            reading.is_settled = True
-        except Exception as error:
-            reading.is_settled = not isinstance(error, Rejected)
+        except (asyncio.CancelledError, Rejected):
+            is_settled = False
             raise
         finally:
-            del self._read_ahead[prompt]
-            reading.over.set()
+            del self._reading[prompt]
+            pending.set_result(is_settled)
 
     # ---- what it serves
 
-    async def models(self, *, again: bool = False) -> tuple[ServedModel, ...]:
-        """The models that it serves; they are asked for once.
+    async def models(self, *, again: bool = False) -> tuple[str, ...]:
+        """The names of the models that it serves, at least one; they are listed once.
 
         Args:
-            again: Whether to ask even if they are known.
+            again: Whether to list them even if they are known.
 
         Raises:
-            ServerUnreachable: If it does not say.
+            VLLMError: If it does not list any.
         """
-        if again or not self._models:
-            self._models = await self._ask_for_models()
+        if self._models and not again:
+            return self._models
+        recovery = "lists its models again"
+        try:
+            self._models = await self._list_models()
+        except VLLMError as error:
+            self.report(recovery, str(error))
+            raise
+        except (TimeoutError, aiohttp.ClientError, OSError) as failure:
+            error = unreachable(self.base_url, cause_of(failure))
+            self.mark_down(cause_of(failure), str(error))
+            raise error from failure
+        self.report(recovery, None)
         return self._models
 
-    async def _ask_for_models(self) -> tuple[ServedModel, ...]:
-        timeout = aiohttp.ClientTimeout(total=ASK_SECS)
-        url = f"{self.base_url}/models"
-        try:
-            async with (
-                aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session,
-                session.get(url) as answer,
-            ):
-                if answer.status != 200:
-                    told = f"{url} answers HTTP {answer.status}"
-                    raise ServerUnreachable(told, answer.status)
-                listed: Any = await answer.json()
-            return tuple(ServedModel(m["id"], m.get("max_model_len")) for m in listed["data"])
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise ServerUnreachable(_why(error)) from error
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ServerUnreachable(f"{url} lists no models") from error
+    async def _list_models(self) -> tuple[str, ...]:
+        url, timeout = f"{self.base_url}/models", aiohttp.ClientTimeout(total=LIST_SECS)
+        async with (
+            aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session,
+            session.get(url) as answer,
+        ):
+            if answer.status in (401, 403):
+                raise wrong_key(self.base_url)
+            if answer.status != 200:
+                raise unreachable(self.base_url, f"{url} answers HTTP {answer.status}")
+            try:
+                listed: Any = await answer.json(content_type=None)
+                names = tuple(str(model["id"]) for model in listed["data"])
+            except (ValueError, LookupError, TypeError):
+                names = ()
+            if not names:
+                raise unreachable(self.base_url, f"{url} lists no models")
+            return names
 
-    async def count_tokens(self, request: bytes) -> int | None:
-        """How many tokens the prompt of a chat completion has, by the server's own tokenizer.
 
-        Args:
-            request: The body of the request, in JSON.
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a server's metrics say, over all its engines.
 
-        Returns:
-            The count; None if the server does not say, as when it is behind a gateway.
-        """
-        timeout = aiohttp.ClientTimeout(total=ASK_SECS)
-        try:
-            asked = json.loads(request)
-            wanted = {k: asked[k] for k in ("model", "messages", "tools") if k in asked}
-            async with (
-                aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session,
-                session.post(f"{self._root}/tokenize", json=wanted) as answer,
-            ):
-                counted: Any = await answer.json()
-            return int(counted["count"])
-        except (TimeoutError, aiohttp.ClientError, OSError, ValueError, LookupError, TypeError):
+    Parameters:
+        running: Requests being worked on.
+        waiting: Requests in its queue.
+        kv_cache_usage: The share of the fullest engine's key-value cache that is in use; None if
+            the server does not say.
+        prefix_queries: Prompt tokens looked up in the prefix cache, since the server started.
+        prefix_hits: How many of them were found there.
+    """
+
+    running: int
+    waiting: int
+    kv_cache_usage: float | None
+    prefix_queries: float
+    prefix_hits: float
+
+
+_LINE = re.compile(r"vllm:(\w+)(?:\{.*\})? (\S+)")
+"""A sample of Prometheus' text format: ``vllm:num_requests_running{engine="0"} 3.0``."""
+
+
+def read_counts(text: str) -> Counts | None:
+    """Read what a server's metrics say of its load.
+
+    Args:
+        text: The metrics, in Prometheus' text format; those of vLLM 0.10 or newer.
+
+    Returns:
+        The counts; None if these are not the metrics of a vLLM.
+    """
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    try:
+        for line in text.splitlines():
+            if (sample := _LINE.match(line)) is not None:
+                found[sample[1]].append(float(sample[2]))
+        if "num_requests_running" not in found:
             return None
+        return Counts(
+            running=int(sum(found["num_requests_running"])),
+            waiting=int(sum(found["num_requests_waiting"])),
+            kv_cache_usage=max(found["kv_cache_usage_perc"], default=None),
+            prefix_queries=sum(found["prefix_cache_queries_total"]),
+            prefix_hits=sum(found["prefix_cache_hits_total"]),
+        )
+    except (ValueError, OverflowError):
+        return None
 
 
 def check_base_url(base_url: Any) -> None:
@@ -358,14 +370,9 @@ def check_base_url(base_url: Any) -> None:
         )
 
 
-def _why(error: BaseException) -> str:
-    """What went wrong with a connection, in a few words."""
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return "no such host"
-    if isinstance(error, aiohttp.ClientSSLError):
-        return "no TLS is spoken there: write http://, not https://"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return "nothing listens there"
-    return type(error).__name__
+def _count_in(body: bytes) -> int:
+    """The count in an answer to ``/load``; 0 if there is none."""
+    try:
+        return max(int(json.loads(body)["server_load"]), 0)
+    except (ValueError, OverflowError, LookupError, TypeError):
+        return 0

@@ -1,29 +1,20 @@
-"""A vLLM server of one's own, as a Pipecat LLM service."""
+"""``VLLMService``: a vLLM server of one's own, as a Pipecat LLM service."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from loguru import logger
-from openai import (
-    APIConnectionError,
-    APIError,
-    APIStatusError,
-    AsyncOpenAI,
-    DefaultAsyncHttpxClient,
-    NotFoundError,
-    OpenAIError,
-)
+from openai import APIConnectionError, AsyncOpenAI, NotFoundError, OpenAIError
 from pipecat.adapters.llm.services.open_ai_adapter import OpenAILLMInvocationParams
-from pipecat.frames.frames import CancelFrame, EndFrame, StartFrame
+from pipecat.frames.frames import StartFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.services.openai.base_llm import OpenAILLMSettings
 from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.utils.errors import ErrorCategory
-from pipecat.utils.http import connection_limits
 from pipecat.utils.types import assert_given, is_given
 
 from pipecat_hedge.limits.priority import WORK_CLASSES, work, working_as
@@ -34,22 +25,14 @@ from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.race.usable import InlineThought
 from pipecat_hedge.service.conversation import context_of
 from pipecat_hedge.service.provider_client import Leave
-from pipecat_hedge.vllm.errors import (
-    VLLMError,
-    explain,
-    failed_in_mid_answer,
-    nothing_answers,
-    wrong_key,
-)
-from pipecat_hedge.vllm.prompt import one_token, ordered_tools
-from pipecat_hedge.vllm.server import ServerUnreachable, VLLMServer, check_base_url
+from pipecat_hedge.vllm.errors import VLLMError, closed_while_idle, explain, not_served
+from pipecat_hedge.vllm.prompt import ordered_tools, prefill_request
+from pipecat_hedge.vllm.server import VLLMServer, check_base_url
 from pipecat_hedge.vllm.stream import ChatStream
 
 __all__ = ["VLLMService", "VLLMSettings"]
 
-KEEP_ALIVE_SECS = 4.0
-"""vLLM closes a connection that has been idle for 5 s (``VLLM_HTTP_TIMEOUT_KEEP_ALIVE``)."""
-_NEW = {"model": "model=...", "params": "temperature=..., max_tokens=..."}
+_SETTINGS = {"model": "model=...", "params": "temperature=..., max_tokens=..."}
 _T = TypeVar("_T")
 
 
@@ -58,18 +41,16 @@ class VLLMSettings(OpenAILLMSettings):
     """Settings of a ``VLLMService``.
 
     Parameters:
-        model: What to ask for, as the server names it. Not given, or None: the first that it
-            serves.
+        model: The model, by its name at the server. Not given, or None: the first that is served.
     """
 
 
 class VLLMService(OpenAILLMService):
-    """Asks a vLLM server, alone in a pipeline or as a provider of a race.
+    """Sends requests to a vLLM server, alone in a pipeline or as a provider of a race.
 
-    What it adds to an OpenAI service with another ``base_url``: it finds out what the server
-    serves, keeps reasoning out of the speech, gets tool calls right, sends the prompt ahead,
-    tells the server which requests matter most, knows how busy it is, and says what to do when it
-    does not answer.
+    Beyond an OpenAI service with another ``base_url`` it finds the model, keeps reasoning out of
+    the speech, puts tool calls together, sends the prompt ahead, knows how busy the server is, and
+    says what to do when that does not answer.
 
     Example::
 
@@ -98,14 +79,14 @@ class VLLMService(OpenAILLMService):
         """Name the server.
 
         Args:
-            base_url: Where its OpenAI-compatible API is; ends in ``/v1``.
+            base_url: The address of its OpenAI-compatible API; ends in ``/v1``.
             api_key: The key that it was started with, if any.
-            priority: That of a turn's first request; what is less urgent adds 1 to 5. Give callers
-                who may wait a larger one. None sends none at all.
+            priority: That of a turn's first request; less urgent ones add 1 to 5. Give callers who
+                may wait a larger one. None sends none at all.
             warm: Whether the prompt is sent ahead when a session starts, so that the server has
                 read it before the caller's first turn. In a race the race decides.
-            strict_tools: Whether the server is to hold calls to their tools' schemas while it
-                writes them. It refuses schemas whose features its grammar does not know.
+            strict_tools: Whether the server holds calls to their tools' schemas while it writes
+                them. It refuses schemas whose features its grammar does not know.
             settings: The model and how to sample; may change in a session.
             **kwargs: Further arguments of ``OpenAILLMService``.
 
@@ -113,9 +94,10 @@ class VLLMService(OpenAILLMService):
             ConfigurationError: If an argument cannot work; the message says which, and the remedy.
         """
         refuse_unknown(kwargs, owner=VLLMService, base=OpenAILLMService)
-        for old in ("model", "params"):
-            if old in kwargs:
-                raise ConfigurationError(f"{old}: write settings=VLLMService.Settings({_NEW[old]})")
+        for old in _SETTINGS.keys() & kwargs.keys():
+            raise ConfigurationError(
+                f"{old}: write settings=VLLMService.Settings({_SETTINGS[old]})"
+            )
         check_base_url(base_url)
         if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(
@@ -125,115 +107,97 @@ class VLLMService(OpenAILLMService):
         defaults = VLLMSettings(model=None)
         if settings is not None:
             defaults.apply_update(settings)
-        # A key is sent in any case, and must not be the one in OPENAI_API_KEY.
+        # Without a key the client would send the one in OPENAI_API_KEY.
         super().__init__(base_url=base_url, api_key=api_key or "EMPTY", settings=defaults, **kwargs)
         self._base_url = base_url
         self._server_key = api_key
         self._priority = priority
         self._warms = warm
         self._strict_tools = strict_tools
-        self._holds: VLLMServer | None = None
+        self._held: VLLMServer | None = None
         self._background = TaskScope()
         self._found_model: str | None = None
 
-    def create_client(
-        self, api_key: Any = None, base_url: Any = None, *args: Any, **kwargs: Any
-    ) -> AsyncOpenAI:
-        """Make the client; see ``BaseOpenAILLMService``.
-
-        It reports a failure at once, and lets go of a connection before vLLM does: a request that
-        is sent over one just as it is closed is lost.
-        """
-        limits = connection_limits(
-            max_keepalive_connections=100, max_connections=1000, keepalive_expiry=KEEP_ALIVE_SECS
-        )
-        return AsyncOpenAI(
-            api_key=api_key,
-            base_url=base_url,
-            default_headers=kwargs.get("default_headers"),
-            max_retries=0,
-            http_client=DefaultAsyncHttpxClient(limits=limits),
-        )
+    def create_client(self, *args: Any, **kwargs: Any) -> AsyncOpenAI:
+        """Make a client that reports a failure at once; see ``BaseOpenAILLMService``."""
+        return super().create_client(*args, **kwargs).with_options(max_retries=0)
 
     # ---- life cycle
 
     async def start(self, frame: StartFrame) -> None:
-        """Look at the server from now on, and send the prompt ahead.
-
-        Args:
-            frame: The start frame.
-        """
+        """Look at the server from now on, check the model, and send the prompt ahead."""
         await super().start(frame)
-        if self._holds is None:
-            self._holds = VLLMServer.shared(self._base_url, self._server_key)
-            self._holds.hold()
-        self._background.start(self._begin(), name=f"{self}: prepares")
-
-    async def stop(self, frame: EndFrame) -> None:
-        """Let go of the server.
-
-        Args:
-            frame: The end frame.
-        """
-        await super().stop(frame)
-        await self._let_go()
-
-    async def cancel(self, frame: CancelFrame) -> None:
-        """Let go of the server.
-
-        Args:
-            frame: The cancel frame.
-        """
-        await super().cancel(frame)
-        await self._let_go()
+        if self._held is None:
+            self._held = VLLMServer.shared(self._base_url, self._server_key)
+            self._held.hold()
+        self._background.start(self._prepare(), name=f"{self}: prepares")
 
     async def cleanup(self) -> None:
         """Let go of the server, and close the connections to it."""
-        await self._let_go()
+        await self._background.close()
+        held, self._held = self._held, None
+        if held is not None:
+            await held.release()
         await super().cleanup()
         await self._client.close()
 
-    async def _let_go(self) -> None:
-        await self._background.close()
-        held, self._holds = self._holds, None
-        if held is not None:
-            await held.release()
-
-    async def _begin(self) -> None:
+    async def _prepare(self) -> None:
         context = context_of(self) if self._warms else None
         try:
-            if context is None:
-                await self._find_model()
-            else:
+            with suppress(VLLMError):  # logged, with its remedy
+                await self._check_model()
+            if context is not None:
                 await self.warm(context)
-        except Exception as error:  # the first turn will say so
+        except Exception as error:  # the first turn will report it
             logger.debug(f"{self}: could not prepare: {type(error).__name__}")
 
-    # ---- what it knows of the server
+    # ---- the server and its model
 
     @property
     def server_load(self) -> ServerLoad | None:
         """How busy the server is; None if nothing recent is known."""
-        return None if self._holds is None else self._holds.load
+        return None if self._held is None else self._held.load
 
+    @property
     def _server(self) -> VLLMServer:
-        return self._holds or VLLMServer.shared(self._base_url, self._server_key)
+        return self._held or VLLMServer.shared(self._base_url, self._server_key)
+
+    @property
+    def _model(self) -> str | None:
+        model = self._settings.model
+        return model if is_given(model) else None
 
     async def _find_model(self, *, again: bool = False) -> None:
-        if self._asked_model:
+        """Use the first model that is served if none is named."""
+        if self._model:
             return
-        server = self._server()
-        try:
-            models = await server.models(again=again)
-        except ServerUnreachable as error:
-            if error.status in (401, 403):
-                raise wrong_key(server) from error
-            raise nothing_answers(server, str(error)) from error
-        if not models:
-            raise nothing_answers(server, "it serves no model")
-        self._settings.model = self._found_model = models[0].name
+        models = await self._server.models(again=again)
+        self._settings.model = self._found_model = models[0]
         self._sync_model_name_to_metrics()
-        logger.debug(f"{self}: asks for {models[0].name}")
+        logger.debug(f"{self}: uses {models[0]}")
+
+    async def _check_model(self) -> None:
+        """Find the model, and report one that is named and not served."""
+        await self._find_model()
+        served = await self._server.models()
+        if self._model not in served:
+            served = await self._server.models(again=True)
+        is_missing = self._model not in served
+        problem = not_served(self._base_url, self._model, served) if is_missing else None
+        self._server.report(f"serves {self._model} now", problem)
+
+    async def _has_moved_on(self) -> bool:
+        """Whether the server serves another model than before, where none was named."""
+        before = self._model
+        if before is None or before != self._found_model:
+            return False
+        self._settings.model = self._found_model = None
+        try:
+            await self._find_model(again=True)
+        except VLLMError:
+            return False
+        logger.warning(f"{self}: {before} is gone, the server serves {self._found_model} now")
+        return self._found_model != before
 
     # ---- requests
 
@@ -250,23 +214,18 @@ class VLLMService(OpenAILLMService):
         return params
 
     async def get_chat_completions(self, context: LLMContext) -> Any:
-        """Ask for an answer; see ``BaseOpenAILLMService``.
+        """Request an answer; see ``BaseOpenAILLMService``.
 
         Raises:
-            VLLMError: If the server does not answer, and it is known what to do about it.
+            VLLMError: If the server does not answer; the message says what to do.
         """
-        await self._background.close()  # what the server has read of the prompt by now, it keeps
-        with ExitStack() as counted:
-            counted.enter_context(self._server().asking())
-            chunks = await self._ask(lambda: super(VLLMService, self).get_chat_completions(context))
-            return ChatStream(
-                chunks,
-                self.push_frame,
-                self._server().first_token_came,
-                self.stop_ttfat_metrics,
-                counted.pop_all().close,
-                self._failed_in_mid_answer,
+        await self._background.close()  # the server keeps what it has read of the prompt by now
+        with ExitStack() as in_flight:
+            in_flight.enter_context(self._server.asking())
+            chunks = await self._send(
+                lambda: super(VLLMService, self).get_chat_completions(context)
             )
+            return ChatStream(chunks, self, self._server, in_flight.pop_all())
 
     async def run_inference(
         self,
@@ -275,97 +234,88 @@ class VLLMService(OpenAILLMService):
         system_instruction: str | None = None,
         response_schema: dict[str, Any] | None = None,
     ) -> str | None:
-        """Ask for a whole answer outside the pipeline; see ``BaseOpenAILLMService``.
+        """Request a whole answer outside the pipeline; see ``BaseOpenAILLMService``.
 
         Raises:
-            VLLMError: If the server does not answer, and it is known what to do about it.
+            VLLMError: If the server does not answer; the message says what to do.
         """
         infer = super().run_inference
-        with self._server().asking(), working_as("background"):
-            answer = await self._ask(
+        with self._server.asking(), working_as("background"):
+            answer = await self._send(
                 lambda: infer(context, max_tokens, system_instruction, response_schema)
             )
-        if answer is None:
-            return None
         inline = InlineThought()
-        return inline.feed(answer)[1] + inline.finish()
+        return answer and inline.feed(answer)[1] + inline.finish()
 
     async def warm(self, context: LLMContext, leave: Leave = nullcontext) -> None:
         """Have the server read the beginning of a conversation, so that its cache holds it.
 
-        Sends what a first turn would send, and asks for one token, behind all other work. Does
-        nothing more than find the model where there is nothing to read yet.
+        Sends what a first turn would send, for one token, behind all other work. Only finds the
+        model where there is nothing to read yet.
 
         Args:
             context: The conversation so far: system prompt and tools, mostly.
-            leave: Entered around what is sent; not where another instance sends the same.
+            leave: Entered around the request; not where another instance sends the same.
 
         Raises:
-            Rejected: By ``leave``, if there is none.
-            VLLMError: If the server does not answer, and it is known what to do about it.
+            Rejected: By ``leave``.
+            VLLMError: If the server does not answer; the message says what to do.
         """
         await self._find_model()
-        adapter = self.get_llm_adapter()
-        instruction = assert_given(self._settings.system_instruction)
-        from_context = await adapter.get_llm_invocation_params(
-            context, system_instruction=instruction, convert_developer_to_user=True
+        from_context = await self.get_llm_adapter().get_llm_invocation_params(
+            context,
+            system_instruction=assert_given(self._settings.system_instruction),
+            convert_developer_to_user=True,
         )
         if not from_context["messages"] and not isinstance(from_context["tools"], list):
             return
-        prompt = str((self._asked_model, from_context["messages"], from_context["tools"]))
 
         async def read() -> None:
             async with leave():
-                with self._server().asking(), working_as("warm_up"):
-                    await self._ask(
+                with self._server.asking(), working_as("warm_up"):
+                    await self._send(
                         lambda: self._client.chat.completions.create(
-                            **one_token(self.build_chat_completion_params(from_context))
+                            **prefill_request(self.build_chat_completion_params(from_context))
                         )
                     )
 
-        await self._server().read_ahead(prompt, read)
+        prompt = str((self._model, from_context["messages"], from_context["tools"]))
+        await self._server.read_once(prompt, read)
 
-    async def _ask(self, request: Callable[[], Awaitable[_T]]) -> _T:
-        """Send a request, and say what it means if it is refused."""
+    async def _send(self, request: Callable[[], Awaitable[_T]]) -> _T:
+        """Send a request, and explain it if that fails.
+
+        It is sent again, once, where the server had closed the idle connection just then (vLLM does
+        so after 5 s), or serves another model now.
+        """
         try:
             await self._find_model()
             try:
                 return await request()
+            except APIConnectionError as error:
+                if not closed_while_idle(error):
+                    raise
             except NotFoundError:
                 if not await self._has_moved_on():
                     raise
-                return await request()
-        except (OpenAIError, VLLMError) as error:
-            explained = await explain(error, self._server(), self._asked_model)
-            if getattr(explained, "category", None) is ErrorCategory.CONNECTIVITY:
-                self._server().mark_gone("does not answer")
-            if explained is not error:
-                raise explained from error
-            raise
+            return await request()
+        except OpenAIError as error:
+            explained = await self._explain(error)
+            if explained is error:
+                raise
+            raise explained from error
 
-    def _failed_in_mid_answer(self, error: APIError) -> Exception:
-        if isinstance(error, APIStatusError | APIConnectionError):
-            return error
-        self._server().mark_gone("has failed in mid-answer")
-        return failed_in_mid_answer(self._server(), error)
-
-    async def _has_moved_on(self) -> bool:
-        """Whether the server serves another model than it did, which nobody asked for by name."""
-        before = self._asked_model
-        if before is None or before != self._found_model:
-            return False
-        self._settings.model = self._found_model = None
-        try:
-            await self._find_model(again=True)
-        except VLLMError:
-            return False
-        logger.warning(f"{self}: {before} is gone, the server serves {self._found_model} now")
-        return self._found_model != before
-
-    @property
-    def _asked_model(self) -> str | None:
-        model = self._settings.model
-        return model if is_given(model) else None
+    async def _explain(self, error: OpenAIError) -> Exception:
+        served: tuple[str, ...] = ()
+        if isinstance(error, NotFoundError):
+            with suppress(VLLMError):
+                served = await self._server.models(again=True)
+        explained = explain(error, self._base_url, self._model, served)
+        if isinstance(error, NotFoundError):
+            self._server.report(f"serves {self._model} now", str(explained))
+        if isinstance(explained, VLLMError) and explained.category is ErrorCategory.CONNECTIVITY:
+            self._server.mark_down("does not answer", str(explained))
+        return explained
 
     def _classify_error(self, exception: Exception) -> ErrorCategory | None:
         if isinstance(exception, VLLMError):

@@ -1,17 +1,19 @@
-"""A chat completion's chunks, put right for Pipecat's loop, which reads the plainest kind only.
+"""Makes a chat completion's chunks fit for Pipecat's loop, which reads the plainest kind only.
 
-What is said is left as it is. Reasoning is taken out, wherever the server puts it, and told as
-thoughts. Tool calls are collected and handed on whole at the end, one in a chunk.
+Answer text passes unchanged. Reasoning becomes thought frames, wherever the server puts it. Tool
+calls are put together from their pieces and sent on whole at the end, one in a chunk.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from openai import APIError, AsyncStream
+from openai import APIConnectionError, APIError, APIStatusError, AsyncStream
 from openai.types.chat import ChatCompletionChunk
 from openai.types.chat.chat_completion_chunk import (
     Choice,
@@ -19,107 +21,106 @@ from openai.types.chat.chat_completion_chunk import (
     ChoiceDeltaToolCall,
     ChoiceDeltaToolCallFunction,
 )
-from pipecat.frames.frames import (
-    Frame,
-    LLMThoughtEndFrame,
-    LLMThoughtStartFrame,
-    LLMThoughtTextFrame,
-)
+from pipecat.frames.frames import LLMThoughtEndFrame, LLMThoughtStartFrame, LLMThoughtTextFrame
+from pipecat.services.llm_service import LLMService
 
 from pipecat_hedge.race.errors import HedgeError
 from pipecat_hedge.race.usable import InlineThought
-from pipecat_hedge.vllm.tool_pieces import ToolPieces
+from pipecat_hedge.vllm.errors import explain
+from pipecat_hedge.vllm.server import VLLMServer
 
-__all__ = ["AnswerCutOff", "ChatStream"]
+__all__ = ["AnswerCutOff", "ChatStream", "MalformedToolCall", "ToolPieces"]
+
+_ENDED_EARLY = (None, "abort", "error")
+"""Finish reasons of an incomplete answer. A vLLM that shuts down ends its streams with ``abort``;
+without any reason, the connection was cut between here and there."""
 
 
 class AnswerCutOff(HedgeError):
-    """An answer that ended before it had said or called anything, or before it was meant to."""
+    """An answer that ended before its first text or tool call, or before its end."""
 
 
-_ENDED_BY_THE_SERVER = (None, "abort", "error")
-"""A vLLM that is told to stop ends its streams in good order, with ``abort``; where something in
-between cuts the connection, no reason comes at all."""
+class MalformedToolCall(HedgeError):
+    """A tool call that came without its name, or without complete arguments."""
 
 
 class ChatStream:
-    """Iterates over the chunks of one answer. Closing it closes the request."""
+    """The chunks of one answer, with the interface of the OpenAI client's stream."""
 
     def __init__(
         self,
         chunks: AsyncStream[ChatCompletionChunk],
-        push: Callable[[Frame], Awaitable[None]],
-        began: Callable[[], None],
-        tool_began: Callable[[], Awaitable[None]],
-        closed: Callable[[], None],
-        failed: Callable[[APIError], Exception],
+        llm: LLMService[Any],
+        server: VLLMServer,
+        in_flight: ExitStack,
     ):
         """Read an answer.
 
         Args:
             chunks: What the server sends.
-            push: Takes the thoughts' frames.
-            began: Told when the answer has begun.
-            tool_began: Told when a tool call has begun.
-            closed: Told when the request is closed.
-            failed: Puts what the client raises in mid-answer into better words.
+            llm: The service, which pushes the thoughts' frames.
+            server: The server, marked as down if it reports a failure in mid-answer.
+            in_flight: Closed with the request.
         """
         self._chunks = chunks
-        self._push = push
-        self._began = began
-        self._tool_began = tool_began
-        self._closed = closed
-        self._failed = failed
+        self._llm = llm
+        self._server = server
+        self._in_flight = in_flight
         self._inline = InlineThought()
         self._is_thinking = False
-        self._tools: ToolPieces | None = None
-        self._last: ChatCompletionChunk | None = None
-        self._is_empty = True
-        self._finish_reason: str | None = None
-        self._rest: deque[ChatCompletionChunk] | None = None
+        self._has_text = False
+        self._tools = ToolPieces()
 
-    def __aiter__(self) -> ChatStream:
-        return self
-
-    async def __anext__(self) -> ChatCompletionChunk:
-        """The next chunk.
+    async def __aiter__(self) -> AsyncIterator[ChatCompletionChunk]:
+        """The chunks.
 
         Raises:
-            AnswerCutOff: If the answer reached its limit of tokens with nothing to show, or was
-                ended by the server.
+            AnswerCutOff: If the answer reached its limit of tokens without text or a tool call, or
+                was ended by the server.
             MalformedToolCall: If the answer ended inside a tool call.
+            VLLMError: If the server reports a failure in mid-answer.
         """
-        if self._rest is None:
-            try:
-                chunk = await self._chunks.__anext__()
-            except StopAsyncIteration:
-                self._rest = await self._finish()
-            except APIError as error:
-                explained = self._failed(error)
-                if explained is error:
-                    raise
-                raise explained from error
-            else:
-                if self._last is None:
-                    self._began()
-                self._last = chunk
+        last: ChatCompletionChunk | None = None
+        finish_reason: str | None = None
+        try:
+            while (chunk := await anext(self._chunks, None)) is not None:
+                last = chunk
                 for choice in chunk.choices or ():
-                    self._finish_reason = choice.finish_reason or self._finish_reason
+                    finish_reason = choice.finish_reason or finish_reason
                     if choice.delta:  # pyright: ignore[reportUnnecessaryComparison]
-                        await self._put_right(choice.delta)
-                return chunk
-        if not self._rest:
-            raise StopAsyncIteration
-        return self._rest.popleft()
+                        await self._simplify(choice.delta)
+                yield chunk
+        except APIError as error:
+            if isinstance(error, APIStatusError | APIConnectionError):
+                raise
+            explained = explain(error, self._server.base_url, None)
+            self._server.mark_down("has failed in mid-answer", str(explained))
+            raise explained from error
+        await self._end_thought()
+        if last is None or finish_reason in _ENDED_EARLY:
+            raise AnswerCutOff("the server ended the answer early, as it does when it is stopped")
+        held = self._inline.finish()
+        calls = self._tools.finish()
+        if finish_reason == "length" and not (self._has_text or held or calls):
+            raise AnswerCutOff(
+                "the answer reached its limit of tokens before its first text or tool call: raise "
+                "max_tokens"
+            )
+        deltas = [ChoiceDelta(content=held)] if held else []
+        deltas += [ChoiceDelta(tool_calls=[call]) for call in calls]
+        for delta in deltas:
+            choice = Choice(index=0, delta=delta, finish_reason=None)
+            yield last.model_copy(update={"choices": [choice], "usage": None})
 
     async def close(self) -> None:
         """Close the request, wherever the answer is."""
         try:
             await self._chunks.close()
         finally:
-            self._closed()
+            self._in_flight.close()
 
-    async def _put_right(self, delta: ChoiceDelta) -> None:
+    async def _simplify(self, delta: ChoiceDelta) -> None:
+        """Leave answer text alone in a delta."""
         reasoning = getattr(delta, "reasoning", None) or getattr(delta, "reasoning_content", None)
         if reasoning:
             await self._think(reasoning)
@@ -128,62 +129,106 @@ class ChatStream:
             if thought:
                 await self._think(thought)
             if answer:
-                self._is_empty = False
+                self._has_text = True
                 await self._end_thought()
             delta.content = answer or None
         if delta.tool_calls:
-            await self._collect(delta.tool_calls)
+            await self._end_thought()
+            await self._llm.stop_ttfat_metrics()  # Pipecat sees the call only when it is complete
+            for piece in delta.tool_calls:
+                self._tools.feed(piece)
             delta.tool_calls = None
-
-    async def _collect(self, pieces: list[ChoiceDeltaToolCall]) -> None:
-        await self._end_thought()
-        if self._tools is None:
-            self._tools = ToolPieces()
-            await self._tool_began()
-        for piece in pieces:
-            function = piece.function
-            index: Any = piece.index  # some servers leave it out
-            self._tools.feed(
-                index=index,
-                id=piece.id,
-                name=function and function.name,
-                arguments=function and function.arguments,
-            )
 
     async def _think(self, text: str) -> None:
         if not self._is_thinking:
             self._is_thinking = True
-            await self._push(LLMThoughtStartFrame())
-        await self._push(LLMThoughtTextFrame(text))
+            await self._llm.push_frame(LLMThoughtStartFrame())
+        await self._llm.push_frame(LLMThoughtTextFrame(text))
 
     async def _end_thought(self) -> None:
         if self._is_thinking:
             self._is_thinking = False
-            await self._push(LLMThoughtEndFrame())
+            await self._llm.push_frame(LLMThoughtEndFrame())
 
-    async def _finish(self) -> deque[ChatCompletionChunk]:
-        await self._end_thought()
-        if self._finish_reason in _ENDED_BY_THE_SERVER:
-            raise AnswerCutOff(
-                "the server ended the answer before its time, as it does when it is being stopped"
-            )
-        rest: deque[ChatCompletionChunk] = deque()
-        if held := self._inline.finish():
-            rest.append(self._chunk(ChoiceDelta(content=held)))
-        calls = () if self._tools is None else self._tools.finish(lambda: f"call_{uuid4().hex}")
-        for index, call in enumerate(calls):
-            function = ChoiceDeltaToolCallFunction(name=call.name, arguments=call.arguments)
-            whole = ChoiceDeltaToolCall(index=index, id=call.id, function=function, type="function")
-            rest.append(self._chunk(ChoiceDelta(tool_calls=[whole])))
-        if self._finish_reason == "length" and self._is_empty and not rest:
-            raise AnswerCutOff(
-                "the answer reached its limit of tokens before it said anything, in its reasoning "
-                "or in a tool call: raise max_tokens"
-            )
-        return rest
 
-    def _chunk(self, delta: ChoiceDelta) -> ChatCompletionChunk:
-        last = self._last
-        assert last is not None, "there is nothing to hand on of an answer without chunks"
-        choice = Choice(index=0, delta=delta, finish_reason=None)
-        return last.model_copy(update={"choices": [choice], "usage": None})
+@dataclass(slots=True)
+class _Call:
+    index: int | None
+    id: str | None = None
+    name: str = ""
+    arguments: str = ""
+
+    def is_complete(self) -> bool:
+        return bool(self.name) and _is_object(self.arguments)
+
+
+class ToolPieces:
+    """Puts an answer's tool calls together from the pieces in which they are streamed.
+
+    By the protocol, ``index`` tells the calls apart, and the first piece of each carries its id and
+    name. Some servers give two calls the same index, send the id late or never, or repeat the name
+    in each piece. A new call therefore begins with another id, with another index, or with a name
+    that comes when the arguments so far are complete. A call without an id is given one.
+    """
+
+    def __init__(self) -> None:
+        """Begin an answer."""
+        self._calls: list[_Call] = []
+
+    def feed(self, piece: ChoiceDeltaToolCall) -> None:
+        """Take the next piece."""
+        function = piece.function or ChoiceDeltaToolCallFunction()
+        call = self._call_of(piece.index, piece.id, function.name)
+        call.id = piece.id or call.id
+        if function.name and function.name != call.name and not call.arguments:
+            call.name += function.name
+        call.arguments += function.arguments or ""
+
+    def _call_of(self, index: int | None, id: str | None, name: str | None) -> _Call:
+        if id:
+            for call in self._calls:
+                if call.id == id:
+                    return call
+        same = [call for call in self._calls if index is None or call.index == index]
+        latest = same[-1] if same else None
+        if (
+            latest is None
+            or (id and latest.id)
+            or (name and latest.arguments and latest.is_complete())
+        ):
+            latest = _Call(index)
+            self._calls.append(latest)
+        return latest
+
+    def finish(self) -> list[ChoiceDeltaToolCall]:
+        """End the answer.
+
+        Returns:
+            The complete calls, in the order in which they began.
+
+        Raises:
+            MalformedToolCall: If one has no name, or its arguments are not a JSON object.
+        """
+        whole: list[ChoiceDeltaToolCall] = []
+        for index, call in enumerate(self._calls):
+            arguments = call.arguments.strip() or "{}"
+            if not call.name:
+                raise MalformedToolCall("a tool call came without the tool's name")
+            if not _is_object(arguments):
+                raise MalformedToolCall(
+                    f"the call of {call.name} came with arguments that are not a JSON object, as "
+                    "when an answer is cut off: raise max_tokens if it has reached that"
+                )
+            function = ChoiceDeltaToolCallFunction(name=call.name, arguments=arguments)
+            id = call.id or f"call_{uuid4().hex}"
+            whole.append(
+                ChoiceDeltaToolCall(index=index, id=id, function=function, type="function")
+            )
+        return whole
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False

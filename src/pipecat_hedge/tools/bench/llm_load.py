@@ -21,11 +21,12 @@ from typing import Any, Literal, TypeAlias
 import aiohttp
 from openai import APIStatusError, AsyncOpenAI, OpenAIError
 from openai.types.chat import ChatCompletionMessageParam
+from prometheus_client.parser import text_string_to_metric_families
 
 from pipecat_hedge.policy.percentiles import percentile
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.task_scope import TaskScope
-from pipecat_hedge.vllm.server_metrics import Histogram, read_counts, read_histogram
+from pipecat_hedge.vllm.server import read_counts
 
 __all__ = ["LEVELS", "Load", "check_server", "measure"]
 
@@ -39,6 +40,73 @@ _WORDS = (
     "order serve invite follow listen remember slow warm quiet early late seven nine "
     "twelve"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """A Prometheus histogram, summed over its labels.
+
+    Parameters:
+        buckets: ``(upper bound, count of what was at most that)``, by bound; the last is infinite.
+        sum: The sum of all values.
+    """
+
+    buckets: tuple[tuple[float, float], ...]
+    sum: float
+
+    @property
+    def count(self) -> float:
+        """How many values there were."""
+        return self.buckets[-1][1] if self.buckets else 0.0
+
+    @property
+    def mean(self) -> float | None:
+        """The mean of all values; None if there is none."""
+        return self.sum / self.count if self.count else None
+
+    def __sub__(self, before: Histogram) -> Histogram:
+        """What came since an earlier reading of the same histogram."""
+        earlier = dict(before.buckets)
+        buckets = tuple((le, count - earlier.get(le, 0.0)) for le, count in self.buckets)
+        return Histogram(buckets, self.sum - before.sum)
+
+    def quantile(self, q: float) -> float | None:
+        """The value that a share ``q`` stays within, on a straight line inside its bucket.
+
+        As Prometheus' ``histogram_quantile`` does. None if there is nothing; the largest finite
+        bound where the value lies beyond it.
+        """
+        if not self.count:
+            return None
+        rank, low, below = q * self.count, 0.0, 0.0
+        for le, count in self.buckets:
+            if count >= rank:
+                if le == float("inf"):
+                    return low
+                return low + (le - low) * ((rank - below) / (count - below) if count > below else 1)
+            low, below = le, count
+        return low
+
+
+def read_histogram(text: str, name: str) -> Histogram:
+    """Read one histogram.
+
+    Args:
+        text: A server's metrics, in Prometheus' text format.
+        name: The histogram's name; one that is missing is empty.
+    """
+    buckets: dict[float, float] = {}
+    total = 0.0
+    for family in text_string_to_metric_families(text):
+        if family.name != name:
+            continue
+        for sample in family.samples:
+            if sample.name == f"{name}_bucket":
+                le = float(sample.labels["le"])
+                buckets[le] = buckets.get(le, 0.0) + sample.value
+            elif sample.name == f"{name}_sum":
+                total += sample.value
+    return Histogram(tuple(sorted(buckets.items())), total)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
-from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types.chat.chat_completion_chunk import ChoiceDeltaToolCall
 
-from pipecat_hedge.vllm.tool_pieces import MalformedToolCall, ToolCall, ToolPieces
+from pipecat_hedge.vllm.stream import MalformedToolCall, ToolPieces
 
 Piece = tuple[int | None, str | None, str | None, str | None]
+
+
+class ToolCall(NamedTuple):
+    id: str | None
+    name: str | None
+    arguments: str | None
+
+
+NEW = "made here"
 
 BOOK = ToolCall("a", "book", '{"day": "sunday"}')
 ASK = ToolCall("b", "ask", '{"dish": "soup"}')
@@ -38,11 +47,11 @@ STREAMS: dict[str, tuple[list[Piece], list[ToolCall]]] = {
     ),
     "both with index 0 and without ids, told apart by the second name": (
         [(0, None, "book", BOOK.arguments), (0, None, "ask", ASK.arguments)],
-        [ToolCall("new-1", BOOK.name, BOOK.arguments), ToolCall("new-2", ASK.name, ASK.arguments)],
+        [ToolCall(NEW, BOOK.name, BOOK.arguments), ToolCall(NEW, ASK.name, ASK.arguments)],
     ),
     "the same tool twice, with index 0 and without ids": (
         [(0, None, "ask", ASK.arguments), (0, None, "ask", ASK.arguments)],
-        [ToolCall("new-1", "ask", ASK.arguments), ToolCall("new-2", "ask", ASK.arguments)],
+        [ToolCall(NEW, "ask", ASK.arguments), ToolCall(NEW, "ask", ASK.arguments)],
     ),
     "interleaved": (
         [
@@ -95,9 +104,22 @@ STREAMS: dict[str, tuple[list[Piece], list[ToolCall]]] = {
 def collect(pieces: list[Piece]) -> list[ToolCall]:
     collected = ToolPieces()
     for index, id, name, arguments in pieces:
-        collected.feed(index=index, id=id, name=name, arguments=arguments)
-    numbers = count(1)
-    return list(collected.finish(lambda: f"new-{next(numbers)}"))
+        function = {"name": name, "arguments": arguments}
+        collected.feed(ChoiceDeltaToolCall.construct(index=index, id=id, function=function))  # pyright: ignore[reportArgumentType]
+    found = collected.finish()
+    assert [call.index for call in found] == list(range(len(found)))
+    ids = [call.id for call in found]
+    assert all(ids)
+    assert len(set(ids)) == len(ids)
+    sent = {id for _, id, _, _ in pieces}
+    return [
+        ToolCall(
+            call.id if call.id in sent else NEW,
+            call.function and call.function.name,
+            call.function and call.function.arguments,
+        )
+        for call in found
+    ]
 
 
 @pytest.mark.parametrize(("pieces", "calls"), STREAMS.values(), ids=STREAMS)
