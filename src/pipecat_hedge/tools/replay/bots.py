@@ -20,10 +20,8 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self, TypeAlias
 
-import aiohttp
 from aiohttp import web
 
 from pipecat_hedge.race.errors import ConfigurationError
@@ -34,7 +32,7 @@ __all__ = ["Bot", "BotFailed", "BotLike", "CallableBot", "CommandBot", "as_bot"]
 
 HOST = "127.0.0.1"
 START_SECS = 60.0
-POLL_SECS, REPLY_SECS = 0.05, 5.0
+POLL_SECS = 0.05
 STOP_SECS = 5.0
 OUTPUT_BYTES, OUTPUT_LINES = 16_384, 40
 _OUTPUT_NOTE = "the bot's output:"
@@ -68,12 +66,7 @@ class Bot:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         return None
 
     @property
@@ -228,19 +221,14 @@ class CommandBot(Bot):
         try:
             self._scope.start(self._watch(), name="bot's process")
             async with self.watched():
-                await self._wait_for_server(f"http://{HOST}:{port}/api/offer", port)
+                await self._wait_for_server(port)
         except BaseException:
             await self._stop()
             raise
         self.url = f"http://{HOST}:{port}"
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
             self.annotate(error)
         await self._stop()
@@ -275,17 +263,14 @@ class CommandBot(Bot):
             "why, with a number for {port}"
         )
 
-    async def _wait_for_server(self, url: str, port: int) -> None:
-        limit = aiohttp.ClientTimeout(total=REPLY_SECS)
+    async def _wait_for_server(self, port: int) -> None:
         try:
-            async with (
-                asyncio.timeout(self._start_secs),
-                aiohttp.ClientSession(timeout=limit) as session,
-            ):
+            async with asyncio.timeout(self._start_secs):
                 while True:
-                    with contextlib.suppress(aiohttp.ClientError):
-                        async with session.get(url):
-                            return  # whatever its status: an HTTP server is there
+                    with contextlib.suppress(OSError):
+                        _, writer = await asyncio.open_connection(HOST, port)
+                        writer.close()
+                        return
                     await asyncio.sleep(POLL_SECS)
         except TimeoutError:
             error = BotFailed(
@@ -395,12 +380,7 @@ class CallableBot(Bot):
         self.url = "http://{}:{}".format(*self._server.addresses[0])
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.url = ""
         try:
             await self._end_calls()

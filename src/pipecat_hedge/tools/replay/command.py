@@ -10,7 +10,7 @@ from dataclasses import replace as changed
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from pipecat_hedge.race.errors import HedgeError
 
@@ -147,22 +147,14 @@ def _wanted(args: argparse.Namespace) -> Replay:
 
 def _call(wanted: Replay, errors: Console, turns: list[TurnResult]) -> bool:
     """Make the calls, and add each turn when it is over; False if Ctrl-C has stopped them."""
-    with Progress(
-        TextColumn("{task.description:44}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=errors,
-        transient=True,
-        disable=not errors.is_terminal,
-    ) as bar:
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task("calling", total=wanted.turns)
 
         def add(turn: TurnResult) -> None:
             turns.append(turn)
             secs = turn.voice_to_voice_secs
             latency = "no answer" if secs is None else f"{secs:.2f} s"
-            bar.update(task, advance=1, description=f"{turn.recording}: {latency}"[:44])
+            bar.update(task, advance=1, description=f"{turn.recording}: {latency}")
 
         try:
             asyncio.run(replay(wanted, on_turn=add))

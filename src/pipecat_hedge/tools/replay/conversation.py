@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipecat_hedge.tools.replay.audio import RATE, Utterance, envelope, one_utterance
-from pipecat_hedge.tools.replay.peer import Caller, CallError, HungUp, Said
+from pipecat_hedge.tools.replay.peer import Caller, NoAnswer, Said
 from pipecat_hedge.tools.replay.rtvi import (
     answer_text,
     filler_secs,
@@ -165,9 +165,7 @@ class Conversation:
         """
         try:
             heard_at = await self.caller.heard_since(0.0, timeout_secs=timeout_secs)
-        except HungUp:
-            raise
-        except CallError:
+        except NoAnswer:
             return False
         await self._wait_until_finished(heard_at)
         return True
@@ -234,9 +232,7 @@ class Conversation:
             exchange.heard_at = caller.receiver.speaking_since(since)
             if exchange.heard_at is None or exchange.heard_at < said.began_at:
                 exchange.heard_at = await caller.heard_since(since, timeout_secs=self._timeout_secs)
-        except HungUp:
-            raise
-        except CallError as e:
+        except NoAnswer as e:
             exchange.error = str(e)
         return exchange
 
@@ -245,9 +241,7 @@ class Conversation:
             return
         try:
             await self._wait_until_finished(max(exchange.heard_at, exchange.said.ended_at))
-        except HungUp:
-            raise
-        except CallError as e:
+        except NoAnswer as e:
             exchange.error = str(e)
         else:
             exchange.is_unfinished = is_unfinished(self.caller.messages[exchange.first_message :])

@@ -12,7 +12,6 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -39,6 +38,7 @@ __all__ = [
     "Caller",
     "HungUp",
     "Network",
+    "NoAnswer",
     "Said",
     "check_secs",
     "impair",
@@ -60,6 +60,10 @@ _CLIENT_READY = {
 
 class CallError(HedgeError):
     """A call that could not be made, or a bot that did not answer; the message has the remedy."""
+
+
+class NoAnswer(CallError):
+    """The bot did not do in time what was waited for."""
 
 
 class HungUp(CallError):
@@ -248,12 +252,7 @@ class Caller:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         await self._close()
 
     async def say(self, utterance: Utterance) -> Said:
@@ -287,7 +286,7 @@ class Caller:
             When its first loud sample came.
 
         Raises:
-            CallError: If it is silent for so long.
+            NoAnswer: If it is silent for so long.
         """
         return await self.until(
             lambda: self.receiver.loud_since(at),
@@ -306,7 +305,7 @@ class Caller:
             When its last loud sample came, or ``at`` if there was none since.
 
         Raises:
-            CallError: If it goes on speaking for so long.
+            NoAnswer: If it goes on speaking for so long.
         """
 
         def fell_silent() -> float | None:
@@ -329,7 +328,7 @@ class Caller:
             timeout_secs: How long to wait.
 
         Raises:
-            CallError: If it does not come.
+            NoAnswer: If it does not come.
         """
         return await self.until(
             lambda: next(filter(wanted, self.messages[since:]), None),
@@ -346,7 +345,8 @@ class Caller:
             timeout_secs: How long to wait.
 
         Raises:
-            CallError: If it does not come, or the bot hangs up.
+            NoAnswer: If it does not come in time.
+            HungUp: If the bot ends the call.
         """
         try:
             async with asyncio.timeout(timeout_secs), self.receiver.changed:
@@ -358,7 +358,7 @@ class Caller:
         except TimeoutError:
             types = [message.get("type") for message in self.messages[-8:]]
             last = f"; its last messages were {', '.join(map(str, types))}" if types else ""
-            raise CallError(f"{failure}{last}") from None
+            raise NoAnswer(f"{failure}{last}") from None
 
     # ---- inside
 

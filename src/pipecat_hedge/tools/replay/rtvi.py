@@ -100,12 +100,7 @@ def answer_text(messages: Sequence[Message]) -> str:
         return written
     # bot-output comes twice: before its text is spoken, and again when it is.
     unspoken = [m for m in messages if not _data(m).get("spoken")]
-    texts = (
-        _texts(unspoken, "bot-output")
-        or _texts(messages, "bot-output")
-        or _texts(messages, "bot-transcription")
-    )
-    return " ".join(texts).strip()
+    return " ".join(_texts(unspoken, "bot-output") or _texts(messages, "bot-output")).strip()
 
 
 def understood_text(messages: Sequence[Message]) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from pipecat_hedge.race.errors import ConfigurationError
@@ -91,13 +90,8 @@ class Call:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._stack.__aexit__(kind, error, traceback)
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        await self._stack.__aexit__(type(error) if error else None, error, None)
 
     async def say(self, recording: Utterance | str | Path) -> TurnResult:
         """Speak a recording, and listen until the bot has finished.
