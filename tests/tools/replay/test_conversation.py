@@ -98,6 +98,7 @@ async def test_turn_has_the_bots_messages_and_both_waves() -> None:
     assert (turn.understood_text, turn.answer_text) == ("open on sunday?", "Till nine.")
     assert list(turn.stages) == ["turn_end", "llm_started", "first_text"], "speech: the filler's"
     assert turn.first_sound_secs is not None
+    assert turn.voice_to_voice_secs is not None
     assert turn.voice_to_voice_secs == pytest.approx(turn.first_sound_secs + 1.3), "a filler first"
     assert turn.record is not None
     waves = turn.waves

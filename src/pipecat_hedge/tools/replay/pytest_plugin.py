@@ -59,7 +59,7 @@ def _async_fixtures() -> object:
     class Fixtures:
         @pytest_asyncio.fixture
         async def caller(self, _voice_call: Call) -> AsyncIterator[Call]:
-            """A caller who is connected to the voice bot, and has heard its greeting.
+            """A call to the voice bot, which has spoken its greeting.
 
             ``turn = await caller.say("recording.wav")`` speaks, and listens to the answer. The bot
             is started for the test, and ended with it.
