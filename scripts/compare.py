@@ -24,12 +24,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from pipecat_hedge.tools.replay.bots import CommandBot
-from pipecat_hedge.tools.replay.conversation import HeardTurn
-from pipecat_hedge.tools.replay.replaying import Replay, replay
-from pipecat_hedge.tools.replay.report import check_folder, write_report
-from pipecat_hedge.tools.replay.sound import Utterance, utterances
-from pipecat_hedge.tools.replay.summary import Summary, summarise
+from pipecat_hedge.tools.replay import (
+    CommandBot,
+    Replay,
+    Summary,
+    TurnResult,
+    Utterance,
+    check_folder,
+    replay,
+    summarise,
+    utterances,
+    write_report,
+)
 from pipecat_hedge.tools.simulator.process import SimulatorProcess
 
 ROOT = Path(__file__).parents[1]
@@ -55,7 +61,7 @@ class Compared:
     """
 
     name: str
-    turns: list[HeardTurn]
+    turns: list[TurnResult]
     requests: int
     turns_asked: int
 
@@ -120,7 +126,7 @@ async def _compare(models: str, policy: str, seed: int, runs: int) -> list[Compa
                 bot = await stack.enter_async_context(CommandBot(BOT, env=env, cwd=ROOT))
                 turns = await replay(
                     Replay(bot.url, script, runs=runs, timeout_secs=45.0),
-                    progress=lambda turn: bars.advance(bar),
+                    on_turn=lambda turn: bars.advance(bar),
                 )
                 ledger = await asyncio.to_thread(simulator.ledger, wait_secs=5.0)
             return Compared(name, turns, len(ledger["requests"]), len(turns) + runs)
@@ -153,28 +159,28 @@ def _show(compared: Sequence[Compared]) -> None:
         table.add_row(bot.name, str(row["turns"]), str(row["answered"]), *secs, extra)
     console.print(table)
     for bot in compared:
-        print(f"{bot.name}: {bot.summary.pacing.told}")
+        print(f"{bot.name}: {bot.summary.pacing}")
 
 
 def _figures(bot: Compared) -> dict[str, float]:
-    everything = bot.summary.everything
+    everything = bot.summary.overall
     return {
         "turns": everything.turns,
         "answered": everything.answered,
         "p50": round(everything.p50 or float("inf"), 3),
         "p95": round(everything.p95 or float("inf"), 3),
-        "max": round(everything.most or float("inf"), 3),
+        "max": round(everything.max or float("inf"), 3),
         "extra_requests": round(bot.requests / bot.turns_asked - 1, 4),
     }
 
 
 def _verdict(bare: Summary, hedged: Summary) -> int:
-    one, other = bare.everything, hedged.everything
-    assert one.most is not None
-    assert other.most is not None
+    one, other = bare.overall, hedged.overall
+    assert one.max is not None
+    assert other.max is not None
     assert one.p50 is not None
     assert other.p50 is not None
-    slowest, median = other.most / one.most, other.p50 / one.p50
+    slowest, median = other.max / one.max, other.p50 / one.p50
     print(f"the slowest answer takes {slowest:.2f} times as long hedged, the median {median:.2f}")
     lost = other.turns - other.answered
     return int(slowest > HALF or median > NO_WORSE or lost > 0)
@@ -212,15 +218,15 @@ def _picture(compared: Sequence[Compared]) -> str:
 
 
 def _lane(bot: Compared, middle: int, x: Callable[[float], float]) -> list[str]:
-    figures = bot.summary.everything
+    figures = bot.summary.overall
     parts = [f'<text class="ink" x="28" y="{middle + 5}" font-weight="600">{bot.name}</text>']
     secs = sorted(t.voice_to_voice_secs for t in bot.turns if t.voice_to_voice_secs is not None)
     for number, value in enumerate(secs):
         y = middle + (number * 7 % 23) - 11  # spread, so that dots do not hide each other
         parts.append(f'<circle class="{bot.name}" cx="{x(value):.1f}" cy="{y}" r="4.5"/>')
     assert figures.p50 is not None
-    assert figures.most is not None
-    for name, value, top in (("median", figures.p50, 20), ("slowest", figures.most, 20)):
+    assert figures.max is not None
+    for name, value, top in (("median", figures.p50, 20), ("slowest", figures.max, 20)):
         at = min(max(x(value), LEFT + 40), WIDTH - RIGHT - 60)
         parts.append(
             f'<text class="ink" x="{at:.1f}" y="{middle - top}" text-anchor="middle" '

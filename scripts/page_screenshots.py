@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.live.bot_process import BotProcess
 from tests.live.browser import NO_BROWSER, browsing, chromium, write_microphone
 
-from pipecat_hedge.tools.replay.sound import Utterance, utterances
+from pipecat_hedge.tools.replay import Utterance, utterances
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "out"

@@ -32,7 +32,6 @@ OPEN = {
     ("service", "telemetry"),
     ("service", "voice"),
     ("telemetry", "tools"),
-    ("voice", "tools"),
 }
 """What still goes the wrong way."""
 

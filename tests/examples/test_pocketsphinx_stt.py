@@ -20,7 +20,7 @@ from pipecat.processors.audio.vad_processor import VADProcessor
 from pipecat.tests.utils import run_test
 
 from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.tools.replay.recordings import Recording, load_manifest, read_samples
+from pipecat_hedge.tools.replay import Recording, load_manifest, read_samples
 
 MANIFEST = Path(__file__).parents[2] / "fixtures" / "audio" / "manifest.toml"
 RECORDINGS = load_manifest(MANIFEST)

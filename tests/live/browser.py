@@ -13,7 +13,7 @@ import numpy as np
 import soundfile
 from playwright.async_api import BrowserContext, async_playwright
 
-from pipecat_hedge.tools.replay.sound import RATE, Utterance
+from pipecat_hedge.tools.replay import RATE, Utterance
 
 __all__ = ["NO_BROWSER", "browsing", "chromium", "write_microphone"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from playwright.async_api import BrowserContext, Page
 
-from pipecat_hedge.tools.replay.sound import utterances
+from pipecat_hedge.tools.replay import utterances
 from tests.live.bot_process import BotProcess
 from tests.live.browser import NO_BROWSER, browsing, chromium, write_microphone
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipecat_hedge.tools.replay.caller import Caller
-from pipecat_hedge.tools.replay.sound import utterances
+from pipecat_hedge.tools.replay import Caller, utterances
 from tests.live.bot_process import BotProcess
 from tests.live.test_voice_bot import HEARD_SECS, greeted, heard_out, is_heard_turn, is_turn
 

@@ -27,7 +27,7 @@ from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.telemetry.exposition import start_http_server
 from pipecat_hedge.telemetry.prometheus import PrometheusRecorder
 from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
-from pipecat_hedge.tools.replay.caller import Caller
+from pipecat_hedge.tools.replay import Caller
 from pipecat_hedge.tools.simulator.process import SimulatorProcess
 from tests.live.bot_process import BotProcess
 from tests.live.test_voice_bot import HEARD_SECS, RECORDINGS, greeted, heard_out, is_heard_turn

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipecat_hedge.tools.replay.caller import Caller, Message
-from pipecat_hedge.tools.replay.sound import utterances
+from pipecat_hedge.tools.replay import Caller, Message, utterances
 from tests.live.bot_process import BotProcess
 from tests.live.conftest import Row
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from examples.voice_bot.choices import SETTINGS
 
-from pipecat_hedge.tools.replay.bots import CommandBot
-from pipecat_hedge.tools.replay.call import Call
+from pipecat_hedge.tools.replay import Call, CommandBot
 
 pytestmark = [pytest.mark.live, pytest.mark.realtime, pytest.mark.timeout(180)]
 

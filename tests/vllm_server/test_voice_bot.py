@@ -9,8 +9,7 @@ import pytest
 from examples.voice_bot.choices import SETTINGS
 from scripts.vllm.server import BRIEF, VLLMProcess
 
-from pipecat_hedge.tools.replay.bots import CommandBot
-from pipecat_hedge.tools.replay.call import Call
+from pipecat_hedge.tools.replay import Call, CommandBot
 from tests.vllm_server.conftest import BLOCKS
 
 pytestmark = [pytest.mark.vllm, pytest.mark.live]

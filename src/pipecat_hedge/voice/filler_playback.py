@@ -21,7 +21,7 @@ from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.services.tts_service import TTSService
 
 from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.tools.replay.recordings import read_audio
+from pipecat_hedge.voice.audio_file import read_audio
 
 __all__ = ["EARCON_RATE", "FillerFrame", "FillerVoice", "read_earcon"]
 

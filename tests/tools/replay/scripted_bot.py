@@ -1,4 +1,4 @@
-"""A bot of another make: no Pipecat, just a peer that answers a known time after it hears silence.
+"""A bot without Pipecat: a peer that answers a known time after the caller falls silent.
 
 It runs on the caller's own loop, so that one clock tells when its first loud sample was sent.
 """
@@ -21,12 +21,11 @@ from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 from av import AudioFrame
 
 from pipecat_hedge.race.task_scope import TaskScope
-from pipecat_hedge.tools.replay.loopback import LOOPBACK_ALONE
-from pipecat_hedge.tools.replay.sound import FRAME, LOUD, RATE
+from pipecat_hedge.tools.replay.audio import BOT_LEVEL, CALLER_LEVEL, FRAME, RATE
+from pipecat_hedge.tools.replay.peer import loopback_only
 
 HUSH_SECS = 0.4
 """Silence that ends the caller's turn."""
-SPOKEN = round(32768 * 10 ** (-36 / 20))
 
 
 class Voice(MediaStreamTrack):
@@ -79,6 +78,7 @@ class ScriptedBot:
         speaks_secs: float = 1.0,
         answers: bool = True,
         messages: Callable[[int], list[dict[str, Any]]] = lambda turn: [],
+        when_interrupted: dict[str, Any] | None = None,
         hangs_up_after: int | None = None,
         port: int | None = None,
     ):
@@ -86,6 +86,7 @@ class ScriptedBot:
         self._speaks_secs = speaks_secs
         self._answers = answers
         self._messages = messages
+        self._when_interrupted = when_interrupted
         self._hangs_up_after = hangs_up_after
         self._port = port
         self._calls: list[RTCPeerConnection] = []
@@ -127,7 +128,7 @@ class ScriptedBot:
         call.on("datachannel", channels.append)
         await call.setRemoteDescription(RTCSessionDescription(offer["sdp"], offer["type"]))
         call.addTrack(voice)
-        with LOOPBACK_ALONE:
+        with loopback_only():
             await call.setLocalDescription(await call.createAnswer())
         mine = call.localDescription
         return web.json_response({"sdp": mine.sdp, "type": mine.type})
@@ -144,8 +145,10 @@ class ScriptedBot:
                 assert isinstance(frame, AudioFrame)
                 now = loop.time()
                 samples = frame.to_ndarray().reshape(-1, len(frame.layout.channels))[:, 0]
-                if np.abs(samples.astype(np.int32)).max() > max(SPOKEN, LOUD):
+                if np.abs(samples.astype(np.int32)).max() > max(CALLER_LEVEL, BOT_LEVEL):
                     last_loud = now
+                    if self._when_interrupted and voice.speaks[0] <= now < voice.speaks[1]:
+                        channels[0].send(json.dumps(self._when_interrupted))
                     voice.speaks = (0.0, 0.0)
                 elif last_loud is not None and now - last_loud >= HUSH_SECS:
                     last_loud = None

@@ -20,7 +20,7 @@ from tests.tools.replay.scripted_bot import ScriptedBot
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What a bot has noted of itself."""
+    """What a bot has written of itself."""
 
     processes: tuple[int, ...]
     port: int
@@ -38,7 +38,7 @@ def started(file: Path) -> list[Started]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there, and not merely waiting to be buried."""
+    """Whether a process runs, zombies excluded."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.tools.replay import command_bot
-from pipecat_hedge.tools.replay.bots import Bot, BotFailed, CallableBot, CommandBot, as_bot
-from pipecat_hedge.tools.replay.call import Call
-from pipecat_hedge.tools.replay.caller import Caller, CallError
+from pipecat_hedge.tools.replay import (
+    Bot,
+    BotFailed,
+    Call,
+    CallableBot,
+    Caller,
+    CallError,
+    CommandBot,
+    TurnResult,
+)
+from pipecat_hedge.tools.replay.bots import as_bot
 from tests.tools.replay.pipecat_bot import ANSWER, UNDERSTOOD, bot
 from tests.tools.replay.scripted_command import started
 
@@ -24,9 +31,9 @@ ROOT = Path(__file__).parents[3]
 SPOKEN = ROOT / "fixtures/audio/goodbye_slt_normal.flac"
 
 
-def scripted(file: Path, behaviour: str = "answers") -> CommandBot:
+def scripted(file: Path, behaviour: str = "answers", **options: Any) -> CommandBot:
     words = ["python", "-m", "tests.tools.replay.scripted_command", "{port}", str(file), behaviour]
-    return CommandBot(words, cwd=ROOT)
+    return CommandBot(words, cwd=ROOT, **options)
 
 
 async def is_refused(port: int) -> bool:
@@ -41,13 +48,12 @@ async def is_refused(port: int) -> bool:
 # ---- commands
 
 
-async def test_a_command(tmp_path: Path) -> None:
-    """Its port is free, it answers, and nothing of it is left: no process, no port."""
+async def test_command_answers_and_leaves_nothing(tmp_path: Path) -> None:
+    """Its port is free; afterwards its processes and its port are gone."""
     file = tmp_path / "started"
     async with Call(scripted(file), greeting_secs=0) as caller:
         turn = await caller.say(SPOKEN)
         assert turn.answer_text == "We are open till nine."
-        assert turn.voice_to_voice_secs is not None
         (one,) = started(file)
         assert caller.bot.url == f"http://127.0.0.1:{one.port}"
         assert len(one.left) == 2
@@ -57,165 +63,153 @@ async def test_a_command(tmp_path: Path) -> None:
     assert not caller.bot.is_running
 
 
-async def test_a_command_that_does_not_want_to_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is killed, its child too."""
-    endings = ((signal.SIGINT, 0.1), (signal.SIGTERM, 0.1))
-    monkeypatch.setattr(command_bot, "ENDINGS", endings)
+async def test_command_that_ignores_signals_is_killed(tmp_path: Path) -> None:
+    """Its child, too; an error around it has the bot's output in its notes."""
     file = tmp_path / "started"
-    async with scripted(file, "stays"):
-        (one,) = started(file)
+    with pytest.raises(ZeroDivisionError) as failed:
+        async with scripted(file, "stays", stop_secs=0.1):
+            raise ZeroDivisionError
+    (one,) = started(file)
+    assert failed.value.__notes__ == [
+        f"the bot's output:\n  the scripted bot is at port {one.port}"
+    ]
     assert one.left == []
     assert await is_refused(one.port)
 
 
-async def test_what_fails_around_a_command(tmp_path: Path) -> None:
-    """Has the bot's last words in its notes, and the bot is gone."""
-    file = tmp_path / "started"
-    with pytest.raises(ZeroDivisionError) as failed:
-        async with scripted(file):
-            raise ZeroDivisionError
-    (note,) = failed.value.__notes__
-    (one,) = started(file)
-    assert note == f"the bot said:\n  the scripted bot is at port {one.port}"
-    assert one.left == []
-
-
-async def test_a_command_that_exits_in_mid_call(tmp_path: Path) -> None:
-    """The caller does not wait for an answer that cannot come."""
+async def test_command_that_exits_ends_the_call(tmp_path: Path) -> None:
     with pytest.raises(BotFailed, match="ended by itself, with status 3") as failed:
         async with Call(scripted(tmp_path / "started", "exits"), greeting_secs=0) as caller:
             await caller.say(SPOKEN)
     assert "something has gone wrong" in failed.value.__notes__[0]
 
 
-async def test_a_command_that_exits_at_once() -> None:
-    """Is noticed at once, and says why it did."""
+async def test_command_that_exits_at_once_says_why() -> None:
     command = [sys.executable, "-c", "import sys; sys.exit('no key for the model')"]
     with pytest.raises(BotFailed, match=r"status 1: run .* to see why") as failed:
         async with CommandBot(command):
             pytest.fail("it runs")
-    assert failed.value.__notes__ == ["the bot said:\n  no key for the model"]
+    assert failed.value.__notes__ == ["the bot's output:\n  no key for the model"]
 
 
-async def test_a_command_that_never_listens(tmp_path: Path) -> None:
-    """Is waited for as long as agreed, and ended."""
+async def test_command_that_never_listens_is_ended(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     sleeps = f"echo $$ $$ 1 >{file}; echo starting; exec sleep 1000"
-    with pytest.raises(BotFailed, match=r"nobody listens on port \d+, 1 s after") as failed:
+    with pytest.raises(BotFailed, match=r"nothing listens on port \d+, 1 s after") as failed:
         async with CommandBot(["sh", "-c", sleeps], start_secs=1):
             pytest.fail("it listens")
-    assert failed.value.__notes__ == ["the bot said:\n  starting"]
+    assert failed.value.__notes__ == ["the bot's output:\n  starting"]
     assert started(file)[0].left == []
 
 
-async def test_a_command_that_is_none() -> None:
-    """Says which."""
+async def test_command_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(BotFailed, match=r"no-such-bot cannot be run .*: correct"):
         async with CommandBot("no-such-bot --port {port}"):
             pytest.fail("it runs")
 
 
-async def test_the_environment_of_a_command(tmp_path: Path) -> None:
-    """Has the port, and what it was given."""
+async def test_command_gets_its_environment_and_folder(tmp_path: Path) -> None:
     file = tmp_path / "seen"
-    told = f"""
+    server = f"""
 import http.server, os, pathlib
 pathlib.Path({str(file)!r}).write_text(os.environ["KEY"] + os.getcwd())
 class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args): pass
 http.server.HTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler).serve_forever()
 """
-    async with CommandBot(["python", "-c", told], env={"KEY": "open at "}, cwd=tmp_path):
+    async with CommandBot(["python", "-c", server], env={"KEY": "open at "}, cwd=tmp_path):
         assert file.read_text() == f"open at {tmp_path.resolve()}"
 
 
 # ---- functions
 
 
-async def test_a_function() -> None:
-    """A Pipecat bot, as its development runner calls it, over WebRTC; no task of it is left."""
+@pytest.fixture
+async def _ice_has_ended() -> AsyncIterator[None]:
+    """Waits for aioice, which notices 20 ms late that a call was given up."""
+    before = asyncio.all_tasks()
+    yield
+    if noticing := asyncio.all_tasks() - before:
+        await asyncio.wait(noticing, timeout=1)
+
+
+async def test_pipecat_bot_answers_in_this_process() -> None:
     seen: list[Any] = []
 
     async def noted(runner_args: Any) -> None:
         seen.append(runner_args)
         await bot(runner_args)
 
-    async with Call(CallableBot(noted, body={"who": "a test"}), greeting_secs=0) as caller:
+    async with Call(CallableBot(noted, body={"from": "a test"}), greeting_secs=0) as caller:
         turn = await caller.say(SPOKEN)
-        assert turn.understood_text == UNDERSTOOD
-        assert turn.answer_text == ANSWER
+        assert (turn.understood_text, turn.answer_text) == (UNDERSTOOD, ANSWER)
         assert turn.voice_to_voice_secs is not None
         first, second = await caller.say_and_interrupt(SPOKEN, by=SPOKEN)
         assert first.answer_text == ANSWER
         assert second.recording == SPOKEN.stem
     (arguments,) = seen
-    assert arguments.body == {"who": "a test"}
+    assert arguments.body == {"from": "a test"}
     assert arguments.session_id
 
 
-async def test_a_function_that_raises_at_once() -> None:
+async def raises(runner_args: Any) -> None:
+    raise LookupError("no such voice")
+
+
+async def returns(runner_args: Any) -> None:
+    return
+
+
+def plain(runner_args: Any) -> Any:
+    return 7
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (raises, "the bot raised LookupError: no such voice"),
+        (returns, "the bot returned without answering the call: have it run"),
+        (plain, r"the bot must be async def bot\(runner_args\), but returned 7"),
+    ],
+)
+@pytest.mark.usefixtures("_ice_has_ended")
+async def test_function_that_does_not_answer_ends_the_call(
+    function: Callable[[Any], Awaitable[object]], message: str
+) -> None:
     """The call does not wait for a connection that cannot come about."""
-
-    async def broken(runner_args: Any) -> None:
-        raise LookupError("no such voice")
-
-    before = asyncio.all_tasks()
-    with pytest.raises(BotFailed, match="the bot raised LookupError: no such voice") as failed:
-        async with Call(CallableBot(broken)):
+    with pytest.raises(BotFailed, match=message) as failed:
+        async with Call(CallableBot(function), greeting_secs=0):
             pytest.fail("it answers")
-    # aioice notices 20 ms later that there is nobody to connect to any more.
-    if noticing := asyncio.all_tasks() - before:
-        await asyncio.wait(noticing, timeout=1)
-    assert isinstance(failed.value.__cause__, LookupError)
+    assert isinstance(failed.value.__cause__, LookupError) is (function is raises)
 
 
-async def test_a_function_that_returns_at_once() -> None:
-    """Nor does it wait for one that nobody holds."""
-
-    async def returns(runner_args: Any) -> None:
-        return
-
-    before = asyncio.all_tasks()
-    with pytest.raises(BotFailed, match="the bot returned without answering the call: have it run"):
-        async with Call(CallableBot(returns), greeting_secs=0):
-            pytest.fail("it answers")
-    if noticing := asyncio.all_tasks() - before:  # as above
-        await asyncio.wait(noticing, timeout=1)
-
-
-async def test_a_function_that_is_not_async() -> None:
-    """Is told what it should be."""
-
-    def plain(runner_args: Any) -> Any:
-        return 7
-
-    before = asyncio.all_tasks()
-    with pytest.raises(BotFailed, match=r"bot must be async def bot\(runner_args\), but .* 7"):
-        async with Call(CallableBot(plain), greeting_secs=0):
-            pytest.fail("it answers")
-    if noticing := asyncio.all_tasks() - before:  # as above
-        await asyncio.wait(noticing, timeout=1)
-
-
-async def test_a_function_that_raises_in_mid_call() -> None:
-    """What is said to it fails with its error, and is not told twice."""
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (LookupError("no such table"), "LookupError: no such table"),
+        (None, "the bot has hung up"),
+    ],
+)
+async def test_function_that_ends_during_the_call_ends_it(
+    error: Exception | None, message: str
+) -> None:
+    """What is said to it fails, once; the caller does not speak on."""
     spoken_to = asyncio.Event()
 
-    async def breaks(runner_args: Any) -> None:
+    async def ends(runner_args: Any) -> None:
         await runner_args.webrtc_connection.connect()
         await spoken_to.wait()
-        raise LookupError("no such table")
+        if error is not None:
+            raise error
 
-    async with Call(CallableBot(breaks), greeting_secs=0) as caller:
+    async with Call(CallableBot(ends), greeting_secs=0) as caller:
         spoken_to.set()
-        with pytest.raises(BotFailed, match="LookupError: no such table"):
+        with pytest.raises(CallError, match=message):
             await caller.say(SPOKEN)
 
 
-async def test_a_function_that_raises_when_it_is_hung_up_on() -> None:
-    """The test fails all the same; if it has failed already, it says so besides."""
+async def test_function_that_raises_at_hang_up_fails_the_test() -> None:
+    """If the test has failed already, a note says so."""
 
     async def breaks(runner_args: Any) -> None:
         hung_up = asyncio.Event()
@@ -237,37 +231,7 @@ async def test_a_function_that_raises_when_it_is_hung_up_on() -> None:
     assert failed.value.__notes__ == ["besides, the bot raised LookupError: cannot say good-bye"]
 
 
-async def test_a_function_that_leaves() -> None:
-    """A bot that returns has hung up."""
-
-    async def leaves(runner_args: Any) -> None:
-        connection = runner_args.webrtc_connection
-        await connection.connect()
-        while connection.pc.connectionState != "connected":
-            await asyncio.sleep(0.01)
-
-    with pytest.raises(CallError, match="the bot has hung up"):
-        async with Call(CallableBot(leaves), greeting_secs=0) as caller:
-            await caller.say(SPOKEN)
-
-
-async def test_a_function_that_leaves_while_it_is_spoken_to() -> None:
-    """The caller does not speak on to nobody."""
-    spoken_to = asyncio.Event()
-
-    async def leaves(runner_args: Any) -> None:
-        await runner_args.webrtc_connection.connect()
-        await spoken_to.wait()
-
-    async with Call(CallableBot(leaves), greeting_secs=0) as caller:
-        spoken_to.set()
-        with pytest.raises(CallError, match="the bot has hung up"):
-            await caller.say(SPOKEN)
-
-
-async def test_a_function_that_does_not_notice_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is cancelled."""
-    monkeypatch.setattr("pipecat_hedge.tools.replay.callable_bot.HANG_UP_SECS", 0.1)
+async def test_function_that_misses_the_hang_up_is_cancelled() -> None:
     cancelled: list[bool] = []
 
     async def waits(runner_args: Any) -> None:
@@ -276,28 +240,25 @@ async def test_a_function_that_does_not_notice_the_end(monkeypatch: pytest.Monke
         finally:
             cancelled.append(True)
 
-    async with CallableBot(waits) as running, Caller(running.url):
+    async with CallableBot(waits, stop_secs=0.1) as running, Caller(running.url):
         pass
     assert cancelled == [True]
 
 
-# ---- what can be said to them
+# ---- either
 
 
-async def test_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails the test, unless silence is asked for."""
-    monkeypatch.setattr("pipecat_hedge.tools.replay.callable_bot.HANG_UP_SECS", 0.1)
-
-    async def deaf(runner_args: Any) -> None:
+async def test_silence_fails_the_test_unless_it_is_right() -> None:
+    async def mute(runner_args: Any) -> None:
         await runner_args.webrtc_connection.connect()
         await asyncio.Event().wait()
 
-    heard: list[Any] = []
-    bot = CallableBot(deaf)
-    async with Call(bot, greeting_secs=0, timeout_secs=0.3, heard=heard.append) as caller:
+    turns: list[TurnResult] = []
+    silent = CallableBot(mute, stop_secs=0.1)
+    async with Call(silent, greeting_secs=0, timeout_secs=0.3, on_turn=turns.append) as caller:
         with pytest.raises(CallError, match=r"goodbye_slt_normal: the bot was silent for 0\.3 s"):
             await caller.say(SPOKEN)
-        assert [turn.error for turn in heard] == ["the bot was silent for 0.3 s"]
+        assert [turn.error for turn in turns] == ["the bot was silent for 0.3 s"]
         turn = await caller.conversation.say(SPOKEN)
         assert turn.error == "the bot was silent for 0.3 s"
         with pytest.raises(ConfigurationError, match=r"there is no recording 'no\.wav'"):
@@ -305,7 +266,7 @@ async def test_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "options", "told"),
+    ("given", "options", "message"),
     [
         ("", {}, "command: there is nothing to run"),
         ([], {}, "command: there is nothing to run"),
@@ -317,17 +278,15 @@ async def test_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         ("http://127.0.0.1:1", {"start_secs": 5}, "start_secs is for a bot .* command"),
     ],
 )
-def test_what_is_no_bot(given: Any, options: dict[str, Any], told: str) -> None:
-    """Is refused before anything is started, with the remedy."""
-    with pytest.raises(ConfigurationError, match=told):
+def test_wrong_bot_is_refused(given: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         as_bot(given, **options)
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"greeting_secs": -1}, "greeting_secs must not be negative, got -1: 0 does not wait"),
-        ({"greeting_secs": "5"}, "greeting_secs must be a number of seconds, got '5': write"),
         ({"greeting_secs": None}, "greeting_secs must be a number of seconds, got None"),
         ({"greeting_secs": True}, "greeting_secs must be a number of seconds, got True"),
         ({"timeout_secs": 0}, "timeout_secs must be positive, got 0"),
@@ -335,14 +294,12 @@ def test_what_is_no_bot(given: Any, options: dict[str, Any], told: str) -> None:
         ({"network": 0.5}, r"network must be a .*\.Network, such as Network\(.*\), got 0\.5"),
     ],
 )
-def test_what_is_no_call(options: dict[str, Any], told: str) -> None:
-    """Is refused before anything is started."""
-    with pytest.raises(ConfigurationError, match=told):
+def test_impossible_call_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         Call(Bot("http://127.0.0.1:1"), **options)
 
 
-def test_what_is_a_bot() -> None:
-    """An address, a command, a function, and a bot."""
+def test_bot_is_an_address_a_command_or_a_function() -> None:
     address = as_bot("http://127.0.0.1:7860")
     assert (type(address), address.url, address.is_running) == (Bot, "http://127.0.0.1:7860", True)
     assert isinstance(as_bot("python bot.py"), CommandBot)

@@ -43,8 +43,8 @@ def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
     return pytester.runpytest_subprocess(*PLUGINS, *args, timeout=100)
 
 
-def test_a_users_test(pytester: pytest.Pytester) -> None:
-    """A conftest names the bot, the tests read as they should, and the figures are shown."""
+def test_users_test_calls_its_bot(pytester: pytest.Pytester) -> None:
+    """A conftest names the bot, and the figures are shown at the end."""
     pytester.makeconftest(
         f"""
         import pytest
@@ -81,8 +81,8 @@ def test_a_users_test(pytester: pytest.Pytester) -> None:
     assert [bot.left for bot in bots] == [[], []]
 
 
-def test_nothing_is_left_of_tests_that_fail(pytester: pytest.Pytester) -> None:
-    """By an assertion, by a cancellation, by a time limit: no process, no port; and it is told.
+def test_failed_tests_leave_no_bot(pytester: pytest.Pytester) -> None:
+    """By an assertion, by a cancellation, by a time limit: no process, no port; and output.
 
     The signal of pytest-timeout raises an error wherever the loop is; where that is one of aiortc's
     tasks, asyncio swallows it, one time in fifteen. Hence the second limit.
@@ -114,7 +114,7 @@ def test_nothing_is_left_of_tests_that_fail(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(failed=4)
     result.stdout.fnmatch_lines(
         [
-            "*the bot said:",
+            "*the bot's output:",
             "*the scripted bot is at port*",
             "*there is no recording 'no-such.wav': *no-such.wav is no file*",
         ]
@@ -138,8 +138,7 @@ async def test_hangs(caller):
 """
 
 
-def test_nothing_is_left_of_a_run_that_is_killed(pytester: pytest.Pytester) -> None:
-    """Not even where nobody is left to tidy up."""
+def test_killed_run_leaves_no_bot(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(HANGS)
     words = [sys.executable, "-m", "pytest", *PLUGINS, "-s"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as inner:
@@ -154,8 +153,8 @@ def test_nothing_is_left_of_a_run_that_is_killed(pytester: pytest.Pytester) -> N
     assert bot.left == []
 
 
-def test_a_function(pytester: pytest.Pytester) -> None:
-    """Answers in the test's own process; what it raises fails the test, with its name."""
+def test_function_answers_in_the_tests_process(pytester: pytest.Pytester) -> None:
+    """What it raises fails the test, with its name."""
     pytester.makepyfile(
         """
         import pytest
@@ -191,12 +190,12 @@ def test_a_function(pytester: pytest.Pytester) -> None:
     )
 
 
-def test_one_bot_for_many_tests(pytester: pytest.Pytester) -> None:
+def test_session_fixture_shares_one_bot(pytester: pytest.Pytester) -> None:
     """A bot that runs already is called where it is, and goes on running."""
     pytester.makeconftest(
         f"""
         import pytest_asyncio
-        from pipecat_hedge.tools.replay.bots import CommandBot
+        from pipecat_hedge.tools.replay import CommandBot
 
         @pytest_asyncio.fixture(scope="session", loop_scope="session")
         async def voice_bot():
@@ -220,8 +219,7 @@ def test_one_bot_for_many_tests(pytester: pytest.Pytester) -> None:
     assert bot.left == []
 
 
-def test_the_command_line_names_the_bot(pytester: pytest.Pytester) -> None:
-    """So does the configuration, in a file."""
+def test_command_line_and_configuration_name_the_bot(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("async def test_call(caller): pass")
     pytester.makeini(f"[pytest]\nasyncio_mode = auto\nvoice_bot = {COMMAND}\n")
     result = run(pytester, "--voice-bot", "no-such-bot")
@@ -229,39 +227,30 @@ def test_the_command_line_names_the_bot(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*BotFailed: no-such-bot cannot be run*correct the bot's command"])
 
 
-@pytest.mark.parametrize(
-    ("marker", "told"),
-    [
-        ("usefixtures()", "no voice bot is named: have a fixture voice_bot return a command*"),
-        ("voice_bot(7860)", "a bot is an address such as *; got 7860"),
-        ("voice_bot('true', greetings=1)", "the marker voice_bot has no greetings: it has *"),
-        ("voice_bot('true', 'false')", "the marker voice_bot takes one bot, got *"),
-        ("voice_bot('true', timeout_secs=0)", "timeout_secs must be positive, got 0"),
-        ("voice_bot('true', start_secs=-1)", "start_secs must be positive, got -1"),
-        ("voice_bot('true', start_secs='5')", "start_secs must be a number of seconds, got '5'*"),
-        ("voice_bot('true', greeting_secs='5')", "greeting_secs must be a number of seconds, *"),
-        ("voice_bot('true', network=0.5)", "network must be a *Network, such as *, got 0.5"),
-    ],
-)
-def test_what_cannot_be_called(pytester: pytest.Pytester, marker: str, told: str) -> None:
-    """Says so without a traceback, with the remedy."""
+def test_wrong_marker_is_refused_without_a_traceback(pytester: pytest.Pytester) -> None:
+    wrong = {
+        "usefixtures()": "no voice bot is named: have a fixture voice_bot return a command*",
+        "voice_bot(7860)": "a bot is an address such as *; got 7860",
+        "voice_bot('true', greetings=1)": "the marker voice_bot has no greetings: it has *",
+        "voice_bot('true', 'false')": "the marker voice_bot takes one bot, got *",
+        "voice_bot('true', timeout_secs=0)": "timeout_secs must be positive, got 0",
+        "voice_bot('true', start_secs=-1)": "start_secs must be positive, got -1",
+        "voice_bot('true', network=0.5)": "network must be a *Network, such as *, got 0.5",
+    }
     pytester.makepyfile(
-        f"""
-        import pytest
-
-        @pytest.mark.{marker}
-        async def test_call(caller):
-            pass
-        """
+        "import pytest\n"
+        + "".join(
+            f"@pytest.mark.{marker}\nasync def test_call_{number}(caller): pass\n"
+            for number, marker in enumerate(wrong)
+        )
     )
     result = run(pytester, "--strict-markers")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines([told])
+    result.assert_outcomes(errors=len(wrong))
+    result.stdout.fnmatch_lines([*wrong.values()])
     result.stdout.no_fnmatch_line("*Traceback*")
 
 
-def test_without_pytest_asyncio(pytester: pytest.Pytester) -> None:
-    """Who makes no call does not notice; who does is told what is missing."""
+def test_without_pytest_asyncio_only_calls_fail(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\nfilterwarnings = error\n")
     pytester.makepyfile(
         """
@@ -275,23 +264,24 @@ def test_without_pytest_asyncio(pytester: pytest.Pytester) -> None:
     result.stdout.no_fnmatch_line("*turns with voice bots*")
 
 
-def test_who_makes_no_call_pays_nothing(pytester: pytest.Pytester) -> None:
+def test_plugin_and_face_import_nothing_heavy(pytester: pytest.Pytester) -> None:
     """The plugin is loaded in every test run; what makes calls is not."""
     pytester.makepyfile(
         """
         import sys
+        import pipecat_hedge.tools.replay
 
         def test_nothing():
             assert "pipecat_hedge.tools.replay.pytest_plugin" in sys.modules
-            heavy = {"pipecat", "aiortc", "aiohttp", "numpy", "rich", "loguru"}
+            heavy = {"pipecat", "aiortc", "aiohttp", "numpy", "rich", "loguru", "jinja2"}
             assert not heavy & sys.modules.keys()
+            assert {"CommandBot", "Conversation"} <= set(dir(pipecat_hedge.tools.replay))
         """
     )
     run(pytester).assert_outcomes(passed=1)
 
 
-def test_ctrl_c(pytester: pytest.Pytester) -> None:
-    """Ends the test and the bot."""
+def test_ctrl_c_ends_test_and_bot(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(HANGS)
     words = [sys.executable, "-m", "pytest", *PLUGINS, "-s"]
     # In the background of a shell Ctrl-C is ignored, also by what is started from there.

@@ -11,7 +11,7 @@ import pytest
 import soundfile
 
 from pipecat_hedge.cli import main
-from pipecat_hedge.tools.replay.sound import RATE
+from pipecat_hedge.tools.replay import RATE
 from tests.tools.replay.scripted_bot import ScriptedBot
 
 pytestmark = [pytest.mark.live, pytest.mark.realtime]
@@ -31,10 +31,9 @@ async def called(*arguments: object) -> int:
     return await asyncio.to_thread(main, ["replay", *map(str, arguments)])
 
 
-async def test_a_table_and_a_report(
+async def test_command_prints_a_table_and_writes_a_report(
     hello: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What it prints, writes and exits with when all is well."""
     out = tmp_path / "out"
     async with ScriptedBot(speaks_secs=0.3) as bot:
         options = ("--url", bot.url, "--runs", 2, "--greeting", 0, "--report", out)
@@ -48,8 +47,9 @@ async def test_a_table_and_a_report(
     assert all(0.3 < row["voice_to_voice_secs"] < 5 for row in rows)
 
 
-async def test_a_bot_that_says_nothing(hello: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As JSON, with an exit status of its own."""
+async def test_unanswered_turn_is_exit_status_1(
+    hello: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with ScriptedBot(answers=False) as bot:
         options = ("--url", bot.url, "--timeout", 0.8, "--greeting", 0, "--json")
         assert await called(hello, *options) == 1
@@ -59,9 +59,9 @@ async def test_a_bot_that_says_nothing(hello: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
-        (("{hello}", "--url", "http://127.0.0.1:9"), "nobody answers at http://127.0.0.1:9/api"),
+        (("{hello}", "--url", "http://127.0.0.1:9"), "nothing answers at http://127.0.0.1:9/api"),
         (("{hello}", "--url", "127.0.0.1"), "url must be like http://127.0.0.1:7860"),
         (("{text}",), "not an audio file"),
         (("{missing}",), "missing.wav"),
@@ -72,14 +72,13 @@ async def test_a_bot_that_says_nothing(hello: Path, capsys: pytest.CaptureFixtur
         (("{hello}", "--report", "{text}"), "cannot be written to"),
     ],
 )
-async def test_what_cannot_be_done(
+async def test_wrong_arguments_are_one_line_and_exit_status_2(
     arguments: tuple[str, ...],
-    told: str,
+    message: str,
     hello: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """One line, which names what is wrong, and the exit status 2."""
     text = tmp_path / "words.txt"
     text.write_text("words")
     names = {"hello": hello, "text": text, "missing": tmp_path / "missing.wav"}
@@ -87,4 +86,4 @@ async def test_what_cannot_be_done(
     assert await called(*(argument.format(**names) for argument in arguments)) == 2
     printed = capsys.readouterr().err.replace("\n", " ")
     assert printed.startswith("pipecat-hedge replay: ")
-    assert told in printed
+    assert message in printed

@@ -1,4 +1,4 @@
-"""``pipecat-hedge replay``: call a bot with recordings, and measure what a caller would hear."""
+"""``pipecat-hedge replay``: call a bot with recordings, and measure what a caller hears."""
 
 from __future__ import annotations
 
@@ -6,17 +6,24 @@ import argparse
 import asyncio
 import json
 import sys
+from dataclasses import replace as changed
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from pipecat_hedge.race.errors import HedgeError
-from pipecat_hedge.tools.replay.conversation import HeardTurn
-from pipecat_hedge.tools.replay.network import Network
-from pipecat_hedge.tools.replay.replaying import Replay, replay
-from pipecat_hedge.tools.replay.report import as_row, check_folder, write_report
-from pipecat_hedge.tools.replay.table import print_table
+
+try:
+    from pipecat_hedge.tools.replay.audio import one_utterance, utterances
+    from pipecat_hedge.tools.replay.conversation import TurnResult
+    from pipecat_hedge.tools.replay.peer import Network
+    from pipecat_hedge.tools.replay.report import as_row, check_folder, print_table, write_report
+    from pipecat_hedge.tools.replay.run import Replay, replay
+except ModuleNotFoundError as error:
+    raise SystemExit(
+        f'pipecat-hedge replay: {error.name} is missing: run pip install "pipecat-hedge[replay]"'
+    ) from error
 
 __all__ = ["configure", "run"]
 
@@ -94,19 +101,19 @@ def run(args: argparse.Namespace) -> int:
         0 if every turn was answered, 1 if one was not, 2 if no call could be made, 130 if it was
         stopped.
     """
-    turns: list[HeardTurn] = []
+    turns: list[TurnResult] = []
     errors = Console(stderr=True, highlight=False)
     try:
         wanted = _wanted(args)
         if args.report is not None:
             check_folder(args.report)
-        is_whole = _with_progress(wanted, errors, turns)
+        is_complete = _call(wanted, errors, turns)
     except HedgeError as e:
         errors.print(f"pipecat-hedge replay: {e}", markup=False, soft_wrap=True)
         return 2
-    if not is_whole:
-        heard = "this was heard until then" if turns else "no turn was over yet"
-        errors.print(f"pipecat-hedge replay: stopped; {heard}", markup=False)
+    if not is_complete:
+        so_far = f"{len(turns)} of {wanted.turns} turns were over"
+        errors.print(f"pipecat-hedge replay: stopped; {so_far}", markup=False)
         if not turns:
             return 130
     if args.report is not None:
@@ -118,43 +125,39 @@ def run(args: argparse.Namespace) -> int:
         print_table(turns, Console(highlight=False, width=None if sys.stdout.isatty() else 110))
         if args.report is not None:
             print(f"report: {args.report / 'report.html'}")
-    return int(any(turn.error is not None for turn in turns)) if is_whole else 130
+    return int(any(turn.error is not None for turn in turns)) if is_complete else 130
 
 
 def _wanted(args: argparse.Namespace) -> Replay:
-    return Replay.of(
+    script = utterances(args.files)
+    interruption = None if args.interrupt_with is None else one_utterance(args.interrupt_with)
+    if interruption is not None and interruption.name in {each.name for each in script}:
+        interruption = changed(interruption, name=f"{interruption.name} (interrupting)")
+    return Replay(
         args.url,
-        args.files,
+        script,
         runs=args.runs,
         callers=args.callers,
         network=Network(args.loss, args.jitter, args.seed),
         timeout_secs=args.timeout,
         greeting_secs=args.greeting,
-        interrupt_with=args.interrupt_with,
+        interrupt_with=interruption,
     )
 
 
-def _with_progress(wanted: Replay, errors: Console, turns: list[HeardTurn]) -> bool:
-    """Make the calls, and add each turn when it is over; False if somebody has stopped them."""
-    with Progress(
-        TextColumn("{task.description:44}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=errors,
-        transient=True,
-        disable=not errors.is_terminal,
-    ) as bar:
+def _call(wanted: Replay, errors: Console, turns: list[TurnResult]) -> bool:
+    """Make the calls, and add each turn when it is over; False if Ctrl-C has stopped them."""
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task("calling", total=wanted.turns)
 
-        def told(turn: HeardTurn) -> None:
+        def add(turn: TurnResult) -> None:
             turns.append(turn)
             secs = turn.voice_to_voice_secs
-            heard = "no answer" if secs is None else f"{secs:.2f} s"
-            bar.update(task, advance=1, description=f"{turn.recording}: {heard}"[:44])
+            latency = "no answer" if secs is None else f"{secs:.2f} s"
+            bar.update(task, advance=1, description=f"{turn.recording}: {latency}")
 
         try:
-            asyncio.run(replay(wanted, progress=told))
+            asyncio.run(replay(wanted, on_turn=add))
         except KeyboardInterrupt:
             return False
         finally:

@@ -1,6 +1,6 @@
 """A pytest plugin: the fixture ``caller`` starts a voice bot, calls it and speaks recordings.
 
-Law: this module is imported in every test run of everybody who has the package, so it imports
+This module is imported in every test run of every environment that has the package, so it imports
 nothing but pytest; what a call needs is loaded by the first test that makes one.
 """
 
@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from pipecat_hedge.tools.replay.call import Call
-    from pipecat_hedge.tools.replay.conversation import HeardTurn
+    from pipecat_hedge.tools.replay.conversation import TurnResult
+    from pipecat_hedge.tools.replay.run import Call
 
-TURN = "heard_turn"
-"""What turns are called in a test's ``user_properties``, in which they travel to the summary."""
-NOT_SUMMED_UP = ("answer_text", "understood_text", "stages", "record", "waves")
+TURN = "voice_bot_turn"
+"""The name of turns in a test's ``user_properties``, which also come from other processes."""
+NOT_IN_TABLE = ("answer_text", "understood_text", "stages", "record", "waves")
 UNNAMED = (
     "no voice bot is named: have a fixture voice_bot return a command, a function or an address, "
     'mark the test with @pytest.mark.voice_bot("python bot.py --port {port}"), or give such a '
@@ -29,17 +29,19 @@ UNNAMED = (
 WITHOUT_ASYNCIO = (
     "the fixture caller needs pytest-asyncio: install it, and write async def test_...(caller)"
 )
+OPTIONS = ("bot", "greeting_secs", "timeout_secs", "start_secs", "network")
+_CALL = pytest.StashKey["Call"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that names the bot."""
-    told = 'the voice bot that tests call: a command such as "python bot.py --port {port}", or URL'
-    parser.getgroup("voice bot").addoption("--voice-bot", metavar="BOT", help=told)
-    parser.addini("voice_bot", told, default="")
+    text = 'the voice bot that tests call: a command such as "python bot.py --port {port}", or URL'
+    parser.getgroup("voice bot").addoption("--voice-bot", metavar="BOT", help=text)
+    parser.addini("voice_bot", text, default="")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Describe the marker, and have the fixture ``caller`` if there is an asyncio to run it."""
+    """Describe the marker, and register the fixture ``caller`` for pytest-asyncio, if it is on."""
     config.addinivalue_line(
         "markers",
         "voice_bot(bot, *, greeting_secs=5.0, timeout_secs=15.0, start_secs=60.0, network=None): "
@@ -47,12 +49,25 @@ def pytest_configure(config: pytest.Config) -> None:
         "bot=... for a function, which pytest would take for a test that is marked",
     )
     asyncio_plugin = sys.modules.get("pytest_asyncio.plugin")
-    if asyncio_plugin is not None and config.pluginmanager.is_registered(asyncio_plugin):
-        from pipecat_hedge.tools.replay import pytest_caller
+    is_async = asyncio_plugin is not None and config.pluginmanager.is_registered(asyncio_plugin)
+    config.pluginmanager.register(_async_fixtures() if is_async else _WithoutAsyncio())
 
-        config.pluginmanager.register(pytest_caller)
-    else:
-        config.pluginmanager.register(_WithoutAsyncio())
+
+def _async_fixtures() -> object:
+    import pytest_asyncio
+
+    class Fixtures:
+        @pytest_asyncio.fixture
+        async def caller(self, _voice_call: Call) -> AsyncIterator[Call]:
+            """A call to the voice bot, which has spoken its greeting.
+
+            ``turn = await caller.say("recording.wav")`` speaks, and listens to the answer. The bot
+            is started for the test, and ended with it.
+            """
+            async with _voice_call as call:
+                yield call
+
+    return Fixtures()
 
 
 class _WithoutAsyncio:
@@ -67,58 +82,55 @@ def voice_bot(pytestconfig: pytest.Config) -> Any:
     """The bot to call; override it to return what names yours.
 
     A command (a line or its words; ``{port}`` becomes a free port), ``async def bot(runner_args)``,
-    an address, or a ``pipecat_hedge.tools.replay.bots.CommandBot`` with an environment of its own.
+    an address, or a ``pipecat_hedge.tools.replay.CommandBot`` with an environment of its own.
     """
-    named = pytestconfig.getoption("--voice-bot") or pytestconfig.getini("voice_bot")
-    if not named:
+    bot = pytestconfig.getoption("--voice-bot") or pytestconfig.getini("voice_bot")
+    if not bot:
         pytest.fail(UNNAMED, pytrace=False)
-    return named
+    return bot
 
 
 @pytest.fixture
 def _voice_call(request: pytest.FixtureRequest) -> Call:
     """The call that ``caller`` makes."""
     from pipecat_hedge.race.errors import ConfigurationError
-    from pipecat_hedge.tools.replay.bots import as_bot
-    from pipecat_hedge.tools.replay.call import Call
+
+    try:
+        from pipecat_hedge.tools.replay.bots import as_bot
+        from pipecat_hedge.tools.replay.run import Call
+    except ImportError as e:
+        pytest.fail(f'{e}: run pip install "pipecat-hedge[replay]"', pytrace=False)
 
     test: pytest.Item = request.node
-    marks = list(test.iter_markers("voice_bot"))  # the closest first
 
-    def note(turn: HeardTurn) -> None:
-        names = [field.name for field in fields(turn) if field.name not in NOT_SUMMED_UP]
+    def add_turn(turn: TurnResult) -> None:
+        names = [field.name for field in fields(turn) if field.name not in NOT_IN_TABLE]
         test.user_properties.append((TURN, {name: getattr(turn, name) for name in names}))
 
     try:
         options: dict[str, Any] = {}
-        for mark in reversed(marks):
+        for mark in reversed(list(test.iter_markers("voice_bot"))):  # the closest last
             if len(mark.args) > 1:
                 raise ConfigurationError(f"the marker voice_bot takes one bot, got {mark.args!r}")
-            if mark.args:
-                options["bot"] = mark.args[0]
-            options.update(mark.kwargs)
-        if unknown := options.keys() - _OPTIONS:
+            options |= mark.kwargs if not mark.args else {"bot": mark.args[0], **mark.kwargs}
+        if unknown := options.keys() - OPTIONS:
             raise ConfigurationError(
                 f"the marker voice_bot has no {', '.join(sorted(unknown))}: it has "
-                f"{', '.join(_OPTIONS)}"
+                f"{', '.join(OPTIONS)}"
             )
-        given = options.pop("bot") if "bot" in options else request.getfixturevalue("voice_bot")
-        root, start_secs = request.config.rootpath, options.pop("start_secs", None)
-        bot = as_bot(given, cwd=root, start_secs=start_secs)
-        call = Call(bot, root=root, heard=note, **options)
+        bot = options.pop("bot") if "bot" in options else request.getfixturevalue("voice_bot")
+        root = request.config.rootpath
+        bot = as_bot(bot, cwd=root, start_secs=options.pop("start_secs", None))
+        call = Call(bot, root=root, on_turn=add_turn, **options)
     except ConfigurationError as e:
         pytest.fail(str(e), pytrace=False)
     test.stash[_CALL] = call
     return call
 
 
-_OPTIONS = ("bot", "greeting_secs", "timeout_secs", "start_secs", "network")
-_CALL = pytest.StashKey["Call"]()
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Have a test that failed show what its bot has said."""
+    """Show the bot's output with a test that failed."""
     made, error = item.stash.get(_CALL, None), call.excinfo
     if made is not None and error is not None and not error.errisinstance(pytest.skip.Exception):
         made.bot.annotate(error.value)
@@ -126,8 +138,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the table of what was heard, if any turn was."""
-    told = [
+    """Print the table of all turns, if there were any."""
+    turns = [
         value
         for reports in terminalreporter.stats.values()
         for report in reports
@@ -135,15 +147,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for name, value in report.user_properties
         if name == TURN
     ]
-    if not told:
+    if not turns:
         return
     from rich.console import Console
 
-    from pipecat_hedge.tools.replay.conversation import HeardTurn
-    from pipecat_hedge.tools.replay.table import print_table
+    from pipecat_hedge.tools.replay.conversation import TurnResult
+    from pipecat_hedge.tools.replay.report import print_table
 
     text = io.StringIO()
     width = max(100, min(terminalreporter._tw.fullwidth, 110))  # recordings have long names
-    print_table([HeardTurn(**turn) for turn in told], Console(file=text, width=width))
+    print_table([TurnResult(**turn) for turn in turns], Console(file=text, width=width))
     terminalreporter.section("turns with voice bots")
     terminalreporter.write(text.getvalue())

@@ -1,7 +1,7 @@
-"""The report of a replay: one page that can be sent to a colleague, the turns as JSON, pictures.
+"""A replay's results: a table for the terminal, and a folder with a page, JSON and pictures.
 
 ``report.html`` needs nothing else: no script, no file, no network. ``replay.json`` is an array with
-an object a turn. It holds what was said, as the page does: they are the caller's own recordings.
+an object a turn.
 """
 
 from __future__ import annotations
@@ -11,47 +11,74 @@ import json
 import re
 import tempfile
 from collections.abc import Sequence
-from html import escape
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
 
 from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.tools.replay.conversation import FILLER_SECS, HeardTurn
-from pipecat_hedge.tools.replay.picture import STYLE, picture
-from pipecat_hedge.tools.replay.summary import Figures, Summary, summarise
+from pipecat_hedge.tools.replay.conversation import FILLER_SECS, TurnResult
+from pipecat_hedge.tools.replay.summary import Figures, summarise
 
-__all__ = ["as_row", "check_folder", "report_html", "write_report"]
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
-_PAGE = """\
-:root { color-scheme: light dark; --ink: #1d2733; --dim: #66727f; --paper: #fff; --line: #d7dde3;
-  --bad: #b4231a; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6ebf0; --dim: #98a4b0; --paper: #161b21;
-  --line: #323b45; --bad: #ff8a7d; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-  max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin-top: 2.5rem; }
-p.about { color: var(--dim); margin-top: .2rem; } .bad { color: var(--bad); font-weight: 600; }
-.figures { display: flex; flex-wrap: wrap; gap: 2rem; margin: 1.5rem 0; }
-.figures div { min-width: 5rem; } .figures b { display: block; font-size: 1.7rem; }
-.figures span, td.dim, .said { color: var(--dim); }
-.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
-th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid var(--line);
-  font-variant-numeric: tabular-nums; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; white-space: normal; overflow-wrap: anywhere;
-  min-width: 9rem; }
-details { border-bottom: 1px solid var(--line); padding: .6rem 0; } summary { cursor: pointer; }
-.said { margin: .2rem 0 0; } svg { margin-top: .5rem; min-width: 40rem; }
-"""
+__all__ = ["as_row", "check_folder", "picture", "print_table", "report_html", "write_report"]
+
+WIDTH, LANE, GAP, AXIS, LEFT = 860, 56, 8, 22, 52
+"""Of a picture, in pixels: its width, a wave's height, between waves, below them, left of them."""
+QUIETEST_DB = -54.0
+"""What is drawn as silence: levels are drawn in decibels, as they are heard."""
+
+
+def print_table(turns: Sequence[TurnResult], console: Console) -> None:
+    """Print percentiles by recording, the turns that were not answered, and the pacing.
+
+    Args:
+        turns: The turns; not empty.
+        console: Where to print.
+    """
+    summary = summarise(turns)
+    with_silence = summary.overall.silent_p50 is not None
+    table = Table(title="voice to voice, as the caller hears it", title_justify="left")
+    table.add_column("recording", overflow="fold")
+    silent = ("silent p50", "silent max") if with_silence else ()
+    for name in ("turns", "answered", "p50", "p95", "max", *silent):
+        table.add_column(name, justify="right", no_wrap=True)
+
+    def add(figures: Figures) -> None:
+        values = [figures.p50, figures.p95, figures.max]
+        values += [figures.silent_p50, figures.silent_max] if with_silence else []
+        cells = ["" if value is None else _secs(value) for value in values]
+        table.add_row(figures.name, str(figures.turns), str(figures.answered), *cells)
+
+    for figures in summary.recordings:
+        add(figures)
+    table.add_section()
+    add(summary.overall)
+    console.print(table)
+    for turn in turns:
+        if turn.error is not None:
+            where = f"{turn.recording}, run {turn.run}, caller {turn.caller}"
+            console.print(f"{where}: {turn.error}", markup=False)
+    if summary.stages:
+        stages = _stages_line(summary.stages)
+        console.print(f"medians from the caller's last sound: {stages}", markup=False)
+    console.print(summary.pacing, markup=False)
 
 
 def check_folder(folder: Path) -> None:
-    """See that a report can be written, before a call is made for it.
+    """Check that a report can be written, before a call is made for it.
 
     Args:
         folder: Where to; it is made.
 
     Raises:
-        ConfigurationError: If it cannot be.
+        ConfigurationError: If it cannot be, or jinja2 is missing.
     """
     try:
         (folder / "pictures").mkdir(parents=True, exist_ok=True)
@@ -59,31 +86,31 @@ def check_folder(folder: Path) -> None:
             pass
     except OSError as e:
         raise ConfigurationError(f"report: {folder} cannot be written to ({e.strerror})") from None
+    _templates()
 
 
-def write_report(folder: Path, turns: Sequence[HeardTurn], about: str) -> None:
+def write_report(folder: Path, turns: Sequence[TurnResult], about: str) -> None:
     """Write ``report.html``, ``replay.json`` and a picture a turn.
 
     Args:
-        folder: Where to.
+        folder: Where to; see ``check_folder``.
         turns: The turns of a replay; not empty.
         about: What was replayed into what, in a sentence.
     """
     pictures = folder / "pictures"
-    pictures.mkdir(exist_ok=True)
     for stale in pictures.glob("[0-9][0-9][0-9]-*.svg"):
         stale.unlink()
     rows = list[dict[str, Any]]()
     for number, turn in enumerate(turns, 1):
         name = f"{number:03d}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', turn.recording)}.svg"
-        (pictures / name).write_text(picture(turn, alone=True), encoding="utf-8")
+        (pictures / name).write_text(picture(turn), encoding="utf-8")
         rows.append({**as_row(turn), "picture": f"pictures/{name}"})
     (folder / "replay.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     (folder / "report.html").write_text(report_html(turns, about), encoding="utf-8")
 
 
-def as_row(turn: HeardTurn) -> dict[str, Any]:
-    """A turn as plain values, its picture left out.
+def as_row(turn: TurnResult) -> dict[str, Any]:
+    """A turn as plain values, its waves left out.
 
     Args:
         turn: The turn.
@@ -92,106 +119,128 @@ def as_row(turn: HeardTurn) -> dict[str, Any]:
     return {name: _rounded(getattr(turn, name)) for name in fields}
 
 
-def report_html(turns: Sequence[HeardTurn], about: str) -> str:
+def report_html(turns: Sequence[TurnResult], about: str) -> str:
     """The page.
 
     Args:
         turns: The turns of a replay; not empty.
         about: What was replayed into what, in a sentence.
     """
-    summary = summarise(turns)
-    kind = "" if summary.pacing.kept_up else ' class="bad"'
+    slowest_first = sorted(
+        turns,
+        key=lambda turn: float("inf") if turn.error else turn.voice_to_voice_secs or 0.0,
+        reverse=True,
+    )
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Voice-to-voice latency</title><style>{_PAGE}{STYLE}</style></head><body>"
-        f'<h1>Voice-to-voice latency</h1><p class="about">{escape(about)}</p>'
-        f"{_headline(summary)}<p{kind}>{escape(summary.pacing.told.capitalize())}.</p>"
-        f"{_where(summary)}<h2>By recording</h2>{_table(summary)}"
-        '<h2>Turns</h2><p class="about">The caller above, the bot below; the gap between them is '
-        "marked. Levels are in decibels. Dotted: what the bot's messages tell of its stages.</p>"
-        f"{''.join(_turn(turn) for turn in _slowest_first(turns))}</body></html>\n"
+        _templates()
+        .get_template("report.html.jinja")
+        .render(
+            about=about,
+            summary=summarise(turns),
+            turns=[(turn, _drawing(turn), _notes(turn)) for turn in slowest_first],
+        )
     )
 
 
-def _headline(summary: Summary) -> str:
-    all_of_them = summary.everything
-    figures = [
-        ("p50", _secs(all_of_them.p50)),
-        ("p95", _secs(all_of_them.p95)),
-        ("max", _secs(all_of_them.most)),
-        ("answered", f"{all_of_them.answered} of {all_of_them.turns}"),
-    ]
-    if all_of_them.silent_p50 is not None:
-        figures.append(("silent when interrupted, p50", _secs(all_of_them.silent_p50)))
-    shown = "".join(f"<div><b>{value}</b><span>{name}</span></div>" for name, value in figures)
-    return f'<div class="figures">{shown}</div>'
+def picture(turn: TurnResult) -> str:
+    """Draw a turn: the caller above, the bot below, the gap between them marked.
+
+    Args:
+        turn: The turn.
+
+    Returns:
+        An SVG file; it says why if nothing was said.
+    """
+    template = _templates().get_template("picture.svg.jinja")
+    return template.render(turn=turn, drawing=_drawing(turn))
 
 
-def _where(summary: Summary) -> str:
-    if not summary.stages:
-        return ""
-    names = "".join(f"<th>{name.replace('_', ' ')}</th>" for name in summary.stages)
-    cells = "".join(f"<td>{secs:.2f} s</td>" for secs in summary.stages.values())
-    return (
-        '<h2>Where the time goes</h2><p class="about">Medians of the turns that were answered, '
-        "from the caller's last sound, as the bot tells.</p>"
-        f'<div class="wide"><table><tr>{names}</tr><tr>{cells}</tr></table></div>'
+@cache
+def _templates() -> Environment:
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError as e:
+        raise ConfigurationError(
+            'report: jinja2 is missing: run pip install "pipecat-hedge[replay]"'
+        ) from e
+    templates = Environment(
+        loader=PackageLoader(__package__ or "pipecat_hedge.tools.replay"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
     )
+    templates.filters["secs"] = _secs
+    templates.filters["words"] = lambda name: name.replace("_", " ")
+    return templates
 
 
-def _table(summary: Summary) -> str:
-    with_silence = summary.everything.silent_p50 is not None
-    head = ["recording", "turns", "answered", "p50", "p95", "max"]
-    head += ["silent p50", "silent max"] if with_silence else []
+def _drawing(turn: TurnResult) -> dict[str, Any] | None:
+    """Where everything is in a turn's picture, in pixels; None if nothing was said."""
+    waves = turn.waves
+    if waves is None:
+        return None
 
-    def row(figures: Figures) -> str:
-        cells = [
-            escape(figures.name),
-            str(figures.turns),
-            str(figures.answered),
-            *(_secs(value) for value in (figures.p50, figures.p95, figures.most)),
-        ]
-        if with_silence:
-            silent = figures.silent_p50, figures.silent_most
-            cells += ["" if secs is None else _secs(secs) for secs in silent]
-        return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    def x(secs: float) -> float:
+        share = min(max(secs / waves.secs, 0.0), 1.0)
+        return round(LEFT + (WIDTH - LEFT - 8) * share, 1)
 
-    names = "".join(f"<th>{name}</th>" for name in head)
-    rows = "".join(row(figures) for figures in (*summary.recordings, summary.everything))
-    return f'<div class="wide"><table><tr>{names}</tr>{rows}</table></div>'
+    def lane(name: str, values: npt.NDArray[np.float64], top: int) -> dict[str, Any]:
+        decibels = 20 * np.log10(np.maximum(values, 1e-6))
+        heights = np.clip(1 - decibels / QUIETEST_DB, 0.0, 1.0) * (LANE / 2 - 3) + 0.4
+        at = np.linspace(x(0.0), x(waves.secs), len(values))
+        middle = top + LANE / 2
+        outline = np.concatenate((middle - heights, (middle + heights)[::-1]))
+        points = zip(np.concatenate((at, at[::-1])), outline, strict=True)
+        path = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
+        return {"name": name, "path": f"M{path}Z", "middle": middle}
 
-
-def _turn(turn: HeardTurn) -> str:
-    heard = _secs(turn.voice_to_voice_secs) if turn.error is None else escape(turn.error)
-    kind = "" if turn.error is None else ' class="bad"'
-    where = f"run {turn.run}, caller {turn.caller}"
-    said = [
-        f'<p class="said">{name}: {escape(text)}</p>'
-        for name, text in (("understood", turn.understood_text), ("answered", turn.answer_text))
-        if text
-    ]
-    stages = ", ".join(
-        f"{name.replace('_', ' ')} {secs:.2f} s" for name, secs in turn.stages.items()
+    latency = turn.voice_to_voice_secs
+    answer_secs = None if latency is None else waves.spoken_secs + latency
+    heard = waves.heard_secs
+    is_other_sound = heard is not None and (
+        answer_secs is None or answer_secs > heard + FILLER_SECS
     )
-    if stages:
-        said.append(f'<p class="said">stages, from the caller\'s last sound: {escape(stages)}</p>')
-    if recorded := _recorded(turn.record or {}):
-        said.append(f'<p class="said">the bot\'s own record: {escape(recorded)}</p>')
+    step = next(step for step in (0.5, 1, 2, 5, 10) if waves.secs / step <= 12)
+    return {
+        "width": WIDTH,
+        "height": 2 * LANE + GAP + AXIS,
+        "lane": LANE,
+        "bottom": 2 * LANE + GAP,
+        "lanes": [lane("caller", waves.caller, 0), lane("bot", waves.bot, LANE + GAP)],
+        "ticks": [(x(n * step), f"{n * step:g} s") for n in range(int(waves.secs / step) + 1)],
+        "spoken": x(waves.spoken_secs),
+        "answer": None if answer_secs is None else x(answer_secs),
+        "other_sound": x(heard) if heard is not None and is_other_sound else None,
+        "stages": [
+            (x(waves.spoken_secs + secs), f"{name.replace('_', ' ')} {_secs(secs)}")
+            for name, secs in turn.stages.items()
+        ],
+    }
+
+
+def _notes(turn: TurnResult) -> list[str]:
+    """What the page says below a turn's picture."""
+    notes: list[str] = []
+    if turn.understood_text:
+        notes.append(f"understood: {turn.understood_text}")
+    if turn.answer_text:
+        notes.append(f"answered: {turn.answer_text}")
+    if turn.stages:
+        notes.append(f"stages, from the caller's last sound: {_stages_line(turn.stages)}")
+    if record := _record_line(turn.record or {}):
+        notes.append(f"the bot's own record: {record}")
     first, answer = turn.first_sound_secs, turn.voice_to_voice_secs
     if first is not None and answer is not None and answer - first > FILLER_SECS:
-        said.append(f'<p class="said">a filler was heard at {_secs(first)}</p>')
-    return (
-        f"<details open><summary>{escape(turn.recording)}, {where}: <b{kind}>{heard}</b></summary>"
-        f'<div class="wide">{picture(turn)}</div>{"".join(said)}</details>'
-    )
+        notes.append(f"a filler was heard at {_secs(first)}")
+    return notes
 
 
-def _recorded(record: dict[str, Any]) -> str:
-    """Who answered and who was asked, as the example bot and whoever follows it tell."""
+def _record_line(record: dict[str, Any]) -> str:
+    """The winner and the attempts, in the form in which the example bot records them."""
     parts: list[str] = []
     if isinstance(secs := record.get("ttft_secs"), (int, float)):
-        parts.append(f"first token after {secs:.2f} s")
+        parts.append(f"first token after {_secs(secs)}")
     if isinstance(winner := record.get("winner"), str):
         parts.append(f"winner {winner}")
     attempts = record.get("attempts")
@@ -201,11 +250,8 @@ def _recorded(record: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _slowest_first(turns: Sequence[HeardTurn]) -> list[HeardTurn]:
-    def rank(turn: HeardTurn) -> float:
-        return float("inf") if turn.error is not None else turn.voice_to_voice_secs or 0.0
-
-    return sorted(turns, key=rank, reverse=True)
+def _stages_line(stages: dict[str, float]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {_secs(secs)}" for name, secs in stages.items())
 
 
 def _secs(value: float | None) -> str:

@@ -1,7 +1,7 @@
-"""A caller made of aiortc: a microphone that plays recordings, ears that stamp what they hear.
+"""One call to a bot over WebRTC: the connection, its sound and its messages, and a bad line.
 
-Law: nothing here sleeps to wait for something. Every wait is for samples or messages, with a
-deadline, and every time is the loop's, where a sample leaves the microphone or reaches the ear.
+Nothing here sleeps to wait for something: every wait is for sound or messages, with a deadline.
+Every time is the loop's, where a sample leaves the sender or reaches the receiver.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
 import numpy as np
+from aioice import ice
 from aiortc import (
     InvalidStateError,
     RTCConfiguration,
@@ -28,22 +29,28 @@ from av import AudioFrame
 
 from pipecat_hedge.race.errors import ConfigurationError, HedgeError
 from pipecat_hedge.race.task_scope import TaskScope
-from pipecat_hedge.tools.replay.ear import HUSH_SECS, AudioReceiver
-from pipecat_hedge.tools.replay.loopback import LOOPBACK_ALONE
-from pipecat_hedge.tools.replay.microphone import AudioSender
-from pipecat_hedge.tools.replay.network import Network, impair
-from pipecat_hedge.tools.replay.sound import FRAME, RATE, Utterance
+from pipecat_hedge.tools.replay.audio import FRAME, RATE, Utterance
+from pipecat_hedge.tools.replay.rtvi import Message
+from pipecat_hedge.tools.replay.tracks import PAUSE_SECS, AudioReceiver, AudioSender
 
-__all__ = ["CallError", "Caller", "HungUp", "Message", "Said"]
+__all__ = [
+    "CallError",
+    "Caller",
+    "HungUp",
+    "Network",
+    "NoAnswer",
+    "Said",
+    "check_secs",
+    "impair",
+    "loopback_only",
+]
 
-Message: TypeAlias = dict[str, Any]
 T = TypeVar("T")
 
-CONNECT_SECS, OFFER_SECS = 20.0, 15.0
-CLOSE_SECS = 5.0
+CONNECT_SECS, OFFER_SECS, CLOSE_SECS = 20.0, 15.0, 5.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HUNG_UP = "the bot has hung up"
-_READY = {
+_CLIENT_READY = {
     "id": "ready",
     "label": "rtvi-ai",
     "type": "client-ready",
@@ -55,13 +62,129 @@ class CallError(HedgeError):
     """A call that could not be made, or a bot that did not answer; the message has the remedy."""
 
 
+class NoAnswer(CallError):
+    """The bot did not do in time what was waited for."""
+
+
 class HungUp(CallError):
     """The bot has ended the call."""
 
 
+def check_secs(name: str, secs: object, *, zero: str | None = None) -> None:
+    """Refuse a wait that is not a positive number of seconds.
+
+    Args:
+        name: The argument's name.
+        secs: The wait.
+        zero: What 0 means, if it is allowed.
+
+    Raises:
+        ConfigurationError: If it is refused; the message names the argument.
+    """
+    if isinstance(secs, bool) or not isinstance(secs, (int, float)) or secs != secs:
+        raise ConfigurationError(
+            f"{name} must be a number of seconds, got {secs!r}: write {name}=5, say"
+        )
+    if secs < 0 and zero is not None:
+        raise ConfigurationError(f"{name} must not be negative, got {secs}: 0 {zero}")
+    if secs <= 0 and zero is None:
+        raise ConfigurationError(f"{name} must be positive, got {secs}")
+
+
+# ---- the line
+
+_RTP = range(128, 192)
+"""First bytes of media packets (RFC 7983)."""
+_RTCP = range(192, 224)
+"""Second bytes that make them control packets (RFC 5761)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A bad line, drawn from a seed. It affects the caller's sound on its way to the bot only.
+
+    Parameters:
+        loss: The share of packets that are lost, from 0 to below 1.
+        jitter_secs: Each packet is delayed by up to so much, uniformly, from 0 to 1 s; later ones
+            may overtake it.
+        seed: The same seed gives the same line.
+
+    Raises:
+        ConfigurationError: If a field cannot work; the message names it.
+    """
+
+    loss: float = 0.0
+    jitter_secs: float = 0.0
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if not (_is_number(self.loss) and 0 <= self.loss < 1):
+            raise ConfigurationError(f"loss must be a share from 0 to below 1, got {self.loss!r}")
+        if not (_is_number(self.jitter_secs) and 0 <= self.jitter_secs <= 1):
+            raise ConfigurationError(f"jitter_secs must be from 0 to 1 s, got {self.jitter_secs!r}")
+        if not isinstance(self.seed, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"seed must be a whole number, got {self.seed!r}")
+
+
+def impair(connection: RTCPeerConnection, network: Network) -> None:
+    """Put a bad line under a connection's first transceiver.
+
+    Args:
+        connection: One that has been negotiated.
+        network: How bad it is.
+    """
+    if not network.loss and not network.jitter_secs:
+        return
+    rng = random.Random(network.seed)
+    transport: Any = connection.getTransceivers()[0].sender.transport.transport
+    send = transport._connection.send
+    loop = asyncio.get_running_loop()
+
+    def send_now(data: bytes) -> None:
+        # Without a task: aioice hands a datagram to the socket before its first pause.
+        step = send(data)
+        with contextlib.suppress(StopIteration, ConnectionError):  # the call may be over
+            step.send(None)
+        step.close()
+
+    async def send_impaired(data: bytes) -> None:
+        is_media = len(data) > 1 and data[0] in _RTP and data[1] not in _RTCP
+        if not is_media:
+            await send(data)
+        elif rng.random() >= network.loss:
+            loop.call_later(rng.uniform(0.0, network.jitter_secs), send_now, data)
+
+    transport._connection.send = send_impaired
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+_usual_addresses = ice.get_host_addresses
+_loopback_users = 0
+
+
+@contextlib.contextmanager
+def loopback_only() -> Iterator[None]:
+    """Offer 127.0.0.1 and nothing else, for the whole process: aioice usually leaves it out."""
+    global _loopback_users
+    _loopback_users += 1
+    ice.get_host_addresses = lambda use_ipv4, use_ipv6: ["127.0.0.1"]
+    try:
+        yield
+    finally:
+        _loopback_users -= 1
+        if not _loopback_users:
+            ice.get_host_addresses = _usual_addresses
+
+
+# ---- the call
+
+
 @dataclass(frozen=True, slots=True)
 class Said:
-    """When a recording left the microphone, on the loop's clock.
+    """When a recording was sent, on the loop's clock.
 
     Parameters:
         began_at: Its first speech.
@@ -82,8 +205,8 @@ class Caller:
             heard_at = await caller.heard_since(said.ended_at, timeout_secs=10)
 
     Attributes:
-        microphone: What the caller speaks into.
-        ear: What was heard.
+        sender: The caller's sound.
+        receiver: The bot's sound.
         messages: The bot's messages over the data channel (RTVI), each with ``received_at`` added:
             when it came, on the loop's clock.
     """
@@ -97,7 +220,7 @@ class Caller:
             network: How bad the line is.
 
         Raises:
-            ConfigurationError: If the address is none.
+            ConfigurationError: If it is not an address.
         """
         try:
             parts = urlsplit(url)
@@ -110,8 +233,8 @@ class Caller:
         self._network = network or Network()
         self._connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         self._scope = TaskScope()
-        self.microphone = AudioSender()
-        self.ear = AudioReceiver()
+        self.sender = AudioSender()
+        self.receiver = AudioReceiver()
         self.messages: list[Message] = []
 
     async def __aenter__(self) -> Self:
@@ -129,12 +252,7 @@ class Caller:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         await self._close()
 
     async def say(self, utterance: Utterance) -> Said:
@@ -150,11 +268,10 @@ class Caller:
             raise HungUp(_HUNG_UP)
         samples = utterance.samples
         frames = np.pad(samples, (0, -len(samples) % FRAME)).reshape(-1, FRAME)
-        sent = await asyncio.gather(*self.microphone.play(frames))
+        sent = await asyncio.gather(*self.sender.play(frames))
 
         def time_of(sample: int) -> float:
-            number = sample // FRAME
-            return sent[number] + (sample - number * FRAME) / RATE
+            return sent[sample // FRAME] + sample % FRAME / RATE
 
         return Said(time_of(utterance.speech_begins), time_of(utterance.speech_ends))
 
@@ -169,34 +286,31 @@ class Caller:
             When its first loud sample came.
 
         Raises:
-            CallError: If it is silent for so long.
+            NoAnswer: If it is silent for so long.
         """
         return await self.until(
-            lambda: self.ear.loud_since(at),
+            lambda: self.receiver.loud_since(at),
             f"the bot was silent for {timeout_secs:g} s",
             timeout_secs,
         )
 
-    async def silence_since(
-        self, at: float, *, timeout_secs: float, hush_secs: float = HUSH_SECS
-    ) -> float:
+    async def silence_since(self, at: float, *, timeout_secs: float) -> float:
         """Wait until the bot has been silent for longer than between two words.
 
         Args:
             at: Silence before this time does not count.
             timeout_secs: How long to wait.
-            hush_secs: How long silence must last to count as one.
 
         Returns:
             When its last loud sample came, or ``at`` if there was none since.
 
         Raises:
-            CallError: If it goes on speaking for so long.
+            NoAnswer: If it goes on speaking for so long.
         """
 
         def fell_silent() -> float | None:
-            last = self.ear.last_loud(at)
-            return last if self.ear.heard_at - last >= hush_secs else None
+            last = self.receiver.last_loud(at)
+            return last if self.receiver.received_at - last >= PAUSE_SECS else None
 
         return await self.until(
             fell_silent, f"the bot went on speaking for {timeout_secs:g} s", timeout_secs
@@ -208,42 +322,43 @@ class Caller:
         """Wait for a message over the data channel.
 
         Args:
-            what: What is waited for, in words.
-            wanted: Says whether a message is the one.
+            what: What is waited for, for the error's message.
+            wanted: Whether a message is the one.
             since: How many of ``messages`` to pass over.
             timeout_secs: How long to wait.
 
         Raises:
-            CallError: If it does not come.
+            NoAnswer: If it does not come.
         """
-
-        def arrived() -> Message | None:
-            return next(filter(wanted, self.messages[since:]), None)
-
-        return await self.until(arrived, f"{what} did not come in {timeout_secs:g} s", timeout_secs)
+        return await self.until(
+            lambda: next(filter(wanted, self.messages[since:]), None),
+            f"{what} did not come in {timeout_secs:g} s",
+            timeout_secs,
+        )
 
     async def until(self, found: Callable[[], T | None], failure: str, timeout_secs: float) -> T:
-        """Wait until something is so; it is looked at whenever sound or a message has come.
+        """Wait for a condition, which is checked whenever sound or a message has come.
 
         Args:
-            found: What is waited for, or None as long as it is not there.
-            failure: What to say if it does not come.
+            found: Returns what is waited for, or None as long as it is not there.
+            failure: The error's message if it does not come.
             timeout_secs: How long to wait.
 
         Raises:
-            CallError: If it does not come, or the bot hangs up.
+            NoAnswer: If it does not come in time.
+            HungUp: If the bot ends the call.
         """
         try:
-            async with asyncio.timeout(timeout_secs), self.ear.heard:
+            async with asyncio.timeout(timeout_secs), self.receiver.changed:
                 while (value := found()) is None:
                     if self._is_over:
                         raise HungUp(_HUNG_UP)
-                    await self.ear.heard.wait()
+                    await self.receiver.changed.wait()
                 return value
         except TimeoutError:
             types = [message.get("type") for message in self.messages[-8:]]
             last = f"; its last messages were {', '.join(map(str, types))}" if types else ""
-            raise CallError(f"{failure}{last}") from None
+            raise NoAnswer(f"{failure}{last}") from None
 
     # ---- inside
 
@@ -255,36 +370,37 @@ class Caller:
         connection = self._connection
         loop = asyncio.get_running_loop()
 
+        async def notify() -> None:
+            async with self.receiver.changed:
+                self.receiver.changed.notify_all()
+
         @connection.on("track")
         def on_track(track: MediaStreamTrack) -> None:
-            self._scope.start(self._listen(track), name="ear")
+            self._scope.start(self._receive(track), name="audio receiver")
 
         @connection.on("connectionstatechange")
         async def on_state() -> None:
             if self._is_over:
-                self.microphone.drop(HungUp(_HUNG_UP))
-            async with self.ear.heard:
-                self.ear.heard.notify_all()
+                self.sender.fail(HungUp(_HUNG_UP))
+            await notify()
 
-        connection.addTrack(self.microphone)
+        connection.addTrack(self.sender)
         channel = connection.createDataChannel("rtvi")
 
         @channel.on("open")
         async def on_open() -> None:
-            channel.send(json.dumps(_READY))
-            async with self.ear.heard:
-                self.ear.heard.notify_all()
+            channel.send(json.dumps(_CLIENT_READY))
+            await notify()
 
         @channel.on("message")
         async def on_message(text: str) -> None:
             with contextlib.suppress(ValueError):  # not every bot speaks RTVI
                 message = json.loads(text)
                 if isinstance(message, dict) and isinstance(message.get("type"), str):
-                    async with self.ear.heard:
-                        self.messages.append({**message, "received_at": loop.time()})
-                        self.ear.heard.notify_all()
+                    self.messages.append({**message, "received_at": loop.time()})
+                    await notify()
 
-        with LOOPBACK_ALONE if self._is_local else contextlib.nullcontext():
+        with loopback_only() if self._is_local else contextlib.nullcontext():
             await connection.setLocalDescription(await connection.createOffer())
         answer = await self._offer(connection.localDescription)
         try:
@@ -302,9 +418,9 @@ class Caller:
         await self.until(is_ready, "no connection came about", CONNECT_SECS)
         impair(connection, self._network)
 
-    async def _offer(self, mine: RTCSessionDescription) -> RTCSessionDescription:
-        offer = {"sdp": mine.sdp, "type": mine.type}
+    async def _offer(self, description: RTCSessionDescription) -> RTCSessionDescription:
         url = self._offer_url
+        offer = {"sdp": description.sdp, "type": description.type}
         try:
             async with (
                 asyncio.timeout(OFFER_SECS),
@@ -312,11 +428,11 @@ class Caller:
                 session.post(url, json=offer) as response,
             ):
                 if response.status != 200:
-                    said = " ".join((await response.text(errors="replace")).split())[:200]
+                    body = " ".join((await response.text(errors="replace")).split())[:200]
                     raise CallError(
                         f"{url} refused the offer with {response.status}: is it a bot with a "
                         "SmallWebRTC endpoint, and not busy with another caller?"
-                        + (f" It said: {said}" if said else "")
+                        + (f" It said: {body}" if body else "")
                     )
                 answer = await response.json(content_type=None)
             return RTCSessionDescription(sdp=answer["sdp"], type=answer["type"])
@@ -325,17 +441,17 @@ class Caller:
                 f"{url} did not answer the offer within {OFFER_SECS:g} s: does the bot hang?"
             ) from None
         except aiohttp.ClientError as e:
-            raise CallError(f"nobody answers at {url}: start the bot first ({e})") from e
+            raise CallError(f"nothing answers at {url}: start the bot first ({e})") from e
         except (KeyError, TypeError, ValueError) as e:
             raise CallError(f"{url} is no SmallWebRTC endpoint: its answer has no sdp") from e
 
-    async def _listen(self, track: MediaStreamTrack) -> None:
+    async def _receive(self, track: MediaStreamTrack) -> None:
         loop = asyncio.get_running_loop()
         with contextlib.suppress(MediaStreamError):  # the end of the call
             while True:
                 frame = await track.recv()
                 assert isinstance(frame, AudioFrame)
-                await self.ear.take(frame, loop.time())
+                await self.receiver.receive(frame, loop.time())
 
     async def _close(self) -> None:
         # A test's time limit may have been raised in the middle of one of aiortc's own tasks, for
@@ -343,5 +459,5 @@ class Caller:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECS):
                 await self._connection.close()
-        self.microphone.stop()
+        self.sender.stop()
         await self._scope.close()

@@ -1,0 +1,333 @@
+"""Recordings of callers, and where speech begins and ends in samples.
+
+Levels are peaks of single samples against full scale, one level for each end of the measured gap:
+the caller speaks above -36 dBFS; the bot above 300 of 32768 (-41 dBFS), which is above the codec's
+noise and below any speech. A single loud sample is a click; speech has more of them within 10 ms.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import soundfile
+from pydantic import Field, TypeAdapter, ValidationError
+
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.voice.audio_file import read_audio
+
+__all__ = [
+    "BOT_LEVEL",
+    "FRAME",
+    "RATE",
+    "Recording",
+    "Samples",
+    "Utterance",
+    "envelope",
+    "first_loud",
+    "load_manifest",
+    "one_utterance",
+    "read_samples",
+    "utterances",
+]
+
+Samples: TypeAlias = npt.NDArray[np.int16]
+
+RATE = 48_000
+"""In Hz: what WebRTC carries."""
+FRAME = RATE // 50
+"""Samples in a packet: 20 ms."""
+CALLER_LEVEL = round(32768 * 10 ** (-36 / 20))
+BOT_LEVEL = 300
+CLICK, WITHIN = 3, RATE // 100
+"""So many loud samples within so many are no click."""
+AUDIO_SUFFIXES = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff"}
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One utterance of a caller, as a manifest describes it.
+
+    Parameters:
+        path: The file; ``file`` in the manifest, relative to it.
+        transcript: The words, in lower case and without punctuation.
+        sample_rate: In Hz.
+        samples: How many there are.
+        speech_begins_sample: The first sample of speech.
+        speech_ends_sample: The last sample of speech.
+        pauses: In mid-sentence: last sample before and first sample after, for each.
+        voice: The speaker.
+        engine: What made the voice.
+        speed: Against the voice's normal rate.
+        noise: The background noise, and how far below the voice; "none" if there is none.
+        tags: What a test may select by, such as "pause", "interrupts", "noise".
+    """
+
+    path: Annotated[Path, Field(alias="file")]
+    transcript: str
+    sample_rate: int
+    samples: int
+    speech_begins_sample: int
+    speech_ends_sample: int
+    pauses: tuple[tuple[int, int], ...] = ()
+    voice: str = ""
+    engine: str = ""
+    speed: float = 1.0
+    noise: str = "none"
+    tags: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """The file's name without its suffix."""
+        return self.path.stem
+
+    @property
+    def duration_secs(self) -> float:
+        """From the first sample of the file to the last."""
+        return self.samples / self.sample_rate
+
+    @property
+    def speech_begins_secs(self) -> float:
+        """From the start of the file to the first speech."""
+        return self.speech_begins_sample / self.sample_rate
+
+    @property
+    def speech_ends_secs(self) -> float:
+        """From the start of the file to the end of speech."""
+        return self.speech_ends_sample / self.sample_rate
+
+    @property
+    def speech_secs(self) -> float:
+        """From the first speech to the last, pauses included."""
+        return self.speech_ends_secs - self.speech_begins_secs
+
+
+_RECORDING = TypeAdapter(Recording)
+
+
+def load_manifest(path: str | Path) -> tuple[Recording, ...]:
+    """Read a manifest: TOML, one ``[[recording]]`` table a file, files beside the manifest.
+
+    Args:
+        path: The manifest.
+
+    Returns:
+        The recordings in the manifest's order.
+
+    Raises:
+        ConfigurationError: If the manifest or a file is missing, a file is not audio or differs
+            from its description, or a field is missing or wrong; the message names it.
+    """
+    path = Path(path)
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8")).get("recording")
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path}: the manifest cannot be read ({error.strerror}). "
+            "Give the path of a manifest.toml; `make fixtures` makes fixtures/audio/manifest.toml."
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: not a TOML file: {error}.") from error
+    if not isinstance(tables, list) or not tables:
+        raise ConfigurationError(f"{path}: no recordings. Add a [[recording]] table for each file.")
+    recordings = tuple(_recording(path, number, table) for number, table in enumerate(tables, 1))
+    name, count = Counter(recording.name for recording in recordings).most_common(1)[0]
+    if count > 1:
+        raise ConfigurationError(f"{path}: {name} is listed twice. Remove one of the tables.")
+    return recordings
+
+
+def read_samples(recording: Recording, sample_rate: int = RATE) -> Samples:
+    """Read a recording's samples: mono, 16 bit; shape (n,).
+
+    Args:
+        recording: From `load_manifest`.
+        sample_rate: In Hz; the samples are resampled to it.
+
+    Raises:
+        ConfigurationError: If the file is gone, or no longer audio.
+    """
+    return read_audio(recording.path, sample_rate)
+
+
+def _recording(manifest: Path, number: int, table: object) -> Recording:
+    where = f"{manifest}, recording {number}"
+    try:
+        recording = _RECORDING.validate_python(table)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        field = ".".join(map(str, problem["loc"])) or "table"
+        raise ConfigurationError(f"{where}: {field}: {problem['msg']}. Correct it.") from error
+    where = f"{where} ({recording.path})"
+    recording = replace(recording, path=manifest.parent / recording.path)
+    try:
+        audio = soundfile.info(recording.path)
+    except (soundfile.SoundFileError, OSError) as error:
+        reason = "is not an audio file" if recording.path.exists() else "does not exist"
+        raise ConfigurationError(
+            f"{where}: file: {recording.path} {reason}. Put a WAV or FLAC file there, or correct "
+            "its name."
+        ) from error
+    for field, expected, found in (
+        ("sample_rate", recording.sample_rate, audio.samplerate),
+        ("samples", recording.samples, audio.frames),
+        ("channels", 1, audio.channels),
+    ):
+        if expected != found:
+            raise ConfigurationError(
+                f"{where}: {field} should be {expected} but the file has {found}. Correct the "
+                "manifest, or make the file again."
+            )
+    if not 0 <= recording.speech_begins_sample < recording.speech_ends_sample < audio.frames:
+        raise ConfigurationError(
+            f"{where}: speech_begins_sample {recording.speech_begins_sample} and "
+            f"speech_ends_sample {recording.speech_ends_sample} do not lie in order within the "
+            f"file's {audio.frames} samples. Correct them."
+        )
+    return recording
+
+
+@dataclass(frozen=True, slots=True)
+class Utterance:
+    """A recording, ready to be spoken.
+
+    Parameters:
+        name: The file's name without its suffix.
+        samples: Mono, at ``RATE``; shape (n,).
+        speech_begins: The first sample of speech.
+        speech_ends: The last sample of speech.
+        transcript: What is said, if a manifest has it.
+        interrupts: Whether it is spoken into the answer before it, if a manifest says so.
+    """
+
+    name: str
+    samples: Samples
+    speech_begins: int
+    speech_ends: int
+    transcript: str | None = None
+    interrupts: bool = False
+
+    @classmethod
+    def from_recording(cls, recording: Recording) -> Utterance:
+        """Read an utterance whose speech a manifest locates.
+
+        Args:
+            recording: The recording.
+        """
+        scale = RATE / recording.sample_rate
+        return cls(
+            recording.name,
+            read_samples(recording),
+            round(recording.speech_begins_sample * scale),
+            round(recording.speech_ends_sample * scale),
+            recording.transcript,
+            "interrupts" in recording.tags,
+        )
+
+    @classmethod
+    def from_file(cls, path: Path) -> Utterance:
+        """Read an utterance from a file, and locate its speech by its level.
+
+        Args:
+            path: An audio file; a manifest beside it describes it, if it lists it.
+
+        Raises:
+            ConfigurationError: If it is not audio, or holds no speech.
+        """
+        manifest = path.parent / "manifest.toml"
+        for recording in load_manifest(manifest) if manifest.exists() else ():
+            if recording.path.name == path.name:
+                return cls.from_recording(recording)
+        samples = read_audio(path, RATE)
+        loud = np.flatnonzero(np.abs(samples.astype(np.int32)) > CALLER_LEVEL)
+        if not loud.size:
+            raise ConfigurationError(
+                f"{path}: holds no speech above -36 dBFS: record it louder, or normalise it"
+            )
+        return cls(path.stem, samples, int(loud[0]), int(loud[-1]))
+
+
+def one_utterance(path: str | Path) -> Utterance:
+    """Read a recording where only one can be spoken.
+
+    Args:
+        path: An audio file; a manifest beside it may describe it.
+
+    Raises:
+        ConfigurationError: If it is not an audio file, or may hold several recordings.
+    """
+    path = Path(path)
+    if path.is_dir() or path.suffix == ".toml":
+        kind = "folder" if path.is_dir() else "manifest"
+        raise ConfigurationError(
+            f"{path} is a {kind}, but one recording is to be spoken here: name one file of it"
+        )
+    return Utterance.from_file(path)
+
+
+def utterances(paths: Sequence[str | Path]) -> list[Utterance]:
+    """Read what is to be spoken, in the order given.
+
+    Recordings of one name in several folders are named by their folder and suffix, too.
+
+    Args:
+        paths: Audio files, manifests (``.toml``), or folders of either.
+
+    Raises:
+        ConfigurationError: If there is nothing to speak, or a file is not audio.
+    """
+    found = [pair for path in paths for pair in _utterances_at(Path(path))]
+    files = Counter(name for _, name in {(path.resolve(), u.name) for path, u in found})
+    return [
+        utterance
+        if files[utterance.name] == 1
+        else replace(utterance, name=f"{path.resolve().parent.name}/{path.name}")
+        for path, utterance in found
+    ]
+
+
+def _utterances_at(path: Path) -> list[tuple[Path, Utterance]]:
+    if path.is_dir() and (path / "manifest.toml").exists():
+        path /= "manifest.toml"
+    if path.suffix == ".toml":
+        return [(each.path, Utterance.from_recording(each)) for each in load_manifest(path)]
+    if not path.is_dir():
+        return [(path, Utterance.from_file(path))]
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() in AUDIO_SUFFIXES)
+    if not files:
+        raise ConfigurationError(f"{path}: there is no audio in this folder")
+    return [(file, Utterance.from_file(file)) for file in files]
+
+
+def first_loud(samples: Samples, since: int = 0) -> int | None:
+    """Where speech begins: the index of the first loud sample that is no click; None if nowhere.
+
+    Args:
+        samples: Mono; shape (n,).
+        since: Where to begin to look.
+    """
+    loud = np.flatnonzero(np.abs(samples[since:].astype(np.int32)) > BOT_LEVEL)
+    if loud.size < CLICK:
+        return None
+    is_speech = loud[CLICK - 1 :] - loud[: 1 - CLICK] < WITHIN
+    return since + int(loud[: 1 - CLICK][is_speech][0]) if is_speech.any() else None
+
+
+def envelope(samples: Samples, points: int) -> npt.NDArray[np.float64]:
+    """The largest magnitude in each of so many equal parts, of full scale; shape (points,).
+
+    Args:
+        samples: Mono; shape (n,).
+        points: How many parts.
+    """
+    magnitudes = np.abs(samples.astype(np.int32))
+    edges = np.linspace(0, samples.size, points + 1).astype(np.int64)
+    peaks = [magnitudes[a : max(b, a + 1)].max(initial=0) for a, b in pairwise(edges)]
+    return np.asarray(peaks, np.float64) / 32768

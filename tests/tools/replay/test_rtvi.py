@@ -1,0 +1,146 @@
+"""What a bot's messages say of a turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipecat_hedge.tools.replay.rtvi import (
+    answer_text,
+    filler_secs,
+    is_busy,
+    is_unfinished,
+    last_change,
+    stages_of,
+    turn_record,
+    understood_text,
+    written_text,
+)
+
+
+def sent(kind: str, at: float = 0.0, **data: Any) -> dict[str, Any]:
+    return {"type": kind, "data": data, "received_at": at}
+
+
+TOOL = "llm-function-call-in-progress"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "busy", "unfinished"),
+    [
+        ([], False, False),
+        (["bot-llm-started"], True, True),
+        (["bot-llm-started", "bot-llm-text"], True, True),
+        (["bot-llm-started", "bot-llm-text", "bot-llm-stopped"], False, False),
+        (["bot-llm-started", "bot-started-speaking", "bot-llm-stopped"], True, False),
+        (["bot-started-speaking", "bot-stopped-speaking"], False, False),
+        (["bot-llm-started", TOOL, "bot-llm-stopped"], True, True),
+        (["bot-llm-started", "bot-llm-text", TOOL, "bot-llm-stopped"], True, False),
+        (["llm-function-call-started", "llm-function-call-stopped"], False, False),
+        (["bot-llm-started", "bot-interrupted"], False, False),
+        (["bot-llm-started", "bot-interrupted", "bot-llm-started"], True, True),
+    ],
+)
+def test_bot_is_busy_until_its_messages_say_otherwise(
+    kinds: list[str], busy: bool, unfinished: bool
+) -> None:
+    """A tool that runs on behind an answer does not leave it unfinished."""
+    messages = [sent(kind, text="So,") for kind in kinds]
+    assert is_busy(messages) is busy
+    assert is_unfinished(messages) is unfinished
+
+
+def test_last_change_ignores_other_messages() -> None:
+    began, ended = sent("bot-llm-started", 1.0), sent("bot-llm-stopped", 2.5)
+    assert last_change([began, ended, sent("user-transcription", 4.0)]) == 2.5
+    assert last_change([sent("user-transcription", 4.0)]) == 0.0
+
+
+def test_texts_are_as_written_or_else_as_spoken() -> None:
+    messages = [
+        sent("user-transcription", text="are you", final=False),
+        sent("user-transcription", text="are you open", final=True),
+        sent("user-transcription", text="on sunday", final=True),
+        sent("bot-llm-text", text="Yes, "),
+        sent("bot-llm-text", text="till nine."),
+        sent("bot-output", text="Yes, till nine."),
+    ]
+    assert understood_text(messages) == "are you open on sunday"
+    assert written_text(messages) == answer_text(messages) == "Yes, till nine."
+    spoken = [sent("bot-output", text="Yes,"), sent("bot-output", text="so.")]
+    assert (written_text(spoken), answer_text(spoken)) == ("", "Yes, so.")
+    twice = [sent("bot-output", text="Yes,", spoken=spoken) for spoken in (False, True)]
+    assert answer_text(twice) == "Yes,"
+    assert answer_text([sent("bot-llm-text"), {"type": "bot-llm-text", "data": 3}]) == ""
+
+
+def test_stages_count_the_last_time_before_the_answer() -> None:
+    """The turn ended twice, and a tool was called."""
+    messages = [
+        sent("user-stopped-speaking", 9.0),
+        sent("user-stopped-speaking", 10.5),
+        sent("bot-llm-started", 10.6),
+        sent("bot-llm-text", 10.7, text="x"),
+        sent("bot-llm-started", 11.0),
+        sent("bot-llm-text", 11.3, text="Booked"),
+        sent("bot-llm-text", 11.4, text="."),
+        sent("bot-started-speaking", 11.5),
+        sent("user-stopped-speaking", 13.0),
+    ]
+    assert stages_of(messages, 10.0, 11.7) == {
+        "turn_end": pytest.approx(0.5),
+        "llm_started": pytest.approx(1.0),
+        "first_text": pytest.approx(1.3),
+        "bot_started": pytest.approx(1.5),
+    }
+    assert stages_of([], 10.0, 11.0) == {}
+
+
+def test_stages_leave_out_a_filler() -> None:
+    filler = [
+        sent("bot-llm-started", 10.4),
+        sent("bot-tts-started", 11.2),
+        sent("bot-started-speaking", 11.25),
+    ]
+    assert list(stages_of(filler, 10.0, None, 11.4)) == ["llm_started"]
+    assert list(stages_of(filler, 10.0, None)) == ["llm_started", "tts_started", "bot_started"]
+    answer = [
+        sent("bot-llm-text", 13.0, text="Till nine."),
+        sent("bot-tts-started", 13.1),
+        sent("bot-started-speaking", 13.2),
+    ]
+    assert stages_of(filler + answer, 10.0, 13.4, 11.4) == {
+        "llm_started": pytest.approx(0.4),
+        "first_text": pytest.approx(3.0),
+        "tts_started": pytest.approx(3.1),
+        "bot_started": pytest.approx(3.2),
+    }
+
+
+def test_record_is_the_last_with_an_answer() -> None:
+    tool = sent("server-message", type="turn", turn=1, voice_to_voice_secs=None)
+    answer = sent("server-message", type="turn", turn=2, voice_to_voice_secs=0.7)
+    other = sent("server-message", type="parts")
+    assert turn_record([other]) is None
+    assert turn_record([tool, answer, tool, other]) == answer["data"]
+    assert turn_record([tool]) == tool["data"]
+
+
+@pytest.mark.parametrize(
+    ("first", "answer", "secs"),
+    [
+        (0.5, 2.0, 1.5),
+        (0.5, None, None),
+        (None, 2.0, 0.0),
+        (-1.0, 2.0, 0.0),
+        (2.0, 0.5, 0.0),
+        (0.5, float("nan"), 0.0),
+    ],
+)
+def test_filler_lasts_from_first_sound_to_answer(
+    first: float | None, answer: float | None, secs: float | None
+) -> None:
+    """A record that cannot be right says nothing; one with a sound alone, that nothing came."""
+    assert filler_secs({"first_sound_secs": first, "voice_to_voice_secs": answer}) == secs
+    assert filler_secs(None) == 0.0
