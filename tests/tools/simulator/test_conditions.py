@@ -1,163 +1,148 @@
-"""What holds for all requests of a running simulator."""
+"""Conditions, the bounded capacity and the counts of arrivals."""
 
 from __future__ import annotations
 
 import asyncio
-import time
+import random
 from typing import Any
 
-import aiohttp
 import pytest
 
-from pipecat_hedge.tools.simulator import Simulator, SimulatorProcess
-from pipecat_hedge.tools.simulator.behaviour import BehaviourError, parse_model
-from pipecat_hedge.tools.simulator.conditions import read_conditions
-from pipecat_hedge.tools.simulator.faults import FAULTS
-from pipecat_hedge.tools.simulator.routes import _is_loopback
-
-MESSAGES = [{"role": "user", "content": "do you deliver"}]
+from pipecat_hedge.tools.simulator import BehaviourError, conditions
+from pipecat_hedge.tools.simulator.conditions import Arrivals, Capacity, read_conditions
+from pipecat_hedge.tools.simulator.timeline import FAULTS
 
 
-def test_they_go_before_what_a_request_asks_for():
-    """A key that they name replaces the request's own; the rest stays."""
-    conditions = read_conditions({"fault": "429", "rate": 0.3, "ttft": "2", "args": {"a": 1}})
-    behaviour = conditions.applied(parse_model("fixed?ttft=1&fault=cut&tps=7"))
-    assert (behaviour.fault, behaviour.rate, behaviour.ttft) == (FAULTS["429"], 0.3, 2)
-    assert (behaviour.tps, behaviour.args) == (7, {"a": 1})
-    assert not conditions.has_capacity
-
-
-def test_none_are_the_usual_ones():
-    """Nothing is changed."""
-    behaviour = parse_model("fixed?ttft=1")
-    assert read_conditions({}).applied(behaviour) is behaviour
-
-
-def test_capacity_is_no_key_of_a_model():
-    """It is the server's, and may be lifted."""
-    assert read_conditions({"capacity": 3}).capacity == 3
-    lifted = read_conditions({"capacity": None})
-    assert (lifted.has_capacity, lifted.capacity) == (True, None)
-    with pytest.raises(BehaviourError, match="capacity: unknown key"):
-        parse_model("fixed?capacity=3")
+def test_conditions_are_keys_and_capacity() -> None:
+    fields = read_conditions({"fault": "429", "rate": 0.3, "ttft": "2", "args": {"a": 1}})
+    assert fields == {"fault": FAULTS["429"], "rate": 0.3, "ttft": 2, "args": {"a": 1}}
+    assert read_conditions({"capacity": None}) == {"capacity": None}
+    assert read_conditions({}) == {}
 
 
 @pytest.mark.parametrize(
-    ("told", "message"),
+    ("values", "message"),
     [
         ({"tftt": 1}, "tftt: unknown key; known keys: ttft, headers.*, capacity"),
         ({"rate": 2}, "rate: expected share of requests"),
         ({"rate": None}, "rate: expected share of requests"),
-        ({"slow": 0}, "slow: expected a factor on all times"),
         ({"slow": "inf"}, "slow: expected a factor"),
         ({"fault": "oops"}, "fault: unknown fault 'oops'"),
         ({"capacity": 0}, "capacity: expected a whole number"),
         ({"capacity": "3"}, "capacity: expected a whole number"),
     ],
 )
-def test_what_is_none_is_named(told: dict[str, Any], message: str):
-    """A bad key or value names the field and what it may be."""
+def test_bad_condition_is_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(BehaviourError, match=message):
-        read_conditions(told)
+        read_conditions(values)
 
 
-@pytest.mark.parametrize(
-    ("address", "is_own"),
-    [("127.0.0.1", True), ("::1", True), ("192.0.2.1", False), ("fe80::1%2", False), (None, False)],
-)
-def test_only_this_machine_sets_them(address: str | None, is_own: bool):
-    """Whoever comes over the network is refused."""
-    assert _is_loopback(address) is is_own
+@pytest.mark.parametrize("limit", [0, -1, 1.5, True, "3"])
+def test_bad_capacity_is_named(limit: Any) -> None:
+    with pytest.raises(ValueError, match="capacity: expected a whole number, 1 or more"):
+        Capacity(limit)
 
 
-async def _ask(session: aiohttp.ClientSession, sim: Simulator, model: str) -> int:
-    body = {"model": model, "messages": MESSAGES, "stream": True}
-    async with session.post(f"{sim.openai_url}/chat/completions", json=body) as response:
-        await response.read()
-        return response.status
+class Requests:
+    """Requests that take a second each, and when they were served."""
+
+    def __init__(self, limit: int | None):
+        self.capacity = Capacity(limit)
+        self.began: dict[str, float] = {}
+        self.most = 0
+
+    def send(self, name: str, secs: float = 1.0) -> asyncio.Task[None]:
+        return asyncio.create_task(self._serve(name, secs), name=name)
+
+    async def _serve(self, name: str, secs: float) -> None:
+        async with self.capacity.place():
+            self.began[name] = asyncio.get_running_loop().time()
+            self.most = max(self.most, self.capacity.busy)
+            await asyncio.sleep(secs)
 
 
-@pytest.mark.live
-async def test_set_and_taken_back(sim: Simulator):
-    """They hold from the next request on, replace those before, and end with an empty object."""
-    address = f"{sim.url}/simulator/conditions"
-    async with aiohttp.ClientSession() as session:
-        for told, status in (
-            ({"fault": "529"}, 529),
-            ({"rate": 0}, 200),
-            ({}, 503),
-        ):
-            async with session.post(address, json=told) as response:
-                assert (response.status, await response.json()) == (200, told)
-            assert await _ask(session, sim, "fixed?fault=503&rate=1") == status
-            async with session.get(address) as response:
-                assert await response.json() == told
-        async with session.post(address, json={"slow": -1}) as response:
-            assert response.status == 400
-            assert "slow: expected a factor" in (await response.json())["error"]["message"]
-        async with session.post(address, data=b"[]") as response:
-            assert response.status == 400
+@pytest.mark.virtual_time
+async def test_requests_are_served_in_order() -> None:
+    """Two at once, the others as places become free; a late one waits behind the queue."""
+    requests = Requests(2)
+    began = asyncio.get_running_loop().time()
+    tasks = [requests.send(name) for name in "abcd"]
+    await asyncio.sleep(1)
+    tasks.append(requests.send("e"))
+    await asyncio.gather(*tasks)
+    assert {name: at - began for name, at in requests.began.items()} == pytest.approx(
+        {"a": 0, "b": 0, "c": 1, "d": 1, "e": 2}
+    )
+    assert (requests.most, requests.capacity.busy, requests.capacity.waiting) == (2, 0, 0)
 
 
-@pytest.mark.live
-async def test_a_slow_one(sim: Simulator):
-    """Every time of an answer is so many times as long: `slow=` in a model's name does the same."""
-    async with aiohttp.ClientSession() as session:
-        await _ask(session, sim, "fixed?ttft=0.1&tps=100&slow=2")
-    (entry,) = sim.ledger.requests
-    assert entry.headers_secs is not None
-    assert entry.first_token_secs is not None
-    assert entry.ended_secs is not None
-    assert entry.headers_secs - entry.started_secs == pytest.approx(0.1, abs=0.05)
-    assert entry.first_token_secs - entry.started_secs == pytest.approx(0.2, abs=0.05)
-    assert entry.ended_secs - entry.started_secs == pytest.approx(0.2 + 13 * 0.02, abs=0.08)
+@pytest.mark.virtual_time
+async def test_a_cancelled_request_makes_room() -> None:
+    """While it waits, while it is served, and between being admitted and running."""
+    requests = Requests(1)
+    served, waits, admitted, last = (requests.send(n, 9) for n in ("a", "b", "c", "d"))
+    await asyncio.sleep(0.5)
+    waits.cancel()
+    await asyncio.sleep(0)
+    assert requests.capacity.waiting == 2
+    served.cancel()
+    await asyncio.sleep(0)  # the third request has the place and does not know it yet
+    admitted.cancel()
+    await asyncio.wait_for(last, 10)
+    assert list(requests.began) == ["a", "d"]
+    await asyncio.gather(served, waits, admitted, return_exceptions=True)
+    assert (requests.capacity.busy, requests.capacity.waiting) == (0, 0)
 
 
-@pytest.mark.live
-async def test_a_queue():
-    """A request's times begin when it has a place; one that leaves gives its place away."""
-    async with Simulator(capacity=1) as sim, aiohttp.ClientSession() as session:
-        hangs = asyncio.create_task(_ask(session, sim, "fixed?fault=hang"))
-        await sim.ledger.wait_until(lambda ledger: len(ledger.open) == 1, 1)
-        waits = asyncio.create_task(_ask(session, sim, "fixed?ttft=0.05"))
-        leaves = asyncio.create_task(_ask(session, sim, "fixed?ttft=0.05"))
-        await sim.ledger.wait_until(lambda ledger: len(ledger.open) == 3, 1)
-        async with session.get(f"{sim.url}/simulator/arrivals") as response:
-            told = await response.json()
-        assert (told["busy"], told["waiting"]) == (1, 2)
-        assert all(entry.headers_secs is None for entry in sim.ledger.open)
-        leaves.cancel()
-        await sim.ledger.wait_until(lambda ledger: len(ledger.open) == 2, 1)
-        gone_secs = sim.ledger.clock()
-        hangs.cancel()
-        assert await waits == 200
-        await sim.wait_idle(1)
-        aborted, served, left = sim.ledger.requests
-        assert (aborted.outcome, served.outcome, left.outcome) == (
-            "aborted",
-            "completed",
-            "aborted",
-        )
-        assert left.began_secs is None
-        assert served.began_secs is not None
-        assert served.first_token_secs is not None
-        assert served.began_secs >= gone_secs
-        assert served.first_token_secs - served.began_secs >= 0.05
+@pytest.mark.virtual_time
+async def test_limit_can_change() -> None:
+    """A higher one is filled at once; a lower one ends no request."""
+    requests = Requests(1)
+    tasks = [requests.send(name) for name in "abcd"]
+    await asyncio.sleep(0)
+    requests.capacity.limit = 3
+    assert requests.capacity.busy == 3
+    requests.capacity.limit = 1
+    await asyncio.sleep(0.5)
+    assert list(requests.began) == ["a", "b", "c"]
+    requests.capacity.limit = None
+    await asyncio.gather(*tasks)
+    assert requests.capacity.busy == 0
 
 
-@pytest.mark.live
-def test_a_process_of_its_own():
-    """The same from outside: its capacity, its conditions, its counts; and a crash."""
-    with SimulatorProcess(capacity=2) as sim:
-        sim.set_conditions(fault="503", capacity=None)
-        with pytest.raises(ValueError, match="fault: unknown fault 'oops'"):
-            sim.set_conditions(fault="oops")
-        told = sim.arrivals()
-        assert (sum(told["counts"]), told["busy"], told["waiting"]) == (0, 0, 0)
-        assert abs(told["first"] - time.monotonic()) < 60
-        assert sim.arrivals(told["first"] + 100)["counts"] == []
-        sim.kill()
-        with pytest.raises(OSError, match="refused"):
-            sim.arrivals()
-        with SimulatorProcess(int(sim.url.rsplit(":", 1)[1])) as again:  # the port is free at once
-            assert again.arrivals()["busy"] == 0
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("seed", range(10))
+async def test_never_more_than_the_limit(seed: int) -> None:
+    rng = random.Random(seed)
+    requests = Requests(3)
+    tasks: list[asyncio.Task[None]] = []
+    for number in range(60):
+        tasks.append(requests.send(str(number), rng.random()))
+        if rng.random() < 0.4:
+            rng.choice(tasks).cancel()
+        if rng.random() < 0.5:
+            await asyncio.sleep(rng.random() / 2)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert requests.most == 3
+    assert (requests.capacity.busy, requests.capacity.waiting) == (0, 0)
+
+
+def arrivals_at(*times: float) -> Arrivals:
+    arrivals = Arrivals(times[0])
+    for at_secs in times:
+        arrivals.add(at_secs)
+    return arrivals
+
+
+def test_arrivals_are_counted_by_second() -> None:
+    """The running second is left out; the first one is that of the start."""
+    arrivals = arrivals_at(68_040.1, 68_040.9, 68_042.0, 68_042.5)
+    assert arrivals.since(0, 68_042.9) == (68_040, [2, 0])
+    assert arrivals.since(68_041, 68_044.0) == (68_041, [0, 2, 0])
+    assert arrivals.since(99_999, 68_044.0) == (68_044, [])
+
+
+def test_old_arrivals_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conditions, "KEPT_SECS", 4)
+    arrivals = arrivals_at(0.5, 1.5, 2.5, 3.5, 4.5, 5.5)
+    assert arrivals.since(0, 5.9) == (2, [1, 1, 1])

@@ -5,14 +5,12 @@ import re
 
 import pytest
 
-from pipecat_hedge.tools.simulator.prompt import Prompt, Turn
-from pipecat_hedge.tools.simulator.script import FALLBACK, GREETING, reply_to
+from pipecat_hedge.tools.simulator.script import FALLBACK, GREETING, Prompt, Turn, reply_to
 from pipecat_hedge.tools.simulator.timeline import tokenize
 
 
 def prompt(*turns: tuple[str, str], tools: tuple[str, ...] = (), max_tokens: int | None = None):
-    said = tuple(Turn(role, text) for role, text in turns)
-    return Prompt(said, tools, True, max_tokens, True, 1)
+    return Prompt(tuple(Turn(*turn) for turn in turns), tools, max_tokens=max_tokens)
 
 
 def answer(*turns: tuple[str, str]) -> str:
@@ -39,15 +37,15 @@ FITTING = {
 }
 
 
-@pytest.mark.parametrize(("said", "heard"), FITTING.items())
-def test_every_recording_has_a_fitting_answer(said: str, heard: str):
-    """What the recordings say is answered to the point, and in words that a voice can speak."""
-    text = answer(("user", said))
-    assert heard in text
-    sentences = re.split(r"(?<=[.!?]) ", text)
+@pytest.mark.parametrize(("text", "expected"), FITTING.items())
+def test_every_recording_has_a_fitting_answer(text: str, expected: str):
+    """It answers the question, in words that a voice can speak."""
+    spoken = answer(("user", text))
+    assert expected in spoken
+    sentences = re.split(r"(?<=[.!?]) ", spoken)
     assert 2 <= len(sentences) <= 3
     assert len(sentences[0].split()) <= 6
-    assert re.fullmatch(r"[A-Za-z ,.!?']+", text), "nothing but words"
+    assert re.fullmatch(r"[A-Za-z ,.!?']+", spoken), "nothing but words"
 
 
 @pytest.mark.parametrize("said", ["what time do you clothes tonight", "do you have any vegetarian"])
@@ -57,7 +55,6 @@ def test_misheard_words(said: str):
 
 
 def test_anything_else_gets_the_fallback():
-    """What nobody foresaw is answered with a question back."""
     assert answer(("user", "what is the capital of france")) == FALLBACK
 
 
@@ -71,12 +68,12 @@ def test_anything_else_gets_the_fallback():
     ],
 )
 def test_greeting(turns: tuple[tuple[str, str], ...]):
-    """Without a caller's word, or asked to greet, the model greets."""
+    """Without a message of the user, or asked to greet, the model greets."""
     assert answer(*turns) == GREETING
 
 
-def test_the_last_word_counts():
-    """The answer is to what the caller said last, not to Pipecat's filling turn of a full stop."""
+def test_the_last_message_is_answered():
+    """Except the full stop that Pipecat adds for some providers."""
     turns = (("user", "do you deliver"), ("assistant", "Yes."), ("user", "where are you"))
     assert "Quay Street" in answer(*turns)
     assert "Quay Street" in answer(*turns, ("user", "."))
@@ -101,7 +98,7 @@ def test_a_begun_answer_is_continued():
     ],
 )
 def test_booking_calls_the_tool(said: str, arguments: dict[str, object]):
-    """If there is a tool to book tables, the model calls it with what the caller said."""
+    """If there is a tool to book tables, the model calls it with the user's numbers."""
     reply = reply_to(prompt(("user", said), tools=("book_table",)))
     assert reply.tool is not None
     assert reply.tool.name == "book_table"
@@ -129,7 +126,7 @@ def test_cancelling_calls_the_tool():
 
 
 def test_after_the_tool_the_model_confirms():
-    """What the tool returned is followed by spoken words, not by another call."""
+    """A tool's result is followed by speech, not by another call."""
     turns = (("user", "book a table for two at seven"), ("assistant", ""), ("tool", "booked"))
     reply = reply_to(prompt(*turns, tools=("book_table",)))
     assert reply.tool is None

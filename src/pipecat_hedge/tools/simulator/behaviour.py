@@ -1,29 +1,41 @@
-"""How one request is to be served, read from its model name: ``profile?key=value&key=value``.
+"""How one request is served, read from its model name: ``profile?key=value&key=value``.
 
 The same with ``@`` and commas, ``profile@key=value,key=value``, for places where ``?`` and ``&``
 cannot stand: a Gemini model is part of the URL's path, and Google's SDK refuses both characters.
-Either spelling works on every wire.
+Either spelling works in every wire format.
 """
 
 import json
-import math
+import random
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import unquote
 
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import ValidationError as PydanticError
+
 from pipecat_hedge.policy.profiles import PROFILES, LatencyProfile
-from pipecat_hedge.tools.simulator.faults import FAULTS, Fault
+from pipecat_hedge.tools.simulator.script import (
+    Prompt,
+    booking_arguments,
+    reply_to,
+    spoken,
+    tool_call,
+)
+from pipecat_hedge.tools.simulator.timeline import FAULTS, Fault, Reply, Scene, Step, healthy
 
 # A separator counts only before a key, so that answers and JSON may contain it.
 _SEPARATOR = re.compile(r"[&,](?=[a-z_]+=)")
-_PROFILE_ENDS = re.compile(r"[?@]")
+_PROFILE_END = re.compile(r"[?@]")
+_HEADERS_SHARE = 0.5  # assumed: a provider's headers come halfway to its first token
+_RETRY_AFTER_SECS = 1.0
 
 
 class BehaviourError(ValueError):
-    """A model name that asks for something unknown.
+    """A model name with an unknown profile, key or value.
 
     Args:
         message: Names the field and what it may be.
@@ -35,119 +47,71 @@ class BehaviourError(ValueError):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True)
-class Behaviour:
-    """How one request is served.
+def _fault(value: Any) -> Any:
+    if isinstance(value, str) and value in FAULTS:
+        return FAULTS[value]
+    raise ValueError
 
-    Parameters:
-        profile: Draws the time to first token and paces the tokens.
-        ttft: Seconds to the first token, instead of a draw.
-        headers: Seconds to status and headers; half the time to first token if None.
-        tps: Tokens per second, instead of the profile's.
-        fault: The way to fail, if any.
-        rate: The share of requests that get the fault.
-        after: Tokens sent before the fault strikes; None leaves it to the fault.
-        delay: The fault's own delay in seconds; None leaves it to the fault.
-        retry_after: Seconds in the ``retry-after`` header; None sends one with 429 only.
-        requests_left: Requests that the headers say may still be made; None tells nothing of them.
-        tokens_left: Tokens that they say may still be sent; None tells nothing of them.
-        reset: In how many seconds they say that both limits are whole again.
-        answer: Said instead of the scripted answer.
-        tool: A tool called instead of an answer.
-        args: Arguments of that call.
-        slow: All times of the answer are so many times as long.
+
+def _parsed_json(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+_Secs = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=0)]
+_Text = Annotated[str, StringConstraints(pattern=r"\S")]
+_Object = Annotated[dict[str, Any], BeforeValidator(_parsed_json)]
+_Fault = Annotated[Fault, BeforeValidator(_fault)]
+
+
+def _key(default: Any, meaning: str, **limits: Any) -> Any:
+    return Field(default, description=meaning, **limits)
+
+
+class Behaviour(BaseModel):
+    """How one request is served: a latency profile, and the keys that a model name may set.
+
+    A key that is None is left to the profile, the fault or the script.
     """
 
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
+
     profile: LatencyProfile
-    ttft: float | None = None
-    headers: float | None = None
-    tps: float | None = None
-    fault: Fault | None = None
-    rate: float = 1.0
-    after: int | None = None
-    delay: float | None = None
-    retry_after: float | None = None
-    requests_left: int | None = None
-    tokens_left: int | None = None
-    reset: float = 1.0
-    answer: str | None = None
-    tool: str | None = None
-    args: dict[str, Any] | None = None
-    slow: float = 1.0
+    ttft: _Secs | None = _key(None, "seconds to the first token, 0 or more")
+    headers: _Secs | None = _key(None, "seconds to the headers, 0 or more")
+    tps: float | None = _key(None, "tokens per second, more than 0 (inf: all at once)", gt=0)
+    fault: _Fault | None = _key(None, "the name of a fault")
+    rate: float = _key(1.0, "share of requests that get the fault, from 0 to 1", ge=0, le=1)
+    after: _Count | None = _key(None, "tokens before the fault, a whole number, 0 or more")
+    delay: _Secs | None = _key(None, "the fault's own delay in seconds, 0 or more")
+    retry_after: _Secs | None = _key(None, "seconds in the retry-after header, 0 or more")
+    requests_left: _Count | None = _key(
+        None, "remaining requests in the rate-limit headers, a whole number, 0 or more"
+    )
+    tokens_left: _Count | None = _key(
+        None, "remaining tokens in the rate-limit headers, a whole number, 0 or more"
+    )
+    reset: _Secs = _key(1.0, "seconds until the rate limit is reset, in its headers (default 1)")
+    answer: _Text | None = _key(None, "the text to answer, URL-encoded, not blank")
+    tool: _Text | None = _key(None, "the name of a tool to call, not blank")
+    args: _Object | None = _key(None, "a JSON object, the arguments of that call")
+    slow: float = _key(
+        1.0, "a factor on all times of the answer, more than 0", gt=0, allow_inf_nan=False
+    )
+
+    @property
+    def limits_left(self) -> dict[str, int]:
+        """What the rate-limit headers say is left of ``requests`` and ``tokens``, where set."""
+        left = {"requests": self.requests_left, "tokens": self.tokens_left}
+        return {kind: count for kind, count in left.items() if count is not None}
 
 
-def _secs(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value) or value < 0:
-        raise ValueError
-    return value
-
-
-def _tokens_per_sec(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise ValueError
-    return value
-
-
-def _factor(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value) or value <= 0:
-        raise ValueError
-    return value
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise ValueError
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError
-    return value
-
-
-def _fault(text: str) -> Fault:
-    if text not in FAULTS:
-        raise BehaviourError(f"fault: unknown fault {text!r}; known faults: {', '.join(FAULTS)}")
-    return FAULTS[text]
-
-
-def _filled(text: str) -> str:
-    if not text.strip():
-        raise ValueError
-    return text
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError
-    return value
-
-
-KEYS: dict[str, tuple[Callable[[str], Any], str]] = {
-    "ttft": (_secs, "seconds to the first token, 0 or more"),
-    "headers": (_secs, "seconds to the headers, 0 or more"),
-    "tps": (_tokens_per_sec, "tokens per second, more than 0 (inf: all at once)"),
-    "fault": (_fault, "the name of a fault"),
-    "rate": (_share, "share of requests that get the fault, from 0 to 1"),
-    "after": (_count, "tokens before the fault, a whole number, 0 or more"),
-    "delay": (_secs, "the fault's own delay in seconds, 0 or more"),
-    "retry_after": (_secs, "seconds in the retry-after header, 0 or more"),
-    "requests_left": (_count, "requests that the headers say are left, a whole number, 0 or more"),
-    "tokens_left": (_count, "tokens that the headers say are left, a whole number, 0 or more"),
-    "reset": (_secs, "seconds until the headers say that both are whole again, default 1"),
-    "answer": (_filled, "the text to say, URL-encoded, not blank"),
-    "tool": (_filled, "the name of a tool to call, not blank"),
-    "args": (_json_object, "a JSON object, the arguments of that call"),
-    "slow": (_factor, "a factor on all times of the answer, more than 0"),
+KEYS = {
+    name: field.description or ""
+    for name, field in Behaviour.model_fields.items()
+    if name != "profile"
 }
-"""What may follow the profile: how a value is read, and what it may be."""
+"""What may follow the profile, and what each value may be."""
 
 
 @lru_cache(maxsize=1024)
@@ -161,11 +125,11 @@ def parse_model(model: str) -> Behaviour:
         BehaviourError: If the profile, a key or a value is unknown; names the field and the known
             ones.
     """
-    name, *rest = _PROFILE_ENDS.split(model, maxsplit=1)
+    name, *rest = _PROFILE_END.split(model, maxsplit=1)
     if name not in PROFILES:
         known = ", ".join(PROFILES)
         raise BehaviourError(f"model: unknown profile {name!r}; known profiles: {known}", 404)
-    behaviour = Behaviour(PROFILES[name])
+    behaviour = Behaviour(profile=PROFILES[name])
     return override(behaviour, rest[0]) if rest else behaviour
 
 
@@ -173,37 +137,111 @@ def override(behaviour: Behaviour, keys: str) -> Behaviour:
     """The behaviour with some of its fields replaced.
 
     Args:
-        behaviour: Where to start from.
+        behaviour: The behaviour to start from.
         keys: ``key=value&key=value``, values URL-encoded.
 
     Raises:
         BehaviourError: If a key or a value is unknown; names the field and what it may be.
     """
-    texts: dict[str, str] = {}
+    values: dict[str, str] = {}
     for pair in _SEPARATOR.split(keys):
         key, equals, text = pair.partition("=")
-        if key not in KEYS or not equals:
-            raise BehaviourError(f"{key or 'model'}: unknown key; known keys: {', '.join(KEYS)}")
-        texts[key] = unquote(text)
-    return replace(behaviour, **read_keys(texts))
+        if not equals:
+            raise unknown_key(key)
+        values[key] = unquote(text)
+    return behaviour.model_copy(update=read_keys(values))
 
 
-def read_keys(texts: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of a behaviour that keys and their values name.
+def read_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Check keys and their values, as text or as JSON values.
 
-    Args:
-        texts: Known keys, with their values as text.
+    Returns:
+        The fields of a `Behaviour` that they set.
 
     Raises:
-        BehaviourError: If a value is none; names the field and what it may be.
+        BehaviourError: If a key or a value is unknown; names the field and what it may be.
     """
-    fields: dict[str, Any] = {}
-    for key, text in texts.items():
-        read, meaning = KEYS[key]
-        try:
-            fields[key] = read(text)
-        except BehaviourError:
-            raise
-        except ValueError:
-            raise BehaviourError(f"{key}: expected {meaning}, got {text!r}") from None
-    return fields
+    for key, value in values.items():
+        if key not in KEYS:
+            raise unknown_key(key)
+        if value is None:
+            raise BehaviourError(f"{key}: expected {KEYS[key]}, got null")
+    try:
+        checked = Behaviour(profile=PROFILES["fixed"], **values)
+    except PydanticError as error:
+        key = str(error.errors()[0]["loc"][0])
+        if key == "fault":
+            known = ", ".join(FAULTS)
+            message = f"fault: unknown fault {values[key]!r}; known faults: {known}"
+        else:
+            message = f"{key}: expected {KEYS[key]}, got {values[key]!r}"
+        raise BehaviourError(message) from None
+    return {key: getattr(checked, key) for key in values}
+
+
+def unknown_key(key: str, *others: str) -> BehaviourError:
+    """The error for an unknown key; ``others`` are known besides those of a model name."""
+    known = ", ".join((*KEYS, *others))
+    return BehaviourError(f"{key or 'model'}: unknown key; known keys: {known}")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one request will be served.
+
+    Parameters:
+        fault: The fault that this request gets, if any.
+        steps: What is sent when; may be endless.
+        retry_after_secs: For the ``retry-after`` header of a refusal; None sends none.
+    """
+
+    fault: Fault | None
+    steps: Iterator[Step]
+    retry_after_secs: float | None
+
+
+def plan(behaviour: Behaviour, prompt: Prompt, rng: random.Random) -> Plan:
+    """Decide how to serve a request.
+
+    Args:
+        behaviour: What the model name sets.
+        prompt: The request.
+        rng: Gives the same two numbers for every request, fault or not, so that a fault does not
+            shift the draws.
+    """
+    drawn_secs = behaviour.profile.sample(rng)
+    has_fault = rng.random() < behaviour.rate
+    fault = behaviour.fault if has_fault else None
+    ttft_secs = _first_set(behaviour.ttft, drawn_secs)
+    headers_secs = _first_set(behaviour.headers, ttft_secs * _HEADERS_SHARE)
+    scene = Scene(
+        reply=_reply(behaviour, prompt, fault),
+        ttft_secs=ttft_secs,
+        headers_secs=min(headers_secs, ttft_secs),
+        interval_secs=1 / (behaviour.tps or behaviour.profile.tokens_per_sec),
+        after_tokens=behaviour.after,
+        delay_secs=_first_set(behaviour.delay, fault.delay_secs if fault else 0.0),
+    )
+    retry_after_secs = behaviour.retry_after
+    if retry_after_secs is None and fault is not None and fault.name == "429":
+        retry_after_secs = _RETRY_AFTER_SECS
+    steps = fault.shape(scene) if fault else healthy(scene)
+    if behaviour.slow != 1:
+        steps = (Step(step.at_secs * behaviour.slow, step.act) for step in steps)
+    return Plan(fault, steps, retry_after_secs)
+
+
+def _first_set(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _reply(behaviour: Behaviour, prompt: Prompt, fault: Fault | None) -> Reply:
+    if behaviour.tool is not None and not prompt.has_tool_result:
+        return Reply(tool=tool_call(behaviour.tool, behaviour.args or {}))
+    scripted = reply_to(prompt)
+    if fault is not None and fault.wants_tool:
+        name = prompt.tools[0] if prompt.tools else "book_table"
+        return Reply(tool=scripted.tool or tool_call(name, booking_arguments(prompt.user_texts)))
+    if behaviour.answer is not None:
+        return spoken(behaviour.answer, prompt.max_tokens)
+    return scripted

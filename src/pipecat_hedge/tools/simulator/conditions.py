@@ -1,66 +1,132 @@
-"""What holds for all requests of a running simulator, whatever they ask for: its bad hours.
+"""What concerns all requests of a running simulator: conditions, a bounded capacity, arrivals."""
 
-`POST /simulator/conditions` replaces them as a whole, so that nobody has to know what was said
-before: `{"fault": "429", "rate": 0.3}` is a provider that refuses, `{}` is the usual one again.
-"""
-
-from __future__ import annotations
-
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
-from pipecat_hedge.tools.simulator.behaviour import KEYS, Behaviour, BehaviourError, read_keys
-from pipecat_hedge.tools.simulator.capacity import checked_limit
+from pipecat_hedge.tools.simulator.behaviour import KEYS, BehaviourError, read_keys, unknown_key
 
-__all__ = ["Conditions", "read_conditions"]
-
-
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """What holds for all requests.
-
-    Parameters:
-        keys: Fields of the behaviour, which go before those that a request asks for.
-        has_capacity: Whether they set the capacity; else it is what the simulator began with.
-        capacity: How many requests are served at once; None is as many as come.
-        told: The same as it was told, to be shown.
-    """
-
-    keys: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    has_capacity: bool = False
-    capacity: int | None = None
-    told: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-    def applied(self, behaviour: Behaviour) -> Behaviour:
-        """A request's behaviour under these conditions.
-
-        Args:
-            behaviour: What it asks for.
-        """
-        return replace(behaviour, **self.keys) if self.keys else behaviour
+KEPT_SECS = 6 * 3600
+"""Seconds with requests for which `Arrivals` keeps its counts."""
 
 
-def read_conditions(told: Mapping[str, Any]) -> Conditions:
-    """Read conditions from JSON.
+def read_conditions(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Check conditions: a model's keys with text or JSON values, and ``capacity``.
 
-    Args:
-        told: A model's keys, with values as in a model name or as JSON has them, and ``capacity``.
+    Returns:
+        The fields of a behaviour that they set, and ``capacity`` if it is among them.
 
     Raises:
         BehaviourError: If a key or a value is unknown; names the field and what it may be.
     """
-    if unknown := told.keys() - KEYS.keys() - {"capacity"}:
-        known = ", ".join([*KEYS, "capacity"])
-        raise BehaviourError(f"{min(unknown)}: unknown key; known keys: {known}")
-    texts = {key: _text(value) for key, value in told.items() if key != "capacity"}
-    try:
-        capacity = checked_limit(told.get("capacity"))
-    except ValueError as error:
-        raise BehaviourError(str(error)) from None
-    return Conditions(read_keys(texts), "capacity" in told, capacity, dict(told))
+    if unknown := values.keys() - KEYS.keys() - {"capacity"}:
+        raise unknown_key(min(unknown), "capacity")
+    fields = read_keys({key: value for key, value in values.items() if key != "capacity"})
+    if "capacity" in values:
+        try:
+            fields["capacity"] = checked_capacity(values["capacity"])
+        except ValueError as error:
+            raise BehaviourError(str(error)) from None
+    return fields
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def checked_capacity(capacity: Any) -> int | None:
+    """The capacity, if it is a whole number of at least 1, or None.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    is_count = isinstance(capacity, int) and not isinstance(capacity, bool) and capacity >= 1
+    if capacity is not None and not is_count:
+        raise ValueError(f"capacity: expected a whole number, 1 or more, or none, got {capacity!r}")
+    return capacity
+
+
+class Capacity:
+    """At most ``limit`` requests are served at once; the others wait in order of arrival.
+
+    Args:
+        limit: How many requests are served at once; None is no limit.
+
+    Attributes:
+        busy: Requests being served.
+    """
+
+    def __init__(self, limit: int | None = None):
+        self.busy = 0
+        self._limit = checked_capacity(limit)
+        self._queue: dict[asyncio.Future[None], None] = {}
+
+    @property
+    def limit(self) -> int | None:
+        """How many requests are served at once. Lowering it ends none of them."""
+        return self._limit
+
+    @limit.setter
+    def limit(self, limit: int | None) -> None:
+        self._limit = checked_capacity(limit)
+        self._admit()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait to be served."""
+        return len(self._queue)
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """Wait to be served; leaving the context, served or cancelled, admits the next request."""
+        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue[admitted] = None
+        self._admit()
+        try:
+            await admitted
+            yield
+        finally:
+            self._queue.pop(admitted, None)
+            if not admitted.cancelled():
+                self.busy -= 1
+            self._admit()
+
+    def _admit(self) -> None:
+        while self._queue and (self._limit is None or self.busy < self._limit):
+            admitted = next(iter(self._queue))
+            del self._queue[admitted]
+            if not admitted.done():  # else its request is being cancelled
+                self.busy += 1
+                admitted.set_result(None)
+
+
+class Arrivals:
+    """Counts requests by the whole seconds of a clock.
+
+    Args:
+        now: The time at which counting begins.
+    """
+
+    def __init__(self, now: float):
+        self._first = int(now)
+        self._counts: Counter[int] = Counter()
+
+    def add(self, now: float) -> None:
+        """Count a request."""
+        self._counts[int(now)] += 1
+        if len(self._counts) > KEPT_SECS:
+            oldest = next(iter(self._counts))
+            del self._counts[oldest]
+            self._first = oldest + 1
+
+    def since(self, second: int, now: float) -> tuple[int, list[int]]:
+        """The counts of the seconds that are over.
+
+        Args:
+            second: The first second wanted.
+            now: The time.
+
+        Returns:
+            The first second returned, which is later than ``second`` if that is forgotten; and the
+            counts from there on.
+        """
+        first = min(max(second, self._first), int(now))
+        return first, [self._counts[each] for each in range(first, int(now))]

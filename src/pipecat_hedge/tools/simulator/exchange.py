@@ -1,8 +1,7 @@
-"""Serves one request: plays a plan's steps onto the socket, each at its time, and keeps the ledger.
+"""Serves one request: sends a plan's steps, each at its time, and keeps the request's ledger entry.
 
-Times are absolute, from when the request has a place (at once, unless the capacity is bounded), so
-that a late step does not push the next ones. The task is cancelled by aiohttp as soon as the
-client's socket closes; that is how an abort gets into the ledger.
+Times are absolute, from when the request has a place, so that a late step does not delay the next
+ones. aiohttp cancels the task when the client's socket closes; that is how an abort is recorded.
 """
 
 import asyncio
@@ -11,160 +10,149 @@ import struct
 
 from aiohttp import web
 
+from pipecat_hedge.tools.simulator.behaviour import Plan
 from pipecat_hedge.tools.simulator.ledger import Ledger, LedgerEntry
-from pipecat_hedge.tools.simulator.plan import Plan
 from pipecat_hedge.tools.simulator.timeline import (
-    Cut,
-    End,
     Event,
     Finished,
     Garbage,
-    Headers,
     InBandError,
     KeepAlive,
-    Opened,
     Refusal,
-    Reset,
     Signal,
-    Silence,
     Text,
     Thought,
     ToolArguments,
     ToolStart,
 )
-from pipecat_hedge.tools.simulator.wire import Encoder, Wire, dumps
+from pipecat_hedge.tools.simulator.wires import GARBAGE, Wire, dumps, error_message
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 seconds
 
 
 class Exchange:
-    """One request and its response."""
+    """One request and its response.
 
-    def __init__(self, request: web.Request, wire: Wire, ledger: Ledger, entry: LedgerEntry):
-        """Initialize the exchange.
+    Args:
+        request: The request.
+        wire: Its protocol.
+        ledger: The ledger, which gets a new entry.
 
-        Args:
-            request: The request.
-            wire: Its protocol.
-            ledger: Where to write down what happens.
-            entry: The request's entry there.
-        """
+    Attributes:
+        entry: The request's entry in the ledger.
+        limit_headers: Rate-limit headers of every response.
+        request: The request.
+        wire: Its protocol.
+    """
+
+    def __init__(self, request: web.Request, wire: type[Wire], ledger: Ledger):
+        self.entry: LedgerEntry = ledger.arrived(wire.name)
+        self.limit_headers: dict[str, str] = {}
+        self.request, self.wire, self._ledger = request, wire, ledger
         self._loop = asyncio.get_running_loop()
-        self._began = self._loop.time()
-        self._request = request
-        self._wire = wire
-        self._ledger = ledger
-        self.entry = entry
         self._response: web.StreamResponse | None = None
         self._is_whole = False
-        self._rate_limit_headers: dict[str, str] = {}
 
-    def left(self) -> None:
-        """The client has gone: an abort, unless it had the whole answer already."""
+    def abort(self) -> None:
+        """Record that the client left: an abort, unless it had the whole answer already."""
         self._ledger.ended(self.entry, "completed" if self._is_whole else "aborted")
 
-    def begin(self) -> None:
-        """The request has a place to be served: its times count from here."""
-        self._began = self._loop.time()
-        self.entry.began_secs = self._ledger.clock()
-
-    async def play(self, plan: Plan, encoder: Encoder) -> web.StreamResponse:
-        """Serve the request as planned.
-
-        Args:
-            plan: What is sent when.
-            encoder: Writes the response in the request's protocol.
-        """
-        held: list[Event] | None = None if self.entry.stream else []
-        if plan.rate_limit is not None:
-            self._rate_limit_headers = self._wire.rate_limit_headers(plan.rate_limit)
-        for step in plan.steps:
-            await self._until(step.at_secs)
-            match step.act:
-                case Headers() | Refusal() | Reset() | Cut() | Silence() | End() as signal:
-                    response = await self._signal(signal, plan, encoder, held)
-                    if response is not None:
-                        return response
-                case event if held is None:
-                    await self._write(encoder.encode(event))
-                    self._count(event)
-                case InBandError(status):
-                    return await self.refuse(status or 500, None, None)  # no band to be in
-                case event:
-                    held.append(event)
-                    await self._whole(event, held, encoder)
-        raise AssertionError("a plan ends with a signal or never")
-
-    async def refuse(
-        self, status: int, message: str | None, retry_after_secs: float | None
+    def refuse(
+        self, status: int, message: str | None = None, retry_after_secs: float | None = None
     ) -> web.Response:
         """Answer with an error status in the protocol's form."""
-        error = self._wire.error(status, message, self.entry.id, retry_after_secs)
-        self.entry.status = error.status
-        self.entry.headers_secs = self.entry.first_byte_secs = self._ledger.clock()
-        self._ledger.ended(self.entry, "failed")
+        entry = self.entry
+        body = self.wire.error(status, message or error_message(status), entry.id, retry_after_secs)
+        headers = {**self.wire.headers(entry.id), **self.limit_headers}
+        if retry_after_secs is not None:
+            headers["retry-after"] = f"{retry_after_secs:g}"
+        entry.status = status
+        entry.headers_secs = entry.first_byte_secs = self._ledger.clock()
+        self._ledger.ended(entry, "failed")
         return web.Response(
-            status=error.status,
-            body=dumps(error.body),
-            headers={
-                "content-type": "application/json",
-                **error.headers,
-                **self._rate_limit_headers,
-            },
+            status=status, body=dumps(body), headers=headers, content_type="application/json"
         )
 
-    async def _until(self, at_secs: float) -> None:
-        # A burst yields to the loop too: in one process the client runs on it.
-        await asyncio.sleep(max(0.0, self._began + at_secs - self._loop.time()))
+    async def play(self, plan: Plan, wire: Wire) -> web.StreamResponse:
+        """Serve the request as planned; its times count from here."""
+        began = self._loop.time()
+        self.entry.began_secs = self._ledger.clock()
+        held: list[Event] = []  # the events of an answer that is not streamed
+        for step in plan.steps:
+            # A burst yields to the loop, too: a client in the same process runs on it.
+            await asyncio.sleep(max(0.0, began + step.at_secs - self._loop.time()))
+            match step.act:
+                case Refusal(status):
+                    return self.refuse(status, None, plan.retry_after_secs)
+                case Signal.END:
+                    assert self._response is not None
+                    await self._response.write_eof()
+                    self._ledger.ended(self.entry, "completed" if self._is_whole else "failed")
+                    return self._response
+                case Signal.HEADERS:
+                    if self.entry.stream:
+                        await self._start("text/event-stream; charset=utf-8")
+                case Signal():
+                    await self._break_off(step.act, held, wire)
+                case event if self.entry.stream:
+                    await self._write(wire.encode(event))
+                    self._count(event)
+                case InBandError(status):  # there is no stream for the error to be in
+                    return self.refuse(status or 500)
+                case KeepAlive() | Thought():  # endless ones must not fill the memory
+                    pass
+                case event:
+                    held.append(event)
+                    if isinstance(event, Finished | Garbage):
+                        await self._write_whole(held, wire)
+        raise AssertionError("a plan ends with a signal or never")
 
-    async def _signal(
-        self, signal: Signal, plan: Plan, encoder: Encoder, held: list[Event] | None
-    ) -> web.StreamResponse | None:
-        match signal:
-            case Headers():
-                if held is None:
-                    await self._start("text/event-stream; charset=utf-8", encoder)
-                return None
-            case Refusal(status):
-                return await self.refuse(status, None, plan.retry_after_secs)
-            case Reset():
-                self._reset()
-            case Cut():
-                if held is not None:
-                    await self._write_half(held, encoder)
-                self._cut()
-            case Silence():
-                pass
-            case End():
-                assert self._response is not None
-                await self._response.write_eof()
-                is_failure = plan.fault is not None and plan.fault.is_failure
-                self._ledger.ended(self.entry, "failed" if is_failure else "completed")
-                return self._response
-        # Nothing more is sent. The client's leaving, or the connection's end, cancels this task.
+    async def _break_off(self, signal: Signal, held: list[Event], wire: Wire) -> None:
+        """Reset, cut or go silent; then wait for the cancellation when the connection closes."""
+        transport = self.request.transport
+        if signal is Signal.CUT and not self.entry.stream:
+            texts: list[Event] = [event for event in held if isinstance(event, Text)]
+            body = wire.whole([*texts, Finished("stop")])
+            await self._start("application/json")
+            await self._write(body[: len(body) // 2])
+        if signal is not Signal.SILENCE:
+            self._ledger.ended(self.entry, "failed")
+        if transport is not None and signal is Signal.CUT:
+            transport.close()
+        elif transport is not None and signal is Signal.RESET:
+            sock = transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            transport.abort()
         await self._loop.create_future()
-        return None
 
-    async def _start(self, content_type: str, encoder: Encoder) -> None:
+    async def _start(self, content_type: str) -> None:
         headers = {
             "content-type": content_type,
             "cache-control": "no-cache",
-            **encoder.headers,
-            **self._rate_limit_headers,
+            **self.wire.headers(self.entry.id),
+            **self.limit_headers,
         }
         self._response = web.StreamResponse(headers=headers)
-        await self._response.prepare(self._request)
+        await self._response.prepare(self.request)
         self.entry.status = 200
         self.entry.headers_secs = self._ledger.clock()
         self._ledger.announce()
 
     async def _write(self, data: bytes) -> None:
-        if data:
-            assert self._response is not None
-            await self._response.write(data)
-            if self.entry.first_byte_secs is None:
-                self.entry.first_byte_secs = self._ledger.clock()
-                self._ledger.announce()
+        if not data:
+            return
+        assert self._response is not None
+        await self._response.write(data)
+        if self.entry.first_byte_secs is None:
+            self.entry.first_byte_secs = self._ledger.clock()
+            self._ledger.announce()
+
+    async def _write_whole(self, held: list[Event], wire: Wire) -> None:
+        is_garbage = isinstance(held[-1], Garbage)
+        await self._start("application/json")
+        await self._write(GARBAGE if is_garbage else wire.whole(held))
+        for event in held:
+            self._count(event)
 
     def _count(self, event: Event) -> None:
         entry = self.entry
@@ -174,40 +162,3 @@ class Exchange:
             entry.first_token_secs = self._ledger.clock()
             self._ledger.announce()
         self._is_whole = isinstance(event, Finished)
-
-    async def _whole(self, event: Event, held: list[Event], encoder: Encoder) -> None:
-        """Send an answer that is not streamed, when its last event has come."""
-        match event:
-            case Finished():
-                body = encoder.whole([e for e in held if not isinstance(e, Opened)])
-            case Garbage():
-                body = b'{"id":"broken","choi'
-            case KeepAlive() | Thought():
-                held.pop()  # an endless one must not fill the memory
-                return
-            case _:
-                return
-        await self._start("application/json", encoder)
-        await self._write(body)
-        for each in held:
-            self._count(each)
-
-    async def _write_half(self, held: list[Event], encoder: Encoder) -> None:
-        sent = [e for e in held if isinstance(e, Text)]
-        body = encoder.whole([*sent, Finished("stop")])
-        await self._start("application/json", encoder)
-        await self._write(body[: len(body) // 2])
-
-    def _reset(self) -> None:
-        transport = self._request.transport
-        if transport is None:
-            return
-        sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-        self._ledger.ended(self.entry, "failed")
-        transport.abort()
-
-    def _cut(self) -> None:
-        self._ledger.ended(self.entry, "failed")
-        if self._request.transport is not None:
-            self._request.transport.close()

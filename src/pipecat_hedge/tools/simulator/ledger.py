@@ -1,14 +1,14 @@
 """What became of every request: when it came, when bytes went out, how it ended; not what was said.
 
-An entry is open from the request's arrival until it is `completed` (sent to its end), `failed` (the
-provider's own doing: an error status, a reset, a cut) or `aborted` (the client left, recorded when
-the socket said so). The last 100,000 that have ended are kept.
+An entry is open from the request's arrival until it is `completed` (sent to its end), `failed` (an
+error status, a reset, a cut: caused by the provider) or `aborted` (the client left, recorded when
+its socket closes). The last 100,000 that have ended are kept.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 Outcome = Literal["open", "completed", "aborted", "failed"]
@@ -28,10 +28,10 @@ class LedgerEntry:
         profile: The latency profile, None if the model name was refused.
         fault: The fault that it got, None if none.
         stream: Whether a stream was asked for.
+        began_secs: When it began to be served: later than it arrived if it waited for a place.
         headers_secs: When status and headers were sent.
         first_byte_secs: When the first byte of the body was sent.
         first_token_secs: When the first token of the answer was sent, or the start of a tool call.
-        began_secs: When it began to be served: later than it arrived if it waited for a place.
         ended_secs: When it ended.
         outcome: How it ended.
         status: The HTTP status, None if none was sent.
@@ -58,26 +58,22 @@ class LedgerEntry:
 
     def as_dict(self) -> dict[str, Any]:
         """The entry as JSON values."""
-        return {name: getattr(self, name) for name in _FIELDS}
-
-
-_FIELDS = tuple(field.name for field in fields(LedgerEntry))
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 class Ledger:
-    """All requests of one simulator, in order of arrival."""
+    """All requests of one simulator, in order of arrival.
+
+    Args:
+        clock: Seconds since the simulator's start.
+    """
 
     def __init__(self, clock: Callable[[], float]):
-        """Initialize the ledger.
-
-        Args:
-            clock: Seconds since the simulator's start.
-        """
         self.clock = clock
         self._last_id = 0
         self._open: dict[int, LedgerEntry] = {}
         self._ended: deque[LedgerEntry] = deque(maxlen=MAX_ENDED)
-        self._changed: set[asyncio.Future[None]] = set()
+        self._changed = asyncio.Event()
 
     @property
     def open(self) -> list[LedgerEntry]:
@@ -111,34 +107,26 @@ class Ledger:
         self._ended.clear()
 
     def announce(self) -> None:
-        """Wake those who wait for a change."""
-        for future in self._changed:
-            if not future.done():
-                future.set_result(None)
-        self._changed.clear()
+        """Wake every `wait_until`."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def wait_until(self, is_reached: Callable[["Ledger"], bool], timeout_secs: float) -> None:
-        """Wait until the ledger is as wanted.
+        """Wait until a condition on the ledger holds.
 
-        It is looked at when a request arrives, ends, or sends headers, a first byte or a first
-        token.
+        It is checked when a request arrives, ends, or sends headers, a first byte or a first token.
 
         Args:
-            is_reached: Says whether the ledger is as wanted.
+            is_reached: The condition.
             timeout_secs: How long to wait.
 
         Raises:
-            TimeoutError: If it is not in time; names the open requests.
+            TimeoutError: If it does not hold in time; names the open requests.
         """
         try:
             async with asyncio.timeout(timeout_secs):
                 while not is_reached(self):
-                    future = asyncio.get_running_loop().create_future()
-                    self._changed.add(future)
-                    try:
-                        await future
-                    finally:
-                        self._changed.discard(future)
+                    await self._changed.wait()
         except TimeoutError:
             names = ", ".join(f"#{e.id} {e.wire} {e.model}" for e in self._open.values())
             raise TimeoutError(

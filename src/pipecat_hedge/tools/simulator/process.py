@@ -7,13 +7,14 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from types import TracebackType
 from typing import Any, Self
+
+from pipecat_hedge.tools.simulator.server import ProviderUrls
 
 _ADDRESS = re.compile(r"http://\S+")
 
 
-class SimulatorProcess:
+class SimulatorProcess(ProviderUrls):
     """Runs ``pipecat-hedge simulate`` and stops it at the end.
 
     ::
@@ -24,10 +25,10 @@ class SimulatorProcess:
     Args:
         port: The port to listen on; 0 picks a free one.
         seed: The n-th request to a model name gets the same draw for the same seed.
-        capacity: How many requests are served at once, the others wait; None is as many as come.
+        capacity: How many requests are served at once, the others wait; None is no limit.
 
     Raises:
-        RuntimeError: On entering, if it does not start; with what it said.
+        RuntimeError: On entering, if it does not start; with its error output.
     """
 
     def __init__(self, port: int = 0, *, seed: int = 0, capacity: int | None = None):
@@ -39,31 +40,23 @@ class SimulatorProcess:
         self._url = ""
 
     def __enter__(self) -> Self:
-        # A file, not a pipe: nobody reads along, and a full pipe would stop the process.
-        self._said = tempfile.TemporaryFile("w+")
-        self._process = subprocess.Popen(
-            self._command, stdout=subprocess.PIPE, stderr=self._said, text=True
-        )
-        assert self._process.stdout is not None
-        # The first line has the address; the process prints it once it listens, or ends.
-        found = _ADDRESS.search(self._process.stdout.readline())
-        if found is None:
-            self._stop()
-            self._said.seek(0)
-            said = self._said.read().strip()
-            self._said.close()
-            raise RuntimeError(f"the simulator did not start: {said}")
+        # A file, not a pipe: nothing reads it meanwhile, and a full pipe would stop the process.
+        with tempfile.TemporaryFile("w+") as errors:
+            self._process = subprocess.Popen(
+                self._command, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+            assert self._process.stdout is not None
+            # The process prints its address when it listens, or ends.
+            found = _ADDRESS.search(self._process.stdout.readline())
+            if found is None:
+                self._stop()
+                errors.seek(0)
+                raise RuntimeError(f"the simulator did not start: {errors.read().strip()}")
         self._url = found[0]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
-        self._said.close()
 
     def _stop(self) -> None:
         assert self._process is not None
@@ -75,7 +68,7 @@ class SimulatorProcess:
             self._process.communicate()
 
     def kill(self) -> None:
-        """End it in the middle of whatever it does, as a crash would."""
+        """End it at once, as a crash would."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
@@ -91,21 +84,6 @@ class SimulatorProcess:
         """``http://host:port``."""
         return self._url
 
-    @property
-    def openai_url(self) -> str:
-        """The ``base_url`` for OpenAI's SDK and Pipecat's OpenAI services."""
-        return f"{self._url}/v1"
-
-    @property
-    def anthropic_url(self) -> str:
-        """The ``base_url`` for Anthropic's SDK."""
-        return self._url
-
-    @property
-    def google_url(self) -> str:
-        """The ``base_url`` of ``HttpOptions`` for Google's SDK and Pipecat's Google service."""
-        return self._url
-
     def ledger(self, *, open_only: bool = False, wait_secs: float = 0.0) -> dict[str, Any]:
         """What became of every request: ``{"requests": [...], "open": n}``.
 
@@ -113,44 +91,49 @@ class SimulatorProcess:
             open_only: Leave out the requests that have ended.
             wait_secs: Wait up to so long until no request is open.
         """
-        address = f"{self._url}/ledger?open={int(open_only)}&wait={wait_secs:g}"
-        with urllib.request.urlopen(address, timeout=wait_secs + 10) as answer:
-            return json.load(answer)
+        path = f"/ledger?open={int(open_only)}&wait={wait_secs:g}"
+        return self._call(path, timeout_secs=wait_secs + 10)
+
+    def clear_ledger(self) -> None:
+        """Forget the requests that have ended."""
+        self._call("/ledger", method="DELETE")
 
     def arrivals(self, since: int = 0) -> dict[str, Any]:
         """How many requests came in each second.
 
         Args:
-            since: From which second on.
+            since: The first second wanted, of this machine's monotonic clock.
 
         Returns:
-            ``counts`` of whole seconds of this machine's monotonic clock, and ``first``, the second
-            that the first of them is of; ``busy`` and ``waiting``, the requests that are served and
-            that wait now.
+            ``first``, the first second returned; ``counts``, the requests of each second from there
+            on; ``busy`` and ``waiting``, the requests that are being served and that wait now.
         """
-        address = f"{self._url}/simulator/arrivals?since={since}"
-        with urllib.request.urlopen(address, timeout=10) as answer:
-            return json.load(answer)
+        return self._call(f"/simulator/arrivals?since={since}")
 
-    def set_conditions(self, **told: Any) -> None:
-        """Change how all requests are served from now on, whatever they ask for.
+    def set_conditions(self, **conditions: Any) -> None:
+        """Change how all requests are served from now on, whatever their model names say.
 
         Args:
-            **told: A model's keys, such as ``fault="hang"``, ``slow=5``; and ``capacity``. What is
-                not named is as usual.
+            **conditions: A model's keys, such as ``fault="hang"``, ``slow=5``; and ``capacity``.
+                They replace the conditions before.
 
         Raises:
-            ValueError: If one of them is none; with what the simulator said.
+            ValueError: If one of them is unknown; with the simulator's message.
         """
-        body = json.dumps(told).encode()
-        request = urllib.request.Request(f"{self._url}/simulator/conditions", data=body)
         try:
-            urllib.request.urlopen(request, timeout=10).close()
+            self._call("/simulator/conditions", body=json.dumps(conditions).encode())
         except urllib.error.HTTPError as error:
             with error:
                 raise ValueError(json.load(error)["error"]["message"]) from None
 
-    def clear_ledger(self) -> None:
-        """Forget the requests that have ended."""
-        request = urllib.request.Request(f"{self._url}/ledger", method="DELETE")
-        urllib.request.urlopen(request, timeout=10).close()
+    def _call(
+        self,
+        path: str,
+        *,
+        method: str | None = None,
+        body: bytes | None = None,
+        timeout_secs: float = 10,
+    ) -> dict[str, Any]:
+        request = urllib.request.Request(f"{self._url}{path}", data=body, method=method)
+        with urllib.request.urlopen(request, timeout=timeout_secs) as response:
+            return json.load(response)

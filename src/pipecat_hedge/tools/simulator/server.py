@@ -1,105 +1,48 @@
-"""The simulator on a loop: starts, tells its addresses, stops fast even with open streams."""
+"""The simulator on a loop: its addresses, and how a request becomes an `Exchange`."""
 
 import asyncio
+import contextlib
 import errno
+import ipaddress
+import json
+import random
+import re
 import socket
-from types import TracebackType
-from typing import Self
+import sys
+from collections import Counter
+from typing import Any, Self
 
 from aiohttp import web
 
-from pipecat_hedge.tools.simulator.capacity import checked_limit
-from pipecat_hedge.tools.simulator.dead_ends import DeadEnds, http_url
+from pipecat_hedge.policy.profiles import PROFILES
+from pipecat_hedge.tools.simulator.behaviour import BehaviourError, override, parse_model, plan
+from pipecat_hedge.tools.simulator.conditions import (
+    Arrivals,
+    Capacity,
+    checked_capacity,
+    read_conditions,
+)
+from pipecat_hedge.tools.simulator.exchange import Exchange
 from pipecat_hedge.tools.simulator.ledger import Ledger
-from pipecat_hedge.tools.simulator.routes import Routes
+from pipecat_hedge.tools.simulator.wires import AnthropicWire, GoogleWire, OpenAIWire, PromptError
 
+_MAX_BODY_BYTES = 64 * 2**20
+_GOOGLE_CALL = re.compile(r"/models/(?P<model>.+):(?P<stream>stream)?[gG]enerateContent$")
+_CREATED = 1735689600  # 2025-01-01, when every simulated model was "created"
 _REMEDIES = {
     errno.EADDRINUSE: "is in use; stop the other process or choose another port (0: a free one)",
     errno.EACCES: "needs more rights; choose a port above 1023 (0: a free one)",
-    errno.EADDRNOTAVAIL: "cannot be had: this machine does not have that address; use 127.0.0.1",
+    errno.EADDRNOTAVAIL: "is not available: this machine does not have that address; use 127.0.0.1",
 }
 
 
-class Simulator:
-    """LLM providers on loopback: OpenAI, Anthropic and Google on one port.
-
-    ::
-
-        async with Simulator(port=0, seed=1) as sim:
-            llm = OpenAILLMService(api_key="any", base_url=sim.openai_url, ...)
-
-    Args:
-        port: The port to listen on; 0 picks a free one.
-        host: The address to listen on.
-        seed: The n-th request to a model name gets the same draw for the same seed.
-        capacity: How many requests are served at once; further ones wait in their order, and
-            their times begin when they have a place. None is as many as come.
-
-    Raises:
-        ValueError: If the port or the capacity is none.
-        OSError: On entering, if the address cannot be had; the message names it and the remedy.
-    """
-
-    def __init__(
-        self,
-        port: int = 0,
-        *,
-        host: str = "127.0.0.1",
-        seed: int = 0,
-        capacity: int | None = None,
-    ):
-        if not isinstance(port, int) or not 0 <= port <= 65535:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(f"port: expected a number from 0 to 65535, got {port!r}")
-        self._asked_port = port
-        self._host = host
-        self._seed = seed
-        self._capacity = checked_limit(capacity)
-        self._port: int | None = None
-        self._runner: web.AppRunner | None = None
-        self._routes: Routes | None = None
-        self._ledger: Ledger | None = None
-        self._dead_ends = DeadEnds(host)
-
-    async def __aenter__(self) -> Self:
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        self._ledger = Ledger(lambda: loop.time() - started)
-        self._routes = Routes(self._ledger, self._seed, self._capacity)
-        self._runner = web.AppRunner(
-            self._routes.application(),
-            handler_cancellation=True,
-            access_log=None,
-            shutdown_timeout=0.1,
-        )
-        sock = _listening(self._host, self._asked_port)
-        self._port = sock.getsockname()[1]
-        await self._runner.setup()
-        await web.SockSite(self._runner, sock).start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        assert self._runner is not None
-        assert self._routes is not None
-        self._routes.close()
-        await self._runner.cleanup()
-        self._dead_ends.close()
-
-    @property
-    def port(self) -> int:
-        """The port it listens on."""
-        if self._port is None:
-            raise RuntimeError("the simulator is not running: use it in an async with statement")
-        return self._port
+class ProviderUrls:
+    """The ``base_url`` of a simulator for each SDK."""
 
     @property
     def url(self) -> str:
         """``http://host:port``."""
-        return http_url(self._host, self.port)
+        raise NotImplementedError
 
     @property
     def openai_url(self) -> str:
@@ -116,44 +59,318 @@ class Simulator:
         """The ``base_url`` of ``HttpOptions`` for Google's SDK and Pipecat's Google service."""
         return self.url
 
-    @property
-    def refused_url(self) -> str:
-        """An address where connections are refused at once. Append ``/v1`` for OpenAI's SDK."""
-        return self._dead_ends.refused_url
+
+class Simulator(ProviderUrls):
+    """LLM providers on loopback: OpenAI, Anthropic and Google on one port.
+
+    ::
+
+        async with Simulator(port=0, seed=1) as sim:
+            llm = OpenAILLMService(api_key="any", base_url=sim.openai_url, ...)
+
+    Args:
+        port: The port to listen on; 0 picks a free one.
+        host: The address to listen on.
+        seed: The n-th request to a model name gets the same draw for the same seed.
+        capacity: How many requests are served at once; the others wait in order of arrival, and
+            their times begin when they are served. None is no limit.
+
+    Raises:
+        ValueError: If the port or the capacity is out of range.
+        OSError: On entering, if the address is not available; the message names it and the remedy.
+    """
+
+    def __init__(
+        self,
+        port: int = 0,
+        *,
+        host: str = "127.0.0.1",
+        seed: int = 0,
+        capacity: int | None = None,
+    ):
+        if not isinstance(port, int) or not 0 <= port <= 65535:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"port: expected a number from 0 to 65535, got {port!r}")
+        self._wanted_port = port
+        self._host = host
+        self._seed = seed
+        self._default_capacity = checked_capacity(capacity)
+        self._sockets: dict[str, socket.socket] = {}
+        self._running: _Running | None = None
+
+    async def __aenter__(self) -> Self:
+        sock = self._socket("serving", self._wanted_port)
+        sock.listen(1024)
+        self._running = _Running(self._seed, self._default_capacity)
+        await self._running.start(sock)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._running is not None
+        await self._running.stop()
+        for sock in self._sockets.values():
+            sock.close()
 
     @property
-    def hanging_url(self) -> str:
-        """An address where connections are never established. Append ``/v1`` for OpenAI's SDK."""
-        return self._dead_ends.hanging_url
+    def port(self) -> int:
+        """The port it listens on."""
+        _ = self.ledger  # which is an error if it is not running
+        return self._sockets["serving"].getsockname()[1]
+
+    @property
+    def url(self) -> str:
+        """``http://host:port``."""
+        return self._url(self.port)
 
     @property
     def ledger(self) -> Ledger:
         """What became of every request."""
-        if self._ledger is None:
+        if self._running is None:
             raise RuntimeError("the simulator is not running: use it in an async with statement")
-        return self._ledger
+        return self._running.ledger
+
+    @property
+    def refused_url(self) -> str:
+        """An address where connections are refused at once. Append ``/v1`` for OpenAI's SDK."""
+        # Bound but not listening: the kernel answers with RST, and nothing else gets the port.
+        return self._url(self._socket("refused").getsockname()[1])
+
+    @property
+    def hanging_url(self) -> str:
+        """An address where connections are never established. Append ``/v1`` for OpenAI's SDK."""
+        sock = self._socket("hanging")
+        if "hanging_fill" not in self._sockets:
+            # With a backlog of 0 Linux completes one handshake, which this connection takes. It
+            # drops every later SYN, as a firewall does.
+            sock.listen(0)
+            self._sockets["hanging_fill"] = socket.create_connection(sock.getsockname()[:2])
+        return self._url(sock.getsockname()[1])
 
     async def wait_idle(self, timeout_secs: float = 5.0) -> None:
         """Wait until no request is open.
 
-        Args:
-            timeout_secs: How long to wait.
-
         Raises:
-            TimeoutError: If requests are still open; names them.
+            TimeoutError: If requests are still open after ``timeout_secs``; names them.
         """
         await self.ledger.wait_until(lambda ledger: not ledger.open, timeout_secs)
 
+    def _socket(self, name: str, port: int = 0) -> socket.socket:
+        """A bound socket, made when it is first asked for."""
+        if name in self._sockets:
+            return self._sockets[name]
+        sock = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((self._host, port))
+        except OSError as error:
+            sock.close()
+            why = _REMEDIES.get(error.errno or 0, f"is not available: {error.strerror or error}")
+            raise OSError(error.errno, f"port {port} on {self._host} {why}") from None
+        self._sockets[name] = sock
+        return sock
 
-def _listening(host: str, port: int) -> socket.socket:
-    """A bound socket, or an error that says what to do."""
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    def _url(self, port: int) -> str:
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{port}"
+
+
+class _Running:
+    """A running simulator: its HTTP server, and everything that lasts from start to stop."""
+
+    def __init__(self, seed: int, capacity: int | None):
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        self.ledger = Ledger(lambda: loop.time() - started)
+        self._seed = seed
+        self._default_capacity = capacity
+        self._capacity = Capacity(capacity)
+        self._conditions: dict[str, Any] = {}
+        self._overrides: dict[str, Any] = {}
+        self._arrivals = Arrivals(started)
+        self._requests: Counter[str] = Counter()
+        self._serving: set[asyncio.Task[Any]] = set()
+        self._is_stopping = False
+        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app.add_routes(
+            [
+                web.post("/v1/chat/completions", self._openai),
+                web.post("/v1/messages", self._anthropic),
+                web.post("/v1beta/models/{call:.+}", self._google),
+                web.get("/v1/models", self._get_models),
+                web.get("/ledger", self._get_ledger),
+                web.delete("/ledger", self._delete_ledger),
+                web.get("/simulator/arrivals", self._get_arrivals),
+                web.get("/simulator/conditions", self._get_conditions),
+                web.post("/simulator/conditions", self._post_conditions),
+                web.route("*", "/{path:.*}", self._unknown),
+            ]
+        )
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
+        )
+
+    async def start(self, sock: socket.socket) -> None:
+        await self._runner.setup()
+        await web.SockSite(self._runner, sock).start()
+
+    async def stop(self) -> None:
+        """Stop serving; the requests that are still open have failed."""
+        self._is_stopping = True
+        for task in self._serving:
+            task.cancel()
+        await self._runner.cleanup()
+
+    async def _openai(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(Exchange(request, OpenAIWire, self.ledger))
+
+    async def _anthropic(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(Exchange(request, AnthropicWire, self.ledger))
+
+    async def _google(self, request: web.Request) -> web.StreamResponse:
+        # The raw path: a model's values keep their URL encoding until they are read.
+        found = _GOOGLE_CALL.search(request.rel_url.raw_path)
+        if found is None:
+            return await self._unknown(request)
+        exchange = Exchange(request, GoogleWire, self.ledger)
+        model = found["model"].replace("%40", "@").replace("%3D", "=").replace("%2C", ",")
+        exchange.entry.model, exchange.entry.stream = model, found["stream"] is not None
+        return await self._serve(exchange)
+
+    async def _serve(self, exchange: Exchange) -> web.StreamResponse:
+        self._arrivals.add(asyncio.get_running_loop().time())
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        try:
+            with contextlib.suppress(ConnectionError):
+                return await self._answer(exchange)
+            # The socket is closing; the cancellation that follows ends this.
+            await asyncio.get_running_loop().create_future()
+            raise AssertionError("unreachable")
+        except asyncio.CancelledError:
+            if not self._is_stopping:
+                exchange.abort()
+            raise
+        finally:
+            self._serving.discard(task)
+            self.ledger.ended(exchange.entry, "failed")
+
+    async def _answer(self, exchange: Exchange) -> web.StreamResponse:
+        entry, wire = exchange.entry, exchange.wire
+        try:
+            body = await _json_body(exchange.request)
+            # Interned: the ledger keeps the name of each of its 100,000 requests.
+            entry.model = sys.intern(entry.model or _model_in(body))
+            behaviour = parse_model(entry.model)
+            entry.profile = behaviour.profile.name
+            prompt = wire.read_prompt(body, stream=entry.stream)
+            text = prompt.user_texts[-1] if prompt.user_texts else ""
+            if re.match(r"\?[a-z_]+=", text):
+                behaviour = override(behaviour, text[1:].strip())
+        except (BehaviourError, PromptError) as error:
+            return exchange.refuse(error.status, str(error))
+        except (AttributeError, KeyError, TypeError) as error:
+            return exchange.refuse(400, f"the body does not have the shape of a request: {error}")
+        entry.stream, entry.prompt_tokens = prompt.stream, prompt.input_tokens
+        number = self._requests[entry.model]
+        self._requests[entry.model] += 1
+        async with self._capacity.place():
+            behaviour = behaviour.model_copy(update=self._overrides)
+            planned = plan(behaviour, prompt, random.Random(f"{self._seed} {entry.model} {number}"))
+            entry.fault = planned.fault.name if planned.fault else None
+            exchange.limit_headers = wire.rate_limit_headers(behaviour.limits_left, behaviour.reset)
+            return await exchange.play(planned, wire(prompt, behaviour.profile.name, entry.id))
+
+    async def _get_models(self, request: web.Request) -> web.Response:
+        """The list of models, in a form that is OpenAI's and Anthropic's at once."""
+        data = [
+            {
+                "id": name,
+                "object": "model",
+                "created": _CREATED,
+                "owned_by": "simulator",
+                "type": "model",
+                "display_name": name,
+                "created_at": "2025-01-01T00:00:00Z",
+            }
+            for name in PROFILES
+        ]
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
+        return web.json_response({"object": "list", "data": data, **ends})
+
+    async def _get_ledger(self, request: web.Request) -> web.Response:
+        wait_secs = _number(request, "wait")
+        if wait_secs > 0:
+            with contextlib.suppress(TimeoutError):  # the answer shows what is still open
+                await self.ledger.wait_until(lambda ledger: not ledger.open, wait_secs)
+        open_only = request.query.get("open", "0") not in ("", "0", "false")
+        return web.json_response(self.ledger.as_dict(open_only=open_only))
+
+    async def _delete_ledger(self, request: web.Request) -> web.Response:
+        self.ledger.clear()
+        return web.json_response(self.ledger.as_dict())
+
+    async def _get_arrivals(self, request: web.Request) -> web.Response:
+        """How many requests came in each second of the machine's monotonic clock."""
+        since = int(_number(request, "since"))
+        first, counts = self._arrivals.since(since, asyncio.get_running_loop().time())
+        queue = {"busy": self._capacity.busy, "waiting": self._capacity.waiting}
+        return web.json_response({"first": first, "counts": counts, **queue})
+
+    async def _get_conditions(self, request: web.Request) -> web.Response:
+        return web.json_response(self._conditions)
+
+    async def _post_conditions(self, request: web.Request) -> web.Response:
+        if not is_loopback(request.remote):
+            return _error(403, "conditions can be set from this machine only")
+        try:
+            conditions = await _json_body(request)
+            overrides = read_conditions(conditions)
+        except (BehaviourError, PromptError) as error:
+            return _error(400, str(error))
+        self._capacity.limit = overrides.pop("capacity", self._default_capacity)
+        self._conditions, self._overrides = conditions, overrides
+        return web.json_response(conditions)
+
+    async def _unknown(self, request: web.Request) -> web.Response:
+        return _error(
+            404,
+            f"unknown address {request.method} {request.path}; known: POST /v1/chat/completions, "
+            "POST /v1/messages, POST /v1beta/models/{model}:streamGenerateContent, "
+            "GET /v1/models, GET and DELETE /ledger, GET /simulator/arrivals, "
+            "GET and POST /simulator/conditions",
+        )
+
+
+async def _json_body(request: web.Request) -> dict[str, Any]:
     try:
-        sock.bind((host, port))
-        sock.listen(1024)
-    except OSError as error:
-        sock.close()
-        why = _REMEDIES.get(error.errno or 0, f"cannot be had: {error.strerror or error}")
-        raise OSError(error.errno, f"port {port} on {host} {why}") from None
-    return sock
+        body = await request.json()
+    except ValueError:
+        raise PromptError("the body is not JSON") from None
+    if not isinstance(body, dict):
+        raise PromptError("the body is not a JSON object")
+    return body
+
+
+def _model_in(body: dict[str, Any]) -> str:
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise PromptError("model: expected the name of a model")
+    return model
+
+
+def _number(request: web.Request, name: str) -> float:
+    """A number of seconds from the query, 0 without one."""
+    try:
+        return float(request.query.get(name, "0"))
+    except ValueError:
+        message = json.dumps({"error": {"message": f"{name}: expected a number of seconds"}})
+        raise web.HTTPBadRequest(text=message, content_type="application/json") from None
+
+
+def is_loopback(address: str | None) -> bool:
+    """Whether a client's address is one of this machine's loopback."""
+    return address is not None and ipaddress.ip_address(address.split("%")[0]).is_loopback
+
+
+def _error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message, "code": status}}, status=status)

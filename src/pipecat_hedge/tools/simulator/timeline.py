@@ -1,13 +1,17 @@
-"""What a provider does and when, as values: steps with times counted from the request's beginning.
+"""What a provider sends and when, healthy or with a fault, as values; nothing here writes or waits.
 
-Nothing here writes or waits. A healthy answer is `healthy`; the ways to go wrong are in `faults`.
-Steps come in rising order of time and may be endless; whoever plays them stops when the client
-leaves.
+Steps come in order of time and may be endless. `FAULTS` is the only list of faults: the command's
+help, the error messages and the documentation follow it.
 """
 
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
+
+_SENTENCE_ENDS = (".", "!", "?")
+_MIN_INTERVAL_SECS = 0.001  # an endless fault "at once" must not flood the client
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +21,11 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One token of answer text.
+    """One token of answer text, with the blank before it.
 
     Parameters:
-        text: The token with the blank before it.
-        is_answer: False for text that is not meant to be heard, such as ``<think>``.
+        text: The token.
+        is_answer: False for text that is not to be spoken, such as ``<think>``.
     """
 
     text: str
@@ -37,29 +41,21 @@ class Thought:
 
 @dataclass(frozen=True, slots=True)
 class ToolStart:
-    """A tool call begins.
-
-    Parameters:
-        name: The tool's name.
-    """
+    """The beginning of a tool call."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolArguments:
-    """One fragment of a tool call's arguments.
-
-    Parameters:
-        text: Part of a JSON object.
-    """
+    """One fragment of a tool call's arguments, a JSON object."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
-    """Something that is not content: an empty delta, a ping, a comment."""
+    """An event without content: an empty delta, a ping, a comment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +63,7 @@ class InBandError:
     """An error event inside a stream that began with status 200.
 
     Parameters:
-        status: The HTTP status in whose words it speaks; None for the provider's own choice.
+        status: The HTTP status whose error is sent; None for the protocol's usual one.
     """
 
     status: int | None = None
@@ -83,46 +79,32 @@ class Finished:
     """The stop reason, usage and terminator.
 
     Parameters:
-        reason: ``stop``, ``length`` or ``tool_calls``; each wire has words of its own for these.
+        reason: ``stop``, ``length`` or ``tool_calls``.
     """
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Headers:
-    """Status 200 and the response's headers."""
-
-
-@dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error status with the wire's own error body, instead of an answer.
-
-    Parameters:
-        status: The HTTP status.
-    """
+    """An error status instead of an answer."""
 
     status: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reset:
-    """The connection is reset (TCP RST)."""
+class Signal(Enum):
+    """What a provider does with the connection, apart from sending events."""
 
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """The connection is closed without the end of the response."""
-
-
-@dataclass(frozen=True, slots=True)
-class Silence:
-    """Nothing more is sent and the connection stays open."""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """The response ends as it should."""
+    HEADERS = auto()
+    """Sends status 200 and the headers."""
+    END = auto()
+    """Ends the response properly."""
+    SILENCE = auto()
+    """Sends nothing more and leaves the connection open."""
+    CUT = auto()
+    """Closes the connection without the end of the response."""
+    RESET = auto()
+    """Resets the connection (TCP RST)."""
 
 
 Event = (
@@ -136,30 +118,19 @@ Event = (
     | Garbage
     | Finished
 )
-Signal = Headers | Refusal | Reset | Cut | Silence | End
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One act at its time.
-
-    Parameters:
-        at_secs: Seconds since the request began to be served.
-        act: What the provider sends or does.
-    """
+    """One act at its time, in seconds since the request began to be served."""
 
     at_secs: float
-    act: Event | Signal
+    act: Event | Signal | Refusal
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call that the model makes.
-
-    Parameters:
-        name: The tool's name.
-        fragments: Its arguments, a JSON object, as they are streamed.
-    """
+    """A tool call, with its arguments in the fragments that are streamed."""
 
     name: str
     fragments: tuple[str, ...]
@@ -167,17 +138,24 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model has to say.
+    """What the model answers.
 
     Parameters:
         tokens: The answer; joined they are the text.
         tool: A tool call, instead of text.
-        is_truncated: The answer reached ``max_tokens``.
+        is_truncated: Whether the answer reached ``max_tokens``.
     """
 
     tokens: tuple[str, ...] = ()
     tool: ToolCall | None = None
     is_truncated: bool = False
+
+    @property
+    def events(self) -> list[Event]:
+        """The events that carry the reply, one a token."""
+        if self.tool is None:
+            return [Text(token) for token in self.tokens]
+        return [ToolStart(self.tool.name), *map(ToolArguments, self.tool.fragments)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +163,12 @@ class Scene:
     """Everything that shapes one response.
 
     Parameters:
-        reply: What the model has to say.
+        reply: What the model answers.
         ttft_secs: When the first token is sent.
         headers_secs: When status, headers and the opening event are sent.
         interval_secs: Between one token and the next.
         after_tokens: Tokens before a fault strikes; None leaves it to the fault.
-        delay_secs: The fault's own delay: between dribbled tokens, before late headers, before a
-            late end.
+        delay_secs: The fault's own delay.
     """
 
     reply: Reply
@@ -201,46 +178,217 @@ class Scene:
     after_tokens: int | None = None
     delay_secs: float = 0.0
 
+    def opening(self) -> list[Step]:
+        """Status, headers and the event before any content."""
+        acts = (Signal.HEADERS, Opened())
+        return [Step(self.headers_secs, act) for act in acts]
+
+    def spaced(self, events: Iterable[Event], interval_secs: float) -> Iterator[Step]:
+        """Events from the first token's time on, one every ``interval_secs``."""
+        for number, event in enumerate(events):
+            yield Step(self.ttft_secs + number * interval_secs, event)
+
+    def answer(
+        self, events: list[Event], *, interval_secs: float | None = None, linger_secs: float = 0.0
+    ) -> Iterator[Step]:
+        """A whole response with these events; it ends ``linger_secs`` after its last event."""
+        interval_secs = self.interval_secs if interval_secs is None else interval_secs
+        reply = self.reply
+        reason = "length" if reply.is_truncated else "tool_calls" if reply.tool else "stop"
+        last_secs = self.ttft_secs + max(0, len(events) - 1) * interval_secs
+        yield from self.opening()
+        yield from self.spaced(events, interval_secs)
+        yield Step(last_secs, Finished(reason))
+        yield Step(last_secs + linger_secs, Signal.END)
+
+    def mid_sentence(self) -> int:
+        """Tokens up to the middle of the second sentence; of the first if there is no other.
+
+        So a part of the answer has been spoken when a stall or a cut strikes. In a tool call, half
+        of its arguments.
+        """
+        if self.reply.tool is not None:
+            return 1 + len(self.reply.tool.fragments) // 2
+        tokens = self.reply.tokens
+        ends = [n + 1 for n, token in enumerate(tokens) if token.rstrip().endswith(_SENTENCE_ENDS)]
+        start, stop = (ends[0], ends[1]) if len(ends) > 1 else (0, len(tokens))
+        return (start + stop) // 2
+
+
+Shape = Callable[[Scene], Iterator[Step]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One way to fail.
+
+    Parameters:
+        name: Its name in ``fault=``.
+        shape: The steps of a response with this fault.
+        summary: What the client sees, in one line.
+        delay_secs: The fault's own delay unless ``delay=`` sets one.
+        wants_tool: Whether the model calls a tool, whatever the user said.
+    """
+
+    name: str
+    shape: Shape
+    summary: str
+    delay_secs: float = 0.0
+    wants_tool: bool = False
+
 
 def tokenize(text: str) -> tuple[str, ...]:
     """A text as tokens: words, each with the blank before it. Joined they are the text again."""
     return tuple(re.findall(r"\s*\S+|\s+$", text))
 
 
-def opening(scene: Scene) -> Iterator[Step]:
-    """Status, headers and the event before any content."""
-    yield Step(scene.headers_secs, Headers())
-    yield Step(scene.headers_secs, Opened())
-
-
-def content(scene: Scene) -> Iterator[Step]:
-    """The answer's tokens, or its tool call, without the end."""
-    for number, event in enumerate(tokens(scene.reply)):
-        yield Step(scene.ttft_secs + number * scene.interval_secs, event)
-
-
-def ending(scene: Scene, at_secs: float, *, linger_secs: float = 0.0) -> Iterator[Step]:
-    """Stop reason and usage, then the end of the response ``linger_secs`` later."""
-    reply = scene.reply
-    reason = "length" if reply.is_truncated else "tool_calls" if reply.tool else "stop"
-    yield Step(at_secs, Finished(reason))
-    yield Step(at_secs + linger_secs, End())
-
-
-def tokens(reply: Reply) -> list[Event]:
-    """A reply as the events that carry it, one a token."""
-    if reply.tool is None:
-        return [Text(token) for token in reply.tokens]
-    return [ToolStart(reply.tool.name), *map(ToolArguments, reply.tool.fragments)]
-
-
-def last_token_secs(scene: Scene) -> float:
-    """When the last token of a healthy answer is sent."""
-    return scene.ttft_secs + max(0, len(tokens(scene.reply)) - 1) * scene.interval_secs
-
-
 def healthy(scene: Scene) -> Iterator[Step]:
-    """An answer as it should be."""
-    yield from opening(scene)
-    yield from content(scene)
-    yield from ending(scene, last_token_secs(scene))
+    """An answer without a fault."""
+    return scene.answer(scene.reply.events)
+
+
+_REASONING = tokenize(" The caller asks about the restaurant, so I should think about it.")
+
+
+def _at_headers(*acts: Signal | Refusal) -> Shape:
+    return lambda scene: iter([Step(scene.headers_secs, act) for act in acts])
+
+
+def _at_token(*acts: Event | Signal, mid_sentence: bool = False) -> Shape:
+    """These acts after ``after=`` tokens; without it in mid-sentence, or before the first one."""
+
+    def shape(scene: Scene) -> Iterator[Step]:
+        count = scene.after_tokens
+        if count is None:
+            count = scene.mid_sentence() if mid_sentence else 0
+        sent = scene.reply.events[:count]
+        at_secs = scene.ttft_secs + len(sent) * scene.interval_secs
+        yield from scene.opening()
+        yield from scene.spaced(sent, scene.interval_secs)
+        yield from (Step(at_secs, act) for act in acts)
+
+    return shape
+
+
+def _empty(scene: Scene) -> Iterator[Step]:
+    return scene.answer([])
+
+
+def _whitespace(scene: Scene) -> Iterator[Step]:
+    return scene.answer([Text(blank, is_answer=False) for blank in (" ", "\n", "  ")])
+
+
+def _think_tags(scene: Scene) -> Iterator[Step]:
+    texts = ("<think>", *_REASONING, "</think>", "\n\n")
+    return scene.answer([*(Text(text, is_answer=False) for text in texts), *scene.reply.events])
+
+
+def _keepalives(scene: Scene) -> Iterator[Step]:
+    yield from scene.opening()
+    interval_secs = max(scene.delay_secs, _MIN_INTERVAL_SECS)
+    for number in itertools.count(1):
+        yield Step(scene.headers_secs + number * interval_secs, KeepAlive())
+
+
+def _reasoning_forever(scene: Scene) -> Iterator[Step]:
+    yield from scene.opening()
+    thoughts = map(Thought, itertools.cycle(_REASONING))
+    yield from scene.spaced(thoughts, max(scene.interval_secs, _MIN_INTERVAL_SECS))
+
+
+def _dribble(scene: Scene) -> Iterator[Step]:
+    return scene.answer(scene.reply.events, interval_secs=scene.delay_secs)
+
+
+def _slow_close(scene: Scene) -> Iterator[Step]:
+    return scene.answer(scene.reply.events, linger_secs=scene.delay_secs)
+
+
+def _slow_headers(scene: Scene) -> Iterator[Step]:
+    return (Step(step.at_secs + scene.delay_secs, step.act) for step in healthy(scene))
+
+
+def _status(status: int, summary: str) -> Fault:
+    return Fault(str(status), _at_headers(Refusal(status)), summary)
+
+
+_stall = _at_token(Signal.SILENCE, mid_sentence=True)
+_cut = _at_token(Signal.CUT, mid_sentence=True)
+
+_FAULTS = (
+    _status(400, "invalid request"),
+    _status(401, "invalid API key"),
+    _status(402, "the account is out of credit"),
+    _status(403, "the key may not use this model"),
+    _status(404, "unknown model"),
+    _status(422, "the request cannot be processed"),
+    _status(429, "too many requests, with a retry-after header (retry_after=, default 1)"),
+    _status(500, "internal error"),
+    _status(503, "unavailable"),
+    _status(529, "overloaded"),
+    Fault(
+        "reset",
+        _at_headers(Signal.RESET),
+        "the connection is reset (TCP RST) before a byte is sent",
+    ),
+    Fault("hang", _at_headers(Signal.SILENCE), "the request is accepted and nothing is ever sent"),
+    Fault(
+        "headers_then_silence",
+        _at_headers(Signal.HEADERS, Signal.SILENCE),
+        "status 200 and headers, then nothing",
+    ),
+    Fault(
+        "keepalives",
+        _keepalives,
+        "role-only deltas, comments or pings without end, one every delay= (default 0.5)",
+        delay_secs=0.5,
+    ),
+    Fault(
+        "error_in_band",
+        _at_token(InBandError(), Signal.END),
+        "status 200, then an error event instead of the first token (after= tokens if set)",
+    ),
+    Fault(
+        "busy_in_band",
+        _at_token(InBandError(429), Signal.END),
+        "the same, and the error is that of too many requests",
+    ),
+    Fault(
+        "malformed_sse",
+        _at_token(Garbage(), Signal.END),
+        "status 200, then an event that is not JSON instead of the first token (or after= tokens)",
+    ),
+    Fault("empty", _empty, "a proper end without any content"),
+    Fault("whitespace", _whitespace, "a proper end after blank text only"),
+    Fault("reasoning_forever", _reasoning_forever, "reasoning that never becomes an answer"),
+    Fault("think_tags", _think_tags, "inline <think>…</think> before the answer"),
+    Fault(
+        "dribble",
+        _dribble,
+        "the first token on time, then one every delay= (default 2)",
+        delay_secs=2.0,
+    ),
+    Fault("stall", _stall, "silence in mid-sentence, the connection stays open"),
+    Fault("cut", _cut, "the connection is closed in mid-sentence, without an end"),
+    Fault(
+        "cut_in_tool",
+        _cut,
+        "the connection is closed in the middle of a tool call's arguments",
+        wants_tool=True,
+    ),
+    Fault(
+        "slow_close",
+        _slow_close,
+        "the whole answer, but the response ends delay= later (default 5)",
+        delay_secs=5.0,
+    ),
+    Fault(
+        "slow_headers",
+        _slow_headers,
+        "everything, headers included, comes delay= later (default 5)",
+        delay_secs=5.0,
+    ),
+)
+
+FAULTS = {fault.name: fault for fault in _FAULTS}
+"""Every fault by its name."""

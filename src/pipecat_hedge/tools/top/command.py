@@ -1,4 +1,4 @@
-"""``pipecat-hedge top URL``: running bots, live in a terminal, or a line a turn in a pipe."""
+"""``pipecat-hedge top URL``: running bots, live in a terminal, or one line a turn in a pipe."""
 
 from __future__ import annotations
 
@@ -8,32 +8,23 @@ import contextlib
 import signal
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Coroutine
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.tools.top.fleet import Bot, Fleet
-from pipecat_hedge.tools.top.screen import screen
-from pipecat_hedge.tools.top.watching import MOST_BYTES, feed_url, watch
-from pipecat_hedge.tools.top.words import line
+from pipecat_hedge.tools.top.feed import Bot, Fleet, Turn, feed_url, poll
+from pipecat_hedge.tools.top.screen import screen, turn_line
 
 __all__ = ["configure", "run"]
 
 DEFAULT_URL = "http://127.0.0.1:7860"
-LEAST_BYTES = 250
-"""A turn in an answer is never shorter: the names of its fields alone are that long."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Describe the command's arguments.
-
-    Args:
-        parser: The command's own parser.
-    """
+    """Add the command's arguments."""
     parser.add_argument(
         "urls",
         nargs="*",
@@ -42,40 +33,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"running bots (default {DEFAULT_URL}); several are shown as one",
     )
     parser.add_argument(
-        "--every",
-        type=float,
-        default=0.5,
-        metavar="SECS",
-        help="ask so often (default 0.5)",
+        "--every", type=float, default=0.5, metavar="SECS", help="refresh so often (default 0.5)"
     )
-    parser.add_argument("--lines", action="store_true", help="print a line a turn, as into a pipe")
+    parser.add_argument("--lines", action="store_true", help="print one line a turn, as in a pipe")
 
 
 def run(args: argparse.Namespace) -> int:
     """Show the bots until Ctrl-C.
 
-    Args:
-        args: The parsed arguments.
-
     Returns:
-        0, or 2 if an argument cannot work.
+        0, or 2 if an argument is not usable.
     """
     try:
         if not 0.05 <= args.every <= 60:
             raise ConfigurationError(f"--every must be from 0.05 to 60 s, got {args.every:g}")
-        urls = list(dict.fromkeys(feed_url(url) for url in args.urls))
+        fleet = Fleet(list(dict.fromkeys(feed_url(url) for url in args.urls)))
     except ConfigurationError as error:
         print(f"pipecat-hedge top: {error}", file=sys.stderr)
         return 2
-    fleet = Fleet(urls)
-    shown = _print_lines if args.lines or not sys.stdout.isatty() else _draw
+    show = _print_lines if args.lines or not sys.stdout.isatty() else _draw
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_until_told(shown(fleet, args.every)))
+        asyncio.run(_until_signal(show(fleet, args.every)))
     return 0
 
 
-async def _until_told(showing: Any) -> None:
-    """Run until a signal says that it is enough; the terminal is as it was then."""
+async def _until_signal(showing: Coroutine[Any, Any, None]) -> None:
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(showing)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, task.cancel)
@@ -86,49 +68,27 @@ async def _until_told(showing: Any) -> None:
 async def _draw(fleet: Fleet, every_secs: float) -> None:
     console = Console(highlight=False)
 
-    def picture() -> Any:
+    def drawn() -> RenderableType:
         return screen(fleet, console.width, console.height, time.time())
 
-    with Live(picture(), console=console, screen=True, auto_refresh=False) as live:
+    with Live(drawn(), console=console, screen=True, auto_refresh=False) as live:
 
-        async def draw_on() -> None:
+        async def refresh() -> None:
             while True:
-                live.update(picture(), refresh=True)
+                live.update(drawn(), refresh=True)
                 await asyncio.sleep(every_secs)
 
-        await asyncio.gather(watch(fleet, every_secs), draw_on())
-
-
-class _Told:
-    """The turns that a bot has told of: so many that it cannot tell of another one again."""
-
-    def __init__(self, most: int = MOST_BYTES // LEAST_BYTES):
-        self._most = most
-        self._turns: dict[tuple[str, int, int], None] = {}
-
-    def is_new(self, turn: tuple[str, int, int]) -> bool:
-        """Whether it is told of for the first time, by process, session and number."""
-        is_new = turn not in self._turns
-        self._turns.pop(turn, None)
-        self._turns[turn] = None  # the feed, too, keeps those that have changed last
-        while len(self._turns) > self._most:
-            del self._turns[next(iter(self._turns))]
-        return is_new
+        await asyncio.gather(poll(fleet, every_secs), refresh())
 
 
 async def _print_lines(fleet: Fleet, every_secs: float) -> None:
-    told: defaultdict[str, _Told] = defaultdict(_Told)
-
-    def turned(bot: Bot, turns: Sequence[dict[str, Any]]) -> None:
-        answer = bot.answer or {}
-        process = str(answer.get("process"))
-        label = f"bot {bot.label}" if len(fleet.bots) > 1 else str(answer.get("name"))
+    def on_turns(bot: Bot, turns: list[Turn]) -> None:
+        name = bot.snapshot.name if bot.snapshot is not None else bot.url
         for turn in turns:
-            # Once, when it is over; what was heard of it comes later.
-            if told[bot.url].is_new((process, turn["session"], turn["turn"])):
-                print(line(label, turn), flush=True)
+            label = f"bot {bot.number}" if len(fleet.bots) > 1 else name
+            print(turn_line(label, turn), flush=True)
 
-    def left(bot: Bot) -> None:
-        print(f"{bot.url} is away: {bot.why}; asking again", file=sys.stderr, flush=True)
+    def on_away(bot: Bot) -> None:
+        print(f"{bot.url} is away: {bot.error}; reconnecting", file=sys.stderr, flush=True)
 
-    await watch(fleet, every_secs, turned=turned, left=left)
+    await poll(fleet, every_secs, on_turns=on_turns, on_away=on_away)

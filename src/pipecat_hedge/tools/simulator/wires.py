@@ -1,0 +1,601 @@
+"""The wire formats: OpenAI Chat Completions, Anthropic Messages and Google ``generateContent``.
+
+A `Wire` reads a request's body and writes events, whole answers and errors; nothing here waits or
+sends.
+"""
+
+import json
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+from pipecat_hedge.tools.simulator.script import Prompt, Turn
+from pipecat_hedge.tools.simulator.timeline import (
+    Event,
+    Finished,
+    Garbage,
+    InBandError,
+    KeepAlive,
+    Opened,
+    Text,
+    Thought,
+    ToolArguments,
+    ToolStart,
+)
+
+Json = dict[str, Any]
+
+GARBAGE = b'{"id":"broken","choi'
+"""The beginning of a JSON object."""
+
+
+class PromptError(ValueError):
+    """A request body that no provider would accept; the message names the field."""
+
+    status = 400
+
+
+class Wire(ABC):
+    """One response in one provider's protocol.
+
+    Args:
+        prompt: The request.
+        model: The model name to answer with.
+        number: The request's number, for its ids.
+    """
+
+    name: ClassVar[str]
+    in_band_status: ClassVar[int]
+    """The status of an error in a stream that sets none."""
+
+    def __init__(self, prompt: Prompt, model: str, number: int):
+        self.prompt, self.model, self.number = prompt, model, number
+        self.tokens = 0
+        self.thoughts = 0
+
+    @staticmethod
+    @abstractmethod
+    def read_prompt(body: Json, *, stream: bool) -> Prompt:
+        """Read a request body.
+
+        Args:
+            body: The JSON object.
+            stream: Whether the address asks for a stream, in protocols where it does.
+
+        Raises:
+            PromptError: If the provider would not accept it.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def headers(number: int) -> dict[str, str]:
+        """Headers of every response to a request with this number."""
+
+    @staticmethod
+    @abstractmethod
+    def error(status: int, message: str, number: int, retry_after_secs: float | None) -> Json:
+        """The JSON body of an error.
+
+        Args:
+            status: The HTTP status.
+            message: What is wrong.
+            number: The request's number, for its id.
+            retry_after_secs: When to come back; None leaves it out.
+        """
+
+    @staticmethod
+    def rate_limit_headers(left: Mapping[str, int], reset_secs: float) -> dict[str, str]:
+        """Headers that describe a rate limit; none, if the protocol has none.
+
+        Args:
+            left: What is left of ``requests`` and ``tokens``.
+            reset_secs: In how long the limits are reset.
+        """
+        return {}
+
+    def encode(self, event: Event) -> bytes:
+        """The bytes of one event in a stream; may be empty."""
+        self._count(event)
+        return self._encode(event)
+
+    def whole(self, events: list[Event]) -> bytes:
+        """The body of an answer that is not streamed, from all its events."""
+        text, arguments, tool, reason = "", "", None, "stop"
+        for event in events:
+            self._count(event)
+            match event:
+                case Text():
+                    text += event.text
+                case ToolStart():
+                    tool = event.name
+                case ToolArguments():
+                    arguments += event.text
+                case Finished():
+                    reason = event.reason
+                case _:
+                    pass
+        return dumps(self._whole(text, tool, arguments, reason))
+
+    @abstractmethod
+    def _encode(self, event: Event) -> bytes: ...
+
+    @abstractmethod
+    def _whole(self, text: str, tool: str | None, arguments: str, reason: str) -> Json: ...
+
+    def _in_band(self, error: InBandError) -> Json:
+        status = error.status or self.in_band_status
+        return self.error(status, error_message(status), self.number, None)
+
+    def _count(self, event: Event) -> None:
+        self.tokens += isinstance(event, Text | ToolArguments)
+        self.thoughts += isinstance(event, Thought)
+
+
+class OpenAIWire(Wire):
+    """The protocol of ``/v1/chat/completions``."""
+
+    name = "openai"
+    in_band_status = 500
+    _roles: ClassVar = {"system": "instructions", "developer": "instructions", "function": "tool"}
+    # Type and code (402 and 529 as compatible servers have them).
+    _errors: ClassVar[dict[int, tuple[str, str | None]]] = {
+        400: ("invalid_request_error", None),
+        401: ("invalid_request_error", "invalid_api_key"),
+        402: ("insufficient_quota", "insufficient_balance"),
+        403: ("invalid_request_error", "permission_denied"),
+        404: ("invalid_request_error", "model_not_found"),
+        422: ("invalid_request_error", "unprocessable_entity"),
+        429: ("requests", "rate_limit_exceeded"),
+        503: ("server_error", "service_unavailable"),
+        529: ("overloaded_error", "overloaded"),
+    }
+
+    def __init__(self, prompt: Prompt, model: str, number: int):
+        super().__init__(prompt, model, number)
+        self._created = int(time.time())
+
+    @staticmethod
+    def read_prompt(body: Json, *, stream: bool) -> Prompt:
+        """Read a chat completion request."""
+        roles = OpenAIWire._roles
+        turns = [
+            Turn(roles.get(role := str(message.get("role")), role), _text(message.get("content")))
+            for message in _messages(body, "messages")
+        ]
+        tools = () if body.get("tool_choice") == "none" else body.get("tools") or ()
+        functions = [tool.get("function") for tool in tools]
+        max_tokens = _count(body, "max_completion_tokens") or _count(body, "max_tokens")
+        return Prompt(
+            turns=tuple(turns),
+            tools=tuple(str(each.get("name")) for each in functions if isinstance(each, dict)),
+            stream=bool(body.get("stream")),
+            max_tokens=max_tokens,
+            include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
+        )
+
+    @staticmethod
+    def headers(number: int) -> dict[str, str]:
+        """The request's id."""
+        return {"x-request-id": f"req_{number:08}"}
+
+    @staticmethod
+    def error(status: int, message: str, number: int, retry_after_secs: float | None) -> Json:
+        """An error in OpenAI's form."""
+        kind, code = OpenAIWire._errors.get(status, ("server_error", None))
+        error = {"message": message, "type": kind, "param": None, "code": code}
+        return {"error": error}
+
+    @staticmethod
+    def rate_limit_headers(left: Mapping[str, int], reset_secs: float) -> dict[str, str]:
+        """``x-ratelimit-*``."""
+        headers: dict[str, str] = {}
+        for kind, count in left.items():
+            headers[f"x-ratelimit-remaining-{kind}"] = str(count)
+            headers[f"x-ratelimit-reset-{kind}"] = _duration(reset_secs)
+        return headers
+
+    def _encode(self, event: Event) -> bytes:
+        match event:
+            case Opened():
+                return self._chunk({"role": "assistant", "content": "", "refusal": None})
+            case Text(text):
+                return self._chunk({"content": text})
+            case Thought(text):
+                return self._chunk({"reasoning_content": text})
+            case ToolStart(name):
+                return self._chunk({"tool_calls": [{"index": 0, **self._call(name, "")}]})
+            case ToolArguments(text):
+                return self._chunk({"tool_calls": [{"index": 0, "function": {"arguments": text}}]})
+            case KeepAlive():
+                return b": keep-alive\n\n" + self._chunk({"role": "assistant", "content": ""})
+            case InBandError():
+                return _sse(self._in_band(event))
+            case Garbage():
+                return b"data: " + GARBAGE + b"\n\n"
+            case Finished(reason):
+                last = self._chunk({}, reason)
+                if self.prompt.include_usage:
+                    last += _sse(self._object("chat.completion.chunk", [], usage=self._usage()))
+                return last + b"data: [DONE]\n\n"
+
+    def _whole(self, text: str, tool: str | None, arguments: str, reason: str) -> Json:
+        message: Json = {"role": "assistant", "content": text, "refusal": None}
+        if tool is not None:
+            message |= {"content": None, "tool_calls": [self._call(tool, arguments)]}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
+        return self._object("chat.completion", [choice], usage=self._usage())
+
+    def _call(self, name: str, arguments: str) -> Json:
+        function = {"name": name, "arguments": arguments}
+        return {"id": f"call_{self.number:08}", "type": "function", "function": function}
+
+    def _chunk(self, delta: Json, reason: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        usage = {"usage": None} if self.prompt.include_usage else {}
+        return _sse(self._object("chat.completion.chunk", [choice], **usage))
+
+    def _object(self, kind: str, choices: list[Json], **fields: Any) -> Json:
+        return {
+            "id": f"chatcmpl-{self.number:08}",
+            "object": kind,
+            "created": self._created,
+            "model": self.model,
+            "service_tier": "default",
+            "system_fingerprint": "fp_simulated",
+            "choices": choices,
+            **fields,
+        }
+
+    def _usage(self) -> Json:
+        prompt_tokens, completion_tokens = self.prompt.input_tokens, self.tokens + self.thoughts
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": self.thoughts, "audio_tokens": 0},
+        }
+
+
+class AnthropicWire(Wire):
+    """The protocol of ``/v1/messages``.
+
+    A content block opens with its first fragment and ends when one of another kind opens.
+    """
+
+    name = "anthropic"
+    in_band_status = 529
+    _error_types: ClassVar = {
+        400: "invalid_request_error",
+        401: "authentication_error",
+        402: "billing_error",
+        403: "permission_error",
+        404: "not_found_error",
+        422: "invalid_request_error",
+        429: "rate_limit_error",
+        529: "overloaded_error",
+    }
+    _reasons: ClassVar = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+    def __init__(self, prompt: Prompt, model: str, number: int):
+        super().__init__(prompt, model, number)
+        self._block: str | None = None
+        self._index = -1
+
+    @staticmethod
+    def read_prompt(body: Json, *, stream: bool) -> Prompt:
+        """Read a message request."""
+        messages = _messages(body, "messages")
+        max_tokens = _count(body, "max_tokens")
+        if max_tokens is None:
+            raise PromptError("max_tokens: Field required")
+        turns = [Turn("instructions", _text(body.get("system")))]
+        for message in messages:
+            turns += _anthropic_turns(message)
+        may_call = (body.get("tool_choice") or {}).get("type") != "none"
+        tools = (body.get("tools") or ()) if may_call else ()
+        return Prompt(
+            turns=tuple(turns),
+            tools=tuple(str(tool.get("name")) for tool in tools),
+            stream=bool(body.get("stream")),
+            max_tokens=max_tokens,
+        )
+
+    @staticmethod
+    def headers(number: int) -> dict[str, str]:
+        """The request's id."""
+        return {"request-id": f"req_{number:08}"}
+
+    @staticmethod
+    def error(status: int, message: str, number: int, retry_after_secs: float | None) -> Json:
+        """An error in Anthropic's form."""
+        kind = AnthropicWire._error_types.get(status, "api_error")
+        error = {"type": kind, "message": message}
+        return {"type": "error", "error": error, "request_id": f"req_{number:08}"}
+
+    @staticmethod
+    def rate_limit_headers(left: Mapping[str, int], reset_secs: float) -> dict[str, str]:
+        """``anthropic-ratelimit-*``, with the reset as a time of day in whole seconds."""
+        headers: dict[str, str] = {}
+        at = datetime.fromtimestamp(int(time.time()) + math.ceil(reset_secs), UTC)
+        for kind, count in left.items():
+            for limit in ("input-tokens", "tokens") if kind == "tokens" else (kind,):
+                headers[f"anthropic-ratelimit-{limit}-remaining"] = str(count)
+                headers[f"anthropic-ratelimit-{limit}-reset"] = f"{at:%Y-%m-%dT%H:%M:%SZ}"
+        return headers
+
+    def _encode(self, event: Event) -> bytes:
+        match event:
+            case Opened():
+                return self._event("message_start", message=self._object([], None, 1))
+            case Text(text):
+                opened = self._open({"type": "text", "text": ""})
+                return opened + self._delta({"type": "text_delta", "text": text})
+            case Thought(text):
+                opened = self._open({"type": "thinking", "thinking": "", "signature": ""})
+                return opened + self._delta({"type": "thinking_delta", "thinking": text})
+            case ToolStart(name):
+                return self._open(self._call(name, {}))
+            case ToolArguments(text):
+                return self._delta({"type": "input_json_delta", "partial_json": text})
+            case KeepAlive():
+                return self._event("ping")
+            case InBandError():
+                return _sse(self._in_band(event), "error")
+            case Garbage():
+                return b"event: content_block_delta\ndata: " + GARBAGE + b"\n\n"
+            case Finished(reason):
+                delta = {"stop_reason": self._reasons[reason], "stop_sequence": None}
+                usage = {"output_tokens": self.tokens + self.thoughts}
+                ended = self._event("message_delta", delta=delta, usage=usage)
+                return self._close() + ended + self._event("message_stop")
+
+    def _whole(self, text: str, tool: str | None, arguments: str, reason: str) -> Json:
+        content: list[Json] = [{"type": "text", "text": text}] if text else []
+        if tool is not None:
+            content.append(self._call(tool, json.loads(arguments)))
+        return self._object(content, self._reasons[reason], self.tokens)
+
+    def _call(self, name: str, arguments: Json) -> Json:
+        number = f"toolu_{self.number:08}"
+        return {"type": "tool_use", "id": number, "name": name, "input": arguments}
+
+    def _object(self, content: list[Json], reason: str | None, output_tokens: int) -> Json:
+        return {
+            "id": f"msg_{self.number:08}",
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            "stop_reason": reason,
+            "stop_sequence": None,
+            "usage": {
+                "input_tokens": self.prompt.input_tokens,
+                "cache_creation_input_tokens": 0,
+                "cache_read_input_tokens": 0,
+                "output_tokens": output_tokens,
+                "service_tier": "standard",
+            },
+        }
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        return _sse({"type": kind, **fields}, kind)
+
+    def _delta(self, delta: Json) -> bytes:
+        return self._event("content_block_delta", index=self._index, delta=delta)
+
+    def _open(self, block: Json) -> bytes:
+        if self._block == block["type"]:
+            return b""
+        closed = self._close()
+        self._block = block["type"]
+        self._index += 1
+        opened = self._event("content_block_start", index=self._index, content_block=block)
+        return closed + opened + (self._event("ping") if self._index == 0 else b"")
+
+    def _close(self) -> bytes:
+        block, self._block = self._block, None
+        if block is None:
+            return b""
+        signature = b""
+        if block == "thinking":
+            signature = self._delta({"type": "signature_delta", "signature": "c2ltdWxhdGVk"})
+        return signature + self._event("content_block_stop", index=self._index)
+
+
+def _anthropic_turns(message: Json) -> list[Turn]:
+    """A message as turns: tool results come inside messages of the user."""
+    content = message.get("content")
+    blocks = content if isinstance(content, list) else []
+    results = [
+        Turn("tool", _text(block.get("content")))
+        for block in blocks
+        if block.get("type") == "tool_result"
+    ]
+    text = _text(content)
+    return [*results, Turn(str(message.get("role")), text)] if text or not results else results
+
+
+class GoogleWire(Wire):
+    """The protocol of ``/v1beta/models/{model}:streamGenerateContent``.
+
+    Gemini sends a function call whole, so its fragments are kept until the end of the answer.
+    """
+
+    name = "google"
+    in_band_status = 503
+    # Google's canonical names; the statuses that Google never sends (402, 422, 529) are UNKNOWN.
+    _status_names: ClassVar = {
+        400: "INVALID_ARGUMENT",
+        401: "UNAUTHENTICATED",
+        403: "PERMISSION_DENIED",
+        404: "NOT_FOUND",
+        429: "RESOURCE_EXHAUSTED",
+        500: "INTERNAL",
+        503: "UNAVAILABLE",
+    }
+
+    def __init__(self, prompt: Prompt, model: str, number: int):
+        super().__init__(prompt, model, number)
+        self._tool: str | None = None
+        self._arguments = ""
+
+    @staticmethod
+    def read_prompt(body: Json, *, stream: bool) -> Prompt:
+        """Read a content request."""
+        instructions = _text((body.get("systemInstruction") or {}).get("parts"))
+        turns = [_google_turn(content) for content in _messages(body, "contents")]
+        return Prompt(
+            turns=(Turn("instructions", instructions), *turns),
+            tools=tuple(
+                str(declared.get("name"))
+                for tool in body.get("tools") or ()
+                for declared in tool.get("functionDeclarations") or ()
+            ),
+            stream=stream,
+            max_tokens=_count(body.get("generationConfig") or {}, "maxOutputTokens"),
+        )
+
+    @staticmethod
+    def headers(number: int) -> dict[str, str]:
+        """A header that Google sends always."""
+        return {"x-content-type-options": "nosniff"}
+
+    @staticmethod
+    def error(status: int, message: str, number: int, retry_after_secs: float | None) -> Json:
+        """An error in Google's form."""
+        name = GoogleWire._status_names.get(status, "UNKNOWN")
+        error: Json = {"code": status, "message": message, "status": name}
+        if retry_after_secs is not None:
+            kind = "type.googleapis.com/google.rpc.RetryInfo"
+            error["details"] = [{"@type": kind, "retryDelay": f"{retry_after_secs:g}s"}]
+        return {"error": error}
+
+    def _encode(self, event: Event) -> bytes:
+        match event:
+            case Text(text):
+                return self._chunk([{"text": text}])
+            case Thought(text):
+                return self._chunk([{"text": text, "thought": True}])
+            case ToolStart(name):
+                self._tool = name
+                return b""
+            case ToolArguments(text):
+                self._arguments += text
+                return b""
+            case Opened():
+                return b""
+            case KeepAlive():
+                # A chunk without candidates. Not a comment: Google's SDK takes every line for data.
+                return self._sse(self._object())
+            case InBandError():
+                return self._sse(self._in_band(event))
+            case Garbage():
+                return b"data: " + GARBAGE + b"\n\n"
+            case Finished(reason):
+                return self._chunk(self._calls(self._tool, self._arguments), reason)
+
+    def _whole(self, text: str, tool: str | None, arguments: str, reason: str) -> Json:
+        parts = [{"text": text}] if text else []
+        return self._object(parts + self._calls(tool, arguments), reason)
+
+    def _calls(self, tool: str | None, arguments: str) -> list[Json]:
+        if tool is None:
+            return []
+        call = {"id": f"call_{self.number:08}", "name": tool, "args": json.loads(arguments)}
+        return [{"functionCall": call}]
+
+    def _chunk(self, parts: list[Json], reason: str | None = None) -> bytes:
+        return self._sse(self._object(parts, reason))
+
+    def _object(self, parts: list[Json] | None = None, reason: str | None = None) -> Json:
+        """A response; without parts one without candidates."""
+        candidates: Json = {}
+        if parts is not None:
+            candidate: Json = {"content": {"role": "model"}, "index": 0}
+            if parts:
+                candidate["content"]["parts"] = parts
+            if reason is not None:
+                candidate["finishReason"] = "MAX_TOKENS" if reason == "length" else "STOP"
+            candidates = {"candidates": [candidate]}
+        thoughts = {"thoughtsTokenCount": self.thoughts} if self.thoughts else {}
+        usage = {
+            "promptTokenCount": self.prompt.input_tokens,
+            "candidatesTokenCount": self.tokens,
+            "totalTokenCount": self.prompt.input_tokens + self.tokens + self.thoughts,
+            **thoughts,
+        }
+        ids = {"modelVersion": self.model, "responseId": f"resp_{self.number:08}"}
+        return {**candidates, "usageMetadata": usage, **ids}
+
+    def _sse(self, value: Json) -> bytes:
+        return b"data: " + dumps(value) + b"\r\n\r\n"
+
+
+def _google_turn(content: Json) -> Turn:
+    parts = content.get("parts") or []
+    results = [part["functionResponse"] for part in parts if "functionResponse" in part]
+    text = _text(parts)
+    if results and not text:
+        return Turn("tool", json.dumps(results))
+    role = str(content.get("role") or "user")
+    return Turn("assistant" if role == "model" else role, text)
+
+
+WIRES: dict[str, type[Wire]] = {wire.name: wire for wire in (OpenAIWire, AnthropicWire, GoogleWire)}
+"""Every wire format by its name."""
+
+
+def dumps(value: Any) -> bytes:
+    """Compact JSON in UTF-8; what UTF-8 cannot write (half a surrogate pair) becomes ``?``."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
+
+
+def _sse(value: Json, event: str | None = None) -> bytes:
+    name = b"" if event is None else b"event: %b\n" % event.encode()
+    return name + b"data: " + dumps(value) + b"\n\n"
+
+
+def error_message(status: int) -> str:
+    """The message of a simulated error."""
+    phrase = "Overloaded" if status == 529 else HTTPStatus(status).phrase
+    return f"{phrase} (simulated)."
+
+
+def _duration(secs: float) -> str:
+    """A duration as Go writes it: ``120ms``, ``1.5s``, ``6m0s``."""
+    if secs < 1:
+        return f"{secs * 1000:g}ms"
+    minutes, rest = divmod(secs, 60)
+    return f"{minutes:.0f}m{rest:g}s" if minutes else f"{rest:g}s"
+
+
+def _text(content: Any) -> str:
+    """The text of a message's content: a string, or a list of blocks of which only text counts."""
+    if isinstance(content, str):
+        return content
+    blocks = content if isinstance(content, list) else []
+    texts = [block.get("text") for block in blocks if isinstance(block, dict)]
+    return " ".join(text for text in texts if isinstance(text, str))
+
+
+def _messages(body: Json, field: str) -> list[Json]:
+    """A list of at least one object from a request body."""
+    value = body.get(field)
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise PromptError(f"{field}: expected a list of objects")
+    if not value:
+        raise PromptError(f"{field}: expected at least one")
+    return value
+
+
+def _count(body: Json, field: str) -> int | None:
+    """A whole number of at least 1 from a request body, None if it is not there."""
+    value = body.get(field)
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise PromptError(f"{field}: expected a whole number of at least 1")
+    return value

@@ -1,0 +1,300 @@
+"""Reading feeds: what is refused, what adds up over several bots, polling and reconnecting."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.tools.top import feed
+from pipecat_hedge.tools.top.feed import Bot, FeedError, Fleet, Turn, feed_url, poll
+
+PATH = "/hedge/live"
+
+
+def provider(name: str = "a", **fields: Any) -> dict[str, Any]:
+    return {
+        "provider": name,
+        "model": "m",
+        "p50_secs": 0.4,
+        "p95_secs": 1.1,
+        "prior_weight": 0.1,
+        "is_excluded": False,
+        "retry_after_secs": 0.0,
+        "server": None,
+        "breaker": "closed",
+        "breaker_reason": "",
+        "in_flight": 1,
+        "limit": 20,
+        "requests": 10,
+        "won": 9,
+        "superseded": 1,
+        "failed": 0,
+        "interrupted": 0,
+        **fields,
+    }
+
+
+def attempt(name: str = "a", **fields: Any) -> dict[str, Any]:
+    return {
+        "provider": name,
+        "launch_reason": "primary",
+        "launched_secs": 0.0,
+        "ttft_secs": 0.4,
+        "outcome": "won",
+        "error_category": None,
+        **fields,
+    }
+
+
+def turn(number: int = 1, session: int = 1, **fields: Any) -> dict[str, Any]:
+    return {
+        "number": number,
+        "at": 1000.0 + number,
+        "session": session,
+        "turn": number,
+        "tier": "standard",
+        "policy": "adaptive(10 %)",
+        "outcome": "answered",
+        "is_degraded": False,
+        "winner": "a",
+        "ttft_secs": 0.4,
+        "ttfs_secs": 0.6,
+        "voice_to_voice_secs": 1.2,
+        "queued_secs": 0.0,
+        "filler_secs": None,
+        "attempts": [attempt()],
+        **fields,
+    }
+
+
+def slo(turns: int, bad: int, tier: str = "standard", **fields: Any) -> dict[str, Any]:
+    lengths = (300.0, 3600.0, 21_600.0, 259_200.0)
+    windows = [{"window_secs": secs, "turns": turns, "bad": bad} for secs in lengths]
+    return {
+        "tier": tier,
+        "objective": "ttft",
+        "within_secs": 0.8,
+        "share": 0.95,
+        "windows": windows,
+        **fields,
+    }
+
+
+def answer(process: str = "p", **fields: Any) -> str:
+    budget = {"budget": 0.1, "balance": 1.0, "most_credit": 4.0, "share": 0.1}
+    value = {
+        "version": 1,
+        "process": process,
+        "name": "here",
+        "at": 1000.0,
+        "next": 1,
+        "sessions": 1,
+        "turns_since": None,
+        "turns": [turn()],
+        "providers": [provider()],
+        "budgets": [budget],
+        "slos": [slo(100, 2)],
+        **fields,
+    }
+    return json.dumps(value)
+
+
+def fleet_of(*answers: str) -> Fleet:
+    fleet = Fleet([f"http://bot{n}" for n in range(1, len(answers) + 1)])
+    for bot, body in zip(fleet.bots, answers, strict=True):
+        bot.take(body)
+    return fleet
+
+
+def test_counts_of_several_bots_add_up() -> None:
+    broken = provider(breaker="open", p95_secs=8.0)
+    slos = [slo(300, 30), slo(5, 0, "premium")]
+    for order in (1, -1):
+        fleet = fleet_of(*(answer("p"), answer("q", slos=slos, providers=[broken]))[::order])
+        (state,) = fleet.providers()
+        assert (state.requests, state.in_flight, state.limit) == (20, 2, 40)
+        assert (state.breaker, state.p95_secs) == ("open", 8.0)  # of states the worst
+        assert fleet.budgets()[0].balance == 2.0
+        standard, premium = sorted(fleet.slos(), key=lambda each: each.tier, reverse=True)
+        assert (standard.windows[0].turns, standard.windows[0].bad) == (400, 32)
+        assert (premium.tier, premium.windows[-1].turns) == ("premium", 5)
+        assert standard.burns[0] == pytest.approx(32 / 400 / 0.05)
+        assert standard.budget_left == pytest.approx(1 - 32 / 400 / 0.05)
+        assert len(fleet.turns()) == 2
+
+
+def test_a_restarted_bot_begins_anew() -> None:
+    """The turns of the process before are dropped, and the whole feed is read."""
+    (bot,) = fleet_of(answer(next=7, turns=[turn(6), turn(7)])).bots
+    assert bot.after == 7
+    bot.take(answer("another", next=9, turns=[]))
+    assert (bot.after, bot.turns) == (0, {})
+    bot.take(answer("another", next=9, turns=[turn(8), turn(9)]))
+    assert ([turn.turn for turn in bot.turns.values()], bot.after) == ([8, 9], 9)
+
+
+def test_a_bot_that_is_away_keeps_its_turns_only() -> None:
+    fleet = fleet_of(answer("p"), answer("q"))
+    bot = fleet.bots[1]
+    reports = [bot.lose(*each) for each in (("refused", 1000), ("refused", 1001), ("late", 1002))]
+    assert reports == [True, False, True]
+    assert (len(fleet.snapshots), len(fleet.turns()), bot.away_since) == (1, 2, 1000)
+    assert bot.after == 0
+    assert bot.take(answer("q")) == []  # its turn is known
+    assert len(fleet.snapshots) == 2
+
+
+def test_a_changed_turn_is_not_new() -> None:
+    bot = Bot("http://bot")
+    assert len(bot.take(answer(turns=[turn(voice_to_voice_secs=None)]))) == 1
+    assert bot.take(answer(turns=[turn()])) == []
+    assert [each.voice_to_voice_secs for each in bot.turns.values()] == [1.2]
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        *[("null", "body"), ("[]", "body"), ("no", "body"), ("[" * 100_000, "body")],
+        ("{}", "version"),
+        (answer(next="7"), "next"),
+        (answer(sessions=True), "sessions"),
+        (answer(turns={}), "turns"),
+        (answer(turns=[turn(), turn(2, at=float("nan"))]), "turns.1.at"),
+        (answer(turns=[turn(at=1e300)]), "turns.0.at"),
+        (answer(turns=[turn(attempts=[attempt(), None])]), "turns.0.attempts.1"),
+        (answer(providers=[provider(breaker="ajar")]), "providers.0.breaker"),
+        (answer(providers=[provider(server={"is_up": True})]), "providers.0.server.waiting"),
+        (answer(slos=[slo(1, 0, share=1.0)]), "slos.0.share"),
+        (answer(slos=[slo(1, 0, windows=[])]), "slos.0.windows"),
+    ],
+    ids=lambda value: value if len(value) < 30 else "",
+)
+def test_a_bad_answer_is_refused_whole(body: str, where: str) -> None:
+    (bot,) = fleet_of(answer()).bots
+    with pytest.raises(FeedError, match=rf"no feed of turns \({where}: .*see docs/slo.md"):
+        bot.take(body)
+    assert (bot.after, len(bot.turns)) == (1, 1)
+
+
+def test_another_version_is_refused() -> None:
+    with pytest.raises(FeedError, match="use the same release"):
+        Bot("http://bot").take(answer(version=2))
+
+
+def test_dropped_turns_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the feed between two answers, or here."""
+    monkeypatch.setattr(feed, "KEPT_TURNS", 3)
+    bot = Bot("http://bot")
+    bot.take(answer(turns=[turn(n) for n in (1, 2, 3)]))
+    assert bot.complete_since == 0.0
+    bot.take(answer(turns=[turn(4)]))
+    assert bot.complete_since == 1001.0
+    bot.take(answer(turns=[], turns_since=1003.0))  # seen before it was dropped there
+    assert bot.complete_since == 1001.0
+    bot.take(answer(turns=[], turns_since=1009.0))
+    assert bot.complete_since == 1009.0
+
+
+@given(st.text())
+def test_control_characters_are_removed(name: str) -> None:
+    assert fleet_of(answer(providers=[provider(name)])).providers()[0].provider.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("127.0.0.1:7860", f"http://127.0.0.1:7860{PATH}"),
+        ("http://bot/", f"http://bot{PATH}"),
+        ("https://bot:8443/mine?key=1", "https://bot:8443/mine?key=1"),
+        ("[::1]:7860", f"http://[::1]:7860{PATH}"),
+    ],
+)
+def test_feed_url_completes_an_address(address: str, url: str) -> None:
+    assert feed_url(address) == url
+
+
+@pytest.mark.parametrize("address", ["", "http://", "ftp://bot", "bot:99999", "bot:x"])
+def test_feed_url_refuses_what_is_no_address(address: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"write http://127\.0\.0\.1:7860"):
+        feed_url(address)
+
+
+@asynccontextmanager
+async def serving(body: bytes, *, chunk: int = 1448) -> AsyncIterator[str]:
+    """A bot that answers with this body, in chunks of so many bytes; its address."""
+
+    async def live(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": str(len(body))})
+        await response.prepare(request)
+        for begin in range(0, len(body), chunk):
+            await response.write(body[begin : begin + chunk])
+            await asyncio.sleep(0)
+        await response.write_eof()
+        return response
+
+    app = web.Application()
+    app.add_routes([web.get(PATH, live)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}{PATH}"
+    finally:
+        await runner.cleanup()
+
+
+async def polled(*urls: str, answers: int, aways: int = 0) -> tuple[Fleet, list[str]]:
+    """The fleet after so many answers and failures, and the reasons of these."""
+    fleet, errors, done, count = Fleet(urls), list[str](), asyncio.Event(), 0
+
+    def check() -> None:
+        if len(errors) > aways or (count >= answers and len(errors) == aways):
+            done.set()
+
+    def on_turns(bot: Bot, turns: list[Turn]) -> None:
+        nonlocal count
+        count += 1
+        check()
+
+    def on_away(bot: Bot) -> None:
+        errors.append(bot.error)
+        check()
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        task = group.create_task(poll(fleet, 0.01, on_turns=on_turns, on_away=on_away))
+        await done.wait()
+        task.cancel()
+    return fleet, errors
+
+
+@pytest.mark.live
+async def test_a_long_answer_is_read_to_its_end() -> None:
+    body = answer(turns=[turn(number) for number in range(1, 201)], next=200).encode()
+    async with serving(body) as url:
+        fleet, errors = await polled(url, answers=5)
+    assert (errors, len(fleet.turns()), fleet.bots[0].after) == ([], 200, 200)
+
+
+@pytest.mark.live
+async def test_a_bad_answer_concerns_one_bot_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "MAX_BYTES", 10_000)
+    async with (
+        serving(answer().encode()) as good,
+        serving(answer(next=None).encode()) as bad,
+        serving(b"a" * 20_000) as endless,
+    ):
+        fleet, errors = await polled(good, bad, endless, answers=5, aways=2)
+    assert fleet.bots[0].is_answering
+    assert sorted(error.split(" (")[0] for error in errors) == [
+        "its answer is larger than 10,000 bytes: see docs/slo.md",
+        "no feed of turns",
+    ]
