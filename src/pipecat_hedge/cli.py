@@ -81,13 +81,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = top.parse_args(arguments)
         return args.run(args)
     except ModuleNotFoundError as error:
-        if not error.name or error.name.partition(".")[0] == "pipecat_hedge":
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("", "pipecat_hedge"):
             raise
-        return _fail(
-            f"{name}: {error.name} is not installed: "
-            f'pip install "pipecat-hedge[{_COMMANDS[name].extra}]"',
-            2,
-        )
+        extra = _COMMANDS[name].extra
+        hint = f'{missing} is not installed: pip install "pipecat-hedge[{extra}]"'
+        return _fail(f"{name}: {hint}", 2)
     except KeyboardInterrupt:
         return _fail(f"{name}: interrupted", 130)
     except BrokenPipeError:  # the reader of the output has closed it

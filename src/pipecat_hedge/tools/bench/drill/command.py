@@ -23,6 +23,7 @@ from pipecat_hedge.tools.bench.drill.scenarios import DRILLS, Drill, Variant
 
 __all__ = ["configure", "run", "table"]
 
+POSITIVE = ("processes", "sessions", "think", "pace")
 COLUMNS = 4
 """Variants side by side in a table of 80 columns; more are stacked."""
 
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _chosen(args: argparse.Namespace) -> list[tuple[Drill, list[Variant]]]:
     """The drills to run, each with its variants."""
-    for name in ("processes", "sessions", "think", "pace"):
+    for name in POSITIVE:
         if not getattr(args, name) > 0:
             raise ValueError(f"--{name} must be more than 0, got {getattr(args, name)}")
     wanted = args.variants.split(",") if args.variants else None
@@ -118,7 +119,8 @@ def _run_all(args: argparse.Namespace, drills: Sequence[tuple[Drill, list[Varian
         everything += found
     if args.json:
         rows = [{k: _finite(v) for k, v in asdict(each).items()} for each in everything]
-        print(json.dumps({"fleet": asdict(fleet), "figures": rows, "failed": failed}, indent=1))
+        options = {name: getattr(args, name) for name in (*POSITIVE, "seed")}
+        print(json.dumps({**options, "figures": rows, "failed": failed}, indent=1))
     return failed
 
 

@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -105,7 +104,8 @@ def run_drill(
     """
     secs = drill.secs(variant)
     events = list(drill.events)
-    with _Processes(drill, variant, fleet) as processes:
+    with ExitStack() as stack:
+        processes = _Processes(drill, variant, fleet, stack)
         began_at = float(round(time.monotonic() + fleet.settle_secs))
         _sleep_until(began_at)
         ticks = _processor_ticks()
@@ -123,7 +123,7 @@ def run_drill(
             record = read_lines(processes.lines(), began_at, secs, list(drill.models))
             is_over = int(record.began.sum()) == len(record.turns)
             if is_over or time.monotonic() > began_at + secs + fleet.tail_secs:
-                return Record(record.turns, record.began, record.sent, arrived, busy_share)
+                return replace(record, arrived=arrived, busy_share=busy_share)
             time.sleep(1.0)
 
 
@@ -158,73 +158,75 @@ def read_lines(lines: list[str], began_at: float, secs: int, providers: list[str
 
 
 class _Processes:
-    """The providers, the Redis and the workers of one run; all are killed on exit."""
+    """The providers, the Redis and the workers of one run."""
 
-    def __init__(self, drill: Drill, variant: Variant, fleet: Fleet):
-        self._drill, self._variant, self._fleet = drill, variant, fleet
+    def __init__(self, drill: Drill, variant: Variant, fleet: Fleet, stack: ExitStack):
+        """Start them; all are killed when ``stack`` is closed."""
+        self._drill, self._seed = drill, fleet.seed
         callers = fleet.processes * fleet.sessions
         needs = [need(model, callers, fleet.think_secs) for model in drill.models.values()]
         self._need = needs[0]
         self._capacity = math.ceil(MARGIN * max(needs))
         self._providers: dict[str, SimulatorProcess] = {}
         self._ports: dict[str, int] = {}
-        self._workers: list[_Worker] = []
+        self._workers: dict[int, subprocess.Popen[str]] = {}
+        self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stack.callback(self._stop)
+        self._start(tuple(drill.models))
         self._redis: RedisProcess | None = None
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        self._stack.callback(self._stop)
-        try:
-            self._start_all()
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._stack.close()
-
-    def _start_all(self) -> None:
-        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
-        self._start(tuple(self._drill.models))
-        if self._variant.kind == "hedged" and has_redis():
-            self._redis = self._stack.enter_context(RedisProcess())
+        if variant.kind == "hedged" and has_redis():
+            self._redis = stack.enter_context(RedisProcess())
         models = {
-            name: (self._providers[name].openai_url, model)
-            for name, model in self._drill.models.items()
+            name: (self._providers[name].openai_url, model) for name, model in drill.models.items()
         }
-        for number in range(self._fleet.processes):
+        for number in range(fleet.processes):
             task = Task(
                 worker=number,
-                sessions=self._fleet.sessions,
-                think_secs=self._fleet.think_secs,
-                seed=self._fleet.seed,
-                variant=self._variant,
+                sessions=fleet.sessions,
+                think_secs=fleet.think_secs,
+                seed=fleet.seed,
+                variant=variant,
                 models=models,
-                out=str(folder / f"{number}.jsonl"),
+                out=str(self._folder / f"{number}.jsonl"),
                 redis_url=self._redis.url if self._redis else None,
             )
-            self._workers.append(_Worker(task))
-        for worker in self._workers:
-            worker.wait_ready()
+            self._workers[number] = self._start_worker(task)
+        for worker in self._workers.values():
+            assert worker.stdout is not None
+            if worker.stdout.readline().strip() != READY:
+                worker.wait()
+        self.check()
 
     def _stop(self) -> None:
-        for worker in self._workers:
-            worker.kill()
+        for worker in self._workers.values():
+            _kill(worker)
         for simulator in self._providers.values():
             simulator.__exit__(None, None, None)
+
+    def _start_worker(self, task: Task) -> subprocess.Popen[str]:
+        # Errors go to a file: nothing reads a pipe, and a full one would stop the process.
+        with self._errors_of(task.worker).open("w", encoding="utf-8") as errors:
+            worker = subprocess.Popen(
+                [sys.executable, "-m", "pipecat_hedge.tools.bench.drill.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        assert worker.stdin is not None
+        worker.stdin.write(task.model_dump_json() + "\n")
+        worker.stdin.flush()
+        return worker
+
+    def _errors_of(self, worker: int) -> Path:
+        return self._folder / f"{worker}.err"
 
     def _start(self, names: tuple[str, ...]) -> None:
         """Start providers at the same time, each on its old port."""
         made = {
             name: SimulatorProcess(
                 self._ports.get(name, 0),
-                seed=1000 * self._fleet.seed + index,
+                seed=1000 * self._seed + index,
                 capacity=self._capacity,
             )
             for index, name in enumerate(self._drill.models)
@@ -255,7 +257,7 @@ class _Processes:
                 for name in event.providers:
                     self._providers[name].set_conditions(**conditions)
             case "kill_worker":
-                self._workers[0].kill()
+                _kill(self._workers.pop(0))
             case "kill_redis" if self._redis:
                 self._redis.kill()
             case "start_redis" if self._redis:
@@ -264,9 +266,11 @@ class _Processes:
                 pass
 
     def check(self) -> None:
-        """Check that the workers still run."""
-        for worker in self._workers:
-            worker.check()
+        """Check that no worker has ended by itself."""
+        for number, worker in self._workers.items():
+            if worker.poll() is not None:
+                errors = self._errors_of(number).read_text("utf-8").splitlines() or ["no message"]
+                raise HedgeError(f"a worker of the drill has ended: {errors[-1]}")
 
     def arrivals(self, began_at: float, secs: int) -> dict[str, Counts]:
         """The requests that each provider's present process has counted in each second."""
@@ -280,51 +284,13 @@ class _Processes:
 
     def lines(self) -> list[str]:
         """The whole lines that the workers have written so far."""
-        texts = (worker.out.read_text("utf-8") for worker in self._workers)
+        texts = [path.read_text("utf-8") for path in self._folder.glob("*.jsonl")]
         return [line for text in texts for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-class _Worker:
-    """A worker process."""
-
-    def __init__(self, task: Task):
-        self.out = Path(task.out)
-        # A file: nothing reads a pipe meanwhile, and a full one would stop the process.
-        self._errors = self.out.with_suffix(".err")
-        self._killed = False
-        with self._errors.open("w", encoding="utf-8") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "pipecat_hedge.tools.bench.drill.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
-        assert self._process.stdin is not None
-        self._process.stdin.write(task.model_dump_json() + "\n")
-        self._process.stdin.flush()
-
-    def wait_ready(self) -> None:
-        """Wait until its callers begin."""
-        assert self._process.stdout is not None
-        if self._process.stdout.readline().strip() != READY:
-            raise self._ended()
-
-    def check(self) -> None:
-        """Check that it runs, unless it was killed."""
-        if not self._killed and self._process.poll() is not None:
-            raise self._ended()
-
-    def kill(self) -> None:
-        """Kill it, ``kill -9``."""
-        if not self._killed:
-            self._killed = True
-            self._process.kill()
-            self._process.communicate()
-
-    def _ended(self) -> HedgeError:
-        errors = self._errors.read_text("utf-8").strip().splitlines() or ["no message"]
-        return HedgeError(f"a worker of the drill has ended: {errors[-1]}")
+def _kill(worker: subprocess.Popen[str]) -> None:
+    worker.kill()
+    worker.communicate()  # closes its pipes
 
 
 def _sleep_until(at: float) -> None:
