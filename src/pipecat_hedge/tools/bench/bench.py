@@ -196,7 +196,7 @@ async def _running(llm: FrameProcessor) -> AsyncIterator[TimedPipeline]:
 # ---- what it costs
 
 TOKENS = 500
-BATCH = 5
+BATCH = 10
 """Turns of one token that are timed together."""
 WARM_UP = 100
 """Turns before the first round; a service learns more from its first turns than from later ones."""
