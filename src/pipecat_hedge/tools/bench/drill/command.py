@@ -170,5 +170,7 @@ def table(drill: Drill, found: Sequence[Figures]) -> Table:
     for each in found:
         table.add_column(each.variant, justify="right", overflow="fold")
     for name, shown in _ROWS:
-        table.add_row(name, *map(shown, found))
+        cells = [shown(each) for each in found]
+        if set(cells) != {"-"}:
+            table.add_row(name, *cells)
     return table
