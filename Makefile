@@ -12,7 +12,7 @@ BOT_STAMP := $(VENV)/.installed-demo
 
 .DEFAULT_GOAL := help
 .PHONY: help env bot test test-all lint types unit explore format fixtures pictures report bench drill compare top clean
-.PHONY: vllm vllm-env test-vllm bench-llm
+.PHONY: vllm vllm-env test-vllm
 
 # vLLM's own environment and its models: gigabytes, so they are kept outside of this folder.
 VLLM_HOME ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pipecat-hedge/vllm
@@ -86,9 +86,6 @@ vllm: $(STAMP) ## run the bot on a vLLM of its own behind a simulated provider; 
 
 test-vllm: vllm-env ## run the tests against real vLLM servers
 	@TEST_VLLM=1 $(BIN)/python -m pytest --timeout 300 tests/vllm_server $(ARGS)
-
-bench-llm: $(STAMP) ## measure a server: make bench-llm BASE_URL=http://localhost:8000/v1
-	@$(BIN)/pipecat-hedge bench-llm "$(BASE_URL)" $(ARGS)
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist

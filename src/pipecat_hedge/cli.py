@@ -1,53 +1,56 @@
-"""The command ``pipecat-hedge``: one sub-command a tool, each in a module of its own."""
+"""The command ``pipecat-hedge``: one sub-command for each tool."""
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import version
 
-# A command's module has configure(parser) and run(args) -> exit status; it is loaded when asked
-# for, so that one command does not pay for the imports of another.
+__all__ = ["main"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """A sub-command.
+
+    Its module has ``configure(parser)`` and ``run(args)``, which returns the exit status. It is
+    imported only for its own command: Pipecat takes a second to import, and prints a line.
+    """
+
+    module: str
+    summary: str
+    extra: str = "tools"
+
+
 _COMMANDS = {
-    "simulate": (
-        "pipecat_hedge.tools.simulator.command",
+    "simulate": _Command(
+        "simulator.command",
         "run simulated LLM providers (OpenAI, Anthropic and Google protocols) on loopback",
     ),
-    "whatif": (
-        "pipecat_hedge.tools.analysis.whatif.command",
-        "replay recorded turns under other policies, and recommend one",
+    "replay": _Command(
+        "replay.command",
+        "call a bot over WebRTC with recordings, and measure what a caller hears",
+        extra="replay",
     ),
-    "report": (
-        "pipecat_hedge.tools.analysis.report.command",
-        "tell what turn logs say: callers' waits, providers' bad times, what would help",
+    "whatif": _Command(
+        "analysis.whatif.command", "replay recorded turns under other policies, and recommend one"
     ),
-    "replay": (
-        "pipecat_hedge.tools.replay.command",
-        "call a bot over WebRTC with recordings, and measure what a caller would hear",
+    "report": _Command(
+        "analysis.report.command",
+        "summarise turn logs: callers' waits, providers' incidents, what would help",
     ),
-    "top": (
-        "pipecat_hedge.tools.top.command",
-        "show running bots live in a terminal: turns, providers, budgets, promises",
+    "top": _Command(
+        "top.command", "show running bots live in a terminal: turns, providers, budgets, SLOs"
     ),
-    "bench": (
-        "pipecat_hedge.tools.bench.bench",
-        "compare the bare service, Pipecat's failover and hedging on simulated providers",
+    "bench": _Command(
+        "bench.bench",
+        "compare the bare service, Pipecat's failover and hedging, and measure what they cost",
     ),
-    "drill": (
-        "pipecat_hedge.tools.bench.drill.command",
-        "let simulated providers fail under a fleet of callers, and show what they noticed",
-    ),
-    "bench-llm": (
-        "pipecat_hedge.tools.bench.llm_bench",
-        "measure a server's time to first token and between tokens under load, or in a race",
-    ),
-    "metrics": (
-        "pipecat_hedge.telemetry.metrics_command",
-        "serve Prometheus metrics of turn logs, or of all processes that write to one folder",
-    ),
-    "overhead": (
-        "pipecat_hedge.tools.bench.overhead",
-        "measure what the hedged service costs over the bare one, in one run",
+    "drill": _Command(
+        "bench.drill.command",
+        "break simulated providers under a fleet of callers, and show what they notice",
     ),
 }
 
@@ -56,26 +59,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: The arguments; those of the process if None.
+        argv: The arguments; None takes those of the process.
 
     Returns:
-        The exit status.
+        The exit status: the command's own, 2 if an extra is missing, or 130 after Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     top = argparse.ArgumentParser(prog="pipecat-hedge", description="Tools of pipecat-hedge.")
+    top.add_argument("--version", action="version", version=f"%(prog)s {version('pipecat-hedge')}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (module, summary) in _COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary)
-        if arguments[:1] == [name]:
-            loaded = import_module(module)
-            loaded.configure(command)
-            command.set_defaults(run=loaded.run)
-    args = top.parse_args(arguments)
+    parsers = {
+        name: commands.add_parser(name, help=command.summary, description=command.summary)
+        for name, command in _COMMANDS.items()
+    }
+    name = arguments[0] if arguments else ""
     try:
+        if name in _COMMANDS:
+            module = import_module(f"pipecat_hedge.tools.{_COMMANDS[name].module}")
+            module.configure(parsers[name])
+            parsers[name].set_defaults(run=module.run)
+        args = top.parse_args(arguments)
         return args.run(args)
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("", "pipecat_hedge"):
+            raise
+        extra = _COMMANDS[name].extra
+        hint = f'{missing} is not installed: pip install "pipecat-hedge[{extra}]"'
+        return _fail(f"{name}: {hint}", 2)
+    except KeyboardInterrupt:
+        return _fail(f"{name}: interrupted", 130)
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"pipecat-hedge {message}", file=sys.stderr)
+    return status
 
 
 if __name__ == "__main__":

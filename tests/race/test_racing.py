@@ -60,7 +60,7 @@ async def test_one_second_look_for_each_alarm() -> None:
 async def test_a_race_looks_at_who_takes_a_hedge_once_for_each_request(
     secs: float, looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At its start and as it wakes to send one: what ``overhead`` counts for a turn's permits."""
+    """At its start and as it wakes to send one: twice for a turn with a hedge."""
     looked: list[str] = []
     refusals = Admission.refusals
 

@@ -11,8 +11,6 @@ from pipecat.processors.aggregators.llm_response_universal import LLMContextAggr
 from scripts.vllm.server import VLLMProcess
 
 from pipecat_hedge import HedgedLLMService, Provider, TurnReport, VLLMService
-from pipecat_hedge.tools.bench.llm_load import measure
-from pipecat_hedge.tools.bench.llm_race import race
 from tests.support.line import Line
 from tests.vllm_server.asking import SYSTEM, counts
 
@@ -71,40 +69,3 @@ async def test_the_first_turn_finds_its_prompt_read(small_vllm: VLLMProcess) -> 
     with_it = max(report.ttft_secs or 0 for report in warm)
     print(f"\nfirst turn, {24 * size} tokens: {without:.3f} s cold, {with_it:.3f} s sent ahead")
     assert with_it < without / 5
-
-
-def test_racing_it_ends_the_hosted_providers_tail(vllm: VLLMProcess) -> None:
-    """As the second and as the first, for few extra requests, from a cold start."""
-    alone, second, first = race(vllm.base_url, "gemma-4-31b-baseten", turns=500)
-    for row in (alone, second, first):
-        print(f"\n{row}")
-    for row in (second, first):
-        assert row.p99_secs is not None
-        assert row.p99_secs <= 1.0
-        assert row.extra_requests <= 0.06
-        assert row.unanswered == 0
-    assert alone.p99_secs is not None
-    assert second.p99_secs is not None
-    assert second.p99_secs < 0.5 * alone.p99_secs
-
-
-async def test_the_bench_measures_what_the_server_counts(vllm: VLLMProcess) -> None:
-    """Client and server agree on how much was asked; a warm prefix is found in the cache."""
-    loads = await measure(
-        vllm.base_url, levels=[1, 4], requests=8, prompt_tokens=1000, answer_tokens=16
-    )
-    assert [(load.concurrency, load.prefix) for load in loads] == [
-        (1, "cold"),
-        (4, "cold"),
-        (1, "warm"),
-        (4, "warm"),
-    ]
-    for load in loads:
-        assert (load.requests, load.failed) == (8, 0)
-        assert load.ttft_p50 is not None
-        assert load.server_ttft_p50 is not None
-        assert load.per_token_p50 is not None
-        assert load.gap_p95 is not None
-        assert load.hit_share is not None
-    assert (loads[0].hit_share or 0) < 0.2
-    assert (loads[2].hit_share or 0) > 0.6

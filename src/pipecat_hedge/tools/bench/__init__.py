@@ -1,1 +1,1 @@
-"""Benchmarks and drills."""
+"""Benchmarks: what hedging changes and costs (`bench`), what failures do to callers (`drill`)."""

@@ -1,10 +1,9 @@
-"""Side by side, in one run, over real sockets: what hedging does for a caller, and what it costs.
+"""``pipecat-hedge bench``: what hedging changes for callers, and what it costs.
 
-Everything is compared on the same simulated providers at the same time, so that a slow spell of the
-machine falls on all. Each arrangement has calls of its own, some of them at once, which make one
-turn after the other; timed is what a text-to-speech would see, from the context frame to the first
-text frame. Requests and tokens are counted at the provider's end, in the simulator's ledger, where
-the retries that an SDK makes by itself show too.
+The first part runs every arrangement at the same time, against the same simulated providers over
+real sockets. Requests and tokens are counted in the simulator's ledger, so retries that an SDK
+makes by itself are included. The second part plays scripted answers, round by round through every
+arrangement, and measures processor time.
 """
 
 from __future__ import annotations
@@ -14,12 +13,13 @@ import asyncio
 import json
 import math
 import random
-import subprocess
+import statistics
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
 from loguru import logger
@@ -28,52 +28,86 @@ from pipecat.pipeline.service_switcher import ServiceSwitcherStrategyFailover
 from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.services.llm_service import LLMService
 from pipecat.services.openai.llm import OpenAILLMService
+from prometheus_client import CollectorRegistry
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from pipecat_hedge.policy.hedge_policy import HedgePolicy
-from pipecat_hedge.race.task_scope import TaskScope
-from pipecat_hedge.service.hedged_service import HedgedLLMService
-from pipecat_hedge.service.provider import Provider
-from pipecat_hedge.service.provider_stats import ProviderStats
-from pipecat_hedge.testing import ScriptedLLMService, Step, Wait
-from pipecat_hedge.tools.bench.overhead import learned_stats, measure
-from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline, answered_within
+from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, ProviderStats
+from pipecat_hedge.policy.percentiles import percentile
+from pipecat_hedge.telemetry.prometheus import PrometheusRecorder
+from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
+from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
 from pipecat_hedge.tools.simulator.process import SimulatorProcess
 
-__all__ = ["Measured", "configure", "run"]
+__all__ = ["Compared", "Cost", "configure", "measure_costs", "run"]
 
-LOCAL = "qwen3.8-27b-local"
 PROFILES = {
     "gemma-4-31b-baseten": "gemma-4-31b-baseten",
     "gpt-4.1": "gpt-4.1",
     "jagged": "jagged",
-    "gemma-…, 1 % faults": "gemma-4-31b-baseten?fault=error_in_band&rate=0.01",
+    "gemma, 1 % in-band errors": "gemma-4-31b-baseten?fault=error_in_band&rate=0.01",
 }
-"""What is shown, and the simulator's model that stands for it. No SDK hides that fault."""
+"""The hosted provider's name here, and the simulator's model. No SDK retries an in-band error."""
+LOCAL = "qwen3.8-27b-local"
 ANSWER = "Yes, we are open until nine. Do come by!"
 GIVE_UP_SECS = 60.0
+STAGGER_SECS = 4.0
+"""Calls begin within this time. All at once they would keep the event loop busy for a second."""
 
-Build = Callable[[str, str, ProviderStats], FrameProcessor]
-"""Makes an arrangement of the simulator's address and a model, with what its calls learn."""
+Make: TypeAlias = Callable[[], LLMService[Any]]
+"""Makes a service of one provider."""
+Build: TypeAlias = Callable[[Make, Make, ProviderStats], FrameProcessor]
+"""Makes an arrangement of a hosted and a local provider, and statistics to learn into."""
+
+
+def _switcher(hosted: Make, local: Make, stats: ProviderStats) -> FrameProcessor:
+    return LLMSwitcher([hosted(), hosted()], ServiceSwitcherStrategyFailover)
+
+
+def _hedged(policy: HedgePolicy, **options: Any) -> Build:
+    """Two services of the hosted provider."""
+
+    def build(hosted: Make, local: Make, stats: ProviderStats) -> FrameProcessor:
+        provider = Provider("hosted", [hosted(), hosted()])
+        return HedgedLLMService([provider], policy=policy, stats=stats, **options)
+
+    return build
+
+
+def _with_local(hosted: Make, local: Make, stats: ProviderStats) -> FrameProcessor:
+    providers = [Provider("hosted", hosted()), Provider("local", local())]
+    return HedgedLLMService(providers, policy=HedgePolicy.adaptive(0.05), stats=stats)
+
+
+BARE, FAILOVER, ADAPTIVE = "bare service", "LLMSwitcher, failover", "adaptive(5 %)"
+ARRANGEMENTS: dict[str, Build] = {
+    BARE: lambda hosted, local, stats: hosted(),
+    FAILOVER: _switcher,
+    "race(2)": _hedged(HedgePolicy.race(2)),
+    "after(0.8)": _hedged(HedgePolicy.after(0.8)),
+    "fallback()": _hedged(HedgePolicy.fallback()),
+    ADAPTIVE: _hedged(HedgePolicy.adaptive(0.05)),
+    "adaptive(5 %), local": _with_local,
+}
+
+
+# ---- what changes for callers
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One arrangement on one profile.
+class Compared:
+    """One arrangement with one hosted provider.
 
     Parameters:
-        profile: The provider.
+        profile: The hosted provider.
         arrangement: What stands in the pipeline.
-        turns: How many turns were made.
-        p50_secs: The median time to first token, in seconds; so on for the others. None is never.
-        p95_secs: The 95th percentile.
-        p99_secs: The 99th percentile.
-        max_secs: The slowest.
+        turns: Turns made.
+        p50_secs: The median time to first token; None if that many got no answer. Likewise
+            ``p95_secs``, ``p99_secs`` and ``max_secs``.
         unanswered: Turns without an answer.
-        extra_requests: Requests beyond one a turn, per turn, as the providers counted them.
-        wasted_tokens: Tokens of prompts and answers of requests that were not completed, per turn.
+        extra_requests: Requests beyond one a turn, per turn.
+        wasted_tokens: Tokens of prompts and answers of uncompleted requests, per turn.
     """
 
     profile: str
@@ -88,147 +122,199 @@ class Measured:
     wasted_tokens: float
 
 
-def _openai(url: str, model: str, tag: str) -> LLMService[Any]:
-    sign = "&" if "?" in model else "?"
-    return OpenAILLMService(
-        api_key="any",
-        base_url=url,
-        settings=OpenAILLMService.Settings(model=f"{model}{sign}answer={quote(ANSWER + tag)}"),
-    )
+def _openai(url: str, model: str, answer: str) -> Make:
+    model = f"{model}{'&' if '?' in model else '?'}answer={quote(answer)}"
+    settings = OpenAILLMService.Settings(model=model)
+    return lambda: OpenAILLMService(api_key="any", base_url=url, settings=settings)
 
 
-def _bare(url: str, model: str, stats: ProviderStats) -> FrameProcessor:
-    return _openai(url, model, " A")
+def _answer(arrangement: str) -> str:
+    """The answer, which tells arrangements apart in the ledger."""
+    return f"{ANSWER} {list(ARRANGEMENTS).index(arrangement)}"
 
 
-def _switcher(url: str, model: str, stats: ProviderStats) -> FrameProcessor:
-    services = [_openai(url, model, " B"), _openai(url, model, " B")]
-    return LLMSwitcher(services, ServiceSwitcherStrategyFailover)
-
-
-def _race(url: str, model: str, stats: ProviderStats) -> FrameProcessor:
-    services = [_openai(url, model, " C"), _openai(url, model, " C")]
-    return HedgedLLMService([Provider("hosted", services)], policy=HedgePolicy.race(2), stats=stats)
-
-
-def _adaptive(url: str, model: str, stats: ProviderStats) -> FrameProcessor:
-    services = [_openai(url, model, " D"), _openai(url, model, " D")]
-    return HedgedLLMService(
-        [Provider("hosted", services)], policy=HedgePolicy.adaptive(0.05), stats=stats
-    )
-
-
-def _with_local(url: str, model: str, stats: ProviderStats) -> FrameProcessor:
-    return HedgedLLMService(
-        [
-            Provider("hosted", _openai(url, model, " E")),
-            Provider("local", _openai(url, LOCAL, " E")),
-        ],
-        policy=HedgePolicy.adaptive(0.05),
-        stats=stats,
-    )
-
-
-ARRANGEMENTS: dict[str, tuple[str, Build]] = {
-    "bare service": (" A", _bare),
-    "LLMSwitcher, failover": (" B", _switcher),
-    "race(2)": (" C", _race),
-    "adaptive(5 %)": (" D", _adaptive),
-    "adaptive(5 %), local second": (" E", _with_local),
-}
-
-
-async def _call(
-    llm: FrameProcessor, turns: int, taken: Callable[[float], None], after_secs: float
-) -> None:
-    """Make a call of so many turns; each one's time to first token is taken."""
-    await asyncio.sleep(after_secs)  # calls do not begin in step
-    line = TimedPipeline(llm)
-    await line.start()
-    try:
-        for _ in range(turns):
-            taken((await line.turn("Are you open?", GIVE_UP_SECS)).ttft_secs)
-    finally:
-        await line.stop()
-
-
-async def _profile(
-    name: str, url: str, turns: int, calls: int, taken: Callable[[], None]
-) -> dict[str, list[float]]:
-    """Every arrangement on one profile, at once; each one's times."""
+async def _compare(
+    profile: str, sim: SimulatorProcess, turns: int, calls: int, tick: Callable[[], None]
+) -> list[Compared]:
+    """Run every arrangement with one hosted provider, all at the same time."""
     rng = random.Random(1)
-    times: dict[str, list[float]] = {}
-    async with TaskScope() as scope:
-        tasks: list[asyncio.Task[None]] = []
-        for arrangement, (_, build) in ARRANGEMENTS.items():
-            mine = times[arrangement] = []
+    waits: dict[str, list[float]] = {name: [] for name in ARRANGEMENTS}
+
+    async def call(name: str, llm: FrameProcessor, delay_secs: float) -> None:
+        await asyncio.sleep(delay_secs)
+        async with _running(llm) as pipeline:
+            for _ in range(turns // calls):
+                waits[name].append((await pipeline.turn("Are you open?", GIVE_UP_SECS)).ttft_secs)
+                tick()
+
+    async with asyncio.TaskGroup() as group:
+        for name, build in ARRANGEMENTS.items():
+            hosted = _openai(sim.openai_url, PROFILES[profile], _answer(name))
+            local = _openai(sim.openai_url, LOCAL, _answer(name))
             stats = ProviderStats()
-
-            def took(secs: float, mine: list[float] = mine) -> None:
-                mine.append(secs)
-                taken()
-
             for _ in range(calls):
-                llm = build(url, PROFILES[name], stats)
-                call = _call(llm, turns // calls, took, rng.random())
-                tasks.append(scope.start(call, name=f"{arrangement} on {name}"))
-        await asyncio.gather(*tasks)
-    return times
+                llm = build(hosted, local, stats)
+                group.create_task(call(name, llm, rng.uniform(0, STAGGER_SECS)))
+    requests = await asyncio.to_thread(sim.ledger, wait_secs=5)
+    return [_compared(profile, name, waits[name], requests["requests"]) for name in ARRANGEMENTS]
 
 
-def _sum_up(
-    profile: str, arrangement: str, secs: Sequence[float], requests: Sequence[dict[str, Any]]
-) -> Measured:
-    mine = [r for r in requests if r["model"].endswith(quote(ARRANGEMENTS[arrangement][0]))]
-    wasted = [r for r in mine if r["outcome"] != "completed"]
-    return Measured(
+def _compared(
+    profile: str, name: str, waits: Sequence[float], requests: Sequence[Mapping[str, Any]]
+) -> Compared:
+    made = [r for r in requests if r["model"].endswith(quote(_answer(name)))]
+    wasted = [r for r in made if r["outcome"] != "completed"]
+
+    def within(share: float) -> float | None:
+        secs = percentile(waits, share)
+        return None if secs is None or math.isinf(secs) else secs
+
+    return Compared(
         profile,
-        arrangement,
-        len(secs),
-        answered_within(secs, 0.5),
-        answered_within(secs, 0.95),
-        answered_within(secs, 0.99),
-        answered_within(secs, 1.0),
-        sum(math.isinf(value) for value in secs),
-        len(mine) / len(secs) - 1,
-        sum(r["prompt_tokens"] + r["tokens_sent"] for r in wasted) / len(secs),
+        name,
+        turns=len(waits),
+        p50_secs=within(0.5),
+        p95_secs=within(0.95),
+        p99_secs=within(0.99),
+        max_secs=within(1.0),
+        unanswered=sum(map(math.isinf, waits)),
+        extra_requests=len(made) / len(waits) - 1,
+        wasted_tokens=sum(r["prompt_tokens"] + r["tokens_sent"] for r in wasted) / len(waits),
     )
+
+
+@asynccontextmanager
+async def _running(llm: FrameProcessor) -> AsyncIterator[TimedPipeline]:
+    pipeline = TimedPipeline(llm)
+    await pipeline.start()
+    try:
+        yield pipeline
+    finally:
+        await pipeline.stop()
 
 
 # ---- what it costs
 
-
-def _play_switcher(script: Sequence[Step]) -> FrameProcessor:
-    return LLMSwitcher(
-        [ScriptedLLMService(script), ScriptedLLMService(script)], ServiceSwitcherStrategyFailover
-    )
-
-
-def _play(policy: HedgePolicy) -> Callable[[Sequence[Step]], FrameProcessor]:
-    def build(script: Sequence[Step]) -> FrameProcessor:
-        providers = [
-            Provider("a", ScriptedLLMService(script)),
-            Provider("b", ScriptedLLMService([Wait(9)])),
-        ]
-        return HedgedLLMService(providers, policy=policy, stats=learned_stats(["a", "b"]))
-
-    return build
+TOKENS = 500
+BATCH = 10
+"""Turns of one token that are timed together."""
+WARM_UP = 100
+"""Turns before the first round; a service learns more from its first turns than from later ones."""
 
 
-async def _overheads(rounds: int) -> dict[str, tuple[float, float]]:
-    """Seconds per turn and per token that each adds to the bare service, and what that takes."""
-    builds = {
-        "LLMSwitcher, failover": _play_switcher,
-        "race(2)": _play(HedgePolicy.race(2)),
-        "adaptive(5 %)": _play(HedgePolicy.adaptive(0.05)),
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The processor time of a turn, or of a token, through one arrangement.
+
+    Parameters:
+        arrangement: What stands in the pipeline.
+        unit: ``turn`` (of one token) or ``token`` (each further one).
+        quickest_secs: In the quickest round.
+        median_secs: In the median round.
+        added_secs: The median over the rounds of the difference to the bare service.
+        over_bare: The median over the rounds of the ratio to the bare service.
+        over_failover: The same of the ratio to Pipecat's ``LLMSwitcher`` with failover.
+    """
+
+    arrangement: str
+    unit: str
+    quickest_secs: float
+    median_secs: float
+    added_secs: float
+    over_bare: float
+    over_failover: float
+
+
+def _costed() -> dict[str, Build]:
+    """The arrangements whose costs are measured."""
+    adaptive = HedgePolicy.adaptive(0.05)
+    build = _hedged(adaptive)
+
+    def with_metrics(hosted: Make, local: Make, stats: ProviderStats) -> FrameProcessor:
+        PrometheusRecorder(stats=stats, registry=CollectorRegistry())
+        return build(hosted, local, stats)
+
+    costed = {name: ARRANGEMENTS[name] for name in (BARE, FAILOVER, "race(2)", ADAPTIVE)}
+    costed["adaptive, with metrics"] = with_metrics
+    if _keep_spans_in_memory():
+        costed["adaptive, with spans"] = _hedged(adaptive, own_spans=True)
+    return costed
+
+
+def _keep_spans_in_memory() -> bool:
+    """Collect spans as in production; False where OpenTelemetry's SDK is not installed."""
+    try:
+        from opentelemetry import trace
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+    except ModuleNotFoundError:
+        return False
+    provider = TracerProvider()
+    provider.add_span_processor(BatchSpanProcessor(InMemorySpanExporter()))
+    trace.set_tracer_provider(provider)
+    return True
+
+
+async def measure_costs(rounds: int) -> list[Cost]:
+    """Measure what a turn and a token cost, in processor time of the event loop's thread.
+
+    Args:
+        rounds: How often each arrangement is timed, in turn with the others.
+    """
+    short: list[Step] = [Say("Yes.")]
+    long: list[Step] = [*short, *[Wait(0), Say(" token")] * TOKENS]  # one loop step a token
+    turns: dict[str, list[float]] = {}
+    longs: dict[str, list[float]] = {}
+    async with AsyncExitStack() as stack:
+        pipelines: dict[str, tuple[TimedPipeline, TimedPipeline]] = {}
+        for name, build in _costed().items():
+            stats = ProviderStats()
+            made = []
+            for script in (short, long):
+
+                def make(script: list[Step] = script) -> LLMService[Any]:
+                    return ScriptedLLMService(script)
+
+                made.append(await stack.enter_async_context(_running(build(make, make, stats))))
+            pipelines[name] = made[0], made[1]
+            await _timed(made[0], WARM_UP)
+            await _timed(made[1], 1)
+            turns[name], longs[name] = [], []
+        for _ in range(rounds):
+            for name, (one, many) in pipelines.items():
+                turns[name].append(await _timed(one, BATCH))
+                longs[name].append(await _timed(many, 1))
+    tokens = {
+        name: [(b - a) / TOKENS for a, b in zip(turns[name], longs[name], strict=True)]
+        for name in turns
     }
-    found: dict[str, tuple[float, float]] = {}
-    for name, build in builds.items():
-        cost = await measure(rounds, build)
-        found.setdefault("bare service", (cost.bare_turn_secs, cost.bare_token_secs))
-        found[name] = (cost.turn_secs, cost.token_secs)
-    found["adaptive(5 %), local second"] = found["adaptive(5 %)"]
-    return found
+    costs = [_cost(name, "turn", turns, min(turns[name])) for name in turns]
+    for name in turns:
+        # of the difference the quickest would be the one in which the short turn was slowest
+        quickest_secs = (min(longs[name]) - min(turns[name])) / TOKENS
+        costs.append(_cost(name, "token", tokens, quickest_secs))
+    return costs
+
+
+async def _timed(pipeline: TimedPipeline, turns: int) -> float:
+    began = time.thread_time()
+    for _ in range(turns):
+        await pipeline.turn()
+    return (time.thread_time() - began) / turns
+
+
+def _cost(name: str, unit: str, secs: Mapping[str, list[float]], quickest_secs: float) -> Cost:
+    own, bare, failover = secs[name], secs[BARE], secs[FAILOVER]
+    return Cost(
+        name,
+        unit,
+        quickest_secs,
+        statistics.median(own),
+        added_secs=statistics.median(a - b for a, b in zip(own, bare, strict=True)),
+        over_bare=statistics.median(a / b for a, b in zip(own, bare, strict=True)),
+        over_failover=statistics.median(a / b for a, b in zip(own, failover, strict=True)),
+    )
 
 
 # ---- the command
@@ -240,26 +326,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The command's parser.
     """
+    number = parser.add_argument
+    number("--turns", type=int, default=400, help="turns of each arrangement (default 400)")
+    number("--calls", type=int, default=8, help="simultaneous calls of each (default 8)")
+    number("--rounds", type=int, default=60, help="rounds of the cost's measurement (default 60)")
+    number("--seed", type=int, default=1, help="of the simulated providers (default 1)")
     parser.add_argument(
-        "--turns", type=int, default=400, help="turns of each arrangement on each (default 400)"
+        "--profile", action="append", choices=list(PROFILES), help="one hosted provider; repeatable"
     )
-    parser.add_argument(
-        "--calls", type=int, default=8, help="calls of each arrangement at once (default 8)"
-    )
-    parser.add_argument(
-        "--profile", action="append", choices=sorted(PROFILES), help="one of them; may be repeated"
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=30, help="rounds of the overhead (default 30)"
-    )
-    parser.add_argument("--seed", type=int, default=1, help="of the simulated providers")
-    parser.add_argument(
-        "--out", type=Path, default=Path("bench.json"), help="the figures (default bench.json)"
-    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the comparison, print it and keep it.
+    """Run the comparison, measure the costs, and print both.
 
     Args:
         args: The command line.
@@ -268,105 +347,79 @@ def run(args: argparse.Namespace) -> int:
         The exit status.
     """
     if args.calls < 1 or args.turns < args.calls or args.rounds < 1:
-        print("pipecat-hedge bench: --turns must be at least --calls, and all at least 1")
+        message = "--turns must be at least --calls, and --calls and --rounds at least 1"
+        print(f"pipecat-hedge bench: {message}", file=sys.stderr)
         return 2
-    if not args.out.parent.is_dir():
-        print(f"pipecat-hedge bench: --out: there is no folder {args.out.parent}: make it first")
-        return 2
-    logger.remove()  # a bench that fails a request in a hundred is not to fill the screen
-    measured: list[Measured] = []
-    profiles = args.profile or list(PROFILES)
+    logger.remove()  # failing requests are part of the comparison
+    compared: list[Compared] = []
     errors = Console(stderr=True)
     with (
         SimulatorProcess(seed=args.seed) as sim,
         Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar,
     ):
-        for profile in profiles:
+        for profile in args.profile or PROFILES:
             task = bar.add_task(profile, total=len(ARRANGEMENTS) * args.turns)
             sim.clear_ledger()
-            times = asyncio.run(
-                _profile(
-                    profile,
-                    sim.openai_url,
-                    args.turns,
-                    args.calls,
-                    lambda task=task: bar.advance(task),
-                )
+            compared += asyncio.run(
+                _compare(profile, sim, args.turns, args.calls, lambda task=task: bar.advance(task))
             )
-            requests = sim.ledger(wait_secs=5)["requests"]
-            measured += [_sum_up(profile, name, secs, requests) for name, secs in times.items()]
-    overheads = asyncio.run(_overheads(args.rounds))
-    _show(measured, overheads)
-    _keep(args, measured, overheads)
-    print(f"kept in {args.out}")
+    costs = asyncio.run(measure_costs(args.rounds))
+    if args.json:
+        kept = {name: getattr(args, name) for name in ("turns", "calls", "rounds", "seed")}
+        kept |= {"compared": [asdict(c) for c in compared], "costs": [asdict(c) for c in costs]}
+        print(json.dumps(kept, indent=1))
+    else:
+        _show(compared, costs)
     return 0
 
 
-def _show(measured: Sequence[Measured], overheads: dict[str, tuple[float, float]]) -> None:
-    table = Table(title="time to first token, over real sockets", title_justify="left")
-    for name in ("profile", "arrangement"):
-        table.add_column(name, no_wrap=True)
-    for name in ("p50", "p95", "p99", "max"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("no answer", "extra requests", "wasted tokens", "µs a token", "ms a turn"):
-        table.add_column(name, justify="right")
-    last = ""
-    for row in measured:
-        turn_secs, token_secs = overheads[row.arrangement]
-        is_bare = row.arrangement == "bare service"
-        table.add_row(
-            row.profile if row.profile != last else "",
-            row.arrangement,
-            *(_ms(secs) for secs in (row.p50_secs, row.p95_secs, row.p99_secs, row.max_secs)),
-            str(row.unanswered),
-            f"{row.extra_requests:+.1%}",
-            f"{row.wasted_tokens:.1f}",
-            f"{1e6 * token_secs:.1f}" if is_bare else f"{1e6 * token_secs:+.1f}",
-            f"{1e3 * turn_secs:.2f}" if is_bare else f"{1e3 * turn_secs:+.2f}",
-            end_section=row is measured[-1]
-            or measured[measured.index(row) + 1].profile != row.profile,
-        )
-        last = row.profile
-    Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(table)
+def _show(compared: Sequence[Compared], costs: Sequence[Cost]) -> None:
+    console = Console(width=80, highlight=False)
+    names = ("p50", "p95", "p99", "max", "lost", "extra", "waste")
+    for profile in dict.fromkeys(row.profile for row in compared):
+        rows = [
+            (
+                row.arrangement,
+                *map(_wait, (row.p50_secs, row.p95_secs, row.p99_secs, row.max_secs)),
+                f"{row.unanswered}",
+                f"{row.extra_requests:+.1%}",
+                f"{row.wasted_tokens:.1f}",
+            )
+            for row in compared
+            if row.profile == profile
+        ]
+        console.print(_table(f"{profile}: time to first token", names, rows), "")
+    console.print("lost: turns without an answer; extra: requests; waste: tokens, per turn\n")
+    names = ("quickest", "median", "added", "× bare", "× failover")
+    for unit, title in (("turn", "a turn of one token"), ("token", "each further token")):
+        rows = [
+            (
+                cost.arrangement,
+                *(f"{1e6 * s:.1f} µs" for s in (cost.quickest_secs, cost.median_secs)),
+                f"{1e6 * cost.added_secs:+.1f} µs",
+                f"{cost.over_bare:.2f}",
+                f"{cost.over_failover:.2f}",
+            )
+            for cost in costs
+            if cost.unit == unit
+        ]
+        console.print(_table(f"processor time of {title}", names, rows), "")
+    if not any("spans" in cost.arrangement for cost in costs):
+        console.print('spans were not measured: pip install "pipecat-hedge[tracing]"')
 
 
-def _ms(secs: float | None) -> str:
+def _table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table of at most 80 columns: the first column is text, the others are numbers."""
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("", overflow="fold")
+    for name in names:
+        table.add_column(name, justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _wait(secs: float | None) -> str:
     if secs is None:
         return "never"
     return f"{1000 * secs:.0f} ms" if secs < 1 else f"{secs:.2f} s"
-
-
-def _keep(
-    args: argparse.Namespace,
-    measured: Sequence[Measured],
-    overheads: dict[str, tuple[float, float]],
-) -> None:
-    kept = {
-        "commit": _commit(),
-        "turns": args.turns,
-        "calls": args.calls,
-        "seed": args.seed,
-        "measured": [asdict(row) for row in measured],
-        "overhead": {
-            name: {"turn_secs": turn, "token_secs": token}
-            for name, (turn, token) in overheads.items()
-        },
-    }
-    args.out.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
-
-
-def _commit() -> str | None:
-    """The commit that is measured, marked if the package differs from it; None outside of one."""
-    commit = _git("describe", "--always", "--abbrev=12")
-    return f"{commit}-dirty" if commit and _git("status", "--porcelain", "--", ".") else commit
-
-
-def _git(*arguments: str) -> str | None:
-    told = subprocess.run(
-        ["git", *arguments],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return told.stdout.strip() or None

@@ -1,4 +1,4 @@
-"""A pipeline around one LLM service, and how long its turns take: what the benchmarks time."""
+"""Runs one LLM service in a pipeline of its own, and times its turns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipecat.frames.frames import (
@@ -23,9 +22,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.workers.runner import WorkerRunner
 
-from pipecat_hedge.policy.percentiles import percentile
-
-__all__ = ["TimedPipeline", "TimedTurn", "answered_within", "run_worker"]
+__all__ = ["TimedPipeline", "TimedTurn", "run_worker"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,39 +31,23 @@ class TimedTurn:
 
     Parameters:
         ttft_secs: From the context frame to the first text frame; infinite if none came.
-        processor_secs: The process's time on a processor until the answer ended.
-        text: All of the answer that came.
-        is_over: Whether it came to its end in time.
+        text: The text that came.
+        is_over: Whether the response ended in time.
     """
 
     ttft_secs: float
-    processor_secs: float
     text: str
     is_over: bool
 
 
-def answered_within(secs: Sequence[float], share: float) -> float | None:
-    """The time that a share of the turns stays within, the slowest of that share itself.
-
-    Args:
-        secs: The turns' times, infinite where no answer came.
-        share: The share, above 0 and at most 1.
-
-    Returns:
-        The time; None if fewer than that were answered at all.
-    """
-    value = percentile(secs, share)
-    return None if value is None or math.isinf(value) else value
-
-
 class TimedPipeline(FrameProcessor):
-    """Runs a service in a pipeline of its own, and listens behind it."""
+    """The end of a pipeline around an LLM service; records the text that reaches it."""
 
     def __init__(self, llm: FrameProcessor):
         """Build the pipeline.
 
         Args:
-            llm: The service, or what stands in its place.
+            llm: The service, or a processor that stands for it.
         """
         super().__init__(enable_direct_mode=True)
         self._first_at: float | None = None
@@ -81,11 +62,11 @@ class TimedPipeline(FrameProcessor):
         )
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
-        """Take note of the answer's first text and of its end.
+        """Record the response's text and its end, and pass every frame on.
 
         Args:
             frame: The frame.
-            direction: Which way it travels.
+            direction: Its direction.
         """
         await super().process_frame(frame, direction)
         if isinstance(frame, LLMTextFrame):
@@ -99,34 +80,29 @@ class TimedPipeline(FrameProcessor):
         await self.push_frame(frame, direction)
 
     async def start(self) -> None:
-        """Start the pipeline, and return when it is ready for a turn."""
+        """Start the pipeline; returns when it is ready for a turn."""
         self._running = await run_worker(self._worker)
 
     async def turn(self, said: str = "Hello?", give_up_secs: float | None = None) -> TimedTurn:
-        """Make a turn.
+        """Run one turn.
 
         Args:
-            said: What the user says.
-            give_up_secs: How long to wait for the end of the answer; None is for ever.
+            said: The user's message.
+            give_up_secs: How long to wait for the response's end; None waits without a limit.
         """
         self._over.clear()
         self._first_at = None
         self._text.clear()
         context = LLMContext([{"role": "user", "content": said}])
-        began, processor_began = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
         await self._worker.queue_frame(LLMContextFrame(context))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._over.wait(), give_up_secs)
-        spent = time.process_time() - processor_began
-        return TimedTurn(
-            math.inf if self._first_at is None else self._first_at - began,
-            spent,
-            "".join(self._text),
-            self._over.is_set(),
-        )
+        ttft_secs = math.inf if self._first_at is None else self._first_at - began
+        return TimedTurn(ttft_secs, "".join(self._text), self._over.is_set())
 
     async def interrupt(self) -> None:
-        """Have the turn that is running given up, and return when it is."""
+        """Interrupt the turn; returns when the interruption has passed the service."""
         self._interrupted.clear()
         await self._worker.queue_frame(InterruptionFrame())
         await self._interrupted.wait()
@@ -138,13 +114,13 @@ class TimedPipeline(FrameProcessor):
 
 
 async def run_worker(worker: PipelineWorker) -> asyncio.Task[None]:
-    """Run a pipeline's worker, and return once the pipeline has started.
+    """Run a pipeline's worker; returns when the pipeline has started.
 
     Args:
-        worker: The worker, which nobody runs yet.
+        worker: The worker, not running yet.
 
     Returns:
-        The task that runs it, to be awaited after the pipeline has been ended.
+        The task that runs it. Await it after the pipeline has ended.
     """
     started = asyncio.Event()
 

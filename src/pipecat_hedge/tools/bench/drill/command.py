@@ -1,34 +1,31 @@
-"""``pipecat-hedge drill``: lets providers fail, and shows what callers noticed of it."""
+"""``pipecat-hedge drill``: breaks providers, and shows what callers noticed."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
-from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
 from pipecat_hedge.race.errors import ConfigurationError, HedgeError
-from pipecat_hedge.tools.bench.drill.checks import failed_checks, failed_goal
-from pipecat_hedge.tools.bench.drill.figures import Figures, figures
-from pipecat_hedge.tools.bench.drill.picture import check_drawing, draw
-from pipecat_hedge.tools.bench.drill.plans import DRILLS, Drill
-from pipecat_hedge.tools.bench.drill.records import Record
+from pipecat_hedge.tools.bench.drill.figures import Figures, failed_checks, failed_goal, figures
 from pipecat_hedge.tools.bench.drill.redis_process import MISSING, has_redis
-from pipecat_hedge.tools.bench.drill.running import SETTLE_SECS, Fleet, run_drill
-from pipecat_hedge.tools.bench.drill.tables import LEGEND, as_markdown, as_table
-from pipecat_hedge.tools.bench.drill.variants import Variant
+from pipecat_hedge.tools.bench.drill.running import Fleet, run_drill
+from pipecat_hedge.tools.bench.drill.scenarios import DRILLS, Drill, Variant
 
-__all__ = ["configure", "run"]
+__all__ = ["configure", "run", "table"]
 
-WIDTH = 120
+POSITIVE = ("processes", "sessions", "think", "pace")
+COLUMNS = 4
+"""Variants side by side in a table of 80 columns; more are stacked."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -39,149 +36,141 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "drills:\n" + "\n".join(f"  {d.name:<10}{d.summary}" for d in DRILLS.values())
-    parser.add_argument(
-        "names", nargs="*", metavar="drill", help="which ones, see below (default all)"
-    )
-    parser.add_argument("--variants", help="which ones, with commas: bare,retry,hedged")
-    parser.add_argument("--processes", type=int, default=8, help="workers (default 8)")
-    parser.add_argument("--sessions", type=int, default=40, help="callers of each (default 40)")
-    parser.add_argument(
-        "--think",
-        type=float,
-        default=6.0,
-        help="seconds between a caller's turns on average (default 6)",
-    )
-    parser.add_argument("--seed", type=int, default=1, help="of callers and providers (default 1)")
-    parser.add_argument(
-        "--pace",
-        type=float,
-        default=1.0,
-        help="all times of the drills are multiplied by this, to try something out (default 1)",
-    )
-    parser.add_argument("--check", action="store_true", help="exit with 1 if something fails")
-    parser.add_argument("--no-pictures", action="store_true", help="draw nothing")
-    parser.add_argument(
-        "--out", type=Path, default=Path("out/drill"), help="a folder (default out/drill)"
-    )
+    parser.add_argument("names", nargs="*", metavar="drill", help="the drills (default: all)")
+    parser.add_argument("--variants", help="with commas, such as bare,hedged (default: all)")
+    number = partial(parser.add_argument, metavar="N")
+    number("--processes", type=int, default=8, help="worker processes (default 8)")
+    number("--sessions", type=int, default=40, help="callers of each (default 40)")
+    number("--think", type=float, default=6.0, help="mean seconds between turns (default 6)")
+    number("--pace", type=float, default=1.0, help="multiply all times, for a try (default 1)")
+    number("--seed", type=int, default=1, help="of callers and providers (default 1)")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a check fails")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the drills, one after the other, and show and keep what came of them.
+    """Run the drills one after the other, and print their figures and failed checks.
 
     Args:
         args: The command line.
 
     Returns:
-        The exit status: 0; 1 if ``--check`` found something; 2 if it cannot be run.
+        The exit status: 0; 1 if ``--check`` found something; 2 if they cannot be run.
     """
-    before = signal.signal(signal.SIGTERM, _end)  # which ends the processes, as Ctrl-C does
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends all processes
     try:
-        drills = _chosen(args)
-        if not args.no_pictures:
-            check_drawing()
-        args.out.mkdir(parents=True, exist_ok=True)
-        failed = _run_all(args, drills)
+        failed = _run_all(args, _chosen(args))
     except (HedgeError, OSError, ValueError, RuntimeError) as error:
         print(f"pipecat-hedge drill: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
     finally:
         signal.signal(signal.SIGTERM, before)
     for line in failed:
-        print(f"FAILED {line}")
-    if args.check and not failed:
+        print(f"FAILED {line}", file=sys.stderr if args.json else sys.stdout)
+    if args.check and not failed and not args.json:
         print("all checks hold")
-    return 1 if args.check and failed else 0
-
-
-def _end(number: int, frame: object) -> NoReturn:
-    raise KeyboardInterrupt
+    return int(args.check and bool(failed))
 
 
 def _chosen(args: argparse.Namespace) -> list[tuple[Drill, list[Variant]]]:
     """The drills to run, each with its variants."""
-    if unknown := [name for name in args.names if name not in DRILLS]:
-        raise ValueError(f"unknown drill {unknown[0]!r}; known drills: {', '.join(DRILLS)}")
-    for name in ("processes", "sessions", "think", "pace"):
+    for name in POSITIVE:
         if not getattr(args, name) > 0:
             raise ValueError(f"--{name} must be more than 0, got {getattr(args, name)}")
     wanted = args.variants.split(",") if args.variants else None
     known = dict.fromkeys(v.name for drill in DRILLS.values() for v in drill.variants)
-    if wanted and (unknown := [name for name in wanted if name not in known]):
-        raise ValueError(f"unknown variant {unknown[0]!r}; known variants: {', '.join(known)}")
+    for kind, given, there in (("drill", args.names, DRILLS), ("variant", wanted or [], known)):
+        if unknown := [name for name in given if name not in there]:
+            raise ValueError(f"unknown {kind} {unknown[0]!r}; known {kind}s: {', '.join(there)}")
     drills = [DRILLS[name] for name in args.names] or list(DRILLS.values())
     if not has_redis():
         if "redis" in args.names:
             raise ConfigurationError(MISSING)
         drills = [drill for drill in drills if drill.name != "redis"]
-        print(f"note: {MISSING}; the workers learn each for itself")
-    return [
-        (drill.paced(args.pace), variants)
+        print(f"note: {MISSING}; the workers share no statistics", file=sys.stderr)
+    chosen = [
+        (drill.paced(args.pace), [v for v in drill.variants if not wanted or v.name in wanted])
         for drill in drills
-        if (variants := [v for v in drill.variants if wanted is None or v.name in wanted])
     ]
+    return [(drill, variants) for drill, variants in chosen if variants]
 
 
 def _run_all(args: argparse.Namespace, drills: Sequence[tuple[Drill, list[Variant]]]) -> list[str]:
-    """Run them; what does not hold."""
-    settle_secs = max(SETTLE_SECS * args.pace, args.think)  # everybody has asked once
-    fleet = Fleet(args.processes, args.sessions, args.think, args.seed, settle_secs)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    errors = Console(stderr=True)
+    """Run them and print the figures; returns the failed checks."""
+    out, errors = Console(width=80, highlight=False), Console(stderr=True)
     failed: list[str] = []
     everything: list[Figures] = []
     for drill, variants in drills:
-        records: list[Record] = []
-        told: list[Figures] = []
+        think_secs = args.think * drill.think_factor
+        settle_secs = max(10.0 * args.pace, think_secs)  # every caller has begun by then
+        fleet = Fleet(args.processes, args.sessions, think_secs, args.seed, settle_secs)
+        found: list[Figures] = []
         for variant in variants:
             with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
                 task = bar.add_task(f"{drill.name}, {variant.name}", total=drill.secs(variant))
                 record = run_drill(drill, variant, fleet, partial(bar.advance, task))
-            records.append(record)
-            told.append(figures(drill, record))
-            failed += failed_checks(drill, variant, told[-1])
+            found.append(figures(drill, variant, record))
+            failed += failed_checks(drill, variant, found[-1])
         if drill.name == "jagged":
-            failed += failed_goal(told)
-        console.print(as_table(drill, told))
-        if not args.no_pictures:
-            draw(drill, records, args.out / f"{drill.name}.png")
-        _keep(args.out / f"{drill.name}.json", drill, fleet, zip(records, told, strict=True))
-        everything += told
-    print(LEGEND)
-    (args.out / "drills.md").write_text(as_markdown(everything), encoding="utf-8")
-    print(f"kept in {args.out}")
+            failed += failed_goal(found)
+        if not args.json:
+            for begin in range(0, len(found), COLUMNS):
+                out.print(table(drill, found[begin : begin + COLUMNS]))
+        everything += found
+    if args.json:
+        rows = [{k: _finite(v) for k, v in asdict(each).items()} for each in everything]
+        options = {name: getattr(args, name) for name in (*POSITIVE, "seed")}
+        print(json.dumps({**options, "figures": rows, "failed": failed}, indent=1))
     return failed
 
 
-def _keep(path: Path, drill: Drill, fleet: Fleet, found: Iterable[tuple[Record, Figures]]) -> None:
-    kept = {
-        "drill": drill.name,
-        "summary": drill.summary,
-        "event_secs": drill.event_secs,
-        "return_secs": drill.return_secs,
-        "fleet": asdict(fleet),
-        "variants": {record.variant: _as_json(record, told) for record, told in found},
-    }
-    path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-
-
-def _as_json(record: Record, told: Figures) -> dict[str, Any]:
-    by_kind = {kind: [0] * len(record.began) for kind in ("answered", "degraded", "lost")}
-    for turn in record.turns:
-        by_kind[turn.kind][int(turn.at)] += 1
-    return {
-        "figures": {name: _finite(value) for name, value in asdict(told).items()},
-        "by_second": {
-            "began": record.began.tolist(),
-            **by_kind,
-            "asked": {name: counts.tolist() for name, counts in record.asked.items()},
-            "arrived": {name: counts.tolist() for name, counts in record.arrived.items()},
-            "cpu_share": [round(share, 3) for share in record.load.cpu_share],
-        },
-    }
-
-
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     """JSON knows no infinity."""
-    return None if value == float("inf") else value
+    return None if value == math.inf else value
+
+
+def _wait(secs: float | None) -> str:
+    if secs is None or math.isinf(secs):
+        return "-"
+    return f"{1000 * secs:.0f} ms" if secs < 1 else f"{secs:.2f} s"
+
+
+def _shown(form: str) -> Callable[[float | None], str]:
+    return lambda value: "-" if value is None else form.format(value)
+
+
+_SECS, _NUMBER, _SHARE = _shown("{:.0f} s"), _shown("{:.2f}"), _shown("{:.1%}")
+_ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
+    ("turns", lambda f: f"{f.turns:,}"),
+    ("degraded (fallback)", lambda f: f"{f.degraded:,}"),
+    ("lost (no answer)", lambda f: f"{f.lost:,}"),
+    ("TTFT p50", lambda f: _wait(f.p50_secs)),
+    ("TTFT p95", lambda f: _wait(f.p95_secs)),
+    ("TTFT p99", lambda f: _wait(f.p99_secs)),
+    ("premium TTFT p95", lambda f: _wait(f.premium_p95_secs)),
+    ("requests per turn", lambda f: _NUMBER(f.requests_per_turn)),
+    ("worst stretch", lambda f: f"{_NUMBER(f.worst_requests_per_turn)} ({f.stretch_secs} s)"),
+    ("broken provider gets", lambda f: _SHARE(f.broken_share)),
+    ("noticed after", lambda f: _SECS(f.notice_secs)),
+    ("share back after", lambda f: _SECS(f.recover_secs)),
+    ("load after return", lambda f: _NUMBER(f.load_after)),
+    ("processors in use", lambda f: _SHARE(f.busy_share)),
+)
+
+
+def table(drill: Drill, found: Sequence[Figures]) -> Table:
+    """The variants of a drill side by side; four of them fit into 80 columns.
+
+    Args:
+        drill: The drill.
+        found: The figures, one for each variant.
+    """
+    table = Table(title=f"{drill.name}: {drill.summary}", title_justify="left")
+    table.add_column("")
+    for each in found:
+        table.add_column(each.variant, justify="right", overflow="fold")
+    for name, shown in _ROWS:
+        cells = [shown(each) for each in found]
+        if set(cells) != {"-"}:
+            table.add_row(name, *cells)
+    return table

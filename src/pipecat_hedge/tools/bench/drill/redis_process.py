@@ -1,7 +1,4 @@
-"""A Redis of one's own: a free port, nothing on disk, and easy to mistreat.
-
-Drills kill it as a machine that fails would; tests have it hang, too, and look into it.
-"""
+"""A Redis server in a process of its own: on a free port, nothing on disk."""
 
 from __future__ import annotations
 
@@ -24,11 +21,11 @@ __all__ = ["MISSING", "RedisProcess", "has_redis"]
 
 MISSING = "there is no Redis: apt-get install redis-server, and pip install 'pipecat-hedge[redis]'"
 START_SECS = 10.0
-LOOK_SECS = 0.02
+POLL_SECS = 0.02
 
 
 def has_redis() -> bool:
-    """Whether there is a Redis to be started on this machine, and its client."""
+    """Whether the server and its client are installed."""
     return shutil.which("redis-server") is not None and find_spec("redis") is not None
 
 
@@ -36,7 +33,8 @@ class RedisProcess:
     """Runs ``redis-server`` for the length of a ``with``, and kills it at the end.
 
     Attributes:
-        port: The port, the same after a restart.
+        port: Its port, the same after a restart.
+        url: Its address.
     """
 
     _process: subprocess.Popen[bytes] | None = None
@@ -46,15 +44,11 @@ class RedisProcess:
         """Choose a port."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
-
-    @property
-    def url(self) -> str:
-        """Its address."""
-        return f"redis://127.0.0.1:{self.port}"
+        self.url = f"redis://127.0.0.1:{self.port}"
 
     @property
     def control(self) -> redis.Redis:
-        """A connection to look into it by, which finds it again after a restart."""
+        """A connection to it, which works again after a restart."""
         if self._control is None:
             import redis
 
@@ -76,16 +70,17 @@ class RedisProcess:
             self._control.close()
 
     def start(self) -> None:
-        """Start it, empty, and return when it listens.
+        """Start it, empty; returns when it listens.
 
         Raises:
             ConfigurationError: If it is not installed, or does not start.
         """
         if not has_redis():
             raise ConfigurationError(MISSING)
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", tempfile.gettempdir()]
+        options = {"port": str(self.port), "bind": "127.0.0.1", "dir": tempfile.gettempdir()}
+        options |= {"save": "", "appendonly": "no"}
         self._process = subprocess.Popen(
-            ["redis-server", *options, "--save", "", "--appendonly", "no"],
+            ["redis-server", *(word for name in options for word in (f"--{name}", options[name]))],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -94,7 +89,7 @@ class RedisProcess:
             if self._process.poll() is not None or time.monotonic() > until:
                 self.kill()
                 raise ConfigurationError(f"redis-server did not start on port {self.port}")
-            time.sleep(LOOK_SECS)
+            time.sleep(POLL_SECS)
 
     def kill(self) -> None:
         """Kill it, ``kill -9``."""
@@ -104,12 +99,12 @@ class RedisProcess:
             self._process = None
 
     def hang(self) -> None:
-        """Have it hang: it accepts connections and says nothing."""
+        """Stop it: it accepts connections and answers nothing."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Have it go on."""
+        """Let it go on after ``hang``."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
 

@@ -1,65 +1,91 @@
-"""Runs one drill with one variant: starts all, has happen what is to happen, and ends all."""
+"""Runs one drill with one variant: starts the processes, applies the events, collects the lines."""
 
 from __future__ import annotations
 
+import math
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from pipecat_hedge.tools.bench.drill.machine import Processors
-from pipecat_hedge.tools.bench.drill.plans import (
-    Act,
-    Drill,
-    Kill,
-    KillRedis,
-    KillWorker,
-    SetConditions,
-    Start,
-    StartRedis,
-)
-from pipecat_hedge.tools.bench.drill.providers import Providers
-from pipecat_hedge.tools.bench.drill.records import Load, Record, read_lines
+import numpy as np
+import numpy.typing as npt
+
+from pipecat_hedge.race.errors import HedgeError
 from pipecat_hedge.tools.bench.drill.redis_process import RedisProcess, has_redis
-from pipecat_hedge.tools.bench.drill.variants import Variant
-from pipecat_hedge.tools.bench.drill.worker import Task
-from pipecat_hedge.tools.bench.drill.worker_process import WorkerProcess
+from pipecat_hedge.tools.bench.drill.scenarios import ANSWER, Drill, Event, Variant
+from pipecat_hedge.tools.bench.drill.worker import LINE, READY, Began, Sent, Task, Turn
+from pipecat_hedge.tools.simulator.behaviour import parse_model
+from pipecat_hedge.tools.simulator.process import SimulatorProcess
+from pipecat_hedge.tools.simulator.timeline import tokenize
 
-__all__ = ["SETTLE_SECS", "Fleet", "run_drill"]
+__all__ = ["Counts", "Fleet", "Record", "need", "read_lines", "run_drill"]
 
-SETTLE_SECS = 10.0
-TAIL_SECS = 31.0
-"""A caller gives up after 30 s."""
+MARGIN = 1.5
+"""The capacity of each provider over the usual need: each can carry all callers alone."""
+Counts = npt.NDArray[np.int64]
+"""One count per second of the measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Who calls.
+    """The callers.
 
     Parameters:
-        processes: How many workers there are.
-        sessions: How many callers each has.
-        think_secs: How long a caller listens and thinks between two turns, on average.
-        seed: The same seed gives the same callers, and providers that answer alike.
-        settle_secs: How long they call before it counts; a caller's first turn is somewhen in the
-            first ``think_secs``.
-        tail_secs: How long at most those who have asked may wait yet when what begins does not
-            count any more.
+        processes: Worker processes.
+        sessions: Callers of each.
+        think_secs: The mean time between a caller's turns.
+        seed: The same seed gives the same callers and the same latencies.
+        settle_secs: How long they call before the measurement begins.
+        tail_secs: How long turns may go on after it; callers give up after 30 s.
     """
 
     processes: int = 8
     sessions: int = 40
     think_secs: float = 6.0
     seed: int = 1
-    settle_secs: float = SETTLE_SECS
-    tail_secs: float = TAIL_SECS
+    settle_secs: float = 10.0
+    tail_secs: float = 31.0
 
-    @property
-    def callers(self) -> int:
-        """All of them."""
-        return self.processes * self.sessions
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What one run left behind. Times are seconds from the beginning of the measurement.
+
+    Parameters:
+        turns: The turns that began during the measurement and have ended, by their beginning.
+        began: Turns that began; those of a killed worker and unended ones included.
+        sent: By provider, the requests that left the workers.
+        arrived: By provider, the requests that its present process has counted.
+        busy_share: The mean share of the machine's processors in use; None if not known.
+    """
+
+    turns: list[Turn]
+    began: Counts
+    sent: dict[str, Counts]
+    arrived: dict[str, Counts]
+    busy_share: float | None = None
+
+
+def need(model: str, sessions: int, think_secs: float) -> float:
+    """The requests in flight on average if one provider serves all callers (Little's law).
+
+    Args:
+        model: The simulator's model.
+        sessions: The callers.
+        think_secs: The mean time between a caller's turns.
+    """
+    behaviour = parse_model(model)
+    ttft_secs = float(behaviour.profile.samples(20_000, seed=0).mean())
+    tokens_per_sec = behaviour.tps or behaviour.profile.tokens_per_sec
+    answer_secs = ttft_secs + (len(tokenize(ANSWER)) - 1) / tokens_per_sec
+    return sessions / (think_secs + answer_secs) * answer_secs
 
 
 def run_drill(
@@ -69,122 +95,218 @@ def run_drill(
 
     Args:
         drill: What happens.
-        variant: What stands in the callers' pipelines.
-        fleet: Who calls.
+        variant: The service in the callers' pipelines.
+        fleet: The callers.
         tick: Called each second.
+
+    Raises:
+        HedgeError: If a worker ends by itself.
     """
     secs = drill.secs(variant)
-    think_secs = drill.think_times * fleet.think_secs
-    settle_secs = max(fleet.settle_secs, think_secs) if think_secs > fleet.think_secs else None
-    fleet = replace(fleet, think_secs=think_secs, settle_secs=settle_secs or fleet.settle_secs)
+    events = list(drill.events)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        providers = stack.enter_context(
-            Providers(
-                drill.profiles,
-                sessions=fleet.callers,
-                think_secs=fleet.think_secs,
-                seed=1000 * fleet.seed,
-            )
-        )
-        shares = variant.kind == "hedged" and has_redis()
-        redis = stack.enter_context(RedisProcess()) if shares else None
-        workers = stack.enter_context(_workers(variant, fleet, providers, redis, folder))
+        processes = _Processes(drill, variant, fleet, stack)
         began_at = float(round(time.monotonic() + fleet.settle_secs))
-        cpu = Processors()
-        busy: list[tuple[float, float]] = []
-        acts = list(drill.acts)
+        _sleep_until(began_at)
+        ticks = _processor_ticks()
         for second in range(secs):
-            while acts and acts[0][0] < second + 1:
-                at, act = acts.pop(0)
-                _sleep_until(began_at + at)
-                _do(act, providers, redis, workers)
+            while events and events[0].at_secs < second + 1:
+                event = events.pop(0)
+                _sleep_until(began_at + event.at_secs)
+                processes.apply(event)
             _sleep_until(began_at + second + 1)
-            for worker in workers:
-                worker.check()
-            in_use = cpu.shares([*(worker.pid for worker in workers), *providers.pids()])
-            if second and in_use is not None:  # the first one counts the settling too
-                busy.append(in_use)
+            processes.check()
             tick()
-        arrived = providers.counts(began_at, secs)
+        busy_share = _busy_share(ticks, _processor_ticks())
+        arrived = processes.arrivals(began_at, secs)
         while True:
-            written = read_lines(_lines(workers), began_at, secs, drill.profiles)
-            have_ended = int(written.began.sum()) == len(written.turns)
-            if have_ended or time.monotonic() > began_at + secs + fleet.tail_secs:
-                break
+            record = read_lines(processes.lines(), began_at, secs, list(drill.models))
+            is_over = int(record.began.sum()) == len(record.turns)
+            if is_over or time.monotonic() > began_at + secs + fleet.tail_secs:
+                return replace(record, arrived=arrived, busy_share=busy_share)
             time.sleep(1.0)
-        for worker in workers:
-            worker.kill()
-    return Record(
-        drill.name,
-        variant.name,
-        written.turns,
-        written.began,
-        written.asked,
-        arrived,
-        Load(tuple(all_ for all_, _ in busy), tuple(own for _, own in busy), written.lag_secs),
-    )
 
 
-def _lines(workers: list[WorkerProcess]) -> list[str]:
-    """What the workers have written, as far as lines are whole."""
-    texts = (worker.out.read_text("utf-8") for worker in workers)
-    return [line for text in texts for line in text[: text.rfind("\n") + 1].splitlines()]
+def read_lines(lines: list[str], began_at: float, secs: int, providers: list[str]) -> Record:
+    """Read what workers have written; nothing has arrived in this record.
+
+    Args:
+        lines: The lines of all workers.
+        began_at: When the measurement began, on the machine's clock.
+        secs: How long it lasted. Turns and requests outside of it are left out.
+        providers: The providers' names.
+    """
+    turns: list[Turn] = []
+    began = np.zeros(secs, np.int64)
+    sent = {name: np.zeros(secs, np.int64) for name in providers}
+    for text in lines:
+        line = LINE.validate_json(text)
+        line.at -= began_at
+        if not 0 <= line.at < secs:
+            continue
+        match line:
+            case Turn():
+                for request in line.requests:
+                    request.at -= began_at
+                turns.append(line)
+            case Sent():
+                sent[line.provider][int(line.at)] += 1
+            case Began():
+                began[int(line.at)] += 1
+    turns.sort(key=lambda turn: turn.at)
+    return Record(turns, began, sent, {})
 
 
-@contextmanager
-def _workers(
-    variant: Variant,
-    fleet: Fleet,
-    providers: Providers,
-    redis: RedisProcess | None,
-    folder: Path,
-) -> Iterator[list[WorkerProcess]]:
-    """The workers' processes, from when the last one is ready to when all have been killed."""
-    workers: list[WorkerProcess] = []
-    try:
+class _Processes:
+    """The providers, the Redis and the workers of one run."""
+
+    def __init__(self, drill: Drill, variant: Variant, fleet: Fleet, stack: ExitStack):
+        """Start them; all are killed when ``stack`` is closed."""
+        self._drill, self._seed = drill, fleet.seed
+        callers = fleet.processes * fleet.sessions
+        needs = [need(model, callers, fleet.think_secs) for model in drill.models.values()]
+        self._need = needs[0]
+        self._capacity = math.ceil(MARGIN * max(needs))
+        self._providers: dict[str, SimulatorProcess] = {}
+        self._ports: dict[str, int] = {}
+        self._workers: dict[int, subprocess.Popen[str]] = {}
+        self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stack.callback(self._stop)
+        self._start(tuple(drill.models))
+        self._redis: RedisProcess | None = None
+        if variant.kind == "hedged" and has_redis():
+            self._redis = stack.enter_context(RedisProcess())
+        models = {
+            name: (self._providers[name].openai_url, model) for name, model in drill.models.items()
+        }
         for number in range(fleet.processes):
             task = Task(
-                number,
-                fleet.sessions,
-                fleet.think_secs,
-                fleet.seed,
-                variant,
-                providers.models(),
-                str(folder / f"{number}.jsonl"),
-                redis.url if redis is not None else None,
+                worker=number,
+                sessions=fleet.sessions,
+                think_secs=fleet.think_secs,
+                seed=fleet.seed,
+                variant=variant,
+                models=models,
+                out=str(self._folder / f"{number}.jsonl"),
+                redis_url=self._redis.url if self._redis else None,
             )
-            workers.append(WorkerProcess(task))
-        for worker in workers:
-            worker.wait_ready()
-        yield workers
-    finally:
-        for worker in workers:
-            worker.kill()
+            self._workers[number] = self._start_worker(task)
+        for worker in self._workers.values():
+            assert worker.stdout is not None
+            if worker.stdout.readline().strip() != READY:
+                worker.wait()
+        self.check()
+
+    def _stop(self) -> None:
+        for worker in self._workers.values():
+            _kill(worker)
+        for simulator in self._providers.values():
+            simulator.__exit__(None, None, None)
+
+    def _start_worker(self, task: Task) -> subprocess.Popen[str]:
+        # Errors go to a file: nothing reads a pipe, and a full one would stop the process.
+        with self._errors_of(task.worker).open("w", encoding="utf-8") as errors:
+            worker = subprocess.Popen(
+                [sys.executable, "-m", "pipecat_hedge.tools.bench.drill.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        assert worker.stdin is not None
+        worker.stdin.write(task.model_dump_json() + "\n")
+        worker.stdin.flush()
+        return worker
+
+    def _errors_of(self, worker: int) -> Path:
+        return self._folder / f"{worker}.err"
+
+    def _start(self, names: tuple[str, ...]) -> None:
+        """Start providers at the same time, each on its old port."""
+        made = {
+            name: SimulatorProcess(
+                self._ports.get(name, 0),
+                seed=1000 * self._seed + index,
+                capacity=self._capacity,
+            )
+            for index, name in enumerate(self._drill.models)
+            if name in names
+        }
+        with ThreadPoolExecutor(len(made)) as pool:
+            for name, started in zip(
+                made, pool.map(SimulatorProcess.__enter__, made.values()), strict=True
+            ):
+                self._providers[name] = started
+                self._ports[name] = int(started.url.rsplit(":", 1)[1])
+
+    def apply(self, event: Event) -> None:
+        """Do what an event says."""
+        match event.action:
+            case "kill":
+                for name in event.providers:
+                    self._providers[name].kill()
+                for name in event.providers:
+                    self._providers.pop(name).__exit__(None, None, None)
+            case "start":
+                self._start(event.providers)
+            case "conditions":
+                conditions: dict[str, Any] = dict(event.conditions)
+                if (of_need := conditions.pop("of_need", None)) is not None:
+                    capacity = of_need * self._need / len(event.providers)
+                    conditions["capacity"] = max(1, round(capacity))
+                for name in event.providers:
+                    self._providers[name].set_conditions(**conditions)
+            case "kill_worker":
+                _kill(self._workers.pop(0))
+            case "kill_redis" if self._redis:
+                self._redis.kill()
+            case "start_redis" if self._redis:
+                self._redis.start()
+            case _:  # without a Redis nothing happens to it
+                pass
+
+    def check(self) -> None:
+        """Check that no worker has ended by itself."""
+        for number, worker in self._workers.items():
+            if worker.poll() is not None:
+                errors = self._errors_of(number).read_text("utf-8").splitlines() or ["no message"]
+                raise HedgeError(f"a worker of the drill has ended: {errors[-1]}")
+
+    def arrivals(self, began_at: float, secs: int) -> dict[str, Counts]:
+        """The requests that each provider's present process has counted in each second."""
+        arrived = {name: np.zeros(secs, np.int64) for name in self._drill.models}
+        for name, simulator in self._providers.items():
+            found = simulator.arrivals()
+            for second, count in enumerate(found["counts"], found["first"] - int(began_at)):
+                if 0 <= second < secs:
+                    arrived[name][second] = count
+        return arrived
+
+    def lines(self) -> list[str]:
+        """The whole lines that the workers have written so far."""
+        texts = [path.read_text("utf-8") for path in self._folder.glob("*.jsonl")]
+        return [line for text in texts for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def _do(
-    act: Act,
-    providers: Providers,
-    redis: RedisProcess | None,
-    workers: list[WorkerProcess],
-) -> None:
-    match act:
-        case Kill(names):
-            providers.kill(names)
-        case Start(names):
-            providers.start(names)
-        case SetConditions():
-            providers.set_conditions(act)
-        case KillRedis():
-            if redis is not None:
-                redis.kill()
-        case StartRedis():
-            if redis is not None:
-                redis.start()
-        case KillWorker():
-            workers[0].kill()
+def _kill(worker: subprocess.Popen[str]) -> None:
+    worker.kill()
+    worker.communicate()  # closes its pipes
 
 
 def _sleep_until(at: float) -> None:
     time.sleep(max(0.0, at - time.monotonic()))
+
+
+def _processor_ticks() -> tuple[int, int]:
+    """The processors' time since the system's start and the idle part of it; zero if not known."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0, 0
+    # user, nice, system, idle, iowait, irq, softirq, steal; the guests' times are in user's
+    ticks = [int(word) for word in stat.read_text().split("\n", 1)[0].split()[1:9]]
+    return sum(ticks), ticks[3] + ticks[4]
+
+
+def _busy_share(before: tuple[int, int], after: tuple[int, int]) -> float | None:
+    passed, idle = after[0] - before[0], after[1] - before[1]
+    return 1.0 - idle / passed if passed else None

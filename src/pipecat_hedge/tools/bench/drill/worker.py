@@ -1,15 +1,14 @@
-"""One process of the fleet: its sessions, and what it writes down of their turns.
+"""One process of the fleet: its callers, and the lines that it writes about their turns.
 
-Started with its task as JSON on the standard input, which stays open: when the parent is gone, this
-process is, too. It ends by being killed.
+It reads its task, one line of JSON, from the standard input, ends when that is closed, and is
+otherwise ended by ``kill -9``. Times are seconds on the machine's monotonic clock, which all
+processes share.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import math
 import os
 import random
 import signal
@@ -18,43 +17,46 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
+from urllib.parse import quote
 
 from loguru import logger
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from pipecat.services.llm_service import LLMService
+from pipecat.services.openai.llm import OpenAILLMService
+from pipecat.utils.http import connection_limits
+from pydantic import BaseModel, Field, TypeAdapter
 
+from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, ProviderStats, TurnReport
 from pipecat_hedge.fleet.redis_store import RedisStore
-from pipecat_hedge.race.reports import TurnReport
-from pipecat_hedge.race.task_scope import TaskScope
-from pipecat_hedge.service.hedged_service import HedgedLLMService
-from pipecat_hedge.service.provider_stats import ProviderStats
-from pipecat_hedge.tools.bench.drill.records import Answered, Asked, Turn, turn_line
-from pipecat_hedge.tools.bench.drill.variants import ANSWER, FALLBACK, Builder, Variant
+from pipecat_hedge.tools.bench.drill.scenarios import ANSWER, Variant
 from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
 
-__all__ = ["READY", "Task", "main"]
+__all__ = ["FALLBACK", "LINE", "READY", "Began", "Outcome", "Request", "Sent", "Task", "Turn"]
 
 READY = "ready"
+FALLBACK = "One moment please."
 GIVE_UP_SECS = 30.0
 REPORT_SECS = 5.0
-LAG_SECS = 0.05
 PREMIUM_EVERY = 10
-PREFIX = "drill"
+CONNECTIONS = 1000
+
+Outcome: TypeAlias = Literal["answered", "degraded", "lost"]
+"""The whole answer, the fallback text (also after a part of the answer), or neither."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What a worker has to do.
+class Task(BaseModel):
+    """What a worker does.
 
-    Parameters:
+    Attributes:
         worker: Its number, from 0.
-        sessions: How many callers it has.
-        think_secs: How long a caller listens and thinks between two turns, on average.
+        sessions: Its callers.
+        think_secs: The mean time between a caller's turns.
         seed: The same seed gives the same callers.
-        variant: What stands in their pipelines.
+        variant: The service in their pipelines.
         models: By provider, its ``base_url`` and its model.
         out: The file to write to.
-        redis_url: Where what is learned is shared with the other workers; None is nowhere.
+        redis_url: Where statistics are shared with the other workers; None if nowhere.
     """
 
     worker: int
@@ -66,141 +68,175 @@ class Task:
     out: str
     redis_url: str | None = None
 
-    def as_json(self) -> str:
-        """The task as one line of JSON."""
-        return json.dumps(asdict(self))
 
-    @classmethod
-    def from_json(cls, text: str) -> Task:
-        """The task that a line of JSON tells.
+class Began(BaseModel):
+    """A turn began."""
 
-        Args:
-            text: The line.
+    kind: Literal["began"] = "began"
+    at: float
+
+
+class Sent(BaseModel):
+    """A request left the process; refused connections and the SDK's retries are included."""
+
+    kind: Literal["sent"] = "sent"
+    at: float
+    provider: str
+
+
+class Request(BaseModel):
+    """One request of a hedged turn, from the turn's report.
+
+    Attributes:
+        at: When it was sent.
+        reason: ``primary``, ``hedge``, ``failure`` or ``stall``.
+        outcome: ``won``, ``superseded``, ``failed`` or ``interrupted``.
+        has_token: Whether it had a first token.
+    """
+
+    provider: str
+    at: float
+    reason: str
+    outcome: str
+    has_token: bool = False
+
+
+class Turn(BaseModel):
+    """A turn that has ended.
+
+    Attributes:
+        at: When it began.
+        outcome: What the caller got.
+        why: Of a lost turn: ``silence``, ``broken off`` or ``no end within 30 s``.
+        ttft_secs: To the first text; None if none came, and of lost turns.
+        premium: Whether the caller has the premium tier.
+        requests: Its requests, where the service reports them.
+    """
+
+    kind: Literal["turn"] = "turn"
+    at: float
+    outcome: Outcome
+    why: str | None = None
+    ttft_secs: float | None
+    premium: bool = False
+    requests: list[Request] = []
+
+    @property
+    def replacements(self) -> list[Request]:
+        """The requests that replaced a failed or a silent one.
+
+        A ``stall`` request beside one that answers in the end is a hedge, not a replacement.
         """
-        told = json.loads(text)
-        models = {name: (url, model) for name, (url, model) in told.pop("models").items()}
-        return cls(**{**told, "variant": Variant(**told["variant"]), "models": models})
+        slow, found = False, list[Request]()
+        for request in self.requests:
+            if request.reason == "failure" or (request.reason == "stall" and not slow):
+                found.append(request)
+            slow |= request.has_token and request.outcome != "failed"
+        return found
 
 
-def main() -> None:
-    """Do what the standard input says, until the end of it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    task = Task.from_json(sys.stdin.readline())
-    logger.remove()  # hundreds of callers whose provider is down are not to fill the screen
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_work(task))
+Line: TypeAlias = Annotated[Began | Sent | Turn, Field(discriminator="kind")]
+LINE: TypeAdapter[Began | Sent | Turn] = TypeAdapter(Line)
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """What production servers run on, if it is there."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop
+class _Services:
+    """Makes a worker's services, which share one HTTP client and what they learn."""
+
+    def __init__(self, task: Task, write: Callable[[BaseModel], None]):
+        self._variant = task.variant
+        store = RedisStore(task.redis_url, prefix="drill") if task.redis_url else None
+        self._stats = ProviderStats(store)
+        by_port = {url.split(":")[2].split("/")[0]: name for name, (url, _) in task.models.items()}
+
+        async def count(request: Any) -> None:
+            if request.method == "POST":
+                write(Sent(at=time.monotonic(), provider=by_port[str(request.url.port)]))
+
+        limits = connection_limits(
+            max_keepalive_connections=CONNECTIONS,
+            max_connections=CONNECTIONS,
+            keepalive_expiry=None,
+        )
+        http = DefaultAsyncHttpxClient(limits=limits, event_hooks={"request": [count]})
+        retrying = task.variant.kind == "retry"
+        options: dict[str, Any] = {"max_retries": 2, "timeout": 5.0} if retrying else {}
+        options = {"api_key": "any", "http_client": http, "max_retries": 0, **options}
+        self._clients = {
+            name: (
+                AsyncOpenAI(base_url=url, **options),
+                f"{model}{'&' if '?' in model else '?'}answer={quote(ANSWER)}",
+            )
+            for name, (url, model) in task.models.items()
+        }
+
+    def service(self, *, premium: bool) -> LLMService[Any]:
+        """One session's service."""
+        services = {name: _SharedClient(*made) for name, made in self._clients.items()}
+        if self._variant.kind != "hedged":
+            return next(iter(services.values()))
+        return HedgedLLMService(
+            [Provider(name, service) for name, service in services.items()],
+            policy=HedgePolicy.adaptive(
+                self._variant.budget,
+                order=self._variant.order,
+                max_attempts=3,
+                fallback_text=FALLBACK,
+            ),
+            stats=self._stats,
+            admission=self._variant.admission,
+            tier="premium" if premium else "standard",
+        )
 
 
-def _end_with_parent() -> None:
-    sys.stdin.read()
-    os._exit(0)
+class _SharedClient(OpenAILLMService):
+    """Uses a client that exists already."""
+
+    def __init__(self, client: AsyncOpenAI, model: str):
+        self._shared = client
+        super().__init__(api_key="any", settings=OpenAILLMService.Settings(model=model))
+
+    def create_client(self, *_: Any, **__: Any) -> AsyncOpenAI:
+        return self._shared
 
 
-async def _work(task: Task) -> None:
-    # Line by line: what a worker wrote before it was killed counts.
-    with open(task.out, "w", buffering=1, encoding="utf-8") as out:  # noqa: ASYNC230
+async def _call(
+    task: Task, number: int, services: _Services, write: Callable[[BaseModel], None]
+) -> None:
+    """One caller: asks, listens, thinks, and asks again, until the process ends."""
+    caller = task.worker * task.sessions + number
+    rng = random.Random(f"{task.seed} {caller}")
+    premium = caller % PREMIUM_EVERY == 0
+    reports: asyncio.Queue[TurnReport] = asyncio.Queue()
 
-        def write(text: str) -> None:
-            out.write(text + "\n")
+    async def reported(_: Any, report: TurnReport) -> None:
+        reports.put_nowait(report)
 
-        def sent(provider: str) -> None:
-            write(json.dumps({"at": time.monotonic(), "to": provider}))
-
-        builder = Builder(task.variant, task.models, sent, _stats(task))
-        async with TaskScope() as scope:
-            lag = scope.start(_watch_lag(write), name="lag")
-            for number in range(task.sessions):
-                session = _Session(task, number, builder, write)
-                scope.start(session.run(), name=f"session {number}")
-            print(READY, flush=True)
-            await lag
-
-
-def _stats(task: Task) -> ProviderStats:
-    """What the worker's services learn, shared with the fleet where there is a Redis."""
-    if task.redis_url is None:
-        return ProviderStats()
-    return ProviderStats(RedisStore(task.redis_url, prefix=PREFIX))
-
-
-async def _watch_lag(write: Callable[[str], None]) -> None:
-    """Tell each second by how much the loop was late at worst."""
-    worst, second = 0.0, int(time.monotonic())
+    await asyncio.sleep(rng.random() * task.think_secs)
+    llm = services.service(premium=premium)
+    if isinstance(llm, HedgedLLMService):
+        llm.add_event_handler("on_turn_report", reported)
+    pipeline = TimedPipeline(llm)
+    await pipeline.start()
     while True:
-        asked_at = time.monotonic()
-        await asyncio.sleep(LAG_SECS)
-        now = time.monotonic()
-        worst = max(worst, now - asked_at - LAG_SECS)
-        if int(now) > second:
-            write(json.dumps({"at": now, "lag": round(worst, 4)}))
-            worst, second = 0.0, int(now)
-
-
-class _Session:
-    """One caller: asks, listens to the answer, thinks, and asks again."""
-
-    def __init__(self, task: Task, number: int, builder: Builder, write: Callable[[str], None]):
-        self._task = task
-        self._number = task.worker * task.sessions + number
-        self._rng = random.Random(f"{task.seed} {self._number}")
-        self._builder = builder
-        self._write = write
-        self._reports: asyncio.Queue[TurnReport] = asyncio.Queue()
-        self._is_premium = self._number % PREMIUM_EVERY == 0
-
-    async def run(self) -> None:
-        """Call until this process ends; an error of the drill's own ends it."""
-        try:
-            await self._call()
-        except Exception:
-            traceback.print_exc()
-            os._exit(1)
-
-    async def _call(self) -> None:
-        await asyncio.sleep(self._rng.random() * self._task.think_secs)
-        llm = self._builder.service(is_premium=self._is_premium)
-        if isinstance(llm, HedgedLLMService):
-            llm.add_event_handler("on_turn_report", self._reported)
-        line_in = TimedPipeline(llm)
-        await line_in.start()
-        while True:
-            await self._turn(line_in, tells=isinstance(llm, HedgedLLMService))
-            await asyncio.sleep(self._task.think_secs * (0.5 + self._rng.random()))
-
-    async def _reported(self, _: Any, report: TurnReport) -> None:
-        self._reports.put_nowait(report)
-
-    async def _turn(self, line_in: TimedPipeline, *, tells: bool) -> None:
         at = time.monotonic()
-        self._write(json.dumps({"at": at}))
-        turn = await line_in.turn("Are you open?", GIVE_UP_SECS)
-        took_secs = time.monotonic() - at
-        if not turn.is_over:
-            await line_in.interrupt()
-        asked: tuple[Asked, ...] = ()
-        if tells:
+        write(Began(at=at))
+        timed = await pipeline.turn("Are you open?", GIVE_UP_SECS)
+        if not timed.is_over:
+            await pipeline.interrupt()
+        outcome, why = outcome_of(timed.text, is_over=timed.is_over)
+        turn = Turn(at=at, outcome=outcome, why=why, ttft_secs=None, premium=premium)
+        if outcome != "lost":
+            turn.ttft_secs = timed.ttft_secs
+        if isinstance(llm, HedgedLLMService):
             with contextlib.suppress(TimeoutError):
-                report = await asyncio.wait_for(self._reports.get(), REPORT_SECS)
-                asked = _asked(report, at)
-        kind, why = _heard(turn.text, is_over=turn.is_over)
-        ttft_secs = turn.ttft_secs if kind != "lost" else math.inf
-        told = Turn(at, kind, ttft_secs, took_secs, self._is_premium, asked, why)
-        self._write(turn_line(told))
+                turn.requests = _requests(await asyncio.wait_for(reports.get(), REPORT_SECS), at)
+        write(turn)
+        await asyncio.sleep(task.think_secs * (0.5 + rng.random()))
 
 
-def _heard(text: str, *, is_over: bool) -> tuple[Answered, str | None]:
-    """What the caller heard, and if neither answer nor fallback text, why not."""
-    if text.endswith(FALLBACK):  # after a part of the answer, too
+def outcome_of(text: str, *, is_over: bool) -> tuple[Outcome, str | None]:
+    """What a caller got, and why a turn is lost."""
+    if text.endswith(FALLBACK):
         return "degraded", None
     if not is_over:
         return "lost", "no end within 30 s"
@@ -209,19 +245,56 @@ def _heard(text: str, *, is_over: bool) -> tuple[Answered, str | None]:
     return "lost", "broken off" if text.strip() else "silence"
 
 
-def _asked(report: TurnReport, at: float) -> tuple[Asked, ...]:
-    """The requests that were sent; one that there was no room for was not."""
-    return tuple(
-        Asked(
-            a.provider,
-            at + a.sent_secs,
-            a.launch_reason,
-            a.outcome,
-            a.ttft_secs is not None,
+def _requests(report: TurnReport, at: float) -> list[Request]:
+    """The requests that were sent; attempts that found no room were not."""
+    return [
+        Request(
+            provider=a.provider,
+            at=at + a.sent_secs,
+            reason=a.launch_reason,
+            outcome=a.outcome,
+            has_token=a.ttft_secs is not None,
         )
         for a in report.attempts
         if a.sent_secs is not None
-    )
+    ]
+
+
+async def _work(task: Task) -> None:
+    # Line by line: what was written before the process is killed counts.
+    with open(task.out, "w", buffering=1, encoding="utf-8") as out:  # noqa: ASYNC230
+
+        def write(line: BaseModel) -> None:
+            out.write(line.model_dump_json() + "\n")
+
+        services = _Services(task, write)
+        async with asyncio.TaskGroup() as group:
+            for number in range(task.sessions):
+                group.create_task(_call(task, number, services, write))
+            print(READY, flush=True)
+
+
+def main() -> None:
+    """Run the task on the standard input until that is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    task = Task.model_validate_json(sys.stdin.readline())
+    logger.remove()  # hundreds of callers whose provider is down would fill the screen
+    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_work(task))
+    except* Exception as errors:
+        traceback.print_exception(errors.exceptions[0])
+        os._exit(1)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """Production servers run on uvloop; use it where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
 
 
 if __name__ == "__main__":
