@@ -165,8 +165,8 @@ class AttemptRunner:
             self._idle[launch.provider] = instances_of(self.asked, failed)
         contender = take_least_busy(self._idle[launch.provider])
         self.asked[launch.attempt] = contender
-        now = self.sent_at[launch.attempt] = self._loop.time()
-        self._learning.plan.launched(launch, now, is_waiting=race.winner is None)
+        self.sent_at[launch.attempt] = self._loop.time()
+        self._learning.plan.launched(launch, is_waiting=race.winner is None)
         if launch.attempt in self._sent_at_once:
             self._learning.sent(race.attempts[launch.attempt])
         self._asked_somebody()

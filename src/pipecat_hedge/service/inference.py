@@ -86,7 +86,7 @@ async def race_inference(
         asked = True
         if launch.reason == "primary" or not permit.waited_secs:
             sent_at_once.add(launch.attempt)
-        learning.plan.launched(launch, loop.time())
+        learning.plan.launched(launch)
         tally = AttemptStats()
         answer: str | None = None
         error: AttemptError | None = None

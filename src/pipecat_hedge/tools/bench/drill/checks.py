@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from pipecat_hedge.policy.hedge_burst import saved
+from pipecat_hedge.policy.budget import PEAK
 from pipecat_hedge.tools.bench.drill.figures import ENOUGH, Figures
 from pipecat_hedge.tools.bench.drill.plans import Drill
 from pipecat_hedge.tools.bench.drill.variants import Variant
@@ -16,6 +16,8 @@ RECOVER_SECS = 90.0
 LOAD_AFTER = 1.5
 PREMIUM_FACTOR = 3.5
 """A plain limit cannot withdraw what a provider has queued already, see docs/drills.md."""
+AT_ONCE = 12
+"""Extra requests that up to twelve processes may send at once, one each."""
 OVER_BUDGET = 1.25
 """Over some thousand turns credit from before may be spent, or a debt be left."""
 BUSY_SHARE = 0.85
@@ -92,7 +94,7 @@ def _requests(variant: Variant, told: Figures) -> list[str]:
             f"{on_average:.2f} requests a turn on average; at most {1 + extra:g}, "
             f"and {chance:.2f} by chance"
         )
-    most = 1 + 2 * variant.budget + 2 * saved(variant.budget) / ENOUGH
+    most = 1 + PEAK * variant.budget + 2 * AT_ONCE / ENOUGH
     if told.worst_requests_per_turn > most:
         failed.append(
             f"{told.worst_requests_per_turn:.2f} requests a turn in the worst "
