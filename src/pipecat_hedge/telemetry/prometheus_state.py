@@ -108,7 +108,7 @@ class StateGauges:
         )
         self._balance = gauge(
             "budget_balance_requests",
-            "What is left of the hedging budget, in requests; negative is a debt.",
+            "Hedging credit above half of what the account holds, in requests.",
             ("budget",),
             "livemin",
         )
