@@ -41,10 +41,6 @@ _COMMANDS = {
         "pipecat_hedge.tools.bench.llm_bench",
         "measure a server's time to first token and between tokens under load, or in a race",
     ),
-    "metrics": (
-        "pipecat_hedge.telemetry.metrics_command",
-        "serve Prometheus metrics of turn logs, or of all processes that write to one folder",
-    ),
     "overhead": (
         "pipecat_hedge.tools.bench.overhead",
         "measure what the hedged service costs over the bare one, in one run",

@@ -175,7 +175,7 @@ async def test_a_rescue(spans: RecordedSpans) -> None:
     (race,) = spans.named("race")
     names = [event.name for event in sorted(race.events, key=lambda event: event.timestamp)]
     assert names[0] == "hedge.commit"
-    assert names[-1] == "hedge.rescue"
+    assert names[-1] == "hedge.continuation"
     assert "hedge.failure" in names
 
 

@@ -20,8 +20,7 @@ import pytest
 
 from pipecat_hedge.cli import main
 from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.telemetry.live import LIVE_PATH, LiveFeed
-from pipecat_hedge.telemetry.live_server import LiveServer
+from pipecat_hedge.telemetry.live import LIVE_PATH, LiveFeed, LiveServer
 from pipecat_hedge.tools.top.command import _Told
 from pipecat_hedge.tools.top.watching import feed_url
 from tests.support.line import Line

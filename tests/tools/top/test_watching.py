@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from pipecat_hedge.telemetry.live import KEPT_TURNS
-from pipecat_hedge.telemetry.live_format import LIVE_PATH
+from pipecat_hedge.telemetry.live import KEPT_TURNS, LIVE_PATH
 from pipecat_hedge.tools.top import watching
 from pipecat_hedge.tools.top.fleet import Bot, Fleet
 from pipecat_hedge.tools.top.watching import watch

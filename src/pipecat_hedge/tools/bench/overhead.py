@@ -32,7 +32,6 @@ from pipecat_hedge.limits.loop_lag import LoopWatch
 from pipecat_hedge.limits.permit_queue import Ticket
 from pipecat_hedge.policy.backends import Backend
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
-from pipecat_hedge.policy.slo_outcome import Slo
 from pipecat_hedge.service.admission import Admission, as_settings
 from pipecat_hedge.service.hedged_service import HedgedLLMService
 from pipecat_hedge.service.provider import Provider
@@ -303,15 +302,13 @@ async def measure_permits(
 
 
 async def measure_seen(requests: int, rounds: int = 200) -> SeenCost:
-    """Measure what a turn pays for its metrics, with a promise, and for its spans.
+    """Measure what a turn pays for its metrics and for its spans.
 
     Args:
         requests: How many requests there are in it: one, or one and a hedge.
         rounds: How many batches of turns to time.
     """
-    recorder = PrometheusRecorder(
-        stats=ProviderStats(), registry=CollectorRegistry(), slos={"standard": Slo()}
-    )
+    recorder = PrometheusRecorder(stats=ProviderStats(), registry=CollectorRegistry())
     report = played_turn(requests)
     heard = TurnLatency(1, 0.0, "user_silence", first_answer_secs=1.4, reports=(report,))
 

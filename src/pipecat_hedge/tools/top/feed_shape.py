@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from pipecat_hedge.telemetry.slo_attainment import WINDOWS_SECS
+from pipecat_hedge.telemetry.slo_tracker import WINDOWS_SECS
 
 __all__ = ["odd_at"]
 

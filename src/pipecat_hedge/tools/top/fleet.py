@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipecat_hedge.race.errors import HedgeError
-from pipecat_hedge.telemetry.live_format import LIVE_VERSION
-from pipecat_hedge.telemetry.slo_attainment import SloStatus, WindowCount
+from pipecat_hedge.telemetry.live import LIVE_VERSION
+from pipecat_hedge.telemetry.slo_tracker import SloStatus, WindowCount
 from pipecat_hedge.tools.top.feed_shape import odd_at
 
 __all__ = ["Bot", "Fleet", "NotAFeed"]

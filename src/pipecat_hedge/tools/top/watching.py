@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 import aiohttp
 
 from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.telemetry.live_format import LIVE_PATH
+from pipecat_hedge.telemetry.live import LIVE_PATH
 from pipecat_hedge.tools.analysis.whatif.tables import printable
 from pipecat_hedge.tools.top.fleet import Bot, Fleet, NotAFeed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from pipecat_hedge.telemetry.slo_attainment import SloStatus
+from pipecat_hedge.telemetry.slo_tracker import SloStatus
 
 __all__ = ["attempts", "burn", "line", "objective", "percent", "secs", "window"]
 
