@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -118,6 +118,7 @@ TURNS = st.builds(
 )
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.lists(TURNS, max_size=8))
 def test_counters_equal_the_reports(turns: list[TurnReport]) -> None:
     registry = CollectorRegistry()

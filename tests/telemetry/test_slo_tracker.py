@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, ProviderStats, Slo, TurnReport
@@ -149,6 +149,7 @@ STEPS = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(STEPS, st.booleans()), max_size=60), STEPS)
 def test_windows_count_the_turns_of_their_last_slots(
     turns: list[tuple[float, bool]], later: float

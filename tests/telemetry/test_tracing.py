@@ -8,7 +8,7 @@ import sys
 import httpx
 import pytest
 from fastapi import FastAPI
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -42,6 +42,7 @@ def test_pipecat_s_texts_are_not_exported(name: str) -> None:
     assert dict(said(span)) == {"metrics.ttfb": 0.25}
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1))
 def test_text_under_an_unknown_name_is_not_exported(name: str) -> None:
     tracer, exporter = exporting()

@@ -14,7 +14,7 @@ from weakref import WeakSet
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge.limits.priority import TIERS, Tier
-from pipecat_hedge.policy.slo import OBJECTIVES, Objective, Slo
+from pipecat_hedge.policy.slo import Objective, Slo
 from pipecat_hedge.race.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT
 from pipecat_hedge.race.errors import SHED, ConfigurationError
 from pipecat_hedge.race.events import AttemptOutcome, FillerCause, LaunchReason, TurnOutcome
@@ -26,13 +26,13 @@ from pipecat_hedge.voice.turn_latency import TurnLatency, TurnLatencyObserver
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric
     from prometheus_client.registry import Collector
-
-    from pipecat_hedge.telemetry.prometheus_state import Labels, provider_labels, state_metrics
 except ModuleNotFoundError as error:
     raise ConfigurationError(
         "PrometheusRecorder needs prometheus-client, which is not installed: pip install "
         '"pipecat-hedge[prometheus]"'
     ) from error
+
+from pipecat_hedge.telemetry.prometheus_state import Labels, provider_labels, state_metrics
 
 __all__ = ["BUCKETS", "PrometheusRecorder"]
 
@@ -87,7 +87,7 @@ class PrometheusRecorder(Collector):
         self._model = _LabelValues(MAX_MODELS)
         self._category = _LabelValues(MAX_CATEGORIES)
         self._known = set[Labels]()
-        self._slos: dict[Tier, set[Slo]] = {}
+        self._slos: dict[Tier, dict[str, float]] = {}
         self._define_metrics()
         try:
             registry.register(self)
@@ -222,24 +222,23 @@ class PrometheusRecorder(Collector):
             self._usd.labels(provider, model, use).inc(attempt.usd)
 
     def _record_slo(self, tier: Tier, slo: Slo, kept: Mapping[Objective, bool]) -> None:
-        """Count which objectives of an SLO a turn met; see ``SloBoard.hooks``.
-
-        Services of one tier may have several SLOs: the gauges show the most lenient one, so that
-        no alert fires for what was never promised.
-        """
-        slos = self._slos.setdefault(tier, set())
-        if slo not in slos:
-            slos.add(slo)
-            self._slo_share.labels(tier).set(min(each.share for each in slos))
-            for objective in OBJECTIVES:
-                secs = [s for each in slos if (s := each.within(objective)) is not None]
-                if secs:
-                    self._slo_objective.labels(tier, objective).set(max(secs))
-                    self._slo_turns.labels(tier, objective)
-                    self._slo_missed.labels(tier, objective)
+        """Count which objectives of an SLO a turn met; see ``SloBoard.hooks``."""
+        if not kept:
+            self._show_slo(tier, slo)
         for objective, was_kept in kept.items():
             self._slo_turns.labels(tier, objective).inc()
             self._slo_missed.labels(tier, objective).inc(not was_kept)
+
+    def _show_slo(self, tier: Tier, slo: Slo) -> None:
+        """Show a tier's SLO: of several the most lenient, or alerts fire for what none promised."""
+        shown = self._slos.setdefault(tier, {})
+        shown["share"] = min(slo.share, shown.get("share", 1.0))
+        self._slo_share.labels(tier).set(shown["share"])
+        for objective, secs in slo.promises():
+            shown[objective] = max(secs, shown.get(objective, 0.0))
+            self._slo_objective.labels(tier, objective).set(shown[objective])
+            self._slo_turns.labels(tier, objective)
+            self._slo_missed.labels(tier, objective)
 
     def _start_at_zero(self, labels: Labels) -> None:
         """Create a provider's series: ``rate()`` sees no increase in a series that starts at 1."""
