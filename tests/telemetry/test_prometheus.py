@@ -438,8 +438,13 @@ def test_closed_recorder_counts_no_more(recorded: Recorded) -> None:
     recorder, registry, stats = recorded
     recorder.close()
     recorder.close()
+    stats.slo_board.add("standard", TTFT_SLO)
+    stats.slo_board.record("standard", TTFT_SLO, {"ttft": True})
     stats.turn_hooks.tell(turn())
+    samples = [sample for family in recorder.describe() for sample in family.samples]
+    assert not any(s.value for s in samples if s.name.endswith(("turns_total", "_ratio")))
     again = PrometheusRecorder(stats=stats, registry=registry)
+    assert value(registry, "slo_share_ratio", tier="standard") == 0.9  # an SLO made before it
     assert value(registry, "turns_total") == 0
     stats.turn_hooks.tell(turn())
     assert value(registry, "turns_total") == 1
