@@ -31,7 +31,6 @@ OPEN = {
     ("service", "fleet"),
     ("service", "telemetry"),
     ("service", "voice"),
-    ("telemetry", "tools"),
 }
 """What still goes the wrong way."""
 

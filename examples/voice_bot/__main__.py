@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from pipecat.runner.types import SmallWebRTCRunnerArguments
 
-NEEDED = ("aiortc", "dotenv", "fastapi", "uvicorn", "onnxruntime", "pipecat_hedge")
+NEEDED = (
+    *("aiortc", "dotenv", "fastapi", "uvicorn", "onnxruntime", "prometheus_client"),
+    "pipecat_hedge",
+)
 LEVELS = ("INFO", "DEBUG", "TRACE")
 DEFAULTS = ("--host", "127.0.0.1", "--port", "7860", "--transport", "webrtc")
 
@@ -117,8 +120,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
         surround,
     )
     from pipecat_hedge.race.errors import ConfigurationError
-    from pipecat_hedge.telemetry.origins import AllowedOrigins, is_loopback
-    from pipecat_hedge.telemetry.tracing import export_traces
+    from pipecat_hedge.telemetry import AllowedOrigins, is_loopback
 
     load_dotenv(find_dotenv(usecwd=True), override=True)  # as Pipecat's runner does
     choices = discover_models(choose(os.environ), os.environ)
@@ -129,6 +131,8 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
         if llm.kind == "vllm" and llm.model is not None:
             os.environ["VLLM_MODEL"] = llm.model
     if choices.traces != "off":
+        from pipecat_hedge.telemetry import export_traces
+
         export_traces("voice-bot", with_text=choices.traces == "with text")
     try:
         origins = AllowedOrigins(options.allow_origin, field="--allow-origin")
@@ -144,7 +148,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
     from examples.voice_bot.bot import FEED, recorder
     from examples.voice_bot.bot import bot as answer
 
-    recorder(choices.slo)  # so that there is something to read before the first call
+    recorder()  # so that there is something to read before the first call
 
     calls = Calls()
 

@@ -46,9 +46,7 @@ from examples.voice_bot.provider_log import ProviderLog
 from examples.voice_bot.services import make_llms, make_stt, make_tts
 from examples.voice_bot.turn_log import logged
 from pipecat_hedge import FillerProcessor, HedgedLLMService, Provider
-from pipecat_hedge.policy.slo_outcome import Slo
-from pipecat_hedge.telemetry.live import LiveFeed
-from pipecat_hedge.telemetry.prometheus import PrometheusRecorder
+from pipecat_hedge.telemetry import LiveFeed, PrometheusRecorder
 from pipecat_hedge.voice.turn_latency import TurnLatency, TurnLatencyObserver
 
 INSTRUCTIONS = (
@@ -90,9 +88,9 @@ async def cancel_booking(params: FunctionCallParams) -> None:
 
 
 @functools.cache
-def recorder(slo: Slo | None) -> PrometheusRecorder:
-    """What counts all calls of this process for `/metrics`, and holds them to the promise."""
-    return PrometheusRecorder(slos={} if slo is None else {"standard": slo})
+def recorder() -> PrometheusRecorder:
+    """Counts all calls of this process for `/metrics`."""
+    return PrometheusRecorder()
 
 
 def turn_end(choices: Choices) -> BaseUserTurnStopStrategy:
@@ -158,7 +156,7 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
         ]
     )
     latency = TurnLatencyObserver()
-    recorder(choices.slo).listen_to(latency)
+    recorder().listen_to(latency)
     if hedged is not None:
         FEED.watch(hedged, latency)
     worker = PipelineWorker(

@@ -17,8 +17,7 @@ from aiortc.sdp import SessionDescription
 from loguru import logger
 from pipecat.transports.smallwebrtc.connection import SmallWebRTCConnection
 
-from pipecat_hedge.telemetry.live import LIVE_PATH
-from pipecat_hedge.telemetry.origins import AllowedOrigins
+from pipecat_hedge.telemetry import LIVE_PATH, AllowedOrigins
 
 __all__ = ["MOST_BYTES", "MOST_SESSIONS", "UNCONNECTED_SECS", "Gate", "connected_in_time"]
 

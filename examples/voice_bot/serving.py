@@ -12,13 +12,13 @@ from types import FrameType
 from typing import Any
 
 from aioice import ice
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Response
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from examples.voice_bot.choices import SettingError
-from pipecat_hedge.telemetry.exposition import expose
-from pipecat_hedge.telemetry.live import LIVE_PATH, LiveFeed
+from pipecat_hedge.telemetry import LIVE_PATH, LiveFeed
 
 __all__ = [
     "Calls",
@@ -155,10 +155,9 @@ def add_metrics(app: FastAPI) -> None:
     """
 
     @app.get("/metrics", include_in_schema=False)
-    async def metrics(request: Request) -> Response:
-        accept = request.headers.get("accept", "")
-        body, content_type = await asyncio.to_thread(expose, accept)
-        return Response(body, headers={"content-type": content_type})
+    async def metrics() -> Response:
+        body = await asyncio.to_thread(generate_latest)
+        return Response(body, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 def add_live(app: FastAPI, feed: LiveFeed) -> None:

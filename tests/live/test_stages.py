@@ -24,7 +24,7 @@ from prometheus_client import CollectorRegistry
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
 from pipecat_hedge.race.reports import AttemptReport, StageReport
 from pipecat_hedge.service.provider_stats import ProviderStats
-from pipecat_hedge.telemetry.prometheus import PrometheusRecorder
+from pipecat_hedge.telemetry import PrometheusRecorder
 from pipecat_hedge.tools.simulator import Simulator
 from tests.support.fake_vllm import fake_vllm
 from tests.support.line import Line

@@ -90,20 +90,28 @@ def told(span: ReadableSpan) -> tuple[object, ...]:
     return tuple(said(span).get(name) for name in names)
 
 
-async def test_attempts_are_siblings_in_the_turn(spans: RecordedSpans) -> None:
-    """They stand side by side below the race, and that below the turn; all is one trace."""
-    found = await traced(spans, HedgePolicy.race(2), SLOW, QUICK)
-    assert told(found["a"]) == (0, "primary", "superseded")
-    assert told(found["b"]) == (1, "hedge", "won")
+async def test_race_is_in_the_turn_with_its_attempts_side_by_side(spans: RecordedSpans) -> None:
+    await call(HedgePolicy.race(2), SLOW, QUICK, text="My name is Quimby.")
+    found = spans.of_providers("llm")
     (turn,), (race,) = spans.named("turn"), spans.named("race")
     assert parent_of(race) == id_of(turn)
     assert {parent_of(span) for span in found.values()} == {id_of(race)}
     assert said(race)["gen_ai.conversation.id"] == said(turn)["conversation.id"]
+    assert said(race)["hedge.winner"] == "b"
+    (commit,) = race.events
+    assert (commit.name, said(commit)["hedge.provider"]) == ("hedge.commit", "b")
+    assert secs_into(race, commit) == pytest.approx(said(race)["hedge.ttft_secs"], abs=0.05)
+    assert all("Quimby" in span.to_json() for span in found.values())  # as Pipecat makes them
+    assert "Quimby" not in race.to_json()
+    assert "Good day" not in race.to_json()
 
 
-async def test_what_an_attempts_span_says(spans: RecordedSpans) -> None:
-    """Pipecat's, and with it the race's: the part it played, its times, its stages, its tokens."""
+async def test_attempt_span_has_outcome_stages_and_tokens(spans: RecordedSpans) -> None:
+    """Spans end when their requests did, although the outcome is known only later."""
     found = await traced(spans, HedgePolicy.race(2), SLOW, QUICK)
+    (race,) = spans.named("race")
+    assert told(found["a"]) == (0, "primary", "superseded")
+    assert told(found["b"]) == (1, "hedge", "won")
     won, lost = said(found["b"]), said(found["a"])
     assert won["gen_ai.provider.name"] == "anthropic"
     assert won["gen_ai.usage.output_tokens"] > 0
@@ -113,29 +121,21 @@ async def test_what_an_attempts_span_says(spans: RecordedSpans) -> None:
     assert lost["hedge.tokens_estimated"]
     assert lost["gen_ai.usage.input_tokens"] > 0
     assert "hedge.ttft_secs" not in lost
-    assert lost["hedge.stage.written_secs"] > 0
+    for span in found.values():
+        assert (race.start_time or 0) <= (span.start_time or 0)
+        assert (span.start_time or 0) < (span.end_time or 0) < (race.end_time or 0)
+    lasted_secs = ((found["b"].end_time or 0) - (race.start_time or 0)) / 1e9
+    assert lasted_secs >= won["hedge.ttft_secs"]
 
 
-async def test_the_commit_is_an_event_of_the_race(spans: RecordedSpans) -> None:
-    """At its moment, by the winner; the race's span sums the turn up."""
-    await traced(spans, HedgePolicy.race(2), SLOW, QUICK)
-    (race,) = spans.named("race")
-    (commit,) = race.events
-    assert (commit.name, said(commit)["hedge.provider"]) == ("hedge.commit", "b")
-    assert said(race)["hedge.winner"] == "b"
-    assert secs_into(race, commit) == pytest.approx(said(race)["hedge.ttft_secs"], abs=0.05)
-
-
-async def test_an_interrupted_attempt_is_not_blamed(spans: RecordedSpans) -> None:
-    """Its span says so, and has no error."""
+async def test_interrupted_attempt_is_no_error(spans: RecordedSpans) -> None:
     found = await traced(spans, HedgePolicy.race(2), "fixed@ttft=5", "fixed@ttft=5", interrupt=True)
     assert {told(span)[2] for span in found.values()} == {"interrupted"}
     (race,) = spans.named("race")
     assert all(span.status.is_unset for span in [race, *found.values()])
 
 
-async def test_a_failed_attempt_and_its_replacement(spans: RecordedSpans) -> None:
-    """The service's own span carries the error and its kind; the replacement says why it came."""
+async def test_failed_attempt_is_an_error_and_its_replacement_is_not(spans: RecordedSpans) -> None:
     found = await traced(spans, HedgePolicy.fallback(), "fixed@fault=529", "fixed@ttft=0.05")
     assert told(found["a"]) == (0, "primary", "failed")
     assert found["a"].status.status_code is StatusCode.ERROR
@@ -146,51 +146,26 @@ async def test_a_failed_attempt_and_its_replacement(spans: RecordedSpans) -> Non
     assert race.status.is_unset
 
 
-async def test_spans_end_when_their_requests_did(spans: RecordedSpans) -> None:
-    """Although it is told later what became of them; the loser's ends when it was closed.
-
-    Pipecat begins a span after the request was ordered, so the answer is timed from the race's.
-    """
-    found = await traced(spans, HedgePolicy.race(2), SLOW, QUICK)
-    (race,) = spans.named("race")
-    for span in found.values():
-        assert (race.start_time or 0) <= (span.start_time or 0)
-        assert (span.start_time or 0) < (span.end_time or 0) < (race.end_time or 0)
-    lasted = ((found["b"].end_time or 0) - (race.start_time or 0)) / 1e9
-    assert lasted >= said(found["b"])["hedge.ttft_secs"]
-
-
-async def test_a_short_answer(spans: RecordedSpans) -> None:
-    """One that has ended before it was a whole sentence is told to have won all the same."""
+async def test_answer_that_ends_before_it_wins(spans: RecordedSpans) -> None:
     found = await traced(spans, HedgePolicy.race(2, commit="first_sentence"), SLOW, QUICK)
     assert told(found["b"])[2] == "won"
     assert said(found["b"])["hedge.ttft_secs"] > 0
 
 
-async def test_a_rescue(spans: RecordedSpans) -> None:
-    """An answer that breaks off and is continued is told in the race's events."""
+async def test_continued_answer_is_told_in_events(spans: RecordedSpans) -> None:
     cut = "fixed@ttft=0.05,tps=50,fault=error_in_band,after=8"
     found = await traced(spans, HedgePolicy.fallback(commit="first_token"), cut, QUICK)
     assert told(found["b"])[1:] == ("failure", "won")
     (race,) = spans.named("race")
     names = [event.name for event in sorted(race.events, key=lambda event: event.timestamp)]
     assert names[0] == "hedge.commit"
-    assert names[-1] == "hedge.rescue"
+    assert names[-1] == "hedge.continuation"
     assert "hedge.failure" in names
 
 
-async def test_pipecats_spans_hold_what_was_said_and_ours_do_not(spans: RecordedSpans) -> None:
-    """As Pipecat makes them; it is for the exporter to hold it back."""
-    await call(HedgePolicy.race(2), SLOW, QUICK, text="My name is Quimby.")
-    (race,) = spans.named("race")
-    assert "Quimby" not in race.to_json()
-    assert "Good day" not in race.to_json()
-    assert all("Quimby" in span.to_json() for span in spans.named("llm"))
-
-
 @pytest.mark.parametrize("tracing", [True, False], ids=["Pipecat's tracing", "own spans"])
-async def test_a_collector_gets_the_race(monkeypatch: pytest.MonkeyPatch, tracing: bool) -> None:
-    """By OTLP over HTTP: the same tree whoever makes the spans, and nothing that was said in it."""
+async def test_collector_gets_the_race(monkeypatch: pytest.MonkeyPatch, tracing: bool) -> None:
+    """By OTLP over HTTP: the same tree with either kind of spans, and no text of the call."""
     with otlp_receiver() as collector:
         provider = TracerProvider()
         monkeypatch.setattr(

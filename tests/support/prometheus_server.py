@@ -47,12 +47,10 @@ class PrometheusServer:
         folder: Where it keeps its data.
         target: The address that serves the metrics, as ``127.0.0.1:9464``.
         job: What the target is called.
-        features: What to switch on with ``--enable-feature``; nothing by default.
     """
 
-    def __init__(self, folder: Path, target: str, job: str = "voice-bots", *, features: str = ""):
+    def __init__(self, folder: Path, target: str, job: str = "voice-bots"):
         self._folder = folder
-        self._features = features
         self._config = folder / "prometheus.yml"
         (folder / "rules.yml").write_text(shortened(RULES.read_text()))
         self._config.write_text(
@@ -83,7 +81,6 @@ class PrometheusServer:
                 f"--config.file={self._config}",
                 f"--storage.tsdb.path={self._folder / 'data'}",
                 f"--web.listen-address=127.0.0.1:{port}",
-                *([f"--enable-feature={self._features}"] if self._features else ()),
             ],
             stdout=self._log,
             stderr=self._log,

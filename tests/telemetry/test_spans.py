@@ -1,4 +1,4 @@
-"""The race in traces of one's own, where Pipecat makes none: what the spans say, and what not."""
+"""Spans of races that are made without Pipecat's tracing (``own_spans``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, Span, TracerProvider, sampling
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider, sampling
 from opentelemetry.trace import SpanKind
 from pipecat.clocks.system_clock import SystemClock
 from pipecat.frames.frames import LLMContextFrame
@@ -71,8 +71,7 @@ def events(race: ReadableSpan) -> list[tuple[str, Any, float]]:
     return sorted(told, key=lambda event: event[2])
 
 
-async def test_none_are_made_unless_asked_for(spans: RecordedSpans) -> None:
-    """A tracer provider alone is no wish to have the races traced."""
+async def test_no_spans_by_default(spans: RecordedSpans) -> None:
     llm = HedgedLLMService([ScriptedLLMService(QUICK)], policy=HedgePolicy.race(1))
     async with Line(llm) as line:
         await line.ask()
@@ -80,12 +79,16 @@ async def test_none_are_made_unless_asked_for(spans: RecordedSpans) -> None:
     assert spans.all() == []
 
 
-async def test_a_race_and_its_attempts(spans: RecordedSpans) -> None:
-    """The attempts stand side by side below the race; each says its part, its times, its tokens."""
+async def test_attempts_are_siblings_below_the_race(spans: RecordedSpans) -> None:
     race, attempts = await raced(spans, HedgePolicy.after(0.5), SLOW, QUICK)
     assert parent_of(race) is None
     assert [parent_of(span) for span in attempts.values()] == [id_of(race)] * 2
     lost, won = said(attempts["a"]), said(attempts["b"])
+    assert won["gen_ai.operation.name"] == "chat"
+    assert won["gen_ai.provider.name"] == won["gen_ai.request.model"] == "scripted"
+    assert won["gen_ai.request.stream"] is True
+    assert won["gen_ai.usage.input_tokens"] > 0
+    assert won["gen_ai.response.time_to_first_chunk"] == pytest.approx(0.2)
     assert (lost["hedge.attempt"], lost["hedge.launch_reason"]) == (0, "primary")
     assert (won["hedge.attempt"], won["hedge.launch_reason"]) == (1, "hedge")
     assert (lost["hedge.outcome"], won["hedge.outcome"]) == ("superseded", "won")
@@ -101,20 +104,7 @@ async def test_a_race_and_its_attempts(spans: RecordedSpans) -> None:
     assert ends == pytest.approx([0.7, 0.7])
 
 
-async def test_the_conventions_names(spans: RecordedSpans) -> None:
-    """What OpenTelemetry's conventions for generative AI have a name for bears that name."""
-    _, attempts = await raced(spans, HedgePolicy.race(1), QUICK)
-    told = said(attempts["a"])
-    assert told["gen_ai.operation.name"] == "chat"
-    assert told["gen_ai.provider.name"] == "scripted"
-    assert told["gen_ai.request.model"] == "scripted"
-    assert told["gen_ai.request.stream"] is True
-    assert told["gen_ai.usage.input_tokens"] > 0
-    assert told["gen_ai.response.time_to_first_chunk"] == pytest.approx(0.2)
-
-
-async def test_what_came_of_the_race(spans: RecordedSpans) -> None:
-    """Its span sums it up, with the commit at its moment."""
+async def test_race_span_has_outcome_and_commit(spans: RecordedSpans) -> None:
     race, _ = await raced(spans, HedgePolicy.after(0.5), SLOW, QUICK)
     told = said(race)
     assert (told["hedge.winner"], told["hedge.outcome"]) == ("b", "answered")
@@ -126,17 +116,16 @@ async def test_what_came_of_the_race(spans: RecordedSpans) -> None:
     assert told["hedge.commit_reason"] == "first_token"
 
 
-async def test_a_rescue(spans: RecordedSpans) -> None:
-    """Who broke off, and who went on, are events; the one that broke off has failed."""
+async def test_broken_stream_and_continuation_are_events(spans: RecordedSpans) -> None:
     broken: list[Step] = [Wait(0.1), Say("Good evening. We are"), Wait(0.4), Error("cut")]
     policy = HedgePolicy.fallback(commit="first_sentence")
     race, attempts = await raced(spans, policy, broken, QUICK)
     told = events(race)
     assert {(name, who) for name, who, _ in told} == {
         ("hedge.commit", "a"),
-        ("hedge.break_off", "a"),
+        ("hedge.stream_broken", "a"),
         ("hedge.failure", "a"),
-        ("hedge.rescue", "b"),
+        ("hedge.continuation", "b"),
     }
     assert [at for *_, at in told] == pytest.approx([0.1, 0.5, 0.5, 0.7])
     assert said(attempts["a"])["hedge.outcome"] == "failed"
@@ -144,8 +133,7 @@ async def test_a_rescue(spans: RecordedSpans) -> None:
     assert attempts["b"].status.is_unset
 
 
-async def test_a_turn_that_nobody_answers(spans: RecordedSpans) -> None:
-    """The race's span is an error, and so is each attempt's, with its category."""
+async def test_failed_turn_is_an_error(spans: RecordedSpans) -> None:
     failing: list[Step] = [Wait(0.1), Error("no")]
     race, attempts = await raced(spans, HedgePolicy.fallback(), failing, failing)
     assert said(race)["hedge.outcome"] == "failed"
@@ -157,8 +145,7 @@ async def test_a_turn_that_nobody_answers(spans: RecordedSpans) -> None:
     assert [name for name, *_ in events(race)] == ["hedge.failure"] * 2
 
 
-async def test_an_interruption_is_no_error(spans: RecordedSpans) -> None:
-    """The spans end when the caller speaks, and blame nobody."""
+async def test_interruption_is_no_error(spans: RecordedSpans) -> None:
     async with Line(hedged(HedgePolicy.race(2), SLOW, SLOW)) as line:
         await line.send(LLMContextFrame(LLMContext([])))
         await asyncio.sleep(1.0)
@@ -171,10 +158,9 @@ async def test_an_interruption_is_no_error(spans: RecordedSpans) -> None:
 
 
 @pytest.mark.parametrize("broken", ["stop_processing_metrics", "_learn"])
-async def test_a_turn_whose_end_goes_wrong_is_counted_and_its_spans_end(
+async def test_spans_end_when_the_turn_s_end_fails(
     spans: RecordedSpans, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it is; what was held open for longer would be so for good."""
     told: list[TurnReport] = []
     llm = hedged(HedgePolicy.race(2), SLOW, SLOW, stats=ProviderStats())
     llm.stats.turn_hooks.add(told.append)
@@ -194,8 +180,7 @@ async def test_a_turn_whose_end_goes_wrong_is_counted_and_its_spans_end(
     assert not llm.is_failing
 
 
-async def test_a_filler_is_an_event(spans: RecordedSpans) -> None:
-    """With its cause, at the moment when it was spoken; a filler that was not spoken is none."""
+async def test_spoken_filler_is_an_event(spans: RecordedSpans) -> None:
     policy = HedgePolicy.race(1)
     filler = FillerProcessor(not_before_turn=1, after_secs=0.8)
     async with Line(hedged(policy, SLOW), processors=[filler], after=[Voice()]) as line:
@@ -209,8 +194,8 @@ async def test_a_filler_is_an_event(spans: RecordedSpans) -> None:
     assert secs_into(race, event) == pytest.approx(report.filler.spoken_secs)
 
 
-async def test_nothing_that_was_said_is_in_a_span(spans: RecordedSpans) -> None:
-    """Nor what a provider said of its failure, in which it may quote what it was sent."""
+async def test_no_text_of_the_call_is_in_a_span(spans: RecordedSpans) -> None:
+    """Nor a provider's error message, which may quote the request."""
     secret = "my card number is 4929"
     failing: list[Step] = [Error(f"invalid request: {secret}")]
     calling: list[Step] = [Wait(0.1), Say(f"So {secret}."), Call("book_table", {"note": secret})]
@@ -221,25 +206,7 @@ async def test_nothing_that_was_said_is_in_a_span(spans: RecordedSpans) -> None:
     assert "invalid request" not in told
 
 
-async def test_a_span_is_told_what_it_says_in_two_pieces(
-    spans: RecordedSpans, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One at its beginning and one at its end: the SDK takes its time for each."""
-    told: list[str] = []
-    for name in ("set_attribute", "set_attributes"):
-        tells = getattr(Span, name)
-
-        def noting(span: Any, *args: Any, name: str = name, tells: Any = tells) -> None:
-            told.append(f"{span.name} {name}")
-            tells(span, *args)
-
-        monkeypatch.setattr(Span, name, noting)
-    await raced(spans, HedgePolicy.race(2), SLOW, QUICK)
-    assert sorted(told) == [f"{CHAT} set_attributes"] * 2 + ["race set_attributes"]
-
-
-async def test_another_ones_span_is_left_alone(spans: RecordedSpans) -> None:
-    """A race stands below the span that is current, and adds nothing to it."""
+async def test_race_is_below_the_current_span(spans: RecordedSpans) -> None:
     with trace.get_tracer("mine").start_as_current_span("mine") as mine:
         race, _ = await raced(spans, HedgePolicy.race(2), SLOW, QUICK)
     assert parent_of(race) == mine.get_span_context().span_id
@@ -247,8 +214,7 @@ async def test_another_ones_span_is_left_alone(spans: RecordedSpans) -> None:
     assert dict(said(found)) == {}
 
 
-async def test_a_race_that_is_told_of_late_is_nobodys_parent(spans: RecordedSpans) -> None:
-    """The next one has begun by then: it stands below the turn, and its requests below it."""
+async def test_late_report_does_not_reparent_the_next_race(spans: RecordedSpans) -> None:
     call, turn = TracingContext(), spans.provider.get_tracer("mine").start_span("turn")
     call.set_turn_context(turn.get_span_context())
     setup = FrameProcessorSetup(
@@ -271,10 +237,9 @@ async def test_a_race_that_is_told_of_late_is_nobodys_parent(spans: RecordedSpan
     assert members.get_turn_context() is call.get_turn_context()
 
 
-async def test_a_call_that_is_not_sampled_costs_and_says_nothing(
+async def test_unsampled_call_has_no_spans(
     spans: RecordedSpans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the sampler leaves a trace out, so do the races."""
     monkeypatch.setattr(spans, "provider", TracerProvider(sampler=sampling.ALWAYS_OFF))
     async with Line(hedged(HedgePolicy.race(1), QUICK)) as line:
         await line.ask()
@@ -282,10 +247,7 @@ async def test_a_call_that_is_not_sampled_costs_and_says_nothing(
     assert spans.all() == []
 
 
-def test_without_opentelemetry_it_is_said_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """By whoever asks for spans of one's own; everybody else needs nothing."""
+def test_own_spans_without_opentelemetry_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(race_span_module, "trace", None)
     with pytest.raises(HedgeError, match=r"own_spans .*pipecat-hedge\[tracing\]"):
         hedged(HedgePolicy.race(1), QUICK)

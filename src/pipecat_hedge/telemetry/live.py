@@ -1,9 +1,7 @@
-"""What a process's services are doing now, for whoever looks: ``pipecat-hedge top``, or a page.
+"""The live feed: the latest turns and current state of a process, for ``pipecat-hedge top``.
 
-Law: to look changes nothing, and there is nothing in it that was said. One answer to one question,
-``snapshot(after)``: how things stand, and the turns that are new since. Who looks asks again and
-again, so a reader that is slow, gone or many costs the bot nothing between two questions, and
-nothing has to be closed when it ends.
+Readers poll ``snapshot(after)``, so a slow or vanished reader costs the bot nothing, and no
+connection stays open. No prompt, answer or key is in it.
 """
 
 from __future__ import annotations
@@ -14,29 +12,42 @@ import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
-from pipecat_hedge.race.reports import AttemptReport, ProviderState, TurnReport
-from pipecat_hedge.service.hedged_service import HedgedLLMService
-from pipecat_hedge.service.provider_stats import ProviderStats
-from pipecat_hedge.telemetry.live_format import LIVE_PATH, LIVE_VERSION
-from pipecat_hedge.voice.turn_latency import TurnLatency, TurnLatencyObserver
+from aiohttp import web
 
-__all__ = ["LIVE_PATH", "LiveFeed"]
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race.reports import ProviderState, TurnReport
+from pipecat_hedge.telemetry.origins import AllowedOrigins, is_loopback
 
+if TYPE_CHECKING:
+    from pipecat_hedge.service.hedged_service import HedgedLLMService
+    from pipecat_hedge.service.provider_stats import ProviderStats
+    from pipecat_hedge.voice.turn_latency import TurnLatency, TurnLatencyObserver
+
+__all__ = ["KEPT_TURNS", "LIVE_PATH", "LIVE_VERSION", "LiveFeed", "LiveServer", "routes"]
+
+LIVE_PATH = "/hedge/live"
+"""Where ``pipecat-hedge top`` looks for the feed, unless it is given another path."""
+LIVE_VERSION = 1
+"""The version of a snapshot's format, which ``docs/slo.md`` describes."""
 KEPT_TURNS = 200
+_ATTEMPT_FIELDS = (
+    *("provider", "launch_reason", "launched_secs", "ttft_secs", "outcome", "error_category"),
+)
+_OUTCOMES = ("won", "superseded", "failed", "interrupted")
 
 
 class LiveFeed:
-    """The latest turns of a process, and how its providers, budgets and promises stand.
+    """The latest turns of a process, and the state of its providers, budgets and SLOs.
 
     Example::
 
         feed = LiveFeed()
         feed.watch(llm, latency)                # in each session
 
-        @app.get(LIVE_PATH)                     # FastAPI; docs/slo.md has other servers
+        @app.get(LIVE_PATH)                     # FastAPI; docs/slo.md shows other servers
         async def live(after: int = 0):
             return feed.snapshot(after)
     """
@@ -48,12 +59,12 @@ class LiveFeed:
         turns: int = KEPT_TURNS,
         clock: Callable[[], float] = time.time,
     ):
-        """Begin with nobody to watch.
+        """Create an empty feed.
 
         Args:
-            name: What the process is called on the screen; None is the machine's name.
+            name: The process's name on the screen; None is the machine's name.
             turns: How many turns are kept.
-            clock: Tells the time in seconds since the epoch.
+            clock: The time in seconds since the epoch.
         """
         self.name = name or socket.gethostname()
         self._process = secrets.token_hex(4)
@@ -69,40 +80,42 @@ class LiveFeed:
         self._outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def watch(self, llm: HedgedLLMService, latency: TurnLatencyObserver | None = None) -> None:
-        """Tell of a session's turns from now on. It is not kept alive by that.
+        """Add a session. The feed does not keep it alive.
 
         Args:
             llm: The session's service.
-            latency: Its observer, which knows when answers are heard; None if there is none.
+            latency: Its observer, which reports when answers are heard; None without one.
         """
         self._sessions += 1
         session = self._watched[llm] = self._sessions
-        if not any(llm.stats is stats for stats in self._stats):
+        if llm.stats not in self._stats:
             self._stats.append(llm.stats)
 
         async def on_turn_report(service: HedgedLLMService, report: TurnReport) -> None:
-            self._take(session, report, service.policy.name)
-
-        llm.add_event_handler("on_turn_report", on_turn_report)
-        if latency is None:
-            return
+            self._add(session, report, service.policy.name)
 
         async def on_turn_latency(_: TurnLatencyObserver, turn: TurnLatency) -> None:
-            self._heard(session, turn)
+            self._add_voice_to_voice(session, turn)
 
-        latency.add_event_handler("on_turn_latency", on_turn_latency)
+        llm.add_event_handler("on_turn_report", on_turn_report)
+        if latency is not None:
+            latency.add_event_handler("on_turn_latency", on_turn_latency)
 
     def snapshot(self, after: int = 0) -> dict[str, Any]:
-        """How things stand, as plain values for JSON. Call it on an event loop.
+        """The current state, as plain values for JSON. Call it on the event loop.
 
         Args:
-            after: Only turns that are new or have changed since: the ``next`` of the snapshot
-                before; 0 is all that are kept.
+            after: The ``next`` of the previous snapshot: only turns that are new or have changed
+                since are included. 0 includes all that are kept.
         """
         running = [llm for llm in self._watched if llm.is_running]
-        for llm in self._one_of_each(running or list(self._watched)):
+        # Providers' states are shared by the process: one service for each set of providers.
+        services = {tuple(p.name for p in llm.providers): llm for llm in running or self._watched}
+        for llm in services.values():
             for state in llm.provider_states():
                 self._states[state.provider, state.model] = state
+        boards = [stats.slo_board for stats in self._stats]
+        budgets = [budget for stats in self._stats for budget in stats.budgets()]
         return {
             "version": LIVE_VERSION,
             "process": self._process,
@@ -113,81 +126,127 @@ class LiveFeed:
             "turns_since": self._turns_since,
             "turns": [turn for turn in self._turns.values() if turn["number"] > after],
             "providers": [self._provider(state) for state in self._states.values()],
-            "budgets": [
-                dataclasses.asdict(budget) for stats in self._stats for budget in stats.budgets()
-            ],
-            "slos": [
-                dataclasses.asdict(status)
-                for stats in self._stats
-                for status in stats.slo_board.status()
-            ],
+            "budgets": [dataclasses.asdict(budget) for budget in budgets],
+            "slos": [dataclasses.asdict(slo) for board in boards for slo in board.status()],
         }
-
-    @staticmethod
-    def _one_of_each(services: list[HedgedLLMService]) -> list[HedgedLLMService]:
-        """One service for each line-up: what is known of providers is the process's."""
-        line_ups = {tuple(p.name for p in llm.providers): llm for llm in services}
-        return list(line_ups.values())
 
     def _provider(self, state: ProviderState) -> dict[str, Any]:
         outcomes = self._outcomes[state.provider]
-        told = dataclasses.asdict(state)
-        return {
-            **told,
-            "requests": outcomes.total(),
-            "won": outcomes["won"],
-            "superseded": outcomes["superseded"],
-            "failed": outcomes["failed"],
-            "interrupted": outcomes["interrupted"],
-        }
+        counts = {outcome: outcomes[outcome] for outcome in _OUTCOMES}
+        return {**dataclasses.asdict(state), "requests": outcomes.total(), **counts}
 
-    def _take(self, session: int, report: TurnReport, policy: str) -> None:
+    def _add(self, session: int, report: TurnReport, policy: str) -> None:
         for attempt in report.attempts:
             self._outcomes[attempt.provider][attempt.outcome] += 1
-        filler = report.filler
-        self._put(
-            session,
-            report.turn,
-            {
-                "at": self._clock(),
-                "session": session,
-                "turn": report.turn,
-                "tier": report.tier,
-                "policy": policy,
-                "outcome": report.outcome,
-                "is_degraded": report.degraded_reason is not None,
-                "winner": report.winner,
-                "ttft_secs": report.ttft_secs,
-                "ttfs_secs": report.ttfs_secs,
-                "voice_to_voice_secs": None,
-                "queued_secs": report.queued_secs,
-                "filler_secs": None if filler is None else filler.spoken_secs,
-                "attempts": [_attempt(attempt) for attempt in report.attempts],
-            },
-        )
+        turn = {
+            "at": self._clock(),
+            "session": session,
+            "turn": report.turn,
+            "tier": report.tier,
+            "policy": policy,
+            "outcome": report.outcome,
+            "is_degraded": report.degraded_reason is not None,
+            "winner": report.winner,
+            "ttft_secs": report.ttft_secs,
+            "ttfs_secs": report.ttfs_secs,
+            "voice_to_voice_secs": None,
+            "queued_secs": report.queued_secs,
+            "filler_secs": None if report.filler is None else report.filler.spoken_secs,
+            "attempts": [
+                {field: getattr(attempt, field) for field in _ATTEMPT_FIELDS}
+                for attempt in report.attempts
+            ],
+        }
+        self._put(turn)
 
-    def _heard(self, session: int, turn: TurnLatency) -> None:
+    def _add_voice_to_voice(self, session: int, turn: TurnLatency) -> None:
         if not turn.reports or turn.voice_to_voice_secs is None:
             return
         known = self._turns.get((session, turn.reports[-1].turn))
         if known is not None:
-            heard = {**known, "voice_to_voice_secs": turn.voice_to_voice_secs}
-            self._put(session, heard["turn"], heard)
+            self._put({**known, "voice_to_voice_secs": turn.voice_to_voice_secs})
 
-    def _put(self, session: int, number: int, turn: dict[str, Any]) -> None:
+    def _put(self, turn: dict[str, Any]) -> None:
+        key = (turn["session"], turn["turn"])
         self._changes += 1
-        self._turns.pop((session, number), None)
-        self._turns[session, number] = {**turn, "number": self._changes}
+        self._turns.pop(key, None)
+        self._turns[key] = {**turn, "number": self._changes}
         while len(self._turns) > self._kept:
             self._turns_since = self._turns.pop(next(iter(self._turns)))["at"]
 
 
-def _attempt(attempt: AttemptReport) -> dict[str, Any]:
-    return {
-        "provider": attempt.provider,
-        "launch_reason": attempt.launch_reason,
-        "launched_secs": attempt.launched_secs,
-        "ttft_secs": attempt.ttft_secs,
-        "outcome": attempt.outcome,
-        "error_category": attempt.error_category,
-    }
+def routes(feed: LiveFeed, path: str = LIVE_PATH, *, is_local: bool = False) -> list[web.RouteDef]:
+    """The feed's route for an aiohttp application: ``app.add_routes(routes(feed))``.
+
+    Requests of foreign web pages are refused.
+
+    Args:
+        feed: The feed.
+        path: The route's path.
+        is_local: Whether the server is bound to loopback; then the ``Host`` must be a name of this
+            machine, too.
+    """
+    allowed = AllowedOrigins()
+
+    async def live(request: web.Request) -> web.Response:
+        hosts = request.headers.getall("Host", []) if is_local else None
+        refusal = allowed.refusal(request.headers.getall("Origin", []), hosts)
+        if refusal is not None:
+            raise web.HTTPForbidden(text=refusal)
+        after = request.query.get("after", "0")
+        if not after.isdecimal():
+            raise web.HTTPBadRequest(text="after must be a whole number: the next of a snapshot")
+        return web.json_response(feed.snapshot(int(after)), headers={"Cache-Control": "no-store"})
+
+    return [web.get(path, live)]
+
+
+class LiveServer:
+    """Serves a feed over HTTP, for bots without a web server of their own.
+
+    Example::
+
+        async with LiveServer(feed, port=7870):
+            await runner.run()          # pipecat-hedge top http://127.0.0.1:7870
+
+    Attributes:
+        url: The server's address, once it listens.
+    """
+
+    def __init__(self, feed: LiveFeed, *, port: int = 0, host: str = "127.0.0.1"):
+        """Prepare to listen.
+
+        Args:
+            feed: The feed.
+            port: The port; 0 picks a free one.
+            host: The address. There is no password: keep it to loopback or a private network.
+
+        Raises:
+            ConfigurationError: If ``port`` is not a port number.
+        """
+        if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError(f"port must be a number from 0 to 65535, got {port!r}")
+        self._port, self._host = port, host
+        self._app = web.Application()
+        self._app.add_routes(routes(feed, is_local=is_loopback(host)))
+        self._runner: web.AppRunner | None = None
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        self._runner = web.AppRunner(self._app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, self._host, self._port).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            reason = error.strerror or type(error).__name__
+            raise ConfigurationError(
+                f"port {self._port} on {self._host} cannot be used ({reason}): choose another, or 0"
+            ) from None
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self.url = f"http://{host}:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()

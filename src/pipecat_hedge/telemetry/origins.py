@@ -1,16 +1,15 @@
-"""Which web pages may speak to a server that was not made for the web.
+"""Which web pages may use a local server.
 
-A server on this machine can be reached by every page that its user opens: the browser sends the
-request, with the page's ``Origin``, and a name that resolves to 127.0.0.1 (DNS rebinding) has it
-take the server for the page's own. So an ``Origin`` and a ``Host`` must be names of this machine,
-or be named by the user. Programs that are no browsers send no ``Origin``.
+Every page that a user opens can send requests to a server on the user's machine, and with DNS
+rebinding even as its own origin. So ``Origin`` and ``Host`` must name this machine, or a name that
+was allowed. Programs other than browsers send no ``Origin``.
 """
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pipecat_hedge.race.errors import ConfigurationError
 
@@ -21,7 +20,7 @@ def is_loopback(host: str) -> bool:
     """Whether a name or address, without a port, is one of this machine alone.
 
     Args:
-        host: ``localhost``, ``127.0.0.1``, ``::1`` and the like; brackets are taken off.
+        host: ``localhost``, ``127.0.0.1``, ``[::1]`` and the like.
     """
     name = host.lower().strip("[]").rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):
@@ -33,65 +32,60 @@ def is_loopback(host: str) -> bool:
 
 
 class AllowedOrigins:
-    """The origins that may speak to a server: those of this machine, and those that are named."""
+    """The origins that may use a server: those of this machine, and the allowed ones."""
 
     def __init__(self, named: Sequence[str] = (), *, field: str = "allow_origin"):
-        """Check what is named.
+        """Check the allowed origins.
 
         Args:
             named: Origins such as ``https://bot.example.com``.
-            field: What the user calls them, for the error.
+            field: The option's name, for the error.
 
         Raises:
-            ConfigurationError: If one is no origin.
+            ConfigurationError: If one is not an origin.
         """
-        self._origins: set[str] = set()
-        self._hosts: set[str] = set()
+        self._origins: set[tuple[str, str | None, int | None]] = set()
         for origin in named:
-            parts = _split(origin)
-            if parts is None:
+            if (parts := _split(origin)) is None:
                 raise ConfigurationError(
                     f"{field}: {origin!r} is no origin: write a scheme and a host, and a port if "
                     "it is not the usual one, as in https://bot.example.com"
                 )
-            scheme, host, port = parts
-            self._origins.add(f"{scheme}://{host}{port}")
-            self._hosts.add(host)
+            self._origins.add((parts.scheme, parts.hostname, parts.port))
 
     def refusal(self, origins: Sequence[str], hosts: Sequence[str] | None) -> str | None:
-        """Why a request is refused; None if it is not.
+        """Why a request is refused; None if it is allowed.
 
         Args:
             origins: The values of its ``Origin`` headers.
-            hosts: Those of its ``Host`` headers; None where they are not checked.
+            hosts: The values of its ``Host`` headers; None does not check them.
         """
-        if len(origins) > 1 or not all(map(self._knows, origins)):
+        if len(origins) > 1 or not all(map(self._allows_origin, origins)):
             return "this page may not speak to this server: its origin is not allowed"
-        if hosts is not None and (len(hosts) != 1 or not self._is_own(hosts[0])):
+        if hosts is not None and (len(hosts) != 1 or not self._allows_host(hosts[0])):
             return "this server is not known by that name: the host is not allowed"
         return None
 
-    def _knows(self, origin: str) -> bool:
-        parts = _split(origin)
-        if parts is None:
+    def _allows_origin(self, origin: str) -> bool:
+        if (parts := _split(origin)) is None:
             return False
-        scheme, host, port = parts
-        return is_loopback(host) or f"{scheme}://{host}{port}" in self._origins
+        known = (parts.scheme, parts.hostname, parts.port) in self._origins
+        return known or is_loopback(parts.hostname or "")
 
-    def _is_own(self, host: str) -> bool:
-        parts = _split(f"http://{host}")
-        return parts is not None and (is_loopback(parts[1]) or parts[1] in self._hosts)
+    def _allows_host(self, host: str) -> bool:
+        if (parts := _split(f"http://{host}")) is None:
+            return False
+        known = any(parts.hostname == name for _, name, _ in self._origins)
+        return known or is_loopback(parts.hostname or "")
 
 
-def _split(origin: str) -> tuple[str, str, str] | None:
-    """An origin's scheme, host and port with its colon; None if it is none."""
+def _split(origin: str) -> SplitResult | None:
+    """The parts of an origin; None if it is not one."""
     try:
         parts = urlsplit(origin)
-        port = "" if parts.port is None else f":{parts.port}"
+        _ = parts.port  # raises ValueError if it is not a number
     except ValueError:
         return None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return None
-    if parts.path or parts.query or parts.fragment or "@" in parts.netloc or "*" in parts.netloc:
-        return None
-    return parts.scheme, parts.hostname, port
+    is_origin = parts.scheme in ("http", "https") and parts.hostname
+    extra = parts.path or parts.query or parts.fragment
+    return None if not is_origin or extra or set("@*") & set(parts.netloc) else parts

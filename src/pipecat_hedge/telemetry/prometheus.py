@@ -1,114 +1,113 @@
-"""Turns as Prometheus metrics: who is slow, what hedging buys and costs, what callers get.
+"""Counts the turns of every hedged service of the process as Prometheus metrics.
 
-Law: a metric is made of reports alone, so that it can say no more than they do: no key, no prompt,
-no answer, nobody's session; and every turn counts once.
+The metrics are ``prometheus_client``'s own, made from reports alone: no prompt, answer, key, error
+message or session is in a label. ``docs/metrics.md`` lists them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import product
+from typing import get_args
 from weakref import WeakSet
 
-from prometheus_client import REGISTRY, CollectorRegistry, Metric
-from prometheus_client.registry import Collector
+from pipecat.utils.errors import ErrorCategory
 
-from pipecat_hedge.limits.priority import Tier
-from pipecat_hedge.policy.slo_outcome import Slo
-from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.race.reports import TurnReport
+from pipecat_hedge.limits.priority import TIERS, Tier
+from pipecat_hedge.policy.slo import Objective, Slo
+from pipecat_hedge.race.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT
+from pipecat_hedge.race.errors import SHED, ConfigurationError
+from pipecat_hedge.race.events import AttemptOutcome, FillerCause, LaunchReason, TurnOutcome
+from pipecat_hedge.race.reports import AttemptReport, FillerReport, TurnReport
 from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.service.registries import follow, unfollow
-from pipecat_hedge.telemetry.exposition import multiprocess_dir
-from pipecat_hedge.telemetry.instruments import Instruments
-from pipecat_hedge.telemetry.prometheus_names import Names
-from pipecat_hedge.telemetry.prometheus_process import ProcessBeat
-from pipecat_hedge.telemetry.prometheus_slo import SloTally
-from pipecat_hedge.telemetry.prometheus_state import StateGauges
-from pipecat_hedge.telemetry.prometheus_turns import TurnCounters
 from pipecat_hedge.voice.turn_latency import TurnLatency, TurnLatencyObserver
 
-__all__ = ["PrometheusRecorder"]
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric
+    from prometheus_client.registry import Collector
+except ModuleNotFoundError as error:
+    raise ConfigurationError(
+        "PrometheusRecorder needs prometheus-client, which is not installed: pip install "
+        '"pipecat-hedge[prometheus]"'
+    ) from error
 
-MOST_PROVIDERS, MOST_MODELS = 50, 100
-"""Names that become labels; more of them are called ``other``."""
+from pipecat_hedge.telemetry.prometheus_state import Labels, provider_labels, state_metrics
+
+__all__ = ["BUCKETS", "PrometheusRecorder"]
+
+BUCKETS = (
+    *(0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 2.5),
+    *(3.0, 4.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0),
+)
+"""Bounds of the histograms in seconds: no first token comes within 50 ms, no caller waits 30 s."""
+MAX_PROVIDERS, MAX_MODELS, MAX_CATEGORIES = 50, 100, 30
+"""Different values of a label; further ones are counted as ``other``."""
+MAX_LABEL_LENGTH = 120
+CONTINUATION_REASONS = ("failure", "stall")
+TIMEOUTS = (STALLED.category, TIMED_OUT.category, MISSED_DEADLINE.category)
+"""Failures that are right-censored waits; other failures say nothing of the time to first token."""
+CATEGORIES = (*(c.value for c in ErrorCategory), *TIMEOUTS, EMPTY_ANSWER.category, SHED)
+ANSWER = ("provider", "outcome", "tier")
 
 
 class PrometheusRecorder(Collector):
     """Counts every turn of every hedged service of the process.
 
-    Make one where the process starts. What is served is ``prometheus_client``'s registry, by the
-    functions of ``telemetry.exposition`` or, without native histograms, by any of its means.
+    Make one where the process starts, and serve ``prometheus_client``'s registry by any of its own
+    means. In its multi-process mode the gauges of state (breakers, limits, queue, budgets,
+    sessions, event loop) are not served: they are read at a scrape, and no scrape reaches them.
 
     Example::
 
         recorder = PrometheusRecorder()
-        exposition.start_http_server(9464)
+        prometheus_client.start_http_server(9464)
         ...
         latency = TurnLatencyObserver()     # for each call, for voice-to-voice latency
         recorder.listen_to(latency)
     """
 
     def __init__(
-        self,
-        *,
-        stats: ProviderStats | None = None,
-        registry: CollectorRegistry | None = None,
-        slos: Mapping[Tier, Slo] | None = None,
+        self, *, stats: ProviderStats | None = None, registry: CollectorRegistry = REGISTRY
     ):
-        """Be told of every turn from now on, until ``close``.
+        """Count turns from now on, until ``close``.
 
         Args:
-            stats: Whose services' turns to count; by default those of all services of the process,
-                whatever statistics they use.
-            registry: Where the metrics are registered; ``prometheus_client``'s own by default.
-                Of no account where processes write to ``PROMETHEUS_MULTIPROC_DIR``.
-            slos: What callers are promised, by tier. What services promise themselves
-                (``HedgedLLMService(slo=...)``, ``HedgePolicy.adaptive(slo=...)``) is known without
-                it, and comes first.
+            stats: Counts the turns of the services that use these statistics; None counts those of
+                all services of the process.
+            registry: Where the metrics are registered.
 
         Raises:
-            ConfigurationError: If there is one in this registry already, a tier is not known, or
-                the folder of several processes is not there.
+            ConfigurationError: If this registry has a recorder already.
         """
-        shared = multiprocess_dir()
-        self._own = CollectorRegistry()
-        self._registry = None if shared is not None else registry or REGISTRY
+        self._registry = registry
+        self._metrics = CollectorRegistry()
         self._stats: WeakSet[ProviderStats] = WeakSet()
-        self._providers, self._models = Names(MOST_PROVIDERS), Names(MOST_MODELS)
-        instruments = Instruments(self._own, in_files=shared is not None)
-        self._slo = SloTally(slos or {}, instruments)
-        self._counters = TurnCounters(
-            instruments,
-            providers=self._providers,
-            models=self._models,
-            slo=self._slo,
-        )
-        self._state = StateGauges(
-            self._own, self._providers, self._models, lambda: list(self._stats)
-        )
-        if self._registry is not None:
-            try:
-                self._registry.register(self)
-            except ValueError:
-                raise ConfigurationError(
-                    "there is a PrometheusRecorder in this registry already, and one counts the "
-                    "turns of all services (unless it was given stats): use it, or close it first"
-                ) from None
-        self._beat = None if shared is None else ProcessBeat(shared, self._look)
+        self._provider = _LabelValues(MAX_PROVIDERS)
+        self._model = _LabelValues(MAX_MODELS)
+        self._category = _LabelValues(MAX_CATEGORIES)
+        self._known = set[Labels]()
+        self._slos: dict[Tier, dict[str, float]] = {}
+        self._define_metrics()
+        try:
+            registry.register(self)
+        except ValueError:
+            raise ConfigurationError(
+                "registry has a PrometheusRecorder already, and each turn would be counted twice: "
+                "use that one, or close() it first"
+            ) from None
         if stats is None:
-            follow(self._take)
+            follow(self._subscribe)
         else:
-            self._take(stats)
+            self._subscribe(stats)
 
     def close(self) -> None:
-        """Count no more, and leave the registry."""
-        unfollow(self._take)
+        """Stop counting and leave the registry. A second call does nothing."""
+        unfollow(self._subscribe)
         for stats in list(self._stats):
             stats.turn_hooks.remove(self.record)
-            stats.slo_board.hooks.remove(self._slo.take)
+            stats.slo_board.hooks.remove(self._record_slo)
         self._stats.clear()
-        if self._beat is not None:
-            self._beat.close()
         if self._registry is not None:
             self._registry.unregister(self)
             self._registry = None
@@ -120,49 +119,261 @@ class PrometheusRecorder(Collector):
             observer: The pipeline's observer.
         """
 
-        async def heard(_: object, turn: TurnLatency) -> None:
+        async def on_turn_latency(_: object, turn: TurnLatency) -> None:
             self.record_heard(turn)
 
-        observer.add_event_handler("on_turn_latency", heard)
+        observer.add_event_handler("on_turn_latency", on_turn_latency)
 
     def collect(self) -> Iterable[Metric]:
-        """Tell how things stand and what was counted. Called by the registry, from any thread."""
-        self._look()
-        return self._own.collect()
+        """The metrics now; the registry calls it at each scrape, from any thread."""
+        registries = list(self._stats)
+        for stats in registries:
+            for _, labels in self._labels(stats):
+                self._start_at_zero(labels)
+        yield from self._metrics.collect()
+        yield from state_metrics(registries, self._labels)
 
     def describe(self) -> Iterable[Metric]:
-        """Tell what there is, so that a registry refuses the same a second time."""
-        return self._own.collect()
-
-    def _take(self, stats: ProviderStats) -> None:
-        """Count the turns and promises of a registry's services, those that were made included."""
-        self._stats.add(stats)
-        stats.turn_hooks.add(self.record)
-        stats.slo_board.hooks.add(self._slo.take)
-        for tier, slo in stats.slo_board.promises():
-            self._slo.take(tier, slo, {})
-
-    def _look(self) -> None:
-        """See how things stand, and whom there is to count attempts of."""
-        self._state.refresh()
-        for stats in list(self._stats):
-            for (provider, model), _ in self._state.providers(stats):
-                self._counters.see(provider, model)
-
-    # ---- what happened
+        """The metrics without the state's values, for the registry's check of duplicates."""
+        yield from self._metrics.collect()
+        yield from state_metrics((), self._labels)
 
     def record(self, report: TurnReport) -> None:
-        """Count a turn; called by every service of the process.
+        """Count a turn; the services call it.
 
         Args:
             report: The turn.
         """
-        self._counters.count(report)
+        tier, outcome, winner = report.tier, report.outcome, self._provider(report.winner)
+        self._turns.labels(outcome, tier, _flag(report.degraded_reason is not None)).inc()
+        if report.ttft_secs is not None:
+            self._turn_ttft.labels(winner, outcome, tier).observe(report.ttft_secs)
+        if report.ttfs_secs is not None:
+            self._turn_ttfs.labels(winner, outcome, tier).observe(report.ttfs_secs)
+        self._turn_queued.labels(tier).observe(report.queued_secs)
+        if not report.attempts and report.degraded_reason is not None:
+            self._rejected.labels("turn").inc()
+        for attempt in report.attempts:
+            self._record_attempt(attempt, report)
+        if report.filler is not None:
+            self._fillers.labels(report.filler.cause, _result(report.filler)).inc()
 
     def record_heard(self, turn: TurnLatency) -> None:
-        """Count what a caller heard of a turn.
+        """Count when a caller heard the answer of a turn; see ``listen_to``.
 
         Args:
-            turn: The turn, from the caller's silence on.
+            turn: The turn, from the end of the caller's speech on.
         """
-        self._counters.count_heard(turn)
+        if (secs := turn.voice_to_voice_secs) is None:
+            return
+        last = turn.reports[-1] if turn.reports else None
+        winner = self._provider(None if last is None else last.winner)
+        outcome = "answered" if last is None else last.outcome
+        outcome = "interrupted" if turn.interrupted else outcome
+        tier = "standard" if last is None else last.tier
+        self._voice_to_voice.labels(winner, outcome, tier).observe(secs)
+
+    def _subscribe(self, stats: ProviderStats) -> None:
+        self._stats.add(stats)
+        stats.turn_hooks.add(self.record)
+        stats.slo_board.hooks.add(self._record_slo)
+        for tier, slo in stats.slo_board.slos():
+            self._record_slo(tier, slo, {})
+
+    def _labels(self, stats: ProviderStats) -> list[tuple[str, Labels]]:
+        return provider_labels(stats, self._provider, self._model)
+
+    def _record_attempt(self, attempt: AttemptReport, report: TurnReport) -> None:
+        provider, model = self._provider(attempt.provider), self._model(attempt.model)
+        self._start_at_zero((provider, model))
+        reason, outcome, won = attempt.launch_reason, attempt.outcome, attempt.outcome == "won"
+        self._attempts.labels(provider, reason, outcome).inc()
+        if attempt.error_category is not None:
+            self._failures.labels(provider, self._category(attempt.error_category)).inc()
+        if attempt.error_category == SHED:
+            self._rejected.labels(reason).inc()
+        if reason == "hedge":
+            self._hedges.labels(provider, "won" if won else "lost").inc()
+        elif reason in CONTINUATION_REASONS and _is_continuation(attempt, report):
+            result = "continued" if won else "failed"
+            self._continuations.labels(provider, reason, result).inc()
+        if attempt.ttft_secs is not None:
+            self._attempt_ttft.labels(provider, outcome).observe(attempt.ttft_secs)
+        if attempt.sent_secs is None:  # no request was made
+            return
+        self._requests.labels(provider, model).inc()
+        is_censored = outcome != "failed" or attempt.error_category in TIMEOUTS
+        if attempt.ttft_secs is None and is_censored:
+            waited_secs = attempt.ended_secs - attempt.launched_secs
+            self._censored.labels(provider, outcome, reason).observe(waited_secs)
+        if attempt.stages is not None and attempt.stages.new_connection:
+            self._cold_connections.labels(provider).inc()
+        use = "used" if won or _was_heard(attempt, report) else "wasted"
+        estimated = _flag(attempt.tokens_estimated)
+        for direction, tokens in (
+            ("input", attempt.input_tokens),
+            ("output", attempt.output_tokens),
+        ):
+            if tokens:
+                self._tokens.labels(provider, model, direction, use, estimated).inc(tokens)
+        if attempt.usd:
+            for each in ("used", "wasted"):
+                self._usd.labels(provider, model, each)
+            self._usd.labels(provider, model, use).inc(attempt.usd)
+
+    def _record_slo(self, tier: Tier, slo: Slo, kept: Mapping[Objective, bool]) -> None:
+        """Count which objectives of an SLO a turn met; see ``SloBoard.hooks``."""
+        if not kept:
+            self._show_slo(tier, slo)
+        for objective, was_kept in kept.items():
+            self._slo_turns.labels(tier, objective).inc()
+            self._slo_missed.labels(tier, objective).inc(not was_kept)
+
+    def _show_slo(self, tier: Tier, slo: Slo) -> None:
+        """Show a tier's SLO: of several the most lenient, or alerts fire for what none promised."""
+        shown = self._slos.setdefault(tier, {})
+        shown["share"] = min(slo.share, shown.get("share", 1.0))
+        self._slo_share.labels(tier).set(shown["share"])
+        for objective, secs in slo.promises():
+            shown[objective] = max(secs, shown.get(objective, 0.0))
+            self._slo_objective.labels(tier, objective).set(shown[objective])
+            self._slo_turns.labels(tier, objective)
+            self._slo_missed.labels(tier, objective)
+
+    def _start_at_zero(self, labels: Labels) -> None:
+        """Create a provider's series: ``rate()`` sees no increase in a series that starts at 1."""
+        if labels in self._known:
+            return
+        self._known.add(labels)
+        provider, model = labels
+        for reason, outcome in product(get_args(LaunchReason), get_args(AttemptOutcome)):
+            self._attempts.labels(provider, reason, outcome)
+        for result in ("won", "lost"):
+            self._hedges.labels(provider, result)
+        for reason, result in product(CONTINUATION_REASONS, ("continued", "failed")):
+            self._continuations.labels(provider, reason, result)
+        for category in CATEGORIES:
+            self._failures.labels(provider, self._category(category))
+        self._cold_connections.labels(provider)
+        self._requests.labels(provider, model)
+        for kind in product(("input", "output"), ("used", "wasted"), ("true", "false")):
+            self._tokens.labels(provider, model, *kind)
+
+    def _define_metrics(self) -> None:
+        def counter(name: str, documentation: str, *labels: str) -> Counter:
+            return Counter(f"pipecat_hedge_{name}", documentation, labels, registry=self._metrics)
+
+        def histogram(name: str, documentation: str, *labels: str) -> Histogram:
+            full_name = f"pipecat_hedge_{name}_seconds"
+            return Histogram(
+                full_name, documentation, labels, registry=self._metrics, buckets=BUCKETS
+            )
+
+        self._turns = counter("turns", "Turns.", "outcome", "tier", "degraded")
+        self._turn_ttft = histogram(
+            "turn_ttft", "From the context to the answer's first usable token.", *ANSWER
+        )
+        self._turn_ttfs = histogram(
+            "turn_ttfs", "From the context to the answer's first speakable sentence.", *ANSWER
+        )
+        self._voice_to_voice = histogram(
+            "voice_to_voice", "From the end of the caller's speech to the answer's sound.", *ANSWER
+        )
+        self._turn_queued = histogram("turn_queued", "How long a turn waited for a permit.", "tier")
+        self._attempts = counter(
+            "attempts",
+            "Attempts, with or without a request.",
+            "provider",
+            "launch_reason",
+            "outcome",
+        )
+        self._requests = counter("requests", "Requests that were sent.", "provider", "model")
+        self._failures = counter(
+            "attempt_failures", "Failed attempts by error category.", "provider", "category"
+        )
+        self._attempt_ttft = histogram(
+            "attempt_ttft", "From an attempt's launch to its first token.", "provider", "outcome"
+        )
+        self._censored = histogram(
+            "attempt_censored_ttft",
+            "Elapsed time of requests that ended before a first token (right-censored).",
+            *("provider", "outcome", "launch_reason"),
+        )
+        self._hedges = counter("hedges", "Hedges that were launched.", "provider", "result")
+        self._continuations = counter(
+            "continuations",
+            "Attempts to continue an answer that broke off.",
+            *("provider", "launch_reason", "result"),
+        )
+        self._rejected = counter(
+            "rejected", "Attempts rejected for lack of a permit, by launch reason; turns.", "kind"
+        )
+        self._fillers = counter("fillers", "Fillers by what became of them.", "cause", "result")
+        self._cold_connections = counter(
+            "cold_connections", "Requests that opened a connection.", "provider"
+        )
+        self._tokens = counter(
+            "tokens",
+            "Tokens; those of attempts whose answer was not heard are wasted.",
+            *("provider", "model", "direction", "use", "estimated"),
+        )
+        self._usd = counter("cost_usd", "US dollars.", "provider", "model", "use")
+        self._slo_turns = counter("slo_turns", "Turns an SLO applied to.", "tier", "objective")
+        self._slo_missed = counter("slo_missed", "Turns that missed an SLO.", "tier", "objective")
+        self._slo_objective = Gauge(
+            "pipecat_hedge_slo_objective_seconds",
+            "Within what time the SLO wants an answer.",
+            ("tier", "objective"),
+            registry=self._metrics,
+            multiprocess_mode="max",
+        )
+        self._slo_share = Gauge(
+            "pipecat_hedge_slo_share_ratio",
+            "For what share of turns.",
+            ("tier",),
+            registry=self._metrics,
+            multiprocess_mode="min",
+        )
+        for labels in product(get_args(TurnOutcome), TIERS, ("false", "true")):
+            self._turns.labels(*labels)
+        for kind in ("turn", *get_args(LaunchReason)):
+            self._rejected.labels(kind)
+        for labels in product(get_args(FillerCause), ("spoken", "withdrawn", "withheld")):
+            self._fillers.labels(*labels)
+
+
+class _LabelValues:
+    """Makes label values of names: at most ``limit`` different ones, the others are ``other``."""
+
+    def __init__(self, limit: int):
+        self._limit = limit
+        self._values = dict[str, str]()
+
+    def __call__(self, name: str | None) -> str:
+        if not name:
+            return "none"  # to Prometheus an empty label is no label
+        if name not in self._values and len(self._values) < self._limit:
+            self._values[name] = name[:MAX_LABEL_LENGTH]
+        return self._values.get(name, "other")
+
+
+def _is_continuation(attempt: AttemptReport, report: TurnReport) -> bool:
+    """Whether an attempt was launched after an answer had begun, to continue it."""
+    committed = report.committed_secs
+    return committed is not None and attempt.launched_secs >= committed
+
+
+def _was_heard(attempt: AttemptReport, report: TurnReport) -> bool:
+    """Whether it is the answer that the caller interrupted."""
+    has_begun = attempt.ttft_secs is not None and attempt.provider == report.winner
+    return has_begun and attempt.outcome == "interrupted"
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _result(filler: FillerReport) -> str:
+    if filler.spoken_secs is None:
+        return "withheld"
+    return "withdrawn" if filler.was_cut else "spoken"

@@ -1,165 +1,119 @@
-"""How things stand, as Prometheus gauges: read when somebody asks, and kept nowhere else.
-
-Law: to look changes nothing; and one series a provider, a model and a state, whoever calls.
-
-In one process the gauges are read when they are scraped. Where several processes write to one
-folder, a scrape reaches one of them only: there each writes its own every few seconds
-(``prometheus_process.py``), and they are added up, or the worst of them counts. So do several
-registries of one process.
-"""
+"""The state of providers, budgets and sessions as Prometheus gauges, read at each scrape."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, get_args
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias, get_args
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
 
 from pipecat_hedge.race.reports import BreakerState
 from pipecat_hedge.service.provider_stats import ProviderStats
-from pipecat_hedge.telemetry.prometheus_names import Names
 
-if TYPE_CHECKING:
-    from typing import Literal
+__all__ = ["Labels", "provider_labels", "state_metrics"]
 
-    Together = Literal["livesum", "livemax", "livemin"]
-
-__all__ = ["StateGauges"]
-
-MOST_ACCOUNTS = 20
-"""Of budgets; the others share a label."""
-STATES: tuple[BreakerState, ...] = get_args(BreakerState)
+Labels: TypeAlias = tuple[str, str]
+"""The label values of a provider and its model."""
+PROVIDER = ("provider", "model")
 
 
-class StateGauges:
-    """Gauges of what the registries of providers know."""
+def provider_labels(
+    stats: ProviderStats, provider: Callable[[str], str], model: Callable[[str], str]
+) -> list[tuple[str, Labels]]:
+    """The providers of a registry: each one's key, and its label values.
 
-    def __init__(
-        self,
-        registry: CollectorRegistry,
-        providers: Names,
-        models: Names,
-        stats: Callable[[], Iterable[ProviderStats]],
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        """Make the gauges; ``refresh`` fills them.
+    Args:
+        stats: The registry.
+        provider: Makes a label value of a provider's name.
+        model: Makes a label value of a model's name.
+    """
+    with stats.health.lock:
+        keys = list(stats.health.entries())
+    names = [(key, *key.partition(" | ")[::2]) for key in keys]
+    return [(key, (provider(a), model(b))) for key, a, b in names]
 
-        Args:
-            registry: Where they are made.
-            providers: The providers' names as labels.
-            models: The models' names as labels.
-            stats: What is known of the providers.
-            clock: The event loops' time.
-        """
 
-        def gauge(name: str, told: str, labels: tuple[str, ...], mode: Together) -> Gauge:
-            return Gauge(
-                f"pipecat_hedge_{name}", told, labels, registry=registry, multiprocess_mode=mode
-            )
+def state_metrics(
+    registries: Sequence[ProviderStats],
+    labels: Callable[[ProviderStats], list[tuple[str, Labels]]],
+    now: float | None = None,
+) -> Iterator[Metric]:
+    """The gauges. Several registries are added up; of waits and balances the worst is shown.
 
-        who = ("provider", "model")
-        self._providers, self._models = providers, models
-        self._accounts = Names(MOST_ACCOUNTS)
-        self._stats, self._clock = stats, clock
-        self._lock = threading.Lock()
-        self._told: set[tuple[str, str]] = set()
-        self._owed: set[str] = set()
-        self._breaker = gauge(
-            "breaker_state",
-            "Registries, one a process as a rule, in which a provider's breaker is in this state.",
-            (*who, "state"),
-            "livesum",
-        )
-        self._limit = gauge(
-            "concurrency_limit", "Requests that a provider may have at once.", who, "livesum"
-        )
-        self._in_flight = gauge(
-            "requests_in_flight", "Requests that a provider has now.", who, "livesum"
-        )
-        self._rests = gauge(
-            "provider_rests_seconds",
-            "How long a provider has asked to be left alone yet (Retry-After).",
-            who,
-            "livemax",
-        )
-        self._slow = gauge(
-            "provider_slow",
-            "Registries in which a provider has turned slow, compared with what was usual for it.",
-            who,
-            "livesum",
-        )
-        self._waiting = gauge(
-            "queue_depth", "Requests that wait until there is room for them.", (), "livesum"
-        )
-        self._sessions = gauge("sessions", "Calls that are being held.", (), "livesum")
-        self._lag = gauge(
-            "event_loop_lag_seconds",
-            "How far behind the worst event loop was in the last half second.",
-            (),
-            "livemax",
-        )
-        self._budget = gauge(
-            "budget_requests_per_turn",
-            "Extra requests that hedging may make, per turn on average.",
-            ("budget",),
-            "livemax",
-        )
-        self._balance = gauge(
-            "budget_balance_requests",
-            "Hedging credit above half of what the account holds, in requests.",
-            ("budget",),
-            "livemin",
-        )
+    Args:
+        registries: The registries of the process, one as a rule.
+        labels: Gives a registry's providers, as ``provider_labels``.
+        now: The event loops' time; None is ``time.monotonic()``.
+    """
+    now = time.monotonic() if now is None else now
+    breaker, in_flight, limit, slow = Counter(), Counter(), Counter(), Counter()
+    retry_after: dict[tuple[str, ...], float] = {}
+    budget: dict[tuple[str, ...], float] = {}
+    balance: dict[tuple[str, ...], float] = {}
+    for stats in registries:
+        health, slow_keys = stats.health, stats.slow()
+        for key, who in labels(stats):
+            breaker.update({(*who, state): 0 for state in get_args(BreakerState)})
+            breaker[*who, health.state(key, now)] += 1
+            requests, allowed = health.occupancy(key, now)
+            in_flight[who] += requests
+            limit[who] += allowed
+            slow[who] += key in slow_keys
+            retry_after[who] = max(health.retry_after_secs(key, now), retry_after.get(who, 0.0))
+        for account in stats.budgets():
+            name = (f"{account.budget:g}",)
+            budget[name] = account.budget
+            balance[name] = min(account.balance, balance.get(name, account.balance))
+    lag = max((stats.loop_watch.lag_secs(now) or 0.0 for stats in registries), default=0.0)
 
-    def refresh(self) -> None:
-        """Look how things stand now; from any thread."""
-        with self._lock:
-            registries, now = list(self._stats()), self._clock()
-            self._tell_providers(registries, now)
-            self._tell_budgets(registries)
-            self._waiting.set(sum(stats.health.waiting for stats in registries))
-            self._sessions.set(sum(stats.sessions for stats in registries))
-            lags = [stats.loop_watch.lag_secs(now) or 0.0 for stats in registries]
-            self._lag.set(max(lags, default=0.0))
+    yield _gauge(
+        "breaker_state",
+        "Registries, one per process as a rule, in which a provider's breaker is in this state.",
+        (*PROVIDER, "state"),
+        breaker,
+    )
+    yield _gauge("concurrency_limit", "Requests a provider may have at once.", PROVIDER, limit)
+    yield _gauge("requests_in_flight", "Requests a provider has now.", PROVIDER, in_flight)
+    yield _gauge(
+        "provider_retry_after_seconds",
+        "How long a provider is still to be left alone, as it has asked (Retry-After).",
+        PROVIDER,
+        retry_after,
+    )
+    yield _gauge(
+        "provider_slow",
+        "Registries in which a provider is slower than usual for it.",
+        PROVIDER,
+        slow,
+    )
+    waiting = sum(stats.health.waiting for stats in registries)
+    yield _gauge("queue_depth", "Requests that wait for a permit.", (), {(): waiting})
+    sessions = sum(stats.sessions for stats in registries)
+    yield _gauge("sessions", "Running sessions.", (), {(): sessions})
+    yield _gauge(
+        "event_loop_lag_seconds", "Lag of the event loop in the last half second.", (), {(): lag}
+    )
+    yield _gauge(
+        "budget_requests_per_turn",
+        "Extra requests per turn that hedging may make on average.",
+        ("budget",),
+        budget,
+    )
+    yield _gauge(
+        "budget_balance_requests",
+        "Balance of the hedging budget, in requests; negative is a debt.",
+        ("budget",),
+        balance,
+    )
 
-    def _tell_providers(self, registries: Iterable[ProviderStats], now: float) -> None:
-        told: dict[tuple[str, str], list[tuple[BreakerState, int, int, float, bool]]] = {}
-        told |= {who: [] for who in self._told}  # a registry that has gone leaves nothing behind
-        for stats in registries:
-            health, slow = stats.health, stats.slow()
-            for who, key in self.providers(stats):
-                state, (in_flight, limit) = health.state(key, now), health.occupancy(key, now)
-                rests = health.retry_after_secs(key, now)
-                told.setdefault(who, []).append((state, in_flight, limit, rests, key in slow))
-        self._told |= told.keys()
-        for who, each in told.items():
-            for state in STATES:
-                self._breaker.labels(*who, state).set(sum(s == state for s, *_ in each))
-            self._in_flight.labels(*who).set(sum(n for _, n, *_ in each))
-            self._limit.labels(*who).set(sum(n for _, _, n, *_ in each))
-            self._rests.labels(*who).set(max((n for *_, n, _ in each), default=0.0))
-            self._slow.labels(*who).set(sum(slow for *_, slow in each))
 
-    def providers(self, stats: ProviderStats) -> list[tuple[tuple[str, str], str]]:
-        """Whom a registry knows: the labels of provider and model, and the key.
-
-        Args:
-            stats: The registry.
-        """
-        with stats.health.lock:
-            keys = list(stats.health.entries())
-        named = [(key, *key.partition(" | ")[::2]) for key in keys]
-        return [((self._providers.of(a), self._models.of(b)), key) for key, a, b in named]
-
-    def _tell_budgets(self, registries: Iterable[ProviderStats]) -> None:
-        balances: dict[str, list[tuple[float, float]]] = {name: [] for name in self._owed}
-        for stats in registries:
-            for state in stats.budgets():
-                name = self._accounts.of(f"{state.budget:g}")
-                balances.setdefault(name, []).append((state.budget, state.balance))
-        self._owed |= balances.keys()
-        for name, accounts in balances.items():
-            self._budget.labels(name).set(max((budget for budget, _ in accounts), default=0.0))
-            self._balance.labels(name).set(min((balance for _, balance in accounts), default=0.0))
+def _gauge(
+    name: str, documentation: str, labels: Sequence[str], values: Mapping[tuple[str, ...], float]
+) -> Metric:
+    family = GaugeMetricFamily(f"pipecat_hedge_{name}", documentation, labels=labels)
+    for label_values, value in values.items():
+        family.add_metric(label_values, value)
+    return family

@@ -1,86 +1,304 @@
-"""What a service promises its callers, and who is told how it is kept: the process's board."""
+"""How well service level objectives are met: attainment, error budget and burn rate.
+
+After Google's *Site Reliability Workbook*, chapter 5: of the turns in a window, ``1 - share`` may
+miss the objective, which is the window's error budget; the burn rate says how many times as fast
+as allowed it is spent. Which turns count, and as what, is decided in ``policy/slo_outcome.py``.
+"""
 
 from __future__ import annotations
 
-from pipecat_hedge.limits.priority import Tier
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from pipecat_hedge.limits.priority import TIERS, Tier
 from pipecat_hedge.policy.hedge_policy import Adaptive, HedgePolicy
-from pipecat_hedge.policy.slo import Slo
-from pipecat_hedge.policy.slo_outcome import has_left, is_degraded, judge_wait
+from pipecat_hedge.policy.slo import Objective, Slo
+from pipecat_hedge.policy.slo_outcome import classify, has_left, is_degraded, judge_wait
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.reports import TurnReport
-from pipecat_hedge.telemetry.slo_attainment import SloStatus
-from pipecat_hedge.telemetry.slo_board import SloBoard
-from pipecat_hedge.voice.turn_timeline import TurnLatency
+from pipecat_hedge.service.turn_hooks import Hooks
 
-__all__ = ["SloTracker", "judge_voice"]
+if TYPE_CHECKING:
+    from pipecat_hedge.voice.turn_timeline import TurnLatency
+
+__all__ = [
+    "MAX_SLOS",
+    "SLOTS",
+    "WINDOWS_SECS",
+    "SloBoard",
+    "SloStatus",
+    "SloTracker",
+    "WindowCount",
+    "judge_voice",
+]
+
+WINDOWS_SECS = (300.0, 3600.0, 21_600.0, 259_200.0)
+"""5 minutes, an hour, 6 hours, 3 days: pairs of a short and a long window tell an incident that
+has just begun or is over from one that goes on; the longest is the error budget's."""
+SLOTS = 60
+"""A window is counted in so many slots: it is up to 1/60 shorter than it says, never longer."""
+MAX_SLOS = 32
+"""SLOs that a board remembers; the one that was used longest ago is dropped for a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCount:
+    """The turns of a sliding window to which an objective applied.
+
+    Parameters:
+        window_secs: The window's length.
+        turns: How many turns.
+        bad: How many of them missed the objective.
+    """
+
+    window_secs: float
+    turns: int
+    bad: int
+
+    @property
+    def attainment(self) -> float | None:
+        """The share of turns that met the objective; None without turns."""
+        return 1.0 - self.bad / self.turns if self.turns else None
+
+    def burn(self, share: float) -> float | None:
+        """The error budget's burn rate, 1 being just as fast as allowed; None without turns.
+
+        Args:
+            share: The share of turns that the SLO wants to be good.
+        """
+        return self.bad / self.turns / (1.0 - share) if self.turns else None
+
+    def budget_left(self, share: float) -> float:
+        """The part of the window's error budget that is left; negative when it is overspent.
+
+        Args:
+            share: The share of turns that the SLO wants to be good.
+        """
+        return 1.0 - (self.burn(share) or 0.0)
+
+    def plus(self, other: WindowCount) -> WindowCount:
+        """The sum with another process's count of the same window."""
+        return WindowCount(self.window_secs, self.turns + other.turns, self.bad + other.bad)
+
+
+@dataclass(frozen=True, slots=True)
+class SloStatus:
+    """How well one objective is met.
+
+    Parameters:
+        tier: The tier of callers.
+        objective: ``ttft``, ``ttfs`` or ``voice_to_voice``.
+        within_secs: The time to meet, in seconds.
+        share: For which share of the turns.
+        windows: The counts, the shortest window first; the last one is the error budget's.
+    """
+
+    tier: Tier
+    objective: Objective
+    within_secs: float
+    share: float
+    windows: tuple[WindowCount, ...]
+
+    @property
+    def attainment(self) -> float | None:
+        """The longest window's attainment; None without turns."""
+        return self.windows[-1].attainment
+
+    @property
+    def budget_left(self) -> float:
+        """What is left of the longest window's error budget."""
+        return self.windows[-1].budget_left(self.share)
+
+    @property
+    def burns(self) -> tuple[float | None, ...]:
+        """The burn rate of each window."""
+        return tuple(window.burn(self.share) for window in self.windows)
+
+
+class SloBoard:
+    """Counts the turns of all services of a process by tier and SLO. Safe from any thread.
+
+    Attributes:
+        hooks: Called with the tier, the SLO and the objectives that were met or missed, for each
+            turn; with no objective when an SLO is added.
+
+    Example::
+
+        for status in llm.stats.slo_board.status("premium"):
+            print(status.objective, status.attainment, status.budget_left, status.burns)
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        """Create an empty board.
+
+        Args:
+            clock: The time in seconds; it must not go back.
+        """
+        self.hooks = Hooks[[Tier, Slo, Mapping[Objective, bool]]]()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._rows: dict[tuple[Tier, Slo], _Row] = {}
+
+    def add(self, tier: Tier, slo: Slo) -> None:
+        """Show an SLO from now on, before its first turn.
+
+        Args:
+            tier: The tier of callers.
+            slo: What they are promised.
+        """
+        with self._lock:
+            self._row(tier, slo)
+        self.hooks.tell(tier, slo, {})
+
+    def slos(self) -> tuple[tuple[Tier, Slo], ...]:
+        """The SLOs, each with its tier."""
+        with self._lock:
+            return tuple(self._rows)
+
+    def record(self, tier: Tier, slo: Slo, kept: Mapping[Objective, bool]) -> None:
+        """Count a turn.
+
+        Args:
+            tier: The caller's tier.
+            slo: The SLO.
+            kept: By objective, whether the turn met it; without those that did not apply to it.
+        """
+        if not kept:
+            return
+        with self._lock:
+            now, row = self._clock(), self._row(tier, slo)
+            for objective, was_kept in kept.items():
+                for window in row[objective]:
+                    window.record(was_kept, now)
+        self.hooks.tell(tier, slo, kept)
+
+    def status(self, tier: Tier | None = None, slo: Slo | None = None) -> tuple[SloStatus, ...]:
+        """How well the SLOs are met, the best tier first.
+
+        Args:
+            tier: Only this tier; None is all.
+            slo: Only this SLO; None is all.
+        """
+        with self._lock:
+            now = self._clock()
+            found = [
+                SloStatus(
+                    *(row_tier, objective, within, row_slo.share),
+                    tuple(window.count(now) for window in row[objective]),
+                )
+                for (row_tier, row_slo), row in self._rows.items()
+                if tier in (None, row_tier) and slo in (None, row_slo)
+                for objective, within in row_slo.promises()
+            ]
+        return tuple(sorted(found, key=lambda status: TIERS.index(status.tier)))
+
+    def _row(self, tier: Tier, slo: Slo) -> _Row:
+        row: _Row | None = self._rows.pop((tier, slo), None)
+        if row is None:
+            if len(self._rows) >= MAX_SLOS:
+                del self._rows[next(iter(self._rows))]
+            row = {name: tuple(map(_Window, WINDOWS_SECS)) for name, _ in slo.promises()}
+        self._rows[tier, slo] = row  # the one used last comes last
+        return row
+
+
+class _Window:
+    """A sliding window's counts, in slots of a sixtieth of its length."""
+
+    def __init__(self, secs: float):
+        self._secs = secs
+        self._slots = deque[list[int]](maxlen=SLOTS)
+        """The slot's number, its turns, and how many of them were bad."""
+
+    def record(self, kept: bool, now: float) -> None:
+        slot = self._slot(now)
+        if not self._slots or self._slots[-1][0] < slot:
+            self._slots.append([slot, 0, 0])
+        self._slots[-1][1] += 1
+        self._slots[-1][2] += not kept
+
+    def count(self, now: float) -> WindowCount:
+        first = self._slot(now) - SLOTS + 1
+        slots = [slot for slot in self._slots if slot[0] >= first]
+        return WindowCount(self._secs, sum(s[1] for s in slots), sum(s[2] for s in slots))
+
+    def _slot(self, now: float) -> int:
+        return int(now // (self._secs / SLOTS))
+
+
+_Row: TypeAlias = dict[Objective, tuple[_Window, ...]]
+"""The windows of one SLO's objectives."""
 
 
 class SloTracker:
-    """A service's promise to its tier, if it has made one.
+    """Counts a service's turns on the board of its process, if the service has an SLO.
 
     Attributes:
-        slo: What is promised; None is nothing.
+        slo: The SLO; None without one.
     """
 
     def __init__(self, slo: Slo | None, policy: HedgePolicy, tier: Tier, board: SloBoard):
-        """Make it.
+        """Put the SLO on the board.
 
         Args:
-            slo: What the user promises; None is what the policy was told, if anything.
+            slo: The service's SLO; None takes the one that its policy aims at, if any.
             policy: The service's policy.
-            tier: To whose callers.
-            board: Who counts.
+            tier: The tier of its callers.
+            board: The board.
 
         Raises:
-            ConfigurationError: If it is no promise, or the policy was told of another.
+            ConfigurationError: If ``slo`` is not an ``Slo``, or the policy aims at another one.
         """
         if slo is not None and not isinstance(slo, Slo):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(f"slo must be a Slo, got {slo!r}: write Slo(ttft_secs=0.8)")
-        aimed_at = policy.rule.slo if isinstance(policy.rule, Adaptive) else None
-        if slo is not None and aimed_at is not None and slo != aimed_at:
+        policy_slo = policy.rule.slo if isinstance(policy.rule, Adaptive) else None
+        if None not in (slo, policy_slo) and slo != policy_slo:
             raise ConfigurationError(
-                f"slo is {slo}, but the policy aims at {aimed_at}: give both the same, or only the "
-                "policy"
+                f"slo is {slo}, but the policy aims at {policy_slo}: give both the same, or only "
+                "the policy"
             )
-        self.slo = slo or aimed_at
+        self.slo = slo or policy_slo
         self._tier: Tier = tier
         self._board = board
         if self.slo is not None:
-            board.promise(tier, self.slo)
+            board.add(tier, self.slo)
 
     def ended(self, report: TurnReport) -> None:
-        """A turn of the LLM is over.
+        """Count a turn of the LLM: its first token and its first sentence.
 
         Args:
             report: The turn.
         """
         if self.slo is not None:
-            self._board.record(self._tier, self.slo, report)
+            self._board.record(self._tier, self.slo, classify(self.slo, report))
 
     def heard(self, turn: TurnLatency) -> None:
-        """A turn of the call is over.
+        """Count when the caller heard the answer.
 
         Args:
-            turn: The turn, as the caller lived it.
+            turn: The turn as the caller heard it.
         """
-        within = None if self.slo is None else self.slo.voice_to_voice_secs
-        if self.slo is None or within is None:
+        if self.slo is None or self.slo.voice_to_voice_secs is None:
             return
-        kept = judge_voice(within, turn)
+        kept = judge_voice(self.slo.voice_to_voice_secs, turn)
         if kept is not None:
-            self._board.count(self._tier, self.slo, {"voice_to_voice": kept})
+            self._board.record(self._tier, self.slo, {"voice_to_voice": kept})
 
     def status(self) -> tuple[SloStatus, ...]:
-        """How it is kept, by all who have made it to this tier."""
+        """How well the SLO is met, by all services that have it for this tier."""
         return () if self.slo is None else self._board.status(self._tier, self.slo)
 
 
 def judge_voice(within_secs: float, turn: TurnLatency) -> bool | None:
-    """Whether the answer was heard as promised; None if that cannot be said.
+    """Whether the caller heard the answer in time; None if the objective does not apply.
 
     Args:
-        within_secs: Within what time from the caller's last sound; nothing is said of other turns.
-        turn: The turn, as the caller lived it.
+        within_secs: The time from the end of the caller's speech, in seconds.
+        turn: The turn as the caller heard it.
     """
     if turn.anchor != "user_silence":
         return None

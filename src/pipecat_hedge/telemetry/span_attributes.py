@@ -1,7 +1,7 @@
-"""What spans say of a race and its attempts: reports, as attributes.
+"""What the spans of a race and its attempts say of their reports, as attributes.
 
-Law: names, counts and times; never a word of a prompt, an answer or a key. OpenTelemetry's semantic
-conventions for generative AI where they have a name for it, ``hedge.*`` where they have not.
+Names, counts and times, and no text of a prompt or an answer. Names are those of OpenTelemetry's
+semantic conventions for generative AI where they exist, and ``hedge.*`` otherwise.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ Attributes: TypeAlias = dict[str, Attribute]
 
 
 def attempt_attributes(report: AttemptReport, number: int) -> Attributes:
-    """What the span of an attempt says at its end; ``tokens_estimated`` only where they are.
-
-    When it was sent is when the span begins.
+    """The attributes of an attempt's span, without those that are None.
 
     Args:
         report: The attempt.
         number: Its number in the turn, from 0.
     """
-    said = {
+    attributes = {
         "error.type": report.error_category,
         "gen_ai.usage.input_tokens": report.input_tokens,
         "gen_ai.usage.output_tokens": report.output_tokens,
@@ -42,7 +40,7 @@ def attempt_attributes(report: AttemptReport, number: int) -> Attributes:
         "hedge.usd": report.usd,
     }
     if (stages := report.stages) is not None:
-        said |= {
+        attributes |= {
             "gen_ai.response.time_to_first_chunk": stages.first_token_secs,
             "hedge.stage.new_connection": stages.new_connection,
             "hedge.stage.dns_secs": stages.dns_secs,
@@ -54,16 +52,16 @@ def attempt_attributes(report: AttemptReport, number: int) -> Attributes:
             "hedge.stage.server_secs": stages.server_secs,
             "hedge.stage.server_source": stages.server_source,
         }
-    return _known(said)
+    return _without_none(attributes)
 
 
 def race_attributes(report: TurnReport) -> Attributes:
-    """What the span of a race says at its end; ``queued_secs`` only where it was queued.
+    """The attributes of a race's span, without those that are None.
 
     Args:
         report: The turn.
     """
-    return _known(
+    return _without_none(
         {
             "hedge.winner": report.winner,
             "hedge.outcome": report.outcome,
@@ -83,12 +81,12 @@ def race_attributes(report: TurnReport) -> Attributes:
 
 
 def filler_attributes(filler: FillerReport) -> Attributes:
-    """What the event of a filler says.
+    """The attributes of a filler's event, without those that are None.
 
     Args:
         filler: The filler.
     """
-    return _known(
+    return _without_none(
         {
             "hedge.filler.cause": filler.cause,
             "hedge.filler.spoken_secs": filler.spoken_secs,
@@ -98,12 +96,12 @@ def filler_attributes(filler: FillerReport) -> Attributes:
     )
 
 
-def _known(said: Mapping[str, Attribute | None]) -> Attributes:
-    return {name: value for name, value in said.items() if value is not None}
+def _without_none(attributes: Mapping[str, Attribute | None]) -> Attributes:
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def _sum_usd(report: TurnReport) -> float | None:
-    """What a turn cost; None where a price is not known."""
+    """What the turn cost; None if a price is unknown."""
     total = 0.0
     for attempt in report.attempts:
         if attempt.sent_secs is None:

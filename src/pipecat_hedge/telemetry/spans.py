@@ -1,11 +1,7 @@
-"""Pipecat's own span of a request: where tracing is on, the hosted service makes one.
+"""The span that Pipecat's tracing makes of a hosted service's request.
 
-Law: no span is made here, none of anybody else's is touched, and each ends at the moment at which
-its service has ended it.
-
-A service ends its span with the request. What became of that is known later: a short answer has
-ended before it is whole enough to win, and a failure is told after the span has ended. So the end
-is put off until the race is summed up, and then given the time at which it was.
+A service ends its span with the request, but the attempt's outcome is known only when the race is
+over. So the end is deferred until then, and given the time at which the service ended it.
 """
 
 from __future__ import annotations
@@ -20,17 +16,17 @@ from pipecat_hedge.telemetry.span_attributes import Attributes
 
 try:
     from opentelemetry import trace
-except ModuleNotFoundError:  # it comes with the extra "tracing", ours or Pipecat's
+except ModuleNotFoundError:  # it comes with the extra "tracing", this package's or Pipecat's
     trace = None
 
 __all__ = ["AttemptSpan"]
 
 
 class AttemptSpan:
-    """The span in which a hosted service asks its provider."""
+    """The span of a hosted service's current request, if Pipecat makes one."""
 
     def __init__(self, service: LLMService[Any]):
-        """Take a service whose requests have spans, or not.
+        """Create it for a service whose requests may have spans.
 
         Args:
             service: The hosted service.
@@ -39,13 +35,12 @@ class AttemptSpan:
         self._launch: Launch | None = None
         self._span: Any = None
         self._ended_ns: int | None = None
-        self._is_put_off = False
+        self._is_deferred = False
 
     def watch(self) -> None:
-        """Look out for the spans of the service's requests, from now on.
+        """Find the spans of the service's requests from now on.
 
-        Every service starts its own time-to-first-byte clock inside that span, and nothing else
-        that is public happens there before the first byte.
+        A service starts its time-to-first-byte clock inside the span of each request.
         """
         if trace is None:
             return
@@ -58,26 +53,25 @@ class AttemptSpan:
         self._service.start_ttfb_metrics = start_ttfb_metrics
 
     def issue(self, launch: Launch) -> None:
-        """Say what the service's next request is.
+        """Announce the service's next request.
 
         Args:
-            launch: The race's order.
+            launch: The race's command.
         """
-        if self._span is not None:
-            self.close({})  # of a turn that was never summed up
+        self.close({})  # of a turn that was never reported
         self._launch = launch
 
     def close(self, attributes: Attributes) -> None:
-        """Say what became of the request, and let its span end.
+        """Let the request's span end.
 
         Args:
-            attributes: What to say.
+            attributes: The attempt's outcome.
         """
         span, self._span, self._launch = self._span, None, None
         if span is None:
             return
         span.set_attributes(attributes)
-        if self._is_put_off:
+        if self._is_deferred:
             del span.end
         if self._ended_ns is not None:
             span.end(self._ended_ns)
@@ -85,14 +79,11 @@ class AttemptSpan:
     def _open(self, span: Any) -> None:
         if self._launch is None or self._span is not None or not span.is_recording():
             return
-        self._span, self._ended_ns = span, None
-        # To look into its __dict__ would make every later look at the span slower.
+        self._span, self._ended_ns, self._is_deferred = span, None, True
         try:
-            span.end = self._put_off
-        except AttributeError:
-            self._is_put_off = False  # it ends when it wants
-        else:
-            self._is_put_off = True
+            span.end = self._defer
+        except AttributeError:  # not the SDK's span: its end cannot be deferred
+            self._is_deferred = False
 
-    def _put_off(self, end_time: int | None = None) -> None:
+    def _defer(self, end_time: int | None = None) -> None:
         self._ended_ns = time.time_ns() if end_time is None else end_time

@@ -13,7 +13,7 @@ import aiohttp
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from pipecat_hedge.race.errors import ConfigurationError, HedgeError
-from pipecat_hedge.telemetry.live_format import LIVE_PATH, LIVE_VERSION
+from pipecat_hedge.telemetry.live import LIVE_PATH, LIVE_VERSION
 
 __all__ = ["Bot", "FeedError", "Fleet", "Provider", "Slo", "Turn", "feed_url", "poll"]
 

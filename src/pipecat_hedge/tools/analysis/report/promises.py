@@ -15,8 +15,7 @@ from typing import Literal, TypeAlias
 
 from pipecat_hedge.limits.priority import TIERS
 from pipecat_hedge.policy.slo_outcome import Slo, judge_llm
-from pipecat_hedge.telemetry.slo_attainment import WINDOWS_SECS, WindowCount
-from pipecat_hedge.telemetry.slo_tracker import judge_voice
+from pipecat_hedge.telemetry.slo_tracker import WINDOWS_SECS, WindowCount, judge_voice
 from pipecat_hedge.tools.analysis.report.periods import Calendar, Period
 from pipecat_hedge.tools.analysis.report.turns import HeardTurn, LoggedTurn
 
