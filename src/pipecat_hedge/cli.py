@@ -14,11 +14,11 @@ _COMMANDS = {
         "run simulated LLM providers (OpenAI, Anthropic and Google protocols) on loopback",
     ),
     "whatif": (
-        "pipecat_hedge.tools.analysis.whatif.command",
+        "pipecat_hedge.tools.analysis.whatif",
         "replay recorded turns under other policies, and recommend one",
     ),
     "report": (
-        "pipecat_hedge.tools.analysis.report.command",
+        "pipecat_hedge.tools.analysis.report",
         "tell what turn logs say: callers' waits, providers' bad times, what would help",
     ),
     "replay": (

@@ -13,7 +13,7 @@ import aiohttp
 
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.telemetry.live_format import LIVE_PATH
-from pipecat_hedge.tools.analysis.whatif.tables import printable
+from pipecat_hedge.tools.analysis.turn_log import printable
 from pipecat_hedge.tools.top.fleet import Bot, Fleet, NotAFeed
 
 __all__ = ["feed_url", "watch"]
