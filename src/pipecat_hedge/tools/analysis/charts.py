@@ -114,9 +114,8 @@ def path(points: Sequence[tuple[float, float]], *, is_step: bool = False) -> str
         if math.isnan(x) or math.isnan(y):
             is_down = False
             continue
-        form = (
-            "M{:.2f} {:.2f}" if not is_down else "H{:.2f}V{:.2f}" if is_step else "L{:.2f} {:.2f}"
-        )
+        onward = "H{:.2f}V{:.2f}" if is_step else "L{:.2f} {:.2f}"
+        form = onward if is_down else "M{:.2f} {:.2f}"
         parts.append(form.format(x, 100 - y))
         is_down = True
     return "".join(parts)

@@ -73,8 +73,8 @@ class Measured:
         Args:
             index: Which observations; shape (m,).
         """
-        parts = (self.secs, self.censored, self.failed, self.row)
-        return Measured(self.name, *(part[index] for part in parts))
+        flags = self.censored[index], self.failed[index]
+        return Measured(self.name, self.secs[index], *flags, self.row[index])
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +315,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _latency_columns(names: list[str]) -> list[str]:
-    """The columns that say that they are latencies, else those with a unit, else all that may be."""
+    """The columns whose names say latency, else those with a unit, else all that may be."""
     possible = [name for name in names if not _NO_LATENCY.fullmatch(name)]
     named = [name for name in possible if _IS_LATENCY.fullmatch(name)]
     return named or [name for name in possible if _split(name)[1]] or possible

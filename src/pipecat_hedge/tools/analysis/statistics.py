@@ -147,9 +147,8 @@ class Waits:
         whole, cut = list(ended), list(cut_short)
         if not whole and not cut:
             return cls()
-        longest = Quantile(
-            max(*whole, *cut, 0.0), max(cut, default=-1.0) > max(whole, default=-1.0)
-        )
+        is_cut = max(cut, default=-1.0) > max(whole, default=-1.0)
+        longest = Quantile(max(*whole, *cut, 0.0), is_cut)
         if not whole:
             least = Quantile(float(np.median(cut)), at_least=True)
             return cls(0, len(cut), least, least, least, longest)
@@ -160,8 +159,8 @@ class Waits:
             found = curve.quantile(p)
             return longest if found > max(whole) else Quantile(found)
 
-        found = [quantile(p) for p in (0.5, 0.95, 0.99)]
-        return cls(len(whole), len(cut), *found, longest, math.fsum(whole) / len(whole))
+        p50, p95, p99 = (quantile(p) for p in (0.5, 0.95, 0.99))
+        return cls(len(whole), len(cut), p50, p95, p99, longest, math.fsum(whole) / len(whole))
 
 
 @dataclass(frozen=True, slots=True)

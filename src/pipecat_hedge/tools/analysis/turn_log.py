@@ -193,11 +193,9 @@ def parse_turn(record: Mapping[str, Any]) -> TurnReport:
     except ValidationError as e:
         first = e.errors(include_input=False, include_url=False)[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from None
-    for prefix, each in [
-        ("", report),
-        *((f"attempts.{n}.", a) for n, a in enumerate(report.attempts)),
-    ]:
-        _refuse_impossible(each, prefix)
+    _refuse_impossible(report, "")
+    for number, attempt in enumerate(report.attempts):
+        _refuse_impossible(attempt, f"attempts.{number}.")
     return report
 
 

@@ -251,9 +251,8 @@ def _compared(question: Question, draws: Draws) -> list[tuple[str, HedgePolicy]]
         policies.append((f"fallback({attempts})", fallback))
     policies.append((f"race({attempts})", HedgePolicy.race(attempts, stall_secs=None)))
     for delay in question.after_secs or (round(float(np.quantile(answered, 0.95)), 3),):
-        policies.append(
-            (f"after({delay:g} s)", HedgePolicy.after(delay, attempts, stall_secs=None))
-        )
+        policy = HedgePolicy.after(delay, attempts, stall_secs=None)
+        policies.append((policy.name, policy))
     single = single_r(0.99, 0.05, stall_secs=None)
     policies.append((single.name, single))
     for slo in dict.fromkeys((None, question.slo)):
@@ -322,8 +321,8 @@ def _recommend(
     parts = [] if now == before else [f"{name} {now} instead of {before}"]
     if due is not None and chosen.under_deadline is not None and none.under_deadline is not None:
         parts.append(
-            f"{share(chosen.under_deadline)} of turns within {due:g} s instead of "
-            f"{share(none.under_deadline)}"
+            f"{share(chosen.under_deadline, 2)} of turns within {due:g} s instead of "
+            f"{share(none.under_deadline, 2)}"
         )
     parts.append(f"for {share(chosen.extra_requests)} more requests")
     why = ", ".join(parts)
@@ -338,7 +337,7 @@ def _recommend(
 def _too_little(none: Outcome, due: float | None, slow_together: float | None) -> str:
     """Why a further request saves little."""
     if none.under_deadline is not None and none.under_deadline > 0.99:
-        return f"{share(none.under_deadline)} of turns are within {due:g} s without it"
+        return f"{share(none.under_deadline, 2)} of turns are within {due:g} s without it"
     if slow_together is not None and slow_together > SLOW_TOGETHER:
         return f"in {slow_together:.0%} of its slowest turns the second provider is slow as well"
     times = none.percentiles["p99"] / max(none.percentiles["p50"], 1e-9)
@@ -405,7 +404,7 @@ def show(answer: Answer, width: int = 80) -> str:
     for name in (*(names or ["p50"]), "max"):
         columns[name] = lambda o, name=name: _figure(o, name)
     if answer.deadline_secs is not None:
-        columns[f"≤ {answer.deadline_secs:g} s"] = lambda o: share(o.under_deadline)
+        columns[f"≤ {answer.deadline_secs:g} s"] = lambda o: share(o.under_deadline, 2)
     if any(o.unanswered for o in answer.policies):
         columns["failed"] = lambda o: share(o.unanswered)
     columns["extra"] = lambda o: share(o.extra_requests)
