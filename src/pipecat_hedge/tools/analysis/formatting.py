@@ -96,7 +96,9 @@ def paragraph(text: str, width: int, indent: str = "") -> str:
         width: Columns.
         indent: What the lines after the first begin with.
     """
-    return "\n".join(textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False))
+    text = text.replace(" %", "\u00a0%")  # which no line begins with
+    lines = textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)
+    return "\n".join(lines).replace("\u00a0", " ")
 
 
 def text_table(

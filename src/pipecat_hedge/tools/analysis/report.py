@@ -8,7 +8,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -52,12 +52,12 @@ from pipecat_hedge.tools.analysis.whatif import Answer, Question, show, what_if
 
 __all__ = ["Report", "configure", "page_of", "report_of", "run", "summary_of"]
 
-FEW = 100
-"""A log of fewer turns gets a caveat."""
+FEW, P99_TURNS = 100, 500
+"""A log of fewer turns gets a caveat; hedging is judged by the p99 from 500 turns on."""
 BUDGETS = (0.05, 0.1, 0.25)
 REPLAYED, SAMPLED = 6_000, 20_000
 """How many turns are replayed, and of how many at most latencies are learned."""
-AS_LOGGED = "as logged"
+AS_LOGGED, SAME_REQUESTS = "as logged", 0.02
 MAX_PERIODS, MAX_HOURS = 26, 7 * 24 + 1
 COMPARED_TURNS, MIN_BEYOND, MIN_TURNS = 20_000, 5, 20
 """Compared are the latest turns; a percentile needs five turns beyond it, a share twenty turns."""
@@ -179,8 +179,9 @@ class Hedging:
         replacements: Requests that replaced one that failed or stalled.
         extra_requests: Requests beyond the first, per turn in which a provider was asked.
         lost: What requests cost that lost a race.
-        p95_secs: The p95 of these turns, replayed under the log's policy; None without a replay.
-        bare_p95_secs: The same without hedging, failed requests being replaced.
+        percentile: What is compared: the ``p99``, or the ``p95`` of few turns.
+        with_secs: It under the log's policy, replayed; None without a replay.
+        without_secs: The same without hedging, failed requests being replaced.
         is_known: Whether both are known; else hedges cut short too many requests to tell.
     """
 
@@ -189,8 +190,9 @@ class Hedging:
     replacements: int
     extra_requests: float
     lost: Spending
-    p95_secs: float | None = None
-    bare_p95_secs: float | None = None
+    percentile: str = "p99"
+    with_secs: float | None = None
+    without_secs: float | None = None
     is_known: bool = False
 
 
@@ -484,11 +486,13 @@ def _hedging(turns: Sequence[LoggedTurn], answer: Answer | None) -> Hedging:
         return counted
     plain_ones = [o for o in answer.policies if o.policy.startswith(("no hedging", "fallback("))]
     mine, bare = answer.outcome(AS_LOGGED), plain_ones[-1]
-    both = [o.at_least.get("p95", o.percentiles["p95"]) for o in (mine, bare)]
+    name = "p99" if answer.turns >= P99_TURNS else "p95"
+    both = [o.at_least.get(name, o.percentiles[name]) for o in (mine, bare)]
     # A lower bound will do where it lies beyond the other figure.
-    known = "p95" not in mine.at_least and ("p95" not in bare.at_least or both[1] > both[0])
-    fields = (counted.hedges, counted.won, counted.replacements, counted.extra_requests)
-    return Hedging(*fields, counted.lost, both[0], both[1], known)
+    known = name not in mine.at_least and (name not in bare.at_least or both[1] > both[0])
+    return replace(
+        counted, percentile=name, with_secs=both[0], without_secs=both[1], is_known=known
+    )
 
 
 def _compared(turns: Sequence[LoggedTurn], others: Sequence[LoggedTurn]) -> Iterable[Difference]:
@@ -593,9 +597,11 @@ def _headline(
             f"{count(all_turns.unanswered, 'turn')} had no whole answer; callers gave up on "
             f"{count(ttft.cut_short)}."
         )
-    for promise in promises:
-        if promise.turns and promise.kept < promise.target * promise.turns:
-            yield f"Missed: {_promised(promise)}."
+    missed = [p for p in promises if p.turns and p.kept < p.target * p.turns]
+    if missed:
+        worst = min(missed, key=lambda p: p.kept / p.turns - p.target)
+        more = f", and {len(missed) - 1} more" if len(missed) > 1 else ""
+        yield f"Promise missed: {_promised(worst)}{more}."
     for incident in incidents[:3]:
         yield f"{_incident(incident, zone)}."
     yield f"{_bought(hedging)}."
@@ -644,20 +650,22 @@ def _bought(hedging: Hedging) -> str:
     if not hedging.hedges:
         return "No turn was hedged"
     told = f"{count(hedging.hedges, 'hedge')}, {share(hedging.extra_requests)} more requests"
-    if hedging.p95_secs is None or hedging.bare_p95_secs is None:
+    if hedging.with_secs is None or hedging.without_secs is None:
         return told
     if not hedging.is_known:
         return f"{told}; what that bought is not known, as hedges cut short the slow requests"
     return (
-        f"Hedging cut the p95 from {secs(hedging.bare_p95_secs)} to {secs(hedging.p95_secs)} "
-        f"(replayed), for {share(hedging.extra_requests)} more requests"
+        f"Hedging: {hedging.percentile} {secs(hedging.with_secs)} instead of "
+        f"{secs(hedging.without_secs)} (replayed), for {share(hedging.extra_requests)} more "
+        "requests"
     )
 
 
 def _recommended(answer: Answer) -> str:
-    if answer.recommended == AS_LOGGED:
-        return f"the one of the log. Against one request a turn: {answer.why}"
     mine, chosen = answer.outcome(AS_LOGGED), answer.outcome(answer.recommended)
+    interval, more = chosen.intervals["p95"], chosen.extra_requests - mine.extra_requests
+    if interval.low <= mine.percentiles["p95"] <= interval.high and abs(more) < SAME_REQUESTS:
+        return "the one of the log"
     return (
         f"{answer.recommended}. p95 {secs(chosen.percentiles['p95'])} instead of "
         f"{secs(mine.percentiles['p95'])} with the policy of the log, "
@@ -682,7 +690,11 @@ def summary_of(report: Report, zone: tzinfo | None = None, width: int = 80) -> s
     if report.comparison:
         tables.append(_comparison_table(report))
     for title, heads, rows in tables:
-        lines += ["", title, text_table(heads, rows, width, ("verdict", "cost", "first", "p99"))]
+        lines += [
+            "",
+            title,
+            text_table(heads, rows, width, ("difference (95 %)", "first", "cost", "p99")),
+        ]
     lines += ["", "Slowest turns"]
     lines += [
         paragraph(
@@ -750,15 +762,27 @@ def _comparison_table(report: Report) -> _Table:
         [
             each.name,
             *(units.get(each.unit, _ratio)(value) for value in (each.this, each.other)),
+            _range(each.interval, units.get(each.unit, _ratio)),
             each.verdict,
         ]
         for each in report.comparison
     ]
-    return f"Compared with {', '.join(report.other_files)}", ["", "this", "other", "so it"], rows
+    return (
+        f"Compared with {', '.join(report.other_files)}",
+        ["", "this", "other", "difference (95 %)", "result"],
+        rows,
+    )
 
 
 def _percentiles(waits: Waits) -> list[str]:
     return [secs(each) for each in (waits.p50, waits.p95, waits.p99, waits.longest)]
+
+
+def _range(interval: Interval | None, shown: Callable[[float], str]) -> str:
+    if interval is None:
+        return UNKNOWN
+    low, high = (("-" if v < 0 else "+") + shown(abs(v)) for v in (interval.low, interval.high))
+    return f"{low} to {high}"
 
 
 def _ratio(value: float | None) -> str:

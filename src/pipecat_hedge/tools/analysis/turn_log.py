@@ -152,8 +152,8 @@ def read_logs(paths: Sequence[str | Path]) -> Log:
     log = Log(tuple(dict.fromkeys(printable(Path(path).name) for path in paths)))
     policies: dict[str, HedgePolicy | None] = {}
     for path in map(Path, paths):
-        with named(path):
-            for number, line in enumerate(path.open(encoding="utf-8-sig"), 1):
+        with named(path), path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
                 try:
