@@ -24,7 +24,7 @@ from pipecat_hedge.tools.analysis.whatif import Answer, Question, show, what_if
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 HOSTED, LOCAL = "gemma-4-31b-baseten", "qwen3.8-27b-local"
-FAST = Question(budgets=(0.05,))
+FAST = Question(budgets=(0.05,), min_turns=2000)
 
 
 def measured(
@@ -51,8 +51,8 @@ def trace(profile: str, count: int, seed: int = 1) -> Floats:
 @pytest.fixture(scope="module")
 def hosted() -> Answer:
     return what_if(
-        recorded(measured("claude", trace(HOSTED, 6000))),
-        Question(budgets=(0.05,), deadline_secs=1.2),
+        recorded(measured("claude", trace(HOSTED, 4000))),
+        Question(budgets=(0.05,), deadline_secs=1.2, min_turns=1),
     )
 
 
@@ -62,8 +62,8 @@ def hosted() -> Answer:
 def test_a_promise_is_compared_with_and_without() -> None:
     """Each adaptive policy, by the share of turns that keep it."""
     promise = Slo(0.8, ttfs_secs=None, voice_to_voice_secs=None)
-    question = Question(budgets=(0.1,), slo=promise)
-    answer = what_if(recorded(measured("jagged", trace("jagged", 6000))), question)
+    question = Question(budgets=(0.1,), slo=promise, min_turns=1)
+    answer = what_if(recorded(measured("jagged", trace("jagged", 4000))), question)
     assert answer.deadline_secs == 0.8
     plain, aimed = answer.outcome("adaptive(10 %)"), answer.outcome("adaptive(10 %, slo)")
     assert plain.under_deadline is not None
@@ -76,7 +76,7 @@ def test_a_promise_is_compared_with_and_without() -> None:
 
 def test_without_hedging_it_is_the_file_itself(hosted: Answer) -> None:
     """Percentiles, maximum and mean of what was measured."""
-    none, secs = hosted.policies[0], np.sort(trace(HOSTED, 6000))
+    none, secs = hosted.policies[0], np.sort(trace(HOSTED, 4000))
     assert none.policy == "no hedging"
     for name, p in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("p99.9", 0.999)):
         assert none.percentiles[name] == percentile(secs, p)
@@ -98,8 +98,8 @@ def test_where_a_request_is_worth_a_lot_more_are_sent() -> None:
     """The worth is the user's to say."""
     file = recorded(measured("gpt", trace("gpt-4.1", 3000)))
     budgets = (0.05, 0.25)
-    thrifty = what_if(file, Question(budgets=budgets, min_saving_secs=1.0))
-    generous = what_if(file, Question(budgets=budgets, min_saving_secs=0.0))
+    thrifty = what_if(file, Question(budgets=budgets, min_saving_secs=1.0, min_turns=1))
+    generous = what_if(file, Question(budgets=budgets, min_saving_secs=0.0, min_turns=1))
     assert (
         thrifty.outcome(thrifty.recommended).extra_requests
         < generous.outcome(generous.recommended).extra_requests
@@ -143,9 +143,9 @@ def test_a_second_provider_is_hedged_to() -> None:
     answer = what_if(file, FAST)
     assert (answer.first, answer.second) == ("claude", "local")
     assert answer.outcome("adaptive(5 %)").percentiles["p99"] < 0.9
-    turned = what_if(file, Question(first="local", budgets=(0.05,)))
+    turned = what_if(file, Question(first="local", budgets=(0.05,), min_turns=1))
     assert (turned.first, turned.second) == ("local", "claude")
-    itself = what_if(file, Question(second="claude", budgets=(0.05,)))
+    itself = what_if(file, Question(second="claude", budgets=(0.05,), min_turns=1))
     assert (itself.first, itself.second) == ("claude", "claude")
     with pytest.raises(HedgeError, match="second: 'gpt' was not measured; measured: claude, local"):
         what_if(file, Question(second="gpt"))
@@ -211,7 +211,7 @@ def test_why_it_is_not_worth_it() -> None:
     assert slower.why.endswith("the second request is too slow to overtake the first")
     met = what_if(
         recorded(measured("a", trace(HOSTED, 2000))),
-        Question(budgets=(0.05,), deadline_secs=60.0),
+        Question(budgets=(0.05,), deadline_secs=60.0, min_turns=1),
     )
     assert met.recommended == "no hedging"
     assert met.why.endswith("100.00 % of turns are within 60 s without it")
@@ -291,7 +291,7 @@ def test_an_order_that_is_learned_follows_a_provider_that_turned_slow() -> None:
         (order, HedgePolicy.adaptive(0.1, order=order, stall_secs=None))
         for order in ("given", "learned")
     ]
-    question = Question(budgets=(), others=others)  # type: ignore[arg-type]
+    question = Question(budgets=(), others=others, min_turns=1)  # type: ignore[arg-type]
     answer = what_if(recorded(measured("a", slow), measured("b", second)), question)
     given, learned = (answer.outcome(name).mean_secs for name in ("given", "learned"))
     assert learned < 0.75 * given < answer.policies[0].mean_secs
@@ -302,7 +302,7 @@ def test_a_dearer_provider_is_hedged_to_less_often() -> None:
     a, b = trace("claude-haiku-4-5", 4000), trace("claude-haiku-4-5", 4000, 2)
     both = recorded(measured("a", a), measured("b", b))
     dear = dataclasses.replace(both, usd_per_mtok={"a": (1.0, 5.0), "b": (2.0, 10.0)})
-    question = Question(budgets=(0.1,))
+    question = Question(budgets=(0.1,), min_turns=1)
     usual, less = (
         what_if(file, question).outcome("adaptive(10 %)").extra_requests for file in (both, dear)
     )

@@ -51,8 +51,7 @@ from pipecat_hedge.tools.analysis.turn_log import ReadingError
 __all__ = ["Answer", "Question", "configure", "run", "show", "what_if"]
 
 BUDGETS = (0.01, 0.02, 0.05, 0.1, 0.25)
-REPLAYED, MAX_REPEATS, MAX_TURNS = 6_000, 100, 100_000
-"""A small file is gone through until there are 6,000 turns, at most 100 times."""
+MIN_TURNS, MAX_TURNS, MAX_REPEATS = 6_000, 100_000, 100
 FEW = 100
 """A p99 of fewer turns than this is not shown."""
 LIGHT_TAIL = 4.0
@@ -78,6 +77,7 @@ class Question:
         min_saving_secs: What an extra request must save to be recommended, in seconds.
         prompt_tokens: Tokens of a prompt, where the files do not have it.
         usd_per_mtok: US dollars per million ``(input, output)`` tokens, where they do not have it.
+        min_turns: Files of fewer turns are gone through several times, at most 100 times.
         max_turns: Files of more turns are sampled.
         seed: The same seed gives the same answer.
         others: Further policies to compare, by name.
@@ -96,6 +96,7 @@ class Question:
     min_saving_secs: float = 0.15
     prompt_tokens: float | None = None
     usd_per_mtok: tuple[float, float] | None = None
+    min_turns: int = MIN_TURNS
     max_turns: int = MAX_TURNS
     seed: int = 1
     others: Sequence[tuple[str, HedgePolicy]] = ()
@@ -191,7 +192,7 @@ def what_if(
     question = question or Question()
     cost = _cost_of_a_request(question, recorded)
     first, second = _providers(recorded, question)
-    least = min(REPLAYED, MAX_REPEATS * len(first.secs))
+    least = min(question.min_turns, MAX_REPEATS * len(first.secs))
     draws = draws_of(first, second, question.attempts, least, question.max_turns, question.seed)
     first, second = draws.first, draws.second
     independence = independence_of(draws.filled, draws.pairs, to_itself=first is second)
@@ -311,7 +312,7 @@ def _recommend(
             "tell how long the tail is: log some under HedgePolicy.fallback() first"
         )
     if chosen is none:
-        reason = _too_little(none, due, independence.slow_together)
+        reason = _too_little(none, due, independence.slow_together, turns)
         return none.policy, (
             f"an extra request saves {_digits(most)} at most, less than the {_digits(worth)} "
             f"that it must: {reason}{caution}"
@@ -334,15 +335,15 @@ def _recommend(
     return chosen.policy, why + caution
 
 
-def _too_little(none: Outcome, due: float | None, slow_together: float | None) -> str:
+def _too_little(none: Outcome, due: float | None, slow_together: float | None, turns: int) -> str:
     """Why a further request saves little."""
     if none.under_deadline is not None and none.under_deadline > 0.99:
         return f"{share(none.under_deadline, 2)} of turns are within {due:g} s without it"
     if slow_together is not None and slow_together > SLOW_TOGETHER:
         return f"in {slow_together:.0%} of its slowest turns the second provider is slow as well"
-    times = none.percentiles["p99"] / max(none.percentiles["p50"], 1e-9)
-    if times < LIGHT_TAIL:
-        return f"the tail is light, the p99 is {times:.1f} times the p50"
+    name, slow = ("p99", none.percentiles["p99"]) if turns >= FEW else ("slowest", none.max_secs)
+    if (times := slow / max(none.percentiles["p50"], 1e-9)) < LIGHT_TAIL:
+        return f"the tail is light, the {name} is {times:.1f} times the p50"
     return "the second request is too slow to overtake the first"
 
 

@@ -39,7 +39,7 @@ def _figure(columns: int) -> Any:
         from matplotlib.figure import Figure
     except ImportError as e:
         raise ConfigurationError(
-            "drill draws with matplotlib: pip install 'pipecat-hedge[plot]', or --no-pictures"
+            "drill draws with matplotlib: pip install 'pipecat-hedge[tools]', or --no-pictures"
         ) from e
     return Figure(figsize=(WIDTH * columns + 0.5, HEIGHT), layout="constrained", facecolor="white")
 
