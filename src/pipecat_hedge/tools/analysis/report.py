@@ -486,13 +486,17 @@ def _hedging(turns: Sequence[LoggedTurn], answer: Answer | None) -> Hedging:
         return counted
     plain_ones = [o for o in answer.policies if o.policy.startswith(("no hedging", "fallback("))]
     mine, bare = answer.outcome(AS_LOGGED), plain_ones[-1]
-    name = "p99" if answer.turns >= P99_TURNS else "p95"
-    both = [o.at_least.get(name, o.percentiles[name]) for o in (mine, bare)]
-    # A lower bound will do where it lies beyond the other figure.
-    known = name not in mine.at_least and (name not in bare.at_least or both[1] > both[0])
-    return replace(
-        counted, percentile=name, with_secs=both[0], without_secs=both[1], is_known=known
-    )
+    found = counted
+    for name in ("p99", "p95")[answer.turns < P99_TURNS :]:
+        both = [o.at_least.get(name, o.percentiles[name]) for o in (mine, bare)]
+        # A lower bound will do where it lies beyond the other figure.
+        known = name not in mine.at_least and (name not in bare.at_least or both[1] > both[0])
+        found = replace(
+            counted, percentile=name, with_secs=both[0], without_secs=both[1], is_known=known
+        )
+        if known:
+            break
+    return found
 
 
 def _compared(turns: Sequence[LoggedTurn], others: Sequence[LoggedTurn]) -> Iterable[Difference]:
