@@ -70,7 +70,9 @@ def make_report() -> int:
     bare = dataclasses.replace(hour, policy=HedgePolicy.fallback(1, stall_secs=None), seed=2)
     write_log(OUT / "bare.jsonl", bare)
     logs = [str(OUT / "turns.jsonl"), "--against", str(OUT / "bare.jsonl")]
-    return pipecat_hedge(["report", *logs, "--tz", "UTC", "--out", str(OUT / "report.html")])
+    return pipecat_hedge(
+        ["report", *logs, "--tz", "UTC", "--slo-ttft", "2", "--out", str(OUT / "report.html")]
+    )
 
 
 if __name__ == "__main__":

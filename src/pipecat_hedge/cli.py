@@ -35,10 +35,10 @@ _COMMANDS = {
         extra="replay",
     ),
     "whatif": _Command(
-        "analysis.whatif.command", "replay recorded turns under other policies, and recommend one"
+        "analysis.whatif", "replay recorded turns under other policies, and recommend one"
     ),
     "report": _Command(
-        "analysis.report.command",
+        "analysis.report",
         "summarise turn logs: callers' waits, providers' incidents, what would help",
     ),
     "top": _Command(

@@ -20,6 +20,7 @@ from pipecat_hedge.limits.loop_lag import LoopWatch
 from pipecat_hedge.limits.permit_queue import Ticket
 from pipecat_hedge.service.provider_stats import shared_stats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
+from pipecat_hedge.tools.analysis.comparison_rules import at_quantile, single_r
 from tests.support.line import Line
 
 pytestmark = pytest.mark.virtual_time
@@ -34,8 +35,8 @@ HANGS: list[Step] = [Wait(NEVER)]
 POLICIES = [
     HedgePolicy.adaptive(),
     HedgePolicy.adaptive(0.3, max_attempts=3),
-    HedgePolicy.at_quantile(0.9),
-    HedgePolicy.single_r(),
+    at_quantile(0.9),
+    single_r(),
     HedgePolicy.race(2),
     HedgePolicy.after(0.5),
     HedgePolicy.fallback(),

@@ -13,6 +13,7 @@ from pipecat_hedge import HedgePolicy, Slo
 from pipecat_hedge.policy.backends import Backend
 from pipecat_hedge.policy.profiles import PROFILES
 from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.tools.analysis.comparison_rules import at_quantile, single_r
 from tests.no_harm.provider import LONG_TAIL
 from tests.support.virtual import Floats, Turns, draws, run_turns
 
@@ -124,8 +125,8 @@ def test_the_textbook_rules_are_worse() -> None:
         run_turns(policy, latencies, seats=seats).after(500)
         for policy in (
             HedgePolicy.adaptive(0.05),
-            HedgePolicy.at_quantile(0.95),
-            HedgePolicy.single_r(0.95, 0.05),
+            at_quantile(0.95),
+            single_r(0.95, 0.05),
         )
     )
     assert ours.p(0.99) <= 1.05 * at_p95.p(0.99)
@@ -213,7 +214,7 @@ def test_hedging_at_the_learned_p95_stays_at_five_per_cent() -> None:
     """Window after window: cancelled losers are counted as longer than so much."""
     windows, size = 12, 4000
     turns = run_turns(
-        HedgePolicy.at_quantile(0.95),
+        at_quantile(0.95),
         {HOSTED: draws(HOSTED, 1000 + windows * size, 2, 9)},
         seats=[HOSTED] * 2,
     ).after(1000)

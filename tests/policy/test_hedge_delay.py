@@ -17,9 +17,6 @@ from pipecat_hedge.policy.hedge_benefit import HedgeBenefit, Worths, joint, savi
 from pipecat_hedge.policy.launch_rule import (
     LatencyEstimate,
     PricedDelay,
-    QuantileDelay,
-    SingleReissue,
-    best_reissue,
 )
 from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.events import InFlight, LaunchDecision, Waiting
@@ -271,43 +268,6 @@ def test_between_and_beyond_the_times_that_were_computed() -> None:
     assert worth.first_above(1.0, 0.75) == 0.75
     assert worth.first_above(3.0, 0.0) is None
     assert worth.first_above(1.5, 1.9) is None
-
-
-def test_at_a_quantile() -> None:
-    """Each attempt from the launch of the one before."""
-    policy = QuantileDelay({"a": LatencyEstimate(HEAVY), "b": LatencyEstimate(LIGHT)}, 0.95)
-    decision = policy.next_launch(waiting(("a", 0.0), started_at=5.0))
-    assert decision == LaunchDecision(
-        5.0 + HEAVY.quantile(0.95), f"p95 is {HEAVY.quantile(0.95):.2f} s"
-    )
-    third = policy.next_launch(waiting(("a", 0.0), ("b", 0.7), further="a"))
-    assert third.at == pytest.approx(0.7 + LIGHT.quantile(0.95))
-
-
-@pytest.mark.parametrize(("percentile", "budget"), [(0.95, 0.05), (0.99, 0.05), (0.99, 0.02)])
-def test_single_r_is_best_for_its_percentile(percentile: float, budget: float) -> None:
-    """No other delay and probability within the budget reach the percentile sooner."""
-
-    def reaches(delay: float, q: float) -> float:
-        t = np.geomspace(0.01, 60, 6000)
-        left = HEAVY.share_after(t)
-        answered = 1 - left + q * left * (1 - HEAVY.share_after(t - delay)) * (t >= delay)
-        return float(t[np.argmax(answered >= percentile)])
-
-    delay, q = best_reissue(HEAVY, HEAVY, percentile, budget)
-    assert q * float(HEAVY.share_after(delay)) <= budget * 1.001
-    best = reaches(delay, q)
-    for other in np.linspace(0, HEAVY.quantile(percentile), 40):
-        most = min(1.0, budget / float(HEAVY.share_after(other)))
-        assert best <= reaches(float(other), most) * 1.05
-
-
-def test_single_r_draws_lots() -> None:
-    """A turn that was not drawn is not helped, and neither is one that was helped before."""
-    assert SingleReissue(0.6, 0.5, drawn=0.2).next_launch(waiting(("a", 0.0))).at == 0.6
-    assert SingleReissue(0.6, 0.5, drawn=0.5).next_launch(waiting(("a", 0.0))).at is None
-    helped = waiting(("a", 0.0), ("b", 0.6))
-    assert SingleReissue(0.6, 0.5, drawn=0.2).next_launch(helped).at is None
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,6 @@ def test_names_say_what_the_policy_does() -> None:
     assert HedgePolicy.after(None).name == "after(never)"
     assert HedgePolicy.fallback().name == "fallback"
     assert HedgePolicy.adaptive(0.05).name == "adaptive(5 %)"
-    assert HedgePolicy.at_quantile(0.9).name == "at p90"
-    assert HedgePolicy.single_r().name == "SingleR(p99, 5 %)"
 
 
 def test_an_adaptive_deadline_fails_no_turn() -> None:
@@ -28,8 +26,6 @@ def test_an_adaptive_deadline_fails_no_turn() -> None:
     assert policy.rule == Adaptive(0.1, 0.0, 1.2, "learned")
     assert policy.deadline_secs is None
     assert policy.max_attempts == 3
-    assert HedgePolicy.single_r(deadline_secs=9).deadline_secs == 9
-    assert HedgePolicy.at_quantile(deadline_secs=9).deadline_secs == 9
 
 
 def test_a_promise_is_aimed_at() -> None:
@@ -99,9 +95,6 @@ def test_none_is_never_and_zero_is_now() -> None:
             lambda: HedgePolicy.adaptive(slo=Slo(ttft_secs=None, ttfs_secs=None)),
             "slo promises no time of the LLM's, .*: give it a ttft_secs",
         ),
-        (lambda: HedgePolicy.at_quantile(1.0), "p must be above 0 and below 1, got 1.0: 0.95 is"),
-        (lambda: HedgePolicy.single_r(0), "percentile must be above 0 and below 1, got 0"),
-        (lambda: HedgePolicy.single_r(budget=1), "budget must be above 0 and below 1, got 1"),
         (lambda: HedgePolicy.race(fallback_text=" "), "fallback_text is empty: give the sentence"),
     ],
 )

@@ -18,8 +18,6 @@ POLICIES = [
     HedgePolicy.adaptive(0.1, order="learned", target_ttft_secs=0.8, min_saving_secs=0.3),
     HedgePolicy.race(3, commit="first_sentence", losers="drain"),
     HedgePolicy.after(0.6, stall_secs=None, deadline_secs=5.0),
-    HedgePolicy.at_quantile(0.9),
-    HedgePolicy.single_r(0.99, 0.05),
     HedgePolicy.fallback(4),
 ]
 

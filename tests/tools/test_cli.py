@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from pipecat_hedge import cli
-from pipecat_hedge.tools.analysis.report import command as report
+from pipecat_hedge.tools.analysis import report
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -54,7 +54,7 @@ def test_a_missing_extra_is_named(command: str, missing: str, extra: str):
 
 
 def test_a_missing_module_of_its_own_is_a_defect():
-    module = "pipecat_hedge.tools.analysis.report.command"
+    module = "pipecat_hedge.tools.analysis.report"
     found = main("report", "--help", before=f"sys.modules[{module!r}] = None")
     assert found.returncode == 1
     assert "Traceback" in found.stderr

@@ -8,23 +8,34 @@ not failed has been silent for too long.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypedDict, Unpack, get_args
+from typing import (
+    TYPE_CHECKING,
+    Literal,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+    Unpack,
+    get_args,
+    runtime_checkable,
+)
 
 from pipecat_hedge.policy.slo import Slo, refuse_milliseconds
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
 
+if TYPE_CHECKING:
+    from pipecat_hedge.policy.launch_rule import LatencyEstimate
+
 __all__ = [
     "Adaptive",
     "AfterSilence",
     "AtOnce",
-    "AtQuantile",
     "HedgePolicy",
     "LearnedRule",
     "OnlyOnFailure",
     "PolicyOptions",
-    "SingleR",
 ]
 
 Commit: TypeAlias = Literal["auto", "first_sentence", "first_token"]
@@ -94,22 +105,21 @@ class Adaptive:
     slo: Slo | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AtQuantile:
-    """Another request when the one before is slower than a share p of its kind."""
+@runtime_checkable
+class LearnedRule(Protocol):
+    """A rule that is made anew for each turn from the latencies learned so far."""
 
-    p: float
+    def launch_rule(
+        self, known: Mapping[str, LatencyEstimate], order: Sequence[str], draw: float
+    ) -> LaunchRule:
+        """The rule of one turn.
 
-
-@dataclass(frozen=True, slots=True)
-class SingleR:
-    """One more request after the delay, with the probability, best for one percentile."""
-
-    percentile: float
-    budget: float
-
-
-LearnedRule: TypeAlias = Adaptive | AtQuantile | SingleR
+        Args:
+            known: What is known of each provider's latency.
+            order: The providers' names, in the order in which they are asked.
+            draw: The turn's random number, from 0 to below 1.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +157,7 @@ class HedgePolicy:
             silent, and whether it has recovered. Its turn is reported when it has ended.
     """
 
-    rule: LaunchRule | LearnedRule
+    rule: LaunchRule | Adaptive | LearnedRule
     name: str
     max_attempts: int = 2
     commit: Commit = "auto"
@@ -255,47 +265,6 @@ class HedgePolicy:
         return cls(rule=rule, max_attempts=max_attempts, name=name, **options)
 
     @classmethod
-    def at_quantile(
-        cls, p: float = 0.95, max_attempts: int = 2, **options: Unpack[PolicyOptions]
-    ) -> HedgePolicy:
-        """The next attempt when the one before is slower than a share p of its kind.
-
-        The textbook rule, to compare with: it does nothing for the percentile itself, and hedges a
-        provider without a tail as often as one with.
-
-        Args:
-            p: The share, above 0 and below 1.
-            max_attempts: The most requests a turn may make.
-            **options: The keywords of all policies, see the class.
-
-        Raises:
-            ConfigurationError: If an argument cannot work.
-        """
-        rule = AtQuantile(_share("p", p))
-        return cls(rule=rule, max_attempts=max_attempts, name=f"at p{100 * p:g}", **options)
-
-    @classmethod
-    def single_r(
-        cls, percentile: float = 0.99, budget: float = 0.05, **options: Unpack[PolicyOptions]
-    ) -> HedgePolicy:
-        """One more request, after the delay and with the probability best for one percentile.
-
-        Kaler, He and Elnikety's rule (SPAA 2017), to compare with: the turns beyond its percentile
-        are given up.
-
-        Args:
-            percentile: The share of turns to be answered soonest, above 0 and below 1.
-            budget: Extra requests per turn, above 0 and below 1.
-            **options: The keywords of all policies, see the class.
-
-        Raises:
-            ConfigurationError: If an argument cannot work.
-        """
-        rule = SingleR(_share("percentile", percentile), _share("budget", budget))
-        name = f"SingleR(p{100 * percentile:g}, {100 * budget:g} %)"
-        return cls(rule=rule, max_attempts=2, name=name, **options)
-
-    @classmethod
     def race(cls, max_attempts: int = 2, **options: Unpack[PolicyOptions]) -> HedgePolicy:
         """All attempts at the turn's start: the lowest latency, and the most requests.
 
@@ -379,13 +348,5 @@ def _seconds(field: str, value: float) -> float:
     if value < 0:
         raise ConfigurationError(
             f"{field} must not be negative, got {value}: 0 is at once, None is never"
-        )
-    return float(value)
-
-
-def _share(field: str, value: float) -> float:
-    if not 0 < value < 1:
-        raise ConfigurationError(
-            f"{field} must be above 0 and below 1, got {value}: 0.95 is 95 of 100 turns"
         )
     return float(value)

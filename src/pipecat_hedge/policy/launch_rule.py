@@ -40,8 +40,6 @@ the body. It waits only for that, and not where a deadline counts or the request
 Where a sentence is what wins, an attempt that has produced a token is judged by what is known of
 the time from there to the sentence: one that dribbles is overtaken.
 
-``QuantileDelay`` and ``SingleReissue`` are the textbook rules, to compare with.
-
 Left out: that two providers are slow together. Independence is assumed; ``whatif`` measures how far
 it holds.
 """
@@ -51,14 +49,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from pipecat_hedge.policy.hedge_benefit import HORIZON_SECS, HedgeBenefit, Worths, joint
 from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.events import InFlight, LaunchDecision, Waiting
 
-__all__ = ["LatencyEstimate", "PricedDelay", "QuantileDelay", "SingleReissue", "best_reissue"]
+__all__ = ["LatencyEstimate", "PricedDelay"]
 
 EARLY, LATE = 1.6, 0.8
 ANY_PRICE_SECS, MOST = 5.0, 0.8
@@ -183,76 +179,6 @@ class PricedDelay:
         if attempt.first_token_at is not None and known.sentence is not None:
             return known.sentence, attempt.first_token_at - started_at
         return known.first_token, attempt.launched_at - started_at
-
-
-@dataclass(frozen=True, slots=True)
-class QuantileDelay:
-    """Hedges when the attempt before has taken longer than a share p of its kind; a ``LaunchRule``.
-
-    Parameters:
-        known: What is known of each provider.
-        p: The share, from 0 to below 1: 0.95 hedges at the p95.
-    """
-
-    known: Mapping[str, LatencyEstimate]
-    p: float
-
-    def next_launch(self, waiting: Waiting) -> LaunchDecision:
-        """Launch at the quantile; see ``LaunchRule``."""
-        last = waiting.in_flight[-1]
-        secs = self.known[last.provider].first_token.quantile(self.p)
-        return LaunchDecision(last.launched_at + secs, f"p{100 * self.p:g} is {secs:.2f} s")
-
-
-@dataclass(frozen=True, slots=True)
-class SingleReissue:
-    """SingleR: one more request after ``secs``, in a share q of the turns; a ``LaunchRule``.
-
-    Parameters:
-        secs: The delay d, in seconds.
-        q: The probability of reissuing then.
-        drawn: This turn's number, drawn evenly from 0 to 1.
-    """
-
-    secs: float
-    q: float
-    drawn: float
-
-    def next_launch(self, waiting: Waiting) -> LaunchDecision:
-        """Launch after d if this turn was drawn; see ``LaunchRule``."""
-        if len(waiting.in_flight) > 1 or self.drawn >= self.q:
-            return LaunchDecision(None, f"reissued in {self.q:.0%} of turns, not in this one")
-        return LaunchDecision(waiting.started_at + self.secs, f"reissue after {self.secs:.2f} s")
-
-
-def best_reissue(
-    first: SurvivalCurve, further: SurvivalCurve, percentile: float, budget: float
-) -> tuple[float, float]:
-    """The delay d and the probability q that make one percentile smallest, at a budget.
-
-    Kaler, He and Elnikety, "Optimal reissue policies for reducing tail latency" (SPAA 2017):
-    P(T ≤ t) = F(t) + q·(1 − F(t))·G(t − d), with extra requests q·(1 − F(d)) ≤ budget.
-
-    Args:
-        first: How long the first request takes, F = 1 − survival.
-        further: How long the further one takes, G = 1 − survival.
-        percentile: The share of turns to be under the time that is made smallest, below 1.
-        budget: Extra requests per turn.
-
-    Returns:
-        ``(d, q)``, in seconds and as a share.
-    """
-    delays = np.array([first.quantile(p) for p in np.linspace(0.0, percentile, 49)])
-    q = np.minimum(1.0, budget / np.maximum(first.share_after(delays), 1e-9))
-    t = np.geomspace(max(first.quantile(percentile) / 50, 1e-3), first.quantile(percentile), 160)
-    left = first.share_after(t)[None, :]
-    reached = np.where(
-        t[None, :] >= delays[:, None], 1.0 - further.share_after(t[None, :] - delays[:, None]), 0.0
-    )
-    answered = 1.0 - left + q[:, None] * left * reached
-    first_time = np.where(answered >= percentile, t[None, :], np.inf).min(axis=1)
-    best = int(np.argmin(first_time))
-    return float(delays[best]), float(q[best])
 
 
 def _all_but(share: float, curve: SurvivalCurve) -> float:

@@ -13,17 +13,13 @@ from pipecat_hedge.policy.backends import Backend
 from pipecat_hedge.policy.budget import BudgetRule, TurnBudget, relative_cost
 from pipecat_hedge.policy.hedge_policy import (
     Adaptive,
-    AtQuantile,
     HedgePolicy,
+    LearnedRule,
     OnlyOnFailure,
-    SingleR,
 )
 from pipecat_hedge.policy.launch_rule import (
     LatencyEstimate,
     PricedDelay,
-    QuantileDelay,
-    SingleReissue,
-    best_reissue,
 )
 from pipecat_hedge.policy.routing import HedgeLate, Probing, Route
 from pipecat_hedge.policy.slo import Slo
@@ -126,17 +122,15 @@ def plan_turn(
     order = tuple(backend.provider for backend in backends)
     if isinstance(rule, OnlyOnFailure) and now is not None:
         return Plan(order, rule, slowest_secs=_slowest(policy, backends, stats, prompt_tokens))
-    if not isinstance(rule, (Adaptive, AtQuantile, SingleR)):
+    if not isinstance(rule, (Adaptive, LearnedRule)):
         return Plan(order, rule)
     if not backends:
-        return Plan(order, QuantileDelay({}, 0.95))
+        return Plan(order, OnlyOnFailure())
     known = stats.known(backends, prompt_tokens, by_sentence=commit_on == "first_sentence")
     prior_weight = stats.prior_weight(backends[0], prompt_tokens)
-    if isinstance(rule, AtQuantile):
-        return Plan(order, QuantileDelay(known, rule.p), prior_weight=prior_weight)
-    if isinstance(rule, SingleR):
-        reissue = _reissue(rule, known, order, stats, rng.random())
-        return Plan(order, reissue, prior_weight=prior_weight)
+    if isinstance(rule, LearnedRule):
+        made = rule.launch_rule(known, order, rng.random())
+        return Plan(order, made, prior_weight=prior_weight)
     return _adaptive(
         policy, rule, backends, known, stats, prompt_tokens, prior_weight, rng, now, lag_secs
     )
@@ -283,23 +277,6 @@ def _slowest(
             secs *= 1.0 + prior_weight if rule.budget else 2.0
         found[backend.provider] = secs
     return found
-
-
-def _reissue(
-    rule: SingleR,
-    known: dict[str, LatencyEstimate],
-    order: Sequence[str],
-    stats: ProviderStats,
-    drawn: float,
-) -> SingleReissue:
-    first, further = known[order[0]].first_token, known[order[1 % len(order)]].first_token
-    key = ("single_r", rule, order)
-    found = stats.remembered.get(key)
-    if found is None or found[0] is not first or found[1] is not further:
-        found = (first, further, best_reissue(first, further, rule.percentile, rule.budget))
-        stats.remembered[key] = found
-    delay, q = found[2]
-    return SingleReissue(delay, q, drawn)
 
 
 def _costs(backends: Sequence[Backend], first: str, prompt_tokens: int | None) -> dict[str, float]:

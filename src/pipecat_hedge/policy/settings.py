@@ -15,10 +15,8 @@ from pipecat_hedge.policy.hedge_policy import (
     Adaptive,
     AfterSilence,
     AtOnce,
-    AtQuantile,
     HedgePolicy,
     OnlyOnFailure,
-    SingleR,
 )
 from pipecat_hedge.policy.slo import Slo
 
@@ -29,8 +27,6 @@ _KINDS: Mapping[str, type[Any]] = {
     "after": AfterSilence,
     "fallback": OnlyOnFailure,
     "adaptive": Adaptive,
-    "at_quantile": AtQuantile,
-    "single_r": SingleR,
 }
 _NAMES: Mapping[object, str] = {kind: name for name, kind in _KINDS.items()}
 _OPTIONS = ("max_attempts", "commit", "losers", "stall_secs", "deadline_secs")
@@ -94,10 +90,6 @@ def _made(kind: object, rule: dict[str, Any], options: dict[str, Any]) -> HedgeP
         return HedgePolicy.adaptive(max_attempts=max_attempts, slo=slo, **rule, **options)
     if kind == "after":
         return HedgePolicy.after(rule["seconds"], max_attempts, **options)
-    if kind == "at_quantile":
-        return HedgePolicy.at_quantile(rule["p"], max_attempts, **options)
-    if kind == "single_r":
-        return HedgePolicy.single_r(rule["percentile"], rule["budget"], **options)
     if kind == "race":
         return HedgePolicy.race(max_attempts, **options)
     return HedgePolicy.fallback(max_attempts, **options) if kind == "fallback" else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from pipecat_hedge import HedgedLLMService, HedgePolicy
 from pipecat_hedge.race.reports import AttemptReport, FillerReport, StageReport, TurnReport
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
-from pipecat_hedge.tools.analysis.turn_log import TurnLog, as_turn
+from pipecat_hedge.tools.analysis.turn_log import ReadingError, TurnLog, parse_turn, read_logs
 from tests.support.line import Line
+from tests.tools.analysis.made_up import BEGIN_AT, attempt, cold, line, write
 
 secs = st.floats(0, 60)
 maybe_secs = st.none() | secs
@@ -46,36 +48,77 @@ turns = st.builds(
 @given(turns)
 def test_what_is_written_is_read(turn: TurnReport) -> None:
     """A line is the same turn again, whatever else it tells."""
-    line = json.dumps({"at": 1.0, "policy": "race(2)", **dataclasses.asdict(turn)})
-    assert as_turn(json.loads(line)) == turn
+    text = json.dumps({"at": 1.0, "policy": "race(2)", **dataclasses.asdict(turn)})
+    assert parse_turn(json.loads(text)) == turn
 
 
-def test_an_older_log_lacks_fields_and_a_newer_one_has_more() -> None:
-    """Neither keeps a turn from being read."""
-    attempt = {
-        "provider": "a",
-        "model": None,
-        "launched_secs": 0.0,
-        "launch_reason": "primary",
-        "ttft_secs": 0.3,
-        "ended_secs": 0.5,
-        "outcome": "won",
-        "of_a_later_release": 1,
-    }
-    turn = as_turn(
-        {
-            "turn": 1,
-            "winner": "a",
-            "outcome": "answered",
-            "ttft_secs": 0.3,
-            "ttfs_secs": None,
-            "duration_secs": 0.5,
-            "attempts": [attempt],
-            "of_a_later_release": [],
-        }
+def test_a_log_of_before_the_renames_is_read(tmp_path: Path) -> None:
+    """Fields that were renamed, fields that came later, and fields of a later release."""
+    old = line(attempt(stages=cold(0.1)))
+    old.update(order_reason="one turned slow", prior_share=0.25, of_a_later_release=[])
+    del old["routing_reason"], old["prior_weight"], old["tier"], old["ttfs_secs"]
+    stages = old["attempts"][0]["stages"]
+    stages["is_cold"] = stages.pop("new_connection")
+    del old["attempts"][0]["sent_secs"], old["attempts"][0]["model"]
+    rule = {"kind": "adaptive", "budget": 0.1, "worth_secs": 0.3, "deadline_secs": 0.8}
+    rule["order"] = "given"
+    old["policy_settings"] = {"rule": rule, "attempts": 3, "stall_secs": None}
+    log = read_logs([write(tmp_path / "old.jsonl", [old])])
+    [logged] = log.turns
+    assert logged.policy == HedgePolicy.adaptive(
+        0.1, 3, target_ttft_secs=0.8, min_saving_secs=0.3, order="given", stall_secs=None
     )
-    assert turn.tier == "standard"
-    assert turn.attempts[0].sent_secs is None
+    report = logged.report
+    assert (report.routing_reason, report.prior_weight) == ("one turned slow", 0.25)
+    assert report.attempts[0].stages == cold(0.1)
+    assert (report.attempts[0].sent_secs, report.tier) == (0.0, "standard")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attempts": 3}, "attempts: no list of attempts"),
+        ({"duration_secs": "a secret"}, "duration_secs: input should be a valid number"),
+        ({"duration_secs": -1}, "duration_secs: negative, or too large"),
+        ({"ttft_secs": float("nan")}, "ttft_secs: negative, or too large"),
+        ({"outcome": "a secret"}, "outcome: input should be"),
+        ({"attempts": [{"provider": "a secret"}]}, "attempts.0.launched_secs: field required"),
+        ({"at": "a secret"}, "at: not a number"),
+    ],
+)
+def test_a_bad_line_is_named_by_file_line_and_field(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    """Never by what it holds, which may be what a caller said."""
+    log = read_logs([write(tmp_path / "turns.jsonl", [line(), {**line(), **change}, line()])])
+    assert (len(log.turns), log.skipped) == (2, 1)
+    assert log.named_skips[0].startswith(f"turns.jsonl:2: {message}")
+    assert "secret" not in log.named_skips[0]
+
+
+def test_control_characters_are_stripped_from_names(tmp_path: Path) -> None:
+    """A provider's name cannot steer a terminal."""
+    log = read_logs([write(tmp_path / "turns.jsonl", [line(attempt("a\x1b[3m\u202eb"))])])
+    assert log.turns[0].report.attempts[0].provider == "a[3mb"
+
+
+def test_turns_of_several_logs_are_in_the_order_of_time(tmp_path: Path) -> None:
+    early, late = line(at=BEGIN_AT), line(at=BEGIN_AT + 60)
+    paths = [write(tmp_path / f"{n}.jsonl", [each]) for n, each in enumerate((late, early))]
+    log = read_logs(paths)
+    assert [turn.began_at for turn in log.turns] == pytest.approx([BEGIN_AT, BEGIN_AT + 60])
+    assert log.files == ("0.jsonl", "1.jsonl")
+
+
+def test_a_file_without_a_turn_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "no.jsonl").write_text("17\n")
+    with pytest.raises(ReadingError, match=r"no turn in .*1 lines skipped; no.jsonl:1: not an obj"):
+        read_logs([tmp_path / "no.jsonl"])
+    with pytest.raises(ReadingError, match=r"absent\.jsonl cannot be read: No such file"):
+        read_logs([tmp_path / "absent.jsonl"])
+    (tmp_path / "x.wav").write_bytes(bytes(range(200, 256)) * 10)
+    with pytest.raises(ReadingError, match=r"x\.wav is not text"):
+        read_logs([tmp_path / "x.wav"])
 
 
 @pytest.mark.virtual_time
@@ -87,10 +130,10 @@ async def test_a_log_is_read_on(tmp_path: Path) -> None:
     llm = HedgedLLMService(
         [ScriptedLLMService([Wait(0.1), Say("Yes.")])], policy=HedgePolicy.race(1), turn_log=path
     )
-    async with Line(llm) as line:
+    async with Line(llm) as pipeline:
         for number in (1, 2):
-            await line.ask()
-            report = await line.report(number)
+            await pipeline.ask()
+            report = await pipeline.report(number)
             assert list(log.new_turns()) == [report]
     with path.open("a") as file:
         file.write('{"turn": 3}\nno json\n[1]\n\n{"half')
@@ -104,14 +147,14 @@ def test_a_log_that_was_rotated_is_read_from_its_beginning(tmp_path: Path) -> No
     """Be it replaced or cut off."""
     path = tmp_path / "turns.jsonl"
     turn = TurnReport(1, None, "failed", None, None, 0.1, ())
-    line = json.dumps(dataclasses.asdict(turn)) + "\n"
+    text = json.dumps(dataclasses.asdict(turn)) + "\n"
     log = TurnLog(path)
-    path.write_text(line * 2)
+    path.write_text(text * 2)
     assert len(list(log.new_turns())) == 2
-    path.write_text(line)
+    path.write_text(text)
     assert len(list(log.new_turns())) == 1
     new = tmp_path / "new.jsonl"
-    new.write_text(line * 3)
+    new.write_text(text * 3)
     new.replace(path)
     assert len(list(log.new_turns())) == 3
 
@@ -119,16 +162,16 @@ def test_a_log_that_was_rotated_is_read_from_its_beginning(tmp_path: Path) -> No
 def test_what_was_written_before_a_log_was_renamed(tmp_path: Path) -> None:
     """The lines between the last look and the rotation count too, and once."""
     path = tmp_path / "turns.jsonl"
-    line = json.dumps(dataclasses.asdict(TurnReport(1, None, "failed", None, None, 0.1, ()))) + "\n"
+    text = json.dumps(dataclasses.asdict(TurnReport(1, None, "failed", None, None, 0.1, ()))) + "\n"
     log = TurnLog(path)
-    path.write_text(line)
+    path.write_text(text)
     assert len(list(log.new_turns())) == 1
     with path.open("a") as file:
-        file.write(line * 2)
-    (tmp_path / "turns-older.jsonl").write_text(line * 9)
+        file.write(text * 2)
+    (tmp_path / "turns-older.jsonl").write_text(text * 9)
     path.rename(tmp_path / "turns.jsonl.1")
     assert len(list(log.new_turns())) == 2
     assert list(log.new_turns()) == []
-    path.write_text(line * 4)
+    path.write_text(text * 4)
     assert len(list(log.new_turns())) == 4
     assert list(log.new_turns()) == []

@@ -1,1 +1,1 @@
-"""Turn logs: what would other policies have done, and what did callers hear."""
+"""Analyses turn logs: ``report`` shows what callers waited for, ``whatif`` tries other policies."""

@@ -1,24 +1,235 @@
-"""Turn logs read back: lines of JSON, as ``HedgedLLMService(turn_log=...)`` appends them.
+"""Reads turn logs: lines of JSON, as ``HedgedLLMService(turn_log=...)`` appends them.
 
-Law: a line is a turn or it is counted as none; an older log lacks fields, and a newer one has more.
+A line that cannot be used is counted and named by file, line and field, never by what it holds.
+Unknown fields are ignored, and logs written before the renames of 0.1.0 are read until 0.2.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import glob
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO
 
-from pipecat_hedge.race.reports import AttemptReport, FillerReport, StageReport, TurnReport
+from pydantic import TypeAdapter, ValidationError
 
-__all__ = ["TurnLog", "as_turn"]
+from pipecat_hedge.policy.hedge_policy import HedgePolicy
+from pipecat_hedge.policy.settings import policy_of
+from pipecat_hedge.policy.slo_outcome import has_left, is_degraded
+from pipecat_hedge.race.errors import SHED, HedgeError
+from pipecat_hedge.race.reports import AttemptReport, TurnReport
 
-T = TypeVar("T")
+__all__ = [
+    "HeardTurn",
+    "Log",
+    "LoggedTurn",
+    "ReadingError",
+    "TurnLog",
+    "named",
+    "parse_turn",
+    "printable",
+    "read_logs",
+]
+
+NAMED = 5
+"""How many unusable lines are named; the others are counted."""
+_TURN = TypeAdapter(TurnReport)
+_MOST = 1e11
+"""No figure of a log is larger: in seconds since the epoch that is the year 5138."""
+_OLD_NAMES = {
+    "order_reason": "routing_reason",
+    "prior_share": "prior_weight",
+    "is_cold": "new_connection",
+    "rests_secs": "retry_after_secs",
+}
+
+
+class ReadingError(HedgeError, ValueError):
+    """A file without anything to read; the message says why, and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedTurn:
+    """A turn as its line has it.
+
+    Parameters:
+        report: The turn's report.
+        at: When the turn ended, in seconds since the epoch; None if the line does not say.
+        policy_name: The policy's name; None if the line does not say.
+        policy: The policy, made again from its settings; None if the line does not have them.
+        session: The call that the turn belongs to; None if the line does not say.
+    """
+
+    report: TurnReport
+    at: float | None = None
+    policy_name: str | None = None
+    policy: HedgePolicy | None = None
+    session: str | None = None
+
+    @property
+    def began_at(self) -> float | None:
+        """When the turn began, in seconds since the epoch."""
+        return None if self.at is None else self.at - self.report.duration_secs
+
+    @property
+    def sent(self) -> list[AttemptReport]:
+        """The attempts for which a request was sent."""
+        return [a for a in self.report.attempts if a.sent_secs is not None]
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the caller interrupted or hung up before the first token."""
+        report = self.report
+        is_cut = report.outcome == "interrupted" and report.ttft_secs is None
+        return (is_cut and report.degraded_reason is None) or has_left(report)
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the caller waited for an answer and did not get all of one."""
+        return is_degraded(self.report)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the caller got the whole answer."""
+        outcome = self.report.outcome
+        return outcome in ("answered", "answered_with_tools") and not self.unanswered
+
+
+@dataclass(frozen=True, slots=True)
+class HeardTurn:
+    """A line of ``TurnLatencyObserver(log=...)``: what the caller heard.
+
+    Parameters:
+        at: When the caller fell silent, in seconds since the epoch; None if the line does not say.
+        secs: From then to the answer's first sound, or how long the caller waited without one.
+        heard: Whether the answer was heard.
+    """
+
+    at: float | None
+    secs: float
+    heard: bool
+
+
+@dataclass(slots=True)
+class Log:
+    """What the files hold, in the order of time where every line has a time.
+
+    Attributes:
+        files: The files' names, without their folders.
+        turns: The turns.
+        heard: What callers heard, where one of the files is such a log.
+        skipped: How many lines could not be used.
+        named_skips: The first of them, with file, line and field.
+    """
+
+    files: tuple[str, ...]
+    turns: list[LoggedTurn] = field(default_factory=list[LoggedTurn])
+    heard: list[HeardTurn] = field(default_factory=list[HeardTurn])
+    skipped: int = 0
+    named_skips: list[str] = field(default_factory=list[str])
+
+    def skip(self, path: Path, number: int, why: str) -> None:
+        """Count a line that cannot be used."""
+        self.skipped += 1
+        if len(self.named_skips) < NAMED:
+            self.named_skips.append(f"{printable(path.name)}:{number}: {why}")
+
+
+def read_logs(paths: Sequence[str | Path]) -> Log:
+    """Read logs as one stretch of turns.
+
+    Args:
+        paths: Turn logs, and logs of what callers heard.
+
+    Raises:
+        ReadingError: If a file cannot be read, or there is no turn in any.
+    """
+    log = Log(tuple(dict.fromkeys(printable(Path(path).name) for path in paths)))
+    policies: dict[str, HedgePolicy | None] = {}
+    for path in map(Path, paths):
+        with named(path), path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    record = _record_of(line)
+                    if "anchor" in record and "attempts" not in record:
+                        log.heard += _heard(record)
+                    else:
+                        log.turns.append(_logged(record, policies))
+                except ValueError as e:
+                    log.skip(path, number, str(e))
+    if not log.turns:
+        detail = f" ({log.skipped} lines skipped; {log.named_skips[0]})" if log.skipped else ""
+        raise ReadingError(
+            f"there is no turn in {', '.join(map(str, paths))}{detail}: give a log that "
+            'HedgedLLMService(turn_log="turns.jsonl") has written'
+        )
+    if all(turn.at is not None for turn in log.turns):
+        log.turns.sort(key=lambda turn: turn.began_at or 0.0)
+    return log
+
+
+def parse_turn(record: Mapping[str, Any]) -> TurnReport:
+    """A turn's report from its line, of this release or another one.
+
+    Args:
+        record: The line's object.
+
+    Raises:
+        ValueError: If it is none; the message names the field, and not what it holds.
+    """
+    if not isinstance(record.get("attempts"), (list, tuple)):
+        raise ValueError("attempts: no list of attempts")
+    values = {"turn": 0, "winner": None, "ttfs_secs": None, **_renamed(record)}
+    values["attempts"] = [_attempt(each) for each in values["attempts"]]
+    try:
+        report = _TURN.validate_python(values)
+    except ValidationError as e:
+        first = e.errors(include_input=False, include_url=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from None
+    _refuse_impossible(report, "")
+    for number, attempt in enumerate(report.attempts):
+        _refuse_impossible(attempt, f"attempts.{number}.")
+    return report
+
+
+def printable(value: Any) -> Any:
+    """JSON values without control characters, which could steer a terminal, in their texts.
+
+    Args:
+        value: A text, or lists and objects of texts.
+    """
+    if isinstance(value, str):
+        return value if value.isprintable() else "".join(filter(str.isprintable, value))
+    if isinstance(value, list):
+        return [printable(each) for each in value]
+    if isinstance(value, dict):
+        return {printable(name): printable(each) for name, each in value.items()}
+    return value
+
+
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Turn the errors of reading a file into one that names it.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ReadingError: In their place.
+    """
+    try:
+        yield
+    except OSError as e:
+        raise ReadingError(f"{path} cannot be read: {e.strerror}") from e
+    except UnicodeDecodeError as e:
+        raise ReadingError(f"{path} is not text: give a turn log, JSONL or CSV") from e
 
 
 class TurnLog:
@@ -32,7 +243,7 @@ class TurnLog:
         """Begin at its beginning.
 
         Args:
-            path: The file; it need not be there yet.
+            path: The file; it need not exist yet.
         """
         self.path = Path(path)
         self.skipped = 0
@@ -40,11 +251,11 @@ class TurnLog:
         self._file: tuple[int, int] | None = None
 
     def new_turns(self) -> Iterator[TurnReport]:
-        """The turns that have been written since the last time, in order.
+        """The turns written since the last call, in order.
 
-        A line that is being written is left for the next time. A log that has been replaced or cut
-        off, as by rotation, is read from its beginning; one that was renamed to something that
-        begins as it did (``turns.jsonl.1``) is read to its end before.
+        A line that is being written is left for the next call. A log that was replaced or
+        truncated, as by rotation, is read from its beginning; one that was renamed to a name that
+        begins as its own did (``turns.jsonl.1``) is read to its end first.
         """
         with contextlib.ExitStack() as stack:
             try:
@@ -52,15 +263,14 @@ class TurnLog:
             except FileNotFoundError:
                 file = None
             if self._file is not None and (file is None or _identity(file) != self._file):
-                yield from self._rest_of_the_last()
+                yield from self._rest_of_renamed()
             if file is None:
                 return
             if _identity(file) != self._file:
                 self._file, self._read = _identity(file), 0
             yield from self._rest_of(file)
 
-    def _rest_of_the_last(self) -> Iterator[TurnReport]:
-        """What came after the last look at a log that has another name now."""
+    def _rest_of_renamed(self) -> Iterator[TurnReport]:
         for path in self.path.parent.glob(f"{glob.escape(self.path.stem)}*"):
             with contextlib.suppress(OSError), path.open("rb") as file:
                 if _identity(file) == self._file:
@@ -75,42 +285,92 @@ class TurnLog:
             if not line.endswith(b"\n"):
                 return
             self._read += len(line)
+            if not line.strip():
+                continue
             try:
-                yield as_turn(json.loads(line))
-            except (ValueError, TypeError, KeyError):
-                self.skipped += bool(line.strip())
+                yield parse_turn(_record_of(line.decode()))
+            except ValueError:
+                self.skipped += 1
 
 
 def _identity(file: BinaryIO) -> tuple[int, int]:
-    """Which file it is, whatever it is called."""
+    """The file's device and inode, which a rename does not change."""
     stat = os.fstat(file.fileno())
     return stat.st_dev, stat.st_ino
 
 
-def as_turn(record: Mapping[str, Any]) -> TurnReport:
-    """A turn as it was written down.
+def _record_of(line: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError("not JSON") from None
+    if not isinstance(record, dict):
+        raise ValueError("not an object")
+    return printable(record) if "\\" in line or not line.strip().isprintable() else record
 
-    Args:
-        record: A line's object.
 
-    Raises:
-        TypeError: If it is none.
-    """
-    if not isinstance(record, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError("a turn is an object")
-    attempts = tuple(
-        _known(AttemptReport, attempt, stages=_maybe(StageReport, attempt.get("stages")))
-        for attempt in record["attempts"]
+def _logged(record: dict[str, Any], policies: dict[str, HedgePolicy | None]) -> LoggedTurn:
+    settings = record.get("policy_settings")
+    key = repr(settings)
+    if key not in policies:
+        policies[key] = policy_of(settings)
+    session = record.get("session", record.get("call"))
+    name = record.get("policy")
+    return LoggedTurn(
+        parse_turn(record),
+        _figure(record, "at"),
+        name if isinstance(name, str) else None,
+        policies[key],
+        None if session is None else str(session),
     )
-    filler = _maybe(FillerReport, record.get("filler"))
-    return _known(TurnReport, record, attempts=attempts, filler=filler)
 
 
-def _maybe(kind: type[T], record: Mapping[str, Any] | None) -> T | None:
-    return None if record is None else _known(kind, record)
+def _heard(record: dict[str, Any]) -> list[HeardTurn]:
+    """What was heard; nothing where the caller's last sound is not known."""
+    answer, ended = _figure(record, "first_answer_secs"), _figure(record, "ended_secs")
+    if record["anchor"] != "user_silence" or (answer is None and not record.get("interrupted")):
+        return []
+    secs = ended if answer is None else answer
+    return [] if secs is None else [HeardTurn(_figure(record, "at"), secs, answer is not None)]
 
 
-def _known(kind: type[T], record: Mapping[str, Any], **given: Any) -> T:
-    """A value of the fields that this release knows."""
-    fields = {field.name for field in dataclasses.fields(cast(Any, kind))}
-    return kind(**{name: record[name] for name in fields & record.keys()} | given)
+def _attempt(record: Any) -> dict[str, Any]:
+    if not isinstance(record, dict):
+        raise ValueError("attempts: one of them is not an object")
+    values = {"model": None, **_renamed(record)}
+    if "sent_secs" not in values and values.get("error_category") != SHED:
+        values["sent_secs"] = values.get("launched_secs")  # a log from before there was a queue
+    if isinstance(values.get("stages"), dict):
+        values["stages"] = _renamed(values["stages"])
+    return values
+
+
+def _renamed(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {_OLD_NAMES.get(name, name): value for name, value in record.items()}
+
+
+def _figure(record: dict[str, Any], name: str) -> float | None:
+    value = record.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{name}: not a number")
+    if not 0 <= value <= _MOST:
+        raise ValueError(f"{name}: negative, or too large")
+    return float(value)
+
+
+_FIGURES = {
+    TurnReport: ("ttft_secs", "ttfs_secs", "duration_secs", "queued_secs"),
+    AttemptReport: (
+        *("launched_secs", "ttft_secs", "ended_secs", "sent_secs"),
+        *("input_tokens", "output_tokens", "usd"),
+    ),
+}
+
+
+def _refuse_impossible(report: TurnReport | AttemptReport, prefix: str) -> None:
+    for name in _FIGURES[type(report)]:
+        value = getattr(report, name)
+        if value is not None and not (0 <= value <= _MOST and math.isfinite(value)):
+            raise ValueError(f"{prefix}{name}: negative, or too large")

@@ -1,0 +1,145 @@
+"""Figures as text, tables that fit a terminal, and values as JSON has them. A dash is unknown."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, tzinfo
+from typing import Any
+
+from pipecat_hedge.tools.analysis.statistics import Quantile
+
+__all__ = [
+    "UNKNOWN",
+    "between",
+    "count",
+    "paragraph",
+    "plain",
+    "secs",
+    "share",
+    "terminal_width",
+    "text_table",
+    "usd",
+]
+
+UNKNOWN = "–"
+
+
+def secs(value: float | Quantile | None, *, at_least: bool = False) -> str:
+    """A time.
+
+    Args:
+        value: Seconds; None is unknown, infinite is never.
+        at_least: Whether it is known only that it is longer.
+    """
+    if isinstance(value, Quantile):
+        return secs(value.secs, at_least=value.at_least)
+    if value is None:
+        return UNKNOWN
+    if math.isinf(value):
+        return "never"
+    digits = f"{value:.2f} s" if 0.995 <= value < 100 else f"{value:,.0f} s"
+    return ("> " if at_least else "") + (f"{1000 * value:.0f} ms" if value < 0.995 else digits)
+
+
+def share(value: float | None, digits: int = 1) -> str:
+    """A share, in per cent."""
+    return UNKNOWN if value is None else f"{100 * value:.{digits}f} %"
+
+
+def usd(value: float | None) -> str:
+    """US dollars, with two significant digits at least."""
+    if value is None:
+        return UNKNOWN
+    small = 0 < abs(value) < 1
+    digits = min(1 - math.floor(math.log10(abs(value))), 8) if small else 2
+    return f"${value:,.{max(digits, 2)}f}"
+
+
+def count(number: float | None, name: str = "") -> str:
+    """A number of things, with their name in the singular."""
+    if number is None:
+        return UNKNOWN
+    plural = "" if not name or round(number) == 1 else "s"
+    return f"{number:,.0f} {name}{plural}".rstrip()
+
+
+def between(begin: float | None, end: float | None, zone: tzinfo | None) -> str:
+    """From when to when.
+
+    Args:
+        begin: Seconds since the epoch; None is unknown.
+        end: The same of the end.
+        zone: The time zone; None is this machine's own.
+    """
+    if begin is None or end is None:
+        return UNKNOWN
+    one, other = datetime.fromtimestamp(begin, zone), datetime.fromtimestamp(end, zone)
+    day = "" if one.date() == other.date() else f"{other:%Y-%m-%d} "
+    return f"{one:%Y-%m-%d %H:%M} – {day}{other:%H:%M}"
+
+
+def terminal_width() -> int:
+    """The columns of the terminal; 80 where the output is none."""
+    return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 80
+
+
+def paragraph(text: str, width: int, indent: str = "") -> str:
+    """Text wrapped to a width.
+
+    Args:
+        text: The text.
+        width: Columns.
+        indent: What the lines after the first begin with.
+    """
+    text = text.replace(" %", "\u00a0%")  # which no line begins with
+    lines = textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)
+    return "\n".join(lines).replace("\u00a0", " ")
+
+
+def text_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], width: int, drop: Sequence[str] = ()
+) -> str:
+    """A table that is no wider than the terminal, and in which no cell is cut off.
+
+    Args:
+        heads: The columns' names; the first column is to the left, the others to the right.
+        rows: The cells.
+        width: Columns of the terminal.
+        drop: The columns that may be left out, the least important first. If the table is still
+            too wide, the first cell of each row stands on a line of its own.
+    """
+    lines = [list(heads), *map(list, rows)]
+    for name in (*drop, None):
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        if sum(widths) + 2 * (len(widths) - 1) <= width:
+            return "\n".join(_line(cells, widths) for cells in lines)
+        if name in lines[0]:
+            at = lines[0].index(name)
+            lines = [[cell for n, cell in enumerate(cells) if n != at] for cells in lines]
+    widths = [0, *(max(map(len, column)) for column in list(zip(*lines, strict=True))[1:])]
+    stacked = [_line(["", *lines[0][1:]], widths)]
+    for first, *cells in lines[1:]:
+        stacked += [paragraph(first, width), _line(["", *cells], widths)]
+    return "\n".join(stacked)
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it; a figure that is not finite is None."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        shown = [field.name for field in dataclasses.fields(value) if field.repr]
+        return {name: plain(getattr(value, name)) for name in shown}
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first, *others = zip(cells, widths, strict=True)
+    return "  ".join([first[0].ljust(first[1]), *(c.rjust(w) for c, w in others)]).rstrip()

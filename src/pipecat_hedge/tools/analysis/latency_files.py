@@ -1,0 +1,400 @@
+"""Reads latencies for ``whatif``: from turn logs, and from plain files of figures.
+
+Plain files are JSONL (a number, a list or an object a line), a JSON list, or CSV with or without a
+header: a number a line, or a column a provider. The unit of a figure is in its cell (``487 ms``),
+in its column's name (``ttft_ms``) or given with ``unit``; else a median above 30 is milliseconds.
+A line that cannot be used is counted and named.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from pipecat_hedge.race.errors import SHED
+from pipecat_hedge.race.reports import AttemptReport, TurnReport
+from pipecat_hedge.tools.analysis.statistics import Bools, Floats, Ints
+from pipecat_hedge.tools.analysis.turn_log import NAMED, ReadingError, named, parse_turn, printable
+
+__all__ = ["Measured", "Recorded", "Unit", "read_latencies", "recorded_from"]
+
+Unit: TypeAlias = Literal["auto", "s", "ms", "us", "ns"]
+
+COLUMN = "latency"
+"""The provider's name where a file has none."""
+SURELY_MS, MAX_MEDIAN_SECS, MAX_FIGURE = 30.0, 60.0, 1e12
+_FACTORS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_UNIT = r"(ms|us|µs|ns|secs|seconds|sec|s)"
+_CELL = re.compile(rf"([-+]?[\d.]+(?:e[-+]?\d+)?)\s*{_UNIT}", re.I)
+_NAME = re.compile(rf"(.*?)(?:_|\s?[(\[]|\s){_UNIT}[)\]]?", re.I)
+_FAILED = re.compile(r"(timed?[ _-]?out)|error|failed|failure|exception", re.I)
+_IS_LATENCY = re.compile(r".*(ttft|latency|first_token).*", re.I)
+_NO_LATENCY = re.compile(
+    r"|at|ts|time|timestamp|turn|row|date|index|status|.*(^|_)(id|at|tokens?|count|code)", re.I
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured of one provider, in the order of time.
+
+    Parameters:
+        name: The provider's name.
+        secs: Times to first token in seconds; shape (n,).
+        censored: Which of them were cut short, and would have taken longer; shape (n,).
+        failed: Which of them ended in a failure; shape (n,).
+        row: The turn of each; shape (n,).
+    """
+
+    name: str
+    secs: Floats
+    censored: Bools
+    failed: Bools
+    row: Ints
+
+    @property
+    def answers(self) -> int:
+        """How many of them are answers."""
+        return int((~self.censored & ~self.failed).sum())
+
+    def only(self, index: Ints) -> Measured:
+        """A part of it.
+
+        Args:
+            index: Which observations; shape (m,).
+        """
+        flags = self.censored[index], self.failed[index]
+        return Measured(self.name, self.secs[index], *flags, self.row[index])
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What files hold.
+
+    Parameters:
+        providers: By name, those asked first most often before the others.
+        turns: How many turns there are.
+        skipped: How many lines could not be used.
+        named_skips: The first of them, with file, line and fault.
+        unit: What the figures were taken for: ``s``, ``ms``, ``us`` or ``ns``.
+        prompt_tokens: The mean size of a prompt, where logs have it.
+        lost_tokens: The mean output of an attempt that lost, where logs have it.
+        lost_usd: The mean cost of an attempt that lost, where logs have it.
+        ignored: Columns of numbers that were not taken for latencies.
+        usd_per_mtok: What providers charge per million ``(input, output)`` tokens, where logs have
+            tokens and costs.
+    """
+
+    providers: dict[str, Measured]
+    turns: int
+    skipped: int = 0
+    named_skips: tuple[str, ...] = ()
+    unit: str = "s"
+    prompt_tokens: float | None = None
+    lost_tokens: float | None = None
+    lost_usd: float | None = None
+    ignored: tuple[str, ...] = ()
+    usd_per_mtok: Mapping[str, tuple[float, float]] = field(
+        default_factory=dict[str, tuple[float, float]]
+    )
+
+
+def read_latencies(
+    paths: Sequence[str | Path], *, unit: Unit = "auto", columns: Sequence[str] = ()
+) -> Recorded:
+    """Read files as one stretch of turns, in the order given.
+
+    Args:
+        paths: Turn logs, JSONL or CSV.
+        unit: What plain figures are; ``auto`` goes by names and size.
+        columns: The columns that hold latencies; none goes by their names.
+
+    Raises:
+        ReadingError: If a file cannot be read, there is no latency in any, or its unit cannot be.
+    """
+    reader = _Reader(columns)
+    for path in map(Path, paths):
+        with named(path), path.open(encoding="utf-8-sig", newline="") as file:
+            for number, record in _records(path, file):
+                reader.take(path, number, record)
+    if not reader.turns:
+        detail = f"; {reader.named[0]}" if reader.named else ""
+        raise ReadingError(
+            f"there is no latency in {', '.join(map(str, paths))} ({reader.skipped} bad lines"
+            f"{detail}): give a turn log, or one number a line or column"
+        )
+    return reader.recorded(unit)
+
+
+def recorded_from(reports: Iterable[TurnReport]) -> Recorded:
+    """What turns hold that have been read already.
+
+    Args:
+        reports: The turns, in the order of time.
+
+    Raises:
+        ReadingError: If no provider was asked in any.
+    """
+    reader = _Reader(())
+    for report in reports:
+        reader.take_turn(report)
+    if not reader.turns:
+        raise ReadingError("no provider was asked in any turn: there is no latency to replay")
+    return reader.recorded("s")
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A cell that says that there was no answer; a timeout took as long as the slowest answer."""
+
+    is_timeout: bool
+
+
+class _Seconds(float):
+    """A figure whose cell has its unit."""
+
+
+class _Reader:
+    """Collects observations, one record after the other."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = columns
+        self._found: dict[str, list[tuple[float, bool, bool, int]]] = {}
+        self._units: dict[str, str] = {}
+        self._firsts = Counter[str]()
+        self._attempts: list[AttemptReport] = []
+        self._prompts: list[int] = []
+        self._ignored: dict[str, None] = {}
+        self.turns = self.skipped = 0
+        self.named: list[str] = []
+
+    def take(self, path: Path, number: int, record: Any) -> None:
+        try:
+            if isinstance(record, ValueError):
+                raise record
+            if isinstance(record, dict) and "attempts" in record:
+                self.take_turn(parse_turn(record))
+            elif isinstance(record, dict):
+                self._take_columns(record)
+            elif isinstance(record, list):
+                self._take_columns({f"{COLUMN} {n}": value for n, value in enumerate(record, 1)})
+            else:
+                self._take_columns({COLUMN: record})
+        except ValueError as e:
+            self.skipped += 1
+            if len(self.named) < NAMED:
+                self.named.append(f"{printable(str(path))}:{number}: {e}")
+
+    def take_turn(self, report: TurnReport) -> None:
+        # An attempt for which there was no room was no request.
+        sent = [a for a in report.attempts if a.error_category != SHED]
+        if not sent:
+            if report.attempts or report.degraded_reason is not None:
+                return
+            raise ValueError("a turn without attempts")
+        for attempt in sent:
+            self._units[attempt.provider] = "s"
+            if attempt.ttft_secs is not None:
+                self._add(attempt.provider, attempt.ttft_secs)
+                continue
+            waited = max(attempt.ended_secs - attempt.launched_secs, 0.0)
+            censored = attempt.error_category in (None, "timeout", "stalled", "deadline")
+            self._add(attempt.provider, waited, censored=censored, failed=not censored)
+        self._firsts[sent[0].provider] += 1
+        if sent[0].input_tokens is not None:
+            self._prompts.append(sent[0].input_tokens)
+        self._attempts += sent
+        self.turns += 1
+
+    def _take_columns(self, record: dict[str, Any]) -> None:
+        numeric = {
+            name: value
+            for name, value in record.items()
+            if isinstance(value, (int, float, _Failure)) and not isinstance(value, bool)
+        }
+        taken = [name for name in self._columns if name in numeric]
+        if not self._columns:
+            # A text such as "error" is a failure only in a column that also has figures.
+            taken = [
+                name
+                for name in _latency_columns(list(numeric))
+                if not isinstance(numeric[name], _Failure) or _split(name)[0] in self._found
+            ]
+        others = (n for n, v in numeric.items() if n not in taken and not isinstance(v, _Failure))
+        self._ignored.update(dict.fromkeys(others))
+        if not taken:
+            wanted = f" called {' or '.join(self._columns)}" if self._columns else ""
+            raise ValueError(f"no field{wanted} is a number")
+        for value in (numeric[name] for name in taken):
+            if not isinstance(value, _Failure) and not 0 <= value <= MAX_FIGURE:
+                raise ValueError(f"{str(value)[:20]} is not a latency")
+        provider = record.get("provider")
+        for name in taken:
+            value, (whose, unit) = numeric[name], _split(name)
+            if isinstance(provider, str) and len(taken) == 1:
+                whose = provider
+            if isinstance(value, _Failure):
+                self._add(whose, math.nan if value.is_timeout else 0.0, failed=True)
+                continue
+            if isinstance(value, _Seconds) or unit is not None:
+                self._units[whose] = "s" if isinstance(value, _Seconds) else unit or "s"
+            self._add(whose, float(value))
+        self.turns += 1
+
+    def _add(self, name: str, secs: float, *, censored: bool = False, failed: bool = False) -> None:
+        self._found.setdefault(name, []).append((secs, censored, failed, self.turns))
+
+    def recorded(self, unit: Unit) -> Recorded:
+        order = sorted(self._found, key=lambda n: (-self._firsts[n], -len(self._found[n])))
+        units = {name: self._unit_of(name, unit) for name in order}
+        lost = [a for a in self._attempts if a.outcome == "superseded"]
+        return Recorded(
+            {name: _measured(name, self._found[name], _FACTORS[units[name]]) for name in order},
+            self.turns,
+            self.skipped,
+            tuple(self.named),
+            next((each for each in units.values() if each != "s"), "s"),
+            _mean(self._prompts),
+            _mean([a.output_tokens for a in lost]),
+            _mean([a.usd for a in lost]),
+            tuple(self._ignored),
+            _prices(self._attempts),
+        )
+
+    def _unit_of(self, name: str, unit: Unit) -> str:
+        if name in self._units:
+            return self._units[name]
+        if unit != "auto":
+            return unit
+        answers = [secs for secs, _, failed, _ in self._found[name] if not failed]
+        median = float(np.median(answers)) if answers else 0.0
+        guess = "ms" if median > SURELY_MS else "s"
+        if (secs := median * _FACTORS[guess]) > MAX_MEDIAN_SECS:
+            raise ReadingError(
+                f"half of the latencies of {name} would be over {secs:,.0f} s: give their unit, as "
+                "--unit us"
+            )
+        return guess
+
+
+def _measured(name: str, found: list[tuple[float, bool, bool, int]], factor: float) -> Measured:
+    secs, censored, failed, row = (list(column) for column in zip(*found, strict=True))
+    times = np.asarray(secs, np.float64) * factor
+    times = np.where(np.isnan(times), float(np.nanmax(times, initial=0.0)), times)
+    flags = np.asarray(censored, np.bool_), np.asarray(failed, np.bool_)
+    return Measured(name, times, *flags, np.asarray(row, np.int64))
+
+
+def _prices(attempts: Sequence[AttemptReport]) -> dict[str, tuple[float, float]]:
+    """What providers charge per million tokens: the least squares of costs over tokens."""
+    rows: dict[str, list[tuple[float, float, float]]] = {}
+    for a in attempts:
+        if a.input_tokens is not None and a.output_tokens is not None and a.usd is not None:
+            rows.setdefault(a.provider, []).append((a.input_tokens, a.output_tokens, a.usd))
+    found = dict[str, tuple[float, float]]()
+    for name, known in rows.items():
+        table = np.asarray(known)
+        prices = np.linalg.lstsq(table[:, :2], table[:, 2], rcond=1e-9)[0] * 1e6
+        found[name] = (max(float(prices[0]), 0.0), max(float(prices[1]), 0.0))
+    return found
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _latency_columns(names: list[str]) -> list[str]:
+    """The columns whose names say latency, else those with a unit, else all that may be."""
+    possible = [name for name in names if not _NO_LATENCY.fullmatch(name)]
+    named = [name for name in possible if _IS_LATENCY.fullmatch(name)]
+    return named or [name for name in possible if _split(name)[1]] or possible
+
+
+def _split(name: str) -> tuple[str, str | None]:
+    """A column's name without its unit, and its unit if it has one."""
+    found = _NAME.fullmatch(name)
+    return (name, None) if found is None else (found[1] or COLUMN, _unit(found[2]))
+
+
+def _unit(name: str) -> str:
+    lower = name.lower().replace("µ", "u")
+    return lower if lower in _FACTORS else "s"
+
+
+def _records(path: Path, file: Iterable[str]) -> Iterator[tuple[int, Any]]:
+    """Each record with its line, or its place in a JSON list; a ValueError for a bad line."""
+    lines = ((number, line.strip()) for number, line in enumerate(file, 1))
+    filled = ((number, line) for number, line in lines if line)
+    first = next(filled, None)
+    if first is None:
+        return
+    rest = itertools.chain([first], filled)
+    if first[1].startswith("["):
+        kept = list(rest)
+        try:
+            yield from enumerate(printable(json.loads(" ".join(line for _, line in kept))), 1)
+            return
+        except (ValueError, RecursionError):
+            rest = iter(kept)
+    elif not (first[1].startswith("{") or path.suffix in (".jsonl", ".ndjson", ".json")):
+        yield from _csv_records(rest)
+        return
+    for number, line in rest:
+        try:
+            yield number, printable(json.loads(line))
+        except (ValueError, RecursionError):
+            yield number, ValueError("not JSON")
+
+
+def _csv_records(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, Any]]:
+    header, separator = list[str](), ","
+    for number, line in lines:
+        if not header:
+            blanks = line.split()
+            spaced = len(blanks) > 1 and all(isinstance(_cell(c, " "), float) for c in blanks)
+            separator = next((s for s in ";\t|," if s in line), " " if spaced else ",")
+            header = _cells(line, separator)
+            if not any(isinstance(_cell(cell, separator), float) for cell in header):
+                seen = Counter[str]()
+                for n, name in enumerate(header):
+                    seen[name] += 1
+                    header[n] = name if seen[name] == 1 else f"{name} {seen[name]}"
+                continue
+            several = len(header) > 1
+            header = [f"{COLUMN} {n + 1}" if several else COLUMN for n in range(len(header))]
+        cells = _cells(line, separator)
+        if len(cells) > len(header):
+            yield number, ValueError(f"{len(cells)} cells under {len(header)} columns")
+            continue
+        given = zip(header, cells, strict=False)
+        yield number, {name: _cell(cell, separator) for name, cell in given if cell}
+
+
+def _cells(line: str, separator: str) -> list[str]:
+    cells = line.split() if separator == " " else next(csv.reader([line], delimiter=separator))
+    return [printable(cell.strip()) for cell in cells]
+
+
+def _cell(cell: str, separator: str) -> float | str | _Failure:
+    """A figure, in seconds if it has its unit; a failure; or a text."""
+    if (failed := _FAILED.fullmatch(cell)) is not None:
+        return _Failure(is_timeout=failed[1] is not None)
+    # A comma within a cell is a decimal one, but where commas separate, of thousands.
+    plain = cell.replace(",", "" if separator == "," else ".")
+    try:
+        if (found := _CELL.fullmatch(plain)) is not None:
+            return _Seconds(float(found[1]) * _FACTORS[_unit(found[2])])
+        return float(plain)
+    except ValueError:
+        return cell

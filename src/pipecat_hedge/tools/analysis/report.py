@@ -1,0 +1,974 @@
+"""``pipecat-hedge report``: callers' waits, providers' incidents, and what hedging bought."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, tzinfo
+from pathlib import Path
+from typing import Literal, TypeAlias
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from pipecat_hedge.policy.hedge_policy import HedgePolicy
+from pipecat_hedge.policy.slo_outcome import Slo, judge_llm, judge_wait
+from pipecat_hedge.race.errors import ConfigurationError, HedgeError
+from pipecat_hedge.race.reports import AttemptReport
+from pipecat_hedge.tools.analysis.charts import Axis, Chart, log_axis, nines_axis, path
+from pipecat_hedge.tools.analysis.formatting import (
+    UNKNOWN,
+    between,
+    count,
+    paragraph,
+    plain,
+    secs,
+    share,
+    terminal_width,
+    text_table,
+    usd,
+)
+from pipecat_hedge.tools.analysis.incidents import Incident, attempt_waits, incidents_of
+from pipecat_hedge.tools.analysis.latency_files import recorded_from
+from pipecat_hedge.tools.analysis.slow_turns import SlowTurn, slowest_turns
+from pipecat_hedge.tools.analysis.statistics import (
+    Bootstrap,
+    Floats,
+    Interval,
+    Waits,
+    kaplan_meier,
+    rank_correlation,
+    wilson,
+)
+from pipecat_hedge.tools.analysis.turn_log import Log, LoggedTurn, ReadingError, read_logs
+from pipecat_hedge.tools.analysis.whatif import Answer, Question, show, what_if
+
+__all__ = ["Report", "configure", "page_of", "report_of", "run", "summary_of"]
+
+FEW, P99_TURNS = 100, 500
+"""A log of fewer turns gets a caveat; hedging is judged by the p99 from 500 turns on."""
+BUDGETS = (0.05, 0.1, 0.25)
+REPLAYED, SAMPLED = 6_000, 20_000
+"""How many turns are replayed, and of how many at most latencies are learned."""
+AS_LOGGED, SAME_REQUESTS = "as logged", 0.02
+MAX_PERIODS, MAX_HOURS = 26, 7 * 24 + 1
+COMPARED_TURNS, MIN_BEYOND, MIN_TURNS = 20_000, 5, 20
+"""Compared are the latest turns; a percentile needs five turns beyond it, a share twenty turns."""
+OBJECTIVES = {"ttft": "first token", "ttfs": "first sentence", "voice_to_voice": "voice to voice"}
+Objective: TypeAlias = Literal["ttft", "ttfs", "voice_to_voice"]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The turns of a tier, or of a stretch of time.
+
+    Parameters:
+        name: What they have in common.
+        turns: How many they are.
+        ttft: Times to first token, those that callers gave up on included.
+        unanswered: Turns that had no whole answer.
+    """
+
+    name: str
+    turns: int
+    ttft: Waits
+    unanswered: int
+
+    @classmethod
+    def of(cls, name: str, turns: Sequence[LoggedTurn]) -> Group:
+        """Sum up turns."""
+        return cls(name, len(turns), _ttft(turns), sum(turn.unanswered for turn in turns))
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What became of a promise to a tier.
+
+    Parameters:
+        objective: ``ttft``, ``ttfs`` or ``voice_to_voice``.
+        tier: Its callers' tier; None for all.
+        limit_secs: What was promised.
+        target: For what share of turns.
+        kept: Turns that kept it.
+        turns: Turns that say whether it was kept.
+        interval: Where the share of kept turns lies, with 95 % certainty; None without a turn.
+    """
+
+    objective: Objective
+    tier: str | None
+    limit_secs: float
+    target: float
+    kept: int
+    turns: int
+    interval: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What requests used and cost; None if no request tells.
+
+    Parameters:
+        requests: How many requests there were.
+        input_tokens: Their prompts' tokens.
+        output_tokens: Their answers' tokens.
+        estimated: How many requests' token counts are estimates.
+        usd: What they cost, in US dollars.
+        unpriced: How many have no price.
+    """
+
+    requests: int
+    input_tokens: int | None
+    output_tokens: int | None
+    estimated: int
+    usd: float | None
+    unpriced: int
+
+    @classmethod
+    def of(cls, attempts: Sequence[AttemptReport]) -> Spending:
+        """Add up requests."""
+        prompts = [a.input_tokens for a in attempts if a.input_tokens is not None]
+        answers = [a.output_tokens for a in attempts if a.output_tokens is not None]
+        prices = [a.usd for a in attempts if a.usd is not None]
+        return cls(
+            len(attempts),
+            sum(prompts) if prompts else None,
+            sum(answers) if answers else None,
+            sum(a.tokens_estimated for a in attempts),
+            math.fsum(prices) if prices else None,
+            len(attempts) - len(prices),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderFigures:
+    """What a provider did.
+
+    Parameters:
+        provider: The provider's name.
+        requests: Requests that were sent to it.
+        reasons: The same by ``primary``, ``hedge``, ``failure`` and ``stall``.
+        outcomes: The same by ``won``, ``superseded``, ``failed`` and ``interrupted``.
+        failures: Those that failed, by category.
+        ttft: Times to first token, cancelled requests included.
+        spending: What they used and cost.
+    """
+
+    provider: str
+    requests: int
+    reasons: dict[str, int]
+    outcomes: dict[str, int]
+    failures: dict[str, int]
+    ttft: Waits
+    spending: Spending
+
+
+@dataclass(frozen=True, slots=True)
+class Hedging:
+    """What hedging did.
+
+    Parameters:
+        hedges: Requests that were sent because another one was slow.
+        won: Those of them whose answer was released.
+        replacements: Requests that replaced one that failed or stalled.
+        extra_requests: Requests beyond the first, per turn in which a provider was asked.
+        lost: What requests cost that lost a race.
+        percentile: What is compared: the ``p99``, or the ``p95`` of few turns.
+        with_secs: It under the log's policy, replayed; None without a replay.
+        without_secs: The same without hedging, failed requests being replaced.
+        is_known: Whether both are known; else hedges cut short too many requests to tell.
+    """
+
+    hedges: int
+    won: int
+    replacements: int
+    extra_requests: float
+    lost: Spending
+    percentile: str = "p99"
+    with_secs: float | None = None
+    without_secs: float | None = None
+    is_known: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One figure of two logs.
+
+    Parameters:
+        name: What it is.
+        unit: ``secs``, ``share``, ``requests`` or ``usd``.
+        this: The figure of this log; None if it is not known.
+        other: The same of the other log.
+        interval: Where this less the other lies, with 95 % certainty; None if that is not known.
+        verdict: ``differs``, ``no difference shown`` or ``too few turns``.
+    """
+
+    name: str
+    unit: str
+    this: float | None
+    other: float | None
+    interval: Interval | None
+    verdict: Literal["differs", "no difference shown", "too few turns"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that the page, the summary and the JSON say.
+
+    Parameters:
+        files: The logs' names.
+        headline: What matters most, a sentence each.
+        caveat: What limits the figures, or empty.
+        skipped: Lines that could not be used.
+        named_skips: The first of them.
+        begin_at: When the first turn began, in seconds since the epoch; None if not all times are
+            known.
+        end_at: When the last turn ended.
+        outcomes: Turns by outcome.
+        degraded: Turns whose caller heard the fallback text.
+        all_turns: All turns.
+        tiers: The turns of each tier.
+        periods: The turns of each stretch of time; none if not all times are known.
+        ttfs: Times to the first speakable sentence.
+        voice_to_voice: From the caller's last sound to the answer's first, where a log has it.
+        promises: What became of promises; none if none is given.
+        providers: What each provider did, the one asked first most often first.
+        incidents: When a provider was slow or failing, the costliest first.
+        hedging: What hedging did.
+        spending: What all requests used and cost.
+        usd_per_success: What a turn with a whole answer cost; None if it is not known.
+        slowest: The slowest turns.
+        whatif: What other policies would have done; None if nothing was replayed.
+        other_files: The names of the logs compared with.
+        comparison: The figures of both logs, if there is another one.
+    """
+
+    files: tuple[str, ...]
+    headline: tuple[str, ...]
+    caveat: str
+    skipped: int
+    named_skips: tuple[str, ...]
+    begin_at: float | None
+    end_at: float | None
+    outcomes: dict[str, int]
+    degraded: int
+    all_turns: Group
+    tiers: tuple[Group, ...]
+    periods: tuple[Group, ...]
+    ttfs: Waits
+    voice_to_voice: Waits
+    promises: tuple[Promise, ...]
+    providers: tuple[ProviderFigures, ...]
+    incidents: tuple[Incident, ...]
+    hedging: Hedging
+    spending: Spending
+    usd_per_success: float | None
+    slowest: tuple[SlowTurn, ...]
+    whatif: Answer | None
+    other_files: tuple[str, ...]
+    comparison: tuple[Difference, ...]
+
+
+def report_of(
+    log: Log,
+    *,
+    slo: Slo | None = None,
+    zone: tzinfo | None = None,
+    against: Log | None = None,
+    replay: bool = True,
+    progress: Callable[[str, float], None] = lambda what, share: None,
+) -> Report:
+    """Count everything.
+
+    Args:
+        log: The turns.
+        slo: What is promised to callers; None is nothing.
+        zone: The time zone of hours; None is this machine's own.
+        against: Another log, to compare with.
+        replay: Whether to replay the turns: what hedging bought, and what to change.
+        progress: Called with what is being done, and the share of it that is done.
+    """
+    turns = log.turns
+    sent = [attempt for turn in turns for attempt in turn.sent]
+    providers = _providers(turns)
+    is_timed = all(turn.at is not None for turn in turns)
+    answer = _replayed(turns, slo, progress) if replay else None
+    all_turns, spending = Group.of("all callers", turns), Spending.of(sent)
+    successes = sum(turn.succeeded for turn in turns)
+    tiers = dict.fromkeys(turn.report.tier for turn in turns)
+    usual = {p.provider: p.ttft.p50.secs for p in providers if p.ttft.p50 is not None}
+    incidents, hedging = incidents_of(turns), _hedging(turns, answer)
+    promises = _promises(log, slo)
+    few = f"{count(len(turns), 'turn')} are too few for a p99: take percentiles for a hint."
+    return Report(
+        log.files,
+        tuple(_headline(all_turns, promises, incidents, hedging, answer, zone)),
+        few if len(turns) < FEW else "",
+        log.skipped,
+        tuple(log.named_skips),
+        turns[0].began_at if is_timed else None,
+        max(turn.at or 0.0 for turn in turns) if is_timed else None,
+        dict(Counter(turn.report.outcome for turn in turns)),
+        sum(turn.report.degraded_reason is not None for turn in turns),
+        all_turns,
+        tuple(Group.of(tier, [t for t in turns if t.report.tier == tier]) for tier in tiers),
+        _periods(turns, zone) if is_timed else (),
+        _ttfs(turns),
+        Waits.of(
+            [each.secs for each in log.heard if each.heard],
+            [each.secs for each in log.heard if not each.heard],
+        ),
+        promises,
+        providers,
+        incidents,
+        hedging,
+        spending,
+        spending.usd / successes if spending.usd is not None and successes else None,
+        slowest_turns(turns, usual),
+        answer,
+        () if against is None else against.files,
+        () if against is None else tuple(_compared(turns, against.turns)),
+    )
+
+
+def _ttft(turns: Iterable[LoggedTurn]) -> Waits:
+    known = list(turns)
+    return Waits.of(
+        [t.report.ttft_secs for t in known if t.report.ttft_secs is not None],
+        [t.report.duration_secs for t in known if t.given_up],
+    )
+
+
+def _ttfs(turns: Sequence[LoggedTurn]) -> Waits:
+    silent = [t for t in turns if t.report.ttfs_secs is None]
+    return Waits.of(
+        [t.report.ttfs_secs for t in turns if t.report.ttfs_secs is not None],
+        [t.report.duration_secs for t in silent if t.given_up or t.report.outcome == "interrupted"],
+    )
+
+
+def _periods(turns: Sequence[LoggedTurn], zone: tzinfo | None) -> tuple[Group, ...]:
+    """The turns of each hour, or of the shortest stretches of which there are not too many."""
+    began = [turn.began_at or 0.0 for turn in turns]
+    low, high = min(began), max(began)
+    offset = datetime.fromtimestamp(low, zone).astimezone(zone).utcoffset()
+    shift = 0.0 if offset is None else offset.total_seconds()
+    widths = [60.0 * m for m in (1, 2, 5, 10, 15, 30, 60, 120, 360, 1440, 2880, 10080)]
+    width, first, number = max(high - low, 1.0), low, 1
+    for each in widths:
+        begin = math.floor((low + shift) / each) * each - shift
+        periods = math.floor((high - begin) / each) + 1
+        if periods <= (MAX_HOURS if each == 3600 else MAX_PERIODS):
+            width, first, number = each, begin, periods
+            break
+    groups: list[list[LoggedTurn]] = [[] for _ in range(number)]
+    for turn, at in zip(turns, began, strict=True):
+        groups[min(int((at - first) // width), number - 1)].append(turn)
+    form = "%Y-%m-%d" if width >= 86400 else "%m-%d %H:%M" if number * width > 86400 else "%H:%M"
+    return tuple(
+        Group.of(datetime.fromtimestamp(first + n * width, zone).strftime(form), group)
+        for n, group in enumerate(groups)
+    )
+
+
+def _providers(turns: Sequence[LoggedTurn]) -> tuple[ProviderFigures, ...]:
+    sent: dict[str, list[AttemptReport]] = {}
+    for turn in turns:
+        for attempt in turn.sent:
+            sent.setdefault(attempt.provider, []).append(attempt)
+    figures = [
+        ProviderFigures(
+            name,
+            len(mine),
+            dict(Counter(a.launch_reason for a in mine)),
+            dict(Counter(a.outcome for a in mine)),
+            dict(Counter(a.error_category or "unknown" for a in mine if a.outcome == "failed")),
+            attempt_waits(mine),
+            Spending.of(mine),
+        )
+        for name, mine in sent.items()
+    ]
+    return tuple(sorted(figures, key=lambda p: (-p.reasons.get("primary", 0), -p.requests)))
+
+
+def _promises(log: Log, slo: Slo | None) -> tuple[Promise, ...]:
+    if slo is None:
+        return ()
+    found = list[Promise]()
+    for tier in dict.fromkeys(turn.report.tier for turn in log.turns):
+        mine = [turn.report for turn in log.turns if turn.report.tier == tier]
+        objectives: tuple[Literal["ttft", "ttfs"], ...] = ("ttft", "ttfs")
+        for objective in objectives:
+            if (limit := slo.within(objective)) is not None:
+                verdicts = [judge_llm(objective, limit, report) for report in mine]
+                found.append(_promise(objective, tier, limit, slo.share, verdicts))
+    if log.heard and (limit := slo.voice_to_voice_secs) is not None:
+        heard = [
+            judge_wait(
+                limit,
+                turn.secs if turn.heard else None,
+                turn.secs,
+                is_cut=not turn.heard,
+                is_degraded=False,
+            )
+            for turn in log.heard
+        ]
+        found.append(_promise("voice_to_voice", None, limit, slo.share, heard))
+    return tuple(found)
+
+
+def _promise(
+    objective: Objective,
+    tier: str | None,
+    limit: float,
+    target: float,
+    verdicts: Sequence[bool | None],
+) -> Promise:
+    known = [verdict for verdict in verdicts if verdict is not None]
+    interval = wilson(sum(known), len(known)) if known else None
+    return Promise(objective, tier, limit, target, sum(known), len(known), interval)
+
+
+def _replayed(
+    turns: Sequence[LoggedTurn], slo: Slo | None, progress: Callable[[str, float], None]
+) -> Answer | None:
+    """What other policies would have done, the log's own among them."""
+    names = Counter(a.provider for turn in turns for a in turn.sent[:1])
+    if not names:
+        return None
+    first = names.most_common(1)[0][0]
+    nexts = Counter(a.provider for turn in turns for a in turn.sent[1:] if a.provider != first)
+    known = Counter(turn.policy for turn in turns if turn.policy is not None)
+    policy = known.most_common(1)[0][0] if known else _guessed(turns)
+    recent = turns[-SAMPLED:]
+    question = Question(
+        first=first,
+        second=nexts.most_common(1)[0][0] if nexts else None,
+        attempts=max(policy.max_attempts, 2),
+        budgets=BUDGETS,
+        deadline_secs=None if slo is None else slo.ttft_secs,
+        max_turns=REPLAYED,
+        others=((AS_LOGGED, policy),),
+    )
+    try:
+        recorded = recorded_from(turn.report for turn in recent if turn.sent)
+        return what_if(recorded, question, progress=progress)
+    except ReadingError:  # no request of one of the providers was ever answered
+        return None
+
+
+def _guessed(turns: Sequence[LoggedTurn]) -> HedgePolicy:
+    """A policy that hedges as often as the log has it, where its lines have no settings."""
+    hedges = sum(a.launch_reason == "hedge" for turn in turns for a in turn.sent)
+    if not hedges:
+        return HedgePolicy.fallback(stall_secs=None)
+    return HedgePolicy.adaptive(min(max(round(hedges / len(turns), 2), 0.01), 1.0), stall_secs=None)
+
+
+def _hedging(turns: Sequence[LoggedTurn], answer: Answer | None) -> Hedging:
+    sent = [a for turn in turns for a in turn.sent]
+    hedges = [a for a in sent if a.launch_reason == "hedge"]
+    asked = sum(bool(turn.sent) for turn in turns)
+    counted = Hedging(
+        len(hedges),
+        sum(a.outcome == "won" for a in hedges),
+        sum(a.launch_reason in ("failure", "stall") for a in sent),
+        len(sent) / asked - 1 if asked else 0.0,
+        Spending.of([a for a in sent if a.outcome == "superseded"]),
+    )
+    if answer is None:
+        return counted
+    plain_ones = [o for o in answer.policies if o.policy.startswith(("no hedging", "fallback("))]
+    mine, bare = answer.outcome(AS_LOGGED), plain_ones[-1]
+    found = counted
+    for name in ("p99", "p95")[answer.turns < P99_TURNS :]:
+        both = [o.at_least.get(name, o.percentiles[name]) for o in (mine, bare)]
+        # A lower bound will do where it lies beyond the other figure.
+        known = name not in mine.at_least and (name not in bare.at_least or both[1] > both[0])
+        found = replace(
+            counted, percentile=name, with_secs=both[0], without_secs=both[1], is_known=known
+        )
+        if known:
+            break
+    return found
+
+
+def _compared(turns: Sequence[LoggedTurn], others: Sequence[LoggedTurn]) -> Iterable[Difference]:
+    """Each figure of both logs, and whether they differ by more than chance."""
+    logs = [_Sample(each[-COMPARED_TURNS:], seed) for seed, each in enumerate((turns, others), 1)]
+    for name, unit, figure, enough in _FIGURES:
+        this, other = (figure(log, None) for log in logs)
+        known = [None if math.isnan(value) else value for value in (this, other)]
+        if None in known or not all(enough(log) for log in logs):
+            yield Difference(name, unit, known[0], known[1], None, "too few turns")
+            continue
+        weights = zip(*(log.weights for log in logs), strict=True)
+        drawn = np.array(
+            [figure(logs[0], mine) - figure(logs[1], theirs) for mine, theirs in weights]
+        )
+        low, high = (float(v) for v in np.nanquantile(drawn, (0.025, 0.975)))
+        differs = low > 0 or high < 0
+        verdict = "differs" if differs else "no difference shown"
+        yield Difference(name, unit, known[0], known[1], Interval(low, high), verdict)
+
+
+class _Sample:
+    """A log's figures, of all its turns or of turns with weights."""
+
+    def __init__(self, turns: Sequence[LoggedTurn], seed: int):
+        nan = math.nan
+        ttft = np.array([nan if (s := t.report.ttft_secs) is None else s for t in turns])
+        self.order = np.argsort(ttft)
+        self.answered = int(np.sum(~np.isnan(ttft)))
+        self.ascending = ttft[self.order][: self.answered]
+        self.turns = len(turns)
+        self.whole = np.array([float(turn.succeeded) for turn in turns])
+        self.gone = np.array([float(turn.given_up) for turn in turns])
+        self.requests = np.array([float(len(turn.sent)) for turn in turns])
+        costs = [[nan if a.usd is None else a.usd for a in turn.sent] for turn in turns]
+        self.usd = np.array([math.fsum(each) for each in costs])
+        known = ttft[~np.isnan(ttft)]
+        correlation = rank_correlation(known[:-1], known[1:]) if len(known) > MIN_TURNS else 0.0
+        rng = np.random.default_rng(seed)
+        bootstrap = Bootstrap(len(turns), rng, correlation, [turn.session for turn in turns])
+        self.weights = [bootstrap.draw() for _ in range(400)]
+
+    def quantile(self, p: float, weight: Floats | None) -> float:
+        weights = np.ones(self.turns) if weight is None else weight
+        summed = np.cumsum(weights[self.order][: self.answered])
+        if not self.answered or not summed[-1]:
+            return math.nan
+        rank = max(math.ceil(p * summed[-1]), 1)
+        return float(self.ascending[int(np.searchsorted(summed, rank))])
+
+    def ratio(self, above: Floats, below: Floats, weight: Floats | None) -> float:
+        weights = np.ones(self.turns) if weight is None else weight
+        total = float((below * weights).sum())
+        return float((above * weights).sum()) / total if total else math.nan
+
+
+_Figure: TypeAlias = tuple[
+    str, str, Callable[[_Sample, "Floats | None"], float], Callable[[_Sample], bool]
+]
+
+
+def _quantile_figure(p: float) -> _Figure:
+    name = f"first token, p{100 * p:.0f}"
+    return (
+        name,
+        "secs",
+        lambda log, weight: log.quantile(p, weight),
+        lambda log: log.answered * (1 - p) >= MIN_BEYOND - 1e-9,
+    )
+
+
+def _ratio_figure(name: str, unit: str, above: str, below: str | None = None) -> _Figure:
+    def figure(log: _Sample, weight: Floats | None) -> float:
+        divisor = np.ones(log.turns) if below is None else getattr(log, below)
+        return log.ratio(getattr(log, above), divisor, weight)
+
+    return name, unit, figure, lambda log: log.turns >= MIN_TURNS
+
+
+_FIGURES = (
+    *(_quantile_figure(p) for p in (0.5, 0.95, 0.99)),
+    _ratio_figure("answered to the end", "share", "whole"),
+    _ratio_figure("given up before the first token", "share", "gone"),
+    _ratio_figure("requests a turn", "requests", "requests"),
+    _ratio_figure("cost of an answered turn", "usd", "usd", "whole"),
+)
+
+
+def _headline(
+    all_turns: Group,
+    promises: Sequence[Promise],
+    incidents: Sequence[Incident],
+    hedging: Hedging,
+    answer: Answer | None,
+    zone: tzinfo | None,
+) -> Iterable[str]:
+    ttft = all_turns.ttft
+    waited = f"{secs(ttft.p50)} (p50), {secs(ttft.p95)} (p95), {secs(ttft.longest)} at most"
+    yield f"{count(all_turns.turns, 'turn')}: callers waited {waited} for the first token."
+    if all_turns.unanswered or ttft.cut_short:
+        yield (
+            f"{count(all_turns.unanswered, 'turn')} had no whole answer; callers gave up on "
+            f"{count(ttft.cut_short)}."
+        )
+    missed = [p for p in promises if p.turns and p.kept < p.target * p.turns]
+    if missed:
+        worst = min(missed, key=lambda p: p.kept / p.turns - p.target)
+        more = f", and {len(missed) - 1} more" if len(missed) > 1 else ""
+        yield f"Promise missed: {_promised(worst)}{more}."
+    for incident in incidents[:3]:
+        yield f"{_incident(incident, zone)}."
+    yield f"{_bought(hedging)}."
+    if answer is not None:
+        yield f"Recommended policy: {_recommended(answer)}."
+
+
+def _promised(promise: Promise) -> str:
+    kept = promise.kept / promise.turns if promise.turns else None
+    return (
+        f"{OBJECTIVES[promise.objective]} within {promise.limit_secs:g} s for "
+        f"{promise.tier or 'all callers'}, in {share(kept)} of turns instead of "
+        f"{100 * promise.target:g} %"
+    )
+
+
+def _incident(incident: Incident, zone: tzinfo | None) -> str:
+    """From when to when, and what it cost."""
+    when = f"in turns {incident.first_turn} to {incident.last_turn}"
+    if incident.begin_at is not None:
+        when = between(incident.begin_at, incident.end_at, zone)
+    if incident.kind == "failing":
+        failures = ", ".join(
+            f"{n} {name.replace('_', ' ')}" for name, n in incident.failures.items()
+        )
+        what = f"{incident.bad} of {incident.requests} requests failed or were slow ({failures})"
+    else:
+        what = f"p50 {secs(incident.p50)} instead of {secs(incident.usual_p50)}"
+    costs = list[str]()
+    if (incident.extra_wait_secs or 0.0) > 0:
+        costs.append(
+            f"{secs(incident.extra_wait_secs)} of waiting in {count(incident.turns, 'turn')}"
+        )
+    if lost := incident.unanswered + incident.given_up:
+        costs.append(f"{count(lost, 'turn')} without a whole answer")
+    if incident.extra_requests >= 1:
+        costs.append(f"{count(incident.extra_requests, 'request')} more")
+    if (incident.extra_usd or 0.0) > 0:
+        costs.append(usd(incident.extra_usd))
+    cost = f"It cost {', '.join(costs)}" if costs else "Callers did not notice"
+    return f"{incident.provider} was {incident.kind} {when}: {what}. {cost}"
+
+
+def _bought(hedging: Hedging) -> str:
+    """What hedging bought, in one figure."""
+    if not hedging.hedges:
+        return "No turn was hedged"
+    told = f"{count(hedging.hedges, 'hedge')}, {share(hedging.extra_requests)} more requests"
+    if hedging.with_secs is None or hedging.without_secs is None:
+        return told
+    if not hedging.is_known:
+        return f"{told}; what that bought is not known, as hedges cut short the slow requests"
+    return (
+        f"Hedging: {hedging.percentile} {secs(hedging.with_secs)} instead of "
+        f"{secs(hedging.without_secs)} (replayed), for {share(hedging.extra_requests)} more "
+        "requests"
+    )
+
+
+def _recommended(answer: Answer) -> str:
+    mine, chosen = answer.outcome(AS_LOGGED), answer.outcome(answer.recommended)
+    interval, more = chosen.intervals["p95"], chosen.extra_requests - mine.extra_requests
+    if interval.low <= mine.percentiles["p95"] <= interval.high and abs(more) < SAME_REQUESTS:
+        return "the one of the log"
+    return (
+        f"{answer.recommended}. p95 {secs(chosen.percentiles['p95'])} instead of "
+        f"{secs(mine.percentiles['p95'])} with the policy of the log, "
+        f"{share(chosen.extra_requests)} more requests instead of {share(mine.extra_requests)}"
+    )
+
+
+def summary_of(report: Report, zone: tzinfo | None = None, width: int = 80) -> str:
+    """The report for a terminal.
+
+    Args:
+        report: The report.
+        zone: The time zone of hours; None is this machine's own.
+        width: Columns of the terminal.
+    """
+    lines = [paragraph(f"- {each}", width, "  ") for each in report.headline]
+    if report.caveat:
+        lines.append(paragraph(f"- {report.caveat}", width, "  "))
+    tables = [_waits_table(report), _providers_table(report)]
+    if report.promises:
+        tables.append(_promises_table(report))
+    if report.comparison:
+        tables.append(_comparison_table(report))
+    for title, heads, rows in tables:
+        lines += [
+            "",
+            title,
+            text_table(heads, rows, width, ("difference (95 %)", "first", "cost", "p99")),
+        ]
+    lines += ["", "Slowest turns"]
+    lines += [
+        paragraph(
+            f"{secs(turn.waited_secs, at_least=turn.given_up)}: {turn.explanation}", width, "  "
+        )
+        for turn in report.slowest[:3]
+    ]
+    if report.skipped:
+        skips = f"{count(report.skipped, 'line')} skipped: {'; '.join(report.named_skips)}"
+        lines += ["", paragraph(skips, width, "  ")]
+    return "\n".join(lines)
+
+
+_Table: TypeAlias = tuple[str, list[str], list[list[str]]]
+
+
+def _waits_table(report: Report) -> _Table:
+    rows = [
+        [f"first token, {group.name}", count(group.turns), *_percentiles(group.ttft)]
+        for group in (
+            [report.all_turns] if len(report.tiers) < 2 else [report.all_turns, *report.tiers]
+        )
+    ]
+    for name, waits in (("first sentence", report.ttfs), ("voice to voice", report.voice_to_voice)):
+        if waits.count:
+            rows.append([name, count(waits.count), *_percentiles(waits)])
+    return "How long callers waited", ["", "turns", "p50", "p95", "p99", "longest"], rows
+
+
+def _providers_table(report: Report) -> _Table:
+    rows = [
+        [
+            p.provider,
+            count(p.requests),
+            count(p.reasons.get("primary", 0)),
+            count(p.outcomes.get("won", 0)),
+            count(p.outcomes.get("failed", 0)),
+            *_percentiles(p.ttft)[:3],
+            usd(p.spending.usd),
+        ]
+        for p in report.providers
+    ]
+    heads = ["provider", "requests", "first", "won", "failed", "p50", "p95", "p99", "cost"]
+    return "Providers", heads, rows
+
+
+def _promises_table(report: Report) -> _Table:
+    rows = [
+        [
+            f"{OBJECTIVES[p.objective]} ≤ {p.limit_secs:g} s, {p.tier or 'all callers'}",
+            f"{100 * p.target:g} %",
+            share(p.kept / p.turns if p.turns else None),
+            UNKNOWN
+            if p.interval is None
+            else f"{100 * p.interval.low:.1f} – {100 * p.interval.high:.1f} %",
+        ]
+        for p in report.promises
+    ]
+    return "Promises", ["", "promised", "kept", "95 % interval"], rows
+
+
+def _comparison_table(report: Report) -> _Table:
+    units = {"secs": secs, "share": share, "usd": usd}
+    rows = [
+        [
+            each.name,
+            *(units.get(each.unit, _ratio)(value) for value in (each.this, each.other)),
+            _range(each.interval, units.get(each.unit, _ratio)),
+            each.verdict,
+        ]
+        for each in report.comparison
+    ]
+    return (
+        f"Compared with {', '.join(report.other_files)}",
+        ["", "this", "other", "difference (95 %)", "result"],
+        rows,
+    )
+
+
+def _percentiles(waits: Waits) -> list[str]:
+    return [secs(each) for each in (waits.p50, waits.p95, waits.p99, waits.longest)]
+
+
+def _range(interval: Interval | None, shown: Callable[[float], str]) -> str:
+    if interval is None:
+        return UNKNOWN
+    low, high = (("-" if v < 0 else "+") + shown(abs(v)) for v in (interval.low, interval.high))
+    return f"{low} to {high}"
+
+
+def _ratio(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.3f}"
+
+
+def page_of(report: Report, log: Log, zone: tzinfo | None = None) -> str:
+    """The report as one HTML page without scripts, other files or addresses.
+
+    Args:
+        report: The report.
+        log: The turns, for the charts.
+        zone: The time zone of hours; None is this machine's own.
+
+    Raises:
+        ConfigurationError: If jinja2 is not installed.
+    """
+    try:
+        import jinja2
+    except ImportError as e:
+        raise ConfigurationError("out needs jinja2: pip install 'pipecat-hedge[tools]'") from e
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters = {"secs": secs, "share": share, "usd": usd, "count": count}
+    environment.filters.update(filters)
+    return environment.get_template("report.html").render(
+        report=report,
+        when=between(report.begin_at, report.end_at, zone),
+        tables={
+            "waits": _waits_table(report),
+            "providers": _providers_table(report),
+            "promises": _promises_table(report),
+            "comparison": _comparison_table(report),
+        },
+        periods=[
+            [g.name, count(g.turns), *_percentiles(g.ttft)] for g in report.periods if g.turns
+        ],
+        incidents=[_incident(each, zone) for each in report.incidents],
+        bought=_bought(report.hedging),
+        recommended="" if report.whatif is None else _recommended(report.whatif),
+        whatif="" if report.whatif is None else show(report.whatif, 100),
+        charts=[chart for chart in (_curve(log), _over_time(report)) if chart is not None],
+        clock=lambda at: f"{datetime.fromtimestamp(at, zone):%H:%M:%S}",
+    )
+
+
+def _curve(log: Log) -> Chart | None:
+    """The share of turns whose first token had come, over time."""
+    ended = [t.report.ttft_secs for t in log.turns if t.report.ttft_secs is not None]
+    if len(ended) < 2:
+        return None
+    cut = [t.report.duration_secs for t in log.turns if t.given_up]
+    waits = np.array([*ended, *cut])
+    curve, _ = kaplan_meier(waits, np.arange(len(waits)) >= len(ended))
+    x, across = log_axis(ended, "seconds (logarithmic)")
+    y, up = nines_axis(len(waits), "share of turns answered")
+    shares = 1 - np.geomspace(1, 1 / len(waits), 160)
+    points = [(x(min(curve.quantile(p), max(ended))), y(float(p))) for p in shares]
+    title = "How long callers waited for the first token"
+    return Chart(title, title, (("first token", path(points)),), across, up)
+
+
+def _over_time(report: Report) -> Chart | None:
+    """The p50 and p95 of each period, and the incidents."""
+    periods = report.periods
+    known = [q.secs for group in periods for q in (group.ttft.p50, group.ttft.p95) if q is not None]
+    if len(periods) < 2 or not known or report.begin_at is None or report.end_at is None:
+        return None
+    y, up = log_axis(known, "time to first token, seconds (logarithmic)")
+    step = 100 / len(periods)
+
+    def line(name: str) -> str:
+        found = [getattr(group.ttft, name) for group in periods]
+        places = [math.nan if q is None else y(q.secs) for q in found]
+        points = [(n * step, place) for n, place in enumerate(places)]
+        return path([*points, (100.0, places[-1])], is_step=True)
+
+    every = max(math.ceil(len(periods) / 4), 1)
+    ticks = tuple((n * step, group.name) for n, group in enumerate(periods) if n % every == 0)
+    places = [sum(group.turns for group in periods[:n]) for n in range(len(periods) + 1)]
+
+    def at(place: int) -> float:
+        return float(np.interp(place, places, np.arange(len(places)) * step))
+
+    bands = tuple((at(i.first_turn - 1), at(i.last_turn)) for i in report.incidents)
+    names = ", ".join(dict.fromkeys(i.provider for i in report.incidents))
+    return Chart(
+        "When",
+        "median and p95 of the time to first token over the time of day",
+        (("p50", line("p50")), ("p95", line("p95"))),
+        Axis("time", ticks),
+        up,
+        bands,
+        f"slow or failing: {names}",
+    )
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Describe the command's arguments.
+
+    Args:
+        parser: The command's own parser.
+    """
+    add = parser.add_argument
+    add(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="turn logs (HedgedLLMService(turn_log=...)), and logs of what callers heard "
+        "(TurnLatencyObserver(log=...))",
+    )
+    add("--out", type=Path, metavar="PAGE", help="write an HTML page there")
+    add("--against", action="append", metavar="FILE", help="compare with this log; repeatable")
+    for name, what in OBJECTIVES.items():
+        option = f"--slo-{name.replace('_', '-')}"
+        add(option, type=float, metavar="SECS", help=f"promised to callers: {what} within this")
+    add("--slo-share", type=float, metavar="SHARE", default=0.95, help="for so many turns (0.95)")
+    add("--tz", metavar="ZONE", help="the time zone of hours, as Europe/Paris (default: local)")
+    add("--no-replay", action="store_true", help="leave out what is replayed; quicker")
+    add("--json", action="store_true", help="print all figures as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the report.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        0, or 2 if it cannot be made.
+    """
+    errors = Console(stderr=True, highlight=False)
+    bar = Progress(
+        TextColumn("{task.description:20}"),
+        BarColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    )
+    try:
+        zone = _zone(args.tz)
+        limits = (args.slo_ttft, args.slo_ttfs, args.slo_voice_to_voice)
+        slo = None if limits == (None, None, None) else Slo(*limits, share=args.slo_share)
+        if args.out is not None and not args.out.parent.is_dir():
+            raise ConfigurationError(f"out: there is no folder {args.out.parent}: make it first")
+        with bar:
+            task = bar.add_task("reading", total=1.0)
+            log = read_logs(args.files)
+            report = report_of(
+                log,
+                slo=slo,
+                zone=zone,
+                against=read_logs(args.against) if args.against else None,
+                replay=not args.no_replay,
+                progress=lambda what, done: bar.update(task, description=what, completed=done),
+            )
+        if args.out is not None:
+            try:
+                args.out.write_text(page_of(report, log, zone), encoding="utf-8")
+            except OSError as e:
+                raise ConfigurationError(f"out: {args.out} cannot be written: {e.strerror}") from e
+    except HedgeError as e:
+        print(f"pipecat-hedge report: {e}", file=sys.stderr)
+        return 2
+    if args.json:
+        json.dump({"version": 2, **plain(report)}, sys.stdout, indent=1)
+        sys.stdout.write("\n")
+    else:
+        print(summary_of(report, zone, terminal_width()))
+        if args.out is not None:
+            print(f"\npage: {args.out}")
+    return 0
+
+
+def _zone(name: str | None) -> tzinfo | None:
+    if name is None:
+        return None
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ConfigurationError(f"tz: {name!r} is no time zone: write one as UTC") from None

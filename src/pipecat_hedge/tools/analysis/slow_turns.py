@@ -1,0 +1,232 @@
+"""Explains the slowest turns: who was asked, when, and what took most of the wait. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from pipecat_hedge.race.errors import SHED
+from pipecat_hedge.race.reports import AttemptReport
+from pipecat_hedge.tools.analysis.formatting import secs
+from pipecat_hedge.tools.analysis.turn_log import LoggedTurn
+
+__all__ = ["Cause", "Lane", "SlowTurn", "slowest_turns"]
+
+Cause: TypeAlias = Literal["queue", "not asked", "connection", "failure", "silence", "slow"]
+"""What took most of the wait."""
+
+MOST_OF_IT = 0.5
+UNUSUAL = 1.5
+"""An answer that took this many usual medians is called slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A request of a timeline; times are seconds from the turn's start.
+
+    Parameters:
+        label: The provider, why it was asked, and the outcome.
+        launched_secs: When it was launched.
+        token_secs: When its first token came; None if none did.
+        connected_secs: When its connection was open, where one had to be opened; else None.
+        ended_secs: When it ended.
+    """
+
+    label: str
+    launched_secs: float
+    token_secs: float | None
+    connected_secs: float | None
+    ended_secs: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlowTurn:
+    """One of the slowest turns.
+
+    Parameters:
+        place: Its place in the log, from 1.
+        began_at: When it began, in seconds since the epoch; None if that is not known.
+        tier: Its caller's tier.
+        outcome: As in ``TurnReport``, or ``degraded``.
+        waited_secs: To the first token, or to its end without one.
+        given_up: Whether the caller ended the wait.
+        cause: What took most of it.
+        provider: The provider that did; None where none did.
+        explanation: The same as a sentence.
+        span_secs: How long the timeline is.
+        lanes: Its requests, in the order of launch.
+    """
+
+    place: int
+    began_at: float | None
+    tier: str
+    outcome: str
+    waited_secs: float
+    given_up: bool
+    cause: Cause
+    provider: str | None
+    explanation: str
+    span_secs: float
+    lanes: tuple[Lane, ...]
+
+
+def slowest_turns(
+    turns: Sequence[LoggedTurn], usual_secs: Mapping[str, float], most: int = 10
+) -> tuple[SlowTurn, ...]:
+    """The turns whose callers waited longest, the slowest first.
+
+    Args:
+        turns: The turns.
+        usual_secs: Each provider's median time to first token.
+        most: How many.
+    """
+    waits = [
+        (turn.report.ttft_secs, place)
+        if turn.report.ttft_secs is not None
+        else (turn.report.duration_secs, place)
+        for place, turn in enumerate(turns)
+        if turn.report.ttft_secs is not None or turn.unanswered or turn.given_up
+    ]
+    waits.sort(key=lambda each: (-each[0], each[1]))
+    return tuple(_slow(turns[at], at + 1, waited, usual_secs) for waited, at in waits[:most])
+
+
+def _slow(turn: LoggedTurn, place: int, waited: float, usual_secs: Mapping[str, float]) -> SlowTurn:
+    report, answering = turn.report, _answering(turn)
+    until = waited if report.ttft_secs is not None else float("inf")
+    chain = [a for a in report.attempts if a is answering or a.launched_secs < until]
+    cause, provider = _cause(turn, chain, answering, waited)
+    return SlowTurn(
+        place,
+        turn.began_at,
+        report.tier,
+        "degraded" if report.degraded_reason is not None else report.outcome,
+        waited,
+        turn.given_up,
+        cause,
+        provider,
+        _explained(turn, chain, answering, usual_secs),
+        max(waited, *(a.ended_secs for a in report.attempts), 1e-3),
+        tuple(_lane(attempt) for attempt in report.attempts),
+    )
+
+
+def _answering(turn: LoggedTurn) -> AttemptReport | None:
+    """The attempt whose first token ended the caller's wait."""
+    ttft = turn.report.ttft_secs
+    spoke = [a for a in turn.report.attempts if a.ttft_secs is not None]
+    if ttft is None or not spoke:
+        return None
+    return min(
+        spoke,
+        key=lambda a: (abs(a.launched_secs + (a.ttft_secs or 0.0) - ttft), a.outcome != "won"),
+    )
+
+
+def _cause(
+    turn: LoggedTurn,
+    chain: Sequence[AttemptReport],
+    answering: AttemptReport | None,
+    waited: float,
+) -> tuple[Cause, str | None]:
+    sent = [a for a in chain if a.sent_secs is not None]
+    if turn.report.queued_secs >= MOST_OF_IT * waited or (chain and not sent):
+        return "queue", None
+    if not sent:
+        return ("queue" if turn.given_up else "not asked"), None
+    for attempt in sent:
+        if (_connecting_secs(attempt) or 0.0) >= MOST_OF_IT * waited:
+            return "connection", attempt.provider
+
+    def part(attempt: AttemptReport) -> float:
+        ttft = attempt.ttft_secs
+        end = attempt.ended_secs if ttft is None else attempt.launched_secs + ttft
+        return min(end, waited) - attempt.launched_secs
+
+    longest = max(sent, key=part)
+    if longest is answering:
+        return "slow", longest.provider
+    return ("failure" if longest.outcome == "failed" else "silence"), longest.provider
+
+
+def _explained(
+    turn: LoggedTurn,
+    chain: Sequence[AttemptReport],
+    answering: AttemptReport | None,
+    usual_secs: Mapping[str, float],
+) -> str:
+    parts, report = list[str](), turn.report
+    if report.queued_secs >= 0.05:
+        parts.append(f"waited {secs(report.queued_secs)} for a free request")
+    elif not chain:
+        parts.append("no provider could be asked")
+    for number, attempt in enumerate(chain):
+        is_answer = attempt is answering
+        parts.append(_deed(attempt, number, is_answer, report.ttft_secs, usual_secs))
+    if report.degraded_reason is not None:
+        parts.append("the caller heard the fallback text")
+    elif turn.given_up:
+        parts.append("the caller gave up")
+    elif report.outcome == "failed":
+        parts.append("the caller had no answer")
+    return "; ".join(parts)
+
+
+_REASONS = {"hedge": "hedge to ", "failure": "replacement ", "stall": "rescue by ", "primary": ""}
+
+
+def _deed(
+    attempt: AttemptReport,
+    number: int,
+    is_answer: bool,
+    until: float | None,
+    usual_secs: Mapping[str, float],
+) -> str:
+    name = f"{_REASONS[attempt.launch_reason]}{attempt.provider}"
+    if attempt.sent_secs is None or attempt.error_category == SHED:
+        return f"{name}: there was no room for the request"
+    launched = f" launched at {secs(attempt.launched_secs)}" if number else ""
+    connecting = _connecting_secs(attempt) or 0.0
+    opening = f", {secs(connecting)} of it to open a connection" if connecting >= 0.05 else ""
+    if is_answer and number:
+        return f"{name}{launched} won at {secs(until)}{opening}"
+    if is_answer:
+        took, usual = attempt.ttft_secs or 0.0, usual_secs.get(attempt.provider)
+        times = f", {took / usual:.1f} times its usual {secs(usual)}" if usual else ""
+        is_slow = usual is not None and took >= UNUSUAL * usual
+        return f"{name} took {secs(took)} to its first token{times if is_slow else ''}{opening}"
+    if attempt.outcome == "failed":
+        why = (attempt.error_category or "unknown").replace("_", " ")
+        return f"{name}{launched} failed at {secs(attempt.ended_secs)} ({why}){opening}"
+    if attempt.ttft_secs is not None:
+        return f"{name}{launched} began at {secs(attempt.launched_secs + attempt.ttft_secs)}, later"
+    end = attempt.ended_secs if until is None else min(attempt.ended_secs, until)
+    headers = None if attempt.stages is None else attempt.stages.headers_secs
+    if headers is not None:
+        silent = max(end - attempt.sent_secs - headers, 0.0)
+        return f"{name}{launched} stalled {secs(silent)} after headers{opening}"
+    return f"{name}{launched} was silent for {secs(max(end - attempt.launched_secs, 0.0))}{opening}"
+
+
+def _lane(attempt: AttemptReport) -> Lane:
+    outcome: str = attempt.outcome
+    if outcome == "failed" and attempt.error_category:
+        outcome = f"failed, {attempt.error_category.replace('_', ' ')}"
+    launched, ended = attempt.launched_secs, max(attempt.ended_secs, attempt.launched_secs)
+    opening = _connecting_secs(attempt)
+    return Lane(
+        f"{attempt.provider} · {attempt.launch_reason} · {outcome}",
+        launched,
+        None if attempt.ttft_secs is None else min(launched + attempt.ttft_secs, ended),
+        min((attempt.sent_secs or launched) + opening, ended) if opening else None,
+        ended,
+    )
+
+
+def _connecting_secs(attempt: AttemptReport) -> float | None:
+    """How long it took to open a connection for it; None if none was opened or it is unknown."""
+    stages = attempt.stages
+    if stages is None or not stages.new_connection:
+        return None
+    return sum(s or 0.0 for s in (stages.dns_secs, stages.tcp_secs, stages.tls_secs)) or None

@@ -1,0 +1,337 @@
+"""Percentiles, their intervals, and whether turns are independent. Pure; the seeds are fixed.
+
+Waits that were cut short are right-censored: longer than so much, nothing else known (Kaplan and
+Meier, 1958). Intervals are percentile bootstraps (Efron, 1979) over blocks of consecutive turns,
+because slow turns come in clusters, or over whole calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pipecat_hedge.policy.survival import SurvivalCurve
+
+__all__ = [
+    "PERCENTILES",
+    "Bools",
+    "Bootstrap",
+    "Floats",
+    "Independence",
+    "Interval",
+    "Ints",
+    "Quantile",
+    "Waits",
+    "independence_of",
+    "kaplan_meier",
+    "percentile",
+    "rank_correlation",
+    "replay_intervals",
+    "wilson",
+]
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
+RESAMPLES = 200
+MIN_SESSIONS = 20
+"""Whole calls are drawn from this many on; of fewer calls, blocks of turns."""
+BLOCK = 10
+SLOW_SHARE = 0.1
+"""The slowest tenth of the turns is called slow, where clusters are looked for."""
+MIN_AT_RISK = 10
+"""A curve is known up to the time that this many requests were waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Where a figure lies in 19 of 20 samples of this size."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Quantile:
+    """A percentile of waits of which some were cut short.
+
+    Parameters:
+        secs: The time, in seconds.
+        at_least: Whether too many were cut short to tell: then it is longer than ``secs``.
+    """
+
+    secs: float
+    at_least: bool = False
+
+
+def percentile(ascending: Floats, p: float) -> float:
+    """The nearest rank: the smallest time within which a share p of the turns stayed.
+
+    Args:
+        ascending: The times, ascending; shape (n,), n > 0.
+        p: The share, above 0 and at most 1.
+    """
+    return float(ascending[max(math.ceil(p * len(ascending)) - 1, 0)])
+
+
+def wilson(hits: float, total: float, z: float = 1.96) -> Interval:
+    """The 95 % interval of a share (Wilson, 1927).
+
+    Args:
+        hits: How many of them.
+        total: Of how many; positive.
+        z: Standard errors.
+    """
+    share, scale = hits / total, 1 + z * z / total
+    middle = (share + z * z / (2 * total)) / scale
+    half = z / scale * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    return Interval(max(middle - half, 0.0), min(middle + half, 1.0))
+
+
+def kaplan_meier(secs: Floats, censored: Bools) -> tuple[SurvivalCurve, float]:
+    """The survival curve of waits, and the time up to which it is known.
+
+    Beyond the last wait the curve falls off exponentially, with the mean that the slowest tenth
+    suggests.
+
+    Args:
+        secs: The waits, in seconds; shape (n,), n > 0.
+        censored: Which of them were cut short; shape (n,), not all.
+    """
+    order = np.lexsort((censored, secs))
+    at, came = secs[order], ~censored[order]
+    left = np.cumprod(1.0 - came / np.arange(len(at), 0, -1))
+    start = at[min(int(0.9 * len(at)), int(np.flatnonzero(came)[-1]))]
+    tail_secs = float(np.maximum(at - start, 0.0).sum()) / max(int(came[at >= start].sum()), 1)
+    known_to = float(at[-1]) if came.all() else float(at[-min(MIN_AT_RISK, len(at))])
+    return SurvivalCurve.of(at[came], left[came], max(tail_secs, 1e-3)), known_to
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Percentiles of waits, those that were cut short included; None without a wait.
+
+    Parameters:
+        count: How many waits came to their end.
+        cut_short: How many did not.
+        p50: The median; so on for the others.
+        p95: The 95th percentile.
+        p99: The 99th percentile.
+        longest: The longest wait.
+        mean_secs: The mean of those that came to their end, in seconds.
+    """
+
+    count: int = 0
+    cut_short: int = 0
+    p50: Quantile | None = None
+    p95: Quantile | None = None
+    p99: Quantile | None = None
+    longest: Quantile | None = None
+    mean_secs: float | None = None
+
+    @classmethod
+    def of(cls, ended: Iterable[float], cut_short: Iterable[float] = ()) -> Waits:
+        """Sum up waits.
+
+        Args:
+            ended: Those that came to their end, in seconds.
+            cut_short: How long those lasted that did not.
+        """
+        whole, cut = list(ended), list(cut_short)
+        if not whole and not cut:
+            return cls()
+        is_cut = max(cut, default=-1.0) > max(whole, default=-1.0)
+        longest = Quantile(max(*whole, *cut, 0.0), is_cut)
+        if not whole:
+            least = Quantile(float(np.median(cut)), at_least=True)
+            return cls(0, len(cut), least, least, least, longest)
+        secs = np.array([*whole, *cut])
+        curve, _ = kaplan_meier(secs, np.arange(len(secs)) >= len(whole))
+
+        def quantile(p: float) -> Quantile:
+            found = curve.quantile(p)
+            return longest if found > max(whole) else Quantile(found)
+
+        p50, p95, p99 = (quantile(p) for p in (0.5, 0.95, 0.99))
+        return cls(len(whole), len(cut), p50, p95, p99, longest, math.fsum(whole) / len(whole))
+
+
+@dataclass(frozen=True, slots=True)
+class Independence:
+    """Whether slow turns come together, so that a second request is slow when the first is.
+
+    Parameters:
+        rank_correlation: Spearman's, of consecutive turns of the first provider.
+        noise: Two standard errors of it.
+        clustering: How many times as likely a slow turn is after a slow one as at any time.
+        is_measured: Whether both providers were measured in the same turns.
+        slow_together: The share of the first provider's slowest turns that are among the second's
+            slowest; None if that was not measured.
+        holds: False if the turns speak against independence.
+        text: The same in a sentence.
+    """
+
+    rank_correlation: float
+    noise: float
+    clustering: float
+    is_measured: bool
+    slow_together: float | None
+    holds: bool
+    text: str
+
+
+def independence_of(
+    first: Floats, pairs: tuple[Floats, Floats] | None, *, to_itself: bool
+) -> Independence:
+    """Compare consecutive turns, and both providers where each turn measured both.
+
+    Args:
+        first: The first provider's latencies in the order of time; shape (n,).
+        pairs: Both providers' latencies turn by turn, if they were measured side by side.
+        to_itself: Whether the second request goes to the same provider.
+    """
+    if len(first) < 20:
+        text = "too few turns to tell whether slow turns come together"
+        return Independence(0.0, 1.0, 1.0, pairs is not None, None, True, text)
+    correlation = rank_correlation(first[:-1], first[1:])
+    noise = 2 / math.sqrt(len(first) - 1)
+    slow = _slowest(first)
+    after_slow = slow[1:][slow[:-1]]
+    clustering = float(after_slow.mean() / slow.mean()) if after_slow.size else 1.0
+    if pairs is not None:
+        together = float(_slowest(pairs[1])[_slowest(pairs[0])].mean())
+        text = (
+            f"both providers were measured in the same turns: in {together:.0%} of the first one's "
+            "slowest turns the second is slow as well"
+        )
+        return Independence(correlation, noise, clustering, True, together, True, text)
+    clustered = clustering > 1 + max(3 * noise / math.sqrt(SLOW_SHARE), 0.5)
+    holds = abs(correlation) <= 1.5 * noise and not clustered
+    seen = f"a slow turn follows a slow one {clustering:.1f} times as often as chance has it"
+    if holds:
+        text = f"turns are independent as far as the file tells: {seen}"
+    elif correlation < 0 and clustering <= 1:
+        text = f"turns depend on each other, though slow ones keep apart: {seen}"
+    else:
+        which = "the same provider" if to_itself else "a provider with the same bad times"
+        text = f"slow turns come together: {seen}, so hedging to {which} helps less than shown"
+    return Independence(correlation, noise, clustering, False, None, holds, text)
+
+
+def rank_correlation(one: Floats, other: Floats) -> float:
+    """Spearman's rank correlation; 0 where one of them does not vary.
+
+    Args:
+        one: Figures; shape (n,).
+        other: The figures beside them; shape (n,).
+    """
+    if np.ptp(one) == 0 or np.ptp(other) == 0:
+        return 0.0
+    return float(np.corrcoef(_ranks(one), _ranks(other))[0, 1])
+
+
+class Bootstrap:
+    """Draws a log again from itself: how often each of its turns is in the drawn log."""
+
+    def __init__(
+        self,
+        turns: int,
+        rng: np.random.Generator,
+        correlation: float = 0.0,
+        sessions: Sequence[Hashable | None] = (),
+    ):
+        """Choose what to draw.
+
+        Args:
+            turns: How many turns the log has.
+            rng: Decides what is drawn.
+            correlation: Of consecutive turns; the larger, the longer the blocks.
+            sessions: Each turn's call, where they are known.
+        """
+        self._turns, self._rng = turns, rng
+        calls = {session: code for code, session in enumerate(dict.fromkeys(sessions))}
+        by_call = len(calls) >= MIN_SESSIONS and None not in calls
+        self._codes = np.array([calls[session] for session in sessions]) if by_call else None
+        # The best block for a mean of correlated turns is (2r / (1 - r²))^⅔ n^⅓ (Carlstein, 1986).
+        r = min(max(correlation, 0.0), 0.95)
+        best = (2 * r / (1 - r**2)) ** (2 / 3) * turns ** (1 / 3)
+        self._block = max(round(min(max(best, BLOCK), turns / 10)), 1)
+
+    def draw(self) -> Floats:
+        """How often each turn is drawn; shape (turns,)."""
+        if self._codes is not None:
+            count = int(self._codes.max()) + 1
+            calls = np.bincount(self._rng.integers(0, count, count), minlength=count)
+            return calls[self._codes].astype(np.float64)
+        begins = self._rng.integers(0, self._turns, -(-self._turns // self._block))
+        drawn = (begins[:, None] + np.arange(self._block)) % self._turns
+        return np.bincount(drawn.ravel()[: self._turns], minlength=self._turns).astype(np.float64)
+
+    def interval(self, figure: Callable[[Floats], float], resamples: int = RESAMPLES) -> Interval:
+        """The 95 % interval of a figure.
+
+        Args:
+            figure: The figure of a log whose turns have the given weights.
+            resamples: How many logs are drawn.
+        """
+        found = np.array([figure(self.draw()) for _ in range(resamples)])
+        low, high = np.quantile(found[~np.isnan(found)], (0.025, 0.975))
+        return Interval(float(low), float(high))
+
+
+def replay_intervals(
+    secs: Floats,
+    rows: tuple[Ints, Ints],
+    sizes: tuple[int, int | None],
+    requests: float,
+    correlation: float,
+    seed: int,
+) -> dict[str, Interval]:
+    """Where each percentile of a replay would lie in 19 of 20 files of this size.
+
+    Args:
+        secs: The replayed turns, in seconds; shape (m,).
+        rows: The observations that each turn's first and second latency are; shape (m,) each.
+        sizes: How many observations there are of each; None where the second's are the first's.
+        requests: Requests per turn: a file of n latencies makes n / requests turns.
+        correlation: Of consecutive turns.
+        seed: The same seed gives the same intervals.
+    """
+    rng = np.random.default_rng(seed)
+    firsts = Bootstrap(sizes[0], rng, correlation)
+    others = None if sizes[1] is None else Bootstrap(sizes[1], rng, correlation)
+    order = np.argsort(secs, kind="stable")
+    ascending, first, second = secs[order], rows[0][order], rows[1][order]
+    shown = max(round(sizes[0] / requests), 1)
+    found: dict[str, list[float]] = {name: [] for name in PERCENTILES}
+    for _ in range(RESAMPLES):
+        mine = firsts.draw()
+        weight = np.cumsum(mine[first] * (mine if others is None else others.draw())[second])
+        if not weight[-1]:
+            continue
+        for name, p in PERCENTILES.items():
+            rank = max(math.ceil(p * shown), 1)
+            drawn = rng.beta(rank, shown - rank + 1) * weight[-1]
+            index = int(np.searchsorted(weight, drawn, side="right"))
+            found[name].append(float(ascending[min(index, len(ascending) - 1)]))
+    bounds = {name: np.sort(np.asarray(values)) for name, values in found.items()}
+    return {n: Interval(percentile(v, 0.025), percentile(v, 0.975)) for n, v in bounds.items()}
+
+
+def _slowest(values: Floats) -> Bools:
+    """The slowest tenth; where the slowest are equal, all of those."""
+    bound = np.quantile(values, 1 - SLOW_SHARE)
+    return values > bound if (values > bound).any() else values >= bound
+
+
+def _ranks(values: Floats) -> Floats:
+    """Ranks, equal values having their mean; shape (n,)."""
+    _, index, count = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2)[index]

@@ -1,0 +1,411 @@
+"""What a report says of turns, on the command line, as JSON and on the page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import AsyncIterator
+from datetime import UTC
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, async_playwright
+
+from pipecat_hedge import Slo
+from pipecat_hedge.cli import main
+from pipecat_hedge.race.reports import AttemptReport
+from pipecat_hedge.tools.analysis.incidents import bad_stretches
+from pipecat_hedge.tools.analysis.report import Report, page_of, report_of, summary_of
+from pipecat_hedge.tools.analysis.slow_turns import slowest_turns
+from pipecat_hedge.tools.analysis.turn_log import Log, LoggedTurn, read_logs
+from tests.live.browser import NO_BROWSER, chromium
+from tests.tools.analysis.made_up import BEGIN_AT, attempt, cold, line, turn, two_hours, write
+
+EVIL = '<script>alert(1)</script>"><img src=x onerror=alert(2)>&amp;'
+LONG = "a-provider-whose-name-is-as-long-as-a-name-may-be-and-has-no-blank-in-it-anywhere"
+
+
+def log_of(*turns: LoggedTurn) -> Log:
+    return Log(("turns.jsonl",), list(turns))
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    folder = tmp_path_factory.mktemp("logs")
+    heard = {"anchor": "user_silence", "at": BEGIN_AT, "first_answer_secs": 1.2}
+    return read_logs([write(folder / "turns.jsonl", [*two_hours(), heard])])
+
+
+@pytest.fixture(scope="module")
+def report(log: Log) -> Report:
+    return report_of(log, slo=Slo(), zone=UTC, against=log)
+
+
+# ---- the figures
+
+
+def test_waits_by_tier_and_by_hour(report: Report) -> None:
+    assert report.all_turns.turns == 300
+    assert {group.name: group.turns for group in report.tiers} == dict.fromkeys(
+        ("premium", "standard", "economy"), 100
+    )
+    assert sum(group.turns for group in report.periods) == 300
+    assert report.periods[0].name == "13:00"
+    slow = [group.ttft.p95.secs for group in report.periods if group.ttft.p95 is not None]
+    assert max(slow) > 1.5 > min(slow)
+    assert report.voice_to_voice.count == 1
+
+
+def test_an_incident_has_its_time_and_its_cost(report: Report) -> None:
+    """One provider is six times as slow from 13:40 to 14:00."""
+    [incident] = [each for each in report.incidents if each.provider == "one"]
+    assert incident.kind == "slow"
+    assert incident.begin_at == pytest.approx(BEGIN_AT + 2400, abs=120)
+    assert incident.end_at == pytest.approx(BEGIN_AT + 3600, abs=120)
+    assert incident.p50 is not None
+    assert incident.usual_p50 is not None
+    assert incident.p50.secs > 1.5 > incident.usual_p50.secs
+    assert incident.extra_wait_secs is not None
+    assert incident.extra_wait_secs > 20
+    assert incident.extra_requests > 10
+    assert any("one was slow 2026-03-02 13:4" in sentence for sentence in report.headline)
+
+
+@pytest.mark.parametrize(
+    ("bad", "found"),
+    [
+        ([False] * 200, []),
+        ([n % 20 == 0 for n in range(400)], []),
+        ([100 <= n < 120 for n in range(300)], [(100, 120)]),
+        ([100 <= n < 120 or 600 <= n < 630 for n in range(1000)], [(100, 120), (600, 630)]),
+        ([True] * 100, []),
+    ],
+)
+def test_a_stretch_must_be_more_than_chance(bad: list[bool], found: list[tuple[int, int]]) -> None:
+    assert bad_stretches(bad) == found
+
+
+def test_callers_who_gave_up_waited_longer() -> None:
+    """Of 300 turns 100 are given up after 8 s in silence: the p95 is not that of the others."""
+    gone = attempt(ttft=None, ended=8.0, outcome="interrupted")
+    turns = [turn() for _ in range(200)] + [
+        turn(gone, ttft=None, outcome="interrupted") for _ in range(100)
+    ]
+    found = report_of(log_of(*turns), replay=False)
+    assert found.all_turns.ttft.p50 is not None
+    assert found.all_turns.ttft.p50.secs == 0.5
+    assert found.all_turns.ttft.p95 is not None
+    assert (found.all_turns.ttft.p95.secs, found.all_turns.ttft.p95.at_least) == (8.0, True)
+    assert "callers gave up on 100" in found.headline[1]
+
+
+def test_promises_are_judged_only_where_some_are_made(report: Report, log: Log) -> None:
+    assert report_of(log, replay=False).promises == ()
+    made = {(p.objective, p.tier): p for p in report.promises}
+    assert len(made) == 7
+    one = made["ttft", "premium"]
+    assert one.turns == 100
+    assert one.interval is not None
+    assert one.interval.low < one.kept / one.turns < one.interval.high
+    assert any(each.startswith("Promise missed: ") for each in report.headline)
+
+
+def test_hedging_is_judged_by_one_figure(report: Report) -> None:
+    hedging = report.hedging
+    assert hedging.hedges == hedging.won > 20
+    assert hedging.replacements == 8
+    assert sum("Hedging" in sentence or "hedges" in sentence for sentence in report.headline) == 1
+    assert report.whatif is not None
+    assert any(each.startswith("Recommended policy: ") for each in report.headline)
+
+
+def test_a_log_against_itself_does_not_differ(report: Report) -> None:
+    assert report.other_files == ("turns.jsonl",)
+    assert {each.verdict for each in report.comparison} <= {"no difference shown", "too few turns"}
+
+
+def test_two_logs_that_differ(log: Log) -> None:
+    slower = [
+        dataclasses.replace(
+            each,
+            report=dataclasses.replace(each.report, ttft_secs=(each.report.ttft_secs or 0) + 0.5),
+        )
+        for each in log.turns
+    ]
+    found = report_of(log_of(*slower), against=log, replay=False).comparison
+    verdicts = {each.name: each.verdict for each in found}
+    assert verdicts["first token, p50"] == "differs"
+    assert verdicts["first token, p99"] == "too few turns"
+    assert verdicts["requests a turn"] == "no difference shown"
+
+
+# ---- the slowest turns
+
+USUAL = {"one": 0.5, "two": 0.3}
+FAILED = attempt(ttft=None, ended=4.1, outcome="failed", error_category="rate_limit")
+
+
+def lost(secs: float, **fields: Any) -> AttemptReport:
+    return attempt(ttft=None, ended=secs, outcome="superseded", **fields)
+
+
+def hedge(at: float, ttft: float) -> AttemptReport:
+    return attempt("two", ttft, launched=at, reason="hedge")
+
+
+@pytest.mark.parametrize(
+    ("made", "cause", "provider", "explanation"),
+    [
+        (
+            turn(attempt(ttft=4.0), ttft=4.0),
+            *("slow", "one", "one took 4.00 s to its first token, 8.0 times its usual 500 ms"),
+        ),
+        (
+            turn(lost(1.02), hedge(0.74, 0.28), ttft=1.02),
+            *("silence", "one"),
+            "one was silent for 1.02 s; hedge to two launched at 740 ms won at 1.02 s",
+        ),
+        (
+            turn(
+                lost(4.4, stages=cold(0, new_connection=False, headers=0.3)),
+                hedge(4.2, 0.2),
+                ttft=4.4,
+            ),
+            *("silence", "one"),
+            "one stalled 4.10 s after headers; hedge to two launched at 4.20 s won at 4.40 s",
+        ),
+        (
+            turn(FAILED, attempt("two", 0.3, launched=4.1, reason="failure"), ttft=4.4),
+            *("failure", "one"),
+            "one failed at 4.10 s (rate limit); replacement two launched at 4.10 s won at 4.40 s",
+        ),
+        (
+            turn(attempt(ttft=1.5, stages=cold(0.9)), ttft=1.5),
+            *("connection", "one"),
+            "one took 1.50 s to its first token, 3.0 times its usual 500 ms, "
+            "900 ms of it to open a connection",
+        ),
+        (
+            turn(attempt(ttft=0.5, launched=2.1), ttft=2.6, queued_secs=2.1),
+            *("queue", None),
+            "waited 2.10 s for a free request; one took 500 ms to its first token",
+        ),
+        (
+            turn(FAILED, ttft=None, outcome="failed", duration_secs=4.1),
+            *("failure", "one"),
+            "one failed at 4.10 s (rate limit); the caller had no answer",
+        ),
+        (
+            turn(attempt(ttft=None, ended=9.0, outcome="interrupted"), ttft=None,
+                 outcome="interrupted"),
+            *("silence", "one", "one was silent for 9.00 s; the caller gave up"),
+        ),
+        (
+            turn(
+                attempt(ttft=None, outcome="failed", error_category="shed", sent_secs=None),
+                ttft=None, outcome="failed", degraded_reason="x",
+            ),
+            *("queue", None),
+            "one: there was no room for the request; the caller heard the fallback text",
+        ),
+    ],
+)  # fmt: skip
+def test_the_cause_of_a_slow_turn(
+    made: LoggedTurn, cause: str, provider: str | None, explanation: str
+) -> None:
+    """Whatever took most of the wait, with its provider and its times."""
+    (slow,) = slowest_turns([made], USUAL)
+    assert (slow.cause, slow.provider, slow.explanation) == (cause, provider, explanation)
+
+
+def test_the_slowest_turns_come_first() -> None:
+    turns = [turn(ttft=1.0), turn(FAILED, ttft=None, outcome="failed"), turn(ttft=5.0)]
+    assert [slow.place for slow in slowest_turns(turns, {}, most=2)] == [3, 2]
+
+
+# ---- the command
+
+
+def test_the_summary_fits_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At 80 columns, with what could not be read and the page's name."""
+    path, page = write(tmp_path / "turns.jsonl", two_hours(LONG)), tmp_path / "page.html"
+    path.write_text(path.read_text() + '{"at": 17')
+    options = ["--slo-ttft", "0.8", "--tz", "UTC", "--out", str(page), "--no-replay"]
+    assert main(["report", str(path), "--against", str(path), *options]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("- 300 turns: callers waited ")
+    rows = [row for row in shown.splitlines() if LONG not in row and str(page) not in row]
+    assert max(map(len, rows)) <= 80
+    assert "…" not in shown
+    assert "1 line skipped: turns.jsonl:301: not JSON" in shown
+    assert page.read_text().lstrip().startswith("<!doctype html>")
+
+
+def test_json_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing else on the standard output; a small log has one caveat."""
+    path = write(tmp_path / "turns.jsonl", [line(ttft=0.4 + n / 100) for n in range(60)])
+    options = ["--slo-ttft", "0.605", "--slo-share", "0.9", "--json", "--no-replay"]
+    assert main(["report", str(path), *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["version"] == 2
+    (promise,) = found["promises"]
+    assert (promise["kept"], promise["turns"], promise["target"]) == (21, 60, 0.9)
+    assert found["caveat"] == "60 turns are too few for a p99: take percentiles for a hint."
+    assert found["whatif"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tz", "Mars/Olympus"], "tz: 'Mars/Olympus' is no time zone"),
+        (["--slo-ttft", "-1"], "ttft_secs must be a positive number"),
+        (["--slo-ttft", "1", "--slo-share", "95"], "share must be above 0 and below 1"),
+        (["--out", "no/such/folder/x.html"], "out: there is no folder no/such/folder"),
+        (["--against", "absent.jsonl"], "absent.jsonl cannot be read"),
+    ],
+)
+def test_a_bad_option_is_refused_with_its_name(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "turns.jsonl", [line()])
+    assert main(["report", str(path), *options]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_no_prompt_or_answer_comes_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever texts stand beside the figures."""
+    secret = "the caller's card number"
+    filler = {"cause": "slow", "spoken_secs": None, "reason": secret}
+    record = line(degraded_reason=secret, hedge_reason=secret, filler=filler)
+    record.update(prompt=secret, answer=secret)
+    record["attempts"][0].update(launch_detail=secret, text=secret)
+    path, page = write(tmp_path / "turns.jsonl", [record] * 30), tmp_path / "page.html"
+    assert main(["report", str(path), "--out", str(page), "--no-replay"]) == 0
+    assert main(["report", str(path), "--json", "--no-replay"]) == 0
+    assert secret not in page.read_text() + capsys.readouterr().out
+
+
+# ---- the page
+
+
+class _Markup(HTMLParser):
+    """Collects what a page refers to, and whether its elements are closed in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open, self.tags, self.refers = list[str](), set[str](), list[str]()
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.refers += [f"{k}={v}" for k, v in attrs if k in ("src", "href") or k.startswith("on")]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def page(report: Report, log: Log) -> str:
+    return page_of(report, log, UTC)
+
+
+def test_the_page_needs_nothing_else(page: str) -> None:
+    """No script, no other file, no address; every part is there."""
+    markup = _Markup(page)
+    assert markup.refers == []
+    assert not markup.tags & {"script", "link", "img", "iframe", "object"}
+    assert not re.search(r"https?:|//[a-z]|url\(|@import", page)
+    assert re.findall(r'<h2 id="([a-z]+)"', page) == [
+        *("compared", "callers", "promises", "incidents", "hedging", "whatif", "slowest"),
+    ]
+    assert page.count('<div class="turn">') == 10
+    assert page.count('role="img"') == page.count('class="xtitle"') == 2
+
+
+def test_a_providers_name_is_only_a_name(tmp_path: Path) -> None:
+    """Markup in the name of a provider or a file stays text."""
+    log = read_logs([write(tmp_path / "turns.jsonl", two_hours(EVIL))])
+    log.files, log.skipped, log.named_skips = (EVIL,), 1, [EVIL]
+    made = page_of(report_of(log, against=log, replay=False), log, UTC)
+    markup = _Markup(made)
+    assert markup.refers == []
+    assert not markup.tags & {"script", "img"}
+    assert "&lt;script&gt;" in made
+
+
+def test_a_log_of_one_turn_makes_a_page() -> None:
+    """And one in which no provider was ever asked, without any time."""
+    gone = attempt(ttft=None, ended=0.0, outcome="failed", error_category="shed", sent_secs=None)
+    for made in (turn(at=None), turn(gone, ttft=None, outcome="failed", degraded_reason="full")):
+        log = log_of(made)
+        report = report_of(log, zone=UTC)
+        _Markup(page_of(report, log, UTC))
+        assert "1 turn" in summary_of(report, UTC)
+
+
+_BEYOND = """
+() => {
+  const wrong = [];
+  if (document.documentElement.scrollWidth > innerWidth)
+    wrong.push(`the page is ${document.documentElement.scrollWidth} wide`);
+  for (const cell of document.querySelectorAll(".wide th, .wide td")) {
+    const right = cell.closest(".wide").getBoundingClientRect().right + 1;
+    if (cell.getBoundingClientRect().right > right) wrong.push(cell.textContent);
+  }
+  const light = colour => {
+    const parts = colour.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255).map(
+      c => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+  };
+  const paper = light(getComputedStyle(document.body).backgroundColor);
+  for (const each of document.querySelectorAll("p, td, th, span, b, h1, h2, h3, li, summary")) {
+    const ink = light(getComputedStyle(each).color);
+    const ratio = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+    if (ratio < 4.5) wrong.push(`contrast ${ratio}: ${each.textContent.slice(0, 30)}`);
+  }
+  return wrong;
+}
+"""
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    if chromium() is None:
+        pytest.fail(NO_BROWSER)
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    async with async_playwright() as playwright:
+        started = await playwright.chromium.launch(executable_path=chromium(), args=arguments)
+        yield started
+        await started.close()
+
+
+@pytest.mark.live
+async def test_the_page_fits_a_laptop_and_a_telephone(
+    browser: Browser, page: str, tmp_path: Path
+) -> None:
+    """Light and dark, with names as long as can be; on paper it is light."""
+    log = read_logs([write(tmp_path / "turns.jsonl", two_hours(LONG))])
+    pages = {"usual": page, "long": page_of(report_of(log, replay=False), log, UTC)}
+    tab = await browser.new_page()
+    for name, made in pages.items():
+        path = tmp_path / f"{name}.html"
+        path.write_text(made)
+        await tab.goto(path.as_uri())
+        for width in (1280, 390):
+            await tab.set_viewport_size({"width": width, "height": 844})
+            for scheme in ("light", "dark"):
+                await tab.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+                assert await tab.evaluate(_BEYOND) == [], (name, width, scheme)
+    await tab.emulate_media(media="print", color_scheme="dark")
+    paper = await tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert paper == "rgb(255, 255, 255)"
