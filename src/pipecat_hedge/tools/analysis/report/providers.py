@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -190,8 +191,7 @@ def usual(attempts: Iterable[AttemptReport]) -> tuple[SurvivalCurve, float] | No
     model = LatencyModel(
         SurvivalCurve.of([0.0], [1.0], mean or 1.0),
         prior_weight=0,
-        window=len(waits),
-        half_life=1e12,
+        half_life=math.inf,
     )
     for secs, censored in waits:
         model.record(secs, censored=censored)

@@ -11,6 +11,7 @@ of that provider, beyond the time to which it was seen.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -162,8 +163,7 @@ def _filled_in(measured: Measured, rng: np.random.Generator) -> Floats:
     model = LatencyModel(
         SurvivalCurve.of([0.0], [1.0], float(np.mean(secs)) or 1.0),
         prior_weight=0,
-        window=max(len(secs), 1),
-        half_life=1e12,
+        half_life=math.inf,
     )
     for value, censored, failed in zip(secs, measured.censored, measured.failed, strict=True):
         if not failed:
