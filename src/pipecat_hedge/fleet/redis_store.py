@@ -33,8 +33,9 @@ DOCUMENT_SECS = 5
 """How long a slice of documents is; the present one and the one before are read."""
 KEPT_SECS = 3 * 86_400
 """How long latencies are kept."""
-MOST_DOCUMENTS, MOST_FIELDS = 64, 256
-"""How much of a hash is read; of a larger one a random sample."""
+MOST_DOCUMENTS, MOST_FIELDS, MOST_OLDER = 64, 256, 16
+"""How many fields of a hash are read, the last for slices older than the latest two; of a
+larger hash a random sample."""
 REASONS = (
     (r"NOAUTH|WRONGPASS|Authentication", "it refuses the user or password: check the URL"),
     (r"NOPERM|permissions", "this user may not run the commands there, or not on these keys"),
@@ -119,8 +120,8 @@ class RedisStore:
             pipe = client.pipeline(transaction=False)
             for key in slots:
                 pipe.hlen(key).hrandfield(key, MOST_DOCUMENTS, withvalues=True)
-            for key in hashes.values():
-                pipe.hrandfield(key, MOST_FIELDS, withvalues=True)
+            for index, key in enumerate(hashes.values()):
+                pipe.hrandfield(key, MOST_FIELDS if index < 2 else MOST_OLDER, withvalues=True)
             pipe.hset(slots[1], process, document).expire(slots[1], 3 * DOCUMENT_SECS)
             if written is not None:
                 key = f"{self._root}:latency:{written.number}"

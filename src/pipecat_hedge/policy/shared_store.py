@@ -76,7 +76,7 @@ class SharedStore(Protocol):
             now: What ``now`` has returned.
             document: What this process has found, valid for some seconds.
             written: This process's latencies; None writes none.
-            read: The numbers of the slices to read.
+            read: The numbers of the slices to read, the latest first.
 
         Raises:
             StoreUnavailable: If the store cannot be used now; it may have been written all the
