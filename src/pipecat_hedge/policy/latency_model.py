@@ -27,7 +27,7 @@ import numpy as np
 from pipecat_hedge.policy.survival import Floats, SurvivalCurve
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["BUCKETS", "LatencyModel", "bucket_of", "kaplan_meier"]
+__all__ = ["BUCKETS", "LEAST_SECS", "LatencyModel", "bucket_of", "kaplan_meier"]
 
 LEAST_SECS, MOST_SECS = 0.01, 120.0
 """Shorter and longer times count as these."""
@@ -138,6 +138,8 @@ class LatencyModel:
     @property
     def prior_weight(self) -> float:
         """How much of the curve is still assumed, from 1 to nearly 0."""
+        if self.curve is self._prior:
+            return 1.0
         return self._prior_share
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipecat_hedge.policy.change_point import Change, ChangePoint
-from pipecat_hedge.policy.latency_model import BUCKETS, LatencyModel, bucket_of
+from pipecat_hedge.policy.latency_model import BUCKETS, LEAST_SECS, LatencyModel, bucket_of
 from pipecat_hedge.policy.launch_rule import LatencyEstimate
 from pipecat_hedge.policy.priors import Prior
 from pipecat_hedge.policy.slow_spell import SETTLED, SlowSpell, late_secs
@@ -139,7 +139,8 @@ class ProviderLatency:
             self._count(size, secs, censored)
         # A longer prompt is not a slower provider: watched is only what is compared with its like.
         if answering is own or prompt_tokens is None or len(own) > 0.8 * len(everything):
-            change = self._watches[size].observe(secs, censored=censored, known=known)
+            timed = max(secs, LEAST_SECS)  # as the curve has it
+            change = self._watches[size].observe(timed, censored=censored, known=known)
             if change is not None:
                 self._change(change, size, (answering, own))
 
