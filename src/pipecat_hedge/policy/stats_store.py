@@ -8,17 +8,18 @@ from __future__ import annotations
 import os
 import tempfile
 from contextlib import suppress
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from loguru import logger
 from platformdirs import user_state_path
 
-from pipecat_hedge.fleet.redis_store import RedisStore
+from pipecat_hedge.policy.shared_store import SharedStore
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["FileStore", "StatsStore", "default_store"]
+__all__ = ["FileStore", "StatsStore", "default_store", "fleet_package"]
 
 ENVIRONMENT = "PIPECAT_HEDGE_STATS"
 """A path to keep statistics at, the URL of a Redis to share them at, or ``off``."""
@@ -109,7 +110,12 @@ class FileStore:
             logger.warning(f"statistics at {self.path} are {why}: set aside as {aside}")
 
 
-def default_store() -> FileStore | RedisStore | None:
+def fleet_package() -> Any:
+    """The package that shares statistics, imported by name where it is used: it sits above."""
+    return import_module("pipecat_hedge.fleet")
+
+
+def default_store() -> FileStore | SharedStore | None:
     """Where ``PIPECAT_HEDGE_STATS`` says.
 
     That is a file, a Redis, or nowhere. Where it says nothing, a Redis that ``REDIS_URL`` names, if
@@ -123,7 +129,7 @@ def default_store() -> FileStore | RedisStore | None:
     if named.lower() in ("off", "none", "0"):
         return None
     if named.lower().startswith(SCHEMES):
-        return RedisStore(named)
+        return fleet_package().RedisStore(named)
     if named:
         try:
             return FileStore(named)
@@ -131,7 +137,7 @@ def default_store() -> FileStore | RedisStore | None:
             raise ConfigurationError(f"{ENVIRONMENT}: {e}; or {ENVIRONMENT}=off") from None
     if os.environ.get("REDIS_URL", "").strip() and find_spec("redis") is not None:
         try:
-            store = RedisStore()
+            store = fleet_package().RedisStore()
         except ConfigurationError as e:
             logger.warning(f"REDIS_URL is not used for statistics: {e}")
         else:

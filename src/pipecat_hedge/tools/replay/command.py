@@ -13,17 +13,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from pipecat_hedge.race.errors import HedgeError
-
-try:
-    from pipecat_hedge.tools.replay.audio import one_utterance, utterances
-    from pipecat_hedge.tools.replay.conversation import TurnResult
-    from pipecat_hedge.tools.replay.peer import Network
-    from pipecat_hedge.tools.replay.report import as_row, check_folder, print_table, write_report
-    from pipecat_hedge.tools.replay.run import Replay, replay
-except ModuleNotFoundError as error:
-    raise SystemExit(
-        f'pipecat-hedge replay: {error.name} is missing: run pip install "pipecat-hedge[replay]"'
-    ) from error
+from pipecat_hedge.tools.replay.audio import one_utterance, utterances
+from pipecat_hedge.tools.replay.conversation import TurnResult
+from pipecat_hedge.tools.replay.peer import Network
+from pipecat_hedge.tools.replay.report import as_row, check_folder, print_table, write_report
+from pipecat_hedge.tools.replay.run import Replay, replay
 
 __all__ = ["configure", "run"]
 
