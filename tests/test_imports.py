@@ -25,7 +25,10 @@ PURE = ("race", "policy", "limits")
 """These know no Pipecat."""
 OPEN = {
     ("race", "limits"),
+    ("policy", "fleet"),
     ("policy", "service"),
+    ("limits", "fleet"),
+    ("service", "fleet"),
     ("service", "telemetry"),
     ("service", "voice"),
 }

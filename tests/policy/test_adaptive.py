@@ -231,29 +231,24 @@ def shifted(seed: int) -> tuple[Floats, Floats]:
 
 
 @pytest.mark.parametrize("budget", [0.05, 0.1])
-def test_a_first_provider_that_turned_slow_is_replaced_and_comes_back(budget: float) -> None:
-    """Within 30 turns, and as a rule within 60 of its recovery; callers notice little of it.
-
-    How soon its recovery shows depends on which of the probes it wins.
-    """
-    back: list[int] = []
-    for seed in range(9):
-        first, second = shifted(seed)
-        turns = run_turns(
-            HedgePolicy.adaptive(budget),
-            {"a": first, "b": second},
-            models={"a": HOSTED, "b": HOSTED},
-        )
-        assert set(turns.first[:600]) == {"a"}
-        assert set(turns.first[630:900]) == {"b"}
-        back.append(next(n for n, name in enumerate(turns.first[900:]) if name == "a"))
-        assert set(turns.first[900 + back[-1] :]) == {"a"}
-        rest = turns.after(630, 900)
-        assert rest.p(0.95) < 1.1
-        assert rest.rate <= 1.35 * budget
-        assert turns.after(960).p(0.95) < 1.0
-    assert sorted(back)[4] <= 60
-    assert max(back) <= 150
+@pytest.mark.parametrize("seed", range(3))
+def test_a_first_provider_that_turned_slow_is_replaced_and_comes_back(
+    seed: int, budget: float
+) -> None:
+    """Within 30 turns, and within 60 of its recovery; the callers between notice little."""
+    first, second = shifted(seed)
+    turns = run_turns(
+        HedgePolicy.adaptive(budget),
+        {"a": first, "b": second},
+        models={"a": HOSTED, "b": HOSTED},
+    )
+    assert set(turns.first[:600]) == {"a"}
+    assert set(turns.first[630:900]) == {"b"}
+    assert set(turns.first[960:]) == {"a"}
+    rest = turns.after(630, 900)
+    assert rest.p(0.95) < 1.1
+    assert rest.rate <= 1.35 * budget
+    assert turns.after(960).p(0.95) < 1.0
 
 
 def test_an_order_that_is_given_is_never_departed_from() -> None:

@@ -17,11 +17,11 @@ from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
+from pipecat_hedge.fleet.sync import FleetSync
 from pipecat_hedge.policy.backends import Backend
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
 from pipecat_hedge.policy.planner import Plan, learn, plan_turn
 from pipecat_hedge.policy.profiles import PROFILES
-from pipecat_hedge.policy.shared_store import FleetMember
 from pipecat_hedge.race.events import (
     AttemptFinished,
     Commit,
@@ -93,7 +93,7 @@ class Crowd:
         self.waits: list[tuple[float, float]] = []
         for stats, _ in itertools.product(self._processes, range(sessions)):
             fleet = SimpleNamespace(processes=processes, introduce=lambda key, latency: None)
-            stats.fleet = cast("FleetMember", fleet)
+            stats.fleet = cast("FleetSync", fleet)
             self._at(self._rng.uniform(0, think_secs), partial(self._begin, stats))
         self._at(1.0, self._share)
 

@@ -8,18 +8,17 @@ from __future__ import annotations
 import os
 import tempfile
 from contextlib import suppress
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from loguru import logger
 from platformdirs import user_state_path
 
-from pipecat_hedge.policy.shared_store import SharedStore
+from pipecat_hedge.fleet.redis_store import RedisStore
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["FileStore", "StatsStore", "default_store", "fleet_package"]
+__all__ = ["FileStore", "StatsStore", "default_store"]
 
 ENVIRONMENT = "PIPECAT_HEDGE_STATS"
 """A path to keep statistics at, the URL of a Redis to share them at, or ``off``."""
@@ -110,12 +109,7 @@ class FileStore:
             logger.warning(f"statistics at {self.path} are {why}: set aside as {aside}")
 
 
-def fleet_package() -> Any:
-    """The package that shares statistics, imported by name where it is used: it sits above."""
-    return import_module("pipecat_hedge.fleet")
-
-
-def default_store() -> FileStore | SharedStore | None:
+def default_store() -> FileStore | RedisStore | None:
     """Where ``PIPECAT_HEDGE_STATS`` says.
 
     That is a file, a Redis, or nowhere. Where it says nothing, a Redis that ``REDIS_URL`` names, if
@@ -129,7 +123,7 @@ def default_store() -> FileStore | SharedStore | None:
     if named.lower() in ("off", "none", "0"):
         return None
     if named.lower().startswith(SCHEMES):
-        return fleet_package().RedisStore(named)
+        return RedisStore(named)
     if named:
         try:
             return FileStore(named)
@@ -137,7 +131,7 @@ def default_store() -> FileStore | SharedStore | None:
             raise ConfigurationError(f"{ENVIRONMENT}: {e}; or {ENVIRONMENT}=off") from None
     if os.environ.get("REDIS_URL", "").strip() and find_spec("redis") is not None:
         try:
-            store = fleet_package().RedisStore()
+            store = RedisStore()
         except ConfigurationError as e:
             logger.warning(f"REDIS_URL is not used for statistics: {e}")
         else:

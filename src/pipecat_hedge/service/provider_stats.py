@@ -19,6 +19,7 @@ from typing import Any
 
 from loguru import logger
 
+from pipecat_hedge.fleet.sync import FleetSync
 from pipecat_hedge.limits.admission_controller import MOST_PROVIDERS, AdmissionController
 from pipecat_hedge.limits.background import LoopWork
 from pipecat_hedge.limits.loop_lag import LoopWatch
@@ -30,8 +31,8 @@ from pipecat_hedge.policy.launch_rule import LatencyEstimate
 from pipecat_hedge.policy.priors import prior_for
 from pipecat_hedge.policy.provider_latency import ProviderLatency
 from pipecat_hedge.policy.routing import Route, route
-from pipecat_hedge.policy.shared_store import FleetMember, SharedStore
-from pipecat_hedge.policy.stats_store import StatsStore, default_store, fleet_package
+from pipecat_hedge.policy.shared_store import SharedStore
+from pipecat_hedge.policy.stats_store import StatsStore, default_store
 from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.attempt import MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
 from pipecat_hedge.service.registries import introduce
@@ -40,7 +41,7 @@ from pipecat_hedge.telemetry.slo_board import SloBoard
 
 __all__ = ["BudgetState", "ProviderStats", "shared_stats"]
 
-VERSION = 2
+VERSION = 1
 SAVE_EVERY_SECS = 60.0
 WHOLE_ANSWER = 5.0
 """How many times as long as its first token a whole answer is taken to take, until it is known."""
@@ -98,17 +99,14 @@ class ProviderStats:
         self.health = AdmissionController(lag_secs=self.loop_watch.lag_now)
         self.turn_hooks = TurnHooks()
         works = {"watches the loop": self.loop_watch.run_if_real}
-        self.fleet: FleetMember | None = None
+        self.fleet: FleetSync | None = None
         self.accounts = BudgetAccounts(
             self._lock, lambda: 1 if self.fleet is None else self.fleet.processes
         )
         if shared is not None:
             accounts = self.accounts.accounts
-            fleet = fleet_package().FleetSync(
-                shared, self._lock, self._latencies, accounts, self.health
-            )
-            self.fleet = fleet
-            works["shares statistics"] = fleet.run
+            self.fleet = FleetSync(shared, self._lock, self._latencies, accounts, self.health)
+            works["shares statistics"] = self.fleet.run
         self._background = LoopWork(works)
         self._load()
         introduce(self)
