@@ -453,14 +453,15 @@ def test_closed_recorder_counts_no_more(recorded: Recorded) -> None:
 
 WORKER = """
 import sys
-from pipecat_hedge import ProviderStats, Slo
+from pipecat_hedge import AttemptReport, ProviderStats, Slo, TurnReport
 from pipecat_hedge.telemetry import PrometheusRecorder
-from pipecat_hedge.tools.bench.trace_overhead import played_turn
+attempt = AttemptReport("a", "tiny", 0.0, "primary", 0.3, 1.0, "won", sent_secs=0.0)
+answered = TurnReport(1, "a", "answered", 0.3, 0.4, 1.0, (attempt,))
 stats = ProviderStats()
 PrometheusRecorder(stats=stats)
 stats.slo_board.add("standard", Slo())
 for _ in range(int(sys.argv[1])):
-    stats.turn_hooks.tell(played_turn(1))
+    stats.turn_hooks.tell(answered)
     stats.slo_board.record("standard", Slo(), {"ttft": False})
 """
 
