@@ -10,6 +10,8 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "peer_suite.py"
 SERVICE_TESTS = """
 from pipecat.services.openai.llm import OpenAILLMService
 
+pytestmark = pytest.mark.slow
+
 def made(**kwargs):
     settings = OpenAILLMService.Settings(model="tiny")
     return OpenAILLMService(api_key="any", settings=settings, **kwargs)

@@ -9,6 +9,8 @@ import pytest
 from pipecat_hedge.service.admission import AdmissionMode
 from tests.support.fleet import NAMES, Fleet, lost, p95
 
+pytestmark = pytest.mark.slow
+
 SEEDS = (1, 2, 3)
 MODES: tuple[AdmissionMode, ...] = ("open", "shed")
 

@@ -12,6 +12,8 @@ from pipecat_hedge.policy.budget import PEAK
 from pipecat_hedge.policy.percentiles import percentile
 from tests.support.crowd import PROVIDERS, Crowd
 
+pytestmark = pytest.mark.slow
+
 BUDGET = 0.1
 CHANCE = 3 * math.sqrt(BUDGET * (1 - BUDGET) / 150)
 """Three standard deviations of the requests per turn, over 150 turns."""

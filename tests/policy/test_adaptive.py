@@ -17,6 +17,8 @@ from pipecat_hedge.tools.analysis.comparison_rules import at_quantile, single_r
 from tests.no_harm.provider import LONG_TAIL
 from tests.support.virtual import Floats, Turns, draws, run_turns
 
+pytestmark = pytest.mark.slow
+
 HOSTED, LOCAL = "gemma-4-31b-baseten", "qwen3.8-27b-local"
 N = 20_000
 

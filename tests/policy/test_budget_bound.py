@@ -14,7 +14,7 @@ from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport
 from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
 from tests.support.line import Line
 
-pytestmark = pytest.mark.virtual_time
+pytestmark = [pytest.mark.slow, pytest.mark.virtual_time]
 
 Draw = Callable[[random.Random], float]
 

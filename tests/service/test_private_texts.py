@@ -143,7 +143,6 @@ def test_names_in_a_log_control_no_terminal(
         "attempts": [attempt],
         "session": f"s{CONTROLS}",
         "policy": f"policy{CONTROLS}",
-        "tier": f"t{CONTROLS}",
     }
     log.write_text("".join(json.dumps(turn | {"turn": n}) + "\n" for n in range(40)))
     page = tmp_path / "report.html"

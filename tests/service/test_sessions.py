@@ -24,7 +24,7 @@ from pipecat_hedge.service.turn_planner import TurnPlanner
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Wait
 from tests.support.line import Line
 
-pytestmark = pytest.mark.virtual_time
+pytestmark = [pytest.mark.slow, pytest.mark.virtual_time]
 
 NOT_ITS_OWN = (type, types.ModuleType, types.FunctionType, asyncio.AbstractEventLoop)
 ENDINGS: tuple[tuple[AttemptOutcome, Ending], ...] = (

@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.soak import faults
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.timeout(300)
 def test_ten_thousand_turns(capsys: pytest.CaptureFixture[str]) -> None:

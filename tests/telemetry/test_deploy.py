@@ -15,6 +15,8 @@ from pipecat_hedge.race.reports import AttemptReport, TurnReport
 from pipecat_hedge.telemetry import PrometheusRecorder
 from tests.support.prometheus_server import ROOT, RULES, needs_promtool
 
+pytestmark = pytest.mark.slow
+
 TESTS = ROOT / "deploy/prometheus/rules_test.yml"
 DASHBOARD = json.loads((ROOT / "deploy/grafana/pipecat-hedge.json").read_text())
 CHARTS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
