@@ -255,7 +255,7 @@ async def test_balances_even_out_and_nothing_is_lost(make: Make, server: RedisSe
     rng, processes = random.Random(5), [make() for _ in range(6)]
     for number, stats in enumerate(processes):
         stats.accounts.begin_turn(0.5)
-        stats.accounts.accounts[0.5].settle(8.0 - 2.0 * number)
+        stats.accounts.accounts[0.5].balance = 2.0 * number - 8.0
     before = [stats.accounts.accounts[0.5].balance for stats in processes]
 
     def everything() -> float:
@@ -572,7 +572,7 @@ async def test_what_nobody_touches_goes_by_itself(make: Make, server: RedisServe
     one, two = make(), make()
     observe(one, 0.2)
     one.accounts.begin_turn(0.5)
-    one.accounts.accounts[0.5].settle(-3.0)
+    one.accounts.accounts[0.5].balance = 3.0
     answer(one, CLAUDE)
     await sync(one, two)
     for _ in range(2):  # a generation that is full is followed by the next

@@ -165,7 +165,7 @@ class Crowd:
     def _tell(self, turn: Asked, fact: Event) -> None:
         for order in turn.race.handle(fact, self.now):
             if isinstance(order, Launch):
-                turn.plan.launched(order)
+                turn.plan.launched(order, self.now)
                 self.sent.append((self.now, order.reason))
                 secs = PROFILES[PROVIDERS[order.provider]].sample(self._rng)
                 secs = secs * self.slow[order.provider] + self.queue_secs[order.provider]

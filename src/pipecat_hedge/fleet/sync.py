@@ -31,7 +31,7 @@ from pipecat_hedge.fleet.merge import (
     write,
 )
 from pipecat_hedge.limits.admission_controller import AdmissionController
-from pipecat_hedge.policy.budget import BudgetAccount
+from pipecat_hedge.policy.hedge_budget import HedgeBudget
 from pipecat_hedge.policy.latency_sketch import LatencyCounts
 from pipecat_hedge.policy.priors import prior_for
 from pipecat_hedge.policy.provider_latency import OthersCurve, ProviderLatency, curves_of
@@ -66,7 +66,7 @@ class FleetSync:
         store: SharedStore,
         lock: threading.Lock,
         latencies: Mapping[str, ProviderLatency],
-        accounts: Mapping[float, BudgetAccount],
+        accounts: Mapping[float, HedgeBudget],
         health: AdmissionController,
         *,
         rng: random.Random | None = None,

@@ -21,7 +21,7 @@ saves nothing. A fast second provider is asked late, just in time. A turn that h
 worth any price, so a high price delays a request and does not forbid it. The third attempt is the
 same question asked again, with two requests in flight.
 
-The price comes from the share of turns that may be hedged now (``budget.py``): it is the most
+The price comes from the share of turns that may be hedged now (``hedge_budget.py``): it is the most
 that V reaches up to the time by which all but that share have answered, and never less than what a
 request must save to be worth sending at all. Why not simply hedge at that time? Because it is known
 only roughly, from the few slow answers in the window, whereas V rises steeply where the body of the

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipecat_hedge.policy.backends import Backend
-from pipecat_hedge.policy.budget import BudgetRule, TurnBudget, relative_cost
+from pipecat_hedge.policy.hedge_budget import HedgeBudget
+from pipecat_hedge.policy.hedge_burst import BurstBound
 from pipecat_hedge.policy.hedge_policy import (
     Adaptive,
     HedgePolicy,
@@ -62,7 +63,10 @@ class Plan:
     prior_weight: float | None = None
     probe: str | None = None
     slowest_secs: Mapping[str, float] = field(default_factory=dict[str, float])
-    _budget: TurnBudget | None = None
+    _stats: ProviderStats | None = None
+    _budget: float = 0.0
+    _costs: dict[str, float] = field(default_factory=dict[str, float])
+    _bound: BurstBound | None = None
 
     def try_out(self, provider: str) -> None:
         """Ask somebody who was left alone beside the first provider, not in its place.
@@ -78,20 +82,26 @@ class Plan:
         usual = self.rule.usual if isinstance(self.rule, Probing) else self.rule
         self.rule = Probing(usual, provider)
 
-    def launched(self, launch: Launch, *, is_waiting: bool = True) -> None:
+    def launched(
+        self, launch: Launch, now: float | None = None, *, is_waiting: bool = True
+    ) -> None:
         """Pay for an attempt, if it is one that the budget is for.
 
         Args:
             launch: The attempt.
+            now: The time, if the turn was planned at one.
             is_waiting: Whether nothing has been committed yet; if not, it is a rescue.
         """
-        if self._budget is not None and launch.reason in ("hedge", "stall") and is_waiting:
-            self._budget.sent(launch.provider)
+        if self._stats is None or launch.reason not in ("hedge", "stall") or not is_waiting:
+            return
+        cost = self._costs.get(launch.provider, 1.0)
+        if self._bound is None or not self._bound.take_claim():
+            self._stats.accounts.pay(self._budget, cost, now)
 
     def close(self) -> None:
         """Pay back what was paid for and not sent; call it when the turn is over."""
-        if self._budget is not None:
-            self._budget.close()
+        if self._bound is not None:
+            self._bound.close()
 
 
 def plan_turn(
@@ -150,7 +160,7 @@ def _adaptive(
 ) -> Plan:
     given = tuple(backend.provider for backend in backends)
     accounts, budget = stats.accounts, rule.budget
-    accounts.begin_turn(budget)
+    accounts.begin_turn(budget, now)
     route = stats.route(backends, known, rule, (now or 0.0) - lag_secs())
     if rule.order == "given":
         route = Route(given)
@@ -193,18 +203,17 @@ def _adaptive(
                 and accounts.has_credit(budget)
             ),
         )
-    slowest_secs, turn_budget = dict[str, float](), TurnBudget(accounts, budget, costs)
+    slowest_secs, bound = dict[str, float](), None
     if now is not None:
         slowest_secs = _slowest(policy, backends, stats, prompt_tokens)
         keys = {backend.provider: backend.key for backend in backends}
-        rule_of_turn = BudgetRule(
+        rule_of_turn = bound = BurstBound(
             rule_of_turn,
-            turn_budget,
+            lambda provider, now: accounts.claim(budget, costs[provider], now),
+            lambda provider: accounts.pay_back(budget, costs[provider]),
             slowest_secs,
-            lambda provider, since, recently: (
-                stats.health.answered_since(keys[provider]) > since
-                or stats.health.word_at(keys[provider]) > recently
-            ),
+            lambda provider: stats.health.answered_since(keys[provider]),
+            lambda provider: stats.health.word_at(keys[provider]),
         )
     return Plan(
         order,
@@ -213,7 +222,10 @@ def _adaptive(
         prior_weight,
         probe,
         slowest_secs,
-        turn_budget,
+        stats,
+        budget,
+        costs,
+        bound,
     )
 
 
@@ -284,7 +296,7 @@ def _costs(backends: Sequence[Backend], first: str, prompt_tokens: int | None) -
     if all(backend.usd_per_mtok is None for backend in backends):
         return dict.fromkeys((backend.provider for backend in backends), 1.0)
     usual = next(_usd(b, prompt_tokens) for b in backends if b.provider == first)
-    return {b.provider: relative_cost(_usd(b, prompt_tokens), usual) for b in backends}
+    return {b.provider: HedgeBudget.relative_cost(_usd(b, prompt_tokens), usual) for b in backends}
 
 
 def _usd(backend: Backend, prompt_tokens: int | None) -> float | None:

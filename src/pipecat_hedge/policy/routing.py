@@ -58,7 +58,7 @@ def route(
         median_secs: The time to first token that each is known, or assumed, to take at the median.
         budget: Extra requests per turn.
         now: The time on the race's clock.
-        in_debt: Whether the budget has no credit left over: then no provider is probed.
+        in_debt: Whether more has been spent than chance explains: then nobody is probed.
     """
     first = given[0]
     if not spells[first].is_on or budget <= 0:

@@ -319,7 +319,7 @@ class AttemptRunner(Generic[T]):
     def _report_sent(self, launch: Launch, attempt: ProviderAttempt) -> None:
         attempt.sent_at = self._loop.time()
         is_waiting = self.race is not None and self.race.winner is None
-        self._planner.plan.launched(launch, is_waiting=is_waiting)
+        self._planner.plan.launched(launch, attempt.sent_at, is_waiting=is_waiting)
         if not attempt.was_queued and not self._planner.whole_answers:
             self._planner.sent(attempt)
 

@@ -24,7 +24,7 @@ from pipecat_hedge.limits.admission_controller import MOST_PROVIDERS, AdmissionC
 from pipecat_hedge.limits.background import LoopWork
 from pipecat_hedge.limits.loop_lag import LoopWatch
 from pipecat_hedge.policy.backends import Backend
-from pipecat_hedge.policy.budget import BudgetAccounts, BudgetState
+from pipecat_hedge.policy.budget_accounts import BudgetAccounts, BudgetState
 from pipecat_hedge.policy.hedge_benefit import Worths
 from pipecat_hedge.policy.hedge_policy import Adaptive
 from pipecat_hedge.policy.launch_rule import LatencyEstimate
@@ -58,6 +58,7 @@ class ProviderStats:
         health: Who of them is left alone, and how many requests each may have.
         loop_watch: Whether the process itself is too busy.
         fleet: This process's part in a fleet; None if nothing is shared with other processes.
+        bursts: What may be hedged at once.
         turn_hooks: Who is told of every turn of every service that uses this registry.
         remembered: What rules have computed from curves, under keys of their own.
         slo_board: How the promises to callers are kept.
@@ -291,7 +292,7 @@ class ProviderStats:
             rule: The user's policy.
             now: The time on the race's clock, less what the event loop is behind.
         """
-        in_debt = not self.accounts.has_credit(rule.budget)
+        in_debt = self.accounts.in_debt(rule.budget)
         with self._lock:
             latencies = {backend.provider: self._of(backend) for backend in given}
             for latency in latencies.values():
