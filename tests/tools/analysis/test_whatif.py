@@ -299,7 +299,8 @@ def test_an_order_that_is_learned_follows_a_provider_that_turned_slow() -> None:
 
 def test_a_dearer_provider_is_hedged_to_less_often() -> None:
     """A budget counts a hedge for what it costs, as the service does."""
-    both = recorded(measured("a", trace(HOSTED, 4000)), measured("b", trace(HOSTED, 4000, 2)))
+    a, b = trace("claude-haiku-4-5", 4000), trace("claude-haiku-4-5", 4000, 2)
+    both = recorded(measured("a", a), measured("b", b))
     dear = dataclasses.replace(both, usd_per_mtok={"a": (1.0, 5.0), "b": (2.0, 10.0)})
     question = Question(budgets=(0.1,), min_turns=1)
     usual, less = (
