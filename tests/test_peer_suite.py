@@ -6,11 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[1] / "scripts" / "peer_suite.py"
 SERVICE_TESTS = """
 from pipecat.services.openai.llm import OpenAILLMService
-
-pytestmark = pytest.mark.slow
 
 def made(**kwargs):
     settings = OpenAILLMService.Settings(model="tiny")
