@@ -27,7 +27,7 @@ from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport
 from pipecat_hedge.limits.priority import Tier
 from pipecat_hedge.policy.profiles import PROFILES, LatencyProfile
 from pipecat_hedge.service.provider_stats import ProviderStats
-from pipecat_hedge.service.turn_log import TurnLines
+from pipecat_hedge.telemetry.turn_log import TurnLines
 from pipecat_hedge.testing import AutojumpLoop, Error, Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
 

@@ -17,6 +17,7 @@ from pipecat_hedge.limits.priority import TIERS
 from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.race.events import AttemptOutcome, Slot
+from pipecat_hedge.race.reports import TurnReport
 from pipecat_hedge.service.admission import Admission, as_settings
 from pipecat_hedge.service.provider_pool import ProviderPool
 from pipecat_hedge.service.provider_stats import ProviderStats
@@ -67,7 +68,7 @@ def test_what_is_kept_is_counted() -> None:
     stats.health.of("a")
     assert parts(stats)["health"] > before["health"]
     grown = kept_by(stats)
-    stats.remembered["session 1"] = object()
+    stats.events.subscribe(TurnReport, lambda _: None)
     assert kept_by(stats) > grown
 
 

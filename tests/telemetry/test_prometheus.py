@@ -374,7 +374,7 @@ async def test_slo_of_a_service_is_counted(recorded: Recorded, *, by_policy: boo
         await line.report()
     silent = TurnLatency(1, 0.0, "user_silence", reports=(turn(tier="premium"),), ended_secs=4.0)
     for latency in (silent, replace(silent, may_wait=True)):  # the second one says nothing
-        llm.take_heard(latency)
+        llm.events.publish(latency)
         recorder.record_heard(latency)
     missed = {("ttft",): 1, ("voice_to_voice",): 1}
     assert by(registry, "slo_turns_total", "objective") == missed
@@ -440,13 +440,13 @@ def test_closed_recorder_counts_no_more(recorded: Recorded) -> None:
     recorder.close()
     stats.slo_board.add("standard", TTFT_SLO)
     stats.slo_board.record("standard", TTFT_SLO, {"ttft": True})
-    stats.turn_hooks.tell(turn())
+    stats.events.publish(turn())
     samples = [sample for family in recorder.describe() for sample in family.samples]
     assert not any(s.value for s in samples if s.name.endswith(("turns_total", "_ratio")))
     again = PrometheusRecorder(stats=stats, registry=registry)
     assert value(registry, "slo_share_ratio", tier="standard") == 0.9  # an SLO made before it
     assert value(registry, "turns_total") == 0
-    stats.turn_hooks.tell(turn())
+    stats.events.publish(turn())
     assert value(registry, "turns_total") == 1
     again.close()
 
@@ -461,7 +461,7 @@ stats = ProviderStats()
 PrometheusRecorder(stats=stats)
 stats.slo_board.add("standard", Slo())
 for _ in range(int(sys.argv[1])):
-    stats.turn_hooks.tell(answered)
+    stats.events.publish(answered)
     stats.slo_board.record("standard", Slo(), {"ttft": False})
 """
 

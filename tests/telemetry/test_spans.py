@@ -163,7 +163,7 @@ async def test_spans_end_when_the_turn_s_end_fails(
 ) -> None:
     told: list[TurnReport] = []
     llm = hedged(HedgePolicy.race(2), SLOW, SLOW, stats=ProviderStats())
-    llm.stats.turn_hooks.add(told.append)
+    llm.stats.events.subscribe(TurnReport, told.append)
 
     async def breaks(*_: Any) -> None:
         raise RuntimeError("broken")
@@ -223,13 +223,13 @@ async def test_late_report_does_not_reparent_the_next_race(spans: RecordedSpans)
         tracing_context=call,
     )
     tracer = RaceTracer()
-    members = tracer.setup(setup).tracing_context
+    members = tracer.setup(setup, ()).tracing_context
     assert members is not None
     first, second = (tracer.begin(number, "race(1)", "standard") for number in (1, 2))
     report = TurnReport(1, None, "failed", None, None, 1.0, ())
-    tracer.end(first, report)
+    first.end(report)
     below = trace.get_current_span(members.get_turn_context()).get_span_context()
-    tracer.end(second, report)
+    second.end(report)
     races = spans.named("race")
     assert [said(race)["hedge.turn"] for race in races] == [1, 2]
     assert {parent_of(race) for race in races} == {turn.get_span_context().span_id}

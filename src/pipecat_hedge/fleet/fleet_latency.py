@@ -19,45 +19,14 @@ before: the sum as it stands is remembered, and from then on only what is more t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from pipecat_hedge.policy.latency_sketch import LatencyCounts
+from pipecat_hedge.policy.shared_store import Place, Sum
 
-__all__ = ["GENERATION", "FleetLatency", "Place", "Sum"]
+__all__ = ["GENERATION", "FleetLatency"]
 
 GENERATION = 4096
 """Observations of the first token to a generation; the one that is begun then may be a bit larger,
 as what is added at once is not divided."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where observations were added.
-
-    Parameters:
-        epoch: The name of the row of generations.
-        number: The generation in it.
-    """
-
-    epoch: str
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sum:
-    """What the store holds of a provider.
-
-    Parameters:
-        place: The present generation.
-        count: How many observations of the first token it counts.
-        present: Its counts.
-        before: Those of the generation before.
-    """
-
-    place: Place
-    count: int
-    present: LatencyCounts = field(default_factory=LatencyCounts)
-    before: LatencyCounts = field(default_factory=LatencyCounts)
 
 
 class FleetLatency:

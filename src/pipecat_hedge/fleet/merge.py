@@ -25,13 +25,12 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
+
+from pipecat_hedge.limits.fleet_advice import NOTHING, Advice, Finding
 
 __all__ = [
-    "NOTHING",
     "VERSION",
-    "Advice",
-    "Finding",
     "UnknownVersion",
     "advise",
     "read_findings",
@@ -44,48 +43,9 @@ AT_LEAST = 2
 MOST_SECS = 3600.0
 """Nobody is left alone for longer on anybody's word."""
 
-Found: TypeAlias = Literal["well", "down", "unsure"]
-"""What a process has found of a provider: it answers; it fails; or nothing lately."""
-
 
 class UnknownVersion(ValueError):
     """A document of another release."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one process has found out of one provider by itself.
-
-    Parameters:
-        found: What it has found.
-        open_secs: How long its breaker stays open yet, in seconds.
-        reason: Why it is open, for a person to read.
-        closings: How many times its own requests have closed it.
-    """
-
-    found: Found
-    open_secs: float = 0.0
-    reason: str = ""
-    closings: int = 0
-
-
-NOTHING = Finding("unsure")
-"""What a process has found of which it tells nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """What to do about one provider.
-
-    Parameters:
-        open_secs: For how long to leave it alone; None: no need.
-        reason: Why, for a person to read.
-        try_it: Whether somebody's request has been answered where it had been left alone.
-    """
-
-    open_secs: float | None = None
-    reason: str = ""
-    try_it: bool = False
 
 
 Findings: TypeAlias = Mapping[str, Finding]

@@ -30,10 +30,17 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipecat_hedge.fleet.fleet_latency import GENERATION, Place, Sum
+from pipecat_hedge.fleet.fleet_latency import GENERATION
 from pipecat_hedge.fleet.redis_script import SCRIPT, SCRIPT_SHA
 from pipecat_hedge.policy.latency_sketch import LatencyCounts
-from pipecat_hedge.policy.shared_store import Batch, Received, StoreUnavailable, Wanted
+from pipecat_hedge.policy.shared_store import (
+    Batch,
+    Place,
+    Received,
+    StoreUnavailable,
+    Sum,
+    Wanted,
+)
 from pipecat_hedge.race.errors import ConfigurationError
 
 __all__ = ["RedisStore"]

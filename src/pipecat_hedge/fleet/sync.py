@@ -21,16 +21,9 @@ from dataclasses import replace
 from loguru import logger
 
 from pipecat_hedge.fleet.fleet_latency import FleetLatency
-from pipecat_hedge.fleet.merge import (
-    NOTHING,
-    Advice,
-    Finding,
-    UnknownVersion,
-    advise,
-    read_findings,
-    write,
-)
+from pipecat_hedge.fleet.merge import UnknownVersion, advise, read_findings, write
 from pipecat_hedge.limits.admission_controller import AdmissionController
+from pipecat_hedge.limits.fleet_advice import NOTHING, Advice, Finding
 from pipecat_hedge.policy.hedge_budget import HedgeBudget
 from pipecat_hedge.policy.latency_sketch import LatencyCounts
 from pipecat_hedge.policy.priors import prior_for

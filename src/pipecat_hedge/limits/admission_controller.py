@@ -23,12 +23,10 @@ from pipecat_hedge.limits.ending import SILENT, Ending
 from pipecat_hedge.limits.permit_queue import RESERVED, PermitQueue, Ticket
 from pipecat_hedge.limits.provider_health import BreakerChange, Permit, ProviderHealth
 from pipecat_hedge.limits.shared_outage import SharedOutage
+from pipecat_hedge.policy.backends import MOST_PROVIDERS
 
-__all__ = ["LISTENS_TO_ONE_IN", "MOST_PROVIDERS", "AdmissionController"]
+__all__ = ["LISTENS_TO_ONE_IN", "AdmissionController"]
 
-MOST_PROVIDERS = 256
-"""Pairs of provider and model, each up to some 150 KB of memory and 50 KB of a file. What has not
-been used for the longest is forgotten."""
 UNHEARD = 3
 """After so many requests in a row that others overtook before a token came, a provider is unheard:
 the next one is let run on, to find out whether it is slow or silent."""

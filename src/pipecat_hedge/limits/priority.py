@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal, TypeAlias, get_args
 
+from pipecat_hedge.race.reports import TIERS, Tier
+
 __all__ = ["TIERS", "WORK_CLASSES", "Tier", "WorkClass", "work", "working_as"]
 
 WorkClass: TypeAlias = Literal[
@@ -22,12 +24,6 @@ replacement of a failed or silent attempt, a hedge, a prompt sent ahead, a one-s
 
 WORK_CLASSES: tuple[WorkClass, ...] = get_args(WorkClass)
 """The classes in their order."""
-
-Tier: TypeAlias = Literal["premium", "standard", "economy"]
-"""Whose request it is: of two of one class, the better tier's comes first."""
-
-TIERS: tuple[Tier, ...] = get_args(Tier)
-"""The tiers in their order."""
 
 _work: ContextVar[WorkClass] = ContextVar("work", default="primary")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from pipecat_hedge.fleet.merge import Advice, Finding
 from pipecat_hedge.limits.circuit_breaker import BreakerEvent, CircuitBreaker
 from pipecat_hedge.limits.concurrency_limit import ConcurrencyLimit
 from pipecat_hedge.limits.ending import DROPPED, SILENT, Ending
+from pipecat_hedge.limits.fleet_advice import Advice, Finding
 
 __all__ = ["BreakerChange", "Permit", "ProviderHealth"]
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["Backend", "Measures", "key_of"]
+__all__ = ["MOST_PROVIDERS", "Backend", "Measures", "key_of"]
+
+MOST_PROVIDERS = 256
+"""Keys in each map by provider and model, the least recently used dropped: each takes up to some
+150 KB of memory and 50 KB of a file."""
 
 Measures: TypeAlias = Literal["first_token", "whole_answer", "wait"]
 

@@ -350,3 +350,20 @@ def _seconds(field: str, value: float) -> float:
             f"{field} must not be negative, got {value}: 0 is at once, None is never"
         )
     return float(value)
+
+
+def slo_of(slo: Slo | None, policy: HedgePolicy) -> Slo | None:
+    """The SLO of a service: its own, or the one that its policy aims at.
+
+    Raises:
+        ConfigurationError: If ``slo`` is not an ``Slo``, or the policy aims at another one.
+    """
+    if slo is not None and not isinstance(slo, Slo):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(f"slo must be a Slo, got {slo!r}: write Slo(ttft_secs=0.8)")
+    policy_slo = policy.rule.slo if isinstance(policy.rule, Adaptive) else None
+    if None not in (slo, policy_slo) and slo != policy_slo:
+        raise ConfigurationError(
+            f"slo is {slo}, but the policy aims at {policy_slo}: give both the same, or only "
+            "the policy"
+        )
+    return slo or policy_slo

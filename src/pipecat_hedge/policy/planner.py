@@ -18,6 +18,7 @@ from pipecat_hedge.policy.hedge_policy import (
     LearnedRule,
     OnlyOnFailure,
 )
+from pipecat_hedge.policy.latency_registry import LatencyRegistry
 from pipecat_hedge.policy.launch_rule import (
     LatencyEstimate,
     PricedDelay,
@@ -28,7 +29,6 @@ from pipecat_hedge.policy.slo_hedge import Aim, AimedDelay, aim_at
 from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.race.events import CommitOn, Launch, LaunchRule
-from pipecat_hedge.service.provider_stats import ProviderStats
 
 __all__ = ["Plan", "learn", "plan_turn", "silent_secs"]
 
@@ -63,7 +63,7 @@ class Plan:
     prior_weight: float | None = None
     probe: str | None = None
     slowest_secs: Mapping[str, float] = field(default_factory=dict[str, float])
-    _stats: ProviderStats | None = None
+    _stats: LatencyRegistry | None = None
     _budget: float = 0.0
     _costs: dict[str, float] = field(default_factory=dict[str, float])
     _bound: BurstBound | None = None
@@ -107,7 +107,7 @@ class Plan:
 def plan_turn(
     policy: HedgePolicy,
     backends: Sequence[Backend],
-    stats: ProviderStats,
+    stats: LatencyRegistry,
     *,
     prompt_tokens: int | None,
     commit_on: CommitOn,
@@ -151,7 +151,7 @@ def _adaptive(
     rule: Adaptive,
     backends: Sequence[Backend],
     known: dict[str, LatencyEstimate],
-    stats: ProviderStats,
+    stats: LatencyRegistry,
     prompt_tokens: int | None,
     prior_weight: float,
     rng: random.Random,
@@ -212,8 +212,8 @@ def _adaptive(
             lambda provider, now: accounts.claim(budget, costs[provider], now),
             lambda provider: accounts.pay_back(budget, costs[provider]),
             slowest_secs,
-            lambda provider: stats.health.answered_since(keys[provider]),
-            lambda provider: stats.health.word_at(keys[provider]),
+            lambda provider: stats.answered_since(keys[provider]),
+            lambda provider: stats.word_at(keys[provider]),
         )
     return Plan(
         order,
@@ -267,7 +267,7 @@ def silent_secs(usual: SurvivalCurve | None, stall_secs: float | None) -> float:
 def _slowest(
     policy: HedgePolicy,
     backends: Sequence[Backend],
-    stats: ProviderStats,
+    stats: LatencyRegistry,
     prompt_tokens: int | None,
 ) -> dict[str, float]:
     """By provider, how long its first token may take and still be usual.
@@ -307,7 +307,7 @@ def _usd(backend: Backend, prompt_tokens: int | None) -> float | None:
 
 
 def learn(
-    stats: ProviderStats,
+    stats: LatencyRegistry,
     backends: Sequence[Backend],
     attempts: Sequence[Attempt],
     prompt_tokens: int | None,

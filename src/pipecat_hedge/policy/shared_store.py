@@ -10,15 +10,44 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from pipecat_hedge.fleet.fleet_latency import Place, Sum
 from pipecat_hedge.policy.latency_sketch import LatencyCounts
 from pipecat_hedge.race.errors import HedgeError
 
-__all__ = ["Batch", "Received", "SharedStore", "StoreUnavailable", "Wanted"]
+__all__ = ["Batch", "Place", "Received", "SharedStore", "StoreUnavailable", "Sum", "Wanted"]
 
 
 class StoreUnavailable(HedgeError):
     """The store cannot be used now; the message says why, for a person, without credentials."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where observations were added.
+
+    Parameters:
+        epoch: The name of the row of generations.
+        number: The generation in it.
+    """
+
+    epoch: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """What the store holds of a provider.
+
+    Parameters:
+        place: The present generation.
+        count: How many observations of the first token it counts.
+        present: Its counts.
+        before: Those of the generation before.
+    """
+
+    place: Place
+    count: int
+    present: LatencyCounts = field(default_factory=LatencyCounts)
+    before: LatencyCounts = field(default_factory=LatencyCounts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,21 +8,14 @@ from __future__ import annotations
 import os
 import tempfile
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
 from loguru import logger
-from platformdirs import user_state_path
 
-from pipecat_hedge.fleet.redis_store import RedisStore
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["FileStore", "StatsStore", "default_store"]
-
-ENVIRONMENT = "PIPECAT_HEDGE_STATS"
-"""A path to keep statistics at, the URL of a Redis to share them at, or ``off``."""
-SCHEMES = ("redis://", "rediss://", "unix://")
+__all__ = ["FileStore", "StatsStore"]
 
 
 class StatsStore(Protocol):
@@ -107,37 +100,3 @@ class FileStore:
             logger.warning(f"statistics at {self.path} are {why}, and stay there: {e.strerror}")
         else:
             logger.warning(f"statistics at {self.path} are {why}: set aside as {aside}")
-
-
-def default_store() -> FileStore | RedisStore | None:
-    """Where ``PIPECAT_HEDGE_STATS`` says.
-
-    That is a file, a Redis, or nowhere. Where it says nothing, a Redis that ``REDIS_URL`` names, if
-    redis-py is installed, and otherwise a file in the user's state folder.
-
-    Raises:
-        ConfigurationError: If ``PIPECAT_HEDGE_STATS`` names a Redis that cannot be used, or what
-            is there and no regular file.
-    """
-    named = os.environ.get(ENVIRONMENT, "").strip()
-    if named.lower() in ("off", "none", "0"):
-        return None
-    if named.lower().startswith(SCHEMES):
-        return RedisStore(named)
-    if named:
-        try:
-            return FileStore(named)
-        except ConfigurationError as e:
-            raise ConfigurationError(f"{ENVIRONMENT}: {e}; or {ENVIRONMENT}=off") from None
-    if os.environ.get("REDIS_URL", "").strip() and find_spec("redis") is not None:
-        try:
-            store = RedisStore()
-        except ConfigurationError as e:
-            logger.warning(f"REDIS_URL is not used for statistics: {e}")
-        else:
-            logger.info(
-                f"what is learned of providers is shared at {store}, which REDIS_URL names; "
-                f"{ENVIRONMENT}=off turns it off"
-            )
-            return store
-    return FileStore(user_state_path("pipecat-hedge", appauthor=False) / "stats.json")

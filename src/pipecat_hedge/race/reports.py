@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
-from pipecat_hedge.limits.priority import Tier
-from pipecat_hedge.limits.server_load import ServerLoad
 from pipecat_hedge.race.events import (
     AttemptOutcome,
     CommitOn,
@@ -16,15 +14,48 @@ from pipecat_hedge.race.events import (
 )
 
 __all__ = [
+    "TIERS",
     "AttemptReport",
     "BreakerReport",
     "DrainedAnswer",
     "ProviderState",
+    "ServerLoad",
     "StageReport",
+    "Tier",
     "TurnReport",
 ]
 
 BreakerState: TypeAlias = Literal["closed", "open", "half_open"]
+
+
+Tier: TypeAlias = Literal["premium", "standard", "economy"]
+"""Whose request it is: of two of one class, the better tier's comes first."""
+
+TIERS: tuple[Tier, ...] = get_args(Tier)
+"""The tiers in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """One look at a server.
+
+    Parameters:
+        is_up: Whether it answered, and calls itself healthy.
+        running: Requests being worked on, those included that this process has sent since the look.
+        waiting: Requests in its queue.
+        kv_cache_usage: The share of its memory for prompts that is in use, from 0 to 1; None if it
+            does not say.
+        prefix_hit_share: The share of the prompts' tokens, since the look before, that were still
+            in its prefix cache, from 0 to 1; None if there were none, or it does not say.
+        detail: What is wrong, where it is not up.
+    """
+
+    is_up: bool
+    running: int = 0
+    waiting: int = 0
+    kv_cache_usage: float | None = None
+    prefix_hit_share: float | None = None
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

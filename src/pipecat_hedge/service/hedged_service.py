@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -39,16 +38,17 @@ from pipecat_hedge.limits.loop_lag import is_real
 from pipecat_hedge.limits.permit_queue import MOST_WAIT_SECS
 from pipecat_hedge.limits.priority import TIERS, Tier
 from pipecat_hedge.policy.arguments import refuse_unknown
-from pipecat_hedge.policy.hedge_policy import HedgePolicy
+from pipecat_hedge.policy.hedge_policy import HedgePolicy, slo_of
 from pipecat_hedge.policy.slo import Slo
 from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.errors import AllProvidersFailed, AttemptError, ConfigurationError
 from pipecat_hedge.race.reports import DrainedAnswer, FillerReport, ProviderState, TurnReport
 from pipecat_hedge.race.task_scope import TaskScope
+from pipecat_hedge.service import composition
 from pipecat_hedge.service.admission import Admission, AdmissionMode, as_settings
 from pipecat_hedge.service.conversation import context_of
+from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.service.inference import Inference
-from pipecat_hedge.service.line_log import LineLog
 from pipecat_hedge.service.metrics import HedgeMetricsData
 from pipecat_hedge.service.provider import Provider, as_providers
 from pipecat_hedge.service.provider_pool import Candidates, ProviderPool
@@ -57,12 +57,7 @@ from pipecat_hedge.service.retract import RetractText, RetractTextFrame
 from pipecat_hedge.service.service_adapter import ToolCalls
 from pipecat_hedge.service.tts_output import find_output
 from pipecat_hedge.service.turn import Turn
-from pipecat_hedge.service.turn_log import TurnLines
 from pipecat_hedge.service.turn_planner import TurnPlanner, breaker_report, state_of
-from pipecat_hedge.telemetry.race_span import RaceTracer
-from pipecat_hedge.telemetry.slo_attainment import SloStatus
-from pipecat_hedge.telemetry.slo_tracker import SloTracker
-from pipecat_hedge.voice.turn_timeline import TurnLatency
 
 __all__ = ["HedgedLLMService"]
 
@@ -171,7 +166,7 @@ class HedgedLLMService(LLMService):
             raise ConfigurationError(
                 f"tier is not known, got {tier!r}: write {', '.join(repr(t) for t in TIERS)}"
             )
-        tracer = RaceTracer(own_spans=own_spans)
+        tracer = composition.race_tracer(own_spans=own_spans)
         admitted = as_settings(admission, tier, min_in_flight, max_in_flight)
         if settings is not None and is_given(settings.model):
             raise ConfigurationError(
@@ -191,14 +186,14 @@ class HedgedLLMService(LLMService):
         self._is_prepared = self._has_begun = False
         self._timed_first_text = False
         self._member_instruction: str | None = None
-        self._slo_tracker = SloTracker(slo, self._policy, tier, self._stats.slo_board)
+        self.events = EventHub(self._stats.events)
+        self._slo = slo_of(slo, self._policy)
+        composition.track_slo(self.events, self._slo, tier, self._stats)
+        composition.write_logs(self.events, self._policy, turn_log, drained_log)
         self._turns = 0
         self._drains = TaskScope()
         self._late_reports = TaskScope()
         self._take_back = RetractText()
-        self._turn_log = LineLog("turn_log", turn_log)
-        self._lines = TurnLines(self._policy)
-        self._drained_log = LineLog("drained_log", drained_log)
         self._turn: Turn | None = None
         self._filler: Callable[[], FillerReport | None] = lambda: None
         self._on_attempt_sent: Callable[[], None] = lambda: None
@@ -228,27 +223,21 @@ class HedgedLLMService(LLMService):
     @property
     def slo(self) -> Slo | None:
         """What the callers are promised."""
-        return self._slo_tracker.slo
+        return self._slo
 
-    def slo_status(self) -> tuple[SloStatus, ...]:
+    def slo_status(self) -> tuple[composition.SloStatus, ...]:
         """How that is kept by all sessions of the process that promise it to this tier.
 
         What other tiers are promised is in ``stats.slo_board``.
         """
-        return self._slo_tracker.status()
+        if self._slo is None:
+            return ()
+        return self._stats.slo_board.status(self.tier, self._slo)
 
     @property
     def may_wait(self) -> bool:
         """Whether an answer may be that the caller has not finished, and is waited for."""
         return self._filter_incomplete_user_turns
-
-    def take_heard(self, turn: TurnLatency) -> None:
-        """Take note of when an answer was heard. ``TurnLatencyObserver`` calls it for each turn.
-
-        Args:
-            turn: The turn, as the caller lived it.
-        """
-        self._slo_tracker.heard(turn)
 
     @property
     def stats(self) -> ProviderStats:
@@ -303,7 +292,8 @@ class HedgedLLMService(LLMService):
             setup: The pipeline's configuration.
         """
         await super().setup(setup)
-        await self._members.setup(self._tracer.setup(setup))
+        hosted = [service for provider in self.providers for service in provider.services]
+        await self._members.setup(self._tracer.setup(setup, hosted))
         if not self._holds_stats:
             self._stats.hold()
             self._holds_stats = True
@@ -402,8 +392,10 @@ class HedgedLLMService(LLMService):
             planner = TurnPlanner(
                 self._policy, candidates, context, self._stats, output.commit_on, now=now
             )
-            span = self._tracer.begin(self._turns, self._policy.name, self.tier)
-            turn = Turn(self._turns, context, planner, admission, self, output, span, self.may_wait)
+            trace = self._tracer.begin(self._turns, self._policy.name, self.tier)
+            turn = Turn(
+                self._turns, context, planner, admission, self, output, trace, self.may_wait
+            )
         except BaseException:
             admission.close()  # a claim to a probe comes back, whatever happens
             raise
@@ -489,13 +481,10 @@ class HedgedLLMService(LLMService):
 
     async def _report_turn(self, turn: Turn, filler: FillerReport | None) -> None:
         report = dataclasses.replace(turn.report(), filler=filler)
-        self._stats.turn_hooks.tell(report)
-        self._slo_tracker.ended(report)
-        self._tracer.end(turn.span, report)
-        _tell_cold(report)
+        self.events.publish(report)
+        turn.trace.end(report)
+        _log_connections(report)
         await self._call_event_handler("on_turn_report", report)
-        if self._turn_log:
-            self._turn_log.append(json.dumps(self._lines.line(report, time.time())))
         if self.metrics_enabled:
             model = next((a.model for a in report.attempts if a.outcome == "won"), None)
             data = HedgeMetricsData(processor=self.name, model=model, report=report)
@@ -503,10 +492,8 @@ class HedgedLLMService(LLMService):
 
     async def drained(self, answer: DrainedAnswer) -> None:
         """Publish the answer of a loser that ran to its end; see ``ResponseSink``."""
+        self.events.publish(answer)
         await self._call_event_handler("on_loser_drained", answer)
-        if self._drained_log:
-            told = json.dumps(dataclasses.asdict(answer), ensure_ascii=False)
-            self._drained_log.append(told)
 
     # ---- out of the pipeline
 
@@ -587,6 +574,7 @@ class HedgedLLMService(LLMService):
         for report in map(breaker_report, self._stats.health.take_changes()):
             level = "WARNING" if report.after == "open" else "INFO"
             logger.log(level, f"{report.provider} is {report.after}: {report.reason}")
+            self.events.publish(report)
             await self._call_event_handler("on_breaker_changed", report)
 
     # ---- the response sink
@@ -736,8 +724,8 @@ class HedgedLLMService(LLMService):
             self._advertising = False
 
 
-def _tell_cold(report: TurnReport) -> None:
-    """Say whose request had to open a connection while the caller waited."""
+def _log_connections(report: TurnReport) -> None:
+    """Log each connection that was opened while the caller waited."""
     for attempt in report.attempts:
         stages = attempt.stages
         if stages is not None and stages.new_connection:

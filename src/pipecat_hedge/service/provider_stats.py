@@ -12,56 +12,38 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
 
 from loguru import logger
 
-from pipecat_hedge.fleet.sync import FleetSync
-from pipecat_hedge.limits.admission_controller import MOST_PROVIDERS, AdmissionController
+from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.background import LoopWork
 from pipecat_hedge.limits.loop_lag import LoopWatch
-from pipecat_hedge.policy.backends import Backend
-from pipecat_hedge.policy.budget_accounts import BudgetAccounts, BudgetState
-from pipecat_hedge.policy.hedge_benefit import Worths
-from pipecat_hedge.policy.hedge_policy import Adaptive
-from pipecat_hedge.policy.launch_rule import LatencyEstimate
+from pipecat_hedge.policy.backends import MOST_PROVIDERS
+from pipecat_hedge.policy.budget_accounts import BudgetState
+from pipecat_hedge.policy.latency_registry import LatencyRegistry
 from pipecat_hedge.policy.priors import prior_for
 from pipecat_hedge.policy.provider_latency import ProviderLatency
-from pipecat_hedge.policy.routing import Route, route
 from pipecat_hedge.policy.shared_store import SharedStore
-from pipecat_hedge.policy.stats_store import StatsStore, default_store
-from pipecat_hedge.policy.survival import SurvivalCurve
-from pipecat_hedge.race.attempt import MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
+from pipecat_hedge.policy.stats_store import StatsStore
+from pipecat_hedge.service import composition
+from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.service.registries import introduce
-from pipecat_hedge.service.turn_hooks import TurnHooks
-from pipecat_hedge.telemetry.slo_board import SloBoard
 
 __all__ = ["BudgetState", "ProviderStats", "shared_stats"]
 
 VERSION = 1
 SAVE_EVERY_SECS = 60.0
-WHOLE_ANSWER = 5.0
-"""How many times as long as its first token a whole answer is taken to take, until it is known."""
-_IN_DOUBT = ((2.0, 0.2), (4.0, 0.1))
-"""How many times as long as assumed a wait may be, and how likely that is."""
-_WAITED = (STALLED, TIMED_OUT, MISSED_DEADLINE)
-"""Errors that say no more than that it was waited for so long."""
 
 
-class ProviderStats:
-    """The registry.
+class ProviderStats(LatencyRegistry):
+    """What a process knows of its providers: latencies, budgets, breakers and limits.
 
     Attributes:
-        health: Who of them is left alone, and how many requests each may have.
+        health: Breakers and limits, by provider.
         loop_watch: Whether the process itself is too busy.
         fleet: This process's part in a fleet; None if nothing is shared with other processes.
-        bursts: What may be hedged at once.
-        turn_hooks: Who is told of every turn of every service that uses this registry.
-        remembered: What rules have computed from curves, under keys of their own.
-        slo_board: How the promises to callers are kept.
+        events: The hub of every service that uses these statistics; see ``EventHub``.
 
     Services use the process's own unless they are given another: ``HedgedLLMService(stats=...)``.
 
@@ -77,40 +59,50 @@ class ProviderStats:
         *,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Take up what was kept, if anything.
+        """Load what was saved, if anything.
 
         Args:
             store: Where statistics are kept between runs, or shared with other processes while
                 sessions run; None keeps them in this process alone.
             clock: Tells when to save again, in seconds.
         """
+        super().__init__(lambda: 1 if self.fleet is None else self.fleet.processes)
         shared = store if isinstance(store, SharedStore) else None
         self._store = None if isinstance(store, SharedStore) else store
         self._clock = clock
-        self._lock = threading.Lock()
         self._saving = threading.Lock()
-        self._latencies: OrderedDict[str, ProviderLatency] = OrderedDict()
-        self._worths = Worths()
-        self.remembered: dict[object, Any] = {}
-        self.slo_board = SloBoard()
-        self._kept: dict[str, Any] = {}
-        self._is_new = False
         self._saved_at = clock()
+        self._slo_board: composition.SloBoard | None = None
+        self.events = EventHub()
         self.loop_watch = LoopWatch()
         self.health = AdmissionController(lag_secs=self.loop_watch.lag_now)
-        self.turn_hooks = TurnHooks()
         works = {"watches the loop": self.loop_watch.run_if_real}
-        self.fleet: FleetSync | None = None
-        self.accounts = BudgetAccounts(
-            self._lock, lambda: 1 if self.fleet is None else self.fleet.processes
-        )
+        self.fleet: composition.FleetSync | None = None
         if shared is not None:
-            accounts = self.accounts.accounts
-            self.fleet = FleetSync(shared, self._lock, self._latencies, accounts, self.health)
+            self.fleet = composition.join_fleet(shared, self._lock, self, self.health)
             works["shares statistics"] = self.fleet.run
         self._background = LoopWork(works)
         self._load()
         introduce(self)
+
+    @property
+    def slo_board(self) -> composition.SloBoard:
+        """How the SLOs of all services that use these statistics are met."""
+        if self._slo_board is None:
+            self._slo_board = composition.slo_board(self.events)
+        return self._slo_board
+
+    def answered_since(self, key: str) -> float:
+        """See ``LatencyRegistry``."""
+        return self.health.answered_since(key)
+
+    def word_at(self, key: str) -> float:
+        """See ``LatencyRegistry``."""
+        return self.health.word_at(key)
+
+    def _introduce(self, key: str, latency: ProviderLatency) -> None:
+        if self.fleet is not None:
+            self.fleet.introduce(key, latency)
 
     # ---- while there are sessions
 
@@ -130,229 +122,6 @@ class ProviderStats:
     def sessions(self) -> int:
         """How many sessions there are now."""
         return self._background.holders
-
-    # ---- what is known
-
-    def known(
-        self, backends: Sequence[Backend], prompt_tokens: int | None, *, by_sentence: bool
-    ) -> dict[str, LatencyEstimate]:
-        """What is known of providers, by name.
-
-        Args:
-            backends: Who.
-            prompt_tokens: The size of the prompt; None where it is not known.
-            by_sentence: Whether a sentence is what wins.
-        """
-        with self._lock:
-            return {
-                b.provider: self._of(b).known(prompt_tokens, by_sentence=by_sentence)
-                for b in backends
-            }
-
-    def prior_weight(self, backend: Backend, prompt_tokens: int | None = None) -> float:
-        """How much of what is known of a provider is still assumed, from 1 to nearly 0."""
-        with self._lock:
-            return self._of(backend).prior_weight(prompt_tokens)
-
-    @property
-    def worths(self) -> Worths:
-        """What has been computed for pairs of curves."""
-        return self._worths
-
-    # ---- what happened
-
-    def record(
-        self,
-        backend: Backend,
-        attempt: Attempt,
-        prompt_tokens: int | None,
-        *,
-        with_sentence: bool = True,
-    ) -> None:
-        """Learn from an attempt that has ended.
-
-        An error says nothing of a provider's latency, unless it is that there was no answer.
-
-        Args:
-            backend: Who was asked.
-            attempt: The attempt.
-            prompt_tokens: The size of the prompt; None where it is not known.
-            with_sentence: Whether the time to its first sentence is to be learned too.
-        """
-        if attempt.ended_at is None:
-            return
-        first = attempt.first_token_at
-        with self._lock:
-            self._is_new = True
-            latency = self._of(backend)
-            late_after = latency.late_secs(prompt_tokens)
-            if first is None:
-                if attempt.outcome != "failed" or attempt.error in _WAITED:
-                    waited = attempt.ended_at - attempt.launched_at
-                    latency.count_unanswered(waited, prompt_tokens)
-                    latency.spell.ended(attempt, waited, late_after, has_answered=False)
-                    latency.record(waited, censored=True, prompt_tokens=prompt_tokens)
-                else:
-                    latency.spell.forget(attempt)
-                return
-            # Not before its lag it had not come, and it may have come at once then.
-            secs = max(first - attempt.launched_at - attempt.lag_secs, 0.0)
-            latency.unanswered = 0
-            is_unsure = attempt.is_unsure
-            latency.spell.ended(attempt, secs, late_after, has_answered=True)
-            latency.record(secs, censored=is_unsure, prompt_tokens=prompt_tokens)
-            if not with_sentence or is_unsure:
-                return
-            if attempt.speakable_at is not None:
-                latency.record_sentence(attempt.speakable_at - first, censored=False)
-            elif not attempt.called_tools and attempt.outcome != "failed":
-                latency.record_sentence(attempt.ended_at - first, censored=True)
-
-    def sent(self, backend: Backend, attempt: Attempt, prompt_tokens: int | None) -> None:
-        """Watch an attempt of a turn that is under way, until ``record`` or ``forget``.
-
-        Args:
-            backend: Who is asked.
-            attempt: The attempt.
-            prompt_tokens: The size of the prompt; None where it is not known.
-        """
-        with self._lock:
-            latency = self._of(backend)
-            latency.spell.sent(attempt, latency.late_secs(prompt_tokens))
-
-    def forget(self, backend: Backend, attempt: Attempt) -> None:
-        """Stop watching an attempt of which nothing is learned."""
-        with self._lock:
-            self._of(backend).spell.forget(attempt)
-
-    def record_first_token(
-        self, backend: Backend, secs: float, prompt_tokens: int | None, *, censored: bool = False
-    ) -> None:
-        """Learn a time to first token that was measured apart from a race.
-
-        Args:
-            backend: Who was asked.
-            secs: From the request, in seconds; if censored, how long it was waited for.
-            prompt_tokens: The size of the prompt; None where it is not known.
-            censored: Whether the wait ended without a token.
-        """
-        with self._lock:
-            self._is_new = True
-            self._of(backend).record(secs, censored=censored, prompt_tokens=prompt_tokens)
-
-    def record_listened(
-        self,
-        backend: Backend,
-        attempt: Attempt,
-        first_at: float | None,
-        now: float,
-        prompt_tokens: int | None,
-    ) -> None:
-        """Learn from an attempt that was let run on after it had lost.
-
-        Args:
-            backend: Who was asked.
-            attempt: The attempt.
-            first_at: When its first token came; None if it was ended before.
-            now: The time.
-            prompt_tokens: The size of the prompt; None where it is not known.
-        """
-        secs = (now if first_at is None else first_at - attempt.lag_secs) - attempt.launched_at
-        with self._lock:
-            self._is_new = True
-            latency = self._of(backend)
-            has_come = first_at is not None
-            if has_come:
-                latency.unanswered = 0
-            else:
-                latency.count_unanswered(secs, prompt_tokens)
-            late_after = latency.late_secs(prompt_tokens)
-            latency.spell.ended(attempt, secs, late_after, has_answered=has_come)
-            is_unsure = not has_come or attempt.is_unsure
-            latency.record(max(secs, 0.0), censored=is_unsure, prompt_tokens=prompt_tokens)
-
-    def budgets(self) -> tuple[BudgetState, ...]:
-        """How each budget stands that anybody has used lately."""
-        return self.accounts.states()
-
-    # ---- how providers do now
-
-    def route(
-        self,
-        given: Sequence[Backend],
-        known: Mapping[str, LatencyEstimate],
-        rule: Adaptive,
-        now: float,
-    ) -> Route:
-        """Order the providers for a turn; see ``routing.route``.
-
-        Args:
-            given: The providers, in the order that the user gave; not empty.
-            known: What is known of each.
-            rule: The user's policy.
-            now: The time on the race's clock, less what the event loop is behind.
-        """
-        in_debt = self.accounts.in_debt(rule.budget)
-        with self._lock:
-            latencies = {backend.provider: self._of(backend) for backend in given}
-            for latency in latencies.values():
-                latency.spell.look(now)
-            return route(
-                list(latencies),
-                {name: latency.spell for name, latency in latencies.items()},
-                {name: known[name].first_token.quantile(0.5) for name in latencies},
-                rule.budget,
-                now,
-                in_debt=in_debt,
-            )
-
-    def slow(self) -> set[str]:
-        """The keys (``key_of``) of the providers that have turned slow; see ``is_slow``."""
-        with self._lock:
-            keys = [key for key, latency in self._latencies.items() if latency.spell.is_on]
-        return {" | ".join(key.split(" | ")[:2]) for key in keys}
-
-    def is_slow(self, backend: Backend) -> bool:
-        """Whether a provider has turned slow, compared with what was usual for it."""
-        with self._lock:
-            return self._of(backend).spell.is_on
-
-    def has_turned_slow(self, backend: Backend, now: float) -> bool:
-        """The same, with the attempts counted that have become late since it was asked last.
-
-        Args:
-            backend: The provider.
-            now: The time on the race's clock, less what the event loop is behind.
-        """
-        with self._lock:
-            spell = self._of(backend).spell
-            spell.look(now)
-            return spell.is_on
-
-    def may_hang(self, backend: Backend) -> bool:
-        """Whether the attempt before was waited for in vain, and none has been answered since."""
-        with self._lock:
-            return self._of(backend).unanswered > 0
-
-    def late_secs(self, backend: Backend, prompt_tokens: int | None) -> float | None:
-        """After how long an attempt is late; None while too little has been seen to say.
-
-        Args:
-            backend: The provider.
-            prompt_tokens: The size of the prompt; None where it is not known.
-        """
-        with self._lock:
-            return self._of(backend).late_secs(prompt_tokens)
-
-    def usual(self, backend: Backend, prompt_tokens: int | None) -> SurvivalCurve:
-        """A provider's usual times to first token; in a slow spell those from before.
-
-        Args:
-            backend: The provider.
-            prompt_tokens: The size of the prompt; None where it is not known.
-        """
-        with self._lock:
-            return self._of(backend).usual(prompt_tokens)
 
     # ---- kept between runs
 
@@ -375,7 +144,7 @@ class ProviderStats:
                     return
                 self._is_new, self._saved_at = False, self._clock()
                 providers = dict(self._kept)
-                latencies = list(self._latencies.items())
+                latencies = list(self.latencies.items())
             for key, latency in latencies:
                 with self._lock:  # for each of them anew: a turn waits for one at most
                     providers.pop(key, None)
@@ -415,33 +184,6 @@ class ProviderStats:
         except Exception as e:
             logger.warning(f"statistics are {why}, and stay where they are: {type(e).__name__}")
 
-    def _of(self, backend: Backend) -> ProviderLatency:
-        latency = self._latencies.get(backend.key)
-        if latency is not None:
-            self._latencies.move_to_end(backend.key)
-        else:
-            prior = prior_for(backend.provider, backend.model)
-            if backend.measures == "whole_answer":
-                prior = replace(prior, curve=prior.curve.scaled(WHOLE_ANSWER))
-            elif backend.measures == "wait":
-                prior = replace(prior, curve=_in_doubt(prior.curve))
-            latency = ProviderLatency(prior)
-            if (saved := self._kept.pop(backend.key, None)) is not None:
-                latency.restore(saved)
-            if self.fleet is not None:
-                self.fleet.introduce(backend.key, latency)
-            self._latencies[backend.key] = latency
-            if len(self._latencies) > MOST_PROVIDERS:
-                self._latencies.popitem(last=False)
-        return latency
-
-
-def _in_doubt(curve: SurvivalCurve) -> SurvivalCurve:
-    """What may be quite different from what is assumed: then a long wait says that it is."""
-    for times, share in _IN_DOUBT:
-        curve = curve.mixed_with(curve.scaled(times), share)
-    return curve
-
 
 _shared: ProviderStats | None = None
 _shared_lock = threading.Lock()
@@ -452,5 +194,5 @@ def shared_stats() -> ProviderStats:
     global _shared
     with _shared_lock:
         if _shared is None:
-            _shared = ProviderStats(default_store())
+            _shared = ProviderStats(composition.default_store())
         return _shared

@@ -70,7 +70,6 @@ from pipecat_hedge.service.provider_client import (
 )
 from pipecat_hedge.service.sentences import SentenceFinder
 from pipecat_hedge.service.stages import Stages
-from pipecat_hedge.telemetry.spans import AttemptSpan
 
 __all__ = ["AttemptStats", "Piece", "ServiceAdapter", "ToolCalls"]
 
@@ -91,7 +90,6 @@ class ServiceAdapter:
 
     Attributes:
         service: The service.
-        span: The trace of its request, where tracing is on.
         connection: Its connection to the provider, which can be kept open between turns.
         retries: How often its SDK would send a failed request again by itself.
     """
@@ -104,7 +102,6 @@ class ServiceAdapter:
             is_alone: Whether it is the only one in its race.
         """
         self.service = service
-        self.span = AttemptSpan(service)
         self._post: AttemptSink[Piece] | None = None
         self._stats = AttemptStats()
         self._failed = False
@@ -149,8 +146,6 @@ class ServiceAdapter:
         mine.observer = None
         mine.enable_metrics = setup.enable_tracing  # the tracing decorator reads them
         mine.enable_usage_metrics = True  # reports count tokens whether the pipeline does or not
-        if setup.enable_tracing:
-            self.span.watch()
         await self.service.setup(mine)
 
     async def control(self, frame: StartFrame | EndFrame | CancelFrame | Frame) -> None:

@@ -29,9 +29,9 @@ from pipecat_hedge.service.conversation import answers_a_tool
 from pipecat_hedge.service.output_buffer import OutputBuffer
 from pipecat_hedge.service.service_adapter import Piece, ServiceAdapter, ToolCalls
 from pipecat_hedge.service.tokens import NONE, count_tokens, usd
+from pipecat_hedge.service.tracer import RaceTrace
 from pipecat_hedge.service.tts_output import Output
 from pipecat_hedge.service.turn_planner import TurnPlanner
-from pipecat_hedge.telemetry.race_span import RaceSpan
 
 __all__ = ["ResponseSink", "Turn"]
 
@@ -83,7 +83,7 @@ class Turn:
 
     Attributes:
         failure: Why there is no whole answer, once the race is over, or None.
-        span: The race in the trace.
+        trace: Follows the race, where it is traced.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Turn:
         admission: Admission,
         sink: ResponseSink,
         output: Output,
-        span: RaceSpan,
+        trace: RaceTrace,
         may_wait: bool = False,
     ):
         """Prepare a turn.
@@ -106,7 +106,7 @@ class Turn:
             admission: The turn's permits.
             sink: Where the answer goes.
             output: What speaks the answer.
-            span: The race in the trace.
+            trace: Follows the race, where it is traced.
             may_wait: Whether an "incomplete turn" marker counts as an answer.
         """
         self._loop = asyncio.get_running_loop()
@@ -118,7 +118,7 @@ class Turn:
         self._admission = admission
         self._sink = sink
         self._output = output
-        self.span = span
+        self.trace = trace
         self._may_wait = may_wait
         work = "tool_follow_up" if answers_a_tool(context) else "primary"
         self._runner = AttemptRunner[Piece](context, planner, admission, work, self._send)
@@ -217,7 +217,7 @@ class Turn:
         self._sink.attempt_sent()
         stats = attempt.stats
         try:
-            with self.span.asking(launch, adapter):
+            with self.trace.request(launch, adapter.service, adapter.model):
                 await adapter.answer(
                     self._context,
                     sink,
@@ -245,7 +245,7 @@ class Turn:
 
     async def _obey(self, command: Commit | Continue | StreamBroken) -> None:
         attempt = self._runner.attempts[command.attempt]
-        self.span.obey(command, attempt)
+        self.trace.command(command, attempt)
         if isinstance(command, StreamBroken):
             end = await self._buffer.break_off()
             if end.say:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pipecat_hedge.telemetry.live import LIVE_PATH, LiveFeed, LiveServer
     from pipecat_hedge.telemetry.origins import AllowedOrigins, is_loopback
     from pipecat_hedge.telemetry.prometheus import PrometheusRecorder
-    from pipecat_hedge.telemetry.slo_tracker import SloBoard, SloStatus, SloTracker, WindowCount
+    from pipecat_hedge.telemetry.slo_tracker import SloBoard, SloStatus, WindowCount
     from pipecat_hedge.telemetry.tracing import WithoutText, export_traces
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "PrometheusRecorder",
     "SloBoard",
     "SloStatus",
-    "SloTracker",
     "WindowCount",
     "WithoutText",
     "export_traces",
@@ -31,7 +30,7 @@ __all__ = [
 _MODULES = {
     **dict.fromkeys(("LIVE_PATH", "LiveFeed", "LiveServer"), "live"),
     **dict.fromkeys(("AllowedOrigins", "is_loopback"), "origins"),
-    **dict.fromkeys(("SloBoard", "SloStatus", "SloTracker", "WindowCount"), "slo_tracker"),
+    **dict.fromkeys(("SloBoard", "SloStatus", "WindowCount"), "slo_tracker"),
     **dict.fromkeys(("WithoutText", "export_traces"), "tracing"),
     "PrometheusRecorder": "prometheus",
 }

@@ -6,7 +6,7 @@ message or session is in a label. ``docs/metrics.md`` lists them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import product
 from typing import get_args
 from weakref import WeakSet
@@ -14,7 +14,7 @@ from weakref import WeakSet
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge.limits.priority import TIERS, Tier
-from pipecat_hedge.policy.slo import Objective, Slo
+from pipecat_hedge.policy.slo import Slo
 from pipecat_hedge.race.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT
 from pipecat_hedge.race.errors import SHED, ConfigurationError
 from pipecat_hedge.race.events import AttemptOutcome, FillerCause, LaunchReason, TurnOutcome
@@ -33,6 +33,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from pipecat_hedge.telemetry.prometheus_state import Labels, provider_labels, state_metrics
+from pipecat_hedge.telemetry.slo_tracker import SloCounted
 
 __all__ = ["BUCKETS", "PrometheusRecorder"]
 
@@ -105,8 +106,8 @@ class PrometheusRecorder(Collector):
         """Stop counting and leave the registry. A second call does nothing."""
         unfollow(self._subscribe)
         for stats in list(self._stats):
-            stats.turn_hooks.remove(self.record)
-            stats.slo_board.hooks.remove(self._record_slo)
+            stats.events.unsubscribe(self.record)
+            stats.events.unsubscribe(self._record_slo)
         self._stats.clear()
         if self._registry is not None:
             self._registry.unregister(self)
@@ -175,10 +176,10 @@ class PrometheusRecorder(Collector):
 
     def _subscribe(self, stats: ProviderStats) -> None:
         self._stats.add(stats)
-        stats.turn_hooks.add(self.record)
-        stats.slo_board.hooks.add(self._record_slo)
+        stats.events.subscribe(TurnReport, self.record)
+        stats.events.subscribe(SloCounted, self._record_slo)
         for tier, slo in stats.slo_board.slos():
-            self._record_slo(tier, slo, {})
+            self._show_slo(tier, slo)
 
     def _labels(self, stats: ProviderStats) -> list[tuple[str, Labels]]:
         return provider_labels(stats, self._provider, self._model)
@@ -221,13 +222,12 @@ class PrometheusRecorder(Collector):
                 self._usd.labels(provider, model, each)
             self._usd.labels(provider, model, use).inc(attempt.usd)
 
-    def _record_slo(self, tier: Tier, slo: Slo, kept: Mapping[Objective, bool]) -> None:
-        """Count which objectives of an SLO a turn met; see ``SloBoard.hooks``."""
-        if not kept:
-            self._show_slo(tier, slo)
-        for objective, was_kept in kept.items():
-            self._slo_turns.labels(tier, objective).inc()
-            self._slo_missed.labels(tier, objective).inc(not was_kept)
+    def _record_slo(self, counted: SloCounted) -> None:
+        if not counted.met:
+            self._show_slo(counted.tier, counted.slo)
+        for objective, was_met in counted.met.items():
+            self._slo_turns.labels(counted.tier, objective).inc()
+            self._slo_missed.labels(counted.tier, objective).inc(not was_met)
 
     def _show_slo(self, tier: Tier, slo: Slo) -> None:
         """Show a tier's SLO: of several the most lenient, or alerts fire for what none promised."""

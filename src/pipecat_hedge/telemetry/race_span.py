@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from pipecat.processors.frame_processor import FrameProcessorSetup
+from pipecat.services.llm_service import LLMService
 from pipecat.utils.tracing.service_attributes import add_llm_span_attributes
 from pipecat.utils.tracing.tracing_context import TracingContext
 
@@ -21,7 +23,7 @@ from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.events import Commit, Continue, Launch, StreamBroken
 from pipecat_hedge.race.reports import FillerReport, TurnReport
-from pipecat_hedge.service.service_adapter import ServiceAdapter
+from pipecat_hedge.service.tracer import RaceTrace, Tracer
 from pipecat_hedge.telemetry.span_attributes import (
     Attributes,
     attempt_attributes,
@@ -38,7 +40,7 @@ except ModuleNotFoundError:  # it comes with the extra "tracing", this package's
 __all__ = ["RaceSpan", "RaceTracer"]
 
 
-class RaceTracer:
+class RaceTracer(Tracer):
     """Makes the spans of a service's races."""
 
     def __init__(self, *, own_spans: bool = False, provider: Any = None):
@@ -62,12 +64,16 @@ class RaceTracer:
         self._context: _RaceContext | None = None
         self._is_on = own_spans
         self._last_filler: FillerReport | None = None
+        self._pipecat_spans: dict[LLMService[Any], AttemptSpan] = {}
 
-    def setup(self, setup: FrameProcessorSetup) -> FrameProcessorSetup:
+    def setup(
+        self, setup: FrameProcessorSetup, services: Iterable[LLMService[Any]]
+    ) -> FrameProcessorSetup:
         """Place the hosted services' spans below the race's, if Pipecat traces the pipeline.
 
         Args:
             setup: The pipeline's configuration.
+            services: The hosted services, before their own setup.
 
         Returns:
             The configuration for the hosted services.
@@ -76,11 +82,12 @@ class RaceTracer:
         self._is_on = is_traced or self._own_spans
         if not is_traced:
             return setup
+        self._pipecat_spans = {service: AttemptSpan(service) for service in services}
         setup = copy.copy(setup)
         self._context = setup.tracing_context = _RaceContext(setup.tracing_context)
         return setup
 
-    def begin(self, turn: int, policy: str, tier: str) -> RaceSpan:
+    def begin(self, turn: int, policy: str, tier: str) -> RaceTrace:
         """Open the span of a race, if races are traced.
 
         Args:
@@ -89,96 +96,91 @@ class RaceTracer:
             tier: The caller's tier.
         """
         if not self._is_on or trace is None:
-            return RaceSpan()
+            return RaceTrace()
         if self._tracer is None:
             self._tracer = trace.get_tracer("pipecat_hedge", tracer_provider=self._provider)
         attributes: Attributes = {"hedge.turn": turn, "hedge.policy": policy, "hedge.tier": tier}
         now_ns, context = time.time_ns(), self._context
         if context is None:
             span = self._tracer.start_span("race", start_time=now_ns)
-            return RaceSpan(span, now_ns, attributes, self._tracer)
+            return RaceSpan(self, span, now_ns, attributes, self._tracer)
         if context.conversation_id is not None:
             attributes["gen_ai.conversation.id"] = context.conversation_id
         span = self._tracer.start_span("race", context=context.outer, start_time=now_ns)
-        race = RaceSpan(span, now_ns, attributes)
+        race = RaceSpan(self, span, now_ns, attributes, None)
         context.enter(race, span)
         return race
 
-    def end(self, span: RaceSpan, report: TurnReport) -> None:
-        """Close the spans of a race.
+    def pipecat_span(self, service: LLMService[Any]) -> AttemptSpan:
+        """The span that Pipecat makes of a hosted service's request."""
+        return self._pipecat_spans[service]
 
-        Args:
-            span: The race's span.
-            report: The turn's report.
+    def leave(self, race: RaceSpan, report: TurnReport) -> FillerReport | None:
+        """A race has ended.
+
+        Returns:
+            Its filler, unless an earlier race had it: a tool's filler is in two reports.
         """
         if self._context is not None:
-            self._context.leave(span)
-        is_new = report.filler is not self._last_filler  # a tool's filler is in two reports
+            self._context.leave(race)
+        is_new = report.filler is not self._last_filler
         self._last_filler = report.filler
-        span.end(report, report.filler if is_new else None)
+        return report.filler if is_new else None
 
 
-class RaceSpan:
-    """The span of one race; does nothing where races are not traced."""
+class RaceSpan(RaceTrace):
+    """The span of one race, and of its attempts."""
 
     def __init__(
         self,
-        span: Any = None,
-        began_ns: int = 0,
-        attributes: Attributes | None = None,
-        tracer: Any = None,
+        races: RaceTracer,
+        span: Any,
+        began_ns: int,
+        attributes: Attributes,
+        tracer: Any,
     ):
         """Take over the open span of a race that begins now.
 
         Args:
-            span: The span; None for no span.
+            races: The tracer of the service's races.
+            span: The span.
             began_ns: Its start, in nanoseconds since the epoch.
             attributes: The race's attributes, which are set at its end.
             tracer: Makes the attempts' spans; None where Pipecat makes them.
         """
-        self._span = span if span is not None and span.is_recording() else None
-        if self._span is None:
-            return
+        self._races = races
+        self._span = span if span.is_recording() else None
         self._tracer = tracer
-        self._attributes = attributes or {}
+        self._attributes = attributes
         self._pipecat_spans: dict[int, AttemptSpan] = {}
         self._own_spans: dict[int, tuple[Any, int]] = {}
         self._loop = asyncio.get_running_loop()
         self._began_at, self._began_ns = self._loop.time(), began_ns
 
-    def asking(self, launch: Launch, contender: ServiceAdapter) -> AbstractContextManager[Any]:
-        """Trace the request that is made inside.
-
-        Args:
-            launch: The race's command.
-            contender: The service that makes the request.
-        """
+    def request(
+        self, launch: Launch, service: LLMService[Any], model: str | None
+    ) -> AbstractContextManager[Any]:
+        """See ``RaceTrace``."""
         if self._span is None or trace is None:
             return nullcontext()
         if self._tracer is None:
-            contender.span.issue(launch)
-            self._pipecat_spans[launch.attempt] = contender.span
+            span = self._pipecat_spans[launch.attempt] = self._races.pipecat_span(service)
+            span.issue(launch)
             return nullcontext()
         now_ns = self._now()
         span = self._tracer.start_span(
-            f"chat {contender.model or launch.provider}",
+            f"chat {model or launch.provider}",
             context=trace.set_span_in_context(self._span),
             kind=trace.SpanKind.CLIENT,
             start_time=now_ns,
             attributes={"gen_ai.request.stream": True},
         )
-        service = type(contender.service).__name__
-        add_llm_span_attributes(span, service, contender.model or "unknown")
+        add_llm_span_attributes(span, type(service).__name__, model or "unknown")
         self._own_spans[launch.attempt] = span, now_ns
         return trace.use_span(span, record_exception=False, set_status_on_exception=False)
 
-    def obey(self, order: Commit | Continue | StreamBroken, attempt: Attempt) -> None:
-        """Add an event for a command of the race.
-
-        Args:
-            order: The command.
-            attempt: The attempt it concerns.
-        """
+    def command(self, command: Commit | Continue | StreamBroken, attempt: Attempt) -> None:
+        """See ``RaceTrace``."""
         if self._span is None:
             return
         attributes: Attributes = {
@@ -186,20 +188,16 @@ class RaceSpan:
             "hedge.attempt": attempt.number,
         }
         name = "hedge.commit"
-        if isinstance(order, StreamBroken):
+        if isinstance(command, StreamBroken):
             name = "hedge.stream_broken"
-        elif isinstance(order, Continue):
+        elif isinstance(command, Continue):
             name = "hedge.continuation"
             attributes["hedge.launch_reason"] = attempt.reason
         self._span.add_event(name, attributes, self._now())
 
-    def end(self, report: TurnReport, filler: FillerReport | None) -> None:
-        """Close the spans of the race and its attempts.
-
-        Args:
-            report: The turn's report.
-            filler: Its filler, unless an earlier race had it.
-        """
+    def end(self, report: TurnReport) -> None:
+        """See ``RaceTrace``."""
+        filler = self._races.leave(self, report)
         if self._span is None or trace is None:
             return
         for number, attempt in enumerate(report.attempts):

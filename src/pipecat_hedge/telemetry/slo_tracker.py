@@ -12,28 +12,25 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from pipecat_hedge.limits.priority import TIERS, Tier
-from pipecat_hedge.policy.hedge_policy import Adaptive, HedgePolicy
 from pipecat_hedge.policy.slo import Objective, Slo
 from pipecat_hedge.policy.slo_outcome import classify, has_left, is_degraded, judge_wait
-from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.reports import TurnReport
-from pipecat_hedge.service.turn_hooks import Hooks
-
-if TYPE_CHECKING:
-    from pipecat_hedge.voice.turn_timeline import TurnLatency
+from pipecat_hedge.service.events import EventHub
+from pipecat_hedge.voice.turn_timeline import TurnLatency
 
 __all__ = [
     "MAX_SLOS",
     "SLOTS",
     "WINDOWS_SECS",
     "SloBoard",
+    "SloCounted",
     "SloStatus",
-    "SloTracker",
     "WindowCount",
     "judge_voice",
+    "track",
 ]
 
 WINDOWS_SECS = (300.0, 3600.0, 21_600.0, 259_200.0)
@@ -119,12 +116,23 @@ class SloStatus:
         return tuple(window.burn(self.share) for window in self.windows)
 
 
+@dataclass(frozen=True, slots=True)
+class SloCounted:
+    """A turn was counted for an SLO, or an SLO was added.
+
+    Parameters:
+        tier: The tier of callers.
+        slo: The SLO.
+        met: By objective, whether the turn met it; empty when the SLO is added.
+    """
+
+    tier: Tier
+    slo: Slo
+    met: Mapping[Objective, bool]
+
+
 class SloBoard:
     """Counts the turns of all services of a process by tier and SLO. Safe from any thread.
-
-    Attributes:
-        hooks: Called with the tier, the SLO and the objectives that were met or missed, for each
-            turn; with no objective when an SLO is added.
 
     Example::
 
@@ -132,13 +140,14 @@ class SloBoard:
             print(status.objective, status.attainment, status.budget_left, status.burns)
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, events: EventHub | None = None, clock: Callable[[], float] = time.monotonic):
         """Create an empty board.
 
         Args:
+            events: Where an ``SloCounted`` is published for each turn.
             clock: The time in seconds; it must not go back.
         """
-        self.hooks = Hooks[[Tier, Slo, Mapping[Objective, bool]]]()
+        self._events = events or EventHub()
         self._clock = clock
         self._lock = threading.Lock()
         self._rows: dict[tuple[Tier, Slo], _Row] = {}
@@ -152,7 +161,7 @@ class SloBoard:
         """
         with self._lock:
             self._row(tier, slo)
-        self.hooks.tell(tier, slo, {})
+        self._events.publish(SloCounted(tier, slo, {}))
 
     def slos(self) -> tuple[tuple[Tier, Slo], ...]:
         """The SLOs, each with its tier."""
@@ -174,7 +183,7 @@ class SloBoard:
             for objective, was_kept in kept.items():
                 for window in row[objective]:
                     window.record(was_kept, now)
-        self.hooks.tell(tier, slo, kept)
+        self._events.publish(SloCounted(tier, slo, kept))
 
     def status(self, tier: Tier | None = None, slo: Slo | None = None) -> tuple[SloStatus, ...]:
         """How well the SLOs are met, the best tier first.
@@ -234,63 +243,28 @@ _Row: TypeAlias = dict[Objective, tuple[_Window, ...]]
 """The windows of one SLO's objectives."""
 
 
-class SloTracker:
-    """Counts a service's turns on the board of its process, if the service has an SLO.
+def track(events: EventHub, slo: Slo, tier: Tier, board: SloBoard) -> None:
+    """Count a service's turns on a board, from their reports and from what its callers heard.
 
-    Attributes:
-        slo: The SLO; None without one.
+    Args:
+        events: The service's hub.
+        slo: Its SLO.
+        tier: The tier of its callers.
+        board: The board.
     """
 
-    def __init__(self, slo: Slo | None, policy: HedgePolicy, tier: Tier, board: SloBoard):
-        """Put the SLO on the board.
+    def on_report(report: TurnReport) -> None:
+        board.record(tier, slo, classify(slo, report))
 
-        Args:
-            slo: The service's SLO; None takes the one that its policy aims at, if any.
-            policy: The service's policy.
-            tier: The tier of its callers.
-            board: The board.
+    def on_latency(turn: TurnLatency) -> None:
+        within_secs = slo.voice_to_voice_secs
+        met = None if within_secs is None else judge_voice(within_secs, turn)
+        if met is not None:
+            board.record(tier, slo, {"voice_to_voice": met})
 
-        Raises:
-            ConfigurationError: If ``slo`` is not an ``Slo``, or the policy aims at another one.
-        """
-        if slo is not None and not isinstance(slo, Slo):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(f"slo must be a Slo, got {slo!r}: write Slo(ttft_secs=0.8)")
-        policy_slo = policy.rule.slo if isinstance(policy.rule, Adaptive) else None
-        if None not in (slo, policy_slo) and slo != policy_slo:
-            raise ConfigurationError(
-                f"slo is {slo}, but the policy aims at {policy_slo}: give both the same, or only "
-                "the policy"
-            )
-        self.slo = slo or policy_slo
-        self._tier: Tier = tier
-        self._board = board
-        if self.slo is not None:
-            board.add(tier, self.slo)
-
-    def ended(self, report: TurnReport) -> None:
-        """Count a turn of the LLM: its first token and its first sentence.
-
-        Args:
-            report: The turn.
-        """
-        if self.slo is not None:
-            self._board.record(self._tier, self.slo, classify(self.slo, report))
-
-    def heard(self, turn: TurnLatency) -> None:
-        """Count when the caller heard the answer.
-
-        Args:
-            turn: The turn as the caller heard it.
-        """
-        if self.slo is None or self.slo.voice_to_voice_secs is None:
-            return
-        kept = judge_voice(self.slo.voice_to_voice_secs, turn)
-        if kept is not None:
-            self._board.record(self._tier, self.slo, {"voice_to_voice": kept})
-
-    def status(self) -> tuple[SloStatus, ...]:
-        """How well the SLO is met, by all services that have it for this tier."""
-        return () if self.slo is None else self._board.status(self._tier, self.slo)
+    board.add(tier, slo)
+    events.subscribe(TurnReport, on_report)
+    events.subscribe(TurnLatency, on_latency)
 
 
 def judge_voice(within_secs: float, turn: TurnLatency) -> bool | None:

@@ -26,31 +26,25 @@ class AttemptSpan:
     """The span of a hosted service's current request, if Pipecat makes one."""
 
     def __init__(self, service: LLMService[Any]):
-        """Create it for a service whose requests may have spans.
+        """Find the spans of a service's requests from now on.
 
         Args:
             service: The hosted service.
         """
-        self._service = service
         self._launch: Launch | None = None
         self._span: Any = None
         self._ended_ns: int | None = None
         self._is_deferred = False
-
-    def watch(self) -> None:
-        """Find the spans of the service's requests from now on.
-
-        A service starts its time-to-first-byte clock inside the span of each request.
-        """
         if trace is None:
             return
-        start_clock, current_span = self._service.start_ttfb_metrics, trace.get_current_span
+        # A service starts its time-to-first-byte clock inside the span of each request.
+        start_clock, current_span = service.start_ttfb_metrics, trace.get_current_span
 
         async def start_ttfb_metrics(**kwargs: Any) -> None:
             self._open(current_span())
             await start_clock(**kwargs)
 
-        self._service.start_ttfb_metrics = start_ttfb_metrics
+        service.start_ttfb_metrics = start_ttfb_metrics
 
     def issue(self, launch: Launch) -> None:
         """Announce the service's next request.

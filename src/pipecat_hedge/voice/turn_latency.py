@@ -279,7 +279,7 @@ class TurnLatencyObserver(BaseObserver):
         if turn is None:
             return
         if self._hedged is not None:
-            self._hedged.take_heard(turn)
+            self._hedged.events.publish(turn)
         if self._log:
             self._log.append(json.dumps(dataclasses.asdict(turn)))
         await self._call_event_handler("on_turn_latency", turn)

@@ -22,11 +22,11 @@ import numpy.typing as npt
 from pipecat_hedge.limits.admission_controller import LISTENS_TO_ONE_IN
 from pipecat_hedge.policy.backends import Backend
 from pipecat_hedge.policy.hedge_policy import Adaptive, HedgePolicy, LearnedRule
+from pipecat_hedge.policy.latency_registry import LatencyRegistry
 from pipecat_hedge.policy.planner import learn, plan_turn
 from pipecat_hedge.race.events import Launch, Slot
 from pipecat_hedge.race.race import Race
 from pipecat_hedge.race.virtual import Latency, run_virtual
-from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.tools.analysis.latency_files import Measured
 from pipecat_hedge.tools.analysis.statistics import (
     PERCENTILES,
@@ -222,7 +222,7 @@ def _replay(
     progress: Callable[[float], None],
 ) -> tuple[Floats, Floats, float, float]:
     """When each turn is answered, its lower bound where it is not known, and requests per turn."""
-    stats, rng = ProviderStats(), random.Random(1)
+    stats, rng = LatencyRegistry(), random.Random(1)
     first, second = draws.first.name, draws.second.name
     backends = [Backend(n, n, usd_per_mtok.get(n)) for n in dict.fromkeys((first, second))]
     learns = isinstance(policy.rule, (Adaptive, LearnedRule))

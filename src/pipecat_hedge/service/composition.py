@@ -1,0 +1,138 @@
+"""Puts the library together: the one module below ``voice`` that knows what observes a service.
+
+Its imports are inside of the functions, so that ``service`` can be imported from what it wires.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loguru import logger
+from platformdirs import user_state_path
+
+from pipecat_hedge.limits.admission_controller import AdmissionController
+from pipecat_hedge.policy.hedge_policy import HedgePolicy
+from pipecat_hedge.policy.latency_registry import LatencyRegistry
+from pipecat_hedge.policy.shared_store import SharedStore
+from pipecat_hedge.policy.slo import Slo
+from pipecat_hedge.policy.stats_store import FileStore, StatsStore
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race.reports import Tier
+from pipecat_hedge.service.events import EventHub
+from pipecat_hedge.service.tracer import Tracer
+
+if TYPE_CHECKING:
+    from pipecat_hedge.fleet.sync import FleetSync
+    from pipecat_hedge.service.provider_stats import ProviderStats
+    from pipecat_hedge.telemetry.slo_tracker import SloBoard, SloStatus
+
+__all__ = [
+    "ENVIRONMENT",
+    "FleetSync",
+    "SloBoard",
+    "SloStatus",
+    "default_store",
+    "join_fleet",
+    "race_tracer",
+    "slo_board",
+    "track_slo",
+    "write_logs",
+]
+
+ENVIRONMENT = "PIPECAT_HEDGE_STATS"
+"""A path to keep statistics at, the URL of a Redis to share them at, or ``off``."""
+SCHEMES = ("redis://", "rediss://", "unix://")
+
+
+def default_store() -> StatsStore | SharedStore | None:
+    """The store that ``PIPECAT_HEDGE_STATS`` names: a file, a Redis, or none.
+
+    If it is not set: a Redis that ``REDIS_URL`` names, if redis-py is installed, and otherwise a
+    file in the user's state folder.
+
+    Raises:
+        ConfigurationError: If ``PIPECAT_HEDGE_STATS`` names a Redis that cannot be used, or an
+            existing path that is no regular file.
+    """
+    from pipecat_hedge.fleet.redis_store import RedisStore
+
+    named = os.environ.get(ENVIRONMENT, "").strip()
+    if named.lower() in ("off", "none", "0"):
+        return None
+    if named.lower().startswith(SCHEMES):
+        return RedisStore(named)
+    if named:
+        try:
+            return FileStore(named)
+        except ConfigurationError as e:
+            raise ConfigurationError(f"{ENVIRONMENT}: {e}; or {ENVIRONMENT}=off") from None
+    if os.environ.get("REDIS_URL", "").strip() and find_spec("redis") is not None:
+        try:
+            store = RedisStore()
+        except ConfigurationError as e:
+            logger.warning(f"REDIS_URL is not used for statistics: {e}")
+        else:
+            logger.info(
+                f"what is learned of providers is shared at {store}, which REDIS_URL names; "
+                f"{ENVIRONMENT}=off turns it off"
+            )
+            return store
+    return FileStore(user_state_path("pipecat-hedge", appauthor=False) / "stats.json")
+
+
+def join_fleet(
+    store: SharedStore, lock: threading.Lock, registry: LatencyRegistry, health: AdmissionController
+) -> FleetSync:
+    """Share a registry through a store; ``lock`` guards the registry."""
+    from pipecat_hedge.fleet.sync import FleetSync
+
+    return FleetSync(store, lock, registry.latencies, registry.accounts.accounts, health)
+
+
+def slo_board(events: EventHub) -> SloBoard:
+    """The counts of all SLOs of a process."""
+    from pipecat_hedge.telemetry.slo_tracker import SloBoard
+
+    return SloBoard(events)
+
+
+def track_slo(events: EventHub, slo: Slo | None, tier: Tier, stats: ProviderStats) -> None:
+    """Count a service's turns on the board of its process, if it has an SLO."""
+    from pipecat_hedge.telemetry.slo_tracker import track
+
+    if slo is not None:
+        track(events, slo, tier, stats.slo_board)
+
+
+def race_tracer(*, own_spans: bool) -> Tracer:
+    """The OpenTelemetry tracer of a service's races.
+
+    Raises:
+        ConfigurationError: If ``own_spans`` is on and OpenTelemetry is not installed.
+    """
+    from pipecat_hedge.telemetry.race_span import RaceTracer
+
+    return RaceTracer(own_spans=own_spans)
+
+
+def write_logs(
+    events: EventHub,
+    policy: HedgePolicy,
+    turn_log: str | Path | None,
+    drained_log: str | Path | None,
+) -> None:
+    """Append a service's turns and drained answers to files.
+
+    Raises:
+        ConfigurationError: If a file's folder does not exist.
+    """
+    from pipecat_hedge.telemetry.turn_log import write_drained_log, write_turn_log
+
+    if turn_log is not None:
+        write_turn_log(events, policy, turn_log)
+    if drained_log is not None:
+        write_drained_log(events, drained_log)

@@ -1,0 +1,63 @@
+"""The event hub: what happens in a service, for telemetry, SLO tracking, turn logs and live views.
+
+An event is a frozen value, published by its type: a ``TurnReport`` for each turn, a
+``DrainedAnswer`` for each loser that ran on, a ``BreakerReport`` for each change of a breaker, a
+``TurnLatency`` for each turn that a ``TurnLatencyObserver`` has followed to the caller's ear.
+
+A service has a hub of its own, which passes every event on to the hub of its ``ProviderStats``:
+subscribe to ``llm.events`` for one call, to ``llm.stats.events`` for all calls of the process. A
+subscriber is called on the service's event loop and must not block. One that fails never ends a
+turn: its first failure is logged as a warning, and it is called again the next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from loguru import logger
+
+__all__ = ["EventHub"]
+
+E = TypeVar("E")
+
+
+class EventHub:
+    """Calls subscribers with the events of their type, in the order of their subscription.
+
+    Example::
+
+        llm.stats.events.subscribe(TurnReport, lambda report: print(report.outcome))
+    """
+
+    def __init__(self, parent: EventHub | None = None):
+        """Create a hub without subscribers.
+
+        Args:
+            parent: A hub to which every event is passed on.
+        """
+        self._parent = parent
+        self._subscribers: tuple[tuple[type[Any], Callable[[Any], None]], ...] = ()
+        self._failed: set[object] = set()
+
+    def subscribe(self, event: type[E], subscriber: Callable[[E], None]) -> None:
+        """Call a subscriber with every event of a type from now on."""
+        self._subscribers = (*self._subscribers, (event, subscriber))
+
+    def unsubscribe(self, subscriber: Callable[[E], None]) -> None:
+        """Call a subscriber no more; does nothing for one that is not subscribed."""
+        self._subscribers = tuple(each for each in self._subscribers if each[1] != subscriber)
+
+    def publish(self, event: object) -> None:
+        """Call the subscribers to the event's type, here and at the parent."""
+        for wanted, subscriber in self._subscribers:
+            if not isinstance(event, wanted):
+                continue
+            try:
+                subscriber(event)
+            except Exception as e:
+                if subscriber not in self._failed:
+                    self._failed.add(subscriber)
+                    logger.warning(f"a subscriber failed, logged once: {subscriber!r}: {e!r}")
+        if self._parent is not None:
+            self._parent.publish(event)
