@@ -17,11 +17,11 @@ from pipecat_hedge.limits.concurrency_limit import (
     ConcurrencyLimit,
     LimitBounds,
 )
-from pipecat_hedge.limits.ending import LimitVerdict
+from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.race.errors import ConfigurationError
 
-VERDICTS = get_args(LimitVerdict)
-ENDS: dict[str, LimitVerdict] = {verdict: verdict for verdict in VERDICTS}
+VERDICTS = get_args(Verdict)
+ENDS: dict[str, Verdict] = {verdict: verdict for verdict in VERDICTS}
 CEILING = OPEN_BOUNDS.ceiling
 MANY = 20
 """Requests that end a round, of whatever size."""
@@ -43,7 +43,7 @@ class Limit(ConcurrencyLimit):
             self.acquire(request, now, session=number % sessions)
             self.out.append(request)
 
-    def end(self, verdict: LimitVerdict, now: float) -> None:
+    def end(self, verdict: Verdict, now: float) -> None:
         """Have the latest request end."""
         self.release(self.out.pop(), verdict, now)
 
@@ -245,7 +245,7 @@ def test_a_slow_round_is_no_refusal() -> None:
 
 
 @pytest.mark.parametrize("verdict", [v for v in VERDICTS if v != "busy"])
-def test_any_other_end_teaches_nothing(verdict: LimitVerdict) -> None:
+def test_any_other_end_teaches_nothing(verdict: Verdict) -> None:
     it = Limit()
     for second in range(40):
         it.send(1, now=float(second))

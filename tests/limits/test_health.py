@@ -17,13 +17,13 @@ from pipecat_hedge.limits.admission_controller import (
     AdmissionController,
 )
 from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, SHED_BOUNDS
-from pipecat_hedge.limits.ending import ANSWERED, DROPPED, SILENT, Ending
 from pipecat_hedge.limits.permit_queue import Ticket
 from pipecat_hedge.limits.priority import TIERS, WORK_CLASSES, Tier, WorkClass
 from pipecat_hedge.limits.provider_health import Permit
+from pipecat_hedge.limits.verdict import Verdict
 
-FAILED, BUSY = Ending("failed", "failed"), Ending("busy", "busy")
-NOT_CONNECTED = Ending("failed", "failed", is_connection=True)
+FAILED, BUSY = "failed", "busy"
+NOT_CONNECTED = "not_connected"
 CALLERS: list[WorkClass] = ["primary", "tool_follow_up", "rescue", "background"]
 OPTIONAL: list[WorkClass] = ["hedge", "warm_up"]
 
@@ -54,11 +54,16 @@ def take(health: AdmissionController, *keys: str, now: float = 0.0) -> Permit:
 
 
 def end(
-    health: AdmissionController, ending: Ending, *, key: str = "a", now: float = 0.0, times: int = 1
+    health: AdmissionController,
+    verdict: Verdict,
+    *,
+    key: str = "a",
+    now: float = 0.0,
+    times: int = 1,
 ) -> None:
     """So many requests, one after the other, that end at once."""
     for _ in range(times):
-        health.give_back(take(health, key, now=now), ending, now)
+        health.give_back(take(health, key, now=now), verdict, now)
 
 
 def refuse(health: AdmissionController, *keys: str, now: float = 0.0) -> list[Permit]:
@@ -139,12 +144,12 @@ class Permits(RuleBasedStateMachine):
                 assert sheds, reason
                 del self.waiting[wanted]
 
-    @rule(data=st.data(), ending=st.sampled_from([ANSWERED, DROPPED, SILENT, FAILED, BUSY]))
-    def end(self, data: st.DataObject, ending: Ending) -> None:
+    @rule(data=st.data(), verdict=st.sampled_from(["answered", "dropped", "silent", FAILED, BUSY]))
+    def end(self, data: st.DataObject, verdict: Verdict) -> None:
         if self.out:
             permit = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
-            self.health.give_back(permit, ending, self.now)
-            self.health.give_back(permit, ending, self.now)  # a second time changes nothing
+            self.health.give_back(permit, verdict, self.now)
+            self.health.give_back(permit, verdict, self.now)  # a second time changes nothing
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
@@ -155,7 +160,7 @@ class Permits(RuleBasedStateMachine):
             for permit in self.waiting.pop(wanted):
                 if permit in self.out:
                     self.out.remove(permit)
-                    self.health.give_back(permit, DROPPED, self.now)
+                    self.health.give_back(permit, "dropped", self.now)
 
     @rule(data=st.data())
     def hear(self, data: st.DataObject) -> None:
@@ -204,7 +209,7 @@ class Permits(RuleBasedStateMachine):
         for wanted in list(self.waiting):
             self.health.leave(wanted)
         for permit in self.out:
-            self.health.give_back(permit, DROPPED, self.now)
+            self.health.give_back(permit, "dropped", self.now)
         assert all(entry.limit.in_flight == 0 for entry in self.health.entries().values())
         assert self.health.waiting == 0
 
@@ -249,7 +254,7 @@ def test_a_caller_waits_only_while_all_providers_refuse() -> None:
     for wanted in (first, second):
         assert health.take(wanted, 0.2) is None
         assert health.wait(wanted, got.append, 0.2) is None
-    health.give_back(left[0], ANSWERED, 0.2)
+    health.give_back(left[0], "answered", 0.2)
     assert [permit.key for permit in got] == ["a"]
     assert got[0].waited_secs == 0.2
     health.leave(second)
@@ -303,7 +308,7 @@ def test_waiting_requests_are_granted_in_their_order() -> None:
     late = ticket("a", tier="economy")
     assert health.take(late, 0.0) is None
     for permit in left:
-        health.give_back(permit, ANSWERED, 0.1)
+        health.give_back(permit, "answered", 0.1)
     assert order[:2] == ["premium", "standard"]
 
 
@@ -347,7 +352,7 @@ def test_a_hedge_does_not_overtake_a_waiting_caller() -> None:
     health.leave(waiting)
     assert health.take(wanted, 0.0) is not None
     for permit in left:
-        health.give_back(permit, ANSWERED, 0.0)
+        health.give_back(permit, "answered", 0.0)
 
 
 # ---- admission="shed"
@@ -363,7 +368,7 @@ def test_a_shedding_request_waits_for_room_within_the_limit() -> None:
     assert health.wait(wanted, got.append, 0.0) is None
     assert health.look_again(wanted, 0.1) is None
     assert not got
-    health.give_back(held, ANSWERED, 0.2)
+    health.give_back(held, "answered", 0.2)
     assert len(got) == 1
 
 
@@ -398,7 +403,7 @@ def test_a_half_open_provider_is_tried_by_one_at_a_time() -> None:
     assert health.take(wanted, 100.0) is None
     probe = health.take(replace(wanted, probe="a"), 100.0)
     assert probe is not None
-    health.give_back(probe, ANSWERED, 101.0)
+    health.give_back(probe, "answered", 101.0)
     assert health.state("a", 101.0) == "half_open"
     assert health.claim_probe("a", 101.0)
     health.drop_probe("a", 101.0)
@@ -411,9 +416,9 @@ def test_an_answer_to_a_caller_closes_an_open_breaker() -> None:
     before = take(health, "a")
     refuse(health, "a")
     end(health, FAILED, times=5, now=61.0)
-    health.give_back(before, ANSWERED, 62.0)
+    health.give_back(before, "answered", 62.0)
     assert health.state("a", 62.0) == "open"
-    end(health, ANSWERED, now=63.0)
+    end(health, "answered", now=63.0)
     assert health.state("a", 63.0) == "closed"
     assert health.occupancy("a", 63.0)[1] == OPEN_BOUNDS.ceiling
 
@@ -494,7 +499,7 @@ def test_half_the_connections_failing_open_it_though_others_are_answered() -> No
         health.give_back(take(health, "a", now=at), NOT_CONNECTED, at, host="one:443")
         permit = take(health, "a", now=at + 0.5)
         health.heard(permit, at + 0.6)
-        health.give_back(permit, ANSWERED, at + 0.7)
+        health.give_back(permit, "answered", at + 0.7)
     assert health.state("a", 13.0) == "closed"
     health.standings(["a"], 14.0)
     assert health.told("a", 14.0).startswith("1")
@@ -506,44 +511,44 @@ def test_half_the_connections_failing_open_it_though_others_are_answered() -> No
 def test_an_overtaken_provider_is_unheard_until_it_says_something() -> None:
     health = registry()
 
-    def ends(ending: Ending, *, was_unheard: bool, has_begun: bool = False) -> None:
+    def ends(verdict: Verdict, *, was_unheard: bool, has_begun: bool = False) -> None:
         permit = take(health, "a")
-        health.give_back(permit, ending, 0.0, was_unheard=was_unheard, has_begun=has_begun)
+        health.give_back(permit, verdict, 0.0, was_unheard=was_unheard, has_begun=has_begun)
 
     for _ in range(UNHEARD):
         assert not health.is_unmeasured("a")
-        ends(DROPPED, was_unheard=True)
+        ends("dropped", was_unheard=True)
     assert health.is_unmeasured("a")
-    ends(DROPPED, was_unheard=False)  # interrupted: says nothing
-    ends(SILENT, was_unheard=False)
+    ends("dropped", was_unheard=False)  # interrupted: says nothing
+    ends("silent", was_unheard=False)
     assert health.is_unmeasured("a")
     assert health.state("a", 0.0) == "closed"
-    ends(DROPPED, was_unheard=False, has_begun=True)  # overtaken, but after it had begun
+    ends("dropped", was_unheard=False, has_begun=True)  # overtaken, but after it had begun
     assert not health.is_unmeasured("a")
 
 
 @pytest.mark.parametrize(
-    "endings",
+    "verdicts",
     [
-        pytest.param([SILENT] * 5, id="each counts once"),
-        pytest.param([*[DROPPED] * 4, SILENT], id="one tells of those overtaken before"),
-        pytest.param([*[DROPPED] * 3, SILENT, SILENT], id="and tells of them once"),
+        pytest.param(["silent"] * 5, id="each counts once"),
+        pytest.param([*["dropped"] * 4, "silent"], id="one tells of those overtaken before"),
+        pytest.param([*["dropped"] * 3, "silent", "silent"], id="and tells of them once"),
     ],
 )
-def test_five_silent_requests_in_a_row_open_it(endings: list[Ending]) -> None:
+def test_five_silent_requests_in_a_row_open_it(verdicts: list[Verdict]) -> None:
     health = registry()
-    for ending in endings:
+    for verdict in verdicts:
         assert health.state("a", 0.0) == "closed"
-        was = ending is DROPPED
-        health.give_back(take(health, "a"), ending, 0.0, was_unheard=was, was_late=was)
+        was = verdict == "dropped"
+        health.give_back(take(health, "a"), verdict, 0.0, was_unheard=was, was_late=was)
     assert health.told("a", 0.0).startswith("5 failures in a row")
 
 
 def test_one_silence_tells_nothing_of_those_that_were_overtaken_soon() -> None:
     health = registry()
     for _ in range(20):
-        health.give_back(take(health, "a"), DROPPED, 0.0, was_unheard=True, was_late=False)
-    health.give_back(take(health, "a"), SILENT, 0.0)
+        health.give_back(take(health, "a"), "dropped", 0.0, was_unheard=True, was_late=False)
+    health.give_back(take(health, "a"), "silent", 0.0)
     assert health.state("a", 0.0) == "closed"
 
 
@@ -551,13 +556,13 @@ def test_a_provider_that_breaks_off_in_mid_answer_has_been_heard() -> None:
     """It failed, and is not silent; what was overtaken before it says nothing any more."""
     health = registry()
     for _ in range(4):
-        health.give_back(take(health, "a"), SILENT, 0.0, has_begun=True)
+        health.give_back(take(health, "a"), "silent", 0.0, has_begun=True)
         assert not health.is_unmeasured("a")
-    for ending in (DROPPED, DROPPED, SILENT):
+    for verdict in ("dropped", "dropped", "silent"):
         assert health.state("a", 0.0) == "closed"
         permit = take(health, "a")
-        is_lost = ending is DROPPED
-        health.give_back(permit, ending, 0.0, has_begun=not is_lost, was_unheard=is_lost)
+        is_lost = verdict == "dropped"
+        health.give_back(permit, verdict, 0.0, has_begun=not is_lost, was_unheard=is_lost)
     assert health.told("a", 0.0).startswith("5 failures in a row")
 
 
@@ -567,12 +572,12 @@ def test_one_losing_attempt_in_seventy_is_listened_to() -> None:
     assert health.claims_probe("a")
     for _ in range(LISTENS_TO_ONE_IN):
         assert not health.claims_probe("b")
-        end(health, ANSWERED)
+        end(health, "answered")
     assert not health.claims_probe("a")
     assert health.claims_probe("b")
     health.release_probe("a")
     assert not health.claims_probe("a")
-    end(health, ANSWERED, times=LISTENS_TO_ONE_IN)
+    end(health, "answered", times=LISTENS_TO_ONE_IN)
     assert health.claims_probe("a")
 
 
@@ -604,7 +609,7 @@ def test_late_first_tokens_of_many_sessions_lower_the_limit() -> None:
             for _ in range(3):
                 health.heard(permit, now + ttft_secs)
         for permit in permits:
-            health.give_back(permit, ANSWERED, now + ttft_secs)
+            health.give_back(permit, "answered", now + ttft_secs)
             health.heard(permit, now + 100.0)
 
     for second in range(0, 100, 10):
@@ -653,7 +658,7 @@ def test_threads_do_not_exceed_the_limit() -> None:
                 if (permit := health.take(ticket("a", sheds=True), 0.0)) is not None:
                     most = max(most, health.of("a").limit.in_flight)
                     time.sleep(0)  # lets another thread in while the permit is out
-                    health.give_back(permit, ANSWERED, 0.0)
+                    health.give_back(permit, "answered", 0.0)
         except BaseException as error:  # told below: a thread's own would be lost
             errors.append(error)
 
@@ -671,5 +676,5 @@ def test_threads_do_not_exceed_the_limit() -> None:
 def test_a_registry_grows_with_providers_only(providers: int) -> None:
     health = registry()
     for session in range(1000):
-        end(health, ANSWERED, key=str(session % providers), now=float(session))
+        end(health, "answered", key=str(session % providers), now=float(session))
     assert len(health.entries()) == providers

@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge.limits.admission_controller import AdmissionController
-from pipecat_hedge.limits.ending import ANSWERED, DROPPED, Ending
 from pipecat_hedge.limits.loop_lag import LoopWatch
 from pipecat_hedge.limits.permit_queue import OPTIONAL, Ticket
 from pipecat_hedge.limits.permits import Rejected, permit_for
 from pipecat_hedge.limits.priority import TIERS, WORK_CLASSES, Tier, WorkClass
 from pipecat_hedge.limits.provider_health import Permit
+from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.service.admission import Admission, as_settings
 from pipecat_hedge.service.provider import Provider
 from pipecat_hedge.service.provider_pool import ProviderPool
 from pipecat_hedge.testing import AutojumpLoop, ScriptedLLMService
 
-BUSY, FAILED = Ending("busy", "busy"), Ending("failed", "failed")
+BUSY, FAILED = "busy", "failed"
 WAIT_SECS = 2.0
 
 
@@ -81,8 +81,8 @@ def ticket(
     return Ticket(work, "standard", now + wait_secs, keys, now, sheds=sheds)
 
 
-def give_back(health: AdmissionController, permit: Permit, ending: Ending = DROPPED) -> None:
-    health.give_back(permit, ending, asyncio.get_running_loop().time())
+def give_back(health: AdmissionController, permit: Permit, verdict: Verdict = "dropped") -> None:
+    health.give_back(permit, verdict, asyncio.get_running_loop().time())
 
 
 async def refusing(health: AdmissionController, key: str) -> list[Permit]:
@@ -115,12 +115,12 @@ def test_no_permit_is_lost_and_no_caller_is_rejected(everybody: list[Caller], mo
         assert loop.time() <= wanted.deadline + 0.01
         if all_are_bounded:
             assert health.of(permit.key).limit.in_flight <= most
-        ending = DROPPED
+        verdict = "dropped"
         try:
             await asyncio.sleep(caller.holds_secs)
-            ending = BUSY if caller.is_refused else ANSWERED
+            verdict = BUSY if caller.is_refused else "answered"
         finally:
-            give_back(health, permit, ending)
+            give_back(health, permit, verdict)
         ended.append(caller)
 
     async def main() -> None:
@@ -161,11 +161,11 @@ async def test_a_permit_whose_waiter_is_cancelled_goes_to_the_next() -> None:
         loop.create_task(permit_for(health, ticket("a", sheds=True), in_time)) for _ in range(2)
     ]
     await asyncio.sleep(0.01)
-    give_back(health, held, ANSWERED)
+    give_back(health, held, "answered")
     tasks[0].cancel()
     permit = await tasks[1]
     assert tasks[0].cancelled()
-    give_back(health, permit, ANSWERED)
+    give_back(health, permit, "answered")
     assert health.of("a").limit.in_flight == 0
 
 
@@ -224,7 +224,7 @@ async def test_a_caller_is_sent_as_soon_as_a_refused_request_is_over() -> None:
     waiting = asyncio.create_task(permit_for(health, ticket("a"), in_time))
     await asyncio.sleep(0.05)
     assert health.waiting == 1
-    give_back(health, left[0], ANSWERED)
+    give_back(health, left[0], "answered")
     assert (await waiting).waited_secs == pytest.approx(0.05)
 
 

@@ -12,7 +12,6 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
 from pipecat_hedge.limits.concurrency_limit import SHED_BOUNDS
-from pipecat_hedge.limits.ending import Ending
 from pipecat_hedge.limits.loop_lag import LoopWatch
 from pipecat_hedge.limits.permit_queue import Ticket
 from pipecat_hedge.limits.permits import LOOK_AGAIN_SECS
@@ -23,7 +22,7 @@ from tests.support.line import Line
 pytestmark = pytest.mark.virtual_time
 
 RECOVERED_SECS = 70.0
-BUSY, FAILED = Ending("busy", "busy"), Ending("failed", "failed")
+BUSY, FAILED = "busy", "failed"
 
 
 class Provided(ScriptedLLMService):

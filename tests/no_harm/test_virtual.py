@@ -15,7 +15,6 @@ from pipecat.services.llm_service import LLMService
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport
-from pipecat_hedge.limits.ending import Ending
 from pipecat_hedge.limits.loop_lag import LoopWatch
 from pipecat_hedge.limits.permit_queue import Ticket
 from pipecat_hedge.service.provider_stats import shared_stats
@@ -97,7 +96,7 @@ def unwell(name: str) -> None:
     for _ in range(5):
         permit = health.take(Ticket("primary", "standard", at, (key,), at), at)
         assert permit is not None
-        health.give_back(permit, Ending("failed", "failed"), at)
+        health.give_back(permit, "failed", at)
     limit = health.of(key).limit
     limit.state_queue(0, until=NEVER)
     limit.state_rate_limit(0, until=NEVER, sent_at=at)

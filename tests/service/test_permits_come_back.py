@@ -18,7 +18,6 @@ from pipecat.utils.errors import ErrorCategory
 from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Provider, TurnReport
 from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.concurrency_limit import ConcurrencyLimit
-from pipecat_hedge.limits.ending import Ending
 from pipecat_hedge.limits.permit_queue import Ticket
 from pipecat_hedge.limits.priority import TIERS, Tier
 from pipecat_hedge.service.admission import AdmissionMode
@@ -179,7 +178,7 @@ def open_breaker(health: AdmissionController, key: str) -> None:
     for _ in range(5):
         permit = health.take(Ticket("primary", "standard", 0.0, (key,), 0.0), 0.0)
         assert permit is not None
-        health.give_back(permit, Ending("failed", "failed"), 0.0)
+        health.give_back(permit, "failed", 0.0)
 
 
 @dataclass(frozen=True)

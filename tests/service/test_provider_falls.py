@@ -17,7 +17,6 @@ from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Provider
 from pipecat_hedge.limits.admission_controller import LISTENS_TO_ONE_IN, AdmissionController
-from pipecat_hedge.limits.ending import ANSWERED, Ending
 from pipecat_hedge.limits.permit_queue import Ticket
 from pipecat_hedge.limits.priority import Tier
 from pipecat_hedge.limits.provider_health import Permit
@@ -152,13 +151,13 @@ def overrun(name: str, requests: int) -> list[Permit]:
         )
         assert permit is not None
         permits.append(permit)
-    health().give_back(permits.pop(), Ending("busy", "busy"), now)
+    health().give_back(permits.pop(), "busy", now)
     return permits
 
 
 def give_back(*permits: Permit) -> None:
     for permit in permits:
-        health().give_back(permit, ANSWERED, asyncio.get_running_loop().time())
+        health().give_back(permit, "answered", asyncio.get_running_loop().time())
 
 
 def rest(name: str, secs: float) -> None:

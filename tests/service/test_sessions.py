@@ -11,9 +11,9 @@ import pytest
 from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.limits.ending import ANSWERED, DROPPED, SILENT, Ending
 from pipecat_hedge.limits.loop_lag import LoopWatch
 from pipecat_hedge.limits.priority import TIERS
+from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.race.events import AttemptOutcome, Slot
@@ -28,12 +28,12 @@ from tests.support.line import Line
 pytestmark = [pytest.mark.slow, pytest.mark.virtual_time]
 
 NOT_ITS_OWN = (type, types.ModuleType, types.FunctionType, asyncio.AbstractEventLoop)
-ENDINGS: tuple[tuple[AttemptOutcome, Ending], ...] = (
-    ("won", ANSWERED),
-    ("won", ANSWERED),
-    ("superseded", DROPPED),
-    ("interrupted", DROPPED),
-    ("failed", SILENT),
+ENDINGS: tuple[tuple[AttemptOutcome, Verdict], ...] = (
+    ("won", "answered"),
+    ("won", "answered"),
+    ("superseded", "dropped"),
+    ("interrupted", "dropped"),
+    ("failed", "silent"),
 )
 
 
@@ -85,7 +85,7 @@ async def session(stats: ProviderStats, members: ProviderPool, number: int) -> N
     assert name is not None
     admission.refusals(["a", "b"])
     permit = await admission.permit(name, "primary")
-    outcome, ending = ENDINGS[number % len(ENDINGS)]
+    outcome, verdict = ENDINGS[number % len(ENDINGS)]
     attempt = Attempt(0, Slot(name), "primary", loop.time())
     planner.sent(attempt)
     attempt.outcome, attempt.ended_at = outcome, attempt.launched_at + 1.5 + number % 7 / 10
@@ -95,7 +95,7 @@ async def session(stats: ProviderStats, members: ProviderPool, number: int) -> N
     elif outcome == "failed":
         attempt.error = AttemptError("server", "down")
     planner.learn([attempt])
-    admission.give_back(permit, ending, has_begun=outcome == "won")
+    admission.give_back(permit, verdict, has_begun=outcome == "won")
     admission.close()
     stats.health.take_changes()
     await asyncio.sleep(0.1)

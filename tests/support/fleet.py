@@ -18,10 +18,10 @@ from functools import partial
 
 from pipecat_hedge.fleet.merge import Finding, advise
 from pipecat_hedge.limits.admission_controller import AdmissionController
-from pipecat_hedge.limits.ending import ANSWERED, SILENT, Ending
 from pipecat_hedge.limits.permit_queue import MOST_WAIT_SECS, Ticket
 from pipecat_hedge.limits.priority import Tier, WorkClass
 from pipecat_hedge.limits.provider_health import Permit
+from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.service.admission import AdmissionMode, AdmissionSettings, as_settings
 
 NAMES = ("a", "b", "c")
@@ -29,7 +29,7 @@ STREAM_SECS = 0.4
 SILENT_SECS = 3.0
 """How long a request is waited for that was sent to a provider that hangs."""
 REFUSED_SECS = 0.05
-BUSY = Ending("busy", "busy")
+BUSY = "busy"
 
 
 @dataclass(eq=False)
@@ -225,15 +225,15 @@ class Fleet:
         server = self.servers[permit.key]
         server.asked_at.append(self.now)
         if server.hangs:
-            self._at(self.now + SILENT_SECS, partial(self._lose, turn, permit, SILENT))
+            self._at(self.now + SILENT_SECS, partial(self._lose, turn, permit, "silent"))
         elif server.busy >= server.capacity and len(server.queue) >= server.queues:
             self._at(self.now + REFUSED_SECS, partial(self._lose, turn, permit, BUSY))
         else:
             server.queue.append((turn, permit))
             self._serve(permit.key)
 
-    def _lose(self, turn: Turn, permit: Permit, ending: Ending) -> None:
-        self.processes[turn.process].give_back(permit, ending, self.now)
+    def _lose(self, turn: Turn, permit: Permit, verdict: Verdict) -> None:
+        self.processes[turn.process].give_back(permit, verdict, self.now)
         if not turn.is_probe:
             self._admit(turn, "rescue")
 
@@ -254,7 +254,7 @@ class Fleet:
 
     def _end(self, turn: Turn, permit: Permit, first_at: float) -> None:
         self.servers[permit.key].busy -= 1
-        self.processes[turn.process].give_back(permit, ANSWERED, self.now, has_begun=True)
+        self.processes[turn.process].give_back(permit, "answered", self.now, has_begun=True)
         if not turn.is_probe:
             self._tell(turn, first_at, is_answered=True)
         self._serve(permit.key)

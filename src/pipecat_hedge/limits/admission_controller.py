@@ -19,10 +19,10 @@ from collections.abc import Callable, Hashable, Iterable
 
 from pipecat_hedge.limits.circuit_breaker import BreakerState
 from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, LimitBounds
-from pipecat_hedge.limits.ending import SILENT, Ending
 from pipecat_hedge.limits.permit_queue import RESERVED, PermitQueue, Ticket
 from pipecat_hedge.limits.provider_health import BreakerChange, Permit, ProviderHealth
 from pipecat_hedge.limits.shared_outage import SharedOutage
+from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.policy.backends import MOST_PROVIDERS
 
 __all__ = ["LISTENS_TO_ONE_IN", "AdmissionController"]
@@ -413,7 +413,7 @@ class AdmissionController:
     def give_back(
         self,
         permit: Permit,
-        ending: Ending,
+        verdict: Verdict,
         now: float,
         *,
         host: str | None = None,
@@ -425,7 +425,7 @@ class AdmissionController:
 
         Args:
             permit: The permit.
-            ending: What the request's end says of the provider.
+            verdict: What the request's end says of the provider.
             now: When its connection was closed.
             host: Where it was sent to, as ``host:port``; None if that is not known.
             has_begun: Whether its answer had begun.
@@ -438,17 +438,17 @@ class AdmissionController:
                 return
             permit.is_out = False
             entry = self.of(permit.key)
-            count = entry.count_unheard(ending, was_unheard, was_late, has_begun)
-            entry.limit.release(permit, ending.limit, now, lag_secs=self._lag_secs())
+            count = entry.count_unheard(verdict, was_unheard, was_late, has_begun)
+            entry.limit.release(permit, verdict, now, lag_secs=self._lag_secs())
             # No attempt that somebody else ended outlives a silence, and so refutes it.
-            lived_secs = math.inf if ending is SILENT else now - permit.taken_at
+            lived_secs = math.inf if verdict == "silent" else now - permit.taken_at
             self._settle(now)
-            if ending.is_connection:
+            if verdict == "not_connected":
                 # It may be our own network's doing, which is known when others have been looked at.
                 self._outage.add(host or permit.key, now, permit)
             else:
                 entry.breaker.record(
-                    ending.breaker, now, probe=permit.is_probe, lived_secs=lived_secs, count=count
+                    verdict, now, probe=permit.is_probe, lived_secs=lived_secs, count=count
                 )
             self._note(permit.key)
             if self._queue:

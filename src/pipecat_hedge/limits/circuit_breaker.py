@@ -50,7 +50,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from pipecat_hedge.limits.ending import Verdict
+from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.race.errors import ConfigurationError
 
 __all__ = ["BreakerEvent", "BreakerState", "CircuitBreaker"]
@@ -208,6 +208,8 @@ class CircuitBreaker:
         state = self.state(now)
         if probe:
             self._is_probing = False
+        if verdict in ("silent", "not_connected"):
+            verdict = "failed"
         if verdict == "dropped":
             if state == "closed" and self._in_a_row + self._busy_in_a_row:
                 self._judge_dropped(now, lived_secs)

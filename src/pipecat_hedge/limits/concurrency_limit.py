@@ -23,7 +23,7 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from pipecat_hedge.limits.ending import LimitVerdict
+from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.race.errors import ConfigurationError
 
 __all__ = ["OPEN_BOUNDS", "SHED_BOUNDS", "ConcurrencyLimit", "LimitBounds"]
@@ -212,7 +212,7 @@ class ConcurrencyLimit:
             self._rate_limit = (max(left - 1, 0), until)
 
     def release(
-        self, request: Hashable, verdict: LimitVerdict, now: float, *, lag_secs: float = 0.0
+        self, request: Hashable, verdict: Verdict, now: float, *, lag_secs: float = 0.0
     ) -> None:
         """Count a request that has ended.
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from pipecat_hedge.limits.admission_controller import AdmissionController
-from pipecat_hedge.limits.ending import DROPPED
 from pipecat_hedge.limits.permit_queue import Ticket
 from pipecat_hedge.limits.provider_health import Permit
 from pipecat_hedge.race.errors import HedgeError
@@ -89,4 +88,4 @@ async def permit_for(health: AdmissionController, ticket: Ticket, loop_lag: Loop
         health.leave(ticket)
         for permit in given:
             if permit is not taken:
-                health.give_back(permit, DROPPED, loop.time())
+                health.give_back(permit, "dropped", loop.time())

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from pipecat_hedge.limits.circuit_breaker import BreakerEvent, CircuitBreaker
 from pipecat_hedge.limits.concurrency_limit import ConcurrencyLimit
-from pipecat_hedge.limits.ending import DROPPED, SILENT, Ending
 from pipecat_hedge.limits.fleet_advice import Advice, Finding
+from pipecat_hedge.limits.verdict import Verdict
 
 __all__ = ["BreakerChange", "Permit", "ProviderHealth"]
 
@@ -83,12 +83,12 @@ class ProviderHealth:
         return self.breaker.state(now) == "closed" and now >= self.retry_after_until
 
     def count_unheard(
-        self, ending: Ending, was_overtaken: bool, was_late: bool, has_begun: bool
+        self, verdict: Verdict, was_overtaken: bool, was_late: bool, has_begun: bool
     ) -> int:
         """Take note of whether a request that is over was heard.
 
         Args:
-            ending: What its end says of the provider.
+            verdict: What its end says of the provider.
             was_overtaken: Whether it was given up before a token came.
             was_late: Whether it was waited for then longer than is usual, or one that was sent
                 after it has won.
@@ -98,14 +98,14 @@ class ProviderHealth:
             Of how many requests in a row its end tells: one that was waited for in vain tells of
             those before it, too, that nobody waited for.
         """
-        if ending is SILENT and not has_begun:
+        if verdict == "silent" and not has_begun:
             count, self.overtaken = self.overtaken + 1, 0
             self.unheard += 1
             return count
         if was_overtaken:
             self.overtaken += was_late
             self.unheard += 1
-        elif has_begun or ending not in (DROPPED, SILENT):
+        elif has_begun or verdict not in ("dropped", "silent"):
             self.unheard = self.overtaken = 0
         return 1
 

@@ -1,53 +1,51 @@
-"""What the end of an attempt says about its provider. Pure.
+"""Classifies the end of an attempt by what it says about its provider. Pure.
 
-Law: a provider is blamed for what it did itself, and for nothing else.
-
-Three parties can end an attempt: the provider, by answering, failing or refusing; the race or the
-caller, by wanting no more of it; and the application, whose request no provider would take. Only
-the first says anything about the provider, and of that a refusal for load speaks to how many
-requests it gets, a failure to whether it gets any.
+A provider is blamed only for what it did itself. An attempt that the race or the caller ended says
+nothing, nor does a request that every provider would reject. A refusal for load limits how many
+requests a provider gets; a failure, whether it gets any.
 """
 
 from __future__ import annotations
 
-from pipecat_hedge.limits.ending import ANSWERED, DROPPED, SILENT, Ending
+from typing import Literal, TypeAlias
+
 from pipecat_hedge.race.attempt import MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
 from pipecat_hedge.race.errors import INCOMPLETE_CALL, SHED, AttemptError
 
-__all__ = ["classify"]
+__all__ = ["Verdict", "classify"]
 
-_BUSY = Ending("busy", "busy")
-_FAILED = Ending("failed", "failed")
-_NOT_CONNECTED = Ending("failed", "failed", is_connection=True)
-_NOT_ITS_OWN = Ending("dropped", "failed")
+Verdict: TypeAlias = Literal["answered", "failed", "not_connected", "silent", "busy", "dropped"]
+"""How an attempt ended: it answered; it failed; its connection failed, which may be our own
+network's fault; it made no progress for too long; it was refused for load; or it ended for a reason
+that says nothing about the provider."""
 
 
 def classify(
     error: AttemptError | None, *, has_answered: bool, attempt: Attempt | None = None
-) -> Ending:
-    """Say whose doing the end of a request was.
+) -> Verdict:
+    """Classify the end of a request.
 
     Args:
-        error: What the service said went wrong; or None.
+        error: The error that the service reported; None if it reported none.
         has_answered: Whether the answer came to an end by itself, and was one.
         attempt: The race's record, as it is when the request is closed.
     """
     if attempt is not None and attempt.error is not None:
         error = attempt.error
     if error is None:
-        return ANSWERED if has_answered else DROPPED
+        return "answered" if has_answered else "dropped"
     if error.category in (SHED, INCOMPLETE_CALL):
-        return DROPPED
+        return "dropped"
     if error.is_busy:
-        return _BUSY
+        return "busy"
     if error.permanent or error.category == "application":
-        return _NOT_ITS_OWN
+        return "dropped"
     if error in (STALLED, TIMED_OUT):
-        return SILENT
+        return "silent"
     if error == MISSED_DEADLINE:
-        # Whoever was asked shortly before the turn's deadline has missed nothing.
-        return SILENT if attempt is None or _was_long(attempt) else DROPPED
-    return _NOT_CONNECTED if error.is_connection else _FAILED
+        # A request sent shortly before the deadline has missed nothing.
+        return "silent" if attempt is None or _was_long(attempt) else "dropped"
+    return "not_connected" if error.is_connection else "failed"
 
 
 def _was_long(attempt: Attempt) -> bool:

@@ -13,13 +13,13 @@ from typing import Literal, TypeAlias, get_args
 
 from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, SHED_BOUNDS, LimitBounds
-from pipecat_hedge.limits.ending import DROPPED, Ending
 from pipecat_hedge.limits.loop_lag import LoopWatch
 from pipecat_hedge.limits.permit_queue import MOST_WAIT_SECS, Ticket
 from pipecat_hedge.limits.permits import permit_for
 from pipecat_hedge.limits.priority import Tier, WorkClass
 from pipecat_hedge.limits.provider_health import Permit
 from pipecat_hedge.limits.rate_limit_headers import RateLimitNews
+from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.race.attempt import UNSURE_LAG_SECS
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.service.provider_pool import Candidates, ProviderMember
@@ -271,7 +271,7 @@ class Admission:
     def give_back(
         self,
         permit: Permit,
-        ending: Ending,
+        verdict: Verdict,
         *,
         host: str | None = None,
         has_begun: bool = False,
@@ -281,7 +281,7 @@ class Admission:
         """Give a permit back; see ``AdmissionController.give_back``."""
         self._health.give_back(
             permit,
-            ending,
+            verdict,
             asyncio.get_running_loop().time(),
             host=host,
             has_begun=has_begun,
@@ -293,7 +293,7 @@ class Admission:
         """Give back what was not used."""
         now = asyncio.get_running_loop().time()
         if self._first is not None:
-            self._health.give_back(self._first, DROPPED, now)
+            self._health.give_back(self._first, "dropped", now)
             self._first = None
         if self._claimed is not None:
             self._health.drop_probe(self._keys[self._claimed], now)

@@ -18,11 +18,10 @@ from typing import Generic, TypeAlias, TypeVar
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.utils.types import is_given
 
-from pipecat_hedge.limits.ending import ANSWERED, SILENT, Ending
 from pipecat_hedge.limits.permits import Rejected
 from pipecat_hedge.limits.priority import WorkClass, working_as
 from pipecat_hedge.limits.provider_health import Permit
-from pipecat_hedge.limits.verdict import classify
+from pipecat_hedge.limits.verdict import Verdict, classify
 from pipecat_hedge.policy.provider_latency import size_class
 from pipecat_hedge.race.attempt import UNSURE_LAG_SECS, Attempt
 from pipecat_hedge.race.driver import AttemptSink, RaceDriver
@@ -366,18 +365,18 @@ class AttemptRunner(Generic[T]):
         stats, permit = attempt.stats, attempt.permit
         assert permit is not None
         has_answered = stats.completed and stats.has_answer
-        ending = classify(failure, has_answered=has_answered, attempt=attempt)
+        verdict = classify(failure, has_answered=has_answered, attempt=attempt)
         if attempt.probe_alarm is not None:
             attempt.probe_alarm.cancel()
         if attempt.is_probing:
-            ending = self._learn_from_probe(attempt, failure, ending, now)
+            verdict = self._learn_from_probe(attempt, failure, verdict, now)
         if failure is not None and failure.retry_after_secs is not None:
             self._admission.rest(permit, failure.retry_after_secs)
         is_lost = attempt.outcome == "superseded" and not self._planner.whole_answers
         was_unheard = is_lost and not stats.has_answer
         self._admission.give_back(
             permit,
-            ending,
+            verdict,
             host=stats.stages.host,
             has_begun=stats.has_answer,
             was_unheard=was_unheard,
@@ -385,17 +384,17 @@ class AttemptRunner(Generic[T]):
         )
 
     def _learn_from_probe(
-        self, attempt: ProviderAttempt, failure: AttemptError | None, ending: Ending, now: float
-    ) -> Ending:
+        self, attempt: ProviderAttempt, failure: AttemptError | None, verdict: Verdict, now: float
+    ) -> Verdict:
         self._admission.release_probe(attempt.provider)
         token_at = attempt.stats.first_answer_at
         if failure is not None:
             self._planner.forget(attempt)
-            return ending
+            return verdict
         self._planner.learn_listened(attempt, token_at, now)
         if token_at is not None:
-            return ANSWERED
-        return SILENT if attempt.is_silent else ending
+            return "answered"
+        return "silent" if attempt.is_silent else verdict
 
     def _was_late(self, attempt: ProviderAttempt) -> bool:
         """Whether an attempt that lost took long, or lost to one that was sent later."""

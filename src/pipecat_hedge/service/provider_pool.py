@@ -18,7 +18,6 @@ from pipecat.services.settings import LLMSettings
 
 from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.concurrency_limit import LimitBounds
-from pipecat_hedge.limits.ending import DROPPED
 from pipecat_hedge.limits.permit_queue import MOST_WAIT_SECS, Ticket
 from pipecat_hedge.limits.permits import LoopLag, permit_for
 from pipecat_hedge.limits.priority import Tier
@@ -270,7 +269,7 @@ class ProviderPool:
             try:
                 yield
             finally:
-                self._health.give_back(permit, DROPPED, loop.time())
+                self._health.give_back(permit, "dropped", loop.time())
 
         await adapter.warm(context, leave)
 
