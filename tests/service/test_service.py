@@ -922,6 +922,24 @@ class TestTools:
             await line.until(lambda: bool(line.frames(FunctionCallResultFrame)))
         assert ran == ["close"]
 
+    @pytest.mark.parametrize("member", [0, 1])
+    async def test_a_handler_registered_on_a_member_runs(self, member: int) -> None:
+        """Of a service that was set up before it was hedged, whichever member wins."""
+        ran: list[str] = []
+
+        async def close(params: FunctionCallParams) -> None:
+            ran.append(params.function_name)
+            await params.result_callback("done")
+
+        members = [scripted(Call("close")), scripted(Wait(1), Call("close"))]
+        members[member].register_function("close", close, timeout_secs=7.0)
+        llm = racing(*members)
+        assert all(m._functions["close"].timeout_secs == 7.0 for m in (*members, llm))
+        async with Line(llm) as line:
+            await line.ask()
+            await line.until(lambda: bool(line.frames(FunctionCallResultFrame)))
+        assert ran == ["close"]
+
 
 class TestMetrics:
     async def test_they_stand_under_the_services_own_name_with_the_winners_model(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from loguru import logger
-from pipecat.adapters.llm.schemas.direct_function import DirectFunction
+from pipecat.adapters.llm.schemas.direct_function import DirectFunction, DirectFunctionWrapper
 from pipecat.frames.frames import (
     CancelFrame,
     EndFrame,
@@ -29,7 +29,7 @@ from pipecat.frames.frames import (
 from pipecat.metrics.metrics import MetricsData
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessorSetup
-from pipecat.services.llm_service import LLMService
+from pipecat.services.llm_service import FunctionCallRegistryItem, LLMService
 from pipecat.services.settings import LLMSettings, ServiceSettings
 from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.types import is_given
@@ -200,6 +200,8 @@ class HedgedLLMService(LLMService):
         self._register_event_handler("on_turn_report")
         self._register_event_handler("on_loser_drained")
         self._register_event_handler("on_breaker_changed")
+        for item in self._members.registered_functions():
+            self._adopt(item)
 
     @property
     def providers(self) -> tuple[Provider, ...]:
@@ -695,6 +697,18 @@ class HedgedLLMService(LLMService):
         super().register_function(function_name, handler, **options)
         if not self._advertising:  # members read what a context advertises for themselves
             self._members.register_function(function_name, handler, **options)
+
+    def _adopt(self, item: FunctionCallRegistryItem) -> None:
+        """Take over a handler that was registered with a member before."""
+        options: dict[str, Any] = {
+            "cancel_on_interruption": item.cancel_on_interruption,
+            "timeout_secs": item.timeout_secs,
+        }
+        if isinstance(item.handler, DirectFunctionWrapper):
+            self.register_direct_function(item.handler.function, **options)
+        else:
+            options["cancellable_by_llm"] = item.cancellable_by_llm
+            self.register_function(item.function_name, item.handler, **options)
 
     def unregister_function(self, function_name: str | None) -> None:
         """Remove a tool handler; see ``LLMService.unregister_function``."""

@@ -14,6 +14,7 @@ from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.frames.frames import Frame
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameProcessorSetup
+from pipecat.services.llm_service import FunctionCallRegistryItem
 from pipecat.services.settings import LLMSettings
 
 from pipecat_hedge.limits.admission_controller import AdmissionController
@@ -331,6 +332,14 @@ class ProviderPool:
         """Append durable text to every member's prompt."""
         for adapter in self.adapters:
             adapter.service.append_system_instruction(instruction)
+
+    def registered_functions(self) -> list[FunctionCallRegistryItem]:
+        """The handlers that members had before they were hosted; of one name the first."""
+        found: dict[str | None, FunctionCallRegistryItem] = {}
+        for adapter in self.adapters:
+            for name, item in adapter.registered_functions.items():
+                found.setdefault(name, item)
+        return list(found.values())
 
     def register_function(self, function_name: str | None, handler: Any, **options: Any) -> None:
         """Tell every member of a tool handler; they never run it."""

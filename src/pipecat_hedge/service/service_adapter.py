@@ -48,7 +48,7 @@ from pipecat.processors.frame_processor import (
     FrameProcessor,
     FrameProcessorSetup,
 )
-from pipecat.services.llm_service import LLMService
+from pipecat.services.llm_service import FunctionCallRegistryItem, LLMService
 from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
@@ -135,6 +135,11 @@ class ServiceAdapter:
     def server_load(self) -> ServerLoad | None:
         """How busy the server behind the service is; None if nothing recent is known."""
         return None if self._server is None else self._server.server_load
+
+    @property
+    def registered_functions(self) -> Mapping[str | None, FunctionCallRegistryItem]:
+        """The tool handlers that the service knows, by the tool's name; None handles all others."""
+        return self.service._functions
 
     async def setup(self, setup: FrameProcessorSetup) -> None:
         """Set the service up as its host was, unseen by the pipeline's observers.
