@@ -14,6 +14,15 @@ from pipecat_hedge.cli import main
 from tests.docs.pages import OTHERS, PAGES, ROOT, Page, doc
 
 COMMANDS = ("simulate", "replay", "whatif", "report", "top", "bench", "drill")
+GUIDES = {
+    "replay.md": ("replay",),
+    "whatif.md": ("whatif",),
+    "report.md": ("report",),
+    "top.md": ("top",),
+    "simulator.md": ("simulate",),
+    "drills.md": ("bench", "drill"),
+}
+"""Pages about commands."""
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
 
@@ -88,6 +97,13 @@ def test_every_command_exists(page: Page) -> None:
 def test_the_reference_names_every_option(command: str) -> None:
     described = set(_OPTION.findall(doc("reference/commands.md").section(command)))
     assert described == set(_OPTION.findall(help_of(command))) - {"--help"}
+
+
+@pytest.mark.parametrize(("page", "commands"), GUIDES.items())
+def test_a_guides_options_exist(page: str, commands: tuple[str, ...]) -> None:
+    known = {option for command in commands for option in _OPTION.findall(help_of(command))}
+    named = {option for span in doc(page).spans for option in _OPTION.findall(span)}
+    assert named <= known
 
 
 def test_the_commands_are_found() -> None:
