@@ -9,9 +9,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-dev
 BOT_STAMP := $(VENV)/.installed-demo
+DOCS_VENV ?= .venv-docs
+DOCS_STAMP := $(DOCS_VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help env bot test test-all lint types unit explore format fixtures pictures report bench drill compare top clean
+.PHONY: help env bot test test-all docs lint types unit explore format fixtures pictures report bench drill compare top clean
 .PHONY: vllm vllm-env test-vllm
 
 # vLLM's own environment and its models: gigabytes, so they are kept outside of this folder.
@@ -49,6 +51,17 @@ unit: $(STAMP)
 test-all: $(STAMP) ## run the tests that make test leaves out
 	@sh scripts/system_packages.sh
 	@sh scripts/run_tests.sh $(BIN)/python $(ARGS)
+
+# The site's tools alone: the pages are read, not imported.
+$(DOCS_STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -m venv $(DOCS_VENV)
+	@$(PYTHON) -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["docs"], sep="\n")' >$(DOCS_VENV)/requirements.txt
+	@$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r $(DOCS_VENV)/requirements.txt
+	@touch $@
+
+docs: $(DOCS_STAMP) ## build the documentation's site into out/docs; a dead link fails
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
+	@echo "out/docs/index.html"
 
 explore: $(STAMP) ## look for schedules and texts that break the policies, with new examples each time
 	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest --timeout 1800 tests/race tests/policy tests/limits $(ARGS)
@@ -88,4 +101,4 @@ test-vllm: vllm-env ## run the tests against real vLLM servers
 	@TEST_VLLM=1 $(BIN)/python -m pytest --timeout 300 tests/vllm_server $(ARGS)
 
 clean: ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(DOCS_VENV) .pytest_cache .ruff_cache .hypothesis build dist
