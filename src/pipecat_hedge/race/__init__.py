@@ -1,1 +1,68 @@
-"""One turn as a race: a pure state machine, and the drivers that run it."""
+"""One turn as a race: a pure state machine, what drives it, and the reports of it."""
+
+from pipecat_hedge.race.attempt import Attempt
+from pipecat_hedge.race.errors import (
+    SHED,
+    AllProvidersFailed,
+    AttemptError,
+    ConfigurationError,
+    HedgeError,
+    missing_extra,
+)
+from pipecat_hedge.race.events import (
+    AttemptOutcome,
+    InFlight,
+    Launch,
+    LaunchDecision,
+    LaunchReason,
+    Slot,
+    TurnOutcome,
+    Waiting,
+)
+from pipecat_hedge.race.race import Race
+from pipecat_hedge.race.reports import (
+    TIERS,
+    AttemptReport,
+    BreakerReport,
+    DrainedAnswer,
+    FillerReport,
+    ProviderState,
+    ServerLoad,
+    StageReport,
+    Tier,
+    TurnReport,
+)
+from pipecat_hedge.race.task_scope import TaskScope
+from pipecat_hedge.race.virtual import Latency, run_virtual
+
+__all__ = [
+    "SHED",
+    "TIERS",
+    "AllProvidersFailed",
+    "Attempt",
+    "AttemptError",
+    "AttemptOutcome",
+    "AttemptReport",
+    "BreakerReport",
+    "ConfigurationError",
+    "DrainedAnswer",
+    "FillerReport",
+    "HedgeError",
+    "InFlight",
+    "Latency",
+    "Launch",
+    "LaunchDecision",
+    "LaunchReason",
+    "ProviderState",
+    "Race",
+    "ServerLoad",
+    "Slot",
+    "StageReport",
+    "TaskScope",
+    "Tier",
+    "TurnOutcome",
+    "TurnReport",
+    "Waiting",
+    "missing_extra",
+    "run_virtual",
+]

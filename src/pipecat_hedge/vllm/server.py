@@ -27,8 +27,8 @@ import aiohttp
 from loguru import logger
 
 from pipecat_hedge.limits.permits import Rejected
-from pipecat_hedge.limits.server_load import ServerLoad
 from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race.reports import ServerLoad
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.vllm.errors import VLLMError, cause_of, unreachable, wrong_key
 

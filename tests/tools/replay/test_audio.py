@@ -11,7 +11,7 @@ from av import AudioFrame
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.replay import (
     RATE,
     Recording,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.replay import (
     Bot,
     BotFailed,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.replay import (
     RATE,
     Bot,

@@ -34,11 +34,11 @@ from rich.progress import Progress
 from rich.table import Table
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, ProviderStats
-from pipecat_hedge.policy.percentiles import percentile
-from pipecat_hedge.telemetry.prometheus import PrometheusRecorder
+from pipecat_hedge.telemetry import PrometheusRecorder
 from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
+from pipecat_hedge.tools.bench.percentiles import percentile
 from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
-from pipecat_hedge.tools.simulator.process import SimulatorProcess
+from pipecat_hedge.tools.simulator import SimulatorProcess
 
 __all__ = ["Compared", "Cost", "configure", "measure_costs", "run"]
 
