@@ -1,5 +1,7 @@
 """One turn as a race: a pure state machine, what drives it, and the reports of it."""
 
+from typing import TYPE_CHECKING, Any
+
 from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.race.errors import (
     SHED,
@@ -32,8 +34,10 @@ from pipecat_hedge.race.reports import (
     Tier,
     TurnReport,
 )
-from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.race.virtual import Latency, run_virtual
+
+if TYPE_CHECKING:
+    from pipecat_hedge.race.task_scope import TaskScope
 
 __all__ = [
     "SHED",
@@ -66,3 +70,12 @@ __all__ = [
     "missing_extra",
     "run_virtual",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "TaskScope":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # asyncio is loaded only for what runs tasks: whatif has none.
+    from pipecat_hedge.race.task_scope import TaskScope
+
+    return TaskScope
