@@ -19,9 +19,11 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 HOOK = """
 import importlib.machinery
+import os
 
 EXTRAS = {"aioice", "aiortc", "anthropic", "av", "fastapi", "jinja2", "matplotlib", "opentelemetry",
           "prometheus_client", "pytest_asyncio", "redis", "rich", "uvicorn", "uvloop"}
+EXTRAS -= {os.environ.get("INSTALLED")}
 find_spec = importlib.machinery.PathFinder.find_spec
 
 @classmethod
@@ -120,13 +122,20 @@ def test_the_library_names_its_extras() -> None:
     ]
 
 
-def test_the_pytest_plugin_costs_nothing_without_a_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize("installed", ["", "pytest_asyncio"])
+def test_the_pytest_plugin_costs_nothing_without_a_call(
+    installed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INSTALLED", installed)
     (tmp_path / "test_users.py").write_text(TESTS)
-    plugin = ("-p", "pipecat_hedge.tools.replay.pytest_plugin")
-    done = run("-m", "pytest", *plugin, "-q", "--rootdir", str(tmp_path), str(tmp_path))
+    names = filter(None, (installed, "pipecat_hedge.tools.replay.pytest_plugin"))
+    plugins = [argument for name in names for argument in ("-p", name)]
+    done = run("-m", "pytest", "-q", *plugins, "--rootdir", str(tmp_path), str(tmp_path))
     assert "1 passed, 1 error" in done.stdout, done.stdout
+    assert "\nthe fixture caller needs " in done.stdout
     assert 'pip install "pipecat-hedge[replay]"' in done.stdout
-    assert "Traceback" not in done.stdout
+    assert "Error:" not in done.stdout
+    assert "During handling" not in done.stdout
 
 
 def test_messages_name_extras_that_exist() -> None:

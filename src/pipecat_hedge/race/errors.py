@@ -62,9 +62,7 @@ class ConfigurationError(HedgeError, ValueError):
 
 def missing_extra(what: str, package: str, extra: str) -> ConfigurationError:
     """The error of a feature whose package is not installed: one line that names the extra."""
-    return ConfigurationError(
-        f'{what} needs {package}, which is not installed: pip install "pipecat-hedge[{extra}]"'
-    )
+    return ConfigurationError(f'{what} needs {package}: pip install "pipecat-hedge[{extra}]"')
 
 
 class AllProvidersFailed(HedgeError):

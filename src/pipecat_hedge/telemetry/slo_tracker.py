@@ -28,7 +28,6 @@ __all__ = [
     "SloCounted",
     "SloStatus",
     "WindowCount",
-    "judge_voice",
     "track",
 ]
 

@@ -101,7 +101,7 @@ def _voice_call(request: pytest.FixtureRequest) -> Call:
         from pipecat_hedge.tools.replay.run import Call
     except ImportError as e:
         message = missing_extra("the fixture caller", e.name or "more", "replay")
-        pytest.fail(str(message), pytrace=False)
+        raise pytest.fail.Exception(str(message), pytrace=False) from None
 
     test: pytest.Item = request.node
 
