@@ -17,11 +17,10 @@ from pipecat_hedge.tools.replay import (
     Recording,
     Utterance,
     load_manifest,
-    one_utterance,
     read_samples,
     utterances,
 )
-from pipecat_hedge.tools.replay.audio import FRAME, Samples, envelope, first_loud
+from pipecat_hedge.tools.replay.audio import FRAME, Samples, envelope, first_loud, one_utterance
 from pipecat_hedge.tools.replay.tracks import AudioReceiver
 
 FIXTURES = Path(__file__).parents[3] / "fixtures/audio"
