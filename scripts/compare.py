@@ -36,7 +36,7 @@ from pipecat_hedge.tools.replay import (
     utterances,
     write_report,
 )
-from pipecat_hedge.tools.simulator.process import SimulatorProcess
+from pipecat_hedge.tools.simulator import SimulatorProcess
 
 ROOT = Path(__file__).parents[1]
 BOT = ("python", "-m", "examples.voice_bot", "--port", "{port}", "--loopback-only")

@@ -24,12 +24,12 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport
-from pipecat_hedge.limits.priority import Tier
-from pipecat_hedge.policy.profiles import PROFILES, LatencyProfile
-from pipecat_hedge.service.provider_stats import ProviderStats
-from pipecat_hedge.telemetry.turn_log import TurnLines
+from pipecat_hedge.policy import PROFILES, LatencyProfile
+from pipecat_hedge.race import Tier
+from pipecat_hedge.service import ProviderStats
+from pipecat_hedge.telemetry import TurnLines
 from pipecat_hedge.testing import AutojumpLoop, Error, Say, ScriptedLLMService, Step, Wait
-from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
+from pipecat_hedge.tools.bench import TimedPipeline
 
 BEGIN_AT = 1_772_456_400.0
 """The second of March 2026, 13:00 UTC."""

@@ -18,10 +18,9 @@ from typing import Any, cast
 
 import redis
 
-from pipecat_hedge.fleet.redis_store import RedisStore
-from pipecat_hedge.policy.backends import Backend
-from pipecat_hedge.policy.profiles import PROFILES
-from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.fleet import RedisStore
+from pipecat_hedge.policy import PROFILES, Backend
+from pipecat_hedge.service import ProviderStats
 
 PROVIDERS = ("claude-haiku-4-5", "gpt-4.1", "gemma-4-31b-baseten")
 

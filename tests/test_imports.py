@@ -1,8 +1,9 @@
-"""Imports point one way: the rule of the packages, one line for each."""
+"""Imports point one way, and from outside only to a package's face; one line for each package."""
 
 from __future__ import annotations
 
 import ast
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import pipecat_hedge
 
 ROOT = Path(pipecat_hedge.__file__).parent
+REPOSITORY = Path(__file__).parents[1]
 
 MAY_IMPORT = {
     "race": set[str](),
@@ -26,33 +28,85 @@ PURE = ("race", "policy", "limits")
 COMPOSITION = "service/composition.py"
 """Wires what observes a service; the only module that may import from above."""
 
+FACES = {
+    "tools.simulator": {"policy"},
+    "tools.replay": {"race", "voice"},
+    "tools.analysis": {"race", "policy", "limits"},
+    "tools.bench": {"race", "policy", "service", "telemetry", "fleet", "tools.simulator"},
+    "tools.top": {"race", "telemetry"},
+}
+"""The packages whose faces a tool imports; it imports nothing from inside of them."""
+PACKAGES = (*MAY_IMPORT, *FACES, "tools.bench.drill")
+PUBLIC = {"pipecat_hedge", "pipecat_hedge.testing", "pipecat_hedge.cli"}
 
-def imports(package: str) -> set[str]:
-    """The modules that a package's modules import, by their full names."""
+
+def imports(*paths: Path) -> set[str]:
+    """The modules that modules import, by their full names."""
     found = set[str]()
-    for path in (ROOT / package).rglob("*.py"):
+    for path in paths:
         if path == ROOT / COMPOSITION:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
-                found.add(node.module)
+                found |= {_module(node.module, alias.name) for alias in node.names}
     return found
+
+
+def _module(module: str, name: str) -> str:
+    """What ``from module import name`` imports: ``name`` may be a module itself."""
+    inner = ROOT.parent / module.replace(".", "/") / f"{name}.py"
+    return f"{module}.{name}" if inner.exists() else module
+
+
+def modules(package: str) -> list[Path]:
+    return list((ROOT / package.replace(".", "/")).rglob("*.py"))
+
+
+def full(packages: set[str]) -> set[str]:
+    return {f"pipecat_hedge.{package}" for package in packages}
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
 def test_a_package_imports_only_those_below_it(package: str) -> None:
-    names = {name.split(".")[1] for name in imports(package) if name.startswith("pipecat_hedge.")}
+    found = imports(*modules(package))
+    names = {name.split(".")[1] for name in found if name.startswith("pipecat_hedge.")}
     assert not names - {package} - MAY_IMPORT[package]
 
 
 @pytest.mark.parametrize("package", PURE)
 def test_decisions_know_no_pipecat(package: str) -> None:
-    assert not {name for name in imports(package) if name.split(".")[0] == "pipecat"}
+    found = imports(*modules(package))
+    assert not {name for name in found if name.split(".")[0] == "pipecat"}
+
+
+@pytest.mark.parametrize("tool", FACES)
+def test_a_tool_imports_faces_only(tool: str) -> None:
+    found = {name for name in imports(*modules(tool)) if name.startswith("pipecat_hedge")}
+    outside = {name for name in found if not name.startswith(f"pipecat_hedge.{tool}")}
+    assert not outside - full(FACES[tool]) - PUBLIC
+
+
+@pytest.mark.parametrize("folder", ["examples", "scripts"])
+def test_programs_import_faces_only(folder: str) -> None:
+    found = imports(*(REPOSITORY / folder).rglob("*.py"))
+    ours = {name for name in found if name.startswith("pipecat_hedge")}
+    assert not ours - full(set(PACKAGES)) - PUBLIC
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_face_has_what_it_names(package: str) -> None:
+    face = import_module(f"pipecat_hedge.{package}")
+    names: list[str] = getattr(face, "__all__", [])
+    assert [name for name in names if not hasattr(face, name)] == []
+    with pytest.raises(AttributeError, match="has no attribute 'Missing'"):
+        _ = face.Missing
 
 
 def test_every_package_has_its_line() -> None:
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert packages == {*MAY_IMPORT, "tools"}
+    tools = {f"tools.{path.parent.name}" for path in ROOT.glob("tools/*/__init__.py")}
+    assert tools == {*FACES}
     assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "cli.py", "testing.py"}

@@ -119,7 +119,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
         offer_loopback,
         surround,
     )
-    from pipecat_hedge.race.errors import ConfigurationError
+    from pipecat_hedge.race import ConfigurationError
     from pipecat_hedge.telemetry import AllowedOrigins, is_loopback
 
     load_dotenv(find_dotenv(usecwd=True), override=True)  # as Pipecat's runner does

@@ -47,7 +47,7 @@ from examples.voice_bot.services import make_llms, make_stt, make_tts
 from examples.voice_bot.turn_log import logged
 from pipecat_hedge import FillerProcessor, HedgedLLMService, Provider
 from pipecat_hedge.telemetry import LiveFeed, PrometheusRecorder
-from pipecat_hedge.voice.turn_latency import TurnLatency, TurnLatencyObserver
+from pipecat_hedge.voice import TurnLatency, TurnLatencyObserver
 
 INSTRUCTIONS = (
     "You answer the telephone of the restaurant Harbour Kitchen. Your answers are spoken aloud: "

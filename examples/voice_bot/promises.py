@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pipecat_hedge.telemetry.slo_tracker import SloStatus
+from pipecat_hedge.telemetry import SloStatus
 
 __all__ = ["promises_message"]
 

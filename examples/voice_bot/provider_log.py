@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipecat_hedge import TurnReport
-from pipecat_hedge.race.reports import ProviderState
+from pipecat_hedge.race import ProviderState
 
 __all__ = ["ProviderLog"]
 

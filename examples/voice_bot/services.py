@@ -97,7 +97,7 @@ def check_simulated_models(choices: Choices) -> None:
     """
     if not choices.simulated:
         return
-    from pipecat_hedge.tools.simulator.behaviour import BehaviourError, parse_model
+    from pipecat_hedge.tools.simulator import BehaviourError, parse_model
 
     for llm in choices.llms:
         if not llm.kind.startswith("simulated"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipecat_hedge import AttemptReport, TurnReport
-from pipecat_hedge.voice.turn_latency import TurnLatency
+from pipecat_hedge.voice import TurnLatency
 
 __all__ = ["Heard", "LoggedTurn", "logged"]
 

@@ -25,7 +25,7 @@ from pipecat_hedge.race import reports
 from pipecat_hedge.telemetry import SloStatus
 from pipecat_hedge.tools.replay import TurnResult
 from pipecat_hedge.tools.simulator import Simulator
-from pipecat_hedge.voice.turn_timeline import TurnLatency
+from pipecat_hedge.voice import TurnLatency
 from tests.docs.pages import PAGES, ROOT, Block, Page
 
 BLOCKS = [block for page in PAGES for block in page.blocks("python")]

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 import pipecat_hedge as hedge
 from pipecat_hedge.race import reports
 from pipecat_hedge.telemetry import PrometheusRecorder, SloStatus
-from pipecat_hedge.voice.turn_timeline import TurnLatency
+from pipecat_hedge.voice import TurnLatency
 from tests.docs.pages import ROOT, doc
 
 ARGUMENTS, REPORTS = doc("reference/arguments.md"), doc("reference/reports.md")

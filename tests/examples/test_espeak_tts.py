@@ -25,7 +25,7 @@ from pipecat.frames.frames import (
 from pipecat.pipeline.worker import PipelineParams
 from pipecat.tests.utils import run_test
 
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import ConfigurationError
 from tests.support.line import Line
 
 SENTENCE = "We are open on Sunday from noon until nine."

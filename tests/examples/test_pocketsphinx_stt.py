@@ -19,7 +19,7 @@ from pipecat.pipeline.pipeline import Pipeline
 from pipecat.processors.audio.vad_processor import VADProcessor
 from pipecat.tests.utils import run_test
 
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.replay import Recording, load_manifest, read_samples
 
 MANIFEST = Path(__file__).parents[2] / "fixtures" / "audio" / "manifest.toml"

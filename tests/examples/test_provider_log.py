@@ -5,9 +5,7 @@ import dataclasses
 from examples.voice_bot.provider_log import ProviderLog
 
 from pipecat_hedge import AttemptReport, TurnReport
-from pipecat_hedge.limits.server_load import ServerLoad
-from pipecat_hedge.race.events import AttemptOutcome
-from pipecat_hedge.race.reports import ProviderState
+from pipecat_hedge.race import AttemptOutcome, ProviderState, ServerLoad
 
 A = ProviderState("a", "m", 0.5, 1.5, 1.0, is_excluded=False, retry_after_secs=0.0, limit=100)
 B = dataclasses.replace(A, provider="b")

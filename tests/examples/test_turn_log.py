@@ -6,9 +6,8 @@ import pytest
 from examples.voice_bot.turn_log import Heard, LoggedTurn, logged
 
 from pipecat_hedge import AttemptReport, TurnReport
-from pipecat_hedge.race.events import TurnOutcome
-from pipecat_hedge.race.reports import FillerReport, StageReport
-from pipecat_hedge.voice.turn_latency import TurnLatency
+from pipecat_hedge.race import FillerReport, StageReport, TurnOutcome
+from pipecat_hedge.voice import TurnLatency
 
 
 def a_report(turn: int = 1, outcome: TurnOutcome = "answered", **changes: object) -> TurnReport:

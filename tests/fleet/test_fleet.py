@@ -9,15 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.fleet.merge import (
-    NOTHING,
-    VERSION,
-    Finding,
-    UnknownVersion,
-    advise,
-    read_findings,
-    write,
-)
+from pipecat_hedge.fleet.merge import VERSION, UnknownVersion, advise, read_findings, write
+from pipecat_hedge.limits.fleet_advice import NOTHING, Finding
 
 DOWN = Finding("down", 40.0, "5 failures in a row")
 WELL = Finding("well")

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.fleet.fleet_latency import GENERATION, FleetLatency, Place, Sum
+from pipecat_hedge.fleet.fleet_latency import GENERATION, FleetLatency
 from pipecat_hedge.policy.latency_sketch import LatencyCounts
+from pipecat_hedge.policy.shared_store import Place, Sum
 
 
 def counts(**times: int) -> LatencyCounts:

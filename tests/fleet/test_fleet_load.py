@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pipecat_hedge.service.admission import AdmissionMode
+from pipecat_hedge.service import AdmissionMode
 from tests.support.fleet import NAMES, Fleet, lost, p95
 
 pytestmark = pytest.mark.slow

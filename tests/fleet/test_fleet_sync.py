@@ -24,18 +24,17 @@ from loguru import logger
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
 from pipecat_hedge.fleet import redis_store
 from pipecat_hedge.fleet import sync as fleet_sync
-from pipecat_hedge.fleet.fleet_latency import Place, Sum
-from pipecat_hedge.fleet.merge import Finding, write
+from pipecat_hedge.fleet.merge import write
 from pipecat_hedge.fleet.redis_store import RedisStore
 from pipecat_hedge.fleet.sync import FleetSync
-from pipecat_hedge.limits.admission_controller import AdmissionController
-from pipecat_hedge.policy.backends import Backend
+from pipecat_hedge.limits import AdmissionController
+from pipecat_hedge.limits.fleet_advice import Finding
+from pipecat_hedge.policy import Backend, FileStore
 from pipecat_hedge.policy.latency_sketch import LatencyCounts
-from pipecat_hedge.policy.shared_store import Batch, Received, Wanted
-from pipecat_hedge.policy.stats_store import FileStore
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.policy.shared_store import Batch, Place, Received, Sum, Wanted
+from pipecat_hedge.race import ConfigurationError
+from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.service.composition import ENVIRONMENT, default_store
-from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
 from tests.support.line import Line
 from tests.support.redis_server import RedisServer, needs_redis
@@ -510,7 +509,7 @@ def test_no_password_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_redis_py_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """The extra."""
     monkeypatch.setitem(sys.modules, "redis.asyncio", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'pipecat-hedge\[redis\]'"):
+    with pytest.raises(ConfigurationError, match=r'pip install "pipecat-hedge\[redis\]"'):
         RedisStore("redis://localhost")
 
 

@@ -27,9 +27,9 @@ from pipecat_hedge.fleet.redis_store import (
     RedisStore,
 )
 from pipecat_hedge.limits.circuit_breaker import PROBES
-from pipecat_hedge.policy.backends import Backend
+from pipecat_hedge.policy import Backend
 from pipecat_hedge.policy.priors import prior_for
-from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.service import ProviderStats
 from tests.support.redis_server import LossyProxy, RedisServer, needs_redis
 
 CLAUDE, LOCAL = Backend("claude", "claude-haiku-4-5"), Backend("local", "qwen")

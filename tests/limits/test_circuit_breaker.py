@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge.limits.circuit_breaker import JITTER, PROBES, SETTLES_SECS, CircuitBreaker
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import ConfigurationError
 
 
 def breaker(**settings: Any) -> CircuitBreaker:

@@ -18,7 +18,7 @@ from pipecat_hedge.limits.concurrency_limit import (
     LimitBounds,
 )
 from pipecat_hedge.limits.verdict import Verdict
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import ConfigurationError
 
 VERDICTS = get_args(Verdict)
 ENDS: dict[str, Verdict] = {verdict: verdict for verdict in VERDICTS}

@@ -8,7 +8,7 @@ import pytest
 
 from pipecat_hedge import HedgePolicy
 from pipecat_hedge.policy.hedge_burst import SLACK, HedgeBurst
-from pipecat_hedge.policy.percentiles import percentile
+from pipecat_hedge.tools.bench import percentile
 from tests.support.crowd import PROVIDERS, Crowd
 
 pytestmark = pytest.mark.slow

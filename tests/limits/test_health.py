@@ -18,9 +18,10 @@ from pipecat_hedge.limits.admission_controller import (
 )
 from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, SHED_BOUNDS
 from pipecat_hedge.limits.permit_queue import Ticket
-from pipecat_hedge.limits.priority import TIERS, WORK_CLASSES, Tier, WorkClass
+from pipecat_hedge.limits.priority import WORK_CLASSES, WorkClass
 from pipecat_hedge.limits.provider_health import Permit
 from pipecat_hedge.limits.verdict import Verdict
+from pipecat_hedge.race import TIERS, Tier
 
 FAILED, BUSY = "failed", "busy"
 NOT_CONNECTED = "not_connected"

@@ -13,8 +13,7 @@ from pipecat_hedge import HedgePolicy
 from pipecat_hedge.limits.background import LoopWork
 from pipecat_hedge.limits.loop_lag import EVERY_SECS, LoopWatch
 from pipecat_hedge.limits.overload import SAMPLES, Overload
-from pipecat_hedge.service.hedged_service import HedgedLLMService
-from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.service import HedgedLLMService, ProviderStats
 from pipecat_hedge.testing import AutojumpLoop, Say, ScriptedLLMService, Wait
 from tests.support.line import Line
 

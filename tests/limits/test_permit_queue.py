@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge.limits.permit_queue import OPTIONAL, RESERVED, PermitQueue, Ticket
-from pipecat_hedge.limits.priority import TIERS, WORK_CLASSES, Tier, WorkClass
+from pipecat_hedge.limits.priority import WORK_CLASSES, WorkClass
+from pipecat_hedge.race import TIERS, Tier
 
 
 def ticket(

@@ -14,12 +14,12 @@ from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.loop_lag import LoopWatch
 from pipecat_hedge.limits.permit_queue import OPTIONAL, Ticket
 from pipecat_hedge.limits.permits import Rejected, permit_for
-from pipecat_hedge.limits.priority import TIERS, WORK_CLASSES, Tier, WorkClass
+from pipecat_hedge.limits.priority import WORK_CLASSES, WorkClass
 from pipecat_hedge.limits.provider_health import Permit
 from pipecat_hedge.limits.verdict import Verdict
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import TIERS, ConfigurationError, Tier
+from pipecat_hedge.service import Provider
 from pipecat_hedge.service.admission import Admission, as_settings
-from pipecat_hedge.service.provider import Provider
 from pipecat_hedge.service.provider_pool import ProviderPool
 from pipecat_hedge.testing import AutojumpLoop, ScriptedLLMService
 

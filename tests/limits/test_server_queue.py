@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipecat_hedge.limits.server_load import ServerLoad
 from pipecat_hedge.limits.server_queue import hedge_refusal, is_last_resort, load_rank
+from pipecat_hedge.race import ServerLoad
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pipecat_hedge.limits.verdict import Verdict, classify
-from pipecat_hedge.race.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT, Attempt
-from pipecat_hedge.race.errors import AttemptError
-from pipecat_hedge.race.events import LaunchReason, Slot
+from pipecat_hedge.race import Attempt, AttemptError, LaunchReason, Slot
+from pipecat_hedge.race.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT
 
 FAILED = "failed"
 

@@ -24,17 +24,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.limits.priority import TIERS
-from pipecat_hedge.policy.percentiles import percentile
-from pipecat_hedge.policy.slo_outcome import Slo
-from pipecat_hedge.race.errors import SHED
-from pipecat_hedge.service.provider_stats import ProviderStats
-from pipecat_hedge.telemetry.prometheus import BUCKETS, PrometheusRecorder
-from pipecat_hedge.tools.analysis.report import Report, report_of
-from pipecat_hedge.tools.analysis.turn_log import read_logs
-from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
-from pipecat_hedge.tools.simulator import Simulator
-from pipecat_hedge.tools.simulator.ledger import LedgerEntry
+from pipecat_hedge.policy import Slo
+from pipecat_hedge.race import SHED, TIERS
+from pipecat_hedge.service import ProviderStats
+from pipecat_hedge.telemetry import PrometheusRecorder
+from pipecat_hedge.telemetry.prometheus import BUCKETS
+from pipecat_hedge.tools.analysis import Report, read_logs, report_of
+from pipecat_hedge.tools.bench import TimedPipeline, percentile
+from pipecat_hedge.tools.simulator import LedgerEntry, Simulator
 from tests.support.simulated import close, simulated
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]

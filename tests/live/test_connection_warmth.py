@@ -18,8 +18,7 @@ from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.utils.http import connection_limits
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport
-from pipecat_hedge.service import connection_warmth
-from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.service import ProviderStats, connection_warmth
 from pipecat_hedge.tools.simulator import Simulator
 from tests.support.fake_vllm import FakeVLLM, fake_vllm
 from tests.support.line import Line

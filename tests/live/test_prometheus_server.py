@@ -22,12 +22,12 @@ from loguru import logger
 from prometheus_client import CollectorRegistry, start_http_server
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.policy.slo_outcome import Slo
-from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.policy import Slo
+from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.telemetry import PrometheusRecorder
-from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
+from pipecat_hedge.tools.bench import TimedPipeline
 from pipecat_hedge.tools.replay import Caller
-from pipecat_hedge.tools.simulator.process import SimulatorProcess
+from pipecat_hedge.tools.simulator import SimulatorProcess
 from tests.live.bot_process import BotProcess
 from tests.live.test_voice_bot import HEARD_SECS, RECORDINGS, greeted, heard_out, is_heard_turn
 from tests.support.prometheus_server import (

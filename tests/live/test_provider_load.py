@@ -13,9 +13,10 @@ from pipecat.services.anthropic.llm import AnthropicLLMService
 from pipecat.services.llm_service import LLMService
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy
-from pipecat_hedge.race.errors import AttemptError
+from pipecat_hedge.race import AttemptError
+from pipecat_hedge.service.attempt_stats import AttemptStats
 from pipecat_hedge.service.provider_client import attempt_error
-from pipecat_hedge.service.service_adapter import AttemptStats, Piece
+from pipecat_hedge.service.service_adapter import Piece
 from pipecat_hedge.tools.simulator import Simulator
 from tests.support.line import Line
 from tests.support.simulated import WIRES, close, simulated

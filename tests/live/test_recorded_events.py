@@ -25,8 +25,9 @@ from pipecat.services.llm_service import LLMService
 from pipecat.services.openai.llm import OpenAILLMService
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy
-from pipecat_hedge.race.errors import AttemptError
-from pipecat_hedge.service.service_adapter import AttemptStats, Piece, ToolCalls
+from pipecat_hedge.race import AttemptError
+from pipecat_hedge.service.attempt_stats import AttemptStats
+from pipecat_hedge.service.service_adapter import Piece, ToolCalls
 from tests.support.line import Line
 from tests.support.simulated import close
 

@@ -22,8 +22,8 @@ from pipecat.utils.http import connection_limits
 from prometheus_client import CollectorRegistry
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.race.reports import AttemptReport, StageReport
-from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.race import AttemptReport, StageReport
+from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.telemetry import PrometheusRecorder
 from pipecat_hedge.tools.simulator import Simulator
 from tests.support.fake_vllm import fake_vllm

@@ -22,7 +22,7 @@ from pipecat.services.llm_service import FunctionCallParams, LLMService
 from pipecat.services.openai.llm import OpenAILLMService
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport
-from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.service import ProviderStats
 from tests.support.line import Line
 
 pytestmark = pytest.mark.live

@@ -19,7 +19,7 @@ from pipecat.frames.frames import (
 )
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.telemetry.tracing import WithoutText
+from pipecat_hedge.telemetry import WithoutText
 from pipecat_hedge.tools.simulator import Simulator
 from tests.support.line import Line
 from tests.support.otlp_receiver import otlp_receiver

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pipecat_hedge.policy.percentiles import percentile
-from pipecat_hedge.race.reports import TurnReport
+from pipecat_hedge.race import TurnReport
+from pipecat_hedge.tools.bench import percentile
 
 SLOW_SECS = 2.0
 ANSWER = "We are open until nine."

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from pipecat_hedge.cli import main
-from pipecat_hedge.policy.profiles import PROFILES, LatencyProfile
-from pipecat_hedge.tools.simulator.process import SimulatorProcess
+from pipecat_hedge.policy import PROFILES, LatencyProfile
+from pipecat_hedge.tools.simulator import SimulatorProcess
 
 LONG_TAIL = LatencyProfile(
     "long-tail",

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from pipecat_hedge.policy.hedge_policy import HedgePolicy
+from pipecat_hedge.policy import HedgePolicy
 from tests.no_harm.conditions import (
     block_loop,
     busy_neighbours,

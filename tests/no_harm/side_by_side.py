@@ -24,14 +24,10 @@ from pipecat.frames.frames import ErrorFrame
 from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.utils.http import connection_limits
 
-from pipecat_hedge.limits.priority import Tier
-from pipecat_hedge.policy.hedge_policy import HedgePolicy
-from pipecat_hedge.policy.percentiles import percentile
-from pipecat_hedge.race.reports import TurnReport
-from pipecat_hedge.service.hedged_service import HedgedLLMService
-from pipecat_hedge.service.provider import Provider
-from pipecat_hedge.service.provider_stats import ProviderStats
-from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
+from pipecat_hedge.policy import HedgePolicy
+from pipecat_hedge.race import Tier, TurnReport
+from pipecat_hedge.service import HedgedLLMService, Provider, ProviderStats
+from pipecat_hedge.tools.bench import TimedPipeline, percentile
 from tests.no_harm.figures import ANSWER, BARE, Comparison, Turn
 
 GIVE_UP_SECS = 30.0

@@ -19,7 +19,7 @@ from pipecat_hedge.limits.loop_lag import LoopWatch
 from pipecat_hedge.limits.permit_queue import Ticket
 from pipecat_hedge.service.provider_stats import shared_stats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
-from pipecat_hedge.tools.analysis.comparison_rules import at_quantile, single_r
+from pipecat_hedge.tools.analysis import at_quantile, single_r
 from tests.support.line import Line
 
 pytestmark = pytest.mark.virtual_time

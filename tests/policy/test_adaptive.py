@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pipecat_hedge import HedgePolicy, Slo
 from pipecat_hedge.policy.backends import Backend
 from pipecat_hedge.policy.profiles import PROFILES
-from pipecat_hedge.service.provider_stats import ProviderStats
-from pipecat_hedge.tools.analysis.comparison_rules import at_quantile, single_r
+from pipecat_hedge.service import ProviderStats
+from pipecat_hedge.tools.analysis import at_quantile, single_r
 from tests.no_harm.provider import LONG_TAIL
 from tests.support.virtual import Floats, Turns, draws, run_turns
 

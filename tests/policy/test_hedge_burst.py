@@ -17,7 +17,7 @@ from pipecat_hedge.policy.hedge_burst import (
     HedgeBurst,
     saved,
 )
-from pipecat_hedge.race.events import InFlight, LaunchDecision, Waiting
+from pipecat_hedge.race import InFlight, LaunchDecision, Waiting
 
 
 def send_all(burst: HedgeBurst, now: float, processes: int = 1) -> int:

@@ -19,7 +19,7 @@ from pipecat_hedge.policy.launch_rule import (
     PricedDelay,
 )
 from pipecat_hedge.policy.survival import SurvivalCurve
-from pipecat_hedge.race.events import InFlight, LaunchDecision, Waiting
+from pipecat_hedge.race import InFlight, LaunchDecision, Waiting
 
 
 def exponential(mean_secs: float) -> SurvivalCurve:

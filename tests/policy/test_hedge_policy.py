@@ -8,7 +8,7 @@ import pytest
 
 from pipecat_hedge import HedgeError, HedgePolicy, Slo
 from pipecat_hedge.policy.hedge_policy import Adaptive, AfterSilence, OnlyOnFailure
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import ConfigurationError
 
 
 def test_names_say_what_the_policy_does() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pipecat_hedge.policy.profiles import PROFILES
 from pipecat_hedge.policy.slo_hedge import MOST_DRAWN, Aim, AimedDelay, aim_at
 from pipecat_hedge.policy.survival import SurvivalCurve
-from pipecat_hedge.race.events import InFlight, LaunchDecision, Waiting
+from pipecat_hedge.race import InFlight, LaunchDecision, Waiting
 from tests.policy.test_hedge_delay import HEAVY, LIGHT, lognormal
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.policy.percentiles import percentile
+from pipecat_hedge.tools.bench import percentile
 
 
 @pytest.mark.parametrize(

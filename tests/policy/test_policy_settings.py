@@ -10,7 +10,7 @@ import pytest
 
 from pipecat_hedge import HedgePolicy, Slo
 from pipecat_hedge.policy.settings import as_settings, policy_of, told, with_rule
-from pipecat_hedge.race.events import LaunchDecision, Waiting
+from pipecat_hedge.race import LaunchDecision, Waiting
 
 POLICIES = [
     HedgePolicy.adaptive(),

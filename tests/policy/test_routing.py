@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from pipecat_hedge.policy.hedge_policy import AfterSilence
 from pipecat_hedge.policy.routing import HedgeLate, Probing, Route, route
 from pipecat_hedge.policy.slow_spell import SLOW, SlowSpell
-from pipecat_hedge.race.attempt import Attempt
-from pipecat_hedge.race.events import InFlight, LaunchDecision, Slot, Waiting
+from pipecat_hedge.race import Attempt, InFlight, LaunchDecision, Slot, Waiting
 
 NAMES = ("a", "b", "c")
 LEVEL_SECS = 2.0

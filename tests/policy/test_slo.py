@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.policy.slo_outcome import Slo, classify, judge_wait
-from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.race.reports import AttemptReport, TurnReport
+from pipecat_hedge.policy.slo import Slo
+from pipecat_hedge.policy.slo_outcome import classify, judge_wait
+from pipecat_hedge.race import AttemptReport, ConfigurationError, TurnReport
 
 
 def test_what_is_promised_by_default() -> None:

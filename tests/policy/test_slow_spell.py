@@ -8,8 +8,7 @@ import pytest
 
 from pipecat_hedge.policy.slow_spell import RECOVERED, SLOW, SlowSpell, late_secs
 from pipecat_hedge.policy.survival import SurvivalCurve
-from pipecat_hedge.race.attempt import Attempt
-from pipecat_hedge.race.events import Slot
+from pipecat_hedge.race import Attempt, Slot
 
 LATE_AFTER = 1.0
 

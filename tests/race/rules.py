@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipecat_hedge import HedgePolicy
-from pipecat_hedge.policy.hedge_policy import Adaptive, LearnedRule
+from pipecat_hedge.policy import Adaptive, LearnedRule
 from pipecat_hedge.race.events import LaunchRule
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipecat_hedge.policy.hedge_policy import HedgePolicy
+from pipecat_hedge.policy import HedgePolicy
 from pipecat_hedge.race.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT
 from pipecat_hedge.race.errors import SHED, AttemptError
 from pipecat_hedge.race.events import (

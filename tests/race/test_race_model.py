@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pipecat_hedge.policy.hedge_policy import HedgePolicy
+from pipecat_hedge.policy import HedgePolicy
 from pipecat_hedge.race.errors import SHED, AttemptError
 from pipecat_hedge.race.events import (
     AttemptFailed,

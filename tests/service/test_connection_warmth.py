@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipecat_hedge.race.task_scope import TaskScope
+from pipecat_hedge.race import TaskScope
 from pipecat_hedge.service import connection_warmth
 from pipecat_hedge.service.connection_warmth import IdleLimits, WarmConnection
 from pipecat_hedge.service.http_listener import _watched

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from loguru import logger
 
-from pipecat_hedge.race.reports import BreakerReport, TurnReport
+from pipecat_hedge.race import BreakerReport, TurnReport
 from pipecat_hedge.service.events import EventHub
 
 TURN = TurnReport(1, None, "failed", None, None, 0.1, ())

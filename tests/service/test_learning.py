@@ -16,10 +16,7 @@ import pytest
 from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge import HedgedLLMService, HedgeError, HedgePolicy, Provider
-from pipecat_hedge.policy.backends import Backend
-from pipecat_hedge.policy.profiles import PROFILES
-from pipecat_hedge.policy.settings import policy_of
-from pipecat_hedge.policy.stats_store import FileStore
+from pipecat_hedge.policy import PROFILES, Backend, FileStore, policy_of
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.testing import AutojumpLoop, Error, Say, ScriptedLLMService, Step, Wait
 from tests.support.line import Line

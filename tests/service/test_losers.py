@@ -8,7 +8,7 @@ import pytest
 from pipecat.frames.frames import LLMThoughtTextFrame
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.limits.admission_controller import LISTENS_TO_ONE_IN
+from pipecat_hedge.limits import LISTENS_TO_ONE_IN
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
 from tests.support.line import Line
 

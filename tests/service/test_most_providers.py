@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from pipecat_hedge.policy.backends import MOST_PROVIDERS, Backend
-from pipecat_hedge.race.attempt import Attempt
-from pipecat_hedge.race.events import Slot
+from pipecat_hedge.policy import Backend
+from pipecat_hedge.policy.backends import MOST_PROVIDERS
+from pipecat_hedge.race import Attempt, Slot
 from pipecat_hedge.service.provider_stats import ProviderStats
 
 USED = Backend("used", "all the time")

@@ -16,10 +16,10 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Provider, TurnReport
-from pipecat_hedge.limits.admission_controller import AdmissionController
+from pipecat_hedge.limits import AdmissionController
 from pipecat_hedge.limits.concurrency_limit import ConcurrencyLimit
 from pipecat_hedge.limits.permit_queue import Ticket
-from pipecat_hedge.limits.priority import TIERS, Tier
+from pipecat_hedge.race import TIERS, Tier
 from pipecat_hedge.service.admission import AdmissionMode
 from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.testing import AutojumpLoop, Error, Say, ScriptedLLMService, Step, Wait

@@ -21,8 +21,8 @@ from pipecat_hedge import (
     Provider,
 )
 from pipecat_hedge.cli import main
-from pipecat_hedge.policy.stats_store import FileStore
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.policy import FileStore
+from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.service.composition import default_store
 from pipecat_hedge.service.line_log import LineLog
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService

@@ -16,11 +16,10 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.limits.admission_controller import LISTENS_TO_ONE_IN, AdmissionController
+from pipecat_hedge.limits import LISTENS_TO_ONE_IN, AdmissionController
 from pipecat_hedge.limits.permit_queue import Ticket
-from pipecat_hedge.limits.priority import Tier
 from pipecat_hedge.limits.provider_health import Permit
-from pipecat_hedge.race.reports import BreakerReport
+from pipecat_hedge.race import BreakerReport, Tier
 from pipecat_hedge.service import attempt_runner
 from pipecat_hedge.service import hedged_service as service
 from pipecat_hedge.service.admission import AdmissionMode

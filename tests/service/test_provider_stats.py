@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 
 from pipecat_hedge import HedgePolicy
-from pipecat_hedge.policy.backends import Backend
+from pipecat_hedge.policy import Backend, FileStore
 from pipecat_hedge.policy.priors import prior_for
 from pipecat_hedge.policy.provider_latency import CLASS_AT_LEAST, ProviderLatency
-from pipecat_hedge.policy.stats_store import FileStore
-from pipecat_hedge.race.attempt import STALLED, Attempt
-from pipecat_hedge.race.errors import AttemptError
-from pipecat_hedge.race.events import Slot
+from pipecat_hedge.race import Attempt, AttemptError, Slot
+from pipecat_hedge.race.attempt import STALLED
 from pipecat_hedge.service import provider_stats
 from pipecat_hedge.service.composition import ENVIRONMENT, default_store
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats

@@ -42,7 +42,7 @@ from pipecat_hedge import (
     HedgePolicy,
     Provider,
 )
-from pipecat_hedge.race.reports import DrainedAnswer
+from pipecat_hedge.race import DrainedAnswer
 from pipecat_hedge.service.provider_client import _read_rate_limit
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
 from tests.support.line import Line

@@ -12,12 +12,8 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
 from pipecat_hedge.limits.loop_lag import LoopWatch
-from pipecat_hedge.limits.priority import TIERS
 from pipecat_hedge.limits.verdict import Verdict
-from pipecat_hedge.race.attempt import Attempt
-from pipecat_hedge.race.errors import AttemptError
-from pipecat_hedge.race.events import AttemptOutcome, Slot
-from pipecat_hedge.race.reports import TurnReport
+from pipecat_hedge.race import TIERS, Attempt, AttemptError, AttemptOutcome, Slot, TurnReport
 from pipecat_hedge.service.admission import Admission, as_settings
 from pipecat_hedge.service.provider_pool import ProviderPool
 from pipecat_hedge.service.provider_stats import ProviderStats

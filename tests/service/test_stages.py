@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.race.reports import StageReport
+from pipecat_hedge.race import StageReport
 from pipecat_hedge.service.stages import Stages, server_share
 
 pytestmark = pytest.mark.virtual_time

@@ -18,23 +18,18 @@ from types import SimpleNamespace
 from typing import cast
 
 from pipecat_hedge.fleet.sync import FleetSync
-from pipecat_hedge.policy.backends import Backend
-from pipecat_hedge.policy.hedge_policy import HedgePolicy
-from pipecat_hedge.policy.planner import Plan, learn, plan_turn
-from pipecat_hedge.policy.profiles import PROFILES
+from pipecat_hedge.policy import PROFILES, Backend, HedgePolicy, learn, plan_turn
+from pipecat_hedge.policy.planner import Plan
+from pipecat_hedge.race import Launch, LaunchReason, Race, Slot
 from pipecat_hedge.race.events import (
     AttemptFinished,
     Commit,
     Event,
-    Launch,
-    LaunchReason,
-    Slot,
     TimerFired,
     TurnStarted,
     UsableToken,
 )
-from pipecat_hedge.race.race import Race
-from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.service import ProviderStats
 
 PROVIDERS = {"first": "gpt-4.1", "second": "claude-haiku-4-5", "third": "gemini-3.6-flash"}
 ANSWER_SECS = 1.0

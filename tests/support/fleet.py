@@ -16,13 +16,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from pipecat_hedge.fleet.merge import Finding, advise
-from pipecat_hedge.limits.admission_controller import AdmissionController
+from pipecat_hedge.fleet.merge import advise
+from pipecat_hedge.limits import AdmissionController
+from pipecat_hedge.limits.fleet_advice import Finding
 from pipecat_hedge.limits.permit_queue import MOST_WAIT_SECS, Ticket
-from pipecat_hedge.limits.priority import Tier, WorkClass
+from pipecat_hedge.limits.priority import WorkClass
 from pipecat_hedge.limits.provider_health import Permit
 from pipecat_hedge.limits.verdict import Verdict
-from pipecat_hedge.service.admission import AdmissionMode, AdmissionSettings, as_settings
+from pipecat_hedge.race import Tier
+from pipecat_hedge.service import AdmissionMode
+from pipecat_hedge.service.admission import AdmissionSettings, as_settings
 
 NAMES = ("a", "b", "c")
 STREAM_SECS = 0.4

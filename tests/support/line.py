@@ -26,7 +26,7 @@ from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.ai_service import AIService
 
 from pipecat_hedge import TurnReport
-from pipecat_hedge.tools.bench.timed_pipeline import run_worker
+from pipecat_hedge.tools.bench import run_worker
 
 FrameT = TypeVar("FrameT", bound=Frame)
 

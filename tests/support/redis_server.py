@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from pipecat_hedge.tools.bench.drill.redis_process import MISSING, RedisProcess, has_redis
+from pipecat_hedge.tools.bench.drill import MISSING, RedisProcess, has_redis
 
 needs_redis = pytest.mark.skipif(not has_redis(), reason=MISSING)
 

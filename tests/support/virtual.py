@@ -10,15 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from pipecat_hedge.limits.admission_controller import LISTENS_TO_ONE_IN
-from pipecat_hedge.policy.backends import Backend
-from pipecat_hedge.policy.hedge_policy import HedgePolicy
-from pipecat_hedge.policy.planner import learn, plan_turn
-from pipecat_hedge.policy.profiles import PROFILES
-from pipecat_hedge.race.events import Launch, Slot
-from pipecat_hedge.race.race import Race
-from pipecat_hedge.race.virtual import Latency, run_virtual
-from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.limits import LISTENS_TO_ONE_IN
+from pipecat_hedge.policy import PROFILES, Backend, HedgePolicy, learn, plan_turn
+from pipecat_hedge.race import Latency, Launch, Race, Slot, run_virtual
+from pipecat_hedge.service import ProviderStats
 
 Floats = npt.NDArray[np.float64]
 

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from pipecat_hedge import ProviderStats
-from pipecat_hedge.race.reports import AttemptReport, TurnReport
+from pipecat_hedge.race import AttemptReport, TurnReport
 from pipecat_hedge.telemetry import PrometheusRecorder
 from tests.support.prometheus_server import ROOT, RULES, needs_promtool
 

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, Slo
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.telemetry.live import LIVE_PATH, LiveFeed, LiveServer
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Wait
 from tests.support.line import Line

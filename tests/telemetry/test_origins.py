@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.telemetry import AllowedOrigins, is_loopback
 
 NAMED = AllowedOrigins(["https://bot.example.com", "http://10.0.0.5:7860"])

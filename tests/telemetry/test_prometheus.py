@@ -20,12 +20,18 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, ProviderStats, Slo
-from pipecat_hedge.race.errors import SHED, ConfigurationError
-from pipecat_hedge.race.reports import AttemptReport, FillerReport, StageReport, TurnReport
+from pipecat_hedge.race import (
+    SHED,
+    AttemptReport,
+    ConfigurationError,
+    FillerReport,
+    StageReport,
+    TurnReport,
+)
 from pipecat_hedge.telemetry import PrometheusRecorder
 from pipecat_hedge.telemetry.prometheus import MAX_PROVIDERS
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Wait
-from pipecat_hedge.voice.turn_latency import TurnLatency
+from pipecat_hedge.voice import TurnLatency
 from tests.support.line import Line
 
 pytestmark = pytest.mark.virtual_time

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, ProviderStats, Slo, TurnReport
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.telemetry.slo_tracker import (
     MAX_SLOS,
     SLOTS,

@@ -17,8 +17,8 @@ from pipecat.processors.frame_processor import FrameProcessorSetup
 from pipecat.utils.tracing.tracing_context import TracingContext
 
 from pipecat_hedge import FillerProcessor, HedgedLLMService, HedgeError, HedgePolicy, Provider
-from pipecat_hedge.race.reports import TurnReport
-from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.race import TurnReport
+from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.telemetry import race_span as race_span_module
 from pipecat_hedge.telemetry.race_span import RaceTracer
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait

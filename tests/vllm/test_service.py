@@ -31,14 +31,14 @@ from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, VLLMService
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import ConfigurationError
+from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.service.provider_client import (
     Leave,
     attempt_error,
     http_client,
     keepalive_expiry,
 )
-from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Wait
 from pipecat_hedge.vllm.server import VLLMServer
 from tests.support.fake_vllm import FakeVLLM, fake_vllm

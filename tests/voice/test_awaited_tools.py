@@ -24,7 +24,7 @@ from pipecat.services.llm_service import FunctionCallParams, LLMService
 
 from pipecat_hedge.testing import Call, Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.voice.awaited_tools import AwaitedTools
-from pipecat_hedge.voice.turn_latency import TurnLatency
+from pipecat_hedge.voice.turn_timeline import TurnLatency
 from tests.voice.test_turn_latency import ANSWER, Phone, hedged
 
 pytestmark = pytest.mark.virtual_time

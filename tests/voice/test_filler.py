@@ -32,7 +32,7 @@ from pipecat.services.tts_service import TTSService
 from pipecat.turns.user_turn_strategies import EagerUserTurnStrategies
 
 from pipecat_hedge import FillerProcessor, HedgedLLMService, HedgeError, HedgePolicy, ProviderStats
-from pipecat_hedge.policy.backends import Backend
+from pipecat_hedge.policy import Backend
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.voice.filler_playback import FillerFrame
 from tests.support.line import Line

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipecat_hedge import HedgeError
-from pipecat_hedge.policy.survival import SurvivalCurve
+from pipecat_hedge.policy import SurvivalCurve
 from pipecat_hedge.voice.filler_policy import FillerDecision, FillerRule, FillerWords, Silence
 
 FILLER = 0.8

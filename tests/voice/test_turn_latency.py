@@ -31,7 +31,8 @@ from pipecat.transports.base_transport import TransportParams
 
 from pipecat_hedge import FillerProcessor, HedgedLLMService, HedgeError, HedgePolicy, Provider
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
-from pipecat_hedge.voice.turn_latency import TurnLatency, TurnLatencyObserver
+from pipecat_hedge.voice.turn_latency import TurnLatencyObserver
+from pipecat_hedge.voice.turn_timeline import TurnLatency
 from tests.support.line import Line
 from tests.voice.test_filler import RATE, Voice, with_tool
 

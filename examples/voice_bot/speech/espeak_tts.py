@@ -16,7 +16,7 @@ from pipecat.utils.tracing.service_decorators import traced_tts
 from pipecat.utils.types import NOT_GIVEN, NotGiven, assert_given, require_given
 
 from examples.voice_bot.speech.espeak_engine import shared_engine
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import ConfigurationError
 
 
 @dataclass

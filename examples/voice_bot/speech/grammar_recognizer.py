@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from examples.voice_bot.speech.word_graph import WordGraph, parse_fsg, smallest
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import ConfigurationError
 
 try:
     import pocketsphinx

@@ -41,7 +41,7 @@ from pipecat_hedge.policy.shared_store import (
     Sum,
     Wanted,
 )
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race.errors import ConfigurationError, missing_extra
 
 __all__ = ["RedisStore"]
 
@@ -98,9 +98,7 @@ class RedisStore:
             self._redis = import_module("redis.asyncio")
             self._errors = import_module("redis.exceptions")
         except ImportError:
-            raise ConfigurationError(
-                "RedisStore needs redis-py: pip install 'pipecat-hedge[redis]'"
-            ) from None
+            raise missing_extra("RedisStore", "redis-py", "redis") from None
         self._url, self._prefix = url, prefix
         self._name = f"{_without_credentials(url)} ({prefix})"
         self._client: Any = None

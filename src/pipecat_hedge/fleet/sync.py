@@ -30,7 +30,7 @@ from pipecat_hedge.policy.priors import prior_for
 from pipecat_hedge.policy.provider_latency import OthersCurve, ProviderLatency, curves_of
 from pipecat_hedge.policy.shared_store import Batch, Received, SharedStore, StoreUnavailable, Wanted
 
-__all__ = ["FLUSH_SECS", "FleetSync"]
+__all__ = ["FleetSync"]
 
 NO_ADVICE = Advice()
 EVERY_SECS = 1.0

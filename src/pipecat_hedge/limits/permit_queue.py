@@ -16,7 +16,8 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, LimitBounds
-from pipecat_hedge.limits.priority import TIERS, WORK_CLASSES, Tier, WorkClass
+from pipecat_hedge.limits.priority import WORK_CLASSES, WorkClass
+from pipecat_hedge.race.reports import TIERS, Tier
 
 __all__ = ["MOST_WAIT_SECS", "OPTIONAL", "RESERVED", "PermitQueue", "Ticket"]
 

@@ -12,9 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal, TypeAlias, get_args
 
-from pipecat_hedge.race.reports import TIERS, Tier
-
-__all__ = ["TIERS", "WORK_CLASSES", "Tier", "WorkClass", "work", "working_as"]
+__all__ = ["WORK_CLASSES", "WorkClass", "work", "working_as"]
 
 WorkClass: TypeAlias = Literal[
     "primary", "tool_follow_up", "rescue", "hedge", "warm_up", "background"

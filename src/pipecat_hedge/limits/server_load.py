@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from pipecat_hedge.race.reports import ServerLoad
 
-__all__ = ["KnowsItsServer", "ServerLoad"]
+__all__ = ["KnowsItsServer"]
 
 
 @runtime_checkable

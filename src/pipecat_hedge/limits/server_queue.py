@@ -11,7 +11,7 @@ down. A replacement for what has failed may be, when nobody else is left.
 
 from __future__ import annotations
 
-from pipecat_hedge.limits.server_load import ServerLoad
+from pipecat_hedge.race.reports import ServerLoad
 
 __all__ = ["hedge_refusal", "is_last_resort", "load_rank"]
 

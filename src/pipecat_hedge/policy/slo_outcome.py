@@ -23,7 +23,7 @@ from typing import Literal
 from pipecat_hedge.policy.slo import Objective, Slo
 from pipecat_hedge.race.reports import TurnReport
 
-__all__ = ["Slo", "classify", "has_left", "is_degraded", "judge_llm", "judge_wait"]
+__all__ = ["classify", "has_left", "is_degraded", "judge_llm", "judge_wait"]
 
 
 def classify(slo: Slo, report: TurnReport) -> dict[Objective, bool]:

@@ -12,6 +12,7 @@ __all__ = [
     "AttemptError",
     "ConfigurationError",
     "HedgeError",
+    "missing_extra",
 ]
 
 INCOMPLETE_CALL = "incomplete_call"
@@ -57,6 +58,11 @@ class HedgeError(Exception):
 
 class ConfigurationError(HedgeError, ValueError):
     """An argument that cannot work; the message names it and the remedy."""
+
+
+def missing_extra(what: str, package: str, extra: str) -> ConfigurationError:
+    """The error of a feature whose package is not installed: one line that names the extra."""
+    return ConfigurationError(f'{what} needs {package}: pip install "pipecat-hedge[{extra}]"')
 
 
 class AllProvidersFailed(HedgeError):

@@ -16,12 +16,13 @@ from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, SHED_BOUNDS, Lim
 from pipecat_hedge.limits.loop_lag import LoopWatch
 from pipecat_hedge.limits.permit_queue import MOST_WAIT_SECS, Ticket
 from pipecat_hedge.limits.permits import permit_for
-from pipecat_hedge.limits.priority import Tier, WorkClass
+from pipecat_hedge.limits.priority import WorkClass
 from pipecat_hedge.limits.provider_health import Permit
 from pipecat_hedge.limits.rate_limit_headers import RateLimitNews
 from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.race.attempt import UNSURE_LAG_SECS
 from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race.reports import Tier
 from pipecat_hedge.service.provider_pool import Candidates, ProviderMember
 
 __all__ = ["Admission", "AdmissionMode", "AdmissionSettings", "as_settings"]

@@ -36,13 +36,19 @@ from pipecat.utils.types import is_given
 
 from pipecat_hedge.limits.loop_lag import is_real
 from pipecat_hedge.limits.permit_queue import MOST_WAIT_SECS
-from pipecat_hedge.limits.priority import TIERS, Tier
 from pipecat_hedge.policy.arguments import refuse_unknown
 from pipecat_hedge.policy.hedge_policy import HedgePolicy, slo_of
 from pipecat_hedge.policy.slo import Slo
 from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.errors import AllProvidersFailed, AttemptError, ConfigurationError
-from pipecat_hedge.race.reports import DrainedAnswer, FillerReport, ProviderState, TurnReport
+from pipecat_hedge.race.reports import (
+    TIERS,
+    DrainedAnswer,
+    FillerReport,
+    ProviderState,
+    Tier,
+    TurnReport,
+)
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service import composition
 from pipecat_hedge.service.admission import Admission, AdmissionMode, as_settings

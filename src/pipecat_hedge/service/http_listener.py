@@ -20,7 +20,7 @@ from typing import Any
 
 from pipecat_hedge.service.stages import Stages
 
-__all__ = ["listen", "sees_request", "sees_response", "watching"]
+__all__ = ["listen", "watching"]
 
 # In a context variable, because a client is shared and a request does not say whose it is.
 _watched: ContextVar[Stages | None] = ContextVar("watched", default=None)

@@ -21,12 +21,11 @@ from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.concurrency_limit import LimitBounds
 from pipecat_hedge.limits.permit_queue import MOST_WAIT_SECS, Ticket
 from pipecat_hedge.limits.permits import LoopLag, permit_for
-from pipecat_hedge.limits.priority import Tier
-from pipecat_hedge.limits.server_load import ServerLoad
 from pipecat_hedge.limits.server_queue import hedge_refusal, is_last_resort, load_rank
 from pipecat_hedge.policy.backends import Backend, key_of
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
 from pipecat_hedge.race.events import Slot
+from pipecat_hedge.race.reports import ServerLoad, Tier
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.provider import Provider
 from pipecat_hedge.service.service_adapter import ServiceAdapter

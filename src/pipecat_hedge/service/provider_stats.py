@@ -20,7 +20,6 @@ from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.background import LoopWork
 from pipecat_hedge.limits.loop_lag import LoopWatch
 from pipecat_hedge.policy.backends import MOST_PROVIDERS
-from pipecat_hedge.policy.budget_accounts import BudgetState
 from pipecat_hedge.policy.latency_registry import LatencyRegistry
 from pipecat_hedge.policy.priors import prior_for
 from pipecat_hedge.policy.provider_latency import ProviderLatency
@@ -30,7 +29,7 @@ from pipecat_hedge.service import composition
 from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.service.registries import introduce
 
-__all__ = ["BudgetState", "ProviderStats", "shared_stats"]
+__all__ = ["ProviderStats", "shared_stats"]
 
 VERSION = 1
 SAVE_EVERY_SECS = 60.0

@@ -53,9 +53,10 @@ from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge.limits.permits import Rejected
-from pipecat_hedge.limits.server_load import KnowsItsServer, ServerLoad
+from pipecat_hedge.limits.server_load import KnowsItsServer
 from pipecat_hedge.race.driver import AttemptSink
 from pipecat_hedge.race.errors import INCOMPLETE_CALL, AttemptError
+from pipecat_hedge.race.reports import ServerLoad
 from pipecat_hedge.race.usable import InlineThought, is_usable_text, is_wait_verdict
 from pipecat_hedge.service.attempt_stats import AttemptStats
 from pipecat_hedge.service.connection_warmth import WarmConnection
@@ -71,7 +72,7 @@ from pipecat_hedge.service.provider_client import (
 from pipecat_hedge.service.sentences import SentenceFinder
 from pipecat_hedge.service.stages import Stages
 
-__all__ = ["AttemptStats", "Piece", "ServiceAdapter", "ToolCalls"]
+__all__ = ["Piece", "ServiceAdapter", "ToolCalls"]
 
 
 @dataclass(frozen=True, slots=True)

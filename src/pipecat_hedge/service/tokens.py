@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipecat.processors.aggregators.llm_context import LLMContext, LLMSpecificMessage
 
-from pipecat_hedge.service.service_adapter import AttemptStats
+from pipecat_hedge.service.attempt_stats import AttemptStats
 
 __all__ = ["NONE", "Tokens", "count_tokens", "estimate_tokens", "usd"]
 

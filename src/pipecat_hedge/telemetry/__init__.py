@@ -1,42 +1,46 @@
-"""Observability: Prometheus metrics, OpenTelemetry traces, SLO tracking and the live feed.
+"""Observability: metrics, traces, SLO tracking, turn logs and the live feed.
 
-Names are imported on first use, so that each needs its own extra alone.
+Names are imported on first use: each needs its own extra alone, and some need no Pipecat.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipecat_hedge.telemetry.live import LIVE_PATH, LiveFeed, LiveServer
+    from pipecat_hedge.telemetry.live import LIVE_PATH, LIVE_VERSION, LiveFeed, LiveServer, routes
     from pipecat_hedge.telemetry.origins import AllowedOrigins, is_loopback
     from pipecat_hedge.telemetry.prometheus import PrometheusRecorder
-    from pipecat_hedge.telemetry.slo_tracker import SloBoard, SloStatus, WindowCount
+    from pipecat_hedge.telemetry.slo_tracker import SloStatus
     from pipecat_hedge.telemetry.tracing import WithoutText, export_traces
+    from pipecat_hedge.telemetry.turn_log import TurnLines
 
 __all__ = [
     "LIVE_PATH",
+    "LIVE_VERSION",
     "AllowedOrigins",
     "LiveFeed",
     "LiveServer",
     "PrometheusRecorder",
-    "SloBoard",
     "SloStatus",
-    "WindowCount",
+    "TurnLines",
     "WithoutText",
     "export_traces",
     "is_loopback",
+    "routes",
 ]
 
 _MODULES = {
-    **dict.fromkeys(("LIVE_PATH", "LiveFeed", "LiveServer"), "live"),
-    **dict.fromkeys(("AllowedOrigins", "is_loopback"), "origins"),
-    **dict.fromkeys(("SloBoard", "SloStatus", "WindowCount"), "slo_tracker"),
-    **dict.fromkeys(("WithoutText", "export_traces"), "tracing"),
-    "PrometheusRecorder": "prometheus",
+    "live": ("LIVE_PATH", "LIVE_VERSION", "LiveFeed", "LiveServer", "routes"),
+    "origins": ("AllowedOrigins", "is_loopback"),
+    "prometheus": ("PrometheusRecorder",),
+    "slo_tracker": ("SloStatus",),
+    "tracing": ("WithoutText", "export_traces"),
+    "turn_log": ("TurnLines",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

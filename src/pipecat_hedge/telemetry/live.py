@@ -24,7 +24,8 @@ from pipecat_hedge.telemetry.origins import AllowedOrigins, is_loopback
 if TYPE_CHECKING:
     from pipecat_hedge.service.hedged_service import HedgedLLMService
     from pipecat_hedge.service.provider_stats import ProviderStats
-    from pipecat_hedge.voice.turn_latency import TurnLatency, TurnLatencyObserver
+    from pipecat_hedge.voice.turn_latency import TurnLatencyObserver
+    from pipecat_hedge.voice.turn_timeline import TurnLatency
 
 __all__ = ["KEPT_TURNS", "LIVE_PATH", "LIVE_VERSION", "LiveFeed", "LiveServer", "routes"]
 

@@ -13,24 +13,21 @@ from weakref import WeakSet
 
 from pipecat.utils.errors import ErrorCategory
 
-from pipecat_hedge.limits.priority import TIERS, Tier
 from pipecat_hedge.policy.slo import Slo
 from pipecat_hedge.race.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT
-from pipecat_hedge.race.errors import SHED, ConfigurationError
+from pipecat_hedge.race.errors import SHED, ConfigurationError, missing_extra
 from pipecat_hedge.race.events import AttemptOutcome, FillerCause, LaunchReason, TurnOutcome
-from pipecat_hedge.race.reports import AttemptReport, FillerReport, TurnReport
+from pipecat_hedge.race.reports import TIERS, AttemptReport, FillerReport, Tier, TurnReport
 from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.service.registries import follow, unfollow
-from pipecat_hedge.voice.turn_latency import TurnLatency, TurnLatencyObserver
+from pipecat_hedge.voice.turn_latency import TurnLatencyObserver
+from pipecat_hedge.voice.turn_timeline import TurnLatency
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric
     from prometheus_client.registry import Collector
-except ModuleNotFoundError as error:
-    raise ConfigurationError(
-        "PrometheusRecorder needs prometheus-client, which is not installed: pip install "
-        '"pipecat-hedge[prometheus]"'
-    ) from error
+except ModuleNotFoundError:
+    raise missing_extra("PrometheusRecorder", "prometheus-client", "prometheus") from None
 
 from pipecat_hedge.telemetry.prometheus_state import Labels, provider_labels, state_metrics
 from pipecat_hedge.telemetry.slo_tracker import SloCounted

@@ -20,7 +20,7 @@ from pipecat.utils.tracing.service_attributes import add_llm_span_attributes
 from pipecat.utils.tracing.tracing_context import TracingContext
 
 from pipecat_hedge.race.attempt import Attempt
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race.errors import missing_extra
 from pipecat_hedge.race.events import Commit, Continue, Launch, StreamBroken
 from pipecat_hedge.race.reports import FillerReport, TurnReport
 from pipecat_hedge.service.tracer import RaceTrace, Tracer
@@ -54,10 +54,7 @@ class RaceTracer(Tracer):
             ConfigurationError: If ``own_spans`` is on and OpenTelemetry is not installed.
         """
         if own_spans and trace is None:
-            raise ConfigurationError(
-                "own_spans needs OpenTelemetry, which is not installed: pip install "
-                '"pipecat-hedge[tracing]"'
-            )
+            raise missing_extra("own_spans", "OpenTelemetry", "tracing")
         self._own_spans = own_spans
         self._provider = provider
         self._tracer: Any = None

@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pipecat_hedge.limits.priority import TIERS, Tier
 from pipecat_hedge.policy.slo import Objective, Slo
 from pipecat_hedge.policy.slo_outcome import classify, has_left, is_degraded, judge_wait
-from pipecat_hedge.race.reports import TurnReport
+from pipecat_hedge.race.reports import TIERS, Tier, TurnReport
 from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.voice.turn_timeline import TurnLatency
 
@@ -29,7 +28,6 @@ __all__ = [
     "SloCounted",
     "SloStatus",
     "WindowCount",
-    "judge_voice",
     "track",
 ]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipecat.utils.tracing.setup import setup_tracing
 
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race.errors import missing_extra
 
 try:
     from opentelemetry import trace
@@ -21,11 +21,8 @@ try:
     from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
     from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
-except ModuleNotFoundError as error:
-    raise ConfigurationError(
-        "exporting traces needs OpenTelemetry's SDK and exporter, which are not installed: "
-        'pip install "pipecat-hedge[tracing]"'
-    ) from error
+except ModuleNotFoundError:
+    raise missing_extra("exporting traces", "OpenTelemetry's SDK and exporter", "tracing") from None
 
 __all__ = ["WithoutText", "export_traces", "leave_out"]
 

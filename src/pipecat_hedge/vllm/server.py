@@ -27,12 +27,12 @@ import aiohttp
 from loguru import logger
 
 from pipecat_hedge.limits.permits import Rejected
-from pipecat_hedge.limits.server_load import ServerLoad
 from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race.reports import ServerLoad
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.vllm.errors import VLLMError, cause_of, unreachable, wrong_key
 
-__all__ = ["LOOK_EVERY_SECS", "Counts", "VLLMServer", "check_base_url", "read_counts"]
+__all__ = ["Counts", "VLLMServer", "check_base_url", "read_counts"]
 
 LOOK_EVERY_SECS = 2.0
 """Between two readings of ``/metrics``; other times are shares of it. Queues that matter last for

@@ -1,1 +1,34 @@
-"""What the caller hears: fillers, and where the time of a turn went."""
+"""What the caller hears: fillers while an answer is late, and where the time of a turn went.
+
+Names are imported on first use: not all of them need Pipecat.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipecat_hedge.voice.audio_file import read_audio
+    from pipecat_hedge.voice.filler import FillerProcessor
+    from pipecat_hedge.voice.turn_latency import TurnLatencyObserver
+    from pipecat_hedge.voice.turn_timeline import TurnLatency
+
+__all__ = [
+    "FillerProcessor",
+    "TurnLatency",
+    "TurnLatencyObserver",
+    "read_audio",
+]
+
+_MODULES = {
+    "audio_file": ("read_audio",),
+    "filler": ("FillerProcessor",),
+    "turn_latency": ("TurnLatencyObserver",),
+    "turn_timeline": ("TurnLatency",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -50,9 +50,9 @@ from pipecat_hedge.service.line_log import LineLog
 from pipecat_hedge.service.metrics import HedgeMetricsData
 from pipecat_hedge.voice.answer_audio import AnswerAudio
 from pipecat_hedge.voice.caller_turn import CallerTurn
-from pipecat_hedge.voice.turn_timeline import Timeline, TurnLatency
+from pipecat_hedge.voice.turn_timeline import Timeline
 
-__all__ = ["TurnLatency", "TurnLatencyObserver"]
+__all__ = ["TurnLatencyObserver"]
 
 
 class TurnLatencyObserver(BaseObserver):

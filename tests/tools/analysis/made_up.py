@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipecat_hedge.policy.profiles import PROFILES
-from pipecat_hedge.race.reports import AttemptReport, StageReport, TurnReport
+from pipecat_hedge.policy import PROFILES
+from pipecat_hedge.race import AttemptReport, StageReport, TurnReport
 from pipecat_hedge.tools.analysis.turn_log import LoggedTurn, parse_turn
 
 BEGIN_AT = 1_772_456_400.0

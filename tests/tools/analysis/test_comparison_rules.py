@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from pipecat_hedge import HedgeError
-from pipecat_hedge.policy.launch_rule import LatencyEstimate
-from pipecat_hedge.policy.survival import SurvivalCurve
-from pipecat_hedge.race.events import InFlight, LaunchDecision, Waiting
+from pipecat_hedge.policy import LatencyEstimate, SurvivalCurve
+from pipecat_hedge.race import InFlight, LaunchDecision, Waiting
 from pipecat_hedge.tools.analysis.comparison_rules import (
     AtQuantile,
     SingleR,

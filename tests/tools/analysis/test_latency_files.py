@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipecat_hedge.race.reports import AttemptReport
+from pipecat_hedge.race import AttemptReport
 from pipecat_hedge.tools.analysis.latency_files import Recorded, read_latencies
 from pipecat_hedge.tools.analysis.turn_log import ReadingError
 from tests.tools.analysis.made_up import attempt, line

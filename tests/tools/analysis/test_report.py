@@ -17,7 +17,7 @@ from playwright.async_api import Browser, async_playwright
 
 from pipecat_hedge import Slo
 from pipecat_hedge.cli import main
-from pipecat_hedge.race.reports import AttemptReport
+from pipecat_hedge.race import AttemptReport
 from pipecat_hedge.tools.analysis.incidents import bad_stretches
 from pipecat_hedge.tools.analysis.report import Report, page_of, report_of, summary_of
 from pipecat_hedge.tools.analysis.slow_turns import slowest_turns

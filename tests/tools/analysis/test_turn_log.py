@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy
-from pipecat_hedge.race.reports import AttemptReport, FillerReport, StageReport, TurnReport
+from pipecat_hedge.race import AttemptReport, FillerReport, StageReport, TurnReport
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
 from pipecat_hedge.tools.analysis.turn_log import ReadingError, TurnLog, parse_turn, read_logs
 from tests.support.line import Line

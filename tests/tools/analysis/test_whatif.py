@@ -16,7 +16,7 @@ import pytest
 
 from pipecat_hedge import HedgeError, HedgePolicy, Slo
 from pipecat_hedge.cli import main
-from pipecat_hedge.policy.profiles import PROFILES
+from pipecat_hedge.policy import PROFILES
 from pipecat_hedge.tools.analysis.latency_files import Measured, Recorded
 from pipecat_hedge.tools.analysis.statistics import percentile
 from pipecat_hedge.tools.analysis.whatif import Answer, Question, show, what_if

@@ -39,8 +39,7 @@ from pipecat_hedge.tools.bench.drill.worker import (
     Turn,
     outcome_of,
 )
-from pipecat_hedge.tools.simulator.behaviour import parse_model
-from pipecat_hedge.tools.simulator.conditions import read_conditions
+from pipecat_hedge.tools.simulator import parse_model, read_conditions
 
 BARE, _, HEDGED = VARIANTS
 CALM = Drill("calm", "")

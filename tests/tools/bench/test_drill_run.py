@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipecat_hedge import cli
-from pipecat_hedge.race.errors import HedgeError
+from pipecat_hedge.race import HedgeError
 from pipecat_hedge.tools.bench.drill.figures import figures
 from pipecat_hedge.tools.bench.drill.redis_process import RedisProcess, has_redis
 from pipecat_hedge.tools.bench.drill.running import Fleet, run_drill

@@ -20,7 +20,7 @@ from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 from av import AudioFrame
 
-from pipecat_hedge.race.task_scope import TaskScope
+from pipecat_hedge.race import TaskScope
 from pipecat_hedge.tools.replay.audio import BOT_LEVEL, CALLER_LEVEL, FRAME, RATE
 from pipecat_hedge.tools.replay.peer import loopback_only
 

@@ -11,17 +11,16 @@ from av import AudioFrame
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.replay import (
     RATE,
     Recording,
     Utterance,
     load_manifest,
-    one_utterance,
     read_samples,
     utterances,
 )
-from pipecat_hedge.tools.replay.audio import FRAME, Samples, envelope, first_loud
+from pipecat_hedge.tools.replay.audio import FRAME, Samples, envelope, first_loud, one_utterance
 from pipecat_hedge.tools.replay.tracks import AudioReceiver
 
 FIXTURES = Path(__file__).parents[3] / "fixtures/audio"

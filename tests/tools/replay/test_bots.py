@@ -10,18 +10,9 @@ from typing import Any
 
 import pytest
 
-from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.tools.replay import (
-    Bot,
-    BotFailed,
-    Call,
-    CallableBot,
-    Caller,
-    CallError,
-    CommandBot,
-    TurnResult,
-)
-from pipecat_hedge.tools.replay.bots import as_bot
+from pipecat_hedge.race import ConfigurationError
+from pipecat_hedge.tools.replay import Call, Caller, CallError, CommandBot, TurnResult
+from pipecat_hedge.tools.replay.bots import Bot, BotFailed, CallableBot, as_bot
 from tests.tools.replay.pipecat_bot import ANSWER, UNDERSTOOD, bot
 from tests.tools.replay.scripted_command import started
 

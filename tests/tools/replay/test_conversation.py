@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.replay import (
     RATE,
-    Bot,
     Call,
     Caller,
     CallError,
-    Conversation,
     Network,
     Replay,
-    Said,
     TurnResult,
     Utterance,
     replay,
 )
+from pipecat_hedge.tools.replay.bots import Bot
+from pipecat_hedge.tools.replay.conversation import Conversation
+from pipecat_hedge.tools.replay.peer import Said
 from tests.tools.replay.scripted_bot import ScriptedBot
 
 pytestmark = [pytest.mark.live, pytest.mark.realtime]

@@ -260,7 +260,7 @@ def test_without_pytest_asyncio_only_calls_fail(pytester: pytest.Pytester) -> No
     )
     result = run(pytester, "-p", "no:asyncio", "-W", "ignore::pytest.PytestConfigWarning")
     result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["the fixture caller needs pytest-asyncio: install it*"])
+    result.stdout.fnmatch_lines(["the fixture caller needs pytest-asyncio: pip install*"])
     result.stdout.no_fnmatch_line("*turns with voice bots*")
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.replay import TurnResult, check_folder, summarise, write_report
 from pipecat_hedge.tools.replay.conversation import Waves
 from pipecat_hedge.tools.replay.report import picture, report_html

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipecat_hedge.tools.simulator import PROFILES
+from pipecat_hedge.policy import PROFILES
 
 PUBLISHED_MS = {
     "claude-haiku-4-5": {0.5: 637, 0.95: 1615},

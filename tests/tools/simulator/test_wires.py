@@ -9,7 +9,8 @@ import aiohttp
 import openai
 import pytest
 
-from pipecat_hedge.tools.simulator import PROFILES, Simulator
+from pipecat_hedge.policy import PROFILES
+from pipecat_hedge.tools.simulator import Simulator
 
 from .sdk import AnthropicSdk, GoogleSdk, OpenAISdk, Sdk, drain
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.top import feed
 from pipecat_hedge.tools.top.feed import Bot, FeedError, Fleet, Turn, feed_url, poll
 

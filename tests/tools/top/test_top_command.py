@@ -18,7 +18,7 @@ import pyte
 import pytest
 
 from pipecat_hedge.cli import main
-from pipecat_hedge.telemetry.live import LIVE_PATH, LiveFeed, LiveServer
+from pipecat_hedge.telemetry import LIVE_PATH, LiveFeed, LiveServer
 from tests.support.line import Line
 from tests.telemetry.test_live import hedged
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import ConfigurationError, missing_extra
 from pipecat_hedge.tools.analysis.replay_policies import Outcome
 
 __all__ = ["Axis", "Chart", "check_picture", "log_axis", "nines_axis", "path", "plot_distributions"]
@@ -184,6 +184,6 @@ def plot_distributions(
 def _figure() -> Any:
     try:
         from matplotlib.figure import Figure
-    except ImportError as e:
-        raise ConfigurationError("plot needs matplotlib: pip install 'pipecat-hedge[tools]'") from e
+    except ImportError:
+        raise missing_extra("plot", "matplotlib", "tools") from None
     return Figure(figsize=(8, 5), layout="constrained")

@@ -12,11 +12,8 @@ from typing import Unpack
 
 import numpy as np
 
-from pipecat_hedge.policy.hedge_policy import HedgePolicy, PolicyOptions
-from pipecat_hedge.policy.launch_rule import LatencyEstimate
-from pipecat_hedge.policy.survival import SurvivalCurve
-from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.race.events import LaunchDecision, Waiting
+from pipecat_hedge.policy import HedgePolicy, LatencyEstimate, PolicyOptions, SurvivalCurve
+from pipecat_hedge.race import ConfigurationError, LaunchDecision, Waiting
 
 __all__ = [
     "AtQuantile",

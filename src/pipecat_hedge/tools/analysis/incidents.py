@@ -17,8 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from pipecat_hedge.race.errors import SHED
-from pipecat_hedge.race.reports import AttemptReport
+from pipecat_hedge.race import SHED, AttemptReport
 from pipecat_hedge.tools.analysis.statistics import Quantile, Waits
 from pipecat_hedge.tools.analysis.turn_log import LoggedTurn
 

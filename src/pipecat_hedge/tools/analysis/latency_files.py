@@ -21,8 +21,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from pipecat_hedge.race.errors import SHED
-from pipecat_hedge.race.reports import AttemptReport, TurnReport
+from pipecat_hedge.race import SHED, AttemptReport, TurnReport
 from pipecat_hedge.tools.analysis.statistics import Bools, Floats, Ints
 from pipecat_hedge.tools.analysis.turn_log import NAMED, ReadingError, named, parse_turn, printable
 

@@ -19,14 +19,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipecat_hedge.limits.admission_controller import LISTENS_TO_ONE_IN
-from pipecat_hedge.policy.backends import Backend
-from pipecat_hedge.policy.hedge_policy import Adaptive, HedgePolicy, LearnedRule
-from pipecat_hedge.policy.latency_registry import LatencyRegistry
-from pipecat_hedge.policy.planner import learn, plan_turn
-from pipecat_hedge.race.events import Launch, Slot
-from pipecat_hedge.race.race import Race
-from pipecat_hedge.race.virtual import Latency, run_virtual
+from pipecat_hedge.limits import LISTENS_TO_ONE_IN
+from pipecat_hedge.policy import (
+    Adaptive,
+    Backend,
+    HedgePolicy,
+    LatencyRegistry,
+    LearnedRule,
+    learn,
+    plan_turn,
+)
+from pipecat_hedge.race import Latency, Launch, Race, Slot, run_virtual
 from pipecat_hedge.tools.analysis.latency_files import Measured
 from pipecat_hedge.tools.analysis.statistics import (
     PERCENTILES,

@@ -18,10 +18,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from pipecat_hedge.policy.hedge_policy import HedgePolicy
-from pipecat_hedge.policy.slo_outcome import Slo, judge_llm, judge_wait
-from pipecat_hedge.race.errors import ConfigurationError, HedgeError
-from pipecat_hedge.race.reports import AttemptReport
+from pipecat_hedge.policy import HedgePolicy, Slo, judge_llm, judge_wait
+from pipecat_hedge.race import AttemptReport, ConfigurationError, HedgeError, missing_extra
 from pipecat_hedge.tools.analysis.charts import Axis, Chart, log_axis, nines_axis, path
 from pipecat_hedge.tools.analysis.formatting import (
     UNKNOWN,
@@ -806,8 +804,8 @@ def page_of(report: Report, log: Log, zone: tzinfo | None = None) -> str:
     """
     try:
         import jinja2
-    except ImportError as e:
-        raise ConfigurationError("out needs jinja2: pip install 'pipecat-hedge[tools]'") from e
+    except ImportError:
+        raise missing_extra("out", "jinja2", "tools") from None
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,

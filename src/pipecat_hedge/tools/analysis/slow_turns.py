@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from pipecat_hedge.race.errors import SHED
-from pipecat_hedge.race.reports import AttemptReport
+from pipecat_hedge.race import SHED, AttemptReport
 from pipecat_hedge.tools.analysis.formatting import secs
 from pipecat_hedge.tools.analysis.turn_log import LoggedTurn
 

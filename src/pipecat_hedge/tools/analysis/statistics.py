@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pipecat_hedge.policy.survival import SurvivalCurve
+from pipecat_hedge.policy import SurvivalCurve
 
 __all__ = [
     "PERCENTILES",

@@ -18,11 +18,8 @@ from typing import Any, BinaryIO
 
 from pydantic import TypeAdapter, ValidationError
 
-from pipecat_hedge.policy.hedge_policy import HedgePolicy
-from pipecat_hedge.policy.settings import policy_of
-from pipecat_hedge.policy.slo_outcome import has_left, is_degraded
-from pipecat_hedge.race.errors import SHED, HedgeError
-from pipecat_hedge.race.reports import AttemptReport, TurnReport
+from pipecat_hedge.policy import HedgePolicy, has_left, is_degraded, policy_of
+from pipecat_hedge.race import SHED, AttemptReport, HedgeError, TurnReport
 
 __all__ = [
     "HeardTurn",

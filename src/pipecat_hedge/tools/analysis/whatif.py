@@ -14,9 +14,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from pipecat_hedge.policy.hedge_policy import AfterSilence, HedgePolicy, LearnedRule
-from pipecat_hedge.policy.slo import Slo
-from pipecat_hedge.race.errors import ConfigurationError, HedgeError
+from pipecat_hedge.policy import AfterSilence, HedgePolicy, LearnedRule, Slo
+from pipecat_hedge.race import ConfigurationError, HedgeError
 from pipecat_hedge.tools.analysis.charts import check_picture, plot_distributions
 from pipecat_hedge.tools.analysis.comparison_rules import single_r
 from pipecat_hedge.tools.analysis.formatting import (

@@ -34,13 +34,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, ProviderStats
-from pipecat_hedge.policy.percentiles import percentile
-from pipecat_hedge.telemetry.prometheus import PrometheusRecorder
+from pipecat_hedge.telemetry import PrometheusRecorder
 from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
+from pipecat_hedge.tools.bench.percentiles import percentile
 from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
-from pipecat_hedge.tools.simulator.process import SimulatorProcess
+from pipecat_hedge.tools.simulator import SimulatorProcess
 
-__all__ = ["Compared", "Cost", "configure", "measure_costs", "run"]
+__all__ = ["Compared", "Cost", "configure", "run"]
 
 PROFILES = {
     "gemma-4-31b-baseten": "gemma-4-31b-baseten",
@@ -405,7 +405,7 @@ def _show(compared: Sequence[Compared], costs: Sequence[Cost]) -> None:
         ]
         console.print(_table(f"processor time of {title}", names, rows), "")
     if not any("spans" in cost.arrangement for cost in costs):
-        console.print('spans were not measured: pip install "pipecat-hedge[tracing]"')
+        console.print('spans were not measured: pip install "pipecat-hedge[tracing]"', markup=False)
 
 
 def _table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

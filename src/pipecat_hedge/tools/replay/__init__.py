@@ -1,6 +1,6 @@
 """A caller made of recordings: calls a bot over WebRTC, speaks, and measures what it hears.
 
-Nothing here is loaded before it is used: the pytest plugin is imported in every test run.
+Names are imported on first use: the pytest plugin is imported in every test run.
 """
 
 from importlib import import_module
@@ -12,42 +12,32 @@ if TYPE_CHECKING:
         Recording,
         Utterance,
         load_manifest,
-        one_utterance,
         read_samples,
         utterances,
     )
-    from pipecat_hedge.tools.replay.bots import Bot, BotFailed, CallableBot, CommandBot
-    from pipecat_hedge.tools.replay.conversation import Conversation, TurnResult
-    from pipecat_hedge.tools.replay.peer import Caller, CallError, HungUp, Network, Said
-    from pipecat_hedge.tools.replay.report import check_folder, print_table, write_report
+    from pipecat_hedge.tools.replay.bots import CommandBot
+    from pipecat_hedge.tools.replay.conversation import TurnResult
+    from pipecat_hedge.tools.replay.peer import Caller, CallError, Network
+    from pipecat_hedge.tools.replay.report import check_folder, write_report
     from pipecat_hedge.tools.replay.rtvi import Message
     from pipecat_hedge.tools.replay.run import Call, Replay, replay
-    from pipecat_hedge.tools.replay.summary import Figures, Summary, summarise
+    from pipecat_hedge.tools.replay.summary import Summary, summarise
 
 __all__ = [
     "RATE",
-    "Bot",
-    "BotFailed",
     "Call",
     "CallError",
-    "CallableBot",
     "Caller",
     "CommandBot",
-    "Conversation",
-    "Figures",
-    "HungUp",
     "Message",
     "Network",
     "Recording",
     "Replay",
-    "Said",
     "Summary",
     "TurnResult",
     "Utterance",
     "check_folder",
     "load_manifest",
-    "one_utterance",
-    "print_table",
     "read_samples",
     "replay",
     "summarise",
@@ -55,17 +45,20 @@ __all__ = [
     "write_report",
 ]
 
-_MODULES = ("audio", "rtvi", "peer", "bots", "conversation", "run", "summary", "report")
+_MODULES = {
+    "audio": ("RATE", "Recording", "Utterance", "load_manifest", "read_samples", "utterances"),
+    "bots": ("CommandBot",),
+    "conversation": ("TurnResult",),
+    "peer": ("CallError", "Caller", "Network"),
+    "report": ("check_folder", "write_report"),
+    "rtvi": ("Message",),
+    "run": ("Call", "Replay", "replay"),
+    "summary": ("Summary", "summarise"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        for module in _MODULES:
-            found = import_module(f"{__name__}.{module}")
-            if name in found.__all__:
-                return getattr(found, name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -20,8 +20,8 @@ import numpy.typing as npt
 import soundfile
 from pydantic import Field, TypeAdapter, ValidationError
 
-from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.voice.audio_file import read_audio
+from pipecat_hedge.race import ConfigurationError
+from pipecat_hedge.voice import read_audio
 
 __all__ = [
     "BOT_LEVEL",

@@ -24,8 +24,7 @@ from typing import IO, Any, Self, TypeAlias
 
 from aiohttp import web
 
-from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.race.task_scope import TaskScope
+from pipecat_hedge.race import ConfigurationError, TaskScope, missing_extra
 from pipecat_hedge.tools.replay.peer import CallError, check_secs, loopback_only
 
 __all__ = ["Bot", "BotFailed", "BotLike", "CallableBot", "CommandBot", "as_bot"]
@@ -361,11 +360,8 @@ class CallableBot(Bot):
         try:
             from pipecat.runner.types import SmallWebRTCRunnerArguments
             from pipecat.transports.smallwebrtc.connection import SmallWebRTCConnection
-        except ImportError as e:
-            raise ConfigurationError(
-                f"bot: Pipecat's WebRTC transport is missing ({e}): run pip install \"pipecat-hedge"
-                '[webrtc]"'
-            ) from e
+        except ImportError:
+            raise missing_extra("bot", "Pipecat's WebRTC transport", "webrtc") from None
         self._failure, self._is_raised = None, False
         self._connection, self._arguments = SmallWebRTCConnection, SmallWebRTCRunnerArguments
         app = web.Application()

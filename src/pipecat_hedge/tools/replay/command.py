@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from pipecat_hedge.race.errors import HedgeError
+from pipecat_hedge.race import HedgeError
 from pipecat_hedge.tools.replay.audio import one_utterance, utterances
 from pipecat_hedge.tools.replay.conversation import TurnResult
 from pipecat_hedge.tools.replay.peer import Network

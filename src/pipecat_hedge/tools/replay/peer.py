@@ -27,8 +27,7 @@ from aiortc import (
 from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 from av import AudioFrame
 
-from pipecat_hedge.race.errors import ConfigurationError, HedgeError
-from pipecat_hedge.race.task_scope import TaskScope
+from pipecat_hedge.race import ConfigurationError, HedgeError, TaskScope
 from pipecat_hedge.tools.replay.audio import FRAME, RATE, Utterance
 from pipecat_hedge.tools.replay.rtvi import Message
 from pipecat_hedge.tools.replay.tracks import PAUSE_SECS, AudioReceiver, AudioSender

@@ -27,7 +27,8 @@ UNNAMED = (
     "command as --voice-bot or as voice_bot in pytest's configuration"
 )
 WITHOUT_ASYNCIO = (
-    "the fixture caller needs pytest-asyncio: install it, and write async def test_...(caller)"
+    'the fixture caller needs pytest-asyncio: pip install "pipecat-hedge[replay]", and write '
+    "async def test_...(caller)"
 )
 OPTIONS = ("bot", "greeting_secs", "timeout_secs", "start_secs", "network")
 _CALL = pytest.StashKey["Call"]()
@@ -93,13 +94,14 @@ def voice_bot(pytestconfig: pytest.Config) -> Any:
 @pytest.fixture
 def _voice_call(request: pytest.FixtureRequest) -> Call:
     """The call that ``caller`` makes."""
-    from pipecat_hedge.race.errors import ConfigurationError
+    from pipecat_hedge.race import ConfigurationError, missing_extra
 
     try:
         from pipecat_hedge.tools.replay.bots import as_bot
         from pipecat_hedge.tools.replay.run import Call
     except ImportError as e:
-        pytest.fail(f'{e}: run pip install "pipecat-hedge[replay]"', pytrace=False)
+        message = missing_extra("the fixture caller", e.name or "more", "replay")
+        raise pytest.fail.Exception(str(message), pytrace=False) from None
 
     test: pytest.Item = request.node
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import ConfigurationError, missing_extra
 from pipecat_hedge.tools.replay.conversation import FILLER_SECS, TurnResult
 from pipecat_hedge.tools.replay.summary import Figures, summarise
 
@@ -159,10 +159,8 @@ def picture(turn: TurnResult) -> str:
 def _templates() -> Environment:
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ImportError as e:
-        raise ConfigurationError(
-            'report: jinja2 is missing: run pip install "pipecat-hedge[replay]"'
-        ) from e
+    except ImportError:
+        raise missing_extra("report", "jinja2", "replay") from None
     templates = Environment(
         loader=PackageLoader(__package__ or "pipecat_hedge.tools.replay"),
         autoescape=True,

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.race.task_scope import TaskScope
+from pipecat_hedge.race import ConfigurationError, TaskScope
 from pipecat_hedge.tools.replay.audio import Utterance
 from pipecat_hedge.tools.replay.bots import Bot
 from pipecat_hedge.tools.replay.conversation import Conversation, TurnResult

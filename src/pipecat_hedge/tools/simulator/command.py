@@ -6,7 +6,7 @@ import contextlib
 import signal
 import sys
 
-from pipecat_hedge.policy.profiles import PROFILES
+from pipecat_hedge.policy import PROFILES
 from pipecat_hedge.tools.simulator.behaviour import KEYS
 from pipecat_hedge.tools.simulator.server import Simulator
 from pipecat_hedge.tools.simulator.timeline import FAULTS

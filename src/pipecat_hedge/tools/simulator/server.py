@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from pipecat_hedge.policy.profiles import PROFILES
+from pipecat_hedge.policy import PROFILES
 from pipecat_hedge.tools.simulator.behaviour import BehaviourError, override, parse_model, plan
 from pipecat_hedge.tools.simulator.conditions import (
     Arrivals,

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.top.feed import Bot, Fleet, Turn, feed_url, poll
 from pipecat_hedge.tools.top.screen import screen, turn_line
 

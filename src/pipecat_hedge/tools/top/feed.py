@@ -12,8 +12,8 @@ from urllib.parse import urlsplit, urlunsplit
 import aiohttp
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from pipecat_hedge.race.errors import ConfigurationError, HedgeError
-from pipecat_hedge.telemetry.live import LIVE_PATH, LIVE_VERSION
+from pipecat_hedge.race import ConfigurationError, HedgeError
+from pipecat_hedge.telemetry import LIVE_PATH, LIVE_VERSION
 
 __all__ = ["Bot", "FeedError", "Fleet", "Provider", "Slo", "Turn", "feed_url", "poll"]
 

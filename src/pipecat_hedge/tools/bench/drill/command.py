@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from pipecat_hedge.race.errors import ConfigurationError, HedgeError
+from pipecat_hedge.race import ConfigurationError, HedgeError
 from pipecat_hedge.tools.bench.drill.figures import Figures, failed_checks, failed_goal, figures
 from pipecat_hedge.tools.bench.drill.redis_process import MISSING, has_redis
 from pipecat_hedge.tools.bench.drill.running import Fleet, run_drill

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipecat_hedge.policy.percentiles import percentile
 from pipecat_hedge.tools.bench.drill.running import Counts, Record
 from pipecat_hedge.tools.bench.drill.scenarios import Drill, Variant
 from pipecat_hedge.tools.bench.drill.worker import Turn
+from pipecat_hedge.tools.bench.percentiles import percentile
 
 __all__ = ["Figures", "failed_checks", "failed_goal", "figures", "worst_requests_per_turn"]
 

@@ -12,14 +12,14 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race import ConfigurationError
 
 if TYPE_CHECKING:
     import redis
 
 __all__ = ["MISSING", "RedisProcess", "has_redis"]
 
-MISSING = "there is no Redis: apt-get install redis-server, and pip install 'pipecat-hedge[redis]'"
+MISSING = 'there is no Redis: apt-get install redis-server, and pip install "pipecat-hedge[redis]"'
 START_SECS = 10.0
 POLL_SECS = 0.02
 

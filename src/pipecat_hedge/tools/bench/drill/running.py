@@ -17,13 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipecat_hedge.race.errors import HedgeError
+from pipecat_hedge.race import HedgeError
 from pipecat_hedge.tools.bench.drill.redis_process import RedisProcess, has_redis
 from pipecat_hedge.tools.bench.drill.scenarios import ANSWER, Drill, Event, Variant
 from pipecat_hedge.tools.bench.drill.worker import LINE, READY, Began, Sent, Task, Turn
-from pipecat_hedge.tools.simulator.behaviour import parse_model
-from pipecat_hedge.tools.simulator.process import SimulatorProcess
-from pipecat_hedge.tools.simulator.timeline import tokenize
+from pipecat_hedge.tools.simulator import SimulatorProcess, parse_model, tokenize
 
 __all__ = ["Counts", "Fleet", "Record", "need", "read_lines", "run_drill"]
 

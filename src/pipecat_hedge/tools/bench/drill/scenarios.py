@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pipecat_hedge.policy.hedge_policy import Order
-from pipecat_hedge.service.admission import AdmissionMode
+from pipecat_hedge.policy import Order
+from pipecat_hedge.service import AdmissionMode
 
 __all__ = ["ANSWER", "DRILLS", "FIRST", "PROVIDERS", "VARIANTS", "Drill", "Event", "Variant"]
 

@@ -28,7 +28,7 @@ from pipecat.utils.http import connection_limits
 from pydantic import BaseModel, Field, TypeAdapter
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, ProviderStats, TurnReport
-from pipecat_hedge.fleet.redis_store import RedisStore
+from pipecat_hedge.fleet import RedisStore
 from pipecat_hedge.tools.bench.drill.scenarios import ANSWER, Variant
 from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
 
