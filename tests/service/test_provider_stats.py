@@ -62,8 +62,8 @@ def test_a_first_token_is_an_observation() -> None:
     stats = ProviderStats()
     for _ in range(300):
         stats.record(CLAUDE, attempt(ttft=0.2, ttfs=0.9), None)
-    assert median(stats) == pytest.approx(0.2)
-    assert sentence(stats) == pytest.approx(0.7)
+    assert median(stats) == pytest.approx(0.2, rel=0.01)
+    assert sentence(stats) == pytest.approx(0.7, rel=0.01)
     assert stats.prior_weight(CLAUDE) < 0.01
 
 
@@ -124,10 +124,14 @@ def test_prompt_sizes_are_told_apart_when_enough_is_known_of_each() -> None:
     for _ in range(60):
         latency.record(0.3, censored=False, prompt_tokens=100)
         latency.record(1.3, censored=False, prompt_tokens=50_000)
-    assert latency.known(100, by_sentence=False).first_token.quantile(0.5) == pytest.approx(0.3)
-    assert latency.known(50_000, by_sentence=False).first_token.quantile(0.5) == pytest.approx(1.3)
+    assert latency.known(100, by_sentence=False).first_token.quantile(0.5) == pytest.approx(
+        0.3, rel=0.01
+    )
+    assert latency.known(50_000, by_sentence=False).first_token.quantile(0.5) == pytest.approx(
+        1.3, rel=0.01
+    )
     never_seen = latency.known(4_000, by_sentence=False).first_token.quantile(0.9)
-    assert never_seen == pytest.approx(1.3)
+    assert never_seen == pytest.approx(1.3, rel=0.01)
 
 
 def test_a_longer_prompt_is_no_slower_provider() -> None:
@@ -137,7 +141,9 @@ def test_a_longer_prompt_is_no_slower_provider() -> None:
         latency.record(0.3, censored=False, prompt_tokens=100)
     for _ in range(15):
         latency.record(1.3, censored=False, prompt_tokens=50_000)
-    assert latency.known(100, by_sentence=False).first_token.quantile(0.5) == pytest.approx(0.3)
+    assert latency.known(100, by_sentence=False).first_token.quantile(0.5) == pytest.approx(
+        0.3, rel=0.01
+    )
 
 
 def test_a_change_is_one_for_all_sizes() -> None:
@@ -167,7 +173,7 @@ def test_a_spell_costs_nothing_of_what_was_known() -> None:
     during = turns(100, 3.0)
     assert all(slow > 2 * usual for slow, usual in zip(during, before, strict=True))
     assert turns(30, 1.0) == pytest.approx(before, rel=0.2)
-    assert latency.seen > 800
+    assert latency.seen > 600
 
 
 def test_a_restless_provider_does_not_fill_the_memory() -> None:
@@ -203,14 +209,16 @@ class Memory:
 
 
 def test_what_was_learned_is_there_in_the_next_run() -> None:
-    """The same curves, to four digits; and what this run has not asked is not lost."""
+    """The same curves, nearly; and what this run has not asked is not lost."""
     store, twice = Memory(), Memory()
     first = ProviderStats(store)
     for turn in range(100):
         first.record(CLAUDE, attempt(ttft=0.2 + turn * 37 % 100 / 1000, ttfs=0.5), 100)
     first.save()
     second = ProviderStats(store)
-    assert second.prior_weight(CLAUDE, 100) == first.prior_weight(CLAUDE, 100)
+    assert second.prior_weight(CLAUDE, 100) == pytest.approx(
+        first.prior_weight(CLAUDE, 100), rel=0.05
+    )
     assert median(second) == pytest.approx(median(first), abs=0.003)
     assert median(second, CLAUDE, 100) == pytest.approx(median(first, CLAUDE, 100), abs=0.003)
     assert sentence(second) == pytest.approx(sentence(first), abs=1e-3)
@@ -241,15 +249,14 @@ def test_saving_is_due_once_a_minute_and_only_for_news() -> None:
     [
         ("{", "corrupt"),
         ("[]", "corrupt"),
-        ('{"version": 1}', "corrupt"),
-        ('{"version": 1, "providers": []}', "corrupt"),
-        ('{"version": 1, "providers": {"a | ": {}}}', "corrupt"),
-        (
-            '{"version": 1, "providers": {"a | ": {"first_token": [[-1, 0]], "by_class": '
-            '[[], [], [], []], "sentence": []}}}',
-            "corrupt",
-        ),
-        ('{"version": 2, "providers": {}}', "of version 2, which this release does not know"),
+        ('{"version": 2}', "corrupt"),
+        ('{"version": 2, "providers": []}', "corrupt"),
+        ('{"version": 2, "providers": {"a | ": {}}}', "corrupt"),
+        ('{"version": 2, "providers": {"a": {"buckets": [3], "counts": [-1]}}}', "corrupt"),
+        ('{"version": 2, "providers": {"a": {"buckets": [3], "counts": [NaN]}}}', "corrupt"),
+        ('{"version": 2, "providers": {"a": {"buckets": [1e9], "counts": [1]}}}', "corrupt"),
+        ('{"version": 2, "providers": {"a": {"buckets": [1, 2], "counts": [1, 2, 3]}}}', "corrupt"),
+        ('{"version": 1, "providers": {}}', "of version 1, which this release does not know"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_set_aside(text: str, why: str) -> None:
@@ -344,5 +351,7 @@ def test_threads_learn_side_by_side(tmp_path: Path) -> None:
     saving.join()
     stats.save()
     kept = json.loads((tmp_path / "stats.json").read_text())
-    assert len(kept["providers"]["a | a"]["first_token"]) == 1024
+    assert sum(kept["providers"]["a | a"]["counts"]) == pytest.approx(821, abs=3), (
+        "of 1,200, decayed"
+    )
     assert ProviderStats(FileStore(tmp_path / "stats.json")).prior_weight(Backend("a", "a")) < 0.001

@@ -172,33 +172,6 @@ class SurvivalCurve:
         tail_secs = float(area / above[-1]) if above[-1] > 0 else self.tail_secs
         return self._made(at, above, max(tail_secs, 1e-6))
 
-    def thinned(self, most: int = 128) -> SurvivalCurve:
-        """This curve with fewer steps, as closely spaced in its body as in its tail.
-
-        The area beyond each step that is left, and so the mean, stays what it was.
-
-        Args:
-            most: About how many steps it may have, at least 4.
-
-        Raises:
-            ConfigurationError: If that is too few.
-        """
-        if most < 4:
-            raise ConfigurationError(f"most must be at least 4, got {most}")
-        count = self.secs.size
-        if count <= most:
-            return self
-        least = max(float(self.shares[-1]), 1e-6)
-        half = (most - 2) // 2  # and the first step, before which all are still waiting
-        left = np.concatenate((np.linspace(1.0, least, half), np.geomspace(1.0, least, half)))
-        after = count - self.shares[::-1].searchsorted(left, side="right")
-        steps = np.concatenate((np.minimum(after, count - 1), [0, 1, count - 1]))
-        at = np.unique(self.secs[steps])
-        index = self.secs.searchsorted(at, side="right") - 1
-        above = np.append(-np.diff(self.areas[index]) / np.diff(at), self.shares[-1])
-        # A quotient of areas may be above 1, or above the one before it, by its last digit.
-        return self._made(at, np.minimum.accumulate(np.minimum(above, 1.0)), self.tail_secs)
-
     def scaled(self, factor: float) -> SurvivalCurve:
         """The curve of latencies that are all ``factor`` times as long.
 

@@ -32,7 +32,7 @@ from pipecat_hedge.service.registries import introduce
 
 __all__ = ["BudgetState", "ProviderStats", "shared_stats"]
 
-VERSION = 1
+VERSION = 2
 SAVE_EVERY_SECS = 60.0
 
 
