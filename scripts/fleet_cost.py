@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import redis
 
-from pipecat_hedge.fleet import RedisStore
+from pipecat_hedge.fleet.redis_store import RedisStore
 from pipecat_hedge.fleet.sync import LATENCIES_EVERY, FleetSync
 from pipecat_hedge.policy.backends import Backend
 from pipecat_hedge.policy.profiles import PROFILES

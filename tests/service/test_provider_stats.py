@@ -173,7 +173,7 @@ def test_a_spell_costs_nothing_of_what_was_known() -> None:
     during = turns(100, 3.0)
     assert all(slow > 2 * usual for slow, usual in zip(during, before, strict=True))
     assert turns(30, 1.0) == pytest.approx(before, rel=0.2)
-    assert latency.seen > 600
+    assert latency.seen > 800
 
 
 def test_a_restless_provider_does_not_fill_the_memory() -> None:
@@ -216,9 +216,7 @@ def test_what_was_learned_is_there_in_the_next_run() -> None:
         first.record(CLAUDE, attempt(ttft=0.2 + turn * 37 % 100 / 1000, ttfs=0.5), 100)
     first.save()
     second = ProviderStats(store)
-    assert second.prior_weight(CLAUDE, 100) == pytest.approx(
-        first.prior_weight(CLAUDE, 100), rel=0.05
-    )
+    assert second.prior_weight(CLAUDE, 100) == first.prior_weight(CLAUDE, 100)
     assert median(second) == pytest.approx(median(first), abs=0.003)
     assert median(second, CLAUDE, 100) == pytest.approx(median(first, CLAUDE, 100), abs=0.003)
     assert sentence(second) == pytest.approx(sentence(first), abs=1e-3)

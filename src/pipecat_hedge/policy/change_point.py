@@ -33,6 +33,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,8 +53,9 @@ DOUBT = 0.04
 """Either curve may be wrong about one in so many observations, so it takes two to be convinced."""
 SETTLED = 100
 """After so many observations at a level, that is the one to come back to."""
-DRIFTS = (0.5, 2.0)
-"""Changes of level that are watched for in widely spread latencies."""
+DRIFTS = np.array([[0.5], [2.0]])
+"""Changes of level that are watched for in widely spread latencies; shape (n, 1)."""
+ITSELF = np.array([[1.0]])
 MOST_TOLD, SURE = 1.0, 10.0
 """How much one observation may tell, and how much is enough: e¹⁰ of them between false alarms."""
 CREDIT, EARNED_BY = 3.0, 600
@@ -91,55 +93,63 @@ class _Evidence:
     Attributes:
         total: The evidence, in nats; not negative.
         since: The observations since it was last nought.
+        edges: The times at which cells end, in seconds.
+        nats: How much likelier each cell is under the other curve: for answers, and for waits.
     """
 
-    def __init__(self, most_told: float = math.inf):
-        self._most_told = most_told
-        self._known: _Tenths | None = None
-        self._other: SurvivalCurve | None = None
-        self._edges: list[float] = []
-        self._came: list[float] = []
-        self._waited: list[float] = []
-        self.total = 0.0
-        self.since = 0
+    def __init__(self) -> None:
+        self.edges: list[float] = []
+        self.nats: list[list[float]] = [[], []]
+        self.begin_again()
 
     def begin_again(self) -> None:
         self.total, self.since = 0.0, 0
 
-    def observe(self, secs: float, *, censored: bool, known: _Tenths, other: SurvivalCurve) -> None:
+    def observe(self, secs: float, *, censored: bool) -> None:
         """Take an observation; counts by which tenths of both curves it falls into."""
-        if self._known is not known or self._other is not other:
-            self._known, self._other = known, other
-            self._weigh(known, other)
-        told = (self._waited if censored else self._came)[bisect_left(self._edges, secs)]
-        self.total = max(self.total + told, 0.0)
+        self.total = max(self.total + self.nats[censored][bisect_left(self.edges, secs)], 0.0)
         self.since = self.since + 1 if self.total else 0
 
-    def _weigh(self, known: _Tenths, other: SurvivalCurve) -> None:
-        edges = np.sort(np.concatenate(([0.0], known.edges, other.quantiles(TENTHS))))
-        self._edges = edges[1:].tolist()
-        now = np.append(known.curve.share_after(edges), 0.0)
-        then = np.append(other.share_after(edges), 0.0)
-        came = _log_ratio(-np.diff(then), -np.diff(now))
-        waited = _log_ratio(then[:-1], now[:-1])
-        self._came = np.clip(came, -self._most_told, self._most_told).tolist()
-        self._waited = np.clip(waited, -self._most_told, self._most_told).tolist()
 
-
-class _Tenths:
-    """A curve, where its tenths begin, and what it would be at other levels."""
+class _Known:
+    """A curve, and where its tenths end."""
 
     def __init__(self, curve: SurvivalCurve):
         self.curve = curve
         self.edges = curve.quantiles(TENTHS)
         self.low, self.high = float(self.edges[FAST]), float(self.edges[SLOW])
-        self.drifted = [curve.scaled(factor) for factor in DRIFTS]
 
 
-def _log_ratio(then: Floats, now: Floats) -> Floats:
-    """How much likelier each cell is under one curve, each of which is in doubt."""
-    either = DOUBT * (then + now) / 2 + 1e-12
-    return np.log(((1 - DOUBT) * then + either) / ((1 - DOUBT) * now + either))
+def _compare(
+    evidences: Sequence[_Evidence],
+    known: _Known,
+    other: _Known,
+    factors: Floats,
+    most_told: float = math.inf,
+) -> None:
+    """Set what observations tell of other curves, all at once: most of the time is numpy's own.
+
+    Args:
+        evidences: One for each other curve.
+        known: What is known.
+        other: The curve that the others are multiples of.
+        factors: The multiples; shape (n, 1).
+        most_told: The most that an observation may tell.
+    """
+    shape = factors.size, TENTHS.size
+    edges = np.zeros((shape[0], 1 + 2 * shape[1]))
+    edges[:, 1 : 1 + shape[1]] = known.edges
+    edges[:, 1 + shape[1] :] = other.edges * factors
+    edges.sort(axis=1)
+    beyond = np.zeros((2, shape[0], edges.shape[1] + 1))
+    beyond[0, :, :-1] = known.curve.share_after(edges)
+    beyond[1, :, :-1] = other.curve.share_after(edges / factors)
+    share = np.stack((beyond[..., :-1] - beyond[..., 1:], beyond[..., :-1]))
+    in_doubt = (1 - DOUBT) * share + DOUBT * share.mean(axis=1, keepdims=True) + 1e-12
+    nats = np.log(in_doubt[:, 1] / in_doubt[:, 0]).clip(-most_told, most_told)
+    for number, evidence in enumerate(evidences):
+        evidence.edges = edges[number, 1:].tolist()
+        evidence.nats = nats[:, number].tolist()
 
 
 class ChangePoint:
@@ -157,12 +167,12 @@ class ChangePoint:
         """Begin with nothing seen."""
         self._recent: deque[float] = deque(maxlen=KEPT)
         self._then_known: deque[SurvivalCurve] = deque(maxlen=KEPT)
-        self._drifts = [_Evidence(MOST_TOLD) for _ in DRIFTS]
+        self._drifts = [_Evidence() for _ in DRIFTS]
         self._back = _Evidence()
         self._slow: deque[bool] = deque(maxlen=WATCHED)
         self._fast: deque[bool] = deque(maxlen=WATCHED)
-        self._known: _Tenths | None = None
-        self._before: SurvivalCurve | None = None
+        self._known: _Known | None = None
+        self._before: _Known | None = None
         self._held = 0
         self._credit = CREDIT
 
@@ -193,7 +203,10 @@ class ChangePoint:
             The change, if this observation has given it away.
         """
         if self._known is None or self._known.curve is not known:
-            self._known = _Tenths(known)
+            self._known = _Known(known)
+            _compare(self._drifts, self._known, self._known, DRIFTS, MOST_TOLD)
+            if self._before is not None:
+                _compare([self._back], self._known, self._before, ITSELF)
         self._held += 1
         self._credit = min(self._credit + 1 / EARNED_BY, CREDIT)
         self._recent.append(secs)
@@ -201,14 +214,14 @@ class ChangePoint:
         self._slow.append(secs > self._known.high)
         self._fast.append(secs < self._known.low and not censored)
         if self._before is not None:
-            self._back.observe(secs, censored=censored, known=self._known, other=self._before)
+            self._back.observe(secs, censored=censored)
             if self._back.total >= CONVINCED:
-                return self._returned(self._before, known)
+                return self._returned(self._before.curve, known)
         for signs in (self._slow, self._fast):
             if sum(signs) >= ENOUGH:
                 return self._changed(len(signs) - signs.index(True))
-        for drift, curve in zip(self._drifts, self._known.drifted, strict=True):
-            drift.observe(secs, censored=censored, known=self._known, other=curve)
+        for drift in self._drifts:
+            drift.observe(secs, censored=censored)
             if drift.total >= SURE:
                 return self._changed(min(drift.since, len(self._recent)))
         return None
@@ -224,7 +237,7 @@ class ChangePoint:
         self._credit -= 1
         leaves = self._before is None or self._held >= SETTLED
         if leaves:
-            self._before = known
+            self._before, self._known = _Known(known), None
         change = Change(
             known.scaled(factor), len(present), factor, kind="left" if leaves else "moved"
         )

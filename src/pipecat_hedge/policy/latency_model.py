@@ -29,7 +29,7 @@ import numpy as np
 from pipecat_hedge.policy.survival import Floats, SurvivalCurve
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["BUCKETS", "LatencyModel", "bucket_of", "rounded"]
+__all__ = ["BUCKETS", "LatencyModel", "bucket_of", "value_of"]
 
 LEAST_SECS, MOST_SECS = 0.01, 120.0
 """Shorter and longer times count as these: no caller notices the one or waits for the other."""
@@ -41,6 +41,8 @@ _ENDS: Floats = LEAST_SECS * np.power(RATIO, np.arange(float(BUCKETS)))
 _VALUES: Floats = _ENDS / math.sqrt(RATIO)
 """The time that stands for each bucket, in seconds."""
 _SECS: list[float] = _VALUES.tolist()
+_ALL: Floats = np.ones(1)
+_AT: Floats = np.concatenate((np.zeros(1), _VALUES))
 
 TAIL_SHARE, TAIL_AT_LEAST = 0.05, 8
 """The tail's mean is taken from the slowest twentieth, and from no fewer answers than so many."""
@@ -55,7 +57,7 @@ that all of them weigh: after as many observations of one's own, a quarter of th
 TRIED, CHANGED_TRIED, SAME = 32, 8, 1.1
 """Observations that are enough to see whether other processes see the same, also just after a
 change; and by which factor the same level may differ, however narrow the spread."""
-FRESHNESS, FEW, MANY = 32, 4, 64
+FRESHNESS, FEW, MANY = 32, 4, 32
 """The curve is made anew when one in so many observations is new, but for no fewer than ``FEW``
 after the first eight, and for ``MANY`` at the latest: what is computed for a curve is remembered."""
 KEPT = 64
@@ -64,16 +66,25 @@ MOST_WEIGHT = 1e9
 
 
 def bucket_of(secs: float) -> int:
-    """The bucket that a time falls into, in seconds."""
+    """The bucket that a time falls into.
+
+    Args:
+        secs: The time in seconds.
+
+    Raises:
+        ConfigurationError: If it is negative or not finite.
+    """
+    if not 0 <= secs < math.inf:
+        raise ConfigurationError(f"secs must not be negative, got {secs}: it must be finite")
     if secs <= LEAST_SECS:
         return 0
     at = math.ceil(math.log(secs / LEAST_SECS) / _LOG_RATIO - 1e-9)
     return at if at < BUCKETS else BUCKETS - 1
 
 
-def rounded(secs: float) -> float:
-    """A time as it is counted: the value of its bucket, in seconds."""
-    return _SECS[bucket_of(secs)]
+def value_of(bucket: int) -> float:
+    """The time that stands for a bucket, in seconds."""
+    return _SECS[bucket]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +111,12 @@ class _Estimate:
         came, secs = counts[0, used], _VALUES[used]
         every = came + counts[1, used]
         at_risk = every[::-1].cumsum()[::-1]
-        steps = np.maximum(np.cumprod(1.0 - came / at_risk), 1.0 / (at_risk[0] + 1.0))
+        steps = np.maximum((1.0 - came / at_risk).cumprod(), 1.0 / (at_risk[0] + 1.0))
         tail_secs = _tail_secs(secs, came, every, tail_secs)
-        shares = np.repeat(np.append(1.0, steps), np.diff(used, prepend=0, append=BUCKETS))
         beyond = int(used[-1]) + 1
+        lengths = np.empty(used.size + 1, np.intp)
+        lengths[0], lengths[1:-1], lengths[-1] = used[0], used[1:] - used[:-1], BUCKETS - beyond + 1
+        shares = np.concatenate((_ALL, steps)).repeat(lengths)
         shares[beyond:] *= np.exp((secs[-1] - _ENDS[beyond:]) / tail_secs)
         return cls(shares, tail_secs)
 
@@ -123,12 +136,12 @@ class _Estimate:
         return _SECS[min(at, BUCKETS - 1)]
 
     def curve(self) -> SurvivalCurve:
-        end = int(np.searchsorted(-self.shares[:-1], -LEAST_LEFT)) + 1
-        is_step = np.diff(self.shares[:end], prepend=1.0) < 0
-        is_step[-1] = True
-        return SurvivalCurve.of(
-            _VALUES[:end][is_step], self.shares[:end][is_step], self.tail_secs
-        )
+        end = BUCKETS - int(self.shares[::-1].searchsorted(LEAST_LEFT, side="right")) + 1
+        shares = np.concatenate((_ALL, self.shares[:end]))
+        is_step = np.empty(shares.size, np.bool_)
+        np.less(shares[1:], shares[:-1], out=is_step[1:])
+        is_step[0] = is_step[-1] = True
+        return SurvivalCurve.made(_AT[: shares.size][is_step], shares[is_step], self.tail_secs)
 
 
 def _tail_secs(secs: Floats, came: Floats, every: Floats, otherwise: float) -> float:
@@ -139,7 +152,7 @@ def _tail_secs(secs: Floats, came: Floats, every: Floats, otherwise: float) -> f
         begins = int(np.count_nonzero(beyond > answers + 1e-6)) - 1
         if begins < 0:
             return None
-        waited = float(((secs[begins:] - secs[begins]) * every[begins:]).sum())
+        waited = float((secs[begins:] - secs[begins]) @ every[begins:])
         return max(waited / answers, 1e-3)
 
     usual = mean_wait(max(TAIL_SHARE * float(beyond[0]), TAIL_AT_LEAST))
@@ -201,7 +214,7 @@ class LatencyModel:
         self._seen = seen if total else 0
         self._told = seen * self._told_by(self._counts) / total if total else 0.0
         for bucket, censored in latest:
-            self._add(bucket, censored)
+            self.count(bucket, censored)
         self.refresh()
 
     # ---- what is known
@@ -232,6 +245,11 @@ class LatencyModel:
     def _assumed_share(self) -> float:
         """How much of that is not from other processes, either."""
         return 1.0 if self._others is None else _share(self._prior_weight, self._others_told)
+
+    @property
+    def latest_curve(self) -> SurvivalCurve:
+        """The curve as it was made last, however much has come since."""
+        return self._curve
 
     @property
     def curve(self) -> SurvivalCurve:
@@ -282,11 +300,10 @@ class LatencyModel:
         Raises:
             ConfigurationError: If ``secs`` is negative or not finite.
         """
-        if not 0 <= secs < math.inf:
-            raise ConfigurationError(f"secs must not be negative, got {secs}: it must be finite")
-        self._add(bucket_of(secs), censored)
+        self.count(bucket_of(secs), censored)
 
-    def _add(self, bucket: int, censored: bool) -> None:
+    def count(self, bucket: int, censored: bool) -> None:
+        """Take an observation by its bucket."""
         self._recent.append((bucket, censored))
         self._counts[int(censored), bucket] += self._weight
         self._told += 1.0 - float(self._given().shares[bucket]) if censored else 1.0

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipecat_hedge.policy.change_point import Change, ChangePoint
-from pipecat_hedge.policy.latency_model import BUCKETS, LatencyModel, bucket_of, rounded
+from pipecat_hedge.policy.latency_model import BUCKETS, LatencyModel, bucket_of, value_of
 from pipecat_hedge.policy.launch_rule import LatencyEstimate
 from pipecat_hedge.policy.priors import Prior
 from pipecat_hedge.policy.slow_spell import SETTLED, SlowSpell, late_secs
@@ -132,14 +132,15 @@ class ProviderLatency:
         """
         size, everything = size_class(prompt_tokens), self._models[ALL]
         own, answering = self._models[size], self._for(prompt_tokens)
-        known = answering.curve
-        self._count(ALL, secs, censored)
+        known, bucket = answering.curve, bucket_of(secs)
+        self._count(ALL, bucket, censored)
         if prompt_tokens is not None:
-            own.rebase(everything.curve)
-            self._count(size, secs, censored)
+            own.rebase(everything.latest_curve)
+            self._count(size, bucket, censored)
         # A longer prompt is not a slower provider: watched is only what is compared with its like.
         if answering is own or prompt_tokens is None or len(own) > 0.8 * len(everything):
-            change = self._watches[size].observe(rounded(secs), censored=censored, known=known)
+            timed = value_of(bucket)  # as the curve has it
+            change = self._watches[size].observe(timed, censored=censored, known=known)
             if change is not None:
                 self._change(change, size, (answering, own))
 
@@ -150,7 +151,7 @@ class ProviderLatency:
             secs: The time, in seconds; if censored, how long it was waited for.
             censored: Whether the wait ended without a sentence.
         """
-        self._count(SENTENCE, secs, censored)
+        self._count(SENTENCE, bucket_of(secs), censored)
 
     def count_unanswered(self, waited_secs: float, prompt_tokens: int | None) -> None:
         """Take note of an attempt without a first token, if it was waited for longer than usual.
@@ -161,10 +162,10 @@ class ProviderLatency:
         """
         self.unanswered += waited_secs > self._usual_of(prompt_tokens)[1]
 
-    def _count(self, model: int, secs: float, censored: bool) -> None:
-        self._models[model].record(secs, censored=censored)
+    def _count(self, model: int, bucket: int, censored: bool) -> None:
+        self._models[model].count(bucket, censored)
         if self.totals is not None:
-            self.totals[model, int(censored), bucket_of(secs)] += 1
+            self.totals[model, int(censored), bucket] += 1
 
     def _change(self, change: Change, size: int, watched: tuple[LatencyModel, ...]) -> None:
         """What was known of one size is no longer true, and so by the same factor of all."""

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from pipecat_hedge.policy.provider_latency import ProviderLatency
 from pipecat_hedge.race.errors import HedgeError
 
-__all__ = ["FleetMember", "Received", "SharedStore", "Slice", "StoreUnavailable"]
+__all__ = ["Received", "SharedStore", "Slice", "StoreUnavailable"]
 
 
 class StoreUnavailable(HedgeError):
@@ -86,29 +85,4 @@ class SharedStore(Protocol):
 
     async def close(self) -> None:
         """Close what is open on this event loop; the next exchange opens it again."""
-        ...
-
-
-class FleetMember(Protocol):
-    """One process's part in a fleet, as ``ProviderStats`` uses it."""
-
-    @property
-    def processes(self) -> int:
-        """How many processes there are, this one included."""
-        ...
-
-    def introduce(self, key: str, latency: ProviderLatency) -> None:
-        """Have a provider that is new here begin with what the fleet knows."""
-        ...
-
-    async def sync(self) -> bool:
-        """Exchange once; whether the store could be used."""
-        ...
-
-    async def run(self) -> None:
-        """Exchange once a second, until cancelled."""
-        ...
-
-    async def flush(self) -> None:
-        """Write what is known now."""
         ...

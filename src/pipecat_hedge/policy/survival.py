@@ -71,13 +71,14 @@ class SurvivalCurve:
             raise ConfigurationError(f"tail_secs must be positive, got {tail_secs}")
         if at[0] > 0:
             at, above = np.concatenate(([0.0], at)), np.concatenate(([1.0], above))
-        return cls._made(at, above, float(tail_secs))
+        return cls.made(at, above, float(tail_secs))
 
     @classmethod
-    def _made(cls, at: Floats, above: Floats, tail_secs: float) -> SurvivalCurve:
+    def made(cls, at: Floats, above: Floats, tail_secs: float) -> SurvivalCurve:
+        """``of`` without its checks, for steps that begin with 0 and are known to be in order."""
         areas = np.empty_like(at)
         areas[-1] = above[-1] * tail_secs
-        areas[:-1] = areas[-1] + np.cumsum((np.diff(at) * above[:-1])[::-1])[::-1]
+        areas[-2::-1] = areas[-1] + ((at[1:] - at[:-1]) * above[:-1])[::-1].cumsum()
         return cls(at, above, tail_secs, areas)
 
     def share_after(self, secs: npt.ArrayLike) -> Floats:
@@ -170,7 +171,7 @@ class SurvivalCurve:
         above = (1 - share) * self.share_after(at) + share * other.share_after(at)
         area = (1 - share) * self.area_after(at[-1]) + share * other.area_after(at[-1])
         tail_secs = float(area / above[-1]) if above[-1] > 0 else self.tail_secs
-        return self._made(at, above, max(tail_secs, 1e-6))
+        return self.made(at, above, max(tail_secs, 1e-6))
 
     def scaled(self, factor: float) -> SurvivalCurve:
         """The curve of latencies that are all ``factor`` times as long.
