@@ -19,7 +19,7 @@ from typing import Any, cast
 import redis
 
 from pipecat_hedge.fleet.redis_store import RedisStore
-from pipecat_hedge.fleet.sync import LATENCIES_EVERY, FleetSync
+from pipecat_hedge.fleet.sync import FleetSync
 from pipecat_hedge.policy.backends import Backend
 from pipecat_hedge.policy.profiles import PROFILES
 from pipecat_hedge.service.provider_stats import ProviderStats
@@ -106,7 +106,7 @@ async def measure(
 
 async def _sync(stats: ProviderStats, second: int) -> None:
     assert isinstance(stats.fleet, FleetSync)
-    if not await stats.fleet.sync(latencies=second % LATENCIES_EVERY == 0):
+    if not await stats.fleet.sync(latencies=second % stats.fleet.latencies_every == 0):
         raise SystemExit("the Redis that was started here does not answer")
 
 

@@ -28,8 +28,9 @@ from pipecat_hedge.policy.backends import Backend
 from pipecat_hedge.policy.latency_model import bucket_of
 from pipecat_hedge.policy.provider_latency import ALL, COUNTS
 from pipecat_hedge.policy.shared_store import Received, Slice, StoreUnavailable
-from pipecat_hedge.policy.stats_store import ENVIRONMENT, FileStore, default_store
+from pipecat_hedge.policy.stats_store import FileStore
 from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.service.composition import ENVIRONMENT, default_store
 from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
 from tests.support.line import Line
@@ -405,6 +406,6 @@ def test_the_environment_names_a_redis(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("REDIS_URL", "postgres://elsewhere")
     assert isinstance(default_store(), FileStore)
     monkeypatch.setenv("REDIS_URL", "redis://elsewhere")
-    stats_store = importlib.import_module("pipecat_hedge.policy.stats_store")
-    monkeypatch.setattr(stats_store, "find_spec", lambda name: None)
+    composition = importlib.import_module("pipecat_hedge.service.composition")
+    monkeypatch.setattr(composition, "find_spec", lambda name: None)
     assert isinstance(default_store(), FileStore)

@@ -445,7 +445,7 @@ async def test_processes_of_another_release_are_ignored_and_logged_once(
 
 KILLED = """
 import asyncio, sys
-from pipecat_hedge.fleet import RedisStore
+from pipecat_hedge.fleet.redis_store import RedisStore
 from pipecat_hedge.policy.backends import Backend
 from pipecat_hedge.service.provider_stats import ProviderStats
 

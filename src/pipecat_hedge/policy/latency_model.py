@@ -53,13 +53,15 @@ LEAST_LEFT = 1e-9
 """A curve has no steps beyond the one that leaves so little: plans ask for no smaller shares."""
 WORTH, MOST_WORTH = 16.0, 256.0
 """How many observations of other processes weigh as much as one of the prior's weight, and the most
-that all of them weigh: after as many observations of one's own, a quarter of the curve is theirs."""
+that all of them weigh: after so many of one's own, a quarter of the curve is theirs."""
 TRIED, CHANGED_TRIED, SAME = 32, 8, 1.1
 """Observations that are enough to see whether other processes see the same, also just after a
 change; and by which factor the same level may differ, however narrow the spread."""
 FRESHNESS, FEW, MANY = 32, 4, 32
 """The curve is made anew when one in so many observations is new, but for no fewer than ``FEW``
-after the first eight, and for ``MANY`` at the latest: what is computed for a curve is remembered."""
+after the first eight, and for ``MANY`` at the latest. With a curve for each observation a turn
+costs twice as much; with one for 64, the p99 on the hosted trace at a budget of 2 % is 1.54 s
+instead of 1.50 s."""
 KEPT = 64
 """How many of the latest observations are kept one by one, for when the provider has changed."""
 MOST_WEIGHT = 1e9
@@ -255,9 +257,7 @@ class LatencyModel:
     def curve(self) -> SurvivalCurve:
         """The survival curve: the same object until about 3 % more has been seen."""
         new, seen = self._new, self._seen
-        if new and (
-            new >= MANY or (new * FRESHNESS >= seen and (new >= FEW or seen < 2 * FEW))
-        ):
+        if new and (new >= MANY or (new * FRESHNESS >= seen and (new >= FEW or seen < 2 * FEW))):
             self.refresh()
         return self._curve
 

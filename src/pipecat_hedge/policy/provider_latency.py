@@ -226,9 +226,7 @@ class ProviderLatency:
         seen = [int(each) for each in saved["seen"]]
         if min(seen) < 0:
             raise ValueError("seen must not be negative")
-        for model, of_model, number in zip(
-            self._models, counts.reshape(COUNTS), seen, strict=True
-        ):
+        for model, of_model, number in zip(self._models, counts.reshape(COUNTS), seen, strict=True):
             model.restore(of_model, number)
         for model in self._models[:ALL]:
             model.rebase(self._models[ALL].curve)
