@@ -1,4 +1,4 @@
-"""What a process tells the others every second, as text. Pure."""
+"""What a process writes for the others every second, as text. Pure."""
 
 from __future__ import annotations
 

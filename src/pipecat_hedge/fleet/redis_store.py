@@ -5,8 +5,9 @@ There are two kinds of hashes, each for a slice of time by Redis's own clock, an
 - ``{prefix}:processes:<slice>``: a process's document under its name;
 - ``{prefix}:latency:<slice>``: a process's packed counts under its name and the provider's key.
 
-A process writes only fields of its own, and always the whole of what it has. So a write whose reply
-was lost may be repeated, and a Redis that was emptied is filled again.
+A process writes only fields of its own, and always its totals. So a write whose reply was lost may
+be repeated, and a Redis that was emptied is filled again. A change of the buckets in
+``latency_model.py`` needs another name for the second kind: packed counts do not name them.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class _Estimate:
 
         Args:
             counts: Answers and censored waits by bucket; shape (2, BUCKETS), not all 0.
-            tail_secs: The mean of the tail, where too few answers are there to tell.
+            tail_secs: The mean of the tail to use where there are too few answers.
         """
         used = np.flatnonzero(counts[0] + counts[1])
         came, secs = counts[0, used], _VALUES[used]
@@ -207,14 +207,14 @@ class LatencyModel:
     ) -> None:
         self._prior, self._curve, self._new = prior, prior, 0
         self._counts = np.zeros((2, BUCKETS)) if counts is None else counts
-        self._weight = 1.0  # of the next observation: growing, it lets those before decay
+        self._weight = 1.0  # of the next observation: it grows, so those before decay
         self._recent: deque[tuple[int, bool]] = deque(maxlen=KEPT)
         self._assumed: _Estimate | None = None
         self._others: Floats | None = None
-        self._others_told = 0.0
+        self._others_worth = 0.0
         total = float(self._counts.sum())
         self._seen = seen if total else 0
-        self._told = seen * self._told_by(self._counts) / total if total else 0.0
+        self._worth = seen * self._worth_of(self._counts) / total if total else 0.0
         for bucket, censored in latest:
             self.count(bucket, censored)
         self.refresh()
@@ -228,7 +228,7 @@ class LatencyModel:
     @property
     def seen(self) -> float:
         """How many observations are known, those of other processes that are used included."""
-        return self._seen + self._others_told
+        return self._seen + self._others_worth
 
     @property
     def prior_weight(self) -> float:
@@ -240,13 +240,13 @@ class LatencyModel:
         """How much of the curve is not from this process's observations."""
         weight = self._prior_weight
         if self._others is not None:
-            weight = min(max(self._others_told / WORTH, weight), MOST_WORTH)
-        return _share(weight, self._told)
+            weight = min(max(self._others_worth / WORTH, weight), MOST_WORTH)
+        return _share(weight, self._worth)
 
     @property
     def _assumed_share(self) -> float:
         """How much of that is not from other processes, either."""
-        return 1.0 if self._others is None else _share(self._prior_weight, self._others_told)
+        return 1.0 if self._others is None else _share(self._prior_weight, self._others_worth)
 
     @property
     def latest_curve(self) -> SurvivalCurve:
@@ -264,7 +264,7 @@ class LatencyModel:
     def refresh(self) -> None:
         """Make the curve anew from all that is known."""
         self._new = 0
-        if self._told > 0 or (self._seen and not self._prior_weight):
+        if self._worth > 0 or (self._seen and not self._prior_weight):
             own = _Estimate.of(self._counts / self._weight, self._prior.tail_secs)
             self._curve = own.mixed_with(self._given(), self._given_share).curve()
         elif self._others is not None:
@@ -281,12 +281,12 @@ class LatencyModel:
                 self._assumed = others.mixed_with(self._assumed, self._assumed_share)
         return self._assumed
 
-    def _told_by(self, counts: Floats) -> float:
-        """How many answers' worth counts are: censored ones as far as they were expected."""
-        told = float(counts[0].sum())
+    def _worth_of(self, counts: Floats) -> float:
+        """The effective number of observations: a censored one counts as far as it was expected."""
+        worth = float(counts[0].sum())
         if counts[1].any():
-            told += float((counts[1] * (1.0 - self._given().shares)).sum())
-        return told
+            worth += float((counts[1] * (1.0 - self._given().shares)).sum())
+        return worth
 
     # ---- what happened
 
@@ -306,7 +306,7 @@ class LatencyModel:
         """Take an observation by its bucket."""
         self._recent.append((bucket, censored))
         self._counts[int(censored), bucket] += self._weight
-        self._told += 1.0 - float(self._given().shares[bucket]) if censored else 1.0
+        self._worth += 1.0 - float(self._given().shares[bucket]) if censored else 1.0
         self._seen += 1
         self._new += 1
         self._weight *= self._growth
@@ -331,10 +331,10 @@ class LatencyModel:
         """
         had, self._others, self._assumed = self._others, None, None
         if others is not None and self._agrees_with(others):
-            self._others_told = self._told_by(others)
+            self._others_worth = self._worth_of(others)
             self._others, self._assumed = others, None
         else:
-            self._others_told = 0.0
+            self._others_worth = 0.0
         if had is not None or self._others is not None:
             self.refresh()
 
@@ -404,6 +404,6 @@ class LatencyModel:
         self._begin(self._prior, counts, seen)
 
 
-def _share(weight: float, told: float) -> float:
-    """The share that is left of a source of a weight, after observations' worth ``told``."""
-    return (weight / (weight + told)) ** 2 if weight else 0.0
+def _share(weight: float, count: float) -> float:
+    """The share that a source of a weight has after so many observations of a better source."""
+    return (weight / (weight + count)) ** 2 if weight else 0.0

@@ -1,11 +1,9 @@
 """How long an answer may still take: a survival curve, P(T > t), as steps and an exponential tail.
 
-Law: a curve is a value. It says nothing of where it comes from.
-
-Steps are what measurements give, and make the two questions that hedging asks exact and cheap:
-how likely an answer takes longer than t, and how much longer on average. Beyond the last step the
-curve falls off exponentially, because nothing is known there and something has to be assumed: a
-curve that ended would call a wait impossible that is merely rare.
+A curve is an immutable value. Its steps come from measurements, and make the two questions that
+hedging asks exact and cheap: how likely an answer takes longer than t, and how much longer on
+average. Beyond the last step the curve falls off exponentially: nothing is known there, and a curve
+that ended would call a rare wait impossible.
 """
 
 from __future__ import annotations
