@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import redis
 
-from pipecat_hedge.fleet import RedisStore
+from pipecat_hedge.fleet import FleetSync, RedisStore
 from pipecat_hedge.policy import PROFILES, Backend
 from pipecat_hedge.service import ProviderStats
 
@@ -57,13 +57,14 @@ async def measure(
 ) -> None:
     """Run the fleet's time as fast as it goes: one exchange a process and second."""
     rng = random.Random(1)
-    fleet = [ProviderStats(RedisStore(f"redis://127.0.0.1:{port}")) for _ in range(processes)]
+    stores = [RedisStore(f"redis://127.0.0.1:{port}") for _ in range(processes)]
+    fleet = [ProviderStats(store) for store in stores]
     for stats in fleet:
         stats.accounts.begin_turn(0.1)
-        await _sync(stats)
+        await _sync(stats, 0)
     before = _counted(control)
     cpu: list[float] = []
-    for _ in range(seconds):
+    for second in range(seconds):
         for stats in fleet:
             for turn in range(round(sessions * 0.15)):
                 name = rng.choice(PROVIDERS)
@@ -73,51 +74,47 @@ async def measure(
                 latency.record(secs, censored=turn % 12 == 0, prompt_tokens=tokens)
                 latency.record_sentence(rng.uniform(0.05, 0.4), censored=False)
             began = time.thread_time()
-            await _sync(stats)
+            await _sync(stats, second)
             cpu.append(time.thread_time() - began)
     used = {name: value - before[name] for name, value in _counted(control).items()}
-    exchanges = processes * seconds
-    sums = [key for key in control.scan_iter("*") if ":sum:" in key or ":was:" in key]
-    others = [key for key in control.scan_iter("*") if key not in sums]
-    of_sums, of_others = (
-        sum(cast(int, control.memory_usage(key, samples=0)) for key in keys) / 1024
-        for keys in (sums, others)
-    )
-    a_second = {name: value / exchanges for name, value in used.items()}
+    a_second = {name: value / (processes * seconds) for name, value in used.items()}
+    memory = {
+        kind: sum(
+            cast(int, control.memory_usage(key, samples=0))
+            for key in control.scan_iter(f"*:{kind}:*")
+        )
+        for kind in ("latency", "processes")
+    }
     p99 = statistics.quantiles(cpu, n=100)[98]
     told = {
-        "memory": f"{of_sums / len(PROVIDERS):.0f} KiB a provider, in two generations",
-        "and": f"{of_others / processes:.1f} KiB a process",
-        "commands sent": f"{a_second['scripts']:.2f} a process and second",
-        "which run": f"{a_second['calls'] - 1:.0f} commands inside Redis, in "
-        f"{a_second['usec']:.0f} µs",
+        "memory": f"{memory['latency'] / 1024 / processes:.1f} KiB a process and hour, and "
+        f"{memory['processes'] / 1024:.1f} KiB for all processes",
+        "commands": f"{a_second['calls']:.1f} a process and second, {a_second['usec']:.0f} µs",
         "bytes": f"{a_second['in'] / 1024:.1f} KiB sent, {a_second['out'] / 1024:.1f} KiB received "
         "a process and second",
-        "processor time": f"{statistics.median(cpu) * 1e3:.1f} ms an exchange, p99 {p99 * 1e3:.1f} "
+        "processor time": f"{statistics.mean(cpu) * 1e3:.1f} ms an exchange, p99 {p99 * 1e3:.1f} "
         "ms, in steps",
     }
     print(f"{processes} processes, {sessions} sessions each, {len(PROVIDERS)} providers:")
     for name, value in told.items():
         print(f"  {name:16}{value}")
-    for stats in fleet:
-        assert stats.fleet is not None
-        await stats.fleet._store.close()
+    for store in stores:
+        await store.close()
 
 
-async def _sync(stats: ProviderStats) -> None:
-    assert stats.fleet is not None
-    if not await stats.fleet.sync():
+async def _sync(stats: ProviderStats, second: int) -> None:
+    assert isinstance(stats.fleet, FleetSync)
+    if not await stats.fleet.sync(latencies=second % stats.fleet.latencies_every == 0):
         raise SystemExit("the Redis that was started here does not answer")
 
 
 def _counted(control: redis.Redis) -> dict[str, float]:
     told = cast(dict[str, Any], control.info("all"))
-    commands = {k: v for k, v in told.items() if k.startswith("cmdstat_")}
-    scripts = [commands.get(f"cmdstat_{name}") for name in ("evalsha", "eval")]
+    names = ("time", "hlen", "hrandfield", "hset", "expire")
+    commands = [told.get(f"cmdstat_{name}", {"calls": 0, "usec": 0}) for name in names]
     return {
-        "scripts": sum(each["calls"] for each in scripts if each),
-        "usec": sum(each["usec"] for each in scripts if each),
-        "calls": sum(each["calls"] for each in commands.values()),
+        "calls": sum(each["calls"] for each in commands),
+        "usec": sum(each["usec"] for each in commands),
         "in": told["total_net_input_bytes"],
         "out": told["total_net_output_bytes"],
     }

@@ -1,4 +1,4 @@
-"""What processes tell each other of their providers, and make of it."""
+"""What processes make of each other's breakers, and the documents that carry it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.fleet.merge import VERSION, UnknownVersion, advise, read_findings, write
-from pipecat_hedge.limits.fleet_advice import NOTHING, Finding
+from pipecat_hedge.fleet.document import VERSION, Document, UnknownVersion
+from pipecat_hedge.limits.fleet_advice import NOTHING, Finding, advise
 
 DOWN = Finding("down", 40.0, "5 failures in a row")
 WELL = Finding("well")
@@ -24,34 +24,29 @@ def fleet(*providers: list[Finding]) -> dict[str, dict[str, Finding]]:
     }
 
 
-def is_opened(own: Finding | None, *others: list[Finding]) -> bool:
-    told = advise({} if own is None else {"a": own}, {}, fleet(*others))
-    return told["a"].open_secs is not None
+@pytest.mark.parametrize(
+    ("own", "others", "opens"),
+    [
+        pytest.param(WELL, [[DOWN, WELL]], False, id="one process"),
+        pytest.param(WELL, [[DOWN, WELL]] * 2, True, id="two of three"),
+        pytest.param(WELL, [[DOWN, WELL]] * 2 + [[WELL]] * 2, False, id="two of five"),
+        pytest.param(
+            None, [[DOWN, WELL]] * 2 + [[NOTHING, WELL]] * 5, True, id="only users have a vote"
+        ),
+        pytest.param(WELL, [[DOWN, DOWN]] * 3, False, id="processes that find all down"),
+        pytest.param(
+            WELL, [[DOWN, WELL]] * 2 + [[DOWN, DOWN]] * 5, True, id="which have no vote either"
+        ),
+    ],
+)
+def test_two_processes_and_half_of_the_users_open_a_breaker(
+    own: Finding | None, others: list[list[Finding]], opens: bool
+) -> None:
+    advice = advise({} if own is None else {"a": own}, {}, fleet(*others))
+    assert (advice["a"].open_secs is not None) is opens
 
 
-def test_one_process_does_not_stop_the_others() -> None:
-    """Its own network may be broken."""
-    assert not is_opened(WELL, [DOWN, WELL])
-    assert not is_opened(None, [DOWN, WELL])
-
-
-def test_two_processes_that_are_half_of_those_that_ask_are_believed() -> None:
-    """Two of three and of four, not of five; who asks somebody else has no say."""
-    assert is_opened(WELL, [DOWN, WELL], [DOWN, WELL])
-    assert is_opened(WELL, [DOWN, WELL], [DOWN, WELL], [WELL])
-    assert not is_opened(WELL, [DOWN, WELL], [DOWN, WELL], [WELL], [WELL])
-    assert is_opened(None, [DOWN, WELL], [DOWN, WELL], *[[NOTHING, WELL]] * 5)
-
-
-def test_who_finds_everybody_down_is_not_believed() -> None:
-    """Neither as one that has it open, nor as one that asks."""
-    assert not is_opened(WELL, [DOWN, DOWN], [DOWN, DOWN], [DOWN, DOWN])
-    assert not is_opened(WELL, [DOWN], [DOWN])
-    assert is_opened(WELL, [DOWN, WELL], [DOWN, WELL], *[[DOWN, DOWN]] * 5)
-
-
-def test_what_is_opened_stays_so_for_as_long_as_the_others_have_it() -> None:
-    """The median, with their reason."""
+def test_a_breaker_is_opened_for_as_long_as_the_median_with_the_reason() -> None:
     others = [[Finding("down", secs, "no answer"), WELL] for secs in (10.0, 30.0, 60.0)]
     advice = advise({"a": WELL}, {}, fleet(*others))["a"]
     assert advice.open_secs == 30.0
@@ -59,7 +54,7 @@ def test_what_is_opened_stays_so_for_as_long_as_the_others_have_it() -> None:
 
 
 def test_an_answer_anywhere_is_a_reason_to_try() -> None:
-    """Of a process that is known from before; what it did earlier is old news."""
+    """Of a process that is known from before, and not of what it did before that."""
     closed = Finding("well", closings=1)
     before, now = fleet([DOWN, WELL]), fleet([closed, WELL])
     assert advise({"a": DOWN}, before, now)["a"].try_it
@@ -67,42 +62,41 @@ def test_an_answer_anywhere_is_a_reason_to_try() -> None:
     assert not advise({"a": DOWN}, {}, now)["a"].try_it
 
 
-findings = st.dictionaries(
-    st.text(max_size=20),
-    st.builds(
-        Finding,
-        found=st.sampled_from(["well", "down", "unsure"]),
-        open_secs=st.floats(0, 100).map(lambda secs: round(secs, 3)),
-        reason=st.text(max_size=40),
-        closings=st.integers(0, 1000),
+documents = st.builds(
+    Document,
+    st.dictionaries(
+        st.text(max_size=20),
+        st.builds(
+            Finding,
+            found=st.sampled_from(["well", "down", "unsure"]),
+            open_secs=st.floats(0, 100),
+            reason=st.text(max_size=40),
+            closings=st.integers(0, 1000),
+        ),
+        max_size=5,
     ),
-    max_size=5,
+    st.dictionaries(st.floats(0, 1), st.floats(-100, 100), max_size=3),
 )
 
 
-@given(findings)
-def test_a_document_is_read_as_it_was_written(told: dict[str, Finding]) -> None:
-    """Whatever the providers are called."""
-    assert read_findings(write(told)) == told
-
-
-@given(findings, st.integers(0, 10_000), st.characters())
-def test_a_damaged_document_is_refused_or_read(
-    told: dict[str, Finding], at: int, character: str
+@given(documents, st.integers(0, 10_000), st.characters())
+def test_a_document_is_read_as_written_and_refused_or_read_if_damaged(
+    document: Document, at: int, character: str
 ) -> None:
-    """Nothing else is ever raised."""
-    text = write(told)
+    text = document.text()
+    assert Document.of(text) == document
     at %= len(text)
     try:
-        read = read_findings(text[:at] + character + text[at + 1 :])
+        read = Document.of(text[:at] + character + text[at + 1 :])
     except ValueError:
         return
-    assert all(isinstance(each, Finding) for each in read.values())
+    assert all(isinstance(each, Finding) for each in read.findings.values())
 
 
-def altered(**changes: Any) -> str:
-    document = json.loads(write({"a": DOWN}))
+def altered(balances: Any = None, **changes: Any) -> str:
+    document = json.loads(Document({"a": DOWN}).text())
     document["providers"]["a"] |= changes
+    document["balances"] = balances or {}
     return json.dumps(document)
 
 
@@ -113,8 +107,8 @@ def altered(**changes: Any) -> str:
         "[]",
         "{}",
         "null",
-        '{"version": 3}',
-        '{"version": 3, "providers": []}',
+        f'{{"version": {VERSION}}}',
+        f'{{"version": {VERSION}, "providers": [], "balances": {{}}}}',
         "[" * 100_000,
         altered(found="dead"),
         altered(open_secs=-1),
@@ -123,17 +117,21 @@ def altered(**changes: Any) -> str:
         altered(closings=-1),
         altered(closings=True),
         altered(closings=1.5),
+        altered(balances={"0.1": float("nan")}),
+        altered(balances={"0.1": 1e9}),
+        altered(balances={"a lot": 1}),
     ],
 )
-def test_what_is_no_document_is_refused(text: str) -> None:
-    """With an error that the shell expects."""
+def test_another_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no document"):
-        read_findings(text)
+        Document.of(text)
 
 
-def test_another_version_is_told_from_a_damaged_one() -> None:
-    """So that a person hears of a fleet of two releases; no provider is left alone for ever."""
+def test_another_version_is_told_from_a_damaged_document() -> None:
     for other in (VERSION - 1, VERSION + 1):
         with pytest.raises(UnknownVersion, match=f"version {other}"):
-            read_findings(f'{{"version": {other}, "anything": []}}')
-    assert read_findings(altered(open_secs=1e9))["a"].open_secs == 3600
+            Document.of(f'{{"version": {other}, "anything": []}}')
+
+
+def test_no_breaker_is_opened_for_longer_than_an_hour() -> None:
+    assert Document.of(altered(open_secs=1e9)).findings["a"].open_secs == 3600

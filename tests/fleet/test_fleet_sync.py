@@ -1,122 +1,92 @@
-"""What sharing costs the turns that run meanwhile: nothing that they would notice."""
+"""What sharing costs the turns that run meanwhile, and what a process does with its store."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import importlib
 import itertools
-import os
-import statistics
 import sys
 import threading
-import time
-from asyncio import events
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from loguru import logger
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.fleet import redis_store
 from pipecat_hedge.fleet import sync as fleet_sync
-from pipecat_hedge.fleet.merge import write
+from pipecat_hedge.fleet.document import Document
 from pipecat_hedge.fleet.redis_store import RedisStore
-from pipecat_hedge.fleet.sync import FleetSync
-from pipecat_hedge.limits import AdmissionController
+from pipecat_hedge.fleet.sync import SLICE_SECS, FleetSync, pack, unpack
+from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.fleet_advice import Finding
-from pipecat_hedge.policy import Backend, FileStore
-from pipecat_hedge.policy.latency_sketch import LatencyCounts
-from pipecat_hedge.policy.shared_store import Batch, Place, Received, Sum, Wanted
-from pipecat_hedge.race import ConfigurationError
+from pipecat_hedge.policy.backends import Backend
+from pipecat_hedge.policy.latency_model import bucket_of
+from pipecat_hedge.policy.provider_latency import ALL, COUNTS
+from pipecat_hedge.policy.shared_store import Received, Slice, StoreUnavailable
+from pipecat_hedge.policy.stats_store import FileStore
+from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.service.composition import ENVIRONMENT, default_store
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
 from tests.support.line import Line
 from tests.support.redis_server import RedisServer, needs_redis
 
-TICK_SECS = 1 / os.sysconf("SC_CLK_TCK")
-"""How far wrong the host's clock may be."""
+Answer = Received | Exception
 
 
-def stolen_secs() -> float:
-    """How long the machine's host has given its processors to others so far; 0 if nobody tells."""
-    try:
-        return int(Path("/proc/stat").read_text().split()[8]) * TICK_SECS
-    except OSError:  # not on Linux
-        return 0.0
+class Scripted:
+    """A store that answers as it is told, and notes what happens to it."""
+
+    def __init__(self, *answers: Answer, secs: float = 0.0):
+        self._answers, self._secs = list(answers), secs
+        self.time = 0.0
+        self.written: list[Slice | None] = []
+        self.read: list[Sequence[int]] = []
+        self.noted: list[str] = []
+
+    async def now(self) -> float:
+        return self.time
+
+    async def exchange(
+        self, process: str, now: float, document: str, written: Slice | None, read: Sequence[int]
+    ) -> Received:
+        self.noted.append("begins")
+        self.written.append(written)
+        self.read.append(read)
+        await asyncio.sleep(self._secs)
+        answer = self._answers.pop(0) if self._answers else Received()
+        if isinstance(answer, Exception):
+            raise answer
+        self.noted.append("ends")
+        return answer
+
+    async def close(self) -> None:
+        self.noted.append("closes")
+
+    def counted(self, key: str) -> list[tuple[int, int]]:
+        """What was written of a provider: the slice, and how many observations."""
+        slices = [each for each in self.written if each is not None and key in each.counts]
+        return [(each.number, int(unpack(each.counts[key])[ALL].sum())) for each in slices]
 
 
-def unscheduled_secs() -> float:
-    """How long this thread was ready to run so far and did not; 0 if nobody tells."""
-    try:
-        waited = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    except OSError:
-        waited = 0.0
-    return waited + stolen_secs()
+def fleet_of(store: Scripted) -> FleetSync:
+    return FleetSync(store, threading.Lock(), {}, {}, AdmissionController())
 
 
-class Steps:
-    """How long each step of an event loop took, in seconds of its thread's processor time.
-
-    Attributes:
-        secs: Of each step; of a long one without what the machine's host took since ``look``.
-    """
-
-    def __init__(self) -> None:
-        self.secs: list[float] = []
-        self._stolen = stolen_secs()
-
-    def look(self) -> None:
-        """Read what the host has taken so far; now and then, since it takes a while."""
-        self._stolen = stolen_secs()
-
-    @contextmanager
-    def timed(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        """Time every step made inside; the garbage collector is left out of it."""
-        run, thread, is_over = events.Handle._run, threading.get_ident(), False
-
-        def timed_run(handle: Any) -> None:
-            if threading.get_ident() != thread:
-                return run(handle)
-            began = time.thread_time()
-            run(handle)
-            if not is_over:
-                took = time.thread_time() - began
-                is_long = took > 0.005
-                self.secs.append(took - (stolen_secs() - self._stolen) if is_long else took)
-            return None
-
-        gc.collect()
-        gc.disable()
-        with monkeypatch.context() as patched:
-            patched.setattr(events.Handle, "_run", timed_run)
-            try:
-                yield
-            finally:
-                is_over = True  # the step that ends it pays for the collection
-                gc.enable()
+def document(**found: Any) -> str:
+    return Document({"a": Finding("well", **found)}).text()
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A turn and its neighbour.
-
-    Parameters:
-        later_secs: By how much the turn was slower.
-        unscheduled_secs: What the machine took from both of them meanwhile.
-    """
-
-    later_secs: float
-    unscheduled_secs: float
-
-    def is_slower(self, sign: int) -> bool:
-        """Whether it was slower by 20 ms, or faster with -1, and not on the machine's account."""
-        return sign * self.later_secs - self.unscheduled_secs > 0.02
+def seen(secs: float, times: int) -> bytes:
+    """What another process has seen of a provider, of prompts of any size."""
+    counts = np.zeros(COUNTS, np.int64)
+    counts[ALL, 0, bucket_of(secs)] = times
+    return pack(counts)
 
 
 def hedged(stats: ProviderStats) -> HedgedLLMService:
@@ -125,201 +95,178 @@ def hedged(stats: ProviderStats) -> HedgedLLMService:
     return HedgedLLMService(providers, policy=HedgePolicy.adaptive(), stats=stats, warm=False)
 
 
+def median(stats: ProviderStats) -> float:
+    known = stats.known([Backend("a", "b")], None, by_sentence=False)["a"].first_token
+    return known.quantile(0.5)
+
+
+# ---- no turn waits
+
+
 @needs_redis
-@pytest.mark.parametrize("how", ["killed and started again", "hanging"])
-async def test_no_turn_waits_for_a_redis_that_is_away(
+@pytest.mark.parametrize("how", ["killed", "hanging"])
+async def test_turns_are_answered_while_redis_is_away(
     monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Redis goes in the middle of 200 turns.
-
-    Each turn has a neighbour that is asked at the same instant on the same loop, of a service that
-    shares nothing. No step of that loop, the exchanges' included, holds it for 10 ms of processor
-    time, which would slow both; two may seem to where the host has taken a tick that its clock does
-    not tell, but an exchange that did would do so dozens of times. A busy machine may take 20 ms
-    from either of two neighbours: what the thread waited for a processor, or its host had taken
-    away, is not counted, and what nobody can account for may happen to ours once more than to
-    theirs.
-    """
-    monkeypatch.setattr(fleet_sync, "EVERY_SECS", 0.05)
-    monkeypatch.setattr(fleet_sync, "CAP_SECS", 0.1)
-    steps = Steps()
+    """While an exchange waits in vain, and when Redis is back."""
+    monkeypatch.setattr(fleet_sync, "EVERY_SECS", 0.02)
     with RedisServer() as server:
-        pairs = await outage(server, monkeypatch, how, steps)
-    longest = max(pair.later_secs for pair in pairs)
-    print(f"slower than its neighbour by up to {longest * 1e3:.1f} ms, {how}")
-    *_, third, _, last = sorted(steps.secs)
-    print(f"the longest step took {last * 1e3:.1f} ms of processor time")
-    assert last < 0.01 + TICK_SECS
-    assert third < 0.01
-    assert abs(statistics.median(pair.later_secs for pair in pairs)) < 0.002
-    ours, theirs = (sum(pair.is_slower(sign) for pair in pairs) for sign in (1, -1))
-    assert ours <= theirs + 1
+        stats = ProviderStats(RedisStore(server.url))
+        results = asyncio.Queue[bool]()
+        fleet = stats.fleet
+        assert isinstance(fleet, FleetSync)
+        sync = fleet.sync
 
+        async def noted(**options: Any) -> bool:
+            results.put_nowait(await sync(**options))
+            return True
 
-async def outage(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch, how: str, steps: Steps
-) -> list[Pair]:
-    """Each of 200 turns beside its neighbour."""
-    shared, alone = ProviderStats(RedisStore(server.url)), ProviderStats()
-    pairs: list[Pair] = []
-    exchanged: list[bool] = []
-    assert shared.fleet is not None
-    sync = shared.fleet.sync
+        async def until(result: bool) -> None:
+            while await results.get() is not result:
+                pass
 
-    async def noted() -> bool:
-        exchanged.append(await sync())
-        return exchanged[-1]
-
-    monkeypatch.setattr(shared.fleet, "sync", noted)
-    async with Line(hedged(shared)) as with_redis, Line(hedged(alone)) as without:
-        lines = (with_redis, without)
-        await asyncio.gather(*(line.ask() for line in lines))  # pays for imports and caches
-        with steps.timed(monkeypatch):
-            for turn in range(200):
-                if turn == 70:
-                    server.kill() if how.startswith("killed") else server.hang()
-                elif turn == 140:
-                    while False not in exchanged:  # quick turns may be over before one times out
-                        await asyncio.sleep(0.01)
-                    server.start() if how.startswith("killed") else server.go_on()
-                asked = lines if turn % 2 else lines[::-1]
-                unscheduled = unscheduled_secs()
-                steps.look()
-                await asyncio.gather(*(line.ask() for line in asked))
-                ours, theirs = [await line.report(turn + 2) for line in lines]
-                assert ours.outcome == theirs.outcome == "answered"
-                later = (ours.ttft_secs or 0.0) - (theirs.ttft_secs or 0.0)
-                pairs.append(Pair(later, unscheduled_secs() - unscheduled))
-    was_away = exchanged.index(False)
-    assert True in exchanged[:was_away]
-    assert True in exchanged[was_away:]
-    return pairs
-
-
-class Full:
-    """A store with as many sums as a large fleet has, all of them news each time."""
-
-    def __init__(self, providers: int):
-        counts = LatencyCounts()
-        for part in "0123s":
-            for bucket in range(200, 450):
-                counts.of(part).answered[bucket] = 4
-                counts.of(part).censored[bucket] = 1
-        self._sums = {
-            f"provider {number} | model": Sum(Place("e", 0), 4000, counts, counts)
-            for number in range(providers)
-        }
-
-    async def exchange(
-        self, process: str, batch: Batch, document: str, wanted: Mapping[str, Wanted]
-    ) -> Received:
-        return Received(sums=self._sums)
-
-    async def close(self) -> None:
-        pass
-
-
-async def test_no_step_of_an_exchange_holds_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 20 providers of which a thousand observations each are known here, and many more there.
-
-    Asserted of processor time, of which a busy machine takes nothing away.
-    """
-    stats = ProviderStats(Full(20))
-    for number in range(20):
-        for turn in range(600):
-            backend = Backend(f"provider {number}", "model")
-            stats.record_first_token(backend, 0.3 + turn % 97 / 300, 100 + 3000 * (turn % 3))
-    assert stats.fleet is not None
-    steps = Steps()
-    with steps.timed(monkeypatch):
-        assert await stats.fleet.sync()
-    print(f"longest step {max(steps.secs) * 1e3:.1f} ms of {len(steps.secs)}")
-    assert stats._of(Backend("provider 7", "model"))._all.others_told > 1000
-    assert max(steps.secs) < 0.01
-
-
-def test_what_is_noted_for_others_costs_a_turn_next_to_nothing() -> None:
-    """Under 50 µs; each observation is one count more, whatever has been seen before."""
-
-    def cost(stats: ProviderStats) -> float:
-        took: list[float] = []
-        for _ in range(30):
-            began = time.thread_time()
-            for turn in range(100):
-                stats.record_first_token(Backend("a", "b"), 0.3 + turn / 1000, 100)
-            took.append((time.thread_time() - began) / 100)
-        return min(took)
-
-    alone, shared = cost(ProviderStats()), cost(ProviderStats(Full(0)))
-    print(f"{(shared - alone) * 1e6:.1f} µs more than {alone * 1e6:.1f} µs")
-    assert shared - alone < 50e-6
-
-
-# ---- the registry's part
-
-
-class Scripted:
-    """A store that does what it is told."""
-
-    def __init__(self, *results: Received | Exception):
-        self._results = list(results)
-        self.batches: list[Batch] = []
-        self.closed = 0
-
-    async def exchange(
-        self, process: str, batch: Batch, document: str, wanted: Mapping[str, Wanted]
-    ) -> Received:
-        self.batches.append(batch)
-        result = self._results.pop(0) if self._results else Received()
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    async def close(self) -> None:
-        self.closed += 1
-
-
-def fleet_of(store: Scripted) -> FleetSync:
-    return FleetSync(store, threading.Lock(), {}, {}, AdmissionController())
-
-
-async def test_how_many_processes_there_are_is_known() -> None:
-    """By their documents; while the store is away it is what it was."""
-    two = Received(documents={"one": "{}", "other": "{}"})
-    fleet = fleet_of(Scripted(Received(), two, ConnectionError(), Received(documents={"one": ""})))
-    seen = [fleet.processes]
-    for _ in range(4):
-        await fleet.sync()
-        seen.append(fleet.processes)
-    assert seen == [1, 1, 3, 3, 2]
-
-
-def document(**found: Any) -> str:
-    return write({"a": Finding("well", **found)})
-
-
-def told(*documents: str) -> Received:
-    return Received(documents={f"process {n}": text for n, text in enumerate(documents)})
+        monkeypatch.setattr(fleet, "sync", noted)
+        async with asyncio.timeout(40), Line(hedged(stats)) as line:
+            await until(True)
+            server.kill() if how == "killed" else server.hang()
+            for _ in range(20):
+                await line.ask()
+            await until(False)
+            server.start() if how == "killed" else server.go_on()
+            await until(True)
+            await line.ask()
+            reports = [await line.report(turn) for turn in range(1, 22)]
+        assert {report.outcome for report in reports} == {"answered"}
 
 
 @pytest.mark.virtual_time
-async def test_who_was_heard_last_is_remembered() -> None:
-    """Of a fleet that is larger than what is kept: who came first is not forgotten first."""
-    everybody = [{f"{n} {m}": document() for m in range(64)} for n in range(17)]
-    samples = [*everybody, everybody[0], everybody[5]]
-    fleet = fleet_of(Scripted(*[Received(documents=sample) for sample in samples]))
-    for _ in samples:
-        assert await fleet.sync()
-    known = list(fleet._others)
-    assert len(known) == fleet_sync.MOST_KNOWN
-    assert known[-128:] == [*everybody[0], *everybody[5]]
+async def test_a_turn_takes_as_long_beside_a_store_that_hangs() -> None:
+    """In virtual time, so exactly."""
+    secs: list[float | None] = []
+    for store in (None, Scripted(secs=1000.0)):
+        async with Line(hedged(ProviderStats(store))) as line:
+            await line.ask()
+            await asyncio.sleep(5.0)
+            await line.ask()
+            secs.append((await line.report(2)).ttft_secs)
+    assert secs[0] == secs[1]
+
+
+async def test_the_event_loop_is_let_go_between_the_steps_of_an_exchange() -> None:
+    """With 20 providers, and 250 processes' counts of each slice."""
+    data = seen(0.3, 100)
+    slices = {n: [(f"{k % 20} | m", data) for k in range(250)] for n in (0, -1, -2)}
+    stats = ProviderStats(Scripted(Received(slices=slices)))
+    for number in range(20):
+        stats.record_first_token(Backend(str(number), "m"), 0.3, 100)
+    assert stats.fleet is not None
+    exchange, steps = asyncio.create_task(stats.fleet.sync()), 0
+    while not exchange.done():
+        await asyncio.sleep(0)
+        steps += 1
+    assert await exchange
+    assert steps > 40
+
+
+# ---- what is written, and what is made of what is read
+
+
+@pytest.mark.virtual_time
+async def test_totals_are_written_again_and_again_until_the_slice_is_over() -> None:
+    """Each slice has what was seen in it, however often and late it is written."""
+    store, backend = Scripted(), Backend("a", "b")
+    stats = ProviderStats(store)
+    assert stats.fleet is not None
+    for store.time in (0.0, 1.0, SLICE_SECS + 1.0, SLICE_SECS + 2.0):
+        stats.record_first_token(backend, 0.5, 100)
+        assert await stats.fleet.sync()
+    assert store.counted(backend.key) == [(0, 1), (0, 2), (0, 3), (1, 1)]
+    assert [len(read) for read in store.read] == [fleet_sync.SLICES, 2, fleet_sync.SLICES, 2]
+
+
+@pytest.mark.virtual_time
+async def test_what_was_seen_while_the_store_was_away_is_written_afterwards() -> None:
+    store, backend = Scripted(*[StoreUnavailable("no")] * 3), Backend("a", "b")
+    stats = ProviderStats(store)
+    assert stats.fleet is not None
+    for number in range(5):
+        stats.record_first_token(backend, 0.5, 100)
+        assert await stats.fleet.sync() is (number > 2)
+    assert store.counted(backend.key) == [(0, n) for n in range(1, 6)]
+
+
+@pytest.mark.virtual_time
+async def test_the_latest_slices_are_used_first() -> None:
+    """Older ones only for as long as the later ones do not say enough; all of a slice counts."""
+    two = [("a | b", seen(0.2, 3000)), ("a | b", seen(0.21, 3000))]
+    old = [("a | b", seen(5.0, 100_000))]
+    for later, expected in ((two, 0.21), (two[:1], 5.0)):
+        stats = ProviderStats(Scripted(Received(slices={0: [], -1: later, -5: old})))
+        assert stats.fleet is not None
+        assert await stats.fleet.sync()
+        assert median(stats) == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.virtual_time
+async def test_only_so_many_providers_of_others_are_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet_sync, "MOST_PROVIDERS", 3)
+    slices = {0: [(f"{n} | b", seen(0.2, 100)) for n in range(10)]}
+    stats = ProviderStats(Scripted(Received(slices=slices)))
+    assert stats.fleet is not None
+    assert await stats.fleet.sync()
+    weights = [stats.prior_weight(Backend(str(n), "b")) for n in range(10)]
+    assert sum(weight < 1.0 for weight in weights) == 3
+
+
+@pytest.mark.virtual_time
+async def test_a_slice_that_is_full_takes_no_further_processes() -> None:
+    store = Scripted(Received(fields=10**6), Received(fields=10**6))
+    stats = ProviderStats(store)
+    assert stats.fleet is not None
+    stats.record_first_token(Backend("a", "b"), 0.5, 100)
+    for store.time in (0.0, 1.0, SLICE_SECS + 1.0):
+        assert await stats.fleet.sync()
+    assert store.counted("a | b") == [(0, 1)] * 3, "this process was in before"
+
+
+@given(st.lists(st.tuples(st.integers(0, 2849), st.integers(1, 2**32 - 1)), max_size=40))
+def test_packed_counts_are_read_as_written(entries: list[tuple[int, int]]) -> None:
+    counts = np.zeros(COUNTS, np.int64)
+    for at, count in entries:
+        counts.ravel()[at % counts.size] = count
+    assert np.array_equal(unpack(pack(counts)), counts)
+
+
+@given(st.binary(max_size=60))
+def test_other_bytes_are_refused_or_read(data: bytes) -> None:
+    try:
+        counts = unpack(data)
+    except ValueError:
+        return
+    assert counts.shape == COUNTS
+    assert np.all(counts >= 0)
+
+
+# ---- breakers
+
+
+async def test_the_number_of_processes_stays_what_it_was_while_the_store_is_away() -> None:
+    fleet = fleet_of(Scripted(Received(processes=3), ConnectionError(), Received(processes=2)))
+    counted = [fleet.processes]
+    for _ in range(3):
+        await fleet.sync()
+        counted.append(fleet.processes)
+    assert counted == [1, 3, 3, 2]
 
 
 @pytest.mark.virtual_time
 async def test_an_answer_while_the_store_was_away_is_a_reason_to_try() -> None:
-    """However long ago it was."""
-    fleet = fleet_of(Scripted(told(document()), told(document(closings=1))))
-    breaker = fleet._health.of("a").breaker
+    first, second = (Received(documents={"p": text}) for text in (document(), document(closings=1)))
+    health = AdmissionController()
+    fleet = FleetSync(Scripted(first, second), threading.Lock(), {}, {}, health)
+    breaker = health.of("a").breaker
     assert await fleet.sync()
     for _ in range(5):
         breaker.record("failed", 0.0)
@@ -329,30 +276,31 @@ async def test_an_answer_while_the_store_was_away_is_a_reason_to_try() -> None:
     assert breaker.state(asyncio.get_running_loop().time()) == "half_open"
 
 
+# ---- when it runs
+
+
 @pytest.mark.virtual_time
-async def test_it_comes_back_to_a_store_that_is_away_within_seconds(
+async def test_a_store_that_is_away_is_tried_again_within_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At most four, and a fifth more by chance; whatever the store raises."""
-    store = Scripted(*[ZeroDivisionError()] * 6)
-    stats = ProviderStats(store)
-    assert stats.fleet is not None
+    stats = ProviderStats(Scripted(*[ZeroDivisionError()] * 6))
     times: list[float] = []
-    sync = stats.fleet.sync
+    fleet = stats.fleet
+    assert isinstance(fleet, FleetSync)
+    sync = fleet.sync
 
-    async def noted() -> bool:
+    async def noted(**options: Any) -> bool:
         times.append(asyncio.get_running_loop().time())
-        return await sync()
+        return await sync(**options)
 
-    monkeypatch.setattr(stats.fleet, "sync", noted)
+    monkeypatch.setattr(fleet, "sync", noted)
     stats.hold()
     await asyncio.sleep(60)
     await stats.release()
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     for gap, expected in zip(gaps, [1, 2, 4, 4, 4, 4, 1, 1, 1], strict=False):
         assert 0.8 * expected <= gap <= 1.2 * expected
-    assert len({batch.number for batch in store.batches[:7]}) == 1
-    assert store.closed == 2
 
 
 @pytest.mark.virtual_time
@@ -360,100 +308,23 @@ async def test_a_service_shares_while_its_session_runs() -> None:
     """Several sessions share one exchange; a service that was never set up ends all the same."""
     store = Scripted()
     stats = ProviderStats(store)
-    never = hedged(stats)
-    await never.cleanup()
+    await hedged(stats).cleanup()
     async with Line(hedged(stats)) as one:
         async with Line(hedged(stats)) as two:
             await asyncio.gather(one.ask(), two.ask())
             await asyncio.sleep(10)
-            assert 8 <= len(store.batches) <= 14
+            assert 8 <= store.noted.count("begins") <= 14
         await one.ask()
-    told = LatencyCounts()
-    for batch in store.batches:
-        for counts in batch.counts.values():
-            told.merge(counts)
-    assert sum(sketch.count for part, sketch in told.parts.items() if part != "s") >= 3
-    assert store.closed >= 1
+    assert store.written[-1] is not None
+    assert sum(int(unpack(data)[ALL].sum()) for data in store.written[-1].counts.values()) >= 3
+    assert store.noted[-1] == "closes"
 
 
 @pytest.mark.virtual_time
-async def test_a_stranger_in_a_reply_is_passed_over() -> None:
-    """Sums of providers that are not asked here are kept for when they are."""
-    counts = LatencyCounts()
-    for _ in range(100):
-        counts.add("0", 0.2, censored=False)
-    place = Place("e", 0)
-    store = Scripted(
-        Received(
-            sums={"a | b": Sum(place, 100, counts)},
-            places={"nobody": place},
-            moved={"nothing": 3.0},
-            documents={"x": "no document"},
-        )
-    )
+async def test_a_new_session_waits_for_the_last_exchange_of_the_one_before() -> None:
+    """And what it uses is not closed under it."""
+    store = Scripted(secs=0.3)
     stats = ProviderStats(store)
-    assert stats.fleet is not None
-    assert await stats.fleet.sync()
-    known = stats.known([Backend("a", "b")], 100, by_sentence=False)["a"].first_token
-    assert known.quantile(0.5) == pytest.approx(0.2, rel=0.05)
-
-
-@pytest.mark.virtual_time
-async def test_what_cannot_be_used_is_said_a_hundred_times_at_most() -> None:
-    """A damaged store does not fill the log."""
-    store = Scripted(*[Received(unusable=frozenset({f"key {n}"})) for n in range(150)])
-    fleet = fleet_of(store)
-    for _ in range(150):
-        assert await fleet.sync()
-    assert len(fleet._said) == 100
-
-
-@pytest.mark.virtual_time
-async def test_the_last_word_is_whole() -> None:
-    """An exchange whose outcome is not known is repeated first, and then comes the rest."""
-    store = Scripted(TimeoutError())
-    stats = ProviderStats(store)
-    assert stats.fleet is not None
-    stats.record_first_token(Backend("a", "b"), 0.2, 100)
-    stats.fleet._is_away = True  # as after an earlier failure, so nothing is said of this one
-    assert not await stats.fleet.sync()
-    stats.record_first_token(Backend("a", "b"), 0.3, 100)
-    await stats.fleet.flush()
-    assert len(store.batches) == 1  # a store that is away is not waited for
-    stats.fleet._is_away = False
-    await stats.fleet.flush()
-    assert [batch.number for batch in store.batches] == [1, 1, 2]
-    assert store.batches[0] is store.batches[1]
-    assert [batch.counts["a | b"].of("0").count for batch in store.batches] == [1, 1, 1]
-
-
-class Slow:
-    """A store whose every exchange takes a while; notes what happens to it, in order."""
-
-    def __init__(self) -> None:
-        self.noted: list[str] = []
-        self.batches: list[Batch] = []
-
-    async def exchange(
-        self, process: str, batch: Batch, document: str, wanted: Mapping[str, Wanted]
-    ) -> Received:
-        self.noted.append("begins")
-        self.batches.append(batch)
-        await asyncio.sleep(0.3)
-        self.noted.append("ends")
-        return Received(moved=dict.fromkeys(batch.balances, 1.0))
-
-    async def close(self) -> None:
-        self.noted.append("closes")
-
-
-@pytest.mark.virtual_time
-async def test_the_last_word_and_a_new_sessions_first_are_not_exchanged_at_once() -> None:
-    """Nothing is settled twice, and what the new session uses is not closed under it."""
-    store = Slow()
-    stats = ProviderStats(store)
-    stats.accounts.begin_turn(0.5)
-    before = stats.accounts.accounts[0.5].balance
     stats.hold()
     await asyncio.sleep(0.5)
     assert store.noted == ["begins", "ends"]
@@ -463,13 +334,19 @@ async def test_the_last_word_and_a_new_sessions_first_are_not_exchanged_at_once(
     await leaving
     await asyncio.sleep(0.3)
     assert store.noted[2:] == ["closes", *["begins", "ends"] * 2]
-    assert [batch.number for batch in store.batches] == [1, 2, 3]
-    assert stats.accounts.accounts[0.5].balance == pytest.approx(before - 3.0)
-    assert stats.fleet is not None
-    assert stats.fleet._runs_on is asyncio.get_running_loop()
     await stats.release()
     assert store.noted[-1] == "closes"
-    assert stats.fleet._runs_on is None
+
+
+@pytest.mark.virtual_time
+async def test_what_cannot_be_used_is_logged_a_hundred_times_at_most() -> None:
+    lines: list[str] = []
+    handler = logger.add(lambda message: lines.append(str(message)), level="INFO")
+    fleet = fleet_of(Scripted(*[Received(unusable=frozenset({f"key {n}"})) for n in range(150)]))
+    for _ in range(150):
+        assert await fleet.sync()
+    logger.remove(handler)
+    assert len(lines) == 100
 
 
 # ---- configuration
@@ -489,14 +366,12 @@ async def test_the_last_word_and_a_new_sessions_first_are_not_exchanged_at_once(
         ("redis://localhost", None, "prefix must be 1 to 100 characters"),
     ],
 )
-def test_what_cannot_work_is_refused(url: Any, prefix: Any, message: str) -> None:
-    """At construction, with the remedy."""
+def test_what_cannot_work_is_refused_with_the_remedy(url: Any, prefix: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         RedisStore(url, prefix=prefix)
 
 
 def test_no_password_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither in its name, nor in what is said of a URL that cannot work."""
     monkeypatch.setenv("REDIS_URL", "rediss://user:secret@host:6390/2?db=2")
     assert str(RedisStore(prefix="bot")) == "rediss://host:6390/2 (bot)"
     assert str(RedisStore("unix:///run/redis.sock")) == "unix:///run/redis.sock (pipecat-hedge)"
@@ -506,8 +381,7 @@ def test_no_password_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "secret" not in str(refused.value)
 
 
-def test_without_redis_py_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extra."""
+def test_without_redis_py_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis.asyncio", None)
     with pytest.raises(ConfigurationError, match=r'pip install "pipecat-hedge\[redis\]"'):
         RedisStore("redis://localhost")
@@ -523,30 +397,15 @@ def test_the_environment_names_a_redis(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert isinstance(default_store(), FileStore)
     monkeypatch.delenv(ENVIRONMENT)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    said: list[str] = []
-    handler = logger.add(lambda message: said.append(str(message)), level="INFO")
+    lines: list[str] = []
+    handler = logger.add(lambda message: lines.append(str(message)), level="INFO")
     assert str(default_store()) == "redis://elsewhere (pipecat-hedge)"
     logger.remove(handler)
-    assert len(said) == 1
-    assert "which REDIS_URL names; PIPECAT_HEDGE_STATS=off turns it off" in said[0]
+    assert len(lines) == 1
+    assert "which REDIS_URL names; PIPECAT_HEDGE_STATS=off turns it off" in lines[0]
     monkeypatch.setenv("REDIS_URL", "postgres://elsewhere")
     assert isinstance(default_store(), FileStore)
     monkeypatch.setenv("REDIS_URL", "redis://elsewhere")
     composition = importlib.import_module("pipecat_hedge.service.composition")
     monkeypatch.setattr(composition, "find_spec", lambda name: None)
     assert isinstance(default_store(), FileStore)
-
-
-async def test_a_reply_that_makes_no_sense_is_as_good_as_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is a store that cannot be used."""
-    store = RedisStore("redis://127.0.0.1:1")
-    for reply in (b"{", b"[]", b'{"mark": {"c": 1}}', b"\xff", b'{"unusable": 3}'):
-
-        async def run(asked: str, reply: bytes = reply) -> bytes:
-            return reply
-
-        monkeypatch.setattr(store, "_run", run)
-        with pytest.raises(redis_store.StoreUnavailable, match="cannot be read"):
-            await store.exchange("p", Batch(1), "", {})

@@ -1,38 +1,32 @@
-"""What processes share through a Redis, and what happens when that is not there."""
+"""What processes share through a real Redis, and what happens when that is not there."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import random
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 from loguru import logger
 
 from pipecat_hedge.fleet import sync as fleet_sync
-from pipecat_hedge.fleet.fleet_latency import GENERATION
-from pipecat_hedge.fleet.merge import VERSION
-from pipecat_hedge.fleet.redis_store import (
-    BATCH_SECS,
-    DOCUMENT_SECS,
-    POT_SECS,
-    SUM_SECS,
-    RedisStore,
-)
+from pipecat_hedge.fleet.document import VERSION
+from pipecat_hedge.fleet.redis_store import DOCUMENT_SECS, KEPT_SECS, RedisStore
 from pipecat_hedge.limits.circuit_breaker import PROBES
 from pipecat_hedge.policy import Backend
 from pipecat_hedge.policy.priors import prior_for
 from pipecat_hedge.service import ProviderStats
 from tests.support.redis_server import LossyProxy, RedisServer, needs_redis
 
+pytestmark = needs_redis
+
 CLAUDE, LOCAL = Backend("claude", "claude-haiku-4-5"), Backend("local", "qwen")
+ROOT = "{pipecat-hedge}"
 
 Make = Callable[..., ProviderStats]
 
@@ -44,19 +38,17 @@ def server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
+async def make(server: RedisServer) -> AsyncIterator[Make]:
     """Makes processes: registries of their own that meet at a Redis."""
-    made: list[ProviderStats] = []
+    stores: list[RedisStore] = []
 
     def make(url: str | None = None, **options: Any) -> ProviderStats:
-        url = url or request.getfixturevalue("server").url
-        made.append(ProviderStats(RedisStore(url, **options)))
-        return made[-1]
+        stores.append(RedisStore(url or server.url, **options))
+        return ProviderStats(stores[-1])
 
     yield make
-    for stats in made:
-        assert stats.fleet is not None
-        await stats.fleet._store.close()
+    for store in stores:
+        await store.close()
 
 
 @pytest.fixture
@@ -88,18 +80,19 @@ def observe(stats: ProviderStats, secs: float, times: int = 100, tokens: int | N
         stats.record_first_token(CLAUDE, secs * spread, tokens)
 
 
-def median(stats: ProviderStats, tokens: int | None = 100) -> float:
-    known = stats.known([CLAUDE], tokens, by_sentence=False)
-    return known["claude"].first_token.quantile(0.5)
+def median(stats: ProviderStats, tokens: int | None = 100, backend: Backend = CLAUDE) -> float:
+    known = stats.known([backend], tokens, by_sentence=False)
+    return known[backend.provider].first_token.quantile(0.5)
 
 
 def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def fail(stats: ProviderStats, backend: Backend, times: int = 5) -> None:
-    for _ in range(times):
-        stats.health.of(backend.key).breaker.record("failed", now())
+def fail(stats: ProviderStats, *backends: Backend) -> None:
+    for backend in backends:
+        for _ in range(5):
+            stats.health.of(backend.key).breaker.record("failed", now())
 
 
 def answer(stats: ProviderStats, *backends: Backend) -> None:
@@ -107,36 +100,28 @@ def answer(stats: ProviderStats, *backends: Backend) -> None:
         stats.health.of(backend.key).breaker.record("answered", now())
 
 
+def state(stats: ProviderStats, backend: Backend = CLAUDE) -> str:
+    return stats.health.of(backend.key).breaker.state(now())
+
+
 # ---- what is shared
 
 
-@needs_redis
 async def test_a_fresh_process_begins_with_what_the_others_have_seen(make: Make) -> None:
-    """By prompt size and to the first sentence too, and hardly anything is assumed any more."""
+    """By prompt size, and hardly anything is assumed any more."""
     old, fresh, later = make(), make(), make()
     observe(old, 0.2, times=400, tokens=100)
     observe(old, 0.9, times=100, tokens=50_000)
-    latency = old._of(CLAUDE)
-    for _ in range(300):
-        latency.record_sentence(0.33, censored=False)
     await sync(old, fresh)
+    assert median(later) == prior_for("claude", "claude-haiku-4-5").curve.quantile(0.5)
+    await sync(later)
     for stats in (fresh, later):
-        if stats is later:  # asked before the first exchange
-            assert median(later) == prior_for("claude", "claude-haiku-4-5").curve.quantile(0.5)
-            await sync(later)
         assert median(stats, 100) == pytest.approx(0.2, rel=0.05)
         assert median(stats, 50_000) == pytest.approx(0.9, rel=0.1)
-        sentence = stats.known([CLAUDE], 100, by_sentence=True)["claude"].sentence
-        assert sentence is not None
-        assert sentence.quantile(0.5) == pytest.approx(0.33, rel=0.02)
         assert stats.prior_weight(CLAUDE, 100) < 0.01
-    alone = ProviderStats()
-    assert alone.prior_weight(CLAUDE, 100) == 1.0
 
 
-@needs_redis
-async def test_all_that_is_known_of_a_provider_is_shared(make: Make) -> None:
-    """Whole answers and waits as well, each under its own name."""
+async def test_whole_answers_and_waits_are_shared_under_their_own_names(make: Make) -> None:
     old, fresh = make(), make()
     kinds = [Backend("claude", "m", measures=m) for m in ("first_token", "whole_answer", "wait")]
     for secs, backend in enumerate(kinds, start=1):
@@ -144,13 +129,10 @@ async def test_all_that_is_known_of_a_provider_is_shared(make: Make) -> None:
             old.record_first_token(backend, float(secs), None)
     await sync(old, fresh)
     for secs, backend in enumerate(kinds, start=1):
-        known = fresh.known([backend], None, by_sentence=False)["claude"].first_token
-        assert known.quantile(0.5) == pytest.approx(secs, rel=0.02)
+        assert median(fresh, None, backend) == pytest.approx(secs, rel=0.02)
 
 
-@needs_redis
-async def test_cancelled_waits_are_shared_as_such(make: Make) -> None:
-    """They make a provider slower, not faster, for everybody."""
+async def test_cancelled_waits_are_shared_as_censored(make: Make) -> None:
     old, fresh = make(), make()
     for _ in range(200):
         old.record_first_token(CLAUDE, 0.2, 100)
@@ -161,71 +143,55 @@ async def test_cancelled_waits_are_shared_as_such(make: Make) -> None:
     assert known.share_after(0.6) > 0.3
 
 
-@needs_redis
-async def test_an_observation_counts_once(make: Make, server: RedisServer) -> None:
-    """However often it is exchanged; and who made it does not take it for another's."""
+async def test_an_observation_counts_once_however_often_it_is_exchanged(
+    make: Make, server: RedisServer
+) -> None:
     one, two = make(), make()
     observe(one, 0.2, times=100)
-    for _ in range(5):
-        await sync(one, two)
+    await sync(*[one, two] * 5)
     observe(two, 0.2, times=50)
-    for _ in range(5):
-        await sync(one, two)
+    await sync(*[one, two] * 5)
     assert server.counted() == {CLAUDE.key: 150}
-    assert one.fleet is not None
-    (others,) = (each for each, weight in one.fleet._fleet[CLAUDE.key].others if weight == 1.0)
-    assert others.of("0").count == 50
 
 
-@needs_redis
-async def test_generations_follow_each_other(make: Make, server: RedisServer) -> None:
-    """By count; the size of what is kept does not depend on how much was seen."""
-    processes = [make() for _ in range(3)]
-    for turn in range(12):
-        observe(processes[turn % 3], 0.2 if turn < 6 else 0.4, times=1500)
-        await sync(*processes)
-    sums = server.control.hgetall(f"{{pipecat-hedge}}:1:sum:{CLAUDE.key}")
-    assert isinstance(sums, dict)
-    assert int(sums["g"]) == 3
-    assert 0 < server.control.ttl(f"{{pipecat-hedge}}:1:was:{CLAUDE.key}") <= 7 * 86_400  # pyright: ignore[reportOperatorIssue]
-    fresh = make()
-    await sync(fresh)
-    assert median(fresh) == pytest.approx(0.4, rel=0.05)
+async def test_a_process_does_not_take_its_own_counts_for_those_of_others(make: Make) -> None:
+    one = make()
+    observe(one, 0.2, times=20)
+    await sync(one, one, one)
+    assert one.prior_weight(CLAUDE, None) == pytest.approx(0.25, abs=0.03)
 
 
-@needs_redis
-async def test_a_change_that_one_process_sees_is_not_undone_by_what_the_others_saw_before(
-    make: Make,
+async def test_what_one_process_saw_before_a_change_is_withdrawn_and_others_are_ignored(
+    make: Make, server: RedisServer
 ) -> None:
-    """What they see from then on counts again."""
-    one, two, three = make(), make(), make()
+    """Until they see the same."""
+    one, two = make(), make()
     observe(one, 0.2, times=600)
     observe(two, 0.2, times=600)
     await sync(one, two, one)
     observe(one, 1.0, times=12)
     assert median(one) == pytest.approx(1.0, rel=0.1)
-    await sync(one, two, one, two, one)
+    await sync(one, two, one)
+    assert server.counted()[CLAUDE.key] < 620
     assert median(one) == pytest.approx(1.0, rel=0.1)
-    observe(three, 1.5, times=600)
-    await sync(three, one)
-    assert one.fleet is not None
-    told = one._of(CLAUDE)._all.others_told
-    assert told == pytest.approx(600, rel=0.05)
+    assert one.prior_weight(CLAUDE, 100) > 0.2
+    observe(two, 1.0, times=200)
+    await sync(two, one)
+    assert one.prior_weight(CLAUDE, 100) < 0.02
 
 
-@needs_redis
 async def test_a_provider_that_two_have_found_down_is_left_alone_by_all(make: Make) -> None:
     """And tried again as soon as one of them had an answer."""
     processes = [make() for _ in range(4)]
     for stats in processes:
         answer(stats, CLAUDE, LOCAL)
-    breakers = [stats.health.of(CLAUDE.key).breaker for stats in processes]
     fail(processes[0], CLAUDE)
     await sync(*processes, *processes)
-    assert [breaker.state(now()) for breaker in breakers] == ["open", *["closed"] * 3]
+    assert [state(stats) for stats in processes] == ["open", *["closed"] * 3]
     fail(processes[1], CLAUDE)
     await sync(*processes, *processes)
-    assert [breaker.state(now()) for breaker in breakers] == ["open"] * 4
+    assert [state(stats) for stats in processes] == ["open"] * 4
+    breakers = [stats.health.of(CLAUDE.key).breaker for stats in processes]
     assert breakers[3].reason.startswith("the fleet: 2 of 4 processes")
     assert "5 failures in a row" in breakers[3].reason
     later = now() + 100.0
@@ -234,45 +200,33 @@ async def test_a_provider_that_two_have_found_down_is_left_alone_by_all(make: Ma
         assert breakers[0].claim_probe(later)
         breakers[0].record("answered", later, probe=True)
     await sync(*processes)
-    assert [breaker.state(now()) for breaker in breakers[1:]] == ["half_open"] * 3
+    assert [state(stats) for stats in processes[1:]] == ["half_open"] * 3
 
 
-@needs_redis
-async def test_a_machine_whose_own_network_is_broken_stops_nobody(make: Make) -> None:
-    """Two of them neither: they find everybody down."""
+async def test_machines_whose_own_network_is_broken_stop_no_other(make: Make) -> None:
     broken, well = [make(), make()], make()
     answer(well, CLAUDE, LOCAL)
     for stats in broken:
-        fail(stats, CLAUDE)
-        fail(stats, LOCAL)
+        fail(stats, CLAUDE, LOCAL)
     await sync(*broken, well, *broken, well)
-    assert well.health.of(CLAUDE.key).breaker.state(now()) == "closed"
+    assert state(well) == "closed"
 
 
-@needs_redis
-async def test_balances_even_out_and_nothing_is_lost(make: Make, server: RedisServer) -> None:
-    """Whoever comes when; what is in all accounts and the pot together stays the same."""
+async def test_balances_even_out_and_hardly_anything_is_lost(make: Make) -> None:
     rng, processes = random.Random(5), [make() for _ in range(6)]
     for number, stats in enumerate(processes):
         stats.accounts.begin_turn(0.5)
-        stats.accounts.accounts[0.5].balance = 2.0 * number - 8.0
+        stats.accounts.accounts[0.5].settle(8.0 - 2.0 * number)
     before = [stats.accounts.accounts[0.5].balance for stats in processes]
-
-    def everything() -> float:
-        (pot,) = server.names("*:pot:*")
-        told = server.control.get(pot)
-        return sum(s.accounts.accounts[0.5].balance for s in processes) + float(str(told))
-
-    for _ in range(60):
-        await sync(rng.choice(processes))
-        assert everything() == pytest.approx(sum(before), abs=1e-5)
+    for _ in range(40):
+        rng.shuffle(processes)
+        await sync(*processes)
     after = [stats.accounts.accounts[0.5].balance for stats in processes]
     assert max(after) - min(after) < 0.1 * (max(before) - min(before))
+    assert sum(after) == pytest.approx(sum(before), abs=2.0)
 
 
-@needs_redis
 async def test_two_prefixes_do_not_meet(make: Make, server: RedisServer) -> None:
-    """Neither curve, nor breaker, nor limit, nor balance."""
     here, there = [make(prefix="a"), make(prefix="a")], make(prefix="b")
     there.accounts.begin_turn(0.1)
     for stats in here:
@@ -282,112 +236,103 @@ async def test_two_prefixes_do_not_meet(make: Make, server: RedisServer) -> None
         stats.accounts.begin_turn(0.1)
         stats.accounts.pay(0.1, 4.0)
     answer(there, CLAUDE, LOCAL)
+    balance = there.accounts.accounts[0.1].balance
     await sync(*here, there, *here, there)
     assert there.prior_weight(CLAUDE, 100) == 1.0
-    assert there.health.of(CLAUDE.key).breaker.state(now()) == "closed"
-    assert there.accounts.accounts[0.1].balance == pytest.approx(0.05)
+    assert state(there) == "closed"
+    assert there.accounts.accounts[0.1].balance == balance
     assert all(key.startswith(("{a}:", "{b}:")) for key in server.names())
     assert server.counted("a") == {CLAUDE.key: 1000}
     assert server.counted("b") == {}
 
 
+async def test_every_key_expires(make: Make, server: RedisServer) -> None:
+    """A process's document soon, latencies after days."""
+    one = make()
+    observe(one, 0.2)
+    answer(one, CLAUDE)
+    await sync(one)
+    ends = {"processes": 3 * DOCUMENT_SECS, "latency": KEPT_SECS}
+    names = server.names()
+    assert {name.split(":")[1] for name in names} == set(ends)
+    for name in names:
+        most = ends[name.split(":")[1]]
+        assert most - 5 <= int(str(server.control.ttl(name))) <= most
+
+
 # ---- when it is not there
 
 
-def allow_somebody(server: RedisServer) -> None:
+def allow_user(server: RedisServer) -> None:
     server.control.acl_setuser(
-        "somebody", True, passwords=["+secret"], categories=["+@all"], keys=["*"]
+        "user", True, passwords=["+secret"], categories=["+@all"], keys=["*"]
     )
 
 
-@needs_redis
-async def test_away_at_the_start_and_in_the_middle(
+async def test_an_outage_is_logged_once_and_what_was_learned_is_shared_afterwards(
     make: Make, server: RedisServer, said: list[str]
 ) -> None:
-    """One word when it goes, one when it is back; what was learned meanwhile is told then."""
     server.kill()
-    one, two = make(f"redis://somebody:secret@127.0.0.1:{server.port}"), make()
+    one, two = make(f"redis://user:secret@127.0.0.1:{server.port}"), make()
     observe(one, 0.2)
     assert not await sync(one)
     assert not await sync(one)
     observe(one, 0.2)
+    name = f"redis://127.0.0.1:{server.port} (pipecat-hedge)"
     assert said == [
-        f"WARNING: redis://127.0.0.1:{server.port} (pipecat-hedge): no connection. Sessions go on "
-        "with what this process knows, and what it learns is shared when that is possible again"
+        f"WARNING: {name}: no connection. Sessions go on with what this process knows, and what it "
+        "learns is shared when that is possible again"
     ]
     server.start()
-    allow_somebody(server)
-    assert await sync(one, one)  # what it was about to tell, and then the rest
-    assert said[1:] == [
-        f"INFO: redis://127.0.0.1:{server.port} (pipecat-hedge): back, what was learned meanwhile "
-        "is shared"
-    ]
-    await sync(two)
+    allow_user(server)
+    assert await sync(one, two)
+    assert said[1:] == [f"INFO: {name}: back, what was learned meanwhile is shared"]
     assert server.counted() == {CLAUDE.key: 200}
     server.kill()
     assert not await sync(two)
-    assert len(said) == 3
     server.start()
-    allow_somebody(server)
-    observe(two, 0.3)
-    assert await sync(one, two, one, two)
-    assert server.counted() == {CLAUDE.key: 300}
-    assert len(said) == 4  # the first one has noticed nothing of the second time
+    allow_user(server)
+    observe(two, 0.2)
+    assert await sync(one, two)
+    assert server.counted() == {CLAUDE.key: 300}, "it came back empty"
     assert "secret" not in str(said)
 
 
-@needs_redis
-async def test_emptied(make: Make, server: RedisServer) -> None:
-    """Everybody adds again what it had added, so nothing but what the dead had seen is lost."""
+async def test_an_emptied_redis_is_filled_again(make: Make, server: RedisServer) -> None:
     processes = [make() for _ in range(3)]
     for stats in processes:
         observe(stats, 0.2)
-        stats.accounts.begin_turn(0.1)
     await sync(*processes)
     server.control.flushall()
-    await sync(*processes, *processes)
+    await sync(*processes)
     assert server.counted() == {CLAUDE.key: 300}
     fresh = make()
     await sync(fresh)
     assert median(fresh) == pytest.approx(0.2, rel=0.05)
-    server.control.flushall()
-    observe(processes[0], 0.2)  # somebody has begun anew before the others notice
-    await sync(processes[0], *processes, *processes)
-    assert server.counted() == {CLAUDE.key: 400}
 
 
-@needs_redis
-async def test_hanging(make: Make, server: RedisServer, said: list[str]) -> None:
-    """It is given up within a second; what it does when it goes on is done once."""
+async def test_a_redis_that_hangs_is_given_up_and_counts_nothing_twice(
+    make: Make, server: RedisServer, said: list[str]
+) -> None:
     stats = make()
     observe(stats, 0.2)
     await sync(stats)
     observe(stats, 0.2)
     server.hang()
     try:
-        began = time.monotonic()
         assert not await sync(stats)
-        assert time.monotonic() - began < 2.0
         assert not await sync(stats)
     finally:
         server.go_on()
-    assert await sync(stats)
-    assert await sync(stats)
+    assert await sync(stats, stats)
     assert server.counted() == {CLAUDE.key: 200}
     assert len(said) == 2
     assert "no answer within 0.5 s" in said[0]
 
 
-@needs_redis
-async def test_a_reply_that_is_lost_has_nothing_counted_twice(
-    make: Make, server: RedisServer
-) -> None:
-    """Nor added up twice in an account: the same batch comes again, and is known."""
+async def test_a_lost_reply_counts_nothing_twice(make: Make, server: RedisServer) -> None:
     async with LossyProxy(server.port) as proxy:
         lossy, other = make(f"redis://127.0.0.1:{proxy.port}"), make()
-        for stats in (lossy, other):
-            stats.accounts.begin_turn(0.1)
-        lossy.accounts.pay(0.1, 4.0)
         observe(lossy, 0.2, times=50)
         assert await sync(lossy, other)
         for _ in range(3):
@@ -396,49 +341,43 @@ async def test_a_reply_that_is_lost_has_nothing_counted_twice(
             assert not await sync(lossy)
             observe(lossy, 0.2, times=50)
             assert not await sync(lossy)
-            assert await sync(other)
-            assert await sync(lossy, lossy)
+            assert await sync(other, lossy)
         assert proxy.swallowed == 6
         assert server.counted() == {CLAUDE.key: 350}
-        (pot,) = server.names("*:pot:*")
-        left = sum(stats.accounts.accounts[0.1].balance for stats in (lossy, other))
-        told = server.control.get(pot)
-        assert left + float(str(told)) == pytest.approx(0.2 - 4.0, abs=1e-5)
         assert lossy.fleet is not None
-        await lossy.fleet._store.close()
+        await lossy.fleet.flush()  # closes its connection before the proxy goes
 
 
-@needs_redis
 @pytest.mark.parametrize(
-    ("trouble", "told"),
+    ("trouble", "meaning"),
     [
         ("password", "it refuses the user or password: check the URL"),
         ("replica", "it is a read-only replica: name the primary"),
         ("memory", "it is out of memory"),
     ],
 )
-async def test_refusals_are_said_once(
-    make: Make, server: RedisServer, said: list[str], trouble: str, told: str
+async def test_a_refusal_is_explained_once(
+    make: Make, server: RedisServer, said: list[str], trouble: str, meaning: str
 ) -> None:
-    """And sessions go on; when it works again, so does sharing."""
-    stats = make()
+    """And when Redis works again, so does sharing."""
+    stats, control = make(), server.control
     if trouble == "password":
-        server.control.config_set("requirepass", "another")
+        control.config_set("requirepass", "another")
     elif trouble == "replica":
-        server.control.replicaof("127.0.0.1", "1")
+        control.replicaof("127.0.0.1", "1")
     else:
-        server.control.config_set("maxmemory", "1")
+        control.config_set("maxmemory", "1")
     observe(stats, 0.2)
     for _ in range(3):
         assert not await sync(stats)
     assert len(said) == 1
-    assert told in said[0]
+    assert meaning in said[0]
     if trouble == "password":
-        server.control.config_set("requirepass", "")
+        control.config_set("requirepass", "")
     elif trouble == "replica":
-        server.control.replicaof("NO", "ONE")
+        control.replicaof("NO", "ONE")
     else:
-        server.control.config_set("maxmemory", "0")
+        control.config_set("maxmemory", "0")
     assert await sync(stats)
     assert len(said) == 2
     assert server.counted() == {CLAUDE.key: 100}
@@ -447,218 +386,58 @@ async def test_refusals_are_said_once(
 # ---- what does not belong there
 
 
-@needs_redis
-async def test_what_else_is_under_its_keys_is_passed_over_and_said_once(
-    make: Make, server: RedisServer, said: list[str]
+@pytest.mark.parametrize("wrong", ["text", "set", "list", "fields", "bytes"])
+async def test_whatever_is_in_the_keys_nothing_is_raised_and_it_is_logged_once(
+    make: Make, server: RedisServer, said: list[str], wrong: str
 ) -> None:
-    """Keys of another type and with something else in them; nothing of the rest is lost."""
-    one, two = make(), make()
-    root = "{pipecat-hedge}"
-    server.control.set(f"{root}:1:sum:{CLAUDE.key}", "mine")
-    server.control.sadd(f"{root}:processes", "x", "y", "z")
-    server.control.set(f"{root}:process:x", "no document")
-    server.control.hset(f"{root}:process:y", "no", "string")
-    server.control.set(f"{root}:process:z", b"\xff\xfe")
-    for stats in (one, two):
-        stats.accounts.begin_turn(0.1)
-    observe(one, 0.2, times=60)
-    for _ in range(60):
-        one.record_first_token(LOCAL, 0.1, None)
-    for _ in range(3):
-        assert await sync(one, two)
-    assert len(said) == 3  # each of the two processes for itself, of what it comes across
-    assert sum("a process's document cannot be read" in line for line in said) == 2
-    assert f":1:sum:{CLAUDE.key} cannot be used, and is passed over" in str(said)
-    assert two._of(LOCAL)._all.others_told == 60
-    server.control.delete(f"{root}:1:sum:{CLAUDE.key}")
-    observe(one, 0.2, times=1)
-    for _ in range(2):
-        assert await sync(one, two)
-    assert server.counted()[CLAUDE.key] == 61
-    server.control.hset(f"{root}:1:sum:{CLAUDE.key}", mapping={"0a77": "x", "0q1": "4", "b": " "})
-    observe(one, 0.2, times=10)
-    assert await sync(one, two)
-    assert two._of(CLAUDE)._all.others_told == 71
-    (pot,) = server.names("*:pot:*")
-    for wrong in ("nan", "many", "1e99"):
-        server.control.set(pot, wrong)
-        assert await sync(one, two)
-        assert server.control.get(pot) == wrong
-    server.control.delete(pot, f"{root}:1:providers")
-    server.control.sadd(pot, "no number")
-    server.control.set(f"{root}:1:providers", "no set")
-    server.control.delete(f"{root}:processes")
-    server.control.set(f"{root}:processes", "no set")
-    server.control.hset(f"{root}:1:sum:{LOCAL.key}", "n", "no number")
-    assert await sync(one, two)
-    assert await sync(one, two)
-    assert one.health.lock.acquire(blocking=False)
-    one.health.lock.release()
-    assert all(line.startswith("INFO") for line in said)
-
-
-@needs_redis
-@pytest.mark.parametrize("wrong", ["text", "set", "list", "hash", "numbers", "bytes"])
-async def test_whatever_is_put_into_any_key_nothing_is_raised(
-    make: Make, server: RedisServer, wrong: str
-) -> None:
-    """And once it is gone again, all is shared as before."""
     one, two = make(), make()
     for stats in (one, two):
         observe(stats, 0.2)
-        stats.accounts.begin_turn(0.1)
         answer(stats, CLAUDE)
-    await sync(one, two, one, two)
-    told, fields = server.control, ("e", "g", "n", "0a1", "number", "cclaude", "p")
-    for key in sorted(server.names()):
-        is_hash = told.type(key) == "hash"
-        if wrong == "numbers" and is_hash:
-            for value in ("nan", "-1", "1e300", "0.5", ""):
-                told.hset(key, mapping=dict.fromkeys(fields, value))
-                observe(one, 0.2, times=1)
-                assert await sync(one, two)
-            continue
-        told.delete(key)
+    await sync(one, two)
+    control = server.control
+    for key in server.names():
+        if wrong in ("text", "set", "list"):
+            control.delete(key)
         if wrong == "text":
-            told.set(key, "text")
+            control.set(key, "text")
         elif wrong == "set":
-            told.sadd(key, "member")
+            control.sadd(key, "member")
         elif wrong == "list":
-            told.rpush(key, "item")
-        elif wrong == "hash":
-            told.hset(key, "field", "value")
+            control.rpush(key, "item")
         else:
-            told.set(key, bytes(range(256)))
+            value = bytes(range(256)) if wrong == "bytes" else "value"
+            control.hset(key, mapping=dict.fromkeys(("x", "x y", f"x {CLAUDE.key}"), value))
+    for _ in range(3):
         observe(one, 0.2, times=1)
-        assert await sync(one, two, one, two)
-    told.flushall()
-    await sync(one, two, one, two, one, two)
+        assert await sync(one, two)
+    assert 0 < len(said) <= 8
+    assert all(line.startswith("INFO") for line in said)
+    control.flushall()
     fresh = make()
-    await sync(fresh)
+    await sync(one, two, fresh)
     assert median(fresh) == pytest.approx(0.2, rel=0.05)
-    assert server.counted()[CLAUDE.key] >= 200
+    assert server.counted()[CLAUDE.key] == 203
 
 
-@needs_redis
-async def test_processes_of_another_release_are_not_listened_to(
+async def test_processes_of_another_release_are_ignored_and_logged_once(
     make: Make, server: RedisServer, said: list[str]
 ) -> None:
-    """Which is said once."""
     stats = make()
     answer(stats, CLAUDE, LOCAL)
+    await sync(stats)
+    (key,) = server.names("*:processes:*")
     down = {"found": "down", "open_secs": 50, "reason": "", "closings": 0}
     well = {**down, "found": "well"}
-    some = [f"{VERSION}0", f"{VERSION}1"]
-    for version in (VERSION, VERSION + 1):
+    document = {"providers": {CLAUDE.key: down, LOCAL.key: well}, "balances": {}}
+    for version, expected in ((VERSION + 1, "closed"), (VERSION, "open")):
         for number in range(3):
-            name = f"{version}{number}"
-            document = {"version": version, "providers": {CLAUDE.key: down, LOCAL.key: well}}
-            server.control.set(f"{{pipecat-hedge}}:process:{name}", json.dumps(document))
-            server.control.sadd("{pipecat-hedge}:processes", name)
-        if version == VERSION:
-            server.control.srem("{pipecat-hedge}:processes", *some)
-    await sync(stats, stats)
-    assert stats.health.of(CLAUDE.key).breaker.state(now()) == "closed"
+            text = json.dumps({**document, "version": version})
+            server.control.hset(key, f"{version}{number}", text)
+        await sync(stats, stats)
+        assert state(stats) == expected
     assert len(said) == 1
     assert f"a process of another release shares the prefix (version {VERSION + 1})" in said[0]
-    server.control.sadd("{pipecat-hedge}:processes", *some)
-    await sync(stats)
-    assert stats.health.of(CLAUDE.key).breaker.state(now()) == "open"
-
-
-@needs_redis
-async def test_what_nobody_touches_goes_by_itself(make: Make, server: RedisServer) -> None:
-    """Every key has an end: a process's word soon, a purse's after an hour, latencies in a week."""
-    one, two = make(), make()
-    observe(one, 0.2)
-    one.accounts.begin_turn(0.5)
-    one.accounts.accounts[0.5].balance = 3.0
-    answer(one, CLAUDE)
-    await sync(one, two)
-    for _ in range(2):  # a generation that is full is followed by the next
-        observe(one, 0.2, times=GENERATION)
-        await sync(one, two)
-    secs = {name: server.control.ttl(name) for name in server.names("*")}
-    ends = {
-        ":process:": DOCUMENT_SECS,
-        ":processes": SUM_SECS,
-        ":sum:": SUM_SECS,
-        ":was:": SUM_SECS,
-        ":providers": SUM_SECS,
-        ":pot:": POT_SECS,
-        ":batch:": BATCH_SECS,
-    }
-    for part, most in ends.items():
-        found = [left for name, left in secs.items() if part in name]
-        assert found, part
-        assert all(0.9 * most - 2 <= int(str(left)) <= most for left in found), part
-    assert all(any(part in name for part in ends) for name in secs)
-    (pot,) = server.names("*:pot:*")
-    server.control.expire(pot, 60)
-    await sync(one)
-    assert int(str(server.control.ttl(pot))) > 60, "what is touched stays"
-
-
-class Skewed(asyncio.SelectorEventLoop):
-    """A loop whose clock is ahead, as that of a machine that was started earlier."""
-
-    ahead_secs = 0.0
-
-    def time(self) -> float:
-        return super().time() + self.ahead_secs
-
-
-@needs_redis
-def test_clocks_that_differ_by_years_do_no_harm(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The machines' wall clocks and the processes' own: only lengths of time are told."""
-    wall = time.time
-    years = (0.0, 3e8, -3e8, 9e8)
-    runners = [
-        asyncio.Runner(loop_factory=type("Ahead", (Skewed,), {"ahead_secs": max(ahead, 0.0)}))
-        for ahead in years
-    ]
-    processes = [ProviderStats(RedisStore(server.url)) for _ in years]
-
-    async def fails(stats: ProviderStats) -> None:
-        fail(stats, CLAUDE)
-
-    async def answers(stats: ProviderStats) -> None:
-        answer(stats, CLAUDE, LOCAL)
-
-    async def exchanges(stats: ProviderStats) -> None:
-        assert await sync(stats)
-
-    async def open_secs(stats: ProviderStats) -> float:
-        return stats.health.of(CLAUDE.key).breaker.open_secs(now())
-
-    async def closes(stats: ProviderStats) -> None:
-        assert stats.fleet is not None
-        await stats.fleet._store.close()
-
-    def run(does: Callable[[ProviderStats], Coroutine[Any, Any, Any]], *which: int) -> list[Any]:
-        told: list[Any] = []
-        for n in which or range(len(processes)):
-            monkeypatch.setattr(time, "time", lambda ahead=years[n]: wall() + ahead)
-            told.append(runners[n].run(does(processes[n])))
-        return told
-
-    try:
-        run(answers)
-        run(fails, 0, 2)
-        run(exchanges)
-        run(exchanges)
-        left = run(open_secs)
-        assert all(30.0 < secs <= 60.0 for secs in left), left
-        names = server.names("*:process:*")
-        assert len(names) == len(processes)
-        assert all(0 < int(str(server.control.ttl(name))) <= DOCUMENT_SECS for name in names)
-    finally:
-        monkeypatch.setattr(time, "time", wall)
-        run(closes)
-        for runner in runners:
-            runner.close()
 
 
 # ---- processes and loops
@@ -666,18 +445,14 @@ def test_clocks_that_differ_by_years_do_no_harm(
 
 KILLED = """
 import asyncio, sys
-from pipecat_hedge.fleet import redis_store
+from pipecat_hedge.fleet.redis_store import RedisStore
 from pipecat_hedge.policy.backends import Backend
 from pipecat_hedge.service.provider_stats import ProviderStats
-redis_store.DOCUMENT_SECS = 1
 
 async def main():
-    stats = ProviderStats(redis_store.RedisStore(sys.argv[1]))
+    stats = ProviderStats(RedisStore(sys.argv[1]))
     for _ in range(100):
         stats.record_first_token(Backend("claude", "claude-haiku-4-5"), 0.2, 100)
-    breaker = stats.health.of("claude | claude-haiku-4-5").breaker
-    for _ in range(5):
-        breaker.record("failed", 0.0)
     assert await stats.fleet.sync()
     print("told", flush=True)
     await asyncio.sleep(60)
@@ -686,39 +461,24 @@ asyncio.run(main())
 """
 
 
-@needs_redis
-async def test_of_a_process_that_is_killed_only_what_it_has_seen_stays(
-    make: Make, server: RedisServer
-) -> None:
-    """Its document goes with Redis's own clock, and then its name."""
-    server.control.config_set("notify-keyspace-events", "Ex")
+async def test_what_a_killed_process_has_seen_stays(make: Make, server: RedisServer) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, server.url], stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "told\n"
-        with server.control.pubsub() as expired:
-            expired.subscribe("__keyevent@0__:expired")
-            process.kill()
-            heard = (expired.get_message(timeout=20) for _ in itertools.count())
-            assert any("}:process:" in str(each and each["data"]) for each in heard)
     finally:
         process.kill()
-        process.wait()
-        process.stdout.close()  # pyright: ignore[reportOptionalMemberAccess]
+        process.communicate()
     fresh = make()
     await sync(fresh)
-    assert fresh.health.of(CLAUDE.key).breaker.state(now()) == "closed"
-    assert server.control.scard("{pipecat-hedge}:processes") == 1
     assert median(fresh) == pytest.approx(0.2, rel=0.02)
 
 
-@needs_redis
-async def test_the_last_session_tells_what_has_not_been_told(
+async def test_the_last_session_writes_the_rest_and_leaves_no_connection(
     make: Make, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And leaves neither a task nor a connection; until then one connection serves them all."""
     monkeypatch.setattr(fleet_sync, "EVERY_SECS", 1000.0)
     stats = make()
     for _ in range(3):
@@ -726,7 +486,6 @@ async def test_the_last_session_tells_what_has_not_been_told(
     observe(stats, 0.2)
     for _ in range(2):
         await stats.release()
-    assert server.counted() in ({}, {CLAUDE.key: 100})  # the first exchange may not be over
     observe(stats, 0.2)
     await stats.release()
     assert server.counted() == {CLAUDE.key: 200}
@@ -734,37 +493,32 @@ async def test_the_last_session_tells_what_has_not_been_told(
     clients = server.control.client_list(_type="normal")
     assert isinstance(clients, list)
     assert len(clients) == 1
-    await ProviderStats().release()  # of one that nobody holds
 
 
-@needs_redis
-async def test_a_last_word_is_not_waited_for(make: Make, server: RedisServer) -> None:
-    """A Redis that hangs just then holds nobody's end up."""
+async def test_a_hanging_redis_does_not_hold_up_the_end(make: Make, server: RedisServer) -> None:
     stats = make()
     await sync(stats)
     stats.hold()
     observe(stats, 0.2)
     server.hang()
     try:
-        began = time.monotonic()
-        await stats.release()
-        assert time.monotonic() - began < 1.5
+        async with asyncio.timeout(20):
+            await stats.release()
     finally:
         server.go_on()
 
 
-@needs_redis
-def test_one_loop_of_a_process_speaks_for_all(
+def test_one_loop_of_a_process_shares_for_all(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When its sessions have ended, another one takes over."""
     monkeypatch.setattr(fleet_sync, "EVERY_SECS", 0.02)
-    stats = ProviderStats(RedisStore(server.url))
-    assert stats.fleet is not None
+    store = RedisStore(server.url)
+    stats = ProviderStats(store)
     exchanged: list[int] = []
-    exchange = stats.fleet._store.exchange
     both = threading.Barrier(2, timeout=20)
     changed = threading.Condition()
+    exchange = store.exchange
 
     async def noted(*args: Any) -> Any:
         received = await exchange(*args)
@@ -773,7 +527,7 @@ def test_one_loop_of_a_process_speaks_for_all(
             changed.notify_all()
         return received
 
-    monkeypatch.setattr(stats.fleet._store, "exchange", noted)
+    monkeypatch.setattr(store, "exchange", noted)
     first_is_gone = threading.Event()
 
     def wait_for(condition: Callable[[], bool]) -> None:
@@ -810,16 +564,15 @@ def test_one_loop_of_a_process_speaks_for_all(
     assert len(set(exchanged)) == 2
 
 
-@needs_redis
 async def test_a_forked_process_is_another(
     make: Make, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has a name of its own, and what its parent has added is its parent's."""
+    """It has a name of its own, and does not write what its parent has seen."""
     stats = make()
     observe(stats, 0.2)
     await sync(stats)
     monkeypatch.setattr(fleet_sync.os, "getpid", lambda: 1)
+    await sync(stats)
     observe(stats, 0.2)
     await sync(stats)
     assert server.counted() == {CLAUDE.key: 200}
-    assert server.control.scard("{pipecat-hedge}:processes") == 2

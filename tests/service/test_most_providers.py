@@ -49,7 +49,7 @@ def test_those_used_last_are_kept() -> None:
         assert USED.key in stats.health.entries()
 
     more = {f"old | {number}": kept[USED.key] for number in range(100)} | kept
-    store.text = json.dumps({"version": 1, "providers": more})
+    store.text = json.dumps({"version": 2, "providers": more})
     again = ProviderStats(store)
     again.record_first_token(Backend("q", "new"), 0.3, 100)
     again.save()

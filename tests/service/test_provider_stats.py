@@ -60,8 +60,8 @@ def test_a_first_token_is_an_observation() -> None:
     stats = ProviderStats()
     for _ in range(300):
         stats.record(CLAUDE, attempt(ttft=0.2, ttfs=0.9), None)
-    assert median(stats) == pytest.approx(0.2)
-    assert sentence(stats) == pytest.approx(0.7)
+    assert median(stats) == pytest.approx(0.2, rel=0.01)
+    assert sentence(stats) == pytest.approx(0.7, rel=0.01)
     assert stats.prior_weight(CLAUDE) < 0.01
 
 
@@ -122,10 +122,14 @@ def test_prompt_sizes_are_told_apart_when_enough_is_known_of_each() -> None:
     for _ in range(60):
         latency.record(0.3, censored=False, prompt_tokens=100)
         latency.record(1.3, censored=False, prompt_tokens=50_000)
-    assert latency.known(100, by_sentence=False).first_token.quantile(0.5) == pytest.approx(0.3)
-    assert latency.known(50_000, by_sentence=False).first_token.quantile(0.5) == pytest.approx(1.3)
+    assert latency.known(100, by_sentence=False).first_token.quantile(0.5) == pytest.approx(
+        0.3, rel=0.01
+    )
+    assert latency.known(50_000, by_sentence=False).first_token.quantile(0.5) == pytest.approx(
+        1.3, rel=0.01
+    )
     never_seen = latency.known(4_000, by_sentence=False).first_token.quantile(0.9)
-    assert never_seen == pytest.approx(1.3)
+    assert never_seen == pytest.approx(1.3, rel=0.01)
 
 
 def test_a_longer_prompt_is_no_slower_provider() -> None:
@@ -135,7 +139,9 @@ def test_a_longer_prompt_is_no_slower_provider() -> None:
         latency.record(0.3, censored=False, prompt_tokens=100)
     for _ in range(15):
         latency.record(1.3, censored=False, prompt_tokens=50_000)
-    assert latency.known(100, by_sentence=False).first_token.quantile(0.5) == pytest.approx(0.3)
+    assert latency.known(100, by_sentence=False).first_token.quantile(0.5) == pytest.approx(
+        0.3, rel=0.01
+    )
 
 
 def test_a_change_is_one_for_all_sizes() -> None:
@@ -201,7 +207,7 @@ class Memory:
 
 
 def test_what_was_learned_is_there_in_the_next_run() -> None:
-    """The same curves, to four digits; and what this run has not asked is not lost."""
+    """The same curves, nearly; and what this run has not asked is not lost."""
     store, twice = Memory(), Memory()
     first = ProviderStats(store)
     for turn in range(100):
@@ -239,15 +245,14 @@ def test_saving_is_due_once_a_minute_and_only_for_news() -> None:
     [
         ("{", "corrupt"),
         ("[]", "corrupt"),
-        ('{"version": 1}', "corrupt"),
-        ('{"version": 1, "providers": []}', "corrupt"),
-        ('{"version": 1, "providers": {"a | ": {}}}', "corrupt"),
-        (
-            '{"version": 1, "providers": {"a | ": {"first_token": [[-1, 0]], "by_class": '
-            '[[], [], [], []], "sentence": []}}}',
-            "corrupt",
-        ),
-        ('{"version": 2, "providers": {}}', "of version 2, which this release does not know"),
+        ('{"version": 2}', "corrupt"),
+        ('{"version": 2, "providers": []}', "corrupt"),
+        ('{"version": 2, "providers": {"a | ": {}}}', "corrupt"),
+        ('{"version": 2, "providers": {"a": {"buckets": [3], "counts": [-1]}}}', "corrupt"),
+        ('{"version": 2, "providers": {"a": {"buckets": [3], "counts": [NaN]}}}', "corrupt"),
+        ('{"version": 2, "providers": {"a": {"buckets": [1e9], "counts": [1]}}}', "corrupt"),
+        ('{"version": 2, "providers": {"a": {"buckets": [1, 2], "counts": [1, 2, 3]}}}', "corrupt"),
+        ('{"version": 1, "providers": {}}', "of version 1, which this release does not know"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_set_aside(text: str, why: str) -> None:
@@ -342,5 +347,7 @@ def test_threads_learn_side_by_side(tmp_path: Path) -> None:
     saving.join()
     stats.save()
     kept = json.loads((tmp_path / "stats.json").read_text())
-    assert len(kept["providers"]["a | a"]["first_token"]) == 1024
+    assert sum(kept["providers"]["a | a"]["counts"]) == pytest.approx(821, abs=3), (
+        "of 1,200, decayed"
+    )
     assert ProviderStats(FileStore(tmp_path / "stats.json")).prior_weight(Backend("a", "a")) < 0.001

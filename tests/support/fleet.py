@@ -16,9 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from pipecat_hedge.fleet.merge import advise
-from pipecat_hedge.limits import AdmissionController
-from pipecat_hedge.limits.fleet_advice import Finding
+from pipecat_hedge.limits.admission_controller import AdmissionController
+from pipecat_hedge.limits.fleet_advice import Finding, advise
 from pipecat_hedge.limits.permit_queue import MOST_WAIT_SECS, Ticket
 from pipecat_hedge.limits.priority import WorkClass
 from pipecat_hedge.limits.provider_health import Permit

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import cast
 
 import pytest
+import redis
 
-from pipecat_hedge.tools.bench.drill import MISSING, RedisProcess, has_redis
+from pipecat_hedge.fleet.sync import unpack
+from pipecat_hedge.policy.provider_latency import ALL
+from pipecat_hedge.tools.bench.drill.redis_process import MISSING, RedisProcess, has_redis
 
 needs_redis = pytest.mark.skipif(not has_redis(), reason=MISSING)
 
@@ -20,14 +24,13 @@ class RedisServer(RedisProcess):
         return set(self.control.scan_iter(pattern, count=1000))
 
     def counted(self, prefix: str = "pipecat-hedge") -> dict[str, int]:
-        """How many observations of the first token are in the present generations."""
+        """How many observations of the first token are in the latest slices, by provider."""
         found: dict[str, int] = {}
-        for key in self.names(f"{{{prefix}}}:1:sum:*"):
-            counts = self.control.hgetall(key)
-            assert isinstance(counts, dict)
-            told = [int(n) for f, n in counts.items() if f[0] in "0123u" and f[1:2] in ("a", "c")]
-            assert sum(told) == int(counts["n"])
-            found[key.split(":1:sum:")[1]] = sum(told)
+        with redis.Redis(port=self.port) as raw:
+            for key in self.names(f"{{{prefix}}}:latency:*"):
+                for field, data in cast("dict[bytes, bytes]", raw.hgetall(key)).items():
+                    provider = field.decode().partition(" ")[2]
+                    found[provider] = found.get(provider, 0) + int(unpack(data)[ALL].sum())
         return found
 
 
@@ -42,6 +45,7 @@ class LossyProxy:
 
     def __init__(self, to_port: int):
         self._to_port = to_port
+        self._serving: set[asyncio.Task[None]] = set()
         self.port = 0
         self.swallows = self.swallowed = 0
 
@@ -53,13 +57,18 @@ class LossyProxy:
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
         await self._server.wait_closed()
+        await asyncio.gather(*self._serving)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._to_port)
         there = asyncio.create_task(_copy(reader, up_writer))
         try:
             while data := await up_reader.read(65_536):
-                if self.swallows and b'"sums"' in data:
+                if self.swallows and data.startswith(b":"):  # what an exchange is answered
                     self.swallows, self.swallowed = self.swallows - 1, self.swallowed + 1
                     break
                 writer.write(data)
@@ -76,3 +85,4 @@ class LossyProxy:
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while data := await reader.read(65_536):
         writer.write(data)
+    writer.close()

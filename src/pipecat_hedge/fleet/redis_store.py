@@ -1,46 +1,27 @@
-"""A fleet's meeting place in Redis.
+"""Where the processes of a fleet meet in Redis.
 
-Law: one exchange is one round trip, in which Redis does everything at once or nothing; and no word
-of a URL's user or password gets out.
+There are two kinds of hashes, each for a slice of time by Redis's own clock, and with a TTL:
 
-The whole exchange is one script, so that no process ever sees half of another's, and so that a
-batch is known by its number: a reply that is lost, a connection that breaks, a Redis that hangs and
-then runs what nobody waits for any more, none of them has a batch added twice.
+- ``{prefix}:processes:<slice>``: a process's document under its name;
+- ``{prefix}:latency:<slice>``: a process's packed counts under its name and the provider's key.
 
-Everything is under one prefix, in one hash slot. Sums are under the version of their layout;
-processes' documents say theirs themselves, so that one of another release is noticed. All that
-nobody touches any more goes by itself, by Redis's own clock.
-
-An account is evened out with a pot: each exchange leaves half of the difference between the two in
-the other one, so what is in all accounts and the pot together stays the same whoever comes when.
-Taking each process to the mean of what the others have *told* would not: what was told is a second
-old, and two who correct the same difference correct it twice.
+A process writes only fields of its own, and always its totals. So a write whose reply was lost may
+be repeated, and a Redis that was emptied is filled again. A change of the buckets in
+``latency_model.py`` needs another name for the second kind: packed counts do not name them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipecat_hedge.fleet.fleet_latency import GENERATION
-from pipecat_hedge.fleet.redis_script import SCRIPT, SCRIPT_SHA
-from pipecat_hedge.policy.latency_sketch import LatencyCounts
-from pipecat_hedge.policy.shared_store import (
-    Batch,
-    Place,
-    Received,
-    StoreUnavailable,
-    Sum,
-    Wanted,
-)
+from pipecat_hedge.policy.shared_store import Received, Slice, StoreUnavailable
 from pipecat_hedge.race.errors import ConfigurationError, missing_extra
 
 __all__ = ["RedisStore"]
@@ -49,22 +30,27 @@ PREFIX = "pipecat-hedge"
 TIMEOUT_SECS = 0.5
 """How long connecting may take, and how long an answer."""
 CLOSE_SECS = 0.1
-"""How long closing a connection may take."""
-DOCUMENT_SECS = 10
-"""How long a process that is heard no more still counts."""
-SUM_SECS, POT_SECS, BATCH_SECS = 7 * 86_400, 3_600, 86_400
-"""How long what nobody touches is kept: latencies, what is left in a pot, and the number of a
-process's last batch."""
-MOST_DOCUMENTS = 64
-"""Of a larger fleet so many processes, drawn anew each time, speak for all."""
-MOST_BYTES = 65_536
-"""Sums beyond that come with the next exchange."""
+DOCUMENT_SECS = 5
+"""How long a slice of documents is; the present one and the one before are read."""
+KEPT_SECS = 3 * 86_400
+"""How long latencies are kept."""
+MOST_DOCUMENTS, MOST_FIELDS, MOST_OLDER = 64, 256, 16
+"""How many fields of a hash are read, the last for slices older than the latest two; of a
+larger hash a random sample."""
+REASONS = (
+    (r"NOAUTH|WRONGPASS|Authentication", "it refuses the user or password: check the URL"),
+    (r"NOPERM|permissions", "this user may not run the commands there, or not on these keys"),
+    (r"READONLY|read only", "it is a read-only replica: name the primary"),
+    (r"OOM|maxmemory", "it is out of memory"),
+    (r"LOADING|loading", "it is still loading its data"),
+)
+"""What Redis says when it refuses a command, and what it means."""
 
 
 class RedisStore:
     """Shares what is learned between all processes that name the same Redis and prefix.
 
-    Needs the extra ``pipecat-hedge[redis]``.
+    Needs the extra ``pipecat-hedge[redis]``, and Redis 6.2 or later.
 
     Example::
 
@@ -80,8 +66,7 @@ class RedisStore:
             prefix: Under which all keys are. Fleets with different ones do not meet.
 
         Raises:
-            ConfigurationError: If an argument cannot work, or redis-py is not installed; the
-                message says what to do.
+            ConfigurationError: If an argument cannot work, or redis-py is not installed.
         """
         url = url if url is not None else os.environ.get("REDIS_URL", "").strip()
         if not url:
@@ -99,74 +84,93 @@ class RedisStore:
             self._errors = import_module("redis.exceptions")
         except ImportError:
             raise missing_extra("RedisStore", "redis-py", "redis") from None
-        self._url, self._prefix = url, prefix
-        self._name = f"{_without_credentials(url)} ({prefix})"
+        self._url, self._root = url, f"{{{prefix}}}"
         self._client: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         try:
+            parts = urlsplit(url)
             self._pool().make_connection()
-        except (ValueError, TypeError) as e:
-            told = "" if _holds_secret(url, str(e)) else f" ({e})"
+        except (ValueError, TypeError):
             raise ConfigurationError(
-                f"url is none of a Redis{told}: write redis://, rediss:// or unix://, a host and a "
-                "port, as redis://localhost:6379"
+                "url is none of a Redis: write redis://, rediss:// or unix://, a host and a port, "
+                "as redis://localhost:6379"
             ) from None
+        address = parts.netloc.rpartition("@")[2]
+        self._name = f"{parts.scheme}://{address}{parts.path} ({prefix})"
 
     def __str__(self) -> str:
         """The address and the prefix, without credentials."""
         return self._name
 
-    async def exchange(
-        self, process: str, batch: Batch, document: str, wanted: Mapping[str, Wanted]
-    ) -> Received:
-        """Add a batch, tell of this process, and learn what is news; see ``SharedStore``.
+    async def now(self) -> float:
+        """Redis's clock, in seconds; see ``SharedStore``."""
+        secs, micros = await self._run(lambda client: client.time())
+        return float(secs + micros / 1e6)
 
-        Raises:
-            StoreUnavailable: If that cannot be done now; it may have been done all the same.
-        """
-        asked = json.dumps(
-            {
-                "process": process,
-                "number": batch.number,
-                "counts": {
-                    key: {**counts.fields(), "n": _first_tokens(counts)}
-                    for key, counts in batch.counts.items()
-                },
-                "balances": dict(batch.balances),
-                "document": document,
-                "wanted": {
-                    key: [each.place.epoch, each.place.number, each.count]
-                    if each.place is not None
-                    else ["", 0, 0]
-                    for key, each in wanted.items()
-                },
-                "order": list(wanted),
-                "generation": GENERATION,
-                "secs": [DOCUMENT_SECS, SUM_SECS, POT_SECS, BATCH_SECS],
-                "most": [MOST_DOCUMENTS, MOST_BYTES],
-            }
-        )
+    async def exchange(
+        self, process: str, now: float, document: str, written: Slice | None, read: Sequence[int]
+    ) -> Received:
+        """Write what this process has, and read what the others have; see ``SharedStore``."""
+        slot = int(now // DOCUMENT_SECS)
+        slots = [f"{self._root}:processes:{number}" for number in (slot - 1, slot)]
+        hashes = {number: f"{self._root}:latency:{number}" for number in read}
+
+        def commands(client: Any) -> Coroutine[Any, Any, list[Any]]:
+            pipe = client.pipeline(transaction=False)
+            for key in slots:
+                pipe.hlen(key).hrandfield(key, MOST_DOCUMENTS, withvalues=True)
+            for index, key in enumerate(hashes.values()):
+                pipe.hrandfield(key, MOST_FIELDS if index < 2 else MOST_OLDER, withvalues=True)
+            pipe.hset(slots[1], process, document).expire(slots[1], 3 * DOCUMENT_SECS)
+            if written is not None:
+                key = f"{self._root}:latency:{written.number}"
+                fields = {f"{process} {name}": each for name, each in written.counts.items()}
+                if fields:
+                    pipe.hset(key, mapping=fields).expire(key, KEPT_SECS)
+                pipe.hlen(key)
+            return pipe.execute(raise_on_error=False)
+
+        results = await self._run(commands)
+        unusable = set[str]()
+        for result in results:
+            if isinstance(result, self._errors.RedisError):
+                if "WRONGTYPE" not in str(result):
+                    raise StoreUnavailable(self._why(result))
+                unusable.add(f"a key under {self._root} of another type")
+        results = [0 if isinstance(each, Exception) else each for each in results]
+        documents = {
+            name.decode("utf-8", "replace"): text.decode("utf-8", "replace")
+            for fields in (results[1], results[3])
+            for name, text in _pairs(fields)
+        }
+        documents.pop(process, None)
+        slices = {
+            number: [
+                (provider, counts)
+                for name, counts in _pairs(fields)
+                for owner, _, provider in [name.decode("utf-8", "replace").partition(" ")]
+                if owner != process
+            ]
+            for number, fields in zip(hashes, results[4:], strict=False)
+        }
+        processes = max(len(documents) + 1, results[0], results[2])
+        fields = results[-1] if written is not None else 0
+        return Received(documents, processes, slices, fields, frozenset(unusable))
+
+    async def _run(self, command: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._loop is not loop:  # another loop's cannot be used here
+            self._loop = loop
+            self._client = self._redis.Redis(connection_pool=self._pool())
         try:
             async with asyncio.timeout(2 * TIMEOUT_SECS):
-                reply = await self._run(asked)
+                return await command(self._client)
         except (self._errors.RedisError, OSError, TimeoutError) as e:
             await self.close()
             raise StoreUnavailable(self._why(e)) from None
         except BaseException:
             await self.close()
             raise
-        return _read(reply)
-
-    async def _run(self, asked: str) -> bytes:
-        loop = asyncio.get_running_loop()
-        if self._client is None or self._loop is not loop:  # another loop's cannot be used here
-            self._loop = loop
-            self._client = self._redis.Redis(connection_pool=self._pool())
-        keys = (1, f"{{{self._prefix}}}")
-        try:
-            return await self._client.execute_command("EVALSHA", SCRIPT_SHA, *keys, asked)
-        except self._errors.NoScriptError:
-            return await self._client.execute_command("EVAL", SCRIPT, *keys, asked)
 
     async def close(self) -> None:
         """Close the connection; the next exchange opens another."""
@@ -190,81 +194,18 @@ class RedisStore:
         )
 
     def _why(self, error: BaseException) -> str:
-        """What is wrong, in words that cannot hold a secret."""
-        known = {
-            "AuthenticationError": "it refuses the user or password: check the URL",
-            "AuthenticationWrongNumberOfArgsError": "it refuses the user or password",
-            "NoPermissionError": "this user may not run scripts there: grant it EVALSHA and EVAL",
-            "ReadOnlyError": "it is a read-only replica: name the primary",
-            "OutOfMemoryError": "it is out of memory",
-            "BusyLoadingError": "it is still loading its data",
-            "ConnectionError": "no connection",
-            "OSError": "no connection",
-            "TimeoutError": f"no answer within {TIMEOUT_SECS:g} s",
-        }
-        told = str(error)
-        for code, name in (("READONLY", "ReadOnlyError"), ("OOM", "OutOfMemoryError")):
-            if told.startswith(code) or f"{code} " in told:
-                return known[name]
-        if "NOAUTH" in told or "Authentication required" in told:
-            return known["AuthenticationError"]
-        names = (kind.__name__ for kind in type(error).__mro__)
-        found = next((known[name] for name in names if name in known), None)
-        return found or type(error).__name__
+        """What is wrong, in words that cannot hold a password."""
+        text = f"{type(error).__name__} {error}"
+        for pattern, meaning in REASONS:
+            if re.search(pattern, text):
+                return meaning
+        if isinstance(error, (TimeoutError, self._errors.TimeoutError)):
+            return f"no answer within {TIMEOUT_SECS:g} s"
+        if isinstance(error, (OSError, self._errors.ConnectionError)):
+            return "no connection"
+        return type(error).__name__
 
 
-def _read(reply: bytes | str) -> Received:
-    text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else reply
-    try:
-        told: dict[str, Any] = json.loads(text)
-        unusable = {str(each) for each in told["unusable"] or ()}
-        places: dict[str, Place] = {}
-        moved: dict[str, float] = {}
-        for name, value in (told["mark"] or {}).items():
-            if name[0] == "c":
-                epoch, number = value.rsplit(" ", 1)
-                places[name[1:]] = Place(epoch, int(number))
-            elif name[0] == "p" and math.isfinite(float(value)):
-                moved[name[1:]] = float(value)
-        sums: dict[str, Sum] = {}
-        for key, (epoch, number, count, present, before) in (told["sums"] or {}).items():
-            read = [_counts(each) for each in (present, before)]
-            if any(wrong for _, wrong in read):
-                unusable.add(f"some counts of {key}")
-            place = Place(str(epoch), int(number))
-            sums[key] = Sum(place, int(count), read[0][0], read[1][0])
-        documents = {str(name): str(each) for name, each in (told["documents"] or {}).items()}
-        lost = frozenset(str(key) for key in told["lost"] or ())
-        return Received(places, moved, sums, lost, documents, frozenset(unusable))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
-        raise StoreUnavailable(f"its answer cannot be read ({type(e).__name__})") from None
-
-
-def _counts(text: str) -> tuple[LatencyCounts, int]:
-    words = text.split(" ")
-    fields = dict(zip(words[::2], words[1::2], strict=False))
-    for own in ("e", "g", "n"):
-        fields.pop(own, None)
-    fields.pop("", None)
-    return LatencyCounts.of_fields(fields)
-
-
-def _first_tokens(counts: LatencyCounts) -> int:
-    return sum(sketch.count for part, sketch in counts.parts.items() if part != "s")
-
-
-def _without_credentials(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        host = parts.netloc.rpartition("@")[2]
-        return f"{parts.scheme}://{host}{parts.path}"
-    except ValueError:
-        return "Redis"
-
-
-def _holds_secret(url: str, told: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return any(each and each in told for each in (parts.password, parts.username, parts.netloc))
-    except ValueError:
-        return True
+def _pairs(fields: Any) -> Iterator[tuple[bytes, bytes]]:
+    """The fields of a hash with their values; none of a key of another type."""
+    return zip(fields[::2], fields[1::2], strict=True) if fields else iter(())

@@ -1,57 +1,94 @@
 """Keeps what a process knows and what its fleet knows in step, in the background.
 
-Law: no turn waits for it. Turns read and write what is in memory; this takes what is new from
-there, once a second, and puts there what others have found.
-
-A store that is away changes nothing but that: what is seen meanwhile is kept, as counts, which do
-not grow with time, and told when the store is back.
+No turn waits for it: turns read and write what is in memory. Once a second a task writes what this
+process knows to the store, and reads what the others have written there. All that is written are
+totals of this process alone, which replace what it wrote before.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import threading
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 
+import numpy as np
 from loguru import logger
 
-from pipecat_hedge.fleet.fleet_latency import FleetLatency
-from pipecat_hedge.fleet.merge import UnknownVersion, advise, read_findings, write
-from pipecat_hedge.limits.admission_controller import AdmissionController
-from pipecat_hedge.limits.fleet_advice import NOTHING, Advice, Finding
+from pipecat_hedge.fleet.document import Document, UnknownVersion
+from pipecat_hedge.limits.admission_controller import MOST_PROVIDERS, AdmissionController
+from pipecat_hedge.limits.fleet_advice import Advice, Finding, Findings, advise
 from pipecat_hedge.policy.hedge_budget import HedgeBudget
-from pipecat_hedge.policy.latency_sketch import LatencyCounts
-from pipecat_hedge.policy.priors import prior_for
-from pipecat_hedge.policy.provider_latency import OthersCurve, ProviderLatency, curves_of
-from pipecat_hedge.policy.shared_store import Batch, Received, SharedStore, StoreUnavailable, Wanted
+from pipecat_hedge.policy.provider_latency import COUNTS, ProviderLatency
+from pipecat_hedge.policy.shared_store import Received, SharedStore, Slice, StoreUnavailable
+from pipecat_hedge.policy.survival import Floats
 
-__all__ = ["FleetSync"]
+__all__ = ["FleetSync", "pack", "unpack"]
 
-NO_ADVICE = Advice()
 EVERY_SECS = 1.0
+ENTRIES, RAREST = 64, 5
+"""Latencies are exchanged every second, and more rarely for every so many entries that are read,
+but at least every ``RAREST`` seconds: an entry is one to three KiB."""
 CAP_SECS = 4.0
 """How long it takes at most until a store that was away is tried again."""
 JITTER = 0.2
-MOST_KNOWN = 1000
-"""So many other processes are remembered, those who were heard last."""
 FLUSH_SECS = 0.5
-"""How long the last session of a process waits for what it has learned to be told."""
+"""How long the end of a process's last session waits for what is written then."""
+SLICE_SECS = 3600
+SLICES = 72
+"""Slices of three days, so that Monday begins with what Friday knew."""
+ENOUGH = 4096
+"""Older slices are left out once the later ones hold so many observations of a provider."""
+MOST_FIELDS = 2048
+"""Processes that come when a slice has so many entries do not add theirs."""
+MOST_KNOWN = 1000
+"""So many processes' findings are remembered, those read last."""
+EVENING = 0.1
+"""Which part of the difference between its balance and the fleet's mean a process settles in an
+exchange. What it compares with is a second old, so a larger part would correct it twice."""
+ENTRY = np.dtype([("at", "<u2"), ("count", "<u4")])
+
+NO_ADVICE = Advice()
+
+
+def pack(counts: np.ndarray) -> bytes:
+    """Counts as bytes: where they are not 0, and how many.
+
+    Args:
+        counts: Whole numbers of shape ``COUNTS``.
+    """
+    flat = counts.ravel()
+    used = np.flatnonzero(flat)
+    entries = np.empty(used.size, ENTRY)
+    entries["at"], entries["count"] = used, flat[used]
+    return entries.tobytes()
+
+
+def unpack(data: bytes) -> Floats:
+    """Read what ``pack`` has written.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    counts = np.zeros(COUNTS)
+    entries = np.frombuffer(data, ENTRY)
+    if entries.size and int(entries["at"].max()) >= counts.size:
+        raise ValueError("no such bucket")
+    counts.ravel()[entries["at"]] = entries["count"]
+    return counts
 
 
 class FleetSync:
     """One process's part in a fleet.
 
-    It runs on one event loop at a time, however many of a process's loops run it, and exchanges
-    once at a time there: a new session's first exchange waits for the last word of those before.
+    It runs on one event loop at a time, and exchanges once at a time there.
 
     Attributes:
-        processes: How many there are, this one included, as far as is known; of a large fleet, as
-            many as are heard of at once. Stays what it was while the store is away.
+        processes: How many there are, this one included. Stays what it was while the store is away.
     """
 
     def __init__(
@@ -61,27 +98,23 @@ class FleetSync:
         latencies: Mapping[str, ProviderLatency],
         accounts: Mapping[float, HedgeBudget],
         health: AdmissionController,
-        *,
-        rng: random.Random | None = None,
     ):
         """Name what is to be kept in step; nothing runs yet.
 
         Args:
             store: Where the fleet meets.
-            lock: Held by whoever reads or changes latencies or accounts.
+            lock: Held by whatever reads or changes latencies or accounts.
             latencies: By the provider's key.
             accounts: What may be spent on extra requests, by the budget.
             health: The registry of breakers and limits.
-            rng: Spreads the exchanges of many processes; None rolls its own.
         """
         self._store = store
         self._lock = lock
         self._latencies, self._accounts, self._health = latencies, accounts, health
-        self._rng = rng or random.Random()
+        self._rng = random.Random()
         self._turn = threading.Lock()
         self._runs_on: asyncio.AbstractEventLoop | None = None
         self._users = 0
-        self._curves: dict[str, dict[str, OthersCurve]] = {}
         self._is_away = False
         self._said: set[str] = set()
         self._begin()
@@ -90,38 +123,46 @@ class FleetSync:
         self._pid = os.getpid()
         self._process = uuid.uuid4().hex
         self._exchange = asyncio.Lock()
-        self._batch = Batch(0)
-        self._is_in_doubt = False
-        self._again: dict[str, LatencyCounts] = {}
-        self._fleet: dict[str, FleetLatency] = {}
-        self._changes: dict[str, int] = {}
-        self._others: dict[str, dict[str, Finding]] = {}
+        self._slice: int | None = None
+        self._is_written = False
+        self._fields = 0
+        self._read_slice: int | None = None
+        self._older: dict[str, Floats] = {}
+        self._others: dict[str, Floats] = {}
+        self._findings: dict[str, Findings] = {}
+        self._balances: list[Mapping[float, float]] = []
         self.processes = 1
-
-    # ---- in the registries, with their locks held
+        with self._lock:
+            for latency in self._latencies.values():
+                latency.totals = np.zeros(COUNTS, np.int64)
 
     def introduce(self, key: str, latency: ProviderLatency) -> None:
-        """Have a provider that is new here begin with what the fleet knows.
+        """Have a provider that is new here begin with what the fleet knows; hold the lock.
 
         Args:
             key: Its key.
             latency: What is known of it.
         """
-        latency.news = LatencyCounts()
-        if (curves := self._curves.get(key)) is not None:
-            latency.inform(curves)
+        latency.totals = np.zeros(COUNTS, np.int64)
+        if (others := self._others.get(key)) is not None:
+            latency.inform(others)
 
     # ---- in the background
+
+    @property
+    def latencies_every(self) -> int:
+        """Every how many seconds latencies are exchanged."""
+        return min(1 + self._fields // ENTRIES, RAREST)
 
     async def run(self) -> None:
         """Exchange once a second, until cancelled; on one loop of a process only."""
         loop = asyncio.get_running_loop()
         wait, is_ours = 0.0, False
         try:
-            while True:
+            for number in itertools.count():
                 await asyncio.sleep(wait * self._rng.uniform(1 - JITTER, 1 + JITTER))
                 is_ours = is_ours or self._claim(loop)
-                if not is_ours or await self.sync():
+                if not is_ours or await self.sync(latencies=number % self.latencies_every == 0):
                     wait = EVERY_SECS
                 else:
                     wait = min(max(2 * wait, EVERY_SECS), CAP_SECS)
@@ -130,16 +171,14 @@ class FleetSync:
                 await self._leave()
 
     async def flush(self) -> None:
-        """Tell what has not been told, unless another loop will; for ``FLUSH_SECS`` at most."""
+        """Write what is known, unless another loop will; for ``FLUSH_SECS`` at most."""
         loop = asyncio.get_running_loop()
         if self._is_away or not self._claim(loop):
             return
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_SECS):
-                    was_in_doubt = self._is_in_doubt
-                    if await self.sync() and was_in_doubt:
-                        await self.sync()
+                    await self.sync()
         finally:
             await self._leave()
 
@@ -156,136 +195,155 @@ class FleetSync:
             self._users -= 1
         if self._users:
             return
-        async with self._exchange:  # at once: nobody uses it, and who comes now waits for this
+        async with self._exchange:
             await self._store.close()
         with self._turn:
             if not self._users:
                 self._runs_on = None
 
-    async def sync(self) -> bool:
+    async def sync(self, *, latencies: bool = True) -> bool:
         """Exchange once.
+
+        Args:
+            latencies: Whether latencies are exchanged, too.
 
         Returns:
             Whether the store could be used.
         """
-        if os.getpid() != self._pid:  # forked: another process, with nothing added so far
+        if os.getpid() != self._pid:  # forked: another process, which has seen nothing so far
             self._begin()
         async with self._exchange:
-            return await self._sync()
-
-    async def _sync(self) -> bool:
-        now = asyncio.get_running_loop().time()
-        own = self._findings(now)
-        self._gather()
-        wanted = {key: Wanted(each.place, each.wants) for key, each in self._fleet.items()}
-        self._is_in_doubt = True
-        try:
-            received = await self._store.exchange(self._process, self._batch, write(own), wanted)
-        except Exception as e:  # whatever a store raises, it must not end this
-            self._say_away(str(e) if isinstance(e, StoreUnavailable) else type(e).__name__)
-            return False
+            try:
+                await self._sync(latencies)
+            except Exception as e:  # whatever a store raises, it must not end this
+                self._say_away(str(e) if isinstance(e, StoreUnavailable) else type(e).__name__)
+                return False
         self._say_back()
-        self._settle(received)
-        self._is_in_doubt = False
-        self._follow(own, received.documents, asyncio.get_running_loop().time())
-        await self._learn(received)
-        for what in received.unusable:
-            self._say_once(f"{self._store}: {what} cannot be used, and is passed over")
         return True
 
-    # ---- what is told
-
-    def _gather(self) -> None:
-        """Make the next batch, unless it is not known what became of the last one."""
-        if self._is_in_doubt:
-            return
-        counts, self._again = self._again, {}
+    async def _sync(self, latencies: bool) -> None:
+        loop, now = asyncio.get_running_loop(), await self._store.now()
+        self._even_out()
         with self._lock:
-            latencies = dict(self._latencies)
-            balances = {_name(budget): each.balance for budget, each in self._accounts.items()}
-        for key in self._fleet.keys() - latencies.keys():
-            del self._fleet[key]
-            self._changes.pop(key, None)
-        for key, latency in latencies.items():
-            with self._lock:
-                news, changes = latency.take_news(), latency.changes
-            fleet = self._fleet.setdefault(key, FleetLatency())
-            if changes != self._changes.setdefault(key, changes):
-                self._changes[key] = changes
-                self._curves.pop(key, None)
-                fleet.forget()
-            if news:
-                counts.setdefault(key, LatencyCounts()).merge(news)
-        self._batch = Batch(self._batch.number + 1, counts, balances)
+            balances = {budget: account.balance for budget, account in self._accounts.items()}
+        own = self._own_findings(loop.time())
+        document = Document(own, balances).text()
+        current = int(now // SLICE_SECS)
+        totals, read = dict[str, np.ndarray](), list[int]()
+        if latencies:
+            self._slice = current if self._slice is None else self._slice
+            totals = self._totals()
+            read = [current, current - 1]
+            if self._read_slice != current:
+                read = list(range(current, current - SLICES, -1))
+        is_full = self._fields >= MOST_FIELDS and not self._is_written
+        written = Slice(self._slice or 0, {key: pack(each) for key, each in totals.items()})
+        received = await self._store.exchange(
+            self._process, now, document, written if latencies and not is_full else None, read
+        )
+        self.processes = received.processes
+        self._follow(own, received.documents, loop.time())
+        if latencies:
+            self._is_written, self._fields = self._is_written or not is_full, received.fields
+            if self._slice != current:
+                self._next_slice(current, totals)
+            await self._learn(current, received)
+        for what in received.unusable:
+            self._say_once(f"{self._store}: {what} cannot be used, and is passed over")
 
-    def _findings(self, now: float) -> dict[str, Finding]:
+    # ---- latencies
+
+    def _totals(self) -> dict[str, np.ndarray]:
+        """What this process has seen in its slice, by provider."""
+        totals: dict[str, np.ndarray] = {}
+        with self._lock:
+            for key, latency in self._latencies.items():
+                if latency.totals is not None and latency.totals.any():
+                    totals[key] = latency.totals.copy()
+        return totals
+
+    def _next_slice(self, current: int, written: Mapping[str, np.ndarray]) -> None:
+        """Begin another slice with what has come since the last one was written."""
+        self._slice, self._is_written, self._fields = current, False, 0
+        with self._lock:
+            for key, totals in written.items():
+                latency = self._latencies.get(key)
+                if latency is not None and latency.totals is not None:
+                    np.maximum(latency.totals - totals, 0, out=latency.totals)
+
+    async def _learn(self, current: int, received: Received) -> None:
+        """Take what others have seen, step by step, so that the event loop is not held."""
+        if len(received.slices) > 2:
+            self._older.clear()
+        found: dict[str, Floats] = {}
+        for number in sorted(received.slices, reverse=True):
+            sums = found if number >= current - 1 else self._older
+            in_slice: dict[str, Floats] = {}
+            for index, (key, data) in enumerate(received.slices[number]):
+                if index % 32 == 31:
+                    await asyncio.sleep(0)
+                try:
+                    counts = unpack(data)
+                except ValueError:
+                    self._say_once(f"{self._store}: counts of {key} cannot be used")
+                    continue
+                in_slice[key] = in_slice[key] + counts if key in in_slice else counts
+            for key, counts in in_slice.items():
+                known = [each[key] for each in (found, self._older) if key in each]
+                if sum(float(each.sum()) for each in known) < ENOUGH:
+                    sums[key] = sums[key] + counts if key in sums else counts
+        self._read_slice = current
+        for key, counts in self._older.items():
+            found[key] = found[key] + counts if key in found else counts
+        self._others = dict(list(found.items())[:MOST_PROVIDERS])
+        for key in list(self._latencies):
+            await asyncio.sleep(0)
+            with self._lock:
+                latency = self._latencies.get(key)
+                if latency is not None:
+                    latency.inform(self._others.get(key))
+
+    # ---- breakers and budgets
+
+    def _own_findings(self, now: float) -> dict[str, Finding]:
         with self._health.lock:
-            entries = self._health.entries()
-        findings: dict[str, Finding] = {}
-        for key, entry in entries.items():
-            with self._health.lock:
-                found = entry.finding(now)
-            if replace(found, reason="") != NOTHING:
-                findings[key] = found
-        return findings
+            found = {key: each.finding(now) for key, each in self._health.entries().items()}
+        return {key: each for key, each in found.items() if each.found != "unsure" or each.closings}
 
-    # ---- what is received
-
-    def _settle(self, received: Received) -> None:
-        for key, place in received.places.items():
-            if key in self._batch.counts:
-                self._fleet.setdefault(key, FleetLatency()).added(self._batch.counts[key], place)
-        with self._lock:
-            for budget, account in self._accounts.items():
-                if moved := received.moved.get(_name(budget)):
-                    account.settle(moved)
-
-    async def _learn(self, received: Received) -> None:
-        """Take what others have seen, provider by provider, so that nobody waits for long."""
-        for key in received.lost & self._fleet.keys():
-            self._add_again(key, self._fleet[key].lost())
-        for key, found in received.sums.items():
-            fleet = self._fleet.setdefault(key, FleetLatency())
-            self._add_again(key, fleet.found(found))
-            await asyncio.sleep(0)
-            with self._lock:
-                latency = self._latencies.get(key)
-                changes = 0 if latency is None else latency.changes
-            prior = prior_for(key) if latency is None else latency.prior
-            curves = curves_of(prior.curve, fleet.others)
-            self._curves[key] = curves
-            await asyncio.sleep(0)
-            with self._lock:
-                latency = self._latencies.get(key)
-                if latency is not None and changes == latency.changes:
-                    latency.inform(curves)
-
-    def _add_again(self, key: str, counts: LatencyCounts) -> None:
-        if counts:
-            self._again.setdefault(key, LatencyCounts()).merge(counts)
-
-    def _follow(self, own: Mapping[str, Finding], documents: Mapping[str, str], now: float) -> None:
-        self.processes = 1 + len(documents)
-        others: dict[str, dict[str, Finding]] = {}
+    def _follow(self, own: Findings, documents: Mapping[str, str], now: float) -> None:
+        others: dict[str, Findings] = {}
+        balances: list[Mapping[float, float]] = []
         for process, text in documents.items():
             try:
-                others[process] = read_findings(text)
+                document = Document.of(text)
             except UnknownVersion as e:
                 self._say_once(
                     f"{self._store}: a process of another release shares the prefix ({e}): "
-                    "breakers and limits are not shared with it",
+                    "breakers and budgets are not shared with it",
                 )
             except ValueError:
                 self._say_once(f"{self._store}: a process's document cannot be read")
-        advice = advise(own, self._others, others)
-        # A sample of a large fleet: who is not in it this time still told what it told.
-        known = {p: f for p, f in self._others.items() if p not in others} if documents else {}
-        self._others = dict([*known.items(), *others.items()][-MOST_KNOWN:])
+            else:
+                others[process] = document.findings
+                balances.append(document.balances)
+        self._balances = balances
+        advice = advise(own, self._findings, others)
+        # Of a large fleet only a sample is read: the others' findings are remembered.
+        known = {p: f for p, f in self._findings.items() if p not in others} if documents else {}
+        self._findings = dict([*known.items(), *others.items()][-MOST_KNOWN:])
         with self._health.lock:
             for key, entry in self._health.entries().items():
-                entry.follow(advice.get(key, NO_ADVICE), now)  # those nobody tells of, too
+                entry.follow(advice.get(key, NO_ADVICE), now)
 
-    # ---- what is said
+    def _even_out(self) -> None:
+        """Bring each account a little nearer to the fleet's mean."""
+        with self._lock:
+            for budget, account in self._accounts.items():
+                others = [each[budget] for each in self._balances if budget in each]
+                mean = (account.balance + sum(others)) / (1 + len(others))
+                account.settle(EVENING * (account.balance - mean))
+
+    # ---- what is logged
 
     def _say_away(self, why: str) -> None:
         if not self._is_away:
@@ -306,8 +364,3 @@ class FleetSync:
         if what not in self._said and len(self._said) < 100:
             self._said.add(what)
             logger.info(what)
-
-
-def _name(budget: float) -> str:
-    """An account's name in the fleet: the same for all who have the budget."""
-    return f"budget {budget!r}"

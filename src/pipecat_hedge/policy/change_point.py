@@ -1,31 +1,26 @@
 """When what was learned of a provider is no longer true. Pure: observations go in, a verdict out.
 
-The problem: a provider's latencies triple at noon and recover at one. A window long enough to know
-the tail is hundreds of turns, and takes as many to notice; a window short enough to notice does not
-know the tail. The naive compromise, one middling window, does both badly.
+A provider's latencies may triple at noon and recover at one. A model of hundreds of turns knows the
+tail and notices late; a model of a dozen turns notices at once and does not know the tail. So the
+long model is kept, and three tests watch for its end.
 
-Ours keeps the long window and watches for its end. Of the last ``WATCHED`` observations, each is
-slow if it lies beyond the known curve's p80, and fast if below its p20. ``ENOUGH`` of one kind is
-a change: by chance that happens once in 100,000 turns or so (66 · 0.2¹⁰ a turn, and successive
-turns share their windows). What was known is then forgotten but for those observations, and the old
-curve, scaled to their median, is what is assumed: the level is new, the shape probably the old one.
+- Of the last ``WATCHED`` observations, each is slow if it lies beyond the known curve's p80, and
+  fast if below its p20. ``ENOUGH`` of one kind are a change: by chance that happens once in 100,000
+  turns (66 · 0.2¹⁰ a turn, and successive turns share their windows). All but these observations
+  are forgotten, and the old curve, scaled to their median, becomes the prior.
+- Where latencies are spread widely, a provider that is three times as slow still answers many turns
+  in its usual time. For those, Page's cumulative sum (1954) adds up how much likelier each
+  observation is at twice, or at half, the known latencies, by which tenths of the two curves it
+  falls into. No observation counts for more than ``MOST_NATS``, so that ten slow turns are needed
+  here, too, and not three long stalls.
+- A way back needs less evidence, because the old curve is known: two answers that would be unlikely
+  now and were usual then are enough. So a provider that is asked rarely is believed soon.
 
-Where latencies are spread so widely that a provider three times as slow still answers many turns in
-its usual time, ten of twelve never come together. For those, Page's cumulative sum (1954) adds up
-how much likelier each observation is at twice, or at half, the known latencies, by which tenths of
-the two curves it falls into. No observation counts for more than ``MOST_TOLD``, so that it takes
-ten slow turns here too, and not three long stalls.
+Where slow turns come in clusters, the level wanders without end, and a model that restarts each
+time never knows the tail. So changes are rate-limited: ``CREDIT`` of them in a row, then one for
+each ``EARNED_BY`` observations.
 
-A way back needs less evidence, because it is known what to expect: such a sum again, with the curve
-before the change in place of a multiple of the known one. A provider that is asked rarely, because
-it has been slow, is believed after two answers that would be unlikely now and were usual then.
-
-Where slow turns come in clusters, the level wanders without end, and whoever restarts at each turn
-of it never knows the tail. So changes have to be earned: ``CREDIT`` of them may come in a row, and
-one more for each ``EARNED_BY`` observations. Beyond that the window's long view is the better one.
-
-Left out: slow drifts, which the window follows, and changes of the tail alone, which the window
-learns as fast as its rare observations come.
+Slow drifts are left to the model's decay.
 """
 
 from __future__ import annotations
@@ -33,6 +28,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,10 +48,11 @@ DOUBT = 0.04
 """Either curve may be wrong about one in so many observations, so it takes two to be convinced."""
 SETTLED = 100
 """After so many observations at a level, that is the one to come back to."""
-DRIFTS = (0.5, 2.0)
-"""Changes of level that are watched for in widely spread latencies."""
-MOST_TOLD, SURE = 1.0, 10.0
-"""How much one observation may tell, and how much is enough: e¹⁰ of them between false alarms."""
+DRIFTS = np.array([[0.5], [2.0]])
+"""Changes of level that are watched for in widely spread latencies; shape (n, 1)."""
+ITSELF = np.array([[1.0]])
+MOST_NATS, SURE = 1.0, 10.0
+"""The most evidence of one observation, and how much is enough: e¹⁰ turns between false alarms."""
 CREDIT, EARNED_BY = 3.0, 600
 """How many changes are believed at once, and how many observations earn one more."""
 KEPT = 64
@@ -86,60 +83,68 @@ class Change:
 
 
 class _Evidence:
-    """Page's cumulative sum of what speaks for another curve than the known one.
+    """Page's cumulative sum of the evidence for another curve than the known one.
 
     Attributes:
         total: The evidence, in nats; not negative.
-        since: The observations since it was last nought.
+        since: The observations since it was last 0.
+        edges: The times at which cells end, in seconds.
+        nats: How much likelier each cell is under the other curve: for answers, and for waits.
     """
 
-    def __init__(self, most_told: float = math.inf):
-        self._most_told = most_told
-        self._known: _Tenths | None = None
-        self._other: SurvivalCurve | None = None
-        self._edges: list[float] = []
-        self._came: list[float] = []
-        self._waited: list[float] = []
-        self.total = 0.0
-        self.since = 0
+    def __init__(self) -> None:
+        self.edges: list[float] = []
+        self.nats: list[list[float]] = [[], []]
+        self.begin_again()
 
     def begin_again(self) -> None:
         self.total, self.since = 0.0, 0
 
-    def observe(self, secs: float, *, censored: bool, known: _Tenths, other: SurvivalCurve) -> None:
+    def observe(self, secs: float, *, censored: bool) -> None:
         """Take an observation; counts by which tenths of both curves it falls into."""
-        if self._known is not known or self._other is not other:
-            self._known, self._other = known, other
-            self._weigh(known, other)
-        told = (self._waited if censored else self._came)[bisect_left(self._edges, secs)]
-        self.total = max(self.total + told, 0.0)
+        self.total = max(self.total + self.nats[censored][bisect_left(self.edges, secs)], 0.0)
         self.since = self.since + 1 if self.total else 0
 
-    def _weigh(self, known: _Tenths, other: SurvivalCurve) -> None:
-        edges = np.sort(np.concatenate(([0.0], known.edges, other.quantiles(TENTHS))))
-        self._edges = edges[1:].tolist()
-        now = np.append(known.curve.share_after(edges), 0.0)
-        then = np.append(other.share_after(edges), 0.0)
-        came = _log_ratio(-np.diff(then), -np.diff(now))
-        waited = _log_ratio(then[:-1], now[:-1])
-        self._came = np.clip(came, -self._most_told, self._most_told).tolist()
-        self._waited = np.clip(waited, -self._most_told, self._most_told).tolist()
 
-
-class _Tenths:
-    """A curve, where its tenths begin, and what it would be at other levels."""
+class _Known:
+    """A curve, and where its tenths end."""
 
     def __init__(self, curve: SurvivalCurve):
         self.curve = curve
         self.edges = curve.quantiles(TENTHS)
         self.low, self.high = float(self.edges[FAST]), float(self.edges[SLOW])
-        self.drifted = [curve.scaled(factor) for factor in DRIFTS]
 
 
-def _log_ratio(then: Floats, now: Floats) -> Floats:
-    """How much likelier each cell is under one curve, each of which is in doubt."""
-    either = DOUBT * (then + now) / 2 + 1e-12
-    return np.log(((1 - DOUBT) * then + either) / ((1 - DOUBT) * now + either))
+def _compare(
+    evidences: Sequence[_Evidence],
+    known: _Known,
+    other: _Known,
+    factors: Floats,
+    most_nats: float = math.inf,
+) -> None:
+    """Set how much likelier each cell is under other curves.
+
+    Args:
+        evidences: One for each other curve; all at once, since a call of numpy costs most.
+        known: What is known.
+        other: The curve that the others are multiples of.
+        factors: The multiples; shape (n, 1).
+        most_nats: The most evidence of one observation, in nats.
+    """
+    shape = factors.size, TENTHS.size
+    edges = np.zeros((shape[0], 1 + 2 * shape[1]))
+    edges[:, 1 : 1 + shape[1]] = known.edges
+    edges[:, 1 + shape[1] :] = other.edges * factors
+    edges.sort(axis=1)
+    beyond = np.zeros((2, shape[0], edges.shape[1] + 1))
+    beyond[0, :, :-1] = known.curve.share_after(edges)
+    beyond[1, :, :-1] = other.curve.share_after(edges / factors)
+    share = np.stack((beyond[..., :-1] - beyond[..., 1:], beyond[..., :-1]))
+    in_doubt = (1 - DOUBT) * share + DOUBT * share.mean(axis=1, keepdims=True) + 1e-12
+    nats = np.log(in_doubt[:, 1] / in_doubt[:, 0]).clip(-most_nats, most_nats)
+    for number, evidence in enumerate(evidences):
+        evidence.edges = edges[number, 1:].tolist()
+        evidence.nats = nats[:, number].tolist()
 
 
 class ChangePoint:
@@ -157,18 +162,18 @@ class ChangePoint:
         """Begin with nothing seen."""
         self._recent: deque[float] = deque(maxlen=KEPT)
         self._then_known: deque[SurvivalCurve] = deque(maxlen=KEPT)
-        self._drifts = [_Evidence(MOST_TOLD) for _ in DRIFTS]
+        self._drifts = [_Evidence() for _ in DRIFTS]
         self._back = _Evidence()
         self._slow: deque[bool] = deque(maxlen=WATCHED)
         self._fast: deque[bool] = deque(maxlen=WATCHED)
-        self._known: _Tenths | None = None
-        self._before: SurvivalCurve | None = None
+        self._known: _Known | None = None
+        self._before: _Known | None = None
         self._held = 0
         self._credit = CREDIT
 
     @property
     def suspects_return(self) -> bool:
-        """Whether the latest observations speak for the old level, but not yet loudly enough."""
+        """Whether the latest observations favour the old level, but not yet clearly enough."""
         return self._back.total > SUSPECTED
 
     def begin_again(self) -> None:
@@ -190,10 +195,13 @@ class ChangePoint:
             known: What was known of it before this observation.
 
         Returns:
-            The change, if this observation has given it away.
+            The change, if this observation completes the evidence.
         """
         if self._known is None or self._known.curve is not known:
-            self._known = _Tenths(known)
+            self._known = _Known(known)
+            _compare(self._drifts, self._known, self._known, DRIFTS, MOST_NATS)
+            if self._before is not None:
+                _compare([self._back], self._known, self._before, ITSELF)
         self._held += 1
         self._credit = min(self._credit + 1 / EARNED_BY, CREDIT)
         self._recent.append(secs)
@@ -201,21 +209,21 @@ class ChangePoint:
         self._slow.append(secs > self._known.high)
         self._fast.append(secs < self._known.low and not censored)
         if self._before is not None:
-            self._back.observe(secs, censored=censored, known=self._known, other=self._before)
+            self._back.observe(secs, censored=censored)
             if self._back.total >= CONVINCED:
-                return self._returned(self._before, known)
+                return self._returned(self._before.curve, known)
         for signs in (self._slow, self._fast):
             if sum(signs) >= ENOUGH:
                 return self._changed(len(signs) - signs.index(True))
-        for drift, curve in zip(self._drifts, self._known.drifted, strict=True):
-            drift.observe(secs, censored=censored, known=self._known, other=curve)
+        for drift in self._drifts:
+            drift.observe(secs, censored=censored)
             if drift.total >= SURE:
                 return self._changed(min(drift.since, len(self._recent)))
         return None
 
     def _changed(self, turns: int) -> Change | None:
         present, known = list(self._recent)[-turns:], self._then_known[-turns]
-        # Of censored waits only the lower end is known, which is enough to tell the level's.
+        # A censored wait is a lower bound, which is good enough for a median.
         level = sorted(present)[len(present) // 2]
         factor = min(max(level / max(known.quantile(0.5), 1e-3), RATIO[0]), RATIO[1])
         if 1 / LEAST < factor < LEAST or self._credit < 1:
@@ -224,7 +232,7 @@ class ChangePoint:
         self._credit -= 1
         leaves = self._before is None or self._held >= SETTLED
         if leaves:
-            self._before = known
+            self._before, self._known = _Known(known), None
         change = Change(
             known.scaled(factor), len(present), factor, kind="left" if leaves else "moved"
         )

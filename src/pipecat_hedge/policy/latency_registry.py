@@ -70,7 +70,7 @@ class LatencyRegistry:
         """What is known of providers, by name.
 
         Args:
-            backends: Who.
+            backends: The providers.
             prompt_tokens: The size of the prompt; None where it is not known.
             by_sentence: Whether a sentence is what wins.
         """
@@ -105,7 +105,7 @@ class LatencyRegistry:
         An error says nothing of a provider's latency, unless it is that there was no answer.
 
         Args:
-            backend: Who was asked.
+            backend: The provider.
             attempt: The attempt.
             prompt_tokens: The size of the prompt; None where it is not known.
             with_sentence: Whether the time to its first sentence is to be learned too.
@@ -143,7 +143,7 @@ class LatencyRegistry:
         """Watch an attempt of a turn that is under way, until ``record`` or ``forget``.
 
         Args:
-            backend: Who is asked.
+            backend: The provider.
             attempt: The attempt.
             prompt_tokens: The size of the prompt; None where it is not known.
         """
@@ -162,7 +162,7 @@ class LatencyRegistry:
         """Learn a time to first token that was measured apart from a race.
 
         Args:
-            backend: Who was asked.
+            backend: The provider.
             secs: From the request, in seconds; if censored, how long it was waited for.
             prompt_tokens: The size of the prompt; None where it is not known.
             censored: Whether the wait ended without a token.
@@ -182,7 +182,7 @@ class LatencyRegistry:
         """Learn from an attempt that was let run on after it had lost.
 
         Args:
-            backend: Who was asked.
+            backend: The provider.
             attempt: The attempt.
             first_at: When its first token came; None if it was ended before.
             now: The time.
@@ -203,7 +203,7 @@ class LatencyRegistry:
             latency.record(max(secs, 0.0), censored=is_unsure, prompt_tokens=prompt_tokens)
 
     def budgets(self) -> tuple[BudgetState, ...]:
-        """How each budget stands that anybody has used lately."""
+        """The state of each budget that was used lately."""
         return self.accounts.states()
 
     # ---- how providers do now

@@ -1,7 +1,7 @@
-"""What to assume of a provider before anything has been seen of it: the published figures.
+"""The prior latencies of a provider: the published figures of the model that its name suggests.
 
-A model is recognised by its name. What is not recognised is taken for a hosted model of a usual
-kind, with a tail: to assume none would mean not to hedge until the first callers had been lost.
+An unknown name is taken for a usual hosted model, with a tail: without one, nothing would be hedged
+until the first callers had hung up.
 """
 
 from __future__ import annotations

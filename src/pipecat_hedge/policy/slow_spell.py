@@ -1,21 +1,21 @@
 """Whether a provider has turned slow, compared with what was usual for it. Pure.
 
-A provider that fails opens a breaker. One that turns slow only keeps callers waiting, and hedging
-every turn pays twice for each. Then another provider should be asked first, after a handful of
-turns of whatever session, and the slow one tried by hedges until it has recovered.
+A provider that fails opens its breaker. One that turns slow keeps callers waiting, and hedging each
+turn pays twice. Then another provider should be asked first, after a handful of turns of whatever
+session, and the slow one tried by hedges until it has recovered.
 
 An attempt is *late* once it has taken longer than four in five did (the p80 of the curve from
-before the spell, and clearly more than the median). It counts while it is still silent: to wait for
-slow answers would be to wait as long as the callers do. Late is one step up, in time one step down
-to 0 at least; ``SLOW`` steps are a spell. In calm a fifth are late, and chance alone climbs so far
-once in some two thousand turns; a model that thinks in a quarter of its turns moves its p80, not
-the steps. In a spell, ``RECOVERED`` steps of answers in time end it.
+before the spell, and clearly more than the median). It counts while it is still silent. A late
+attempt is one step up, one in time one step down, but not below 0; ``SLOW`` steps are a spell. In
+calm a fifth are late, and chance alone climbs so far once in some two thousand turns. A model that
+thinks in a quarter of its turns moves its p80, not the steps. In a spell, ``RECOVERED`` steps of
+answers in time end it.
 
-A time that was read while the event loop lagged badly is the least it can have been: it may show
-that an attempt was late, and not that it was in time.
+A time that was read while the event loop lagged badly is a lower bound: such an attempt may count
+as late, but not as in time.
 
-The curve that says what is usual stands still while there is any suspicion, so that a spell does
-not become usual while it is being noticed. Without ``SETTLED`` observations nothing is usual yet.
+The curve of usual times stands still while a spell is suspected, so that the spell does not become
+usual. Without ``SETTLED`` observations nothing is usual yet.
 
 Source: the steps are Page's cumulative sum (1954) for a late share of 0.2 against 0.8, where both
 outcomes weigh log 4.

@@ -1,11 +1,9 @@
 """How long an answer may still take: a survival curve, P(T > t), as steps and an exponential tail.
 
-Law: a curve is a value. It says nothing of where it comes from.
-
-Steps are what measurements give, and make the two questions that hedging asks exact and cheap:
-how likely an answer takes longer than t, and how much longer on average. Beyond the last step the
-curve falls off exponentially, because nothing is known there and something has to be assumed: a
-curve that ended would call a wait impossible that is merely rare.
+A curve is an immutable value. Its steps come from measurements, and make the two questions that
+hedging asks exact and cheap: how likely an answer takes longer than t, and how much longer on
+average. Beyond the last step the curve falls off exponentially: nothing is known there, and a curve
+that ended would call a rare wait impossible.
 """
 
 from __future__ import annotations
@@ -71,13 +69,14 @@ class SurvivalCurve:
             raise ConfigurationError(f"tail_secs must be positive, got {tail_secs}")
         if at[0] > 0:
             at, above = np.concatenate(([0.0], at)), np.concatenate(([1.0], above))
-        return cls._made(at, above, float(tail_secs))
+        return cls.made(at, above, float(tail_secs))
 
     @classmethod
-    def _made(cls, at: Floats, above: Floats, tail_secs: float) -> SurvivalCurve:
+    def made(cls, at: Floats, above: Floats, tail_secs: float) -> SurvivalCurve:
+        """``of`` without its checks, for steps that begin with 0 and are known to be in order."""
         areas = np.empty_like(at)
         areas[-1] = above[-1] * tail_secs
-        areas[:-1] = areas[-1] + np.cumsum((np.diff(at) * above[:-1])[::-1])[::-1]
+        areas[-2::-1] = areas[-1] + ((at[1:] - at[:-1]) * above[:-1])[::-1].cumsum()
         return cls(at, above, tail_secs, areas)
 
     def share_after(self, secs: npt.ArrayLike) -> Floats:
@@ -170,34 +169,7 @@ class SurvivalCurve:
         above = (1 - share) * self.share_after(at) + share * other.share_after(at)
         area = (1 - share) * self.area_after(at[-1]) + share * other.area_after(at[-1])
         tail_secs = float(area / above[-1]) if above[-1] > 0 else self.tail_secs
-        return self._made(at, above, max(tail_secs, 1e-6))
-
-    def thinned(self, most: int = 128) -> SurvivalCurve:
-        """This curve with fewer steps, as closely spaced in its body as in its tail.
-
-        The area beyond each step that is left, and so the mean, stays what it was.
-
-        Args:
-            most: About how many steps it may have, at least 4.
-
-        Raises:
-            ConfigurationError: If that is too few.
-        """
-        if most < 4:
-            raise ConfigurationError(f"most must be at least 4, got {most}")
-        count = self.secs.size
-        if count <= most:
-            return self
-        least = max(float(self.shares[-1]), 1e-6)
-        half = (most - 2) // 2  # and the first step, before which all are still waiting
-        left = np.concatenate((np.linspace(1.0, least, half), np.geomspace(1.0, least, half)))
-        after = count - self.shares[::-1].searchsorted(left, side="right")
-        steps = np.concatenate((np.minimum(after, count - 1), [0, 1, count - 1]))
-        at = np.unique(self.secs[steps])
-        index = self.secs.searchsorted(at, side="right") - 1
-        above = np.append(-np.diff(self.areas[index]) / np.diff(at), self.shares[-1])
-        # A quotient of areas may be above 1, or above the one before it, by its last digit.
-        return self._made(at, np.minimum.accumulate(np.minimum(above, 1.0)), self.tail_secs)
+        return self.made(at, above, max(tail_secs, 1e-6))
 
     def scaled(self, factor: float) -> SurvivalCurve:
         """The curve of latencies that are all ``factor`` times as long.

@@ -31,7 +31,7 @@ from pipecat_hedge.service.registries import introduce
 
 __all__ = ["ProviderStats", "shared_stats"]
 
-VERSION = 1
+VERSION = 2
 SAVE_EVERY_SECS = 60.0
 
 
