@@ -320,7 +320,7 @@ async def test_who_was_heard_last_is_remembered() -> None:
 async def test_an_answer_while_the_store_was_away_is_a_reason_to_try() -> None:
     """However long ago it was."""
     fleet = fleet_of(Scripted(told(document()), told(document(closings=1))))
-    breaker = fleet._health.of("a").breaker
+    breaker = fleet._health.entry("a").breaker
     assert await fleet.sync()
     for _ in range(5):
         breaker.record("failed", 0.0)

@@ -99,12 +99,12 @@ def now() -> float:
 
 def fail(stats: ProviderStats, backend: Backend, times: int = 5) -> None:
     for _ in range(times):
-        stats.health.of(backend.key).breaker.record("failed", now())
+        stats.health.entry(backend.key).breaker.record("failed", now())
 
 
 def answer(stats: ProviderStats, *backends: Backend) -> None:
     for backend in backends:
-        stats.health.of(backend.key).breaker.record("answered", now())
+        stats.health.entry(backend.key).breaker.record("answered", now())
 
 
 # ---- what is shared
@@ -219,7 +219,7 @@ async def test_a_provider_that_two_have_found_down_is_left_alone_by_all(make: Ma
     processes = [make() for _ in range(4)]
     for stats in processes:
         answer(stats, CLAUDE, LOCAL)
-    breakers = [stats.health.of(CLAUDE.key).breaker for stats in processes]
+    breakers = [stats.health.entry(CLAUDE.key).breaker for stats in processes]
     fail(processes[0], CLAUDE)
     await sync(*processes, *processes)
     assert [breaker.state(now()) for breaker in breakers] == ["open", *["closed"] * 3]
@@ -246,7 +246,7 @@ async def test_a_machine_whose_own_network_is_broken_stops_nobody(make: Make) ->
         fail(stats, CLAUDE)
         fail(stats, LOCAL)
     await sync(*broken, well, *broken, well)
-    assert well.health.of(CLAUDE.key).breaker.state(now()) == "closed"
+    assert well.health.entry(CLAUDE.key).breaker.state(now()) == "closed"
 
 
 @needs_redis
@@ -284,7 +284,7 @@ async def test_two_prefixes_do_not_meet(make: Make, server: RedisServer) -> None
     answer(there, CLAUDE, LOCAL)
     await sync(*here, there, *here, there)
     assert there.prior_weight(CLAUDE, 100) == 1.0
-    assert there.health.of(CLAUDE.key).breaker.state(now()) == "closed"
+    assert there.health.entry(CLAUDE.key).breaker.state(now()) == "closed"
     assert there.accounts.accounts[0.1].balance == pytest.approx(0.05)
     assert all(key.startswith(("{a}:", "{b}:")) for key in server.names())
     assert server.counted("a") == {CLAUDE.key: 1000}
@@ -558,12 +558,12 @@ async def test_processes_of_another_release_are_not_listened_to(
         if version == VERSION:
             server.control.srem("{pipecat-hedge}:processes", *some)
     await sync(stats, stats)
-    assert stats.health.of(CLAUDE.key).breaker.state(now()) == "closed"
+    assert stats.health.entry(CLAUDE.key).breaker.state(now()) == "closed"
     assert len(said) == 1
     assert f"a process of another release shares the prefix (version {VERSION + 1})" in said[0]
     server.control.sadd("{pipecat-hedge}:processes", *some)
     await sync(stats)
-    assert stats.health.of(CLAUDE.key).breaker.state(now()) == "open"
+    assert stats.health.entry(CLAUDE.key).breaker.state(now()) == "open"
 
 
 @needs_redis
@@ -631,7 +631,7 @@ def test_clocks_that_differ_by_years_do_no_harm(
         assert await sync(stats)
 
     async def open_secs(stats: ProviderStats) -> float:
-        return stats.health.of(CLAUDE.key).breaker.open_secs(now())
+        return stats.health.entry(CLAUDE.key).breaker.open_secs(now())
 
     async def closes(stats: ProviderStats) -> None:
         assert stats.fleet is not None
@@ -675,7 +675,7 @@ async def main():
     stats = ProviderStats(redis_store.RedisStore(sys.argv[1]))
     for _ in range(100):
         stats.record_first_token(Backend("claude", "claude-haiku-4-5"), 0.2, 100)
-    breaker = stats.health.of("claude | claude-haiku-4-5").breaker
+    breaker = stats.health.entry("claude | claude-haiku-4-5").breaker
     for _ in range(5):
         breaker.record("failed", 0.0)
     assert await stats.fleet.sync()
@@ -709,7 +709,7 @@ async def test_of_a_process_that_is_killed_only_what_it_has_seen_stays(
         process.stdout.close()  # pyright: ignore[reportOptionalMemberAccess]
     fresh = make()
     await sync(fresh)
-    assert fresh.health.of(CLAUDE.key).breaker.state(now()) == "closed"
+    assert fresh.health.entry(CLAUDE.key).breaker.state(now()) == "closed"
     assert server.control.scard("{pipecat-hedge}:processes") == 1
     assert median(fresh) == pytest.approx(0.2, rel=0.02)
 

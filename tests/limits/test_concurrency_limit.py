@@ -62,7 +62,7 @@ class Limit(ConcurrencyLimit):
             self.acquire(request, now - each, session=number % sessions, bounds=bounds)
             requests.append((request, each))
         for request, each in requests:
-            self.heard(request, each, now, size_class=size)
+            self.record_first_token(request, each, now, size_class=size)
         for request, _ in requests:
             self.release(request, "answered", now)
 
@@ -71,7 +71,7 @@ def settled(in_flight: int = 0, secs: float = 0.4) -> Limit:
     """A provider that usually takes so long; so many are being answered."""
     it = Limit(in_flight)
     for request in it.out:
-        it.heard(request, secs, secs)
+        it.record_first_token(request, secs, secs)
     for second in range(1, 31):
         it.hear(*[secs] * MANY, now=float(second))
     return it
@@ -258,17 +258,17 @@ def test_a_servers_own_queue_takes_precedence_while_it_is_news() -> None:
     it = settled(in_flight=80)
     it.hear(*[8.0] * MANY, now=100.0)
     inferred = it.limit(100.0)
-    it.state_queue(60, until=105.0)
+    it.set_queue(60, until=105.0)
     assert (it.limit(104.9), it.limit(105.0)) == (60, inferred)
-    it.state_queue(-3, until=105.0)
+    it.set_queue(-3, until=105.0)
     assert it.limit(104.0) == 0
-    it.state_queue(5000, until=105.0)
+    it.set_queue(5000, until=105.0)
     assert it.limit(104.0) == CEILING
 
 
 def test_nothing_is_inferred_while_a_server_tells_its_queue() -> None:
     it = settled(in_flight=80)
-    it.state_queue(60, until=200.0)
+    it.set_queue(60, until=200.0)
     it.hear(*[8.0] * 3 * MANY, now=100.0)
     assert it.limit(200.0) == CEILING
 
@@ -276,7 +276,7 @@ def test_nothing_is_inferred_while_a_server_tells_its_queue() -> None:
 def test_a_rate_limit_is_counted_down() -> None:
     """So many are begun until then, in flight or over; at none left, none."""
     it = Limit()
-    it.state_rate_limit(2, until=5.0, sent_at=0.0)
+    it.set_rate_limit(2, until=5.0, sent_at=0.0)
     for _ in range(2):
         assert it.has_room(1.0)
         it.send(1, now=1.0)
@@ -289,12 +289,12 @@ def test_a_rate_limit_is_counted_down() -> None:
 def test_the_rate_limit_of_the_latest_request_counts() -> None:
     """Of an earlier request's answer, which began last, it was counted before the other came."""
     it = Limit()
-    it.state_rate_limit(0, until=60.0, sent_at=5.0)
-    it.state_rate_limit(9, until=61.0, sent_at=4.0)
+    it.set_rate_limit(0, until=60.0, sent_at=5.0)
+    it.set_rate_limit(9, until=61.0, sent_at=4.0)
     assert not it.has_room(7.0)
-    it.state_rate_limit(2, until=62.0, sent_at=5.0)
+    it.set_rate_limit(2, until=62.0, sent_at=5.0)
     assert it.has_room(8.0)
-    it.state_rate_limit(-5, until=10.0, sent_at=6.0)
+    it.set_rate_limit(-5, until=10.0, sent_at=6.0)
     assert not it.has_room(9.0)
 
 
@@ -303,7 +303,7 @@ def test_the_rate_limit_of_the_latest_request_counts() -> None:
 
 def test_less_urgent_work_leaves_a_share_of_the_limit() -> None:
     it = Limit()
-    it.state_queue(20, until=10.0)
+    it.set_queue(20, until=10.0)
     for number in range(20):
         assert it.has_room(0.0, reserved=0.1) == (number < 18)
         assert it.has_room(0.0)
@@ -314,8 +314,8 @@ def test_less_urgent_work_leaves_a_share_of_the_limit() -> None:
 
 def test_less_urgent_work_leaves_some_of_a_rate_limit() -> None:
     it = Limit()
-    it.state_queue(20, until=10.0)
-    it.state_rate_limit(1, until=2.5, sent_at=0.0)
+    it.set_queue(20, until=10.0)
+    it.set_rate_limit(1, until=2.5, sent_at=0.0)
     assert it.has_room(1.0)
     assert not it.has_room(1.0, reserved=0.1)
     assert it.reason(1.0) == "a rate limit that allows 1 more within 1.5 s"
@@ -324,7 +324,7 @@ def test_less_urgent_work_leaves_some_of_a_rate_limit() -> None:
 def test_a_small_rate_limit_leaves_room_for_hedges() -> None:
     """Half of sixty a minute is left, and nothing else is known of the provider."""
     it = Limit()
-    it.state_rate_limit(30, until=60.0, sent_at=0.0)
+    it.set_rate_limit(30, until=60.0, sent_at=0.0)
     assert it.has_room(1.0, reserved=0.1)
 
 
@@ -369,12 +369,12 @@ def test_no_permit_leaks_and_the_limit_keeps_its_bounds(steps: Any, bounds: Limi
         if step == "acquire":
             it.send(1, now=now, sessions=10**6)
         elif step == "heard" and it.out:
-            it.heard(it.out[number % len(it.out)], more_secs, now)
+            it.record_first_token(it.out[number % len(it.out)], more_secs, now)
         elif step == "queue":
-            it.state_queue(number, now + more_secs)
+            it.set_queue(number, now + more_secs)
             stated_until = max(stated_until, now + more_secs)
         elif step == "rate limit":
-            it.state_rate_limit(number, now + more_secs, sent_at=now)
+            it.set_rate_limit(number, now + more_secs, sent_at=now)
         elif step == "recover":
             it.recover()
         elif it.out and (verdict := ENDS.get(step)) is not None:

@@ -81,14 +81,14 @@ def ticket(
     return Ticket(work, "standard", now + wait_secs, keys, now, sheds=sheds)
 
 
-def give_back(health: AdmissionController, permit: Permit, verdict: Verdict = "dropped") -> None:
-    health.give_back(permit, verdict, asyncio.get_running_loop().time())
+def release(health: AdmissionController, permit: Permit, verdict: Verdict = "dropped") -> None:
+    health.release(permit, verdict, asyncio.get_running_loop().time())
 
 
 async def refusing(health: AdmissionController, key: str) -> list[Permit]:
     """Two requests are in flight, and the provider has just refused a third."""
     permits = [await permit_for(health, ticket(key), in_time) for _ in range(3)]
-    give_back(health, permits.pop(), BUSY)
+    release(health, permits.pop(), BUSY)
     return permits
 
 
@@ -114,19 +114,19 @@ def test_no_permit_is_lost_and_no_caller_is_rejected(everybody: list[Caller], mo
             return
         assert loop.time() <= wanted.deadline + 0.01
         if all_are_bounded:
-            assert health.of(permit.key).limit.in_flight <= most
+            assert health.entry(permit.key).limit.in_flight <= most
         verdict = "dropped"
         try:
             await asyncio.sleep(caller.holds_secs)
             verdict = BUSY if caller.is_refused else "answered"
         finally:
-            give_back(health, permit, verdict)
+            release(health, permit, verdict)
         ended.append(caller)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         for key in "ab":
-            health.of(key).limit.state_queue(most, until=float("inf"))
+            health.entry(key).limit.set_queue(most, until=float("inf"))
         tasks: list[asyncio.Task[None]] = []
 
         def start(caller: Caller) -> None:
@@ -155,18 +155,18 @@ def test_no_permit_is_lost_and_no_caller_is_rejected(everybody: list[Caller], mo
 async def test_a_permit_whose_waiter_is_cancelled_goes_to_the_next() -> None:
     """Both in one instant."""
     health, loop = AdmissionController(random.Random(1)), asyncio.get_running_loop()
-    health.of("a").limit.state_queue(1, until=float("inf"))
+    health.entry("a").limit.set_queue(1, until=float("inf"))
     held = await permit_for(health, ticket("a", sheds=True), in_time)
     tasks = [
         loop.create_task(permit_for(health, ticket("a", sheds=True), in_time)) for _ in range(2)
     ]
     await asyncio.sleep(0.01)
-    give_back(health, held, "answered")
+    release(health, held, "answered")
     tasks[0].cancel()
     permit = await tasks[1]
     assert tasks[0].cancelled()
-    give_back(health, permit, "answered")
-    assert health.of("a").limit.in_flight == 0
+    release(health, permit, "answered")
+    assert health.entry("a").limit.in_flight == 0
 
 
 @pytest.mark.virtual_time
@@ -178,7 +178,7 @@ async def test_a_loop_that_is_behind_rejects_only_optional_work(work: WorkClass)
         with pytest.raises(Rejected, match=r"the event loop is 0\.31 s behind"):
             await permit_for(health, wanted, behind)
     else:
-        give_back(health, await permit_for(health, wanted, behind))
+        release(health, await permit_for(health, wanted, behind))
     assert asyncio.get_running_loop().time() == 0.0
 
 
@@ -193,17 +193,17 @@ async def test_a_turn_that_finds_room_at_once_has_not_waited() -> None:
     assert await admission.admit(candidates.entries, "primary") == "a"
     assert admission.queued_secs == 0.0
     admission.close()
-    assert health.of("a").limit.in_flight == 0
+    assert health.entry("a").limit.in_flight == 0
 
 
 @pytest.mark.virtual_time
 async def test_the_end_of_a_rest_is_noticed() -> None:
     """Also in a registry where nothing else happens."""
     health = AdmissionController(random.Random(1))
-    health.rest("a", 1.0)
+    health.set_retry_after("a", 1.0)
     permit = await permit_for(health, ticket("a"), in_time)
     assert permit.waited_secs == pytest.approx(1.0, abs=0.15)
-    give_back(health, permit)
+    release(health, permit)
 
 
 @pytest.mark.virtual_time
@@ -211,7 +211,7 @@ async def test_a_caller_is_sent_at_its_deadline_room_or_none() -> None:
     """With more in flight than a refused limit grows by in the time."""
     health = AdmissionController(random.Random(1))
     permits = [await permit_for(health, ticket("a"), in_time) for _ in range(80)]
-    give_back(health, permits.pop(), BUSY)
+    release(health, permits.pop(), BUSY)
     permit = await permit_for(health, ticket("a"), in_time)
     assert permit.waited_secs == pytest.approx(3.0, abs=0.01)
     assert health.waiting == 0
@@ -224,19 +224,19 @@ async def test_a_caller_is_sent_as_soon_as_a_refused_request_is_over() -> None:
     waiting = asyncio.create_task(permit_for(health, ticket("a"), in_time))
     await asyncio.sleep(0.05)
     assert health.waiting == 1
-    give_back(health, left[0], "answered")
+    release(health, left[0], "answered")
     assert (await waiting).waited_secs == pytest.approx(0.05)
 
 
 @pytest.mark.virtual_time
 async def test_a_shedding_request_without_room_is_rejected_at_its_deadline() -> None:
     health = AdmissionController(random.Random(1))
-    health.of("a | m").limit.state_queue(1, until=float("inf"))
+    health.entry("a | m").limit.set_queue(1, until=float("inf"))
     held = await permit_for(health, ticket("a | m", sheds=True), in_time)
     with pytest.raises(Rejected, match="no room within 3 s: a has 1 of 1 requests in flight"):
         await permit_for(health, ticket("a | m", sheds=True), in_time)
     assert asyncio.get_running_loop().time() == pytest.approx(3.0, abs=0.01)
-    give_back(health, held)
+    release(health, held)
     assert health.waiting == 0
 
 
@@ -244,20 +244,20 @@ async def test_a_shedding_request_without_room_is_rejected_at_its_deadline() -> 
 async def test_a_shedding_request_at_open_breakers_is_rejected_at_once() -> None:
     health = AdmissionController(random.Random(1))
     for _ in range(5):
-        give_back(health, await permit_for(health, ticket("a"), in_time), FAILED)
+        release(health, await permit_for(health, ticket("a"), in_time), FAILED)
     with pytest.raises(Rejected, match=r"a is left alone \(5 failures in a row"):
         await permit_for(health, ticket("a", sheds=True), in_time)
-    give_back(health, await permit_for(health, ticket("a"), in_time))
+    release(health, await permit_for(health, ticket("a"), in_time))
     assert asyncio.get_running_loop().time() == 0.0
 
 
 @pytest.mark.virtual_time
 async def test_optional_work_without_room_is_rejected_at_once() -> None:
     health = AdmissionController(random.Random(1))
-    health.state_rate_limit("a | m", 0, until=10.0, sent_at=0.0)
+    health.set_rate_limit("a | m", 0, until=10.0, sent_at=0.0)
     with pytest.raises(Rejected, match="a has its rate limit used up for 10 s"):
         await permit_for(health, ticket("a | m", work="warm_up"), in_time)
-    give_back(health, await permit_for(health, ticket("a | m"), in_time))
+    release(health, await permit_for(health, ticket("a | m"), in_time))
     assert asyncio.get_running_loop().time() == 0.0
 
 

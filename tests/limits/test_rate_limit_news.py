@@ -10,23 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge.limits.rate_limit_headers import (
-    NEWS_SECS,
-    UNTOLD_SECS,
-    RateLimitNews,
-    rate_limit_news,
+    UNKNOWN_RESET_SECS,
+    VALID_SECS,
+    RateLimits,
+    parse_rate_limits,
 )
 
 DATE = "Mon, 17 Aug 2026 10:00:00 GMT"
 NOW = 1_786_960_800.0  # the same
 
 
-def anthropic(**told: str) -> RateLimitNews | None:
+def anthropic(**told: str) -> RateLimits | None:
     """News of headers, their common beginning left out; ``date`` as it is."""
     named = {
         name if name == "date" else f"Anthropic-Ratelimit-{name.replace('_', '-')}": value
         for name, value in told.items()
     }
-    return rate_limit_news(named, NOW)
+    return parse_rate_limits(named, NOW)
 
 
 def test_anthropics_headers() -> None:
@@ -43,26 +43,26 @@ def test_anthropics_headers() -> None:
         tokens_remaining="20000",
         tokens_reset="2026-08-17T10:00:30Z",
     )
-    assert news == RateLimitNews(47, 4.0, 12000, 36.0, 50, 30000)
+    assert news == RateLimits(47, 4.0, 12000, 36.0, 50, 30000)
 
 
 def test_of_anthropics_two_limits_of_tokens_the_tighter_counts() -> None:
     """Either may be missing."""
     both = anthropic(input_tokens_remaining="500", tokens_remaining="400", tokens_limit="900")
-    assert both == RateLimitNews(tokens_left=400, tokens_limit=900)
-    assert anthropic(tokens_remaining="400") == RateLimitNews(tokens_left=400)
-    assert anthropic(input_tokens_remaining="400") == RateLimitNews(tokens_left=400)
+    assert both == RateLimits(tokens_left=400, tokens_limit=900)
+    assert anthropic(tokens_remaining="400") == RateLimits(tokens_left=400)
+    assert anthropic(input_tokens_remaining="400") == RateLimits(tokens_left=400)
 
 
 def test_a_clock_that_is_wrong_here_does_no_harm() -> None:
     """Only a response without a date is compared with it."""
     headers = {"anthropic-ratelimit-requests-reset": "2026-08-17T10:00:04Z", "date": DATE}
     for clock in (0.0, NOW, NOW + 1e6):
-        news = rate_limit_news(headers, clock)
+        news = parse_rate_limits(headers, clock)
         assert news is not None
         assert news.requests_reset_secs == 4.0
     for date in ({}, {"date": "yesterday"}):
-        news = rate_limit_news({**headers, "date": "", **date}, NOW + 1)
+        news = parse_rate_limits({**headers, "date": "", **date}, NOW + 1)
         assert news is not None
         assert news.requests_reset_secs == 3.0
 
@@ -75,7 +75,7 @@ def test_a_time_without_a_zone_is_universal_time_and_one_gone_by_is_now() -> Non
         tokens_remaining="1",
         tokens_reset="2026-08-17T09:00:00Z",
     )
-    assert news == RateLimitNews(None, 4.0, 1, 0.0)
+    assert news == RateLimits(None, 4.0, 1, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -93,14 +93,14 @@ def test_a_time_without_a_zone_is_universal_time_and_one_gone_by_is_now() -> Non
 def test_how_dates_are_written(date: str, secs: float) -> None:
     """As HTTP has them written today, or as it once had."""
     told = {"anthropic-ratelimit-requests-reset": "2026-08-17T10:00:04Z", "date": date}
-    news = rate_limit_news(told, NOW - 5)
+    news = parse_rate_limits(told, NOW - 5)
     assert news is not None
     assert news.requests_reset_secs == secs
 
 
 def test_openais_headers() -> None:
     """Those of the many who are compatible with it are the same."""
-    news = rate_limit_news(
+    news = parse_rate_limits(
         {
             "X-RateLimit-Limit-Requests": "60",
             "x-ratelimit-limit-tokens": "150000",
@@ -111,7 +111,7 @@ def test_openais_headers() -> None:
         },
         NOW,
     )
-    assert news == RateLimitNews(59, 1.0, 149984, 360.0, 60, 150000)
+    assert news == RateLimits(59, 1.0, 149984, 360.0, 60, 150000)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_openais_headers() -> None:
 def test_how_long_it_is_until_then(text: str, secs: float | None) -> None:
     """Go's way of writing a duration, or plain seconds; what is neither is not known."""
     headers = {"x-ratelimit-reset-requests": text, "x-ratelimit-remaining-requests": "1"}
-    news = rate_limit_news(headers, NOW)
+    news = parse_rate_limits(headers, NOW)
     assert news is not None
     assert news.requests_reset_secs == (None if secs is None else pytest.approx(secs))
 
@@ -152,31 +152,31 @@ def test_how_long_it_is_until_then(text: str, secs: float | None) -> None:
 @pytest.mark.parametrize("text", ["", "many", "-1", "1.5", "٣", "9" * 5000])
 def test_what_is_no_number_is_not_known(text: str) -> None:
     """And a response that says nothing is no news."""
-    assert rate_limit_news({"x-ratelimit-remaining-requests": text}, NOW) is None
+    assert parse_rate_limits({"x-ratelimit-remaining-requests": text}, NOW) is None
     assert anthropic(requests_remaining=text) is None
-    assert rate_limit_news({"content-type": "text/event-stream"}, NOW) is None
+    assert parse_rate_limits({"content-type": "text/event-stream"}, NOW) is None
 
 
 @pytest.mark.parametrize(
     ("news", "prompt_tokens", "more"),
     [
-        (RateLimitNews(), 100, None),
-        (RateLimitNews(5, 30.0), 100, (5, 30.0)),
-        (RateLimitNews(5, None), 100, (5, UNTOLD_SECS)),
-        (RateLimitNews(5, 3600.0), 100, (5, NEWS_SECS)),
-        (RateLimitNews(5, 30.0, 250, 20.0), 100, (2, 20.0)),  # the tokens are tighter
-        (RateLimitNews(5, 30.0, 250, 20.0), 10, (5, 30.0)),  # the requests are
-        (RateLimitNews(None, None, 250, 20.0), 100, (2, 20.0)),
-        (RateLimitNews(None, None, 250, 20.0), 0, None),  # of a size that nobody knows
-        (RateLimitNews(0, 30.0), 0, (0, 30.0)),
-        (RateLimitNews(0, 30.0, 50, 40.0), 100, (0, 40.0)),  # both are used up
-        (RateLimitNews(0, 60.0, requests_limit=60), 0, (0, 1.0)),  # one a second
-        (RateLimitNews(0, 86400.0, requests_limit=10000), 0, (0, 8.64)),
-        (RateLimitNews(None, None, 2000, 30.0, tokens_limit=20000), 5000, (0, 5.0)),
-        (RateLimitNews(None, None, 2000, 30.0, tokens_limit=4000), 5000, (0, 30.0)),  # never fits
+        (RateLimits(), 100, None),
+        (RateLimits(5, 30.0), 100, (5, 30.0)),
+        (RateLimits(5, None), 100, (5, UNKNOWN_RESET_SECS)),
+        (RateLimits(5, 3600.0), 100, (5, VALID_SECS)),
+        (RateLimits(5, 30.0, 250, 20.0), 100, (2, 20.0)),  # the tokens are tighter
+        (RateLimits(5, 30.0, 250, 20.0), 10, (5, 30.0)),  # the requests are
+        (RateLimits(None, None, 250, 20.0), 100, (2, 20.0)),
+        (RateLimits(None, None, 250, 20.0), 0, None),  # of a size that nobody knows
+        (RateLimits(0, 30.0), 0, (0, 30.0)),
+        (RateLimits(0, 30.0, 50, 40.0), 100, (0, 40.0)),  # both are used up
+        (RateLimits(0, 60.0, requests_limit=60), 0, (0, 1.0)),  # one a second
+        (RateLimits(0, 86400.0, requests_limit=10000), 0, (0, 8.64)),
+        (RateLimits(None, None, 2000, 30.0, tokens_limit=20000), 5000, (0, 5.0)),
+        (RateLimits(None, None, 2000, 30.0, tokens_limit=4000), 5000, (0, 30.0)),  # never fits
     ],
 )
-def test_how_many_more_may_be_begun(news: RateLimitNews, prompt_tokens: int, more: Any) -> None:
+def test_how_many_more_may_be_begun(news: RateLimits, prompt_tokens: int, more: Any) -> None:
     """The tighter of the two; at none, until there is room for one."""
     found = news.more(prompt_tokens)
     assert found == (None if more is None else (more[0], pytest.approx(more[1])))
@@ -209,7 +209,7 @@ VALUES = st.one_of(
 )
 def test_no_header_is_an_error(headers: dict[str, str], prompt_tokens: int) -> None:
     """Whatever a provider sends, what comes of it can be reckoned with."""
-    news = rate_limit_news(headers, NOW)
+    news = parse_rate_limits(headers, NOW)
     if news is None:
         return
     for count in (news.requests_left, news.tokens_left, news.requests_limit, news.tokens_limit):
@@ -218,4 +218,4 @@ def test_no_header_is_an_error(headers: dict[str, str], prompt_tokens: int) -> N
         assert secs is None or (math.isfinite(secs) and secs >= 0)
     if (more := news.more(prompt_tokens)) is not None:
         assert more[0] >= 0
-        assert 0 <= more[1] <= NEWS_SECS
+        assert 0 <= more[1] <= VALID_SECS

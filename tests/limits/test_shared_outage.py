@@ -10,7 +10,7 @@ from pipecat_hedge.limits.shared_outage import WITHIN_SECS, SharedOutage
 
 def blamed(outage: SharedOutage[str], now: float) -> list[tuple[float, str]]:
     """Whose failures count."""
-    return [(at, key) for at, key, is_shared in outage.take(now) if not is_shared]
+    return [(at, key) for at, key, is_shared in outage.settle(now) if not is_shared]
 
 
 def test_failures_at_one_host_count_two_seconds_later() -> None:
@@ -19,10 +19,10 @@ def test_failures_at_one_host_count_two_seconds_later() -> None:
     outage.add("one:443", 0.0, "a")
     outage.add("one:443", 1.0, "a")
     outage.add("one:443", 1.0, "b")
-    assert outage.take(WITHIN_SECS - 0.1) == []
-    assert outage.take(WITHIN_SECS) == [(0.0, "a", False)]
-    assert outage.take(WITHIN_SECS + 1.0) == [(1.0, "a", False), (1.0, "b", False)]
-    assert outage.take(99.0) == []
+    assert outage.settle(WITHIN_SECS - 0.1) == []
+    assert outage.settle(WITHIN_SECS) == [(0.0, "a", False)]
+    assert outage.settle(WITHIN_SECS + 1.0) == [(1.0, "a", False), (1.0, "b", False)]
+    assert outage.settle(99.0) == []
 
 
 def test_failures_at_two_hosts_blame_no_provider() -> None:
@@ -42,7 +42,7 @@ def test_failures_further_apart_are_each_hosts_own() -> None:
 
 
 def test_an_outage_that_lasts_blames_no_provider() -> None:
-    """Each failure is judged by those of the other host around it."""
+    """Each failure is settled by those of the other host around it."""
     outage, counted = SharedOutage[str](), list[tuple[float, str]]()
     for second in range(30):
         outage.add("one:443", float(second), "a")
@@ -65,7 +65,7 @@ def test_each_failure_is_judged_once(steps: list[tuple[float, str]]) -> None:
     for secs, key in steps:
         now += secs
         outage.add(f"{key}:443", now, key)
-        counted += len(outage.take(now))
-    counted += len(outage.take(now + 2 * WITHIN_SECS))
+        counted += len(outage.settle(now))
+    counted += len(outage.settle(now + 2 * WITHIN_SECS))
     assert counted == len(steps)
-    assert outage.take(now + 99.0) == []
+    assert outage.settle(now + 99.0) == []

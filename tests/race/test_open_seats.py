@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipecat_hedge.race.events import Slot
-from pipecat_hedge.race.slots import ROOM_AGAIN_SECS, SlotQueue
+from pipecat_hedge.race.slots import SLOT_RETRY_SECS, SlotQueue
 
 A, B, C = (Slot(name) for name in "abc")
 
@@ -48,27 +48,27 @@ def test_who_is_only_tried_stands_in_after_those_who_are_well() -> None:
 
 
 def test_a_seat_comes_back_after_a_while_and_is_the_last_then() -> None:
-    """Or at once, where everybody is needed."""
+    """Or at once, where ignore_delay is needed."""
     slots = SlotQueue([A, B, C], 2, None)
     taken = slots.take("primary")
-    slots.give_back(taken, 5.0)
-    assert slots.room_at == 5.0 + ROOM_AGAIN_SECS
-    slots.readmit(5.9, everybody=False)
+    slots.release(taken, 5.0)
+    assert slots.room_at == 5.0 + SLOT_RETRY_SECS
+    slots.readmit(5.9, ignore_delay=False)
     assert slots.take("hedge") == B
-    slots.readmit(6.0, everybody=False)
+    slots.readmit(6.0, ignore_delay=False)
     assert slots.room_at is None
     assert slots.take("hedge") == C
     assert not slots, "two are all that there are"
-    slots.give_back(C, 7.0)
-    slots.readmit(7.0, everybody=True)
+    slots.release(C, 7.0)
+    slots.readmit(7.0, ignore_delay=True)
     assert slots.next("hedge") == A
 
 
 def test_who_is_struck_does_not_come_back() -> None:
     """Whether its seat is open or on its way back."""
     slots = SlotQueue([A, B, A], 3, None)
-    slots.give_back(slots.take("primary"), 0.0)
-    slots.strike("a")
-    slots.readmit(9.0, everybody=True)
+    slots.release(slots.take("primary"), 0.0)
+    slots.exclude("a")
+    slots.readmit(9.0, ignore_delay=True)
     assert slots.take("hedge") == B
     assert not slots

@@ -713,12 +713,12 @@ def test_nobody_relies_on_who_is_only_tried() -> None:
     """It is a hedge in its turn, and stands in for another when there is nobody else at all."""
     slots = [Slot(name) for name in "abc"]
     rule = rule_of(HedgePolicy.after(0.6))
-    race = Race(slots, rule, max_attempts=3, tried="b")
+    race = Race(slots, rule, max_attempts=3, probe="b")
     race.handle(HedgeEligibilityChanged({"b": "is busy", "c": "is busy"}), 0.0)
     race.handle(TurnStarted(), 0.0)
     assert race.handle(AttemptFailed(0, REFUSED), 0.1) == (Launch(1, "c", "failure"),)
     assert race.handle(AttemptFailed(1, REFUSED), 0.2) == (Launch(2, "b", "failure"),)
-    race = Race(slots, rule, max_attempts=3, tried="b")
+    race = Race(slots, rule, max_attempts=3, probe="b")
     race.handle(TurnStarted(), 0.0)
     assert race.handle(TimerFired(), 0.6) == (Launch(1, "b", "hedge"),)
 

@@ -157,10 +157,14 @@ class RaceModel(RuleBasedStateMachine):
         attempt = self.race.attempts[number]
         is_taken_over = any(isinstance(command, Launch) for command in commands)
         timeout_secs = attempt.timeout_secs
-        is_out = timeout_secs is not None and attempt.alive_at + timeout_secs <= self.now
-        if not is_out and attempt.stall_secs is not None:
-            assert attempt.alive_at + attempt.stall_secs <= self.now, "gave up who was writing"
-        assert attempt.called_tools or is_taken_over or is_out, "gave up an answer for its silence"
+        is_active = timeout_secs is not None and attempt.last_progress_at + timeout_secs <= self.now
+        if not is_active and attempt.stall_secs is not None:
+            assert attempt.last_progress_at + attempt.stall_secs <= self.now, (
+                "gave up who was writing"
+            )
+        assert attempt.called_tools or is_taken_over or is_active, (
+            "gave up an answer for its silence"
+        )
 
     @rule(secs=st.floats(0, 3))
     def time_passes(self, secs: float) -> None:
@@ -241,7 +245,7 @@ class RaceModel(RuleBasedStateMachine):
 
     @invariant()
     def requests_are_bounded(self) -> None:
-        sent = len(self.launched) - sum(a.was_shed for a in self.race.attempts)
+        sent = len(self.launched) - sum(a.was_rejected for a in self.race.attempts)
         rounds = 1 + max((slot.retries for slot in self.candidates), default=0)
         assert sent <= rounds * min(self.policy.max_attempts, len(self.candidates))
         assert len(self.live) <= self.policy.max_attempts

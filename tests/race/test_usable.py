@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.race.usable import InlineThought, is_usable_text, is_wait_verdict
+from pipecat_hedge.race.usable import InlineThought, is_usable_text, is_wait_marker
 
 
 @pytest.mark.parametrize("text", ["Yes", " Yes", "● Yes", "。", "5", "…", "\u00bf", "👍", "○ well"])
@@ -45,7 +45,7 @@ def test_what_is_wanted_is_never_lost(text: str) -> None:
 )
 def test_a_verdict_to_wait_is_a_marker_alone(answer: str, waits: bool) -> None:
     """It is a whole answer that says that the caller has not finished."""
-    assert is_wait_verdict(answer) is waits
+    assert is_wait_marker(answer) is waits
 
 
 def fed(pieces: list[str]) -> tuple[str, str]:

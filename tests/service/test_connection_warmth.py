@@ -32,10 +32,10 @@ class Server:
         stages, now = _watched.get(), asyncio.get_running_loop().time()
         assert stages is not None
         new_connection = now - self._used_at >= self.closes_after
-        stages.asks("llm.example.com")
+        stages.record_request("llm.example.com")
         if new_connection:
-            await stages.hear("connection.connect_tcp.started", {})
-        await stages.hear("http11.send_request_headers.started", {})
+            await stages.record_event("connection.connect_tcp.started", {})
+        await stages.record_event("http11.send_request_headers.started", {})
         self._used_at = now
         return new_connection
 
@@ -61,10 +61,10 @@ async def scope() -> AsyncIterator[TaskScope]:
 def kept(
     monkeypatch: pytest.MonkeyPatch, scope: TaskScope
 ) -> Callable[..., tuple[WarmConnection, Server]]:
-    def make(closes_after: float = 60.0, may_ask: bool = True) -> tuple[WarmConnection, Server]:
+    def make(closes_after: float = 60.0, may_send: bool = True) -> tuple[WarmConnection, Server]:
         server, connection = Server(closes_after), WarmConnection(ScriptedLLMService([]))
         monkeypatch.setattr(connection_warmth, "open_connection", server.list_models)
-        connection.keep(scope, lambda: may_ask)
+        connection.keep(scope, lambda: may_send)
         return connection, server
 
     return make
@@ -90,7 +90,7 @@ async def test_it_is_refreshed_for_as_long_as_the_session_lasts(kept: Kept) -> N
     assert await turn(connection, server)
     await asyncio.sleep(50)
     assert not await turn(connection, server)
-    connection.let_go()
+    connection.stop()
     await asyncio.sleep(1000)
     assert len(server.listed_at) == 7
 
@@ -101,14 +101,14 @@ async def test_what_a_session_has_found_out_the_next_one_knows(kept: Kept) -> No
     assert await turn(first, server)
     await asyncio.sleep(7)
     assert await turn(first, server)
-    first.let_go()
+    first.stop()
     second, server = kept(closes_after=5.0)
     was_cold = []
     for _ in range(10):
         was_cold.append(await turn(second, server))
         await asyncio.sleep(7)
     assert was_cold == [True] + [False] * 9
-    second.let_go()
+    second.stop()
 
 
 async def test_a_refresh_finds_it_out_as_well(kept: Kept) -> None:
@@ -120,7 +120,7 @@ async def test_a_refresh_finds_it_out_as_well(kept: Kept) -> None:
     gaps = [b - a for a, b in zip(server.listed_at, server.listed_at[1:], strict=False)]
     assert gaps[:4] == pytest.approx([22.5, 11.25, 5.625, 3.0])
     assert gaps[4:] == pytest.approx([3.0] * len(gaps[4:]))
-    connection.let_go()
+    connection.stop()
 
 
 async def test_a_server_that_closes_very_soon_is_not_kept_up_with(kept: Kept) -> None:
@@ -131,7 +131,7 @@ async def test_a_server_that_closes_very_soon_is_not_kept_up_with(kept: Kept) ->
     await turn(connection, server)
     await asyncio.sleep(100)
     assert server.listed_at == []
-    connection.let_go()
+    connection.stop()
 
 
 @pytest.mark.parametrize(("expiry_secs", "every_secs"), [(4.0, 3.2), (5.0, 4.0), (3.5, None)])
@@ -146,16 +146,16 @@ async def test_it_is_refreshed_before_its_client_closes_it(
     gaps = [b - a for a, b in zip(server.listed_at, server.listed_at[1:], strict=False)]
     assert gaps == pytest.approx([] if every_secs is None else [every_secs] * len(gaps))
     assert bool(gaps) is (every_secs is not None)
-    connection.let_go()
+    connection.stop()
 
 
 async def test_whoever_may_not_be_asked_is_looked_at_again_later(kept: Kept) -> None:
     """Nothing is sent meanwhile."""
-    connection, server = kept(may_ask=False)
+    connection, server = kept(may_send=False)
     await turn(connection, server)
     await asyncio.sleep(200)
     assert server.listed_at == []
-    connection.let_go()
+    connection.stop()
 
 
 async def test_a_cancelled_request_is_followed_by_one_opening(kept: Kept) -> None:
@@ -173,7 +173,7 @@ async def test_a_cancelled_request_is_followed_by_one_opening(kept: Kept) -> Non
     connection.reopen(stages)  # one is idle
     await asyncio.sleep(0.1)
     assert len(server.listed_at) == 1
-    connection.let_go()
+    connection.stop()
 
 
 async def test_who_tells_nothing_is_left_alone(kept: Kept) -> None:
@@ -190,25 +190,25 @@ async def test_who_tells_nothing_is_left_alone(kept: Kept) -> None:
 def test_the_least_that_is_known_counts_for_a_while(limits: IdleLimits) -> None:
     """And is forgotten after a quarter of an hour: it may have been a server that restarted."""
     assert limits.refresh_secs("a", 0.0) == 45.0
-    limits.told("a", 120.0, 0.0)
+    limits.record_timeout("a", 120.0, 0.0)
     assert limits.refresh_secs("a", 0.0) == 96.0
-    limits.cold_after("a", 20.0, 0.0)
-    limits.told("a", 120.0, 1.0)
-    limits.cold_after("a", 30.0, 1.0)
+    limits.record_closed("a", 20.0, 0.0)
+    limits.record_timeout("a", 120.0, 1.0)
+    limits.record_closed("a", 30.0, 1.0)
     assert limits.refresh_secs("a", 2.0) == 10.0
     assert limits.refresh_secs("b", 2.0) == 45.0
     assert limits.refresh_secs("a", 1000.0) == 45.0
-    limits.told("a", 5.0, 1000.0)
+    limits.record_timeout("a", 5.0, 1000.0)
     assert limits.refresh_secs("a", 1000.0) == 4.0
-    limits.cold_after("b", 400.0, 1000.0)
+    limits.record_closed("b", 400.0, 1000.0)
     assert limits.refresh_secs("b", 1000.0) == 45.0
 
 
 def test_few_hosts_are_remembered(limits: IdleLimits) -> None:
     """Those of which something was heard last."""
     for n in range(1000):
-        limits.told(f"host-{n}", 10.0, 0.0)
-    assert len(limits._known) == 256
+        limits.record_timeout(f"host-{n}", 10.0, 0.0)
+    assert len(limits._timeouts) == 256
     assert limits.refresh_secs("host-999", 0.0) == 8.0
 
 

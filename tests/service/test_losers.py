@@ -8,7 +8,7 @@ import pytest
 from pipecat.frames.frames import LLMThoughtTextFrame
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.limits.admission_controller import LISTENS_TO_ONE_IN
+from pipecat_hedge.limits.admission_controller import LATENCY_PROBE_INTERVAL
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
 from tests.support.line import Line
 
@@ -37,7 +37,7 @@ async def test_a_loser_that_runs_on_is_reported_with_what_it_took() -> None:
     losers = [report.attempts[1] for report in reports]
     assert all(loser.outcome == "superseded" for loser in losers)
     let_run = [loser for loser in losers if loser.ended_secs > 0.15]
-    assert 1 <= len(let_run) <= 1 + 2 * TURNS // LISTENS_TO_ONE_IN
+    assert 1 <= len(let_run) <= 1 + 2 * TURNS // LATENCY_PROBE_INTERVAL
     for loser in let_run:
         assert loser.ttft_secs is not None
         assert 2.0 <= loser.ttft_secs <= loser.ended_secs <= 2.1

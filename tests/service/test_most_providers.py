@@ -36,8 +36,8 @@ def test_those_used_last_are_kept() -> None:
         stats.record_first_token(Backend("p", f"model-{number}"), 0.3, 100)
         stats.record_first_token(USED, 0.3, 100)
         with stats.health.lock:
-            stats.health.of(f"p | model-{number}")
-            stats.health.of(USED.key)
+            stats.health.entry(f"p | model-{number}")
+            stats.health.entry(USED.key)
     stats.save()
     assert store.text is not None
     kept = json.loads(store.text)["providers"]

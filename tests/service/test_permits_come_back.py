@@ -176,9 +176,9 @@ async def summarise(llm: HedgedLLMService, context: LLMContext) -> None:
 def open_breaker(health: AdmissionController, key: str) -> None:
     """Have it be half open in the calls to come."""
     for _ in range(5):
-        permit = health.take(Ticket("primary", "standard", 0.0, (key,), 0.0), 0.0)
+        permit = health.acquire(Ticket("primary", "standard", 0.0, (key,), 0.0), 0.0)
         assert permit is not None
-        health.give_back(permit, "failed", 0.0)
+        health.release(permit, "failed", 0.0)
 
 
 @dataclass(frozen=True)
@@ -199,9 +199,9 @@ class Room:
         """Have it be so when the calls begin."""
         if self.is_half_open:
             open_breaker(health, key)
-        health.rest(key, BEGINS_AT + self.retry_after_secs)
+        health.set_retry_after(key, BEGINS_AT + self.retry_after_secs)
         if self.at_most is not None:
-            health.of(key).limit.state_queue(self.at_most, until=NEVER)
+            health.entry(key).limit.set_queue(self.at_most, until=NEVER)
 
 
 rooms = st.builds(
@@ -224,7 +224,7 @@ def test_nothing_is_kept(everybody: list[Session], room: tuple[Room, ...]) -> No
         open_requests = sum(
             member.open_requests
             for name in NAMES
-            if health.of(f"{name} | scripted").limit is self
+            if health.entry(f"{name} | scripted").limit is self
             for member in asked[name]
         )
         acquire(self, *args, **kwargs)

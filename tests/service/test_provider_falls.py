@@ -16,7 +16,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.limits.admission_controller import LISTENS_TO_ONE_IN, AdmissionController
+from pipecat_hedge.limits.admission_controller import LATENCY_PROBE_INTERVAL, AdmissionController
 from pipecat_hedge.limits.permit_queue import Ticket
 from pipecat_hedge.limits.priority import Tier
 from pipecat_hedge.limits.provider_health import Permit
@@ -139,30 +139,30 @@ def health() -> AdmissionController:
 
 def bound(name: str, at_most: int) -> None:
     """Have a provider's limit be so many requests at once."""
-    health().of(f"{name} | scripted").limit.state_queue(at_most, until=1e9)
+    health().entry(f"{name} | scripted").limit.set_queue(at_most, until=1e9)
 
 
 def overrun(name: str, requests: int) -> list[Permit]:
     """Have so many requests be in flight to a provider, which has just refused a further one."""
     now, permits = asyncio.get_running_loop().time(), list[Permit]()
     for _ in range(requests + 1):
-        permit = health().take(
+        permit = health().acquire(
             Ticket("primary", "standard", now, (f"{name} | scripted",), now), now
         )
         assert permit is not None
         permits.append(permit)
-    health().give_back(permits.pop(), "busy", now)
+    health().release(permits.pop(), "busy", now)
     return permits
 
 
-def give_back(*permits: Permit) -> None:
+def release(*permits: Permit) -> None:
     for permit in permits:
-        health().give_back(permit, "answered", asyncio.get_running_loop().time())
+        health().release(permit, "answered", asyncio.get_running_loop().time())
 
 
 def rest(name: str, secs: float) -> None:
     """Have a provider ask to be left alone for so long."""
-    health().rest(f"{name} | scripted", asyncio.get_running_loop().time() + secs)
+    health().set_retry_after(f"{name} | scripted", asyncio.get_running_loop().time() + secs)
 
 
 def in_flight() -> int:
@@ -305,7 +305,7 @@ class TestBreakers:
         a, b = scripts(*[DOWN] * 5, FINE), scripts(FINE)
         async with Line(racing(a, b)) as line:
             await ask(line, 5)
-            health().rest("a | scripted", asyncio.get_running_loop().time() + 100)
+            health().set_retry_after("a | scripted", asyncio.get_running_loop().time() + 100)
             await asyncio.sleep(75)
             await ask(line, 1)
             assert asked(a, b) == [5, 6]
@@ -332,11 +332,11 @@ class TestBreakers:
             await asyncio.sleep(75)
             while health().state("a | scripted", 1e3) == "half_open":
                 await ask(line, 1)
-                assert a.open_requests == (turns in (0, LISTENS_TO_ONE_IN // 2))
+                assert a.open_requests == (turns in (0, LATENCY_PROBE_INTERVAL // 2))
                 turns += 1
                 await asyncio.sleep(1)
                 assert a.open_requests == 0
-        assert turns == LISTENS_TO_ONE_IN // 2 + 1
+        assert turns == LATENCY_PROBE_INTERVAL // 2 + 1
         assert health().state("a | scripted", 1e3) == "closed"
         assert line.text == "Yes, do come." * (5 + turns)
 
@@ -578,7 +578,7 @@ class TestLoad:
         async with Line(racing(scripts(FINE))) as line:
             asking = asyncio.create_task(line.ask())
             await asyncio.sleep(0.2)
-            give_back(*held)
+            release(*held)
             await asking
         report = line.reports[0]
         assert report.outcome == "answered"
@@ -675,7 +675,7 @@ class TestLoad:
                 tasks.append(asyncio.create_task(line.ask()))
                 await asyncio.sleep(0.01)
             for permit in held[:6]:
-                give_back(permit)
+                release(permit)
                 await asyncio.sleep(0.05)
             await asyncio.gather(*tasks)
         waited = [line.reports[0].queued_secs for line in lines]
@@ -758,7 +758,7 @@ class TestLoad:
             await line.interrupt()
             assert (await line.report()).attempts == ()
             assert health().waiting == 0
-            give_back(*held)
+            release(*held)
             await line.ask()
         assert line.text == "Yes, do come."
         assert in_flight() == 0

@@ -635,7 +635,7 @@ class TestRetryAfter:
         service = scripted(Say("Hi."))
         llm = racing(service)
         async with Line(llm) as line:
-            llm.stats.health.rest("a | scripted", 1e9)
+            llm.stats.health.set_retry_after("a | scripted", 1e9)
             await line.ask()
         assert line.text == "Hi."
 
@@ -650,7 +650,7 @@ class TestProviderStates:
             before = llm.provider_states()
             await line.ask()
             now = asyncio.get_running_loop().time()
-            llm.stats.health.rest("b | gpt-4.1", now + 20)
+            llm.stats.health.set_retry_after("b | gpt-4.1", now + 20)
             after = llm.provider_states()
         assert [(s.provider, s.model, s.is_excluded, s.retry_after_secs) for s in before] == [
             ("a", "scripted", False, 0.0),

@@ -65,7 +65,7 @@ def test_what_is_kept_is_counted() -> None:
     """One more provider, or one more thing remembered for a session, is seen."""
     stats = ProviderStats()
     before = parts(stats)
-    stats.health.of("a")
+    stats.health.entry("a")
     assert parts(stats)["health"] > before["health"]
     grown = kept_by(stats)
     stats.events.subscribe(TurnReport, lambda _: None)
@@ -91,11 +91,11 @@ async def session(stats: ProviderStats, members: ProviderPool, number: int) -> N
     attempt.outcome, attempt.ended_at = outcome, attempt.launched_at + 1.5 + number % 7 / 10
     if outcome == "won":
         attempt.first_token_at = attempt.launched_at + 0.3 + number % 11 / 10
-        admission.heard(permit, number % 3)
+        admission.record_first_token(permit, number % 3)
     elif outcome == "failed":
         attempt.error = AttemptError("server", "down")
     planner.learn([attempt])
-    admission.give_back(permit, verdict, has_begun=outcome == "won")
+    admission.release(permit, verdict, has_begun=outcome == "won")
     admission.close()
     stats.health.take_changes()
     await asyncio.sleep(0.1)

@@ -249,7 +249,7 @@ async def test_an_answer_taken_back_whole_has_not_been_heard() -> None:
 async def test_an_aggregator_that_holds_more_keeps_it() -> None:
     """Only what was taken back is forgotten."""
     collector = LLMTextProcessor()
-    RetractText().teach(collector)
+    RetractText().attach(collector)
     async with Line(
         HedgedLLMService([ScriptedLLMService([Say("Yes.")])]), processors=[collector]
     ) as line:

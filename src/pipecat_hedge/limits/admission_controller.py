@@ -25,18 +25,18 @@ from pipecat_hedge.limits.shared_outage import SharedOutage
 from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.policy.backends import MOST_PROVIDERS
 
-__all__ = ["LISTENS_TO_ONE_IN", "AdmissionController"]
+__all__ = ["LATENCY_PROBE_INTERVAL", "AdmissionController"]
 
-UNHEARD = 3
-"""After so many requests in a row that others overtook before a token came, a provider is unheard:
+UNMEASURED_AFTER = 3
+"""After so many requests in a row that others overtook before a token came, a provider is without_token:
 the next one is let run on, to find out whether it is slow or silent."""
-LISTENS_TO_ONE_IN = 70
+LATENCY_PROBE_INTERVAL = 70
 """At most one attempt in so many is let run on after it lost."""
-ROOM = 20
+QUEUE_ROOM = 20
 """So many more requests a server without a queue is sent before the next look at it."""
-QUEUE_NEWS_SECS = 2.0
+QUEUE_VALID_SECS = 2.0
 """For how long a look at a server's queue counts."""
-NOBODY = "every provider is left alone"
+ALL_BREAKERS_OPEN = "every provider is left alone"
 
 
 class AdmissionController:
@@ -65,10 +65,10 @@ class AdmissionController:
         self._queue = PermitQueue()
         self._granted: dict[Ticket, Callable[[Permit], None]] = {}
         self._panics = 0
-        self._attempts = LISTENS_TO_ONE_IN
-        self._listened_to: set[str] = set()
+        self._attempts = LATENCY_PROBE_INTERVAL
+        self._latency_probes: set[str] = set()
 
-    def of(self, key: str) -> ProviderHealth:
+    def entry(self, key: str) -> ProviderHealth:
         """A provider's entry, made when it is first asked for; call it with the lock held.
 
         Args:
@@ -105,7 +105,7 @@ class AdmissionController:
         with self.lock:
             return self._state(key, now)
 
-    def standings(self, keys: Iterable[str], now: float) -> list[tuple[BreakerState, float]]:
+    def breaker_states(self, keys: Iterable[str], now: float) -> list[tuple[BreakerState, float]]:
         """Each provider's breaker, and for how many seconds yet it has asked to be left alone.
 
         Args:
@@ -115,11 +115,11 @@ class AdmissionController:
         with self.lock:
             self._settle(now)
             return [
-                (self._state(key, now), max(self.of(key).retry_after_until - now, 0.0))
+                (self._state(key, now), max(self.entry(key).retry_after_until - now, 0.0))
                 for key in keys
             ]
 
-    def are_well(self, keys: Iterable[str], now: float) -> bool:
+    def are_healthy(self, keys: Iterable[str], now: float) -> bool:
         """Whether all breakers are closed, and no provider has asked to be left alone.
 
         Args:
@@ -128,12 +128,12 @@ class AdmissionController:
         """
         with self.lock:
             self._settle(now)
-            return all(self.of(key).is_well(now) for key in keys)
+            return all(self.entry(key).is_healthy(now) for key in keys)
 
-    def told(self, key: str, now: float) -> str:
+    def open_reason(self, key: str, now: float) -> str:
         """Why a provider is left alone, for a person to read; empty if it is not."""
         with self.lock:
-            return "" if self._state(key, now) == "closed" else self.of(key).opened_because
+            return "" if self._state(key, now) == "closed" else self.entry(key).open_reason
 
     def claim_probe(self, key: str, now: float) -> bool:
         """Claim the one request that may try a half-open provider.
@@ -146,16 +146,16 @@ class AdmissionController:
             Whether it is yours. Then either its permit comes back, or ``drop_probe`` is called.
         """
         with self.lock:
-            claimed = self.of(key).breaker.claim_probe(now)
+            claimed = self.entry(key).breaker.claim_probe(now)
             self._note(key)
             return claimed
 
     def drop_probe(self, key: str, now: float) -> None:
         """Give up a claim whose request was never made."""
         with self.lock:
-            self.of(key).breaker.record("dropped", now, probe=True)
+            self.entry(key).breaker.record("dropped", now, probe=True)
 
-    def count_panic(self) -> int:
+    def count_panic_turn(self) -> int:
         """A number that grows with each turn planned while every breaker is open.
 
         It spreads such turns' first choices over the providers.
@@ -175,7 +175,7 @@ class AdmissionController:
 
     # ---- what providers state themselves
 
-    def rest(self, key: str, until: float) -> None:
+    def set_retry_after(self, key: str, until: float) -> None:
         """Leave a provider alone for a while, as it asked with ``Retry-After``; the longer counts.
 
         Args:
@@ -183,7 +183,7 @@ class AdmissionController:
             until: The time from which on it may be asked again.
         """
         with self.lock:
-            entry = self.of(key)
+            entry = self.entry(key)
             entry.retry_after_until = max(entry.retry_after_until, until)
 
     def retry_after_secs(self, key: str, now: float) -> float:
@@ -192,8 +192,8 @@ class AdmissionController:
             entry = self._entries.get(key)
             return 0.0 if entry is None else max(entry.retry_after_until - now, 0.0)
 
-    def state_rate_limit(self, key: str, left: int, until: float, *, sent_at: float) -> None:
-        """Take what a response says of a rate limit; see ``ConcurrencyLimit.state_rate_limit``.
+    def set_rate_limit(self, key: str, left: int, until: float, *, sent_at: float) -> None:
+        """Take what a response says of a rate limit; see ``ConcurrencyLimit.set_rate_limit``.
 
         Args:
             key: The provider.
@@ -202,9 +202,9 @@ class AdmissionController:
             sent_at: When the request was sent that was answered so.
         """
         with self.lock:
-            self.of(key).limit.state_rate_limit(left, until, sent_at=sent_at)
+            self.entry(key).limit.set_rate_limit(left, until, sent_at=sent_at)
 
-    def state_queue(self, key: str, running: int, waiting: int, now: float) -> None:
+    def set_queue(self, key: str, running: int, waiting: int, now: float) -> None:
         """Take a server's own metrics in place of what was inferred of its limit.
 
         Without a long queue there is room for more. As many as wait beyond those that are served
@@ -217,10 +217,10 @@ class AdmissionController:
             now: The time.
         """
         with self.lock:
-            limit = self.of(key).limit
+            limit = self.entry(key).limit
             too_many = waiting - running
-            at_most = limit.in_flight - too_many if too_many > 0 else limit.in_flight + ROOM
-            limit.state_queue(at_most, now + QUEUE_NEWS_SECS)
+            at_most = limit.in_flight - too_many if too_many > 0 else limit.in_flight + QUEUE_ROOM
+            limit.set_queue(at_most, now + QUEUE_VALID_SECS)
 
     # ---- what is seen
 
@@ -229,39 +229,39 @@ class AdmissionController:
         entry = self._entries.get(key)
         return -math.inf if entry is None else entry.answered_since
 
-    def word_at(self, key: str) -> float:
+    def last_token_at(self, key: str) -> float:
         """When a provider has begun to answer the last time, any session."""
         entry = self._entries.get(key)
-        return -math.inf if entry is None else entry.word_at
+        return -math.inf if entry is None else entry.last_token_at
 
     def is_unmeasured(self, key: str) -> bool:
         """Whether a provider has not been heard lately, because others were always faster."""
         with self.lock:
-            return self.of(key).unheard >= UNHEARD
+            return self.entry(key).without_token >= UNMEASURED_AFTER
 
-    def claims_probe(self, key: str) -> bool:
+    def claim_latency_probe(self, key: str) -> bool:
         """Whether an attempt that has lost is let run on to its first token.
 
         It tells whether a provider that is always overtaken is slow or silent. One attempt at a
-        time for each provider, and at most one attempt in ``LISTENS_TO_ONE_IN``.
+        time for each provider, and at most one attempt in ``LATENCY_PROBE_INTERVAL``.
 
         Args:
             key: The provider.
 
         Returns:
-            Whether it is; then ``release_probe`` has to be called.
+            Whether it is; then ``release_latency_probe`` has to be called.
         """
         with self.lock:
-            if key in self._listened_to or self._attempts < LISTENS_TO_ONE_IN:
+            if key in self._latency_probes or self._attempts < LATENCY_PROBE_INTERVAL:
                 return False
             self._attempts = 0
-            self._listened_to.add(key)
+            self._latency_probes.add(key)
             return True
 
-    def release_probe(self, key: str) -> None:
-        """End what ``claims_probe`` began."""
+    def release_latency_probe(self, key: str) -> None:
+        """End what ``claim_latency_probe`` began."""
         with self.lock:
-            self._listened_to.discard(key)
+            self._latency_probes.discard(key)
 
     def occupancy(self, key: str, now: float, bounds: LimitBounds = OPEN_BOUNDS) -> tuple[int, int]:
         """A provider's requests in flight from this process, and the limit of them.
@@ -272,7 +272,7 @@ class AdmissionController:
             bounds: Where the inferred limit may lie.
         """
         with self.lock:
-            limit = self.of(key).limit
+            limit = self.entry(key).limit
             return limit.in_flight, limit.limit(now, bounds)
 
     # ---- permits
@@ -309,7 +309,7 @@ class AdmissionController:
         found: dict[str, int] = {}
         with self.lock:
             for key in keys:
-                entry = self.of(key)
+                entry = self.entry(key)
                 if now < entry.retry_after_until or entry.limit.is_refusing(now):
                     found[key] = 3
                 elif (state := self._state(key, now)) != "closed":
@@ -318,7 +318,7 @@ class AdmissionController:
                     found[key] = 3 if ticket.sheds else 1
         return found
 
-    def why(self, ticket: Ticket, now: float) -> str:
+    def rejection_reason(self, ticket: Ticket, now: float) -> str:
         """Why none of a ticket's candidates has room now, for a person to read.
 
         Args:
@@ -326,9 +326,11 @@ class AdmissionController:
             now: The time.
         """
         refusals = self.refusals(ticket.candidates, ticket, now)
-        return ", ".join(f"{_name(key)} {reason}" for key, reason in refusals.items()) or "no room"
+        return (
+            ", ".join(f"{_name_of(key)} {reason}" for key, reason in refusals.items()) or "no room"
+        )
 
-    def take(self, ticket: Ticket, now: float) -> Permit | None:
+    def acquire(self, ticket: Ticket, now: float) -> Permit | None:
         """Count a request as sent, at the first candidate that suits.
 
         Args:
@@ -339,7 +341,7 @@ class AdmissionController:
             The permit; None if the request has to wait, or to be left out.
         """
         with self.lock:
-            return self._take(ticket, now)
+            return self._acquire(ticket, now)
 
     def force(self, ticket: Ticket, now: float) -> Permit:
         """Count a request as sent whose time to wait is up, at the candidate that is ready first.
@@ -349,7 +351,7 @@ class AdmissionController:
             now: The time.
         """
         with self.lock:
-            return self._give(self._ready_first(ticket), ticket, now)
+            return self._issue(self._ready_first(ticket), ticket, now)
 
     def wait(self, ticket: Ticket, granted: Callable[[Permit], None], now: float) -> str | None:
         """Queue for room.
@@ -364,12 +366,12 @@ class AdmissionController:
         """
         with self.lock:
             if not self._is_worth_waiting_for(ticket, now):
-                return NOBODY
+                return ALL_BREAKERS_OPEN
             self._granted[ticket] = granted
             self._queue.join(ticket)
             return None
 
-    def look_again(self, ticket: Ticket, now: float) -> str | None:
+    def recheck(self, ticket: Ticket, now: float) -> str | None:
         """Grant what time alone has set free, as when ``Retry-After`` is over.
 
         Args:
@@ -382,7 +384,7 @@ class AdmissionController:
         with self.lock:
             for key in ticket.candidates:
                 self._grant(key, now)
-            return None if self._is_worth_waiting_for(ticket, now) else NOBODY
+            return None if self._is_worth_waiting_for(ticket, now) else ALL_BREAKERS_OPEN
 
     def leave(self, ticket: Ticket) -> None:
         """Stop waiting; also where the ticket has been granted."""
@@ -390,7 +392,7 @@ class AdmissionController:
             self._queue.leave(ticket)
             self._granted.pop(ticket, None)
 
-    def heard(
+    def record_first_token(
         self, permit: Permit, now: float, *, size_class: Hashable = None, is_sure: bool = True
     ) -> None:
         """Take note that a request's answer has begun. The first time counts.
@@ -402,15 +404,17 @@ class AdmissionController:
             is_sure: Whether that is known; if not it was then at the earliest.
         """
         with self.lock:
-            if permit.is_out and not permit.is_heard:
-                permit.is_heard = True
-                entry = self.of(permit.key)
+            if permit.is_active and not permit.has_token:
+                permit.has_token = True
+                entry = self.entry(permit.key)
                 entry.answered_since = max(entry.answered_since, permit.taken_at)
-                entry.word_at = max(entry.word_at, now)
+                entry.last_token_at = max(entry.last_token_at, now)
                 ttft_secs = now - permit.taken_at
-                entry.limit.heard(permit, ttft_secs, now, size_class=size_class, is_sure=is_sure)
+                entry.limit.record_first_token(
+                    permit, ttft_secs, now, size_class=size_class, is_sure=is_sure
+                )
 
-    def give_back(
+    def release(
         self,
         permit: Permit,
         verdict: Verdict,
@@ -418,7 +422,7 @@ class AdmissionController:
         *,
         host: str | None = None,
         has_begun: bool = False,
-        was_unheard: bool = False,
+        was_overtaken: bool = False,
         was_late: bool = False,
     ) -> None:
         """Count a request as over, with what became of it. The first time counts.
@@ -429,16 +433,16 @@ class AdmissionController:
             now: When its connection was closed.
             host: Where it was sent to, as ``host:port``; None if that is not known.
             has_begun: Whether its answer had begun.
-            was_unheard: Whether it was given up before a token came.
+            was_overtaken: Whether it was given up before a token came.
             was_late: Whether it was waited for then longer than is usual, or one that was sent
                 after it has won.
         """
         with self.lock:
-            if not permit.is_out:
+            if not permit.is_active:
                 return
-            permit.is_out = False
-            entry = self.of(permit.key)
-            count = entry.count_unheard(verdict, was_unheard, was_late, has_begun)
+            permit.is_active = False
+            entry = self.entry(permit.key)
+            count = entry.count_without_token(verdict, was_overtaken, was_late, has_begun)
             entry.limit.release(permit, verdict, now, lag_secs=self._lag_secs())
             # No attempt that somebody else ended outlives a silence, and so refutes it.
             lived_secs = math.inf if verdict == "silent" else now - permit.taken_at
@@ -460,9 +464,9 @@ class AdmissionController:
         self, key: str, ticket: Ticket, now: float, *, is_probe: bool = False
     ) -> str | None:
         """Why a provider has no room for a request; None if it has."""
-        entry = self.of(key)
+        entry = self.entry(key)
         if not (is_probe or ticket.ignores_breakers) and self._state(key, now) != "closed":
-            return f"is left alone ({entry.opened_because})"
+            return f"is left alone ({entry.open_reason})"
         if now < entry.retry_after_until and not is_probe:
             return f"has asked to be left alone for {entry.retry_after_until - now:.2g} s"
         limit = entry.limit
@@ -472,39 +476,39 @@ class AdmissionController:
             return f"has {limit.reason(now, ticket.bounds)}"
         return None
 
-    def _take(self, ticket: Ticket, now: float) -> Permit | None:
+    def _acquire(self, ticket: Ticket, now: float) -> Permit | None:
         probe = ticket.probe
         for key in ticket.candidates:
             is_probe = key == probe
             if is_probe and len(ticket.candidates) > 1:
                 continue
             if self._refusal(key, ticket, now, is_probe=is_probe) is None:
-                return self._give(key, ticket, now, is_probe=is_probe)
+                return self._issue(key, ticket, now, is_probe=is_probe)
         if ticket.is_optional:
             return None
-        if all(self.of(key).retry_after_until > ticket.deadline for key in ticket.candidates):
-            return self._give(self._ready_first(ticket), ticket, now)  # waiting would not help
+        if all(self.entry(key).retry_after_until > ticket.deadline for key in ticket.candidates):
+            return self._issue(self._ready_first(ticket), ticket, now)  # waiting would not help
         if ticket.sheds:
             return None
         # No limit keeps a caller waiting but what a provider has refused itself. A provider whose
         # breaker is open comes last.
         for state in ("closed", "half_open", "open"):
             for key in ticket.candidates:
-                entry = self.of(key)
+                entry = self.entry(key)
                 if self._state(key, now) == state and not (
                     now < entry.retry_after_until
                     or entry.limit.is_refusing(now)
                     or self._queue.is_behind(ticket, key)
                 ):
-                    return self._give(key, ticket, now, is_probe=key == probe)
+                    return self._issue(key, ticket, now, is_probe=key == probe)
         return None
 
     def _ready_first(self, ticket: Ticket) -> str:
-        return min(ticket.candidates, key=lambda key: self.of(key).retry_after_until)
+        return min(ticket.candidates, key=lambda key: self.entry(key).retry_after_until)
 
-    def _give(self, key: str, ticket: Ticket, now: float, *, is_probe: bool = False) -> Permit:
+    def _issue(self, key: str, ticket: Ticket, now: float, *, is_probe: bool = False) -> Permit:
         permit = Permit(key, now, is_probe, now - ticket.joined_at)
-        limit = self.of(key).limit
+        limit = self.entry(key).limit
         bounds = ticket.bounds if ticket.has_first_token else None
         limit.acquire(permit, now, session=ticket.session, bounds=bounds, lag_secs=self._lag_secs())
         self._attempts += 1
@@ -516,7 +520,7 @@ class AdmissionController:
         for ticket in self._queue.waiting_for(key):
             if is_full and ticket.sheds:
                 continue
-            permit = self._take(ticket, now)
+            permit = self._acquire(ticket, now)
             if permit is not None:
                 self._queue.leave(ticket)
                 self._granted.pop(ticket)(permit)
@@ -534,8 +538,8 @@ class AdmissionController:
 
     def _settle(self, now: float) -> None:
         """Count the connection failures that were not our own network's."""
-        for at, permit, is_shared in self._outage.take(now):
-            entry = self.of(permit.key)
+        for at, permit, is_shared in self._outage.settle(now):
+            entry = self.entry(permit.key)
             if is_shared:
                 if permit.is_probe:
                     entry.breaker.record("dropped", at, probe=True)
@@ -546,20 +550,20 @@ class AdmissionController:
             self._note(permit.key)
 
     def _state(self, key: str, now: float) -> BreakerState:
-        state = self.of(key).breaker.state(now)
+        state = self.entry(key).breaker.state(now)
         if state != "closed":
             self._note(key)
         return state
 
     def _note(self, key: str) -> None:
-        entry = self.of(key)
+        entry = self.entry(key)
         for event in entry.breaker.take_events():
-            entry.opened_because = event.reason
+            entry.open_reason = event.reason
             if event.after == "closed":
                 entry.limit.recover()
             self._changes.append(BreakerChange(key, event))
 
 
-def _name(key: str) -> str:
+def _name_of(key: str) -> str:
     """The provider's name out of what its statistics are kept under."""
     return key.partition(" | ")[0]

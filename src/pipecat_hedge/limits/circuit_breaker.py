@@ -13,7 +13,7 @@ A breaker orders providers, it never empties the list: an open one is asked last
 open they are asked as if all were closed (panic mode, as Envoy's ``healthy_panic_threshold``). So a
 request may be sent to a provider whose breaker is open, and if it is answered the breaker closes.
 
-Ours opens on ``FAILURES`` failures in a row, or when of at least ``LEAST`` attempts in
+Ours opens on ``FAILURES`` failures in a row, or when of at least ``MIN_ATTEMPTS`` attempts in
 ``WINDOW_SECS`` the share ``SHARE`` has failed. Open lasts ``recovery_secs``, times a factor by
 chance so that machines do not come back in step, doubled with each reopening up to a cap. Then it
 is half open: one attempt at a time may try it, and that one is to be a hedge beside a healthy
@@ -58,7 +58,7 @@ __all__ = ["BreakerEvent", "BreakerState", "CircuitBreaker"]
 BreakerState: TypeAlias = Literal["closed", "open", "half_open"]
 
 FAILURES = 5
-SHARE, LEAST, WINDOW_SECS = 0.5, 20, 30.0
+SHARE, MIN_ATTEMPTS, WINDOW_SECS = 0.5, 20, 30.0
 RECOVERY_SECS, CAP_SECS = 60.0, 66.0
 JITTER = 0.2
 """A recovery lasts between 0.8 times as long as stated and just as long."""
@@ -66,7 +66,7 @@ PROBES = 2
 PERSISTS_SECS = 10.0
 SETTLES_SECS = 12.0
 """After it has closed here no other process is followed for so long: it may not know yet."""
-CALM = 2.0
+CALM_RECOVERIES = 2.0
 """Closed for so many recoveries, a provider is trusted again: the next opening is short."""
 
 
@@ -108,7 +108,7 @@ class CircuitBreaker:
         *,
         failures: int = FAILURES,
         share: float = SHARE,
-        least: int = LEAST,
+        least: int = MIN_ATTEMPTS,
         window_secs: float = WINDOW_SECS,
         recovery_secs: float = RECOVERY_SECS,
         cap_secs: float = CAP_SECS,
@@ -157,7 +157,7 @@ class CircuitBreaker:
         self._is_probing = False
         self._answered_probes = 0
         self._events: list[BreakerEvent] = []
-        self._is_hearsay = False
+        self._is_from_fleet = False
         self.reason = ""
         self.closings = 0
 
@@ -212,14 +212,14 @@ class CircuitBreaker:
             verdict = "failed"
         if verdict == "dropped":
             if state == "closed" and self._in_a_row + self._busy_in_a_row:
-                self._judge_dropped(now, lived_secs)
+                self._record_dropped(now, lived_secs)
             return
         if verdict != "answered":
             self._failed_after_secs = max(self._failed_after_secs, lived_secs)
         if state == "closed":
-            self._judge(verdict, now, count)
+            self._record(verdict, now, count)
         elif probe and state == "half_open":
-            self._judge_probe(verdict, now)
+            self._record_probe(verdict, now)
         elif verdict == "answered" and now - lived_secs >= self._opened_at:
             self._close(now, "a request that was sent since has been answered")
 
@@ -242,7 +242,7 @@ class CircuitBreaker:
         """
         state = self.state(now)
         if state == "open":
-            return "unsure" if self._is_hearsay else "down"
+            return "unsure" if self._is_from_fleet else "down"
         is_asked = bool(self._seen) and self._seen[-1][0] > now - self._window_secs
         return "well" if state == "closed" and is_asked else "unsure"
 
@@ -267,8 +267,8 @@ class CircuitBreaker:
         """
         if self.state(now) != "closed" or not secs > 0 or now - self._closed_at < SETTLES_SECS:
             return False
-        self._leave_alone(min(secs, self._cap_secs), now, reason)
-        self._is_hearsay = True
+        self._open_for(min(secs, self._cap_secs), now, reason)
+        self._is_from_fleet = True
         return True
 
     def follow_closed(self, now: float, reason: str) -> bool:
@@ -289,9 +289,9 @@ class CircuitBreaker:
 
     # ---- closed
 
-    def _judge(self, verdict: Verdict, now: float, count: int = 1) -> None:
+    def _record(self, verdict: Verdict, now: float, count: int = 1) -> None:
         if verdict == "busy":
-            self._judge_busy(now)
+            self._record_busy(now)
             return
         self._busy_since = None
         self._busy_in_a_row = self._ended_in_a_row = 0
@@ -308,16 +308,16 @@ class CircuitBreaker:
         elif len(self._seen) >= self._least and self._failed_of_seen >= self._share * len(
             self._seen
         ):
-            told = f"{self._failed_of_seen} of {len(self._seen)} attempts have failed"
-            self._open(now, f"{told} within {self._window_secs:g} s")
+            share = f"{self._failed_of_seen} of {len(self._seen)} attempts have failed"
+            self._open(now, f"{share} within {self._window_secs:g} s")
 
-    def _judge_dropped(self, now: float, lived_secs: float) -> None:
+    def _record_dropped(self, now: float, lived_secs: float) -> None:
         """Somebody else ended it, but it had got further than those that failed: it was well."""
         self._ended_in_a_row += 1
         if lived_secs > self._failed_after_secs > 0:
-            self._judge("answered", now)
+            self._record("answered", now)
 
-    def _judge_busy(self, now: float) -> None:
+    def _record_busy(self, now: float) -> None:
         if self._busy_since is None:
             self._busy_since = now
         self._busy_in_a_row += 1
@@ -328,7 +328,7 @@ class CircuitBreaker:
 
     # ---- half open
 
-    def _judge_probe(self, verdict: Verdict, now: float) -> None:
+    def _record_probe(self, verdict: Verdict, now: float) -> None:
         if verdict != "answered":
             self._open(now, "tried, and " + ("failed" if verdict == "failed" else "still busy"))
             return
@@ -345,14 +345,17 @@ class CircuitBreaker:
         self._forget()
 
     def _open(self, now: float, reason: str) -> None:
-        if self._state == "closed" and now - self._closed_at > CALM * self._recovery_secs:
+        if (
+            self._state == "closed"
+            and now - self._closed_at > CALM_RECOVERIES * self._recovery_secs
+        ):
             self._opened = 0
         secs = min(self._recovery_secs * 2.0**self._opened, self._cap_secs)
         self._opened += 1
-        self._leave_alone(secs, now, reason)
-        self._is_hearsay = False
+        self._open_for(secs, now, reason)
+        self._is_from_fleet = False
 
-    def _leave_alone(self, secs: float, now: float, reason: str) -> None:
+    def _open_for(self, secs: float, now: float, reason: str) -> None:
         secs *= self._rng.uniform(1 - JITTER, 1.0)
         self._opened_at, self._open_until = now, now + secs
         self.reason = reason

@@ -28,7 +28,7 @@ from pipecat_hedge.race.errors import ConfigurationError
 
 __all__ = ["OPEN_BOUNDS", "SHED_BOUNDS", "ConcurrencyLimit", "LimitBounds"]
 
-ROUND, LEAST_ROUND, SESSIONS = 5, 3, 5
+ROUND, MIN_ROUND, SESSIONS = 5, 3, 5
 """Requests in a round: twice the floor, so many at least, but no more than the limit; and the
 sessions that they must come from to shrink it, all of them where the round is smaller."""
 TOLERANCE = 2.0
@@ -42,7 +42,7 @@ ASSUMED_SECS, ASSUMED_COUNT = 0.8, 5
 SETTLED, LONG_RUN = 20, 600
 """First tokens from which on the tolerance holds, twice of it before; and of the long run that says
 what is usual."""
-REFUSED_BACKOFF, REFUSED_LEAST, REFUSED_SETTLES_SECS = 0.9, 2, 1.0
+REFUSED_BACKOFF, REFUSED_MIN, REFUSED_SETTLES_SECS = 0.9, 2, 1.0
 """A refusal leaves nine tenths of what was in flight, once a second, and callers two at least:
 a refusal of a request that was nearly alone is not about the number of requests."""
 REFUSED_GROWS, REFUSED_SECS = 1.0, 60.0
@@ -136,7 +136,7 @@ class ConcurrencyLimit:
         stated = self._stated_limit(now)
         if stated is not None:
             return max(min(stated, bounds.ceiling), 0)
-        inferred = self._begins(bounds) if self._inferred is None else self._inferred
+        inferred = self._start(bounds) if self._inferred is None else self._inferred
         inferred = min(max(inferred, bounds.floor), bounds.ceiling)
         refused = self._refused_limit(now)
         return int(inferred if refused is None else min(inferred, refused))
@@ -163,7 +163,7 @@ class ConcurrencyLimit:
             now: The time.
         """
         refused = self._refused_limit(now)
-        return refused is not None and self.in_flight >= max(int(refused), REFUSED_LEAST)
+        return refused is not None and self.in_flight >= max(int(refused), REFUSED_MIN)
 
     def reason(self, now: float, bounds: LimitBounds = OPEN_BOUNDS) -> str:
         """Why there is no room, for a person to read.
@@ -201,10 +201,10 @@ class ConcurrencyLimit:
                 because its answer does not tell when it begins.
             lag_secs: How far the event loop is behind.
         """
-        self._look(now - lag_secs)
+        self._count_late(now - lag_secs)
         if bounds is not None:
             if self._inferred is None and bounds.start < math.inf:
-                self._inferred = self._begins(bounds)
+                self._inferred = self._start(bounds)
             self._silent[request] = now, session, bounds.floor
         self.in_flight += 1
         if self._rate_limit is not None:
@@ -223,7 +223,7 @@ class ConcurrencyLimit:
             lag_secs: How far the event loop is behind.
         """
         assert self.in_flight > 0, "a permit was released twice"
-        self._look(now - lag_secs)
+        self._count_late(now - lag_secs)
         self._silent.pop(request, None)
         if verdict == "busy" and now - self._refused_at >= REFUSED_SETTLES_SECS:
             # Others that are refused in the same second were sent under the same limit.
@@ -234,7 +234,7 @@ class ConcurrencyLimit:
             self._refused_at = now
         self.in_flight -= 1
 
-    def heard(
+    def record_first_token(
         self,
         request: Hashable,
         ttft_secs: float,
@@ -252,7 +252,7 @@ class ConcurrencyLimit:
             size_class: The class of its prompt's size; times are compared within one only.
             is_sure: Whether the time is known; if not it took at least so long.
         """
-        self._look(now)
+        self._count_late(now)
         usual = self._usual.setdefault(size_class, _Usual())
         if (silent := self._silent.pop(request, None)) is not None:  # else it has been counted
             session, floor = silent[1:]
@@ -262,7 +262,7 @@ class ConcurrencyLimit:
         if is_sure:
             usual.add(ttft_secs)
 
-    def state_queue(self, at_most: int, until: float) -> None:
+    def set_queue(self, at_most: int, until: float) -> None:
         """Take what a server's own metrics say, in place of what is inferred.
 
         Args:
@@ -271,7 +271,7 @@ class ConcurrencyLimit:
         """
         self._stated = (at_most, until)
 
-    def state_rate_limit(self, left: int, until: float, *, sent_at: float) -> None:
+    def set_rate_limit(self, left: int, until: float, *, sent_at: float) -> None:
         """Take what a response's headers say of the rate limit; newer replaces older.
 
         Args:
@@ -290,11 +290,11 @@ class ConcurrencyLimit:
 
     # ---- inside
 
-    def _begins(self, bounds: LimitBounds) -> float:
+    def _start(self, bounds: LimitBounds) -> float:
         """Where the inferred limit begins: not below what is in flight already, of others."""
         return max(bounds.start, self.in_flight + 1.0)
 
-    def _look(self, now: float) -> None:
+    def _count_late(self, now: float) -> None:
         """Count the requests that are late and have no first token yet."""
         # The time is that of prompts of any size: which it is, its first token will tell.
         late_secs = max((u.late_secs for u in self._usual.values()), default=_Usual().late_secs)
@@ -312,7 +312,7 @@ class ConcurrencyLimit:
         self._late.append(is_late)
         self._sessions.add(session)
         inferred = math.inf if self._inferred is None else self._inferred
-        size = int(min(max(inferred, LEAST_ROUND), max(2 * floor, ROUND)))
+        size = int(min(max(inferred, MIN_ROUND), max(2 * floor, ROUND)))
         if len(self._late) < size:
             return
         settles_at = self._round_from

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, LimitBounds
 from pipecat_hedge.limits.priority import TIERS, WORK_CLASSES, Tier, WorkClass
 
-__all__ = ["MOST_WAIT_SECS", "OPTIONAL", "RESERVED", "PermitQueue", "Ticket"]
+__all__ = ["MAX_WAIT_SECS", "OPTIONAL", "RESERVED", "PermitQueue", "Ticket"]
 
-MOST_WAIT_SECS = 3.0
+MAX_WAIT_SECS = 3.0
 """How long a turn waits for room: after as long a silence an answer counts as broken off."""
 RESERVED: dict[WorkClass, float] = {"hedge": 0.1, "warm_up": 0.25}
 """The share of a provider's limit that a class of work leaves to what is more urgent."""

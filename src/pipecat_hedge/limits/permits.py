@@ -1,7 +1,7 @@
 """Waiting for room on asyncio: bounded, in order, and without losing a permit.
 
 A request gets a permit or a reason before its deadline. If it is cancelled while a permit is on its
-way, the permit is given back.
+way, the permit is granted back.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pipecat_hedge.race.errors import HedgeError
 
 __all__ = ["LoopLag", "Rejected", "permit_for"]
 
-MOMENT_SECS = 1e-3
+MIN_SLEEP_SECS = 1e-3
 """What is left of a wait that is over: a shorter sleep need not move a loop's clock at all."""
-LOOK_AGAIN_SECS = 0.1
+RECHECK_SECS = 0.1
 """How often a request that waits looks for what time alone sets free."""
 
 LoopLag = Callable[[], str | None]
@@ -48,44 +48,46 @@ async def permit_for(health: AdmissionController, ticket: Ticket, loop_lag: Loop
     now = ticket.joined_at
     if ticket.is_optional and (reason := loop_lag()) is not None:
         raise Rejected(reason)
-    if (permit := health.take(ticket, now)) is not None:
+    if (permit := health.acquire(ticket, now)) is not None:
         return permit
     if ticket.is_optional:
-        raise Rejected(health.why(ticket, now))
-    came = asyncio.Event()
-    given: list[Permit] = []
+        raise Rejected(health.rejection_reason(ticket, now))
+    has_permit = asyncio.Event()
+    granted: list[Permit] = []
 
     def grant(permit: Permit) -> None:
-        given.append(permit)
+        granted.append(permit)
         with suppress(RuntimeError):  # the loop is closed: nothing waits there any more
-            loop.call_soon_threadsafe(came.set)
+            loop.call_soon_threadsafe(has_permit.set)
 
     if (reason := health.wait(ticket, grant, now)) is not None:
-        raise Rejected(f"{reason}: {health.why(ticket, now)}")
+        raise Rejected(f"{reason}: {health.rejection_reason(ticket, now)}")
     taken: Permit | None = None
     try:
-        while not given:
+        while not granted:
             left = ticket.deadline - loop.time()
-            if left < MOMENT_SECS:
+            if left < MIN_SLEEP_SECS:
                 break
             with suppress(TimeoutError):
-                await asyncio.wait_for(came.wait(), min(left, LOOK_AGAIN_SECS))
-            if given:
+                await asyncio.wait_for(has_permit.wait(), min(left, RECHECK_SECS))
+            if granted:
                 break
-            reason = health.look_again(ticket, loop.time())
-            if reason is not None and not given:
-                raise Rejected(f"{reason}: {health.why(ticket, loop.time())}")
+            reason = health.recheck(ticket, loop.time())
+            if reason is not None and not granted:
+                raise Rejected(f"{reason}: {health.rejection_reason(ticket, loop.time())}")
         health.leave(ticket)
-        if given:
-            taken = given[0]
+        if granted:
+            taken = granted[0]
         elif ticket.sheds:
             waited = ticket.deadline - ticket.joined_at
-            raise Rejected(f"no room within {waited:g} s: {health.why(ticket, loop.time())}")
+            raise Rejected(
+                f"no room within {waited:g} s: {health.rejection_reason(ticket, loop.time())}"
+            )
         else:
             taken = health.force(ticket, loop.time())
         return taken
     finally:
         health.leave(ticket)
-        for permit in given:
+        for permit in granted:
             if permit is not taken:
-                health.give_back(permit, "dropped", loop.time())
+                health.release(permit, "dropped", loop.time())

@@ -35,16 +35,16 @@ class Permit:
         taken_at: Since when.
         is_probe: Whether it is the one that may try a provider that was left alone.
         waited_secs: How long was waited for it.
-        is_out: Whether it has not come back yet.
-        is_heard: Whether its answer has begun.
+        is_active: Whether it has not come back yet.
+        has_token: Whether its answer has begun.
     """
 
     key: str
     taken_at: float
     is_probe: bool = False
     waited_secs: float = 0.0
-    is_out: bool = True
-    is_heard: bool = False
+    is_active: bool = True
+    has_token: bool = False
 
 
 class ProviderHealth:
@@ -55,8 +55,8 @@ class ProviderHealth:
         limit: How many requests it should have in flight.
         retry_after_until: Until when it has asked to be left alone.
         answered_since: When the latest request was sent that it has begun to answer.
-        word_at: When it has begun to answer the last time.
-        unheard: Requests in a row of which no token came, be it that they were overtaken before.
+        last_token_at: When it has begun to answer the last time.
+        without_token: Requests in a row of which no token came, be it that they were overtaken before.
         overtaken: Of them, those that were when they were late, since one was waited for in vain
             the last time.
     """
@@ -70,11 +70,11 @@ class ProviderHealth:
         self.breaker = CircuitBreaker(rng)
         self.limit = ConcurrencyLimit()
         self.retry_after_until = float("-inf")
-        self.answered_since = self.word_at = float("-inf")
-        self.unheard = self.overtaken = 0
-        self.opened_because = ""
+        self.answered_since = self.last_token_at = float("-inf")
+        self.without_token = self.overtaken = 0
+        self.open_reason = ""
 
-    def is_well(self, now: float) -> bool:
+    def is_healthy(self, now: float) -> bool:
         """Whether its breaker is closed, and it has not asked to be left alone.
 
         Args:
@@ -82,7 +82,7 @@ class ProviderHealth:
         """
         return self.breaker.state(now) == "closed" and now >= self.retry_after_until
 
-    def count_unheard(
+    def count_without_token(
         self, verdict: Verdict, was_overtaken: bool, was_late: bool, has_begun: bool
     ) -> int:
         """Take note of whether a request that is over was heard.
@@ -100,13 +100,13 @@ class ProviderHealth:
         """
         if verdict == "silent" and not has_begun:
             count, self.overtaken = self.overtaken + 1, 0
-            self.unheard += 1
+            self.without_token += 1
             return count
         if was_overtaken:
             self.overtaken += was_late
-            self.unheard += 1
+            self.without_token += 1
         elif has_begun or verdict not in ("dropped", "silent"):
-            self.unheard = self.overtaken = 0
+            self.without_token = self.overtaken = 0
         return 1
 
     # ---- in a fleet

@@ -15,7 +15,7 @@ the day has been made. Room for one request is there after its share of that tim
 told as well.
 
 Left out: what others who use the same account do meanwhile. Hence news is never older than
-``NEWS_SECS``; and where no time is told it is news for ``UNTOLD_SECS``, so that a provider that
+``VALID_SECS``; and where no time is told it is news for ``UNKNOWN_RESET_SECS``, so that a provider that
 says "none left" and no more is asked again soon.
 
 Sources: the pages "Rate limits" of the documentation of Anthropic (``anthropic-ratelimit-*``, in
@@ -32,18 +32,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-__all__ = ["NEWS_SECS", "UNTOLD_SECS", "RateLimitNews", "http_date", "rate_limit_news"]
+__all__ = ["UNKNOWN_RESET_SECS", "VALID_SECS", "RateLimits", "http_date", "parse_rate_limits"]
 
-NEWS_SECS = 60.0
+VALID_SECS = 60.0
 """Most limits are per minute: what was left a minute ago says nothing."""
-UNTOLD_SECS = 1.0
-LONGEST_SECS = 31 * 86_400.0
+UNKNOWN_RESET_SECS = 1.0
+MAX_RESET_SECS = 31 * 86_400.0
 """A time further away is none, but a date in seconds or a mistake."""
-MOST_DIGITS = 15
+MAX_DIGITS = 15
 
 
 @dataclass(frozen=True, slots=True)
-class RateLimitNews:
+class RateLimits:
     """What one response told of its provider's rate limit.
 
     Parameters:
@@ -86,19 +86,19 @@ class RateLimitNews:
         return min(found, key=lambda one: (one[0], -one[1]), default=None)
 
 
-_NOTHING = RateLimitNews()
+_NOTHING = RateLimits()
 
 
 def _holds_secs(need: int, left: int, limit: int | None, reset_secs: float | None) -> float:
     """How long the number of requests, each of which needs so much, is news."""
     if reset_secs is None:
-        return UNTOLD_SECS
+        return UNKNOWN_RESET_SECS
     if left < need and limit is not None and limit >= need:
         reset_secs *= (need - left) / (limit - left)
-    return min(reset_secs, NEWS_SECS)
+    return min(reset_secs, VALID_SECS)
 
 
-def rate_limit_news(headers: Mapping[str, str], now: float) -> RateLimitNews | None:
+def parse_rate_limits(headers: Mapping[str, str], now: float) -> RateLimits | None:
     """Read what the headers of a response tell of a rate limit.
 
     Args:
@@ -108,42 +108,42 @@ def rate_limit_news(headers: Mapping[str, str], now: float) -> RateLimitNews | N
     Returns:
         What they tell; None if they tell nothing.
     """
-    told = {name.lower(): value for name, value in headers.items()}
-    news = _anthropic(told, now) or _openai(told)
-    return None if news == _NOTHING else news
+    lower = {name.lower(): value for name, value in headers.items()}
+    limits = _anthropic(lower, now) or _openai(lower)
+    return None if limits == _NOTHING else limits
 
 
-def _anthropic(told: Mapping[str, str], now: float) -> RateLimitNews | None:
+def _anthropic(headers: Mapping[str, str], now: float) -> RateLimits | None:
     begin = "anthropic-ratelimit-"
-    if not any(name.startswith(begin) for name in told):
+    if not any(name.startswith(begin) for name in headers):
         return None
-    sent_at = http_date(told.get("date")) or now
+    sent_at = http_date(headers.get("date")) or now
 
     def read(what: str) -> tuple[int | None, float | None, int | None]:
-        at = _time(told.get(f"{begin}{what}-reset"))
+        at = _time(headers.get(f"{begin}{what}-reset"))
         secs = None if at is None else _plausible(max(at - sent_at, 0.0))
         return (
-            _count(told.get(f"{begin}{what}-remaining")),
+            _count(headers.get(f"{begin}{what}-remaining")),
             secs,
-            _count(told.get(f"{begin}{what}-limit")),
+            _count(headers.get(f"{begin}{what}-limit")),
         )
 
     of_input, of_all = read("input-tokens"), read("tokens")
     tighter = min((of_input, of_all), key=lambda one: math.inf if one[0] is None else one[0])
     requests_left, requests_reset_secs, requests_limit = read("requests")
-    return RateLimitNews(
+    return RateLimits(
         requests_left, requests_reset_secs, tighter[0], tighter[1], requests_limit, tighter[2]
     )
 
 
-def _openai(told: Mapping[str, str]) -> RateLimitNews:
-    return RateLimitNews(
-        _count(told.get("x-ratelimit-remaining-requests")),
-        _duration(told.get("x-ratelimit-reset-requests")),
-        _count(told.get("x-ratelimit-remaining-tokens")),
-        _duration(told.get("x-ratelimit-reset-tokens")),
-        _count(told.get("x-ratelimit-limit-requests")),
-        _count(told.get("x-ratelimit-limit-tokens")),
+def _openai(headers: Mapping[str, str]) -> RateLimits:
+    return RateLimits(
+        _count(headers.get("x-ratelimit-remaining-requests")),
+        _duration(headers.get("x-ratelimit-reset-requests")),
+        _count(headers.get("x-ratelimit-remaining-tokens")),
+        _duration(headers.get("x-ratelimit-reset-tokens")),
+        _count(headers.get("x-ratelimit-limit-requests")),
+        _count(headers.get("x-ratelimit-limit-tokens")),
     )
 
 
@@ -152,7 +152,7 @@ def _openai(told: Mapping[str, str]) -> RateLimitNews:
 
 def _count(text: str | None) -> int | None:
     text = (text or "").strip()
-    if not text.isascii() or not text.isdigit() or len(text) > MOST_DIGITS:
+    if not text.isascii() or not text.isdigit() or len(text) > MAX_DIGITS:
         return None
     return int(text)
 
@@ -174,7 +174,7 @@ def _duration(text: str | None) -> float | None:
 
 
 def _plausible(secs: float) -> float | None:
-    return secs if secs <= LONGEST_SECS else None
+    return secs if secs <= MAX_RESET_SECS else None
 
 
 _USUAL_DATE = re.compile(r"\w{3}, (\d\d) (\w{3}) (\d{4}) (\d\d:\d\d:\d\d) GMT", re.ASCII)

@@ -6,11 +6,11 @@ from typing import Protocol, runtime_checkable
 
 from pipecat_hedge.race.reports import ServerLoad
 
-__all__ = ["KnowsItsServer", "ServerLoad"]
+__all__ = ["ReportsServerLoad", "ServerLoad"]
 
 
 @runtime_checkable
-class KnowsItsServer(Protocol):
+class ReportsServerLoad(Protocol):
     """A service that knows how busy the server behind it is."""
 
     @property

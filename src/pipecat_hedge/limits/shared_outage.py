@@ -36,8 +36,8 @@ class SharedOutage(Generic[_T]):
         self._pending.append((now, host, request))
         self._failed_at[host] = now
 
-    def take(self, now: float) -> list[tuple[float, _T, bool]]:
-        """The failures that have been judged.
+    def settle(self, now: float) -> list[tuple[float, _T, bool]]:
+        """The failures that have been settled.
 
         Args:
             now: The time.
@@ -45,11 +45,11 @@ class SharedOutage(Generic[_T]):
         Returns:
             When each was, its request, and whether it was our own network's.
         """
-        judged: list[tuple[float, _T, bool]] = []
+        settled: list[tuple[float, _T, bool]] = []
         while self._pending and self._pending[0][0] <= now - WITHIN_SECS:
             at, host, request = self._pending.popleft()
             others = (then for other, then in self._failed_at.items() if other != host)
-            judged.append((at, request, any(then >= at - WITHIN_SECS for then in others)))
+            settled.append((at, request, any(then >= at - WITHIN_SECS for then in others)))
         if not self._pending:
             self._failed_at.clear()
-        return judged
+        return settled

@@ -99,7 +99,7 @@ class Attempt:
         return self.opened_at is not None
 
     @property
-    def was_shed(self) -> bool:
+    def was_rejected(self) -> bool:
         """Whether it was rejected: there was no room for it, and it was not sent."""
         return self.error is not None and self.error.category == SHED
 
@@ -109,6 +109,6 @@ class Attempt:
         return self.launched_at if self.last_token_at is None else self.last_token_at
 
     @property
-    def alive_at(self) -> float:
+    def last_progress_at(self) -> float:
         """Its last sign of life: something usable, or another delta."""
         return max(self.last_usable_at, self.progressed_at or self.launched_at)

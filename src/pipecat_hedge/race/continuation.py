@@ -58,8 +58,8 @@ class Continuation:
         self._agreed_chars = 0
         self._ended_chars = 0
         self._at_start = True
-        self._through = not self._alive
-        self._swallows = ""
+        self._is_done = not self._alive
+        self._skipped_chars = ""
 
     def feed(self, text: str) -> str:
         """Take a piece of the second answer.
@@ -73,16 +73,16 @@ class Continuation:
         if self._at_start:
             text = "".join(char for char in text if char not in _MARKERS)
             self._at_start = not text.strip()
-        if self._through:
-            text = text.lstrip(self._swallows) if self._swallows else text
-            self._swallows = "" if text else self._swallows
+        if self._is_done:
+            text = text.lstrip(self._skipped_chars) if self._skipped_chars else text
+            self._skipped_chars = "" if text else self._skipped_chars
             return self._joined(text)
         for index, char in enumerate(text):
             letter = char.casefold()
             if _is_letter(char):
                 alive = [a for a in self._alive if self._letter(a + self._matched) == letter]
                 if not alive:
-                    return self._let_go(text[index:])
+                    return self._let_through(text[index:])
                 self._alive = alive
                 self._matched += 1
             self._held += char
@@ -94,7 +94,7 @@ class Continuation:
                 self._ended_chars = len(self._held)
                 self._alive = [a for a in self._alive if a + self._matched < len(self._letters)]
                 if not self._alive:
-                    return self._let_go(text[index + 1 :])
+                    return self._let_through(text[index + 1 :])
         return ""
 
     def finish(self) -> str:
@@ -103,23 +103,23 @@ class Continuation:
         Returns:
             What is still to be released: held text that began like what was said, and was not.
         """
-        if self._through:
+        if self._is_done:
             return ""
-        rest = self._let_go("")
+        rest = self._let_through("")
         return rest if any(_is_letter(char) for char in rest) else ""
 
     def _letter(self, index: int) -> str | None:
         return self._letters[index] if index < len(self._letters) else None
 
-    def _let_go(self, rest: str) -> str:
+    def _let_through(self, rest: str) -> str:
         """Let through what comes after the most that agreed."""
-        self._through = True
+        self._is_done = True
         agreed = max(self._ended_chars, self._agreed_chars)
         rest = self._held[agreed:] + rest
         self._held = ""
         if agreed and agreed == self._ended_chars:
             if self._said.rstrip()[-1:] in _ENDERS:  # its full stop has been said already
-                self._swallows = _ENDERS
+                self._skipped_chars = _ENDERS
             else:
                 self._needs_gap = False
         elif agreed:

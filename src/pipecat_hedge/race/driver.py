@@ -43,14 +43,14 @@ from pipecat_hedge.race.events import (
 from pipecat_hedge.race.race import Phase, Race
 from pipecat_hedge.race.task_scope import TaskScope
 
-__all__ = ["Ask", "AttemptSink", "RaceDriver"]
+__all__ = ["AttemptSink", "RaceDriver", "RunAttempt"]
 
 _MAY_LAUNCH = (TurnStarted, TimerFired, AttemptFailed, AttemptFinished)
-"""The facts upon which a race may want to ask somebody: before them it is told who refuses."""
+"""The facts upon which a race may want to run_attempt somebody: before them it is told who refuses."""
 
 _LATE_SECS = 0.02
 """How late a loop comes to an alarm if it was held up, in seconds; an idle one is 0.002 late."""
-_LOOK_AGAIN_SECS = 0.5
+_MAX_RECHECK_SECS = 0.5
 """For how long at most it then waits for what has arrived to be read, in seconds."""
 
 T = TypeVar("T")
@@ -91,22 +91,22 @@ class AttemptSink(Protocol[T_contra]):
         ...
 
 
-class Ask(Protocol[T_co]):
+class RunAttempt(Protocol[T_co]):
     """The seam to a provider: one call is one request, from open to close."""
 
     async def __call__(self, launch: Launch, sink: AttemptSink[T_co]) -> None:
-        """Ask, and post what comes. Returning is the end of the answer.
+        """RunAttempt, and post what comes. Returning is the end of the answer.
 
         Must close the request when cancelled. An exception counts as a failure.
 
         Args:
-            launch: Whom to ask, and why.
+            launch: Whom to run_attempt, and why.
             sink: Where to post what happens.
         """
         ...
 
 
-class _Mailbox(Generic[T]):
+class _InboxSink(Generic[T]):
     """One attempt's end of the inbox."""
 
     __slots__ = ("_attempt", "_inbox", "_token")
@@ -155,7 +155,7 @@ class _Inbox(Generic[T]):
 
     def put(self, attempt: int, piece: T | None, event: AttemptEvent | None) -> None:
         self._posts.append((self._loop.time(), attempt, piece, event))
-        self._rouse()
+        self._wake()
 
     async def get(
         self, until: float | None
@@ -181,7 +181,7 @@ class _Inbox(Generic[T]):
         """When nothing having come by ``until`` is believed."""
         late = self._loop.time() - until
         if late >= _LATE_SECS and self._second_look[0] != until:
-            self._second_look = (until, self._loop.time() + min(late, _LOOK_AGAIN_SECS))
+            self._second_look = (until, self._loop.time() + min(late, _MAX_RECHECK_SECS))
         return self._second_look[1] if self._second_look[0] == until else until
 
     def _arm(self, until: float | None) -> None:
@@ -195,9 +195,9 @@ class _Inbox(Generic[T]):
 
     def _ring(self) -> None:
         self._alarm = self._armed_for = None
-        self._rouse()
+        self._wake()
 
-    def _rouse(self) -> None:
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -208,19 +208,19 @@ class RaceDriver(Generic[T]):
     Example::
 
         async with TaskScope() as scope:
-            await Racing(race, scope, ask, deliver, released).run(loop.time())
+            await Racing(race, scope, run_attempt, deliver, released).run(loop.time())
             ...  # the answer is complete; losers may still be closing
         # here every request has been closed
 
     Attributes:
-        gave_up: What the race gave up with, or None.
+        failure_command: What the race gave up with, or None.
     """
 
     def __init__(
         self,
         race: Race,
         scope: TaskScope,
-        ask: Ask[T],
+        run_attempt: RunAttempt[T],
         deliver: Callable[[T, float], Awaitable[None]],
         released: Callable[[Commit | Continue | StreamBroken], Awaitable[None]],
         *,
@@ -234,7 +234,7 @@ class RaceDriver(Generic[T]):
         Args:
             race: The decisions, not yet started.
             scope: Owns the attempts' tasks; leaving it closes what is still open.
-            ask: Sends the turn to a provider.
+            run_attempt: Sends the turn to a provider.
             deliver: Takes each piece of the committed answer, with the loop's time at which it
                 came, in the order of the stream.
             released: Told which attempt is delivered from now on, before its first piece is, and
@@ -246,7 +246,7 @@ class RaceDriver(Generic[T]):
         """
         self._race = race
         self._scope = scope
-        self._ask = ask
+        self._run_attempt = run_attempt
         self._deliver = deliver
         self._released = released
         self._drains = drains
@@ -258,7 +258,7 @@ class RaceDriver(Generic[T]):
         self._held: dict[int, list[tuple[T, float]]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._committed: int | None = None
-        self.gave_up: Fail | None = None
+        self.failure_command: Fail | None = None
 
     async def run(self, started_at: float) -> None:
         """Run the race until it is over.
@@ -273,11 +273,11 @@ class RaceDriver(Generic[T]):
         loop = asyncio.get_running_loop()
         race = self._race
         try:
-            await self._obey(self._handle(TurnStarted(), started_at))
+            await self._execute(self._handle(TurnStarted(), started_at))
             while race.phase is not Phase.OVER:
                 post = await self._inbox.get(race.wake_at)
                 if post is None:
-                    await self._obey(self._handle(TimerFired(), loop.time()))
+                    await self._execute(self._handle(TimerFired(), loop.time()))
                     continue
                 at, attempt, piece, event = post
                 if piece is not None:
@@ -289,7 +289,7 @@ class RaceDriver(Generic[T]):
                     elif attempt in self._held:
                         self._held[attempt].append((piece, at))
                 if event is not None and (commands := self._handle(event, at)):
-                    await self._obey(commands)
+                    await self._execute(commands)
         except BaseException:
             if race.phase is not Phase.OVER:
                 race.handle(Interrupted(), loop.time())
@@ -312,7 +312,7 @@ class RaceDriver(Generic[T]):
         is_whole = isinstance(event, AttemptFinished) and event.attempt == self._committed
         return isinstance(event, _MAY_LAUNCH) and not is_whole
 
-    async def _obey(self, commands: tuple[Command, ...]) -> None:
+    async def _execute(self, commands: tuple[Command, ...]) -> None:
         # Cancellations first: a loser costs money for as long as it runs, and delivering awaits.
         cancelled = {command.attempt for command in commands if isinstance(command, Cancel)}
         for command in commands:
@@ -324,7 +324,7 @@ class RaceDriver(Generic[T]):
                 continue  # as where a deadline has passed when the race begins
             if isinstance(command, Launch):
                 self._held[command.attempt] = []
-                work = self._attempt(command, _Mailbox(self._inbox, command.attempt))
+                work = self._run(command, _InboxSink(self._inbox, command.attempt))
                 name = f"attempt {command.attempt}: {command.provider}"
                 self._tasks[command.attempt] = self._scope.start(work, name=name)
             elif isinstance(command, StreamBroken):
@@ -336,7 +336,7 @@ class RaceDriver(Generic[T]):
                 for piece, at in self._held.pop(command.attempt):
                     await self._deliver(piece, at)
             elif isinstance(command, Fail):
-                self.gave_up = command
+                self.failure_command = command
 
     def stop(self, attempt: int) -> None:
         """Close an attempt that was superseded and let run on."""
@@ -354,21 +354,21 @@ class RaceDriver(Generic[T]):
     def _close(self, attempt: int, cause: CancelCause) -> None:
         task = self._tasks[attempt]
         if self._drains is not None and cause == "superseded" and self._runs_on(attempt):
-            self._scope.let_go(task)
+            self._scope.release(task)
             self._drains.adopt(task)
         else:
             task.cancel()
 
-    async def _attempt(self, launch: Launch, mailbox: _Mailbox[T]) -> None:
+    async def _run(self, launch: Launch, sink: _InboxSink[T]) -> None:
         try:
-            await self._ask(launch, mailbox)
+            await self._run_attempt(launch, sink)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             # Nobody cancelled this task: the provider's client did so to itself, which is an error.
-            mailbox.failed(AttemptError("unknown", "the provider's client cancelled its request"))
+            sink.failed(AttemptError("unknown", "the provider's client cancelled its request"))
         except Exception as e:
-            mailbox.failed(AttemptError("unknown", f"{type(e).__name__}: {e}", exception=e))
+            sink.failed(AttemptError("unknown", f"{type(e).__name__}: {e}", exception=e))
         else:
-            mailbox.finished()
+            sink.finished()

@@ -89,6 +89,8 @@ class AllProvidersFailed(HedgeError):
         if not reason and causes and all(error.category == SHED for _, error in causes):
             reason = causes[-1][1].message
         self.reason = reason
-        told = ", ".join(f"{provider}: {error.category}" for provider, error in self.causes)
-        what = "the answer broke off, nobody continued it" if broke_off else "no provider answered"
-        super().__init__(f"{what} ({told or reason or 'none could be asked'})")
+        details = ", ".join(f"{provider}: {error.category}" for provider, error in self.causes)
+        summary = (
+            "the answer broke off, nobody continued it" if broke_off else "no provider answered"
+        )
+        super().__init__(f"{summary} ({details or reason or 'none could be asked'})")

@@ -32,18 +32,18 @@ might still come: a request that hangs is ended by its own client, as without a 
 
 A provider may refuse hedges for a while (``HedgeEligibilityChanged``), when its server has a queue.
 Then another one is asked instead; with nobody else the hedge waits, and is asked for again every
-``ASK_AGAIN_SECS``; so is one that a rule has put off. Silence is another matter: somebody has to
+``RECHECK_SECS``; so is one that a rule has put off. Silence is another matter: somebody has to
 answer, so it is replaced by one who refuses if there is nobody else, and so is what has failed.
-Nobody relies on a provider that is only tried, after it was left alone: it stands in for another
+Nobody relies on a provider that is only probe, after it was left alone: it stands in for another
 when there is nobody else at all.
 
 A rejected attempt, for which there was no room, does not count against ``attempts``. While another
-request of the turn is under way it is tried again a second later, by the same rules. If none is,
-it is not tried again: so the turn has an end.
+request of the turn is under way it is probe again a second later, by the same rules. If none is,
+it is not probe again: so the turn has an end.
 
 When every request has failed and nobody is left to ask, the lineup begins anew after a pause: those
 of it who have failed in passing (a reset connection, a 503), as often as their SDKs would have
-tried by themselves (``Slot.retries``), after the same pauses. So a turn is not lost that one of
+probe by themselves (``Slot.retries``), after the same pauses. So a turn is not lost that one of
 the services would have answered alone.
 """
 
@@ -88,12 +88,12 @@ from pipecat_hedge.race.slots import SlotQueue
 
 __all__ = ["IllegalEvent", "Phase", "Race"]
 
-RETRY_SECS, RETRY_MOST_SECS, RETRY_JITTER = 0.5, 8.0, 0.25
+RETRY_SECS, RETRY_MAX_SECS, RETRY_JITTER = 0.5, 8.0, 0.25
 """The pause before a first retry, which doubles with each; at most; and the share of it that chance
 takes off. Those of the SDKs of OpenAI and Anthropic."""
-RETRY_AFTER_MOST_SECS = 60.0
+RETRY_AFTER_MAX_SECS = 60.0
 """A longer pause that a provider asks for is not waited for, nor is it by the SDKs."""
-ASK_AGAIN_SECS = 0.1
+RECHECK_SECS = 0.1
 """How soon to look again whether a hedge that nobody would take is taken."""
 
 _T = TypeVar("_T")
@@ -139,7 +139,7 @@ class Race:
         max_attempts: int,
         commit_on: CommitOn = "first_token",
         deadline_secs: float | None = None,
-        tried: str | None = None,
+        probe: str | None = None,
         jitter: float = 0.0,
         make_attempt: MakeAttempt = Attempt,
     ):
@@ -152,11 +152,11 @@ class Race:
             max_attempts: The most requests to make, at least 1.
             commit_on: What an attempt must have to win.
             deadline_secs: How long the turn may go without a winner; None is for ever.
-            tried: The provider that is only tried, beside another; None if none is.
+            probe: The provider that is only probe, beside another; None if none is.
             jitter: From 0 to 1, chance; how much shorter the pauses before retries are.
             make_attempt: Makes the record of an attempt, for a driver with state of its own in it.
         """
-        self._slots = SlotQueue(candidates, max_attempts, tried)
+        self._slots = SlotQueue(candidates, max_attempts, probe)
         self._rule = rule
         self._commit_on = commit_on
         self._deadline_secs = deadline_secs
@@ -321,12 +321,12 @@ class Race:
         elif self._phase is Phase.COMMITTED:
             attempt.stall_secs = None  # its silence says nothing, and it would be ended for it
 
-    def _speakable(self, attempt: Attempt, now: float) -> None:
+    def _sentence(self, attempt: Attempt, now: float) -> None:
         if attempt.speakable_at is None:
             attempt.speakable_at = now
 
-    def _speakable_while_waiting(self, attempt: Attempt, now: float) -> None:
-        self._speakable(attempt, now)
+    def _sentence_while_waiting(self, attempt: Attempt, now: float) -> None:
+        self._sentence(attempt, now)
         self._release(attempt, "first_sentence", now)
         self._reconsider(now)
 
@@ -341,22 +341,22 @@ class Race:
 
     def _finish_while_waiting(self, attempt: Attempt, now: float) -> None:
         if attempt.first_token_at is None:
-            earlier = self._empty_one()
+            earlier = self._empty_attempt()
             attempt.error = EMPTY_ANSWER
             if earlier is None:
                 self._replace(attempt, now)
             else:
-                self._stay_silent(attempt, now)
+                self._accept_empty(attempt, now)
         else:  # all of an answer, though it holds no whole sentence
             self._release(attempt, "whole_answer", now)
             self._complete(attempt, now)
 
-    def _empty_one(self) -> Attempt | None:
+    def _empty_attempt(self) -> Attempt | None:
         """An answer without a word, where none has been heard; it may be what the model means."""
         empty = (a for a in self._attempts if a.error is EMPTY_ANSWER)
         return next(empty, None) if self._phase is Phase.WAITING else None
 
-    def _stay_silent(self, attempt: Attempt, now: float) -> None:
+    def _accept_empty(self, attempt: Attempt, now: float) -> None:
         """Take an answer without a word for the answer, as two have come or nobody else is left."""
         attempt.error = None
         self._release(attempt, "silence", now)
@@ -365,18 +365,18 @@ class Race:
     def _replace(self, attempt: Attempt, now: float) -> None:
         self._end(attempt, "failed", now)
         live = self._live()
-        if attempt.was_shed and (attempt.is_sent or any(other.is_sent for other in live)):
-            self._slots.give_back(attempt.slot, now)
-        self._strike(attempt)
+        if attempt.was_rejected and (attempt.is_sent or any(other.is_sent for other in live)):
+            self._slots.release(attempt.slot, now)
+        self._exclude(attempt)
         self._readmit(now)
-        is_missed = not (attempt.was_shed and attempt.reason == "hedge" and live)
-        if self._slots and is_missed:
+        needs_replacement = not (attempt.was_rejected and attempt.reason == "hedge" and live)
+        if self._slots and needs_replacement:
             self._launch("failure", now)
         self._reconsider(now)
 
     def _complete(self, attempt: Attempt, now: float) -> None:
-        is_heard = attempt.first_token_at is not None
-        if attempt.speakable_at is None and is_heard and not attempt.called_tools:
+        has_token = attempt.first_token_at is not None
+        if attempt.speakable_at is None and has_token and not attempt.called_tools:
             attempt.speakable_at = now  # the end makes a sentence of what there is
         self._end(attempt, "won", now)
         self._finish_turn()
@@ -398,7 +398,7 @@ class Race:
 
     def _readmit(self, now: float) -> None:
         if self._slots.room_at is not None:
-            self._slots.readmit(now, everybody=not self._live())
+            self._slots.readmit(now, ignore_delay=not self._live())
 
     def _reconsider(self, now: float) -> None:
         """Do what time alone brings about, and set the alarm for the next of it."""
@@ -406,18 +406,18 @@ class Race:
         self._expire(now)
         if self._is_over():
             return
-        self._launch_what_is_due(now)
+        self._launch_due(now)
         if self._is_over():
             return
         live = self._live()
-        if not live and not self._may_begin_anew(now):
-            if (empty := self._empty_one()) is not None:
-                self._stay_silent(empty, now)
+        if not live and not self._schedule_new_round(now):
+            if (empty := self._empty_attempt()) is not None:
+                self._accept_empty(empty, now)
             else:
-                self._give_up()
+                self._fail()
             return
         for attempt in live:
-            self._wake_by(self._patience(attempt)[0])
+            self._wake_by(self._expiry(attempt)[0])
         if self._phase is Phase.WAITING:
             self._wake_by(self.deadline_at)
 
@@ -431,10 +431,10 @@ class Race:
             for attempt in self._live():
                 attempt.error = MISSED_DEADLINE
             self._cancel_live("deadline", "failed", now)
-            self._give_up()
+            self._fail()
             return
         for attempt in self._live():
-            expires, error = self._patience(attempt)
+            expires, error = self._expiry(attempt)
             if expires is None or expires > now:
                 continue
             self._commands.append(Cancel(attempt.number, "stall"))
@@ -449,22 +449,24 @@ class Race:
             if self._slots:
                 self._launch("failure", now)
 
-    def _patience(self, attempt: Attempt) -> tuple[float | None, AttemptError]:
+    def _expiry(self, attempt: Attempt) -> tuple[float | None, AttemptError]:
         """Until when an attempt may be silent, and what it has then done.
 
         To reason, or to write arguments, is not to answer; in an answer it is no silence.
         """
-        last_usable_at = attempt.alive_at if attempt is self._winner else attempt.last_usable_at
+        last_usable_at = (
+            attempt.last_progress_at if attempt is self._winner else attempt.last_usable_at
+        )
         expires = _after(last_usable_at, attempt.timeout_secs)
         if attempt.called_tools:  # nothing more is needed of it
-            stalls = _after(attempt.alive_at, attempt.stall_secs)
+            stalls = _after(attempt.last_progress_at, attempt.stall_secs)
             if stalls is not None and (expires is None or stalls < expires):
                 return stalls, STALLED
         return expires, TIMED_OUT
 
-    def _launch_what_is_due(self, now: float) -> None:
+    def _launch_due(self, now: float) -> None:
         """Launch hedges and replacements of the silent, and set the alarm for the next one."""
-        self._begin_anew(now)
+        self._start_new_round(now)
         self._readmit(now)
         self._wake_by(self._slots.room_at)
         while self._slots:
@@ -476,18 +478,18 @@ class Race:
                 hedge_at, self._launch_reason = decision.at, decision.reason
                 self._wake_by(decision.ask_again_at)
                 if decision.is_put_off:
-                    self._wake_by(now + ASK_AGAIN_SECS)
+                    self._wake_by(now + RECHECK_SECS)
                     why = "stall"
                 if hedge_at is not None and hedge_at <= now and (refusal := self._slots.refusal):
                     self._launch_reason = refusal
-                    self._wake_by(now + ASK_AGAIN_SECS)
+                    self._wake_by(now + RECHECK_SECS)
                     hedge_at = None
             if hedge_at is None:  # a rule that names a time has its own idea of too long
                 last = live[-1]
                 silent_secs = last.stall_secs
                 if silent_secs is not None and self._phase is Phase.WAITING:
                     silent_secs = max(silent_secs, last.slot.slowest_secs)
-                stalls_at = _after(last.alive_at, silent_secs)
+                stalls_at = _after(last.last_progress_at, silent_secs)
             if hedge_at is not None and hedge_at <= now:
                 self._launch(why, now, self._launch_reason)
             elif stalls_at is not None and stalls_at <= now:
@@ -500,7 +502,7 @@ class Race:
                 self._wake_by(stalls_at)
                 return
 
-    def _may_begin_anew(self, now: float) -> bool:
+    def _schedule_new_round(self, now: float) -> bool:
         """Whether those who have failed in passing are asked again, and set the alarm for it."""
         if self._retry_at is None:
             pauses = [
@@ -510,12 +512,12 @@ class Race:
             ]
             if not pauses:
                 return False
-            pause = self._backoff * min(RETRY_SECS * 2**self._round, RETRY_MOST_SECS)
+            pause = self._backoff * min(RETRY_SECS * 2**self._round, RETRY_MAX_SECS)
             self._retry_at = now + (min(pauses) or pause)
         self._wake_by(self._retry_at)
         return True
 
-    def _begin_anew(self, now: float) -> None:
+    def _start_new_round(self, now: float) -> None:
         if self._retry_at is None or self._retry_at > now:
             return
         again = [a.slot for a in self._attempts[self._in_round :] if self._is_retried(a)]
@@ -528,7 +530,7 @@ class Race:
         return (
             error is not None
             and error.is_transient
-            and (error.retry_after_secs or 0.0) <= RETRY_AFTER_MOST_SECS
+            and (error.retry_after_secs or 0.0) <= RETRY_AFTER_MAX_SECS
             and attempt.slot.retries > self._round
         )
 
@@ -562,11 +564,11 @@ class Race:
         self._phase = Phase.RESCUING
         self._commands.append(StreamBroken(attempt.number))
 
-    def _strike(self, attempt: Attempt) -> None:
+    def _exclude(self, attempt: Attempt) -> None:
         """Do not ask again in this turn who has said that it is no use."""
         error = attempt.error
         if error is not None and (error.permanent or error.retry_after_secs is not None):
-            self._slots.strike(attempt.provider)
+            self._slots.exclude(attempt.provider)
 
     def _end(self, attempt: Attempt, outcome: AttemptOutcome, now: float) -> None:
         attempt.outcome = outcome
@@ -584,7 +586,7 @@ class Race:
                 self._end(attempt, outcome, now)
                 self._commands.append(Cancel(attempt.number, cause))
 
-    def _give_up(self) -> None:
+    def _fail(self) -> None:
         errors = tuple((a.provider, a.error) for a in self._attempts if a.error is not None)
         self._commands.append(Fail(errors))
         self._finish_turn()
@@ -624,19 +626,19 @@ class Race:
     _ATTEMPT_TABLE: Final = {
         (Phase.WAITING,   AttemptOpened):   _open,
         (Phase.WAITING,   UsableToken):     _token_while_waiting,
-        (Phase.WAITING,   SentenceReady):       _speakable_while_waiting,
+        (Phase.WAITING,   SentenceReady):       _sentence_while_waiting,
         (Phase.WAITING,   ToolsCalled):     _tools_while_waiting,
         (Phase.WAITING,   AttemptFinished): _finish_while_waiting,
         (Phase.WAITING,   AttemptFailed):   _replace,
         (Phase.COMMITTED, AttemptOpened):   _open,
         (Phase.COMMITTED, UsableToken):     _token,
-        (Phase.COMMITTED, SentenceReady):       _speakable,
+        (Phase.COMMITTED, SentenceReady):       _sentence,
         (Phase.COMMITTED, ToolsCalled):     _tools,
         (Phase.COMMITTED, AttemptFinished): _complete,
         (Phase.COMMITTED, AttemptFailed):   _break_off,
         (Phase.RESCUING,  AttemptOpened):   _open,
         (Phase.RESCUING,  UsableToken):     _token_while_waiting,
-        (Phase.RESCUING,  SentenceReady):       _speakable_while_waiting,
+        (Phase.RESCUING,  SentenceReady):       _sentence_while_waiting,
         (Phase.RESCUING,  ToolsCalled):     _tools_while_waiting,
         (Phase.RESCUING,  AttemptFinished): _finish_while_waiting,
         (Phase.RESCUING,  AttemptFailed):   _replace,

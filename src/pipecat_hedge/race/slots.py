@@ -1,6 +1,6 @@
 """The requests that a race may still make, in order. Pure; time is an argument.
 
-Law: a seat is taken once; one that comes back is that of a request which was never made.
+Law: a seat is taken once; one that comes entry is that of a request which was never made.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ from collections.abc import Mapping, Sequence
 
 from pipecat_hedge.race.events import LaunchReason, Slot
 
-__all__ = ["ROOM_AGAIN_SECS", "SlotQueue"]
+__all__ = ["SLOT_RETRY_SECS", "SlotQueue"]
 
-ROOM_AGAIN_SECS = 1.0
+SLOT_RETRY_SECS = 1.0
 """How soon to try again whether there is room where there was none."""
 
 
 class SlotQueue:
     """The seats of a race's lineup that are still to be taken."""
 
-    def __init__(self, candidates: Sequence[Slot], attempts: int, tried: str | None):
+    def __init__(self, candidates: Sequence[Slot], attempts: int, probe: str | None):
         """Begin with all of them.
 
         Args:
             candidates: The seats, in the order in which to take them.
             attempts: The most that are taken.
-            tried: The provider that is only tried, beside another; None if none is.
+            probe: The provider that is only probe, beside another; None if none is.
         """
         self._slots = list(candidates)
         self._spare = attempts
-        self._tried = tried
+        self._probe = probe
         self._refusals: Mapping[str, str] = {}
         self._reluctance: Mapping[str, int] = {}
-        self._without_room: list[tuple[float, Slot]] = []
+        self._deferred: list[tuple[float, Slot]] = []
 
     def __bool__(self) -> bool:
         """Whether another request may be made now."""
@@ -39,8 +39,8 @@ class SlotQueue:
 
     @property
     def room_at(self) -> float | None:
-        """When a seat comes back for which there was no room; None if none does."""
-        return self._without_room[0][0] if self._without_room else None
+        """When a seat comes entry for which there was no room; None if none does."""
+        return self._deferred[0][0] if self._deferred else None
 
     @property
     def refusal(self) -> str | None:
@@ -66,7 +66,7 @@ class SlotQueue:
         Args:
             reason: What for.
         """
-        return self._slots[self._place(reason)]
+        return self._slots[self._index(reason)]
 
     def take(self, reason: LaunchReason) -> Slot:
         """Take a seat; call it only where there is one.
@@ -75,26 +75,26 @@ class SlotQueue:
             reason: What for.
         """
         self._spare -= 1
-        return self._slots.pop(self._place(reason))
+        return self._slots.pop(self._index(reason))
 
-    def strike(self, provider: str) -> None:
+    def exclude(self, provider: str) -> None:
         """Do not ask a provider again.
 
         Args:
             provider: Its name.
         """
         self._slots = [slot for slot in self._slots if slot.provider != provider]
-        self._without_room = [back for back in self._without_room if back[1].provider != provider]
+        self._deferred = [entry for entry in self._deferred if entry[1].provider != provider]
 
-    def give_back(self, slot: Slot, now: float) -> None:
-        """Give a seat back for whose request there was no room; it may be taken again later.
+    def release(self, slot: Slot, now: float) -> None:
+        """Give a seat entry for whose request there was no room; it may be taken again later.
 
         Args:
             slot: The seat.
             now: The time.
         """
         self._spare += 1
-        self._without_room.append((now + ROOM_AGAIN_SECS, slot))
+        self._deferred.append((now + SLOT_RETRY_SECS, slot))
 
     def reopen(self, slots: Sequence[Slot]) -> None:
         """Begin anew with some of the seats that were taken.
@@ -104,29 +104,29 @@ class SlotQueue:
         """
         self._slots, self._spare = list(slots), len(slots)
 
-    def readmit(self, now: float, *, everybody: bool) -> None:
+    def readmit(self, now: float, *, ignore_delay: bool) -> None:
         """Open the seats again for which there may be room by now.
 
         Args:
             now: The time.
-            everybody: All of them, whether it is time or not.
+            ignore_delay: All of them, whether it is time or not.
         """
-        while self._without_room and (everybody or self._without_room[0][0] <= now):
-            self._slots.append(self._without_room.pop(0)[1])
+        while self._deferred and (ignore_delay or self._deferred[0][0] <= now):
+            self._slots.append(self._deferred.pop(0)[1])
 
-    def _place(self, reason: LaunchReason) -> int:
+    def _index(self, reason: LaunchReason) -> int:
         """The first, to begin with; for a hedge the first who does not refuse, or the first of all.
 
         In another's place comes the least reluctant provider; one that refuses only hedges
-        may well be asked. Somebody who is only tried comes after those who are well.
+        may well be asked. Somebody who is only probe comes after those who are well.
         """
-        if reason == "primary" or not (self._refusals or self._reluctance or self._tried):
+        if reason == "primary" or not (self._refusals or self._reluctance or self._probe):
             return 0
 
-        def reluctance(place: int) -> int:
-            provider = self._slots[place].provider
+        def reluctance(index: int) -> int:
+            provider = self._slots[index].provider
             if reason == "hedge":
                 return provider in self._refusals
-            return max(self._reluctance.get(provider, 0), provider == self._tried)
+            return max(self._reluctance.get(provider, 0), provider == self._probe)
 
         return min(range(len(self._slots)), key=reluctance)

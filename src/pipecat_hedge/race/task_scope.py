@@ -76,7 +76,7 @@ class TaskScope:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def let_go(self, task: asyncio.Task[None]) -> None:
+    def release(self, task: asyncio.Task[None]) -> None:
         """Leave a task to the scope that adopts it.
 
         Args:

@@ -11,7 +11,7 @@ follow; but if it ends there, it has answered.
 
 from __future__ import annotations
 
-__all__ = ["TURN_COMPLETION_MARKERS", "InlineThought", "is_usable_text", "is_wait_verdict"]
+__all__ = ["TURN_COMPLETION_MARKERS", "InlineThought", "is_usable_text", "is_wait_marker"]
 
 TURN_COMPLETION_MARKERS = "●◐○"
 """Turn complete, incomplete (wait briefly), incomplete (wait longer); from Pipecat 1.14."""
@@ -32,7 +32,7 @@ def is_usable_text(text: str) -> bool:
     return any(char.isprintable() and char not in _SILENT for char in text)
 
 
-def is_wait_verdict(answer: str) -> bool:
+def is_wait_marker(answer: str) -> bool:
     """Whether a whole answer says that the caller has not finished, and nothing more.
 
     Args:

@@ -14,11 +14,11 @@ from typing import Literal, TypeAlias, get_args
 from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, SHED_BOUNDS, LimitBounds
 from pipecat_hedge.limits.loop_lag import LoopWatch
-from pipecat_hedge.limits.permit_queue import MOST_WAIT_SECS, Ticket
+from pipecat_hedge.limits.permit_queue import MAX_WAIT_SECS, Ticket
 from pipecat_hedge.limits.permits import permit_for
 from pipecat_hedge.limits.priority import Tier, WorkClass
 from pipecat_hedge.limits.provider_health import Permit
-from pipecat_hedge.limits.rate_limit_headers import RateLimitNews
+from pipecat_hedge.limits.rate_limit_headers import RateLimits
 from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.race.attempt import UNSURE_LAG_SECS
 from pipecat_hedge.race.errors import ConfigurationError
@@ -26,9 +26,9 @@ from pipecat_hedge.service.provider_pool import Candidates, ProviderMember
 
 __all__ = ["Admission", "AdmissionMode", "AdmissionSettings", "as_settings"]
 
-MOST_OF_IT = 0.9
+MAX_RETRY_AFTER_SHARE = 0.9
 """The share of a turn's time that may be waited for a provider that has asked to be left alone."""
-LEAST_SECS = 1.0
+MIN_WAIT_SECS = 1.0
 """How long a request may wait for room, however late in the turn it is made."""
 
 AdmissionMode: TypeAlias = Literal["open", "shed"]
@@ -112,7 +112,7 @@ class Admission:
             settings: How the session's requests are admitted.
             loop_watch: How far behind the event loop is.
             wait_secs: How long the turn may wait for room in all; but a request that is made late
-                in the turn may wait for ``LEAST_SECS``.
+                in the turn may wait for ``MIN_WAIT_SECS``.
             end_secs: After how long the turn has failed if it has no answer.
             has_first_token: Whether an answer tells when it begins.
         """
@@ -126,9 +126,9 @@ class Admission:
         self._until = asyncio.get_running_loop().time() + self._wait_secs
         self._keys = candidates.keys
         self._in_panic = candidates.in_panic
-        self._claimed = None if candidates.probe is None else candidates.probe.provider.name
+        self._probe = None if candidates.probe is None else candidates.probe.provider.name
         self._first: Permit | None = None
-        self._nobody = candidates.reason
+        self._reason = candidates.reason
         self.queued_secs = 0.0
 
     async def admit(self, order: Sequence[ProviderMember], work: WorkClass) -> str | None:
@@ -148,15 +148,17 @@ class Admission:
             return None
         names = {self._keys[entry.provider.name]: entry.provider.name for entry in order}
         # Who is half-open comes last, and in a session that sheds only if there is nobody else.
-        preferred = [key for key, name in names.items() if name != self._claimed]
+        preferred = [key for key, name in names.items() if name != self._probe]
         if self._settings.mode == "open":
-            preferred += [key for key, name in names.items() if name == self._claimed]
+            preferred += [key for key, name in names.items() if name == self._probe]
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
             # A pause that was asked for may last longer than is waited for room.
-            most_secs = min(MOST_WAIT_SECS, MOST_OF_IT * self._end_secs)
-            permit = self._first = await self._get(preferred or list(names), work, most_secs)
+            max_retry_after_secs = min(MAX_WAIT_SECS, MAX_RETRY_AFTER_SHARE * self._end_secs)
+            permit = self._first = await self._get(
+                preferred or list(names), work, max_retry_after_secs
+            )
         except BaseException:  # the caller may have hung up
             self.queued_secs = loop.time() - began
             raise
@@ -164,24 +166,24 @@ class Admission:
         return names[permit.key]
 
     @property
-    def tried(self) -> str | None:
+    def probe(self) -> str | None:
         """Who is to be tried after having been left alone, and has not been yet; or None."""
-        return self._claimed
+        return self._probe
 
     @property
     def reason(self) -> str:
         """Why nobody may be asked, where that is so."""
-        return self._nobody
+        return self._reason
 
     async def permit(
-        self, provider: str, work: WorkClass, most_wait_secs: float = math.inf
+        self, provider: str, work: WorkClass, max_wait_secs: float = math.inf
     ) -> Permit:
         """Get leave for a request that the race has launched.
 
         Args:
             provider: Whom it goes to.
             work: What for.
-            most_wait_secs: How long it may wait for room at most, so that there is time to answer.
+            max_wait_secs: How long it may wait for room at most, so that there is time to answer.
 
         Raises:
             Rejected: If there is no room in time, see ``permit_for``.
@@ -190,7 +192,7 @@ class Admission:
         if (first := self._first) is not None and first.key == key:
             self._first = None
             return first
-        return await self._get([key], work, MOST_WAIT_SECS, most_wait_secs)
+        return await self._get([key], work, MAX_WAIT_SECS, max_wait_secs)
 
     def refusals(self, providers: Iterable[str]) -> dict[str, str]:
         """Which providers are to get no hedge now, by name, and why.
@@ -200,10 +202,10 @@ class Admission:
         """
         if (reason := self._loop_watch.refusal()) is not None:
             return dict.fromkeys(providers, f"is not asked: {reason}")
-        names = {self._keys[name]: name for name in providers if name != self._claimed}
+        names = {self._keys[name]: name for name in providers if name != self._probe}
         now = asyncio.get_running_loop().time()
-        told = self._health.refusals(names, self._ticket((), "hedge", 0.0), now)
-        return {names[key]: reason for key, reason in told.items()} if told else told
+        refusals = self._health.refusals(names, self._ticket((), "hedge", 0.0), now)
+        return {names[key]: reason for key, reason in refusals.items()} if refusals else refusals
 
     def reluctance(self, providers: Iterable[str]) -> dict[str, int]:
         """See ``AdmissionController.reluctance``."""
@@ -221,28 +223,30 @@ class Admission:
         """Whether a provider has not been heard lately, because others were always faster."""
         return self._health.is_unmeasured(self._keys[provider])
 
-    def claims_probe(self, provider: str) -> bool:
-        """See ``AdmissionController.claims_probe``."""
-        return self._health.claims_probe(self._keys[provider])
+    def claim_latency_probe(self, provider: str) -> bool:
+        """See ``AdmissionController.claim_latency_probe``."""
+        return self._health.claim_latency_probe(self._keys[provider])
 
-    def release_probe(self, provider: str) -> None:
-        """End what ``claims_probe`` began."""
-        self._health.release_probe(self._keys[provider])
+    def release_latency_probe(self, provider: str) -> None:
+        """End what ``claim_latency_probe`` began."""
+        self._health.release_latency_probe(self._keys[provider])
 
-    def hear(self, permit: Permit, news: RateLimitNews, at: float, prompt_tokens: int) -> None:
+    def record_rate_limits(
+        self, permit: Permit, limits: RateLimits, at: float, prompt_tokens: int
+    ) -> None:
         """Take a provider's word for what its rate limit leaves.
 
         Args:
             permit: Leave for the request that it answered.
-            news: What it said.
+            limits: What it said.
             at: When, in the loop's time.
             prompt_tokens: The size of the prompts to come.
         """
-        if (more := news.more(prompt_tokens)) is not None:
+        if (more := limits.more(prompt_tokens)) is not None:
             until = at + more[1]
-            self._health.state_rate_limit(permit.key, more[0], until, sent_at=permit.taken_at)
+            self._health.set_rate_limit(permit.key, more[0], until, sent_at=permit.taken_at)
 
-    def rest(self, permit: Permit, secs: float) -> None:
+    def set_retry_after(self, permit: Permit, secs: float) -> None:
         """Leave a provider alone from now on, as it asked with ``Retry-After``; every turn does.
 
         Args:
@@ -250,9 +254,9 @@ class Admission:
             secs: For how long.
         """
         now = asyncio.get_running_loop().time()
-        self._health.rest(permit.key, now + secs)
+        self._health.set_retry_after(permit.key, now + secs)
 
-    def heard(self, permit: Permit, size_class: Hashable) -> float:
+    def record_first_token(self, permit: Permit, size_class: Hashable) -> float:
         """Take note that a request's answer has begun.
 
         Args:
@@ -265,27 +269,27 @@ class Admission:
         lag_secs = self._loop_watch.lag_now()
         now = asyncio.get_running_loop().time() - lag_secs
         is_sure = lag_secs < UNSURE_LAG_SECS
-        self._health.heard(permit, now, size_class=size_class, is_sure=is_sure)
+        self._health.record_first_token(permit, now, size_class=size_class, is_sure=is_sure)
         return lag_secs
 
-    def give_back(
+    def release(
         self,
         permit: Permit,
         verdict: Verdict,
         *,
         host: str | None = None,
         has_begun: bool = False,
-        was_unheard: bool = False,
+        was_overtaken: bool = False,
         was_late: bool = False,
     ) -> None:
-        """Give a permit back; see ``AdmissionController.give_back``."""
-        self._health.give_back(
+        """Give a permit back; see ``AdmissionController.release``."""
+        self._health.release(
             permit,
             verdict,
             asyncio.get_running_loop().time(),
             host=host,
             has_begun=has_begun,
-            was_unheard=was_unheard,
+            was_overtaken=was_overtaken,
             was_late=was_late,
         )
 
@@ -293,34 +297,34 @@ class Admission:
         """Give back what was not used."""
         now = asyncio.get_running_loop().time()
         if self._first is not None:
-            self._health.give_back(self._first, "dropped", now)
+            self._health.release(self._first, "dropped", now)
             self._first = None
-        if self._claimed is not None:
-            self._health.drop_probe(self._keys[self._claimed], now)
-            self._claimed = None
+        if self._probe is not None:
+            self._health.drop_probe(self._keys[self._probe], now)
+            self._probe = None
 
     async def _get(
         self,
         keys: list[str],
         work: WorkClass,
-        most_rest_secs: float,
-        most_wait_secs: float = math.inf,
+        max_retry_after_secs: float,
+        max_wait_secs: float = math.inf,
     ) -> Permit:
         now = asyncio.get_running_loop().time()
-        wait_secs = max(self._until - now, min(LEAST_SECS, self._wait_secs))
-        wait_secs = min(wait_secs, most_wait_secs)
+        wait_secs = max(self._until - now, min(MIN_WAIT_SECS, self._wait_secs))
+        wait_secs = min(wait_secs, max_wait_secs)
         retry_after_secs = min(self._health.retry_after_secs(key, now) for key in keys)
-        if retry_after_secs <= most_rest_secs:
+        if retry_after_secs <= max_retry_after_secs:
             wait_secs = max(wait_secs, retry_after_secs)
         ticket = self._ticket(tuple(keys), work, wait_secs)
         permit = await permit_for(self._health, ticket, self._loop_watch.refusal)
         if permit.is_probe:
-            self._claimed = None  # the permit's return gives the claim back
+            self._probe = None  # the permit's return gives the claim back
         return permit
 
     def _ticket(self, keys: tuple[str, ...], work: WorkClass, wait_secs: float) -> Ticket:
         now, settings = asyncio.get_running_loop().time(), self._settings
-        claimed = None if self._claimed is None else self._keys[self._claimed]
+        probe = None if self._probe is None else self._keys[self._probe]
         return Ticket(
             work,
             settings.tier,
@@ -331,6 +335,6 @@ class Admission:
             settings.bounds,
             settings.mode == "shed",
             self._in_panic,
-            claimed if claimed in keys else None,
+            probe if probe in keys else None,
             self._has_first_token,
         )

@@ -107,7 +107,7 @@ class ProviderAttempt(Attempt):
     def was_withdrawn(self) -> bool:
         """Whether it was no longer needed, and was closed before its request was sent."""
         is_unneeded = self.outcome in ("superseded", "interrupted", None)
-        return is_unneeded and self.closed_at is not None and self.stats.stages.was_never_sent
+        return is_unneeded and self.closed_at is not None and self.stats.stages.is_unsent
 
     @property
     def token_at(self) -> float | None:
@@ -189,14 +189,14 @@ class AttemptRunner(Generic[T]):
         if stall_secs is not None:
             candidates = [dataclasses.replace(slot, stall_secs=stall_secs) for slot in candidates]
         # A recovery probe takes no other provider's place.
-        tried = self._admission.tried if len(order) > 1 else None
+        probe = self._admission.probe if len(order) > 1 else None
         return Race(
             candidates,
             plan.rule,
-            max_attempts=policy.max_attempts + (tried is not None),
+            max_attempts=policy.max_attempts + (probe is not None),
             commit_on=self._planner.commit_on,
             deadline_secs=deadline_secs,
-            tried=tried,
+            probe=probe,
             jitter=random.random(),
             make_attempt=self._new_attempt,
         )
@@ -242,8 +242,8 @@ class AttemptRunner(Generic[T]):
             self._planner.plan.close()
             measured = [attempt for attempt in self.attempts if not attempt.was_queued]
             self._planner.learn(measured, {a.number for a in self.attempts if a.is_probing})
-        if driver.gave_up is not None:
-            self.failure = AllProvidersFailed(driver.gave_up.errors)
+        if driver.failure_command is not None:
+            self.failure = AllProvidersFailed(driver.failure_command.errors)
 
     @property
     def winner(self) -> ProviderAttempt | None:
@@ -273,14 +273,14 @@ class AttemptRunner(Generic[T]):
         work = self._work_of(attempt)
         try:
             attempt.permit = await self._admission.permit(
-                attempt.provider, work, self._most_wait_secs(attempt)
+                attempt.provider, work, self._max_wait_secs(attempt)
             )
         except Rejected as rejected:
             sink.failed(AttemptError(SHED, str(rejected)))
             return
         error: AttemptError | None = None
         try:
-            self._watch(attempt)
+            self._observe(attempt)
             adapter = self._take_instance(attempt)
             self._report_sent(launch, attempt)
             with working_as(work):
@@ -295,11 +295,13 @@ class AttemptRunner(Generic[T]):
     def _work_of(self, attempt: ProviderAttempt) -> WorkClass:
         if attempt.reason == "hedge":
             return "hedge"
-        if self._work == "background" or all(a.was_shed for a in self.attempts[: attempt.number]):
+        if self._work == "background" or all(
+            a.was_rejected for a in self.attempts[: attempt.number]
+        ):
             return self._work
         return "rescue"
 
-    def _most_wait_secs(self, attempt: ProviderAttempt) -> float:
+    def _max_wait_secs(self, attempt: ProviderAttempt) -> float:
         """How long an attempt may wait for a permit: half the time is left for its answer."""
         left = math.inf if attempt.timeout_secs is None else attempt.timeout_secs
         race = self.race
@@ -322,22 +324,22 @@ class AttemptRunner(Generic[T]):
         if not attempt.was_queued and not self._planner.whole_answers:
             self._planner.sent(attempt)
 
-    def _watch(self, attempt: ProviderAttempt) -> None:
+    def _observe(self, attempt: ProviderAttempt) -> None:
         """Have an attempt's first token and rate-limit headers noted as they come."""
         if self._planner.whole_answers:
             return
-        attempt.stats.began = functools.partial(self._began, attempt)
-        attempt.stats.limited = functools.partial(self._note_rate_limit, attempt)
+        attempt.stats.on_answer = functools.partial(self._on_first_token, attempt)
+        attempt.stats.on_rate_limit = functools.partial(self._note_rate_limit, attempt)
         is_useful = attempt.provider == self._planner.plan.probe
         is_useful = is_useful or self._admission.is_unmeasured(attempt.provider)
         if is_useful and self._policy.probes:
             silent_secs = self._planner.silent_secs(attempt.provider, attempt.stall_secs)
             attempt.probe_alarm = self._loop.call_later(silent_secs, self._end_probe, attempt)
 
-    def _began(self, attempt: ProviderAttempt) -> None:
+    def _on_first_token(self, attempt: ProviderAttempt) -> None:
         assert attempt.permit is not None
         size = size_class(self._planner.prompt_tokens)
-        attempt.lag_secs = self._admission.heard(attempt.permit, size)
+        attempt.lag_secs = self._admission.record_first_token(attempt.permit, size)
         if attempt.probe_alarm is not None:
             attempt.probe_alarm.cancel()
             self._stop_probe(attempt)
@@ -357,7 +359,9 @@ class AttemptRunner(Generic[T]):
         if attempt.permit is None or stats.rate_limit is None or stats.rate_limit_at is None:
             return
         prompt_tokens = self._planner.prompt_tokens
-        self._admission.hear(attempt.permit, stats.rate_limit, stats.rate_limit_at, prompt_tokens)
+        self._admission.record_rate_limits(
+            attempt.permit, stats.rate_limit, stats.rate_limit_at, prompt_tokens
+        )
 
     def _close(self, attempt: ProviderAttempt, failure: AttemptError | None) -> None:
         """Release the permit, with the outcome."""
@@ -371,27 +375,27 @@ class AttemptRunner(Generic[T]):
         if attempt.is_probing:
             verdict = self._learn_from_probe(attempt, failure, verdict, now)
         if failure is not None and failure.retry_after_secs is not None:
-            self._admission.rest(permit, failure.retry_after_secs)
+            self._admission.set_retry_after(permit, failure.retry_after_secs)
         is_lost = attempt.outcome == "superseded" and not self._planner.whole_answers
-        was_unheard = is_lost and not stats.has_answer
-        self._admission.give_back(
+        was_overtaken = is_lost and not stats.has_answer
+        self._admission.release(
             permit,
             verdict,
             host=stats.stages.host,
             has_begun=stats.has_answer,
-            was_unheard=was_unheard,
-            was_late=was_unheard and self._was_late(attempt),
+            was_overtaken=was_overtaken,
+            was_late=was_overtaken and self._was_late(attempt),
         )
 
     def _learn_from_probe(
         self, attempt: ProviderAttempt, failure: AttemptError | None, verdict: Verdict, now: float
     ) -> Verdict:
-        self._admission.release_probe(attempt.provider)
+        self._admission.release_latency_probe(attempt.provider)
         token_at = attempt.stats.first_answer_at
         if failure is not None:
             self._planner.forget(attempt)
             return verdict
-        self._planner.learn_listened(attempt, token_at, now)
+        self._planner.learn_from_probe(attempt, token_at, now)
         if token_at is not None:
             return "answered"
         return "silent" if attempt.is_silent else verdict
@@ -440,7 +444,7 @@ class AttemptRunner(Generic[T]):
         is_open = attempt.probe_alarm is not None and not attempt.is_silent
         if not is_open or attempt.stats.has_answer:
             return False
-        attempt.is_probing = self._admission.claims_probe(attempt.provider)
+        attempt.is_probing = self._admission.claim_latency_probe(attempt.provider)
         return attempt.is_probing
 
     def _progress(self, number: int) -> Progressed | None:

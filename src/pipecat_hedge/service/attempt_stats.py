@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pipecat.metrics.metrics import LLMTokenUsage
 
-from pipecat_hedge.limits.rate_limit_headers import RateLimitNews
+from pipecat_hedge.limits.rate_limit_headers import RateLimits
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.service.stages import Stages
 
@@ -34,8 +34,8 @@ class AttemptStats:
         error: Why it failed, if it is the service that has said so.
         rate_limit: What the latest response to it told of the provider's rate limit, if anything.
         rate_limit_at: When that response began.
-        began: Called once, when the first usable text or complete tool call has come.
-        limited: Called each time ``rate_limit`` has come.
+        on_answer: Called once, when the first usable text or complete tool call has come.
+        on_rate_limit: Called each time ``rate_limit`` has come.
         stages: Where its time went.
     """
 
@@ -50,10 +50,10 @@ class AttemptStats:
     first_answer_at: float | None = None
     has_response: bool = False
     error: AttemptError | None = None
-    rate_limit: RateLimitNews | None = None
+    rate_limit: RateLimits | None = None
     rate_limit_at: float | None = None
-    began: Callable[[], None] | None = None
-    limited: Callable[[], None] | None = None
+    on_answer: Callable[[], None] | None = None
+    on_rate_limit: Callable[[], None] | None = None
     stages: Stages = field(default_factory=Stages)
 
     @property
@@ -71,23 +71,23 @@ class AttemptStats:
         """Whether the answer ended by itself and had nothing usable in it."""
         return self.completed and not self.has_answer
 
-    def answer_came(self) -> None:
+    def record_answer(self) -> None:
         """Take note that something usable has come now."""
         if self.first_answer_at is None:
             self.first_answer_at = asyncio.get_running_loop().time()
-            self.stages.token_came()
-            if self.began is not None:
-                self.began()
+            self.stages.record_token()
+            if self.on_answer is not None:
+                self.on_answer()
 
-    def response_came(self, news: RateLimitNews | None) -> None:
+    def record_response(self, limits: RateLimits | None) -> None:
         """Take note that a response has begun now, and of what it told.
 
         Args:
-            news: What it told of a rate limit; None if it told nothing.
+            limits: What it told of a rate limit; None if it told nothing.
         """
         self.has_response = True
-        if news is None:
+        if limits is None:
             return
-        self.rate_limit, self.rate_limit_at = news, asyncio.get_running_loop().time()
-        if self.limited is not None:
-            self.limited()
+        self.rate_limit, self.rate_limit_at = limits, asyncio.get_running_loop().time()
+        if self.on_rate_limit is not None:
+            self.on_rate_limit()

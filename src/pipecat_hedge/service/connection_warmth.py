@@ -33,17 +33,17 @@ __all__ = ["IdleLimits", "WarmConnection"]
 REFRESH_SECS = 45.0
 """How long a connection may be idle where nothing is known of the server. Common load balancers
 close it after 60 s."""
-LEAST_SECS = 3.0
+MIN_REFRESH_SECS = 3.0
 """The least time between two refreshes. A server that closes sooner is not kept up with."""
-SILENT_SECS = 300.0
+ACTIVE_SECS = 300.0
 """How long after its last turn a session's connections are refreshed."""
-OPENS_WITHIN_SECS = 10.0
+OPEN_TIMEOUT_SECS = 10.0
 """How long an opening or a refresh may take."""
-_KNOWN_FOR_SECS = 900.0
+_TIMEOUT_VALID_SECS = 900.0
 """How long a timeout is believed: a connection may have been lost for another reason."""
-_SURE_SECS = 1.0
+_MIN_IDLE_SECS = 1.0
 """Idle for less than this, a connection was not closed by its server: somebody else used it."""
-_MOST_HOSTS = 256
+_MAX_HOSTS = 256
 
 
 class IdleLimits:
@@ -51,13 +51,15 @@ class IdleLimits:
 
     def __init__(self) -> None:
         """Begin; nothing is known."""
-        self._known: dict[str, tuple[float, float, float]] = {}  # timeout, refresh after, seen at
+        self._timeouts: dict[
+            str, tuple[float, float, float]
+        ] = {}  # timeout, refresh after, seen at
 
-    def told(self, host: str, secs: float, now: float) -> None:
+    def record_timeout(self, host: str, secs: float, now: float) -> None:
         """Take note of a timeout that a server has told."""
         self._note(host, secs, 0.8 * secs, now)
 
-    def cold_after(self, host: str, secs: float, now: float) -> None:
+    def record_closed(self, host: str, secs: float, now: float) -> None:
         """Take note that a connection was closed that had been idle for so long.
 
         It may have been closed much earlier, and so the next one is refreshed after half the time.
@@ -66,20 +68,20 @@ class IdleLimits:
 
     def refresh_secs(self, host: str, now: float) -> float | None:
         """How long a connection may be idle until it is refreshed; None if that is of no use."""
-        secs, refresh, seen_at = self._known.get(host, (REFRESH_SECS, REFRESH_SECS, now))
-        if now - seen_at > _KNOWN_FOR_SECS:
+        secs, refresh, seen_at = self._timeouts.get(host, (REFRESH_SECS, REFRESH_SECS, now))
+        if now - seen_at > _TIMEOUT_VALID_SECS:
             return REFRESH_SECS
-        refresh = max(refresh, LEAST_SECS)
-        return refresh if refresh <= secs and secs > LEAST_SECS else None
+        refresh = max(refresh, MIN_REFRESH_SECS)
+        return refresh if refresh <= secs and secs > MIN_REFRESH_SECS else None
 
     def _note(self, host: str, secs: float, refresh: float, now: float) -> None:
-        known = self._known.pop(host, None)
-        if known is not None and known[0] < secs and now - known[2] <= _KNOWN_FOR_SECS:
-            self._known[host] = known
+        known = self._timeouts.pop(host, None)
+        if known is not None and known[0] < secs and now - known[2] <= _TIMEOUT_VALID_SECS:
+            self._timeouts[host] = known
             return
-        self._known[host] = (secs, refresh, now)
-        if len(self._known) > _MOST_HOSTS:
-            del self._known[next(iter(self._known))]
+        self._timeouts[host] = (secs, refresh, now)
+        if len(self._timeouts) > _MAX_HOSTS:
+            del self._timeouts[next(iter(self._timeouts))]
 
 
 _limits = IdleLimits()
@@ -102,7 +104,7 @@ _pools: WeakKeyDictionary[Any, _Pool] = WeakKeyDictionary()
 class WarmConnection:
     """One service's connection to its provider.
 
-    Each request is made inside ``in_use``; from ``keep`` to ``let_go`` the connection is kept open.
+    Each request is made inside ``in_use``; from ``keep`` to ``stop`` the connection is kept open.
     A service whose client does not tell of its connections is left alone.
     """
 
@@ -114,7 +116,7 @@ class WarmConnection:
         """
         self._service = service
         client = http_client(service)
-        self._tells = client is not None
+        self._is_traced = client is not None
         self._pool = _Pool() if client is None else _pools.setdefault(client, _Pool())
         self._expiry_secs = keepalive_expiry(client)
         self._host: str | None = None
@@ -122,27 +124,27 @@ class WarmConnection:
         self._is_opening = False
         self._used_at = self._wanted_until = 0.0
         self._scope: TaskScope | None = None
-        self._may_ask: Callable[[], bool] = lambda: True
+        self._may_send: Callable[[], bool] = lambda: True
         self._alarm: asyncio.TimerHandle | None = None
 
-    def keep(self, scope: TaskScope, may_ask: Callable[[], bool]) -> None:
+    def keep(self, scope: TaskScope, may_send: Callable[[], bool]) -> None:
         """Keep the connection open from now on.
 
         Args:
             scope: Owns the requests that this takes.
-            may_ask: Whether the provider may be sent one now.
+            may_send: Whether the provider may be sent one now.
         """
-        self._scope, self._may_ask = scope, may_ask
+        self._scope, self._may_send = scope, may_send
         self.turn_began()
 
-    def let_go(self) -> None:
+    def stop(self) -> None:
         """Send nothing from now on; what is on its way belongs to the scope."""
         self._scope = None
         self._set_alarm()
 
     def turn_began(self) -> None:
         """Take note that the session is not silent."""
-        self._wanted_until = asyncio.get_running_loop().time() + SILENT_SECS
+        self._wanted_until = asyncio.get_running_loop().time() + ACTIVE_SECS
         self._set_alarm()
 
     async def open(self) -> None:
@@ -166,7 +168,7 @@ class WarmConnection:
             failed: Whether it has failed, without an exception.
         """
         loop, pool = asyncio.get_running_loop(), self._pool
-        stages.client_tells = self._tells
+        stages.is_traced = self._is_traced
         idle_since, pool.idle_since = pool.idle_since, None
         is_whole = False
         self._uses += 1
@@ -202,14 +204,14 @@ class WarmConnection:
             self._set_alarm(at_once=True)
 
     def _learn(self, stages: Stages, idle_since: float | None) -> None:
-        if stages.host is None or stages.asked_at is None:
+        if stages.host is None or stages.requested_at is None:
             return
         if stages.keep_alive_secs is not None:
-            _limits.told(stages.host, stages.keep_alive_secs, stages.asked_at)
+            _limits.record_timeout(stages.host, stages.keep_alive_secs, stages.requested_at)
         if stages.new_connection and idle_since is not None:
-            idle_secs = stages.asked_at - idle_since
-            if idle_secs >= _SURE_SECS and not self._expires_within(idle_secs):
-                _limits.cold_after(stages.host, idle_secs, stages.asked_at)
+            idle_secs = stages.requested_at - idle_since
+            if idle_secs >= _MIN_IDLE_SECS and not self._expires_within(idle_secs):
+                _limits.record_closed(stages.host, idle_secs, stages.requested_at)
 
     def _expires_within(self, secs: float) -> bool:
         """Whether the client itself closes a connection that is idle for so long."""
@@ -230,7 +232,7 @@ class WarmConnection:
                 return
             if self._expiry_secs is not None:  # the client itself closes what has been idle
                 secs = min(secs, 0.8 * self._expiry_secs)
-                if secs < LEAST_SECS:
+                if secs < MIN_REFRESH_SECS:
                     return
             due = max(self._used_at + secs, now + 1.0)  # a turn that begins goes first
             if due > self._wanted_until:
@@ -242,7 +244,7 @@ class WarmConnection:
         self._alarm = None
         if self._scope is None:
             return
-        if self._may_ask():
+        if self._may_send():
             self._is_opening = True
             self._scope.start(self._refresh(), name=f"keeps {self._service}'s connection open")
         else:
@@ -251,7 +253,7 @@ class WarmConnection:
 
     async def _refresh(self) -> None:
         try:
-            async with asyncio.timeout(OPENS_WITHIN_SECS):
+            async with asyncio.timeout(OPEN_TIMEOUT_SECS):
                 await self.open()
         except Exception as error:  # the next turn will find out, and say so
             logger.debug(f"{self._service}: no connection kept open: {type(error).__name__}")

@@ -12,7 +12,7 @@ import re
 
 __all__ = ["DeltaReader"]
 
-MOST_KEPT_BYTES = 65_536
+MAX_KEPT_BYTES = 65_536
 """Of a body before it is read: some hundred tokens."""
 
 _STRING = rb'"\s*:\s*"((?:\\u[0-9a-fA-F]{4}|\\[^u]|[^"\\]){1,64})'
@@ -66,7 +66,7 @@ class DeltaReader:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the stream has said that the answer is complete."""
+        """Whether the stream has pattern that the answer is complete."""
         self._read()
         return self._has_ended
 
@@ -79,7 +79,7 @@ class DeltaReader:
         """
         self._kept.append((chunk, now))
         self._kept_bytes += len(chunk)
-        if self._kept_bytes > MOST_KEPT_BYTES:
+        if self._kept_bytes > MAX_KEPT_BYTES:
             self._read()
 
     def _read(self) -> None:
@@ -95,18 +95,20 @@ class DeltaReader:
         self._kept_bytes = 0
         lines = b"".join(part for part, _ in parts)
         self._knows_format = self._knows_format or _KNOWN.search(lines) is not None
-        self._has_ended = self._has_ended or _says_end(lines)
-        self._delta_at = next((at for part, at in reversed(parts) if _writes(part)), self._delta_at)
+        self._has_ended = self._has_ended or _has_end(lines)
+        self._delta_at = next(
+            (at for part, at in reversed(parts) if _has_delta(part)), self._delta_at
+        )
 
 
-def _says_end(lines: bytes) -> bool:
+def _has_end(lines: bytes) -> bool:
     return any(
         lines.endswith((b'"finish', b'"stop'), 0, found.start())
         for found in _REASON.finditer(lines)
-    ) or any(part in lines and said.search(lines) for part, said in _ENDED.items())
+    ) or any(part in lines and pattern.search(lines) for part, pattern in _ENDED.items())
 
 
-def _writes(lines: bytes) -> bool:
+def _has_delta(lines: bytes) -> bool:
     """Whether there is a delta in them that is not blank."""
     delta = _ANTHROPIC_DELTA if b'"content_block_delta"' in lines else _DELTA
     return any(not _is_blank(found[1]) for found in delta.finditer(lines))

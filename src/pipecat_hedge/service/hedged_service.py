@@ -35,7 +35,7 @@ from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.types import is_given
 
 from pipecat_hedge.limits.loop_lag import is_real
-from pipecat_hedge.limits.permit_queue import MOST_WAIT_SECS
+from pipecat_hedge.limits.permit_queue import MAX_WAIT_SECS
 from pipecat_hedge.limits.priority import TIERS, Tier
 from pipecat_hedge.policy.arguments import refuse_unknown
 from pipecat_hedge.policy.hedge_policy import HedgePolicy, slo_of
@@ -61,7 +61,7 @@ from pipecat_hedge.service.turn_planner import TurnPlanner, breaker_report, stat
 
 __all__ = ["HedgedLLMService"]
 
-_HOSTS_OWN_SETTINGS = ("filter_incomplete_user_turns", "user_turn_completion_config")
+_HOST_SETTINGS = ("filter_incomplete_user_turns", "user_turn_completion_config")
 """Settings that this service applies itself: the answer passes through it, not a member."""
 
 BACKGROUND_WAIT_SECS = 30.0
@@ -193,7 +193,7 @@ class HedgedLLMService(LLMService):
         self._turns = 0
         self._drains = TaskScope()
         self._late_reports = TaskScope()
-        self._take_back = RetractText()
+        self._retractor = RetractText()
         self._turn: Turn | None = None
         self._filler: Callable[[], FillerReport | None] = lambda: None
         self._on_attempt_sent: Callable[[], None] = lambda: None
@@ -210,10 +210,10 @@ class HedgedLLMService(LLMService):
 
     def provider_states(self) -> tuple[ProviderState, ...]:
         """What is known of each provider now, in the given order; call it on the loop."""
-        now, out = asyncio.get_running_loop().time(), self._members.is_excluded
+        now, is_excluded = asyncio.get_running_loop().time(), self._members.is_excluded
         stats, bounds = self._stats, self._admission_settings.bounds
         return tuple(
-            state_of(entry, stats, now, is_excluded=out(entry), bounds=bounds)
+            state_of(entry, stats, now, is_excluded=is_excluded(entry), bounds=bounds)
             for entry in self._members.entries
         )
 
@@ -337,7 +337,7 @@ class HedgedLLMService(LLMService):
             frame: The end frame.
         """
         await self._end_probes()
-        await self._members.let_connections_go()
+        await self._members.stop_keeping_connections()
         await super().stop(frame)
         await self._members.control(frame)
 
@@ -348,7 +348,7 @@ class HedgedLLMService(LLMService):
             frame: The cancel frame.
         """
         await self._end_probes()
-        await self._members.let_connections_go()
+        await self._members.stop_keeping_connections()
         await super().cancel(frame)
         await self._members.control(frame)
 
@@ -368,7 +368,7 @@ class HedgedLLMService(LLMService):
             await self._run_turn(frame.context)
         elif isinstance(frame, LLMUpdateSettingsFrame) and frame.service is not None:
             # The base class has applied it, or passed it on for another service.
-            if (member := self._members.hosting(frame.service)) is not None:
+            if (member := self._members.adapter_of(frame.service)) is not None:
                 if isinstance(frame.delta, LLMSettings):
                     await self._members.update_member(member, frame.delta)
                 else:
@@ -387,9 +387,9 @@ class HedgedLLMService(LLMService):
         self._begin_answer()
         output = find_output(self)
         if output.collector is not None:
-            self._take_back.teach(output.collector)
+            self._retractor.attach(output.collector)
         candidates = self._candidates(now := asyncio.get_running_loop().time())
-        admission = self._admission(candidates, MOST_WAIT_SECS)
+        admission = self._admission(candidates, MAX_WAIT_SECS)
         try:
             planner = TurnPlanner(
                 self._policy, candidates, context, self._stats, output.commit_on, now=now
@@ -567,7 +567,7 @@ class HedgedLLMService(LLMService):
         """Say once who is out for the session, and who is left alone or taken back."""
         for provider, error in errors:
             logger.debug(f"{self}: {provider}: {error.category}: {error.message}")
-            if error.permanent and self._members.strike_out(provider):
+            if error.permanent and self._members.exclude(provider):
                 logger.warning(
                     f"{self}: {provider} rejected the request for good ({error.category}) and is "
                     "out of the race for this session. Check its key, model and settings; a "
@@ -646,7 +646,7 @@ class HedgedLLMService(LLMService):
             delta = dataclasses.replace(delta, model=_no_change().model)
         changed = await super()._update_settings(delta)
         for_members = dataclasses.replace(
-            delta, **{name: getattr(_no_change(), name) for name in _HOSTS_OWN_SETTINGS}
+            delta, **{name: getattr(_no_change(), name) for name in _HOST_SETTINGS}
         )
         if for_members.given_fields():
             await self._members.update_settings(for_members)

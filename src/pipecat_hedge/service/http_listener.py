@@ -20,7 +20,7 @@ from typing import Any
 
 from pipecat_hedge.service.stages import Stages
 
-__all__ = ["listen", "sees_request", "sees_response", "watching"]
+__all__ = ["listen", "trace_request", "trace_response", "watching"]
 
 # In a context variable, because a client is shared and a request does not say whose it is.
 _watched: ContextVar[Stages | None] = ContextVar("watched", default=None)
@@ -47,12 +47,12 @@ def listen(client: Any) -> None:
         client: An ``AsyncClient`` of httpx or httpx2.
     """
     hooks = client.event_hooks
-    if sees_request not in hooks["request"]:
-        hooks["request"].append(sees_request)
-        hooks["response"].append(sees_response)
+    if trace_request not in hooks["request"]:
+        hooks["request"].append(trace_request)
+        hooks["response"].append(trace_response)
 
 
-async def sees_request(request: Any) -> None:
+async def trace_request(request: Any) -> None:
     """Have a request tell of itself; the hook that ``listen`` installs.
 
     Args:
@@ -61,19 +61,19 @@ async def sees_request(request: Any) -> None:
     stages = _watched.get()
     if stages is None:
         return
-    stages.asks(request.url.netloc.decode())
-    theirs, hears = request.extensions.get("trace"), stages.hear
+    stages.record_request(request.url.netloc.decode())
+    theirs, trace = request.extensions.get("trace"), stages.record_event
     if theirs is not None:
 
-        async def hears_too(event: str, info: Mapping[str, Any]) -> None:
-            await stages.hear(event, info)
+        async def trace_both(event: str, info: Mapping[str, Any]) -> None:
+            await stages.record_event(event, info)
             await theirs(event, info)
 
-        hears = hears_too
-    request.extensions = {**request.extensions, "trace": hears}
+        trace = trace_both
+    request.extensions = {**request.extensions, "trace": trace}
 
 
-async def sees_response(response: Any) -> None:
+async def trace_response(response: Any) -> None:
     """Read a response's headers, and have its body read along; the other hook.
 
     Args:
@@ -82,14 +82,14 @@ async def sees_response(response: Any) -> None:
     stages = _watched.get()
     if stages is None:
         return
-    stages.answered(response.headers)
-    response.aiter_bytes = partial(_read_along, response.aiter_bytes, stages)
+    stages.record_headers(response.headers)
+    response.aiter_bytes = partial(_record_chunks, response.aiter_bytes, stages)
 
 
-async def _read_along(
+async def _record_chunks(
     read: Callable[..., AsyncGenerator[bytes, None]], stages: Stages, *args: Any, **options: Any
 ) -> AsyncGenerator[bytes, None]:
     async with aclosing(read(*args, **options)) as chunks:
         async for chunk in chunks:
-            stages.reads(chunk)
+            stages.record_chunk(chunk)
             yield chunk

@@ -30,7 +30,7 @@ from pipecat_hedge.service.sentences import SentenceFinder, is_whole_sentence
 __all__ = ["Break", "OutputBuffer"]
 
 
-_BROKEN_OFF = "..."
+_ELLIPSIS = "..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class OutputBuffer:
         """
         if self._continuation is not None:
             text = self._continuation.feed(text)
-        return self._let_out(await self._ripe(text))
+        return self._release(await self._releasable(text))
 
     def finish(self) -> str:
         """End the answer as its provider meant it to end.
@@ -95,7 +95,7 @@ class OutputBuffer:
         """
         rest = self._continuation.finish() if self._continuation is not None else ""
         out, self._kept = self._kept + rest, ""
-        return self._let_out(out)
+        return self._release(out)
 
     async def break_off(self) -> Break:
         """End an answer that has broken off.
@@ -114,14 +114,14 @@ class OutputBuffer:
             return Break()  # it added nothing: whether the answer is whole is as before
         self.is_whole = is_whole_sentence(unfinished, self._language)
         if self.is_whole:
-            return Break(say=self._let_out(kept))
+            return Break(say=self._release(kept))
         released = unfinished[: max(len(unfinished) - len(kept), 0)]
         if not self._with_lookahead or not released.strip():
             return Break()
         self.said = self.said.removesuffix(released)
         return Break(retract=released)
 
-    def follow_on(self) -> None:
+    def start_continuation(self) -> None:
         """From here on another attempt continues what has been said."""
         self._finder = SentenceFinder(self._language)
         self._continuation = Continuation(self.said)
@@ -136,22 +136,24 @@ class OutputBuffer:
             What to release: the sentence, set apart from what is in front of it.
         """
         was_spoken_at_once = not (self._by_sentence or self._with_lookahead)
-        end = _BROKEN_OFF if was_spoken_at_once and not self.is_whole else ""
+        end = _ELLIPSIS if was_spoken_at_once and not self.is_whole else ""
         last, sentence = (self.said + end)[-1], sentence.strip()
         needs_gap = not (last.isspace() or (is_wide(last) and is_wide(sentence[0])))
-        return self._let_out(f"{end} {sentence}" if needs_gap else end + sentence)
+        return self._release(f"{end} {sentence}" if needs_gap else end + sentence)
 
-    async def _ripe(self, text: str) -> str:
+    async def _releasable(self, text: str) -> str:
         if not self._by_sentence:
             return text
         is_whole = await self._finder.feed(text)
         self._kept += text
         if not is_whole:
             return ""
-        ripe = len(self._kept) if self._with_lookahead else len(self._kept) - len(self._finder.open)
-        out, self._kept = self._kept[:ripe], self._kept[ripe:]
+        length = (
+            len(self._kept) if self._with_lookahead else len(self._kept) - len(self._finder.open)
+        )
+        out, self._kept = self._kept[:length], self._kept[length:]
         return out
 
-    def _let_out(self, text: str) -> str:
+    def _release(self, text: str) -> str:
         self.said += text
         return text

@@ -20,14 +20,15 @@ from pipecat.utils.errors import (
     extract_http_status_code,
 )
 
-from pipecat_hedge.limits.rate_limit_headers import RateLimitNews, http_date, rate_limit_news
+from pipecat_hedge.limits.rate_limit_headers import RateLimits, http_date, parse_rate_limits
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.service.http_listener import listen
 
 __all__ = [
-    "Leave",
-    "ReadsAhead",
+    "AcquirePermit",
+    "SupportsPromptWarmUp",
     "attempt_error",
+    "capture_rate_limits",
     "exception_error",
     "http_client",
     "keep_connections_open",
@@ -35,31 +36,30 @@ __all__ = [
     "listen_to_client",
     "open_connection",
     "switch_off_hidden_retries",
-    "telling_rate_limits_to",
 ]
 
 
-RESTS_AT_MOST_SECS = 300.0
+MAX_RETRY_AFTER_SECS = 300.0
 """Who asks to be left alone for longer is asked again all the same: nothing else would find out
 that it is well again, or that it was a mistake."""
 
-Leave: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
-"""Leave to send a request, for as long as it takes; entering it raises ``Rejected``."""
+AcquirePermit: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
+"""AcquirePermit to send a request, for as long as it takes; entering it raises ``Rejected``."""
 
 
 @runtime_checkable
-class ReadsAhead(Protocol):
+class SupportsPromptWarmUp(Protocol):
     """A service that can have its server read a prompt before it is needed."""
 
-    async def warm(self, context: LLMContext, leave: Leave) -> None:
+    async def warm(self, context: LLMContext, acquire_permit: AcquirePermit) -> None:
         """Have the server read the beginning of a conversation.
 
         Args:
             context: The conversation so far.
-            leave: To be entered around what is sent, and only while it is.
+            acquire_permit: To be entered around what is sent, and only while it is.
 
         Raises:
-            Rejected: By ``leave``.
+            Rejected: By ``acquire_permit``.
         """
         ...
 
@@ -73,12 +73,12 @@ def attempt_error(frame: ErrorFrame, *, has_begun: bool = False) -> AttemptError
     """
     category = frame.category or ErrorCategory.UNKNOWN
     if category is ErrorCategory.UNKNOWN:
-        if _is_applications(frame.exception, has_begun=has_begun):
+        if _is_application_error(frame.exception, has_begun=has_begun):
             category = ErrorCategory.APPLICATION
         elif _is_connection_error(frame.exception):
             category = ErrorCategory.CONNECTIVITY
-    called = _what_it_is_called(frame.exception)
-    if not called.isdisjoint(_NO_CREDIT):
+    names = _error_names(frame.exception)
+    if not names.isdisjoint(_NO_CREDIT):
         category = ErrorCategory.QUOTA  # OpenAI says so under 429
     return AttemptError(
         category=category.value,
@@ -89,7 +89,7 @@ def attempt_error(frame: ErrorFrame, *, has_begun: bool = False) -> AttemptError
         is_busy=category is not ErrorCategory.QUOTA
         and (
             category is ErrorCategory.RATE_LIMIT
-            or not called.isdisjoint(_BUSY)
+            or not names.isdisjoint(_BUSY)
             or getattr(frame.exception, "is_busy", False) is True
         ),
         is_connection=category is ErrorCategory.CONNECTIVITY
@@ -113,7 +113,7 @@ def exception_error(exception: Exception, *, has_begun: bool) -> AttemptError:
     return attempt_error(frame, has_begun=has_begun)
 
 
-def _is_applications(exception: BaseException | None, *, has_begun: bool) -> bool:
+def _is_application_error(exception: BaseException | None, *, has_begun: bool) -> bool:
     """Whether an exception was none of the provider's doing: it would be the same at every one.
 
     A context that cannot be converted and a method that a service does not have never are. Errors
@@ -128,7 +128,7 @@ def _is_applications(exception: BaseException | None, *, has_begun: bool) -> boo
         return True  # whatever is behind it: a file that cannot be fetched is no provider's either
     if exception is None or has_begun or extract_http_status_code(exception) is not None:
         return False
-    return all(type(cause) in _ANY_CODES_ERRORS for cause in _causes(exception))
+    return all(type(cause) in _CODE_ERRORS for cause in _causes(exception))
 
 
 def _causes(exception: BaseException | None) -> Iterator[BaseException]:
@@ -140,7 +140,7 @@ def _causes(exception: BaseException | None) -> Iterator[BaseException]:
         exception = exception.__cause__
 
 
-_ANY_CODES_ERRORS = {
+_CODE_ERRORS = {
     AttributeError,
     IndexError,
     KeyError,
@@ -152,22 +152,22 @@ _ANY_CODES_ERRORS = {
 }
 
 
-def _what_it_is_called(exception: BaseException | None) -> set[str]:
+def _error_names(exception: BaseException | None) -> set[str]:
     """What the provider calls its error: HTTP status, type and code, wherever its SDK has them.
 
     An error in the stream comes under status 200 and says it in its body alone.
     """
-    called = {str(extract_http_status_code(exception))} if exception is not None else set[str]()
+    names = {str(extract_http_status_code(exception))} if exception is not None else set[str]()
     response = getattr(exception, "response", None)
     bodies = [getattr(exception, name, None) for name in ("body", "details")]
     bodies.append(response)  # Bedrock's is a dictionary
     while bodies:
         body = bodies.pop()
         if isinstance(body, dict):
-            told = {key.lower(): value for key, value in body.items() if isinstance(key, str)}  # pyright: ignore[reportUnknownVariableType]
-            called |= {str(told[key]) for key in ("type", "code", "status") if key in told}
-            bodies.append(told.get("error"))
-    return called
+            fields = {key.lower(): value for key, value in body.items() if isinstance(key, str)}  # pyright: ignore[reportUnknownVariableType]
+            names |= {str(fields[key]) for key in ("type", "code", "status") if key in fields}
+            bodies.append(fields.get("error"))
+    return names
 
 
 # Anthropic's, OpenAI's and its likes', Google's, Bedrock's.
@@ -202,8 +202,8 @@ def _is_retried(exception: BaseException | None, *, has_begun: bool) -> bool:
 
 def _is_read_timeout(exception: BaseException | None) -> bool:
     """Whether the connection stood, and nothing came over it in time."""
-    waited = ("ReadTimeout", "WriteTimeout")
-    return any(type(cause).__name__ in waited for cause in _causes(exception))
+    timeouts = ("ReadTimeout", "WriteTimeout")
+    return any(type(cause).__name__ in timeouts for cause in _causes(exception))
 
 
 # By name, so that no SDK has to be imported: the base classes in httpx and in the providers' SDKs.
@@ -225,7 +225,7 @@ def _retry_after_secs(exception: BaseException | None) -> float | None:
             return None
         sent_at = http_date(headers.get("date"))
         secs = at - (time.time() if sent_at is None else sent_at)
-    return min(max(0.0, secs), RESTS_AT_MOST_SECS) if math.isfinite(secs) else None
+    return min(max(0.0, secs), MAX_RETRY_AFTER_SECS) if math.isfinite(secs) else None
 
 
 def switch_off_hidden_retries(service: LLMService[Any], *, is_alone: bool = False) -> int:
@@ -269,7 +269,7 @@ def keep_connections_open(service: LLMService[Any]) -> None:
         service: The service.
     """
     client = getattr(getattr(service, "_client", None), "_client", None)
-    if type(client).__name__ != _SDKS_OWN:
+    if type(client).__name__ != _SDK_DEFAULT_CLIENT:
         return
     transports = [getattr(client, "_transport", None), *getattr(client, "_mounts", {}).values()]
     for transport in transports:
@@ -279,7 +279,7 @@ def keep_connections_open(service: LLMService[Any]) -> None:
             logger.debug(f"{service}: connections stay open between turns")
 
 
-_SDKS_OWN = "AsyncHttpxClientWrapper"
+_SDK_DEFAULT_CLIENT = "AsyncHttpxClientWrapper"
 """What both SDKs call the client that they make themselves."""
 
 
@@ -328,32 +328,32 @@ def listen_to_client(service: LLMService[Any]) -> None:
 
 
 @contextmanager
-def telling_rate_limits_to(
-    hears: Callable[[RateLimitNews | None], None],
+def capture_rate_limits(
+    callback: Callable[[RateLimits | None], None],
 ) -> Generator[None, None, None]:
     """Tell of the responses to the requests made inside, and of the rate limits they speak of.
 
     Args:
-        hears: Told as soon as a response has begun, refusals included; None where it speaks of
+        callback: Told as soon as a response has begun, refusals included; None where it speaks of
             no rate limit.
     """
-    token = _hears.set(hears)
+    token = _rate_limit_callback.set(callback)
     try:
         yield
     finally:
-        _hears.reset(token)
+        _rate_limit_callback.reset(token)
 
 
 # In a context variable, because a client is shared and a response does not say who asked.
-_hears: ContextVar[Callable[[RateLimitNews | None], None] | None] = ContextVar(
-    "hears", default=None
+_rate_limit_callback: ContextVar[Callable[[RateLimits | None], None] | None] = ContextVar(
+    "rate_limit_callback", default=None
 )
 
 
 async def _read_rate_limit(response: Any) -> None:
-    hears = _hears.get()
-    if hears is not None:
-        hears(rate_limit_news(response.headers, time.time()))
+    callback = _rate_limit_callback.get()
+    if callback is not None:
+        callback(parse_rate_limits(response.headers, time.time()))
 
 
 async def open_connection(service: LLMService[Any]) -> None:

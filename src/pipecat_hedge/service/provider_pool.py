@@ -19,7 +19,7 @@ from pipecat.services.settings import LLMSettings
 
 from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.concurrency_limit import LimitBounds
-from pipecat_hedge.limits.permit_queue import MOST_WAIT_SECS, Ticket
+from pipecat_hedge.limits.permit_queue import MAX_WAIT_SECS, Ticket
 from pipecat_hedge.limits.permits import LoopLag, permit_for
 from pipecat_hedge.limits.priority import Tier
 from pipecat_hedge.limits.server_load import ServerLoad
@@ -81,7 +81,7 @@ class Candidates:
         keys: What the health of each is kept under in this turn, by its name.
         probe: Which of them is tried after it was left alone, or None: the claim is the turn's,
             which sees to it that it comes back.
-        reason: Why nobody may be asked, where that is so.
+        reason: Why nobody may be eligible, where that is so.
         last: The names of those that come last, whatever the planned order.
         in_panic: Whether every breaker is open, and the order is as given here.
     """
@@ -118,7 +118,7 @@ class ProviderPool:
             for provider in providers
         )
         self.adapters = tuple(c for entry in self.entries for c in entry.adapters)
-        self._struck_out: set[str] = set()
+        self._excluded: set[str] = set()
         self._refreshes = TaskScope()
 
     def candidates(self, now: float, *, sheds: bool = False) -> Candidates:
@@ -139,69 +139,71 @@ class ProviderPool:
             now: The loop's time.
             sheds: Whether open breakers end the turn instead (``admission="shed"``).
         """
-        able = [
+        usable = [
             entry
             if len(adapters) == len(entry.adapters)
             else ProviderMember(entry.provider, adapters)
             for entry in self.entries
-            if (adapters := self._able(entry))
+            if (adapters := self._usable_adapters(entry))
         ]
-        able, health = able or list(self.entries), self._health
-        keys, loads = [entry.key for entry in able], [entry.server_load for entry in able]
-        by_name = {entry.provider.name: key for entry, key in zip(able, keys, strict=True)}
+        usable, health = usable or list(self.entries), self._health
+        keys, loads = [entry.key for entry in usable], [entry.server_load for entry in usable]
+        by_name = {entry.provider.name: key for entry, key in zip(usable, keys, strict=True)}
         if any(loads):
             for key, load in zip(keys, loads, strict=True):
                 if load is not None and load.is_up:
-                    health.state_queue(key, load.running, load.waiting, now)
-        if health.are_well(keys, now) and not any(map(is_last_resort, loads)):
-            return Candidates(tuple(able), by_name)  # as nearly always: the quick way
-        states, rests = zip(*health.standings(keys, now), strict=True)
-        by_rest = sorted(range(len(able)), key=lambda n: rests[n])
-        awake = [n for n in by_rest if not rests[n]]
-        asked = awake or by_rest
-        soon = [n for n in by_rest if awake and 0 < rests[n] <= MOST_WAIT_SECS]
-        closed = [n for n in asked if states[n] == "closed"]
-        half_open = [n for n in awake if states[n] == "half_open"]
+                    health.set_queue(key, load.running, load.waiting, now)
+        if health.are_healthy(keys, now) and not any(map(is_last_resort, loads)):
+            return Candidates(tuple(usable), by_name)  # as nearly always: the quick way
+        states, retry_after_secs = zip(*health.breaker_states(keys, now), strict=True)
+        by_retry_after = sorted(range(len(usable)), key=lambda n: retry_after_secs[n])
+        available = [n for n in by_retry_after if not retry_after_secs[n]]
+        eligible = available or by_retry_after
+        soon = [n for n in by_retry_after if available and 0 < retry_after_secs[n] <= MAX_WAIT_SECS]
+        closed = [n for n in eligible if states[n] == "closed"]
+        half_open = [n for n in available if states[n] == "half_open"]
         probe = next((n for n in half_open if health.claim_probe(keys[n], now)), None)
-        may_be_asked = closed or any(states[n] == "closed" for n in soon)
-        if sheds and not may_be_asked:
+        has_closed = closed or any(states[n] == "closed" for n in soon)
+        if sheds and not has_closed:
             if probe is not None:
-                return Candidates((able[probe],), by_name, able[probe])
-            told = (f"{name} ({health.told(key, now)})" for name, key in by_name.items())
+                return Candidates((usable[probe],), by_name, usable[probe])
+            reasons = (f"{name} ({health.open_reason(key, now)})" for name, key in by_name.items())
             return Candidates(
-                (), by_name, reason=f"all providers are left alone: {', '.join(told)}"
+                (), by_name, reason=f"all providers are left alone: {', '.join(reasons)}"
             )
         if not closed and not sheds:
             if probe is not None:
                 health.drop_probe(keys[probe], now)
-            first = health.count_panic() % len(asked) if awake else 0
-            spread = [*asked[first:], *asked[:first]]
+            first = health.count_panic_turn() % len(eligible) if available else 0
+            spread = [*eligible[first:], *eligible[:first]]
             spread.sort(key=lambda n: is_last_resort(loads[n]))
             spread += soon
-            return Candidates(tuple(able[n] for n in spread), by_name, in_panic=True)
+            return Candidates(tuple(usable[n] for n in spread), by_name, in_panic=True)
         last = {
-            able[n].provider.name
-            for n in [*asked, *soon]
+            usable[n].provider.name
+            for n in [*eligible, *soon]
             if n in soon or is_last_resort(loads[n]) or (states[n] != "closed" and n != probe)
         }
         found = [
-            able[n] for n in [*asked, *soon] if not sheds or states[n] == "closed" or n == probe
+            usable[n]
+            for n in [*eligible, *soon]
+            if not sheds or states[n] == "closed" or n == probe
         ]
-        tried = None if probe is None else able[probe]
-        return Candidates(tuple(found), by_name, tried, last=frozenset(last))
+        half_open_member = None if probe is None else usable[probe]
+        return Candidates(tuple(found), by_name, half_open_member, last=frozenset(last))
 
     def is_excluded(self, entry: ProviderMember) -> bool:
-        """Whether a provider is not asked, until settings change."""
-        return not self._able(entry)
+        """Whether a provider is not eligible, until settings change."""
+        return not self._usable_adapters(entry)
 
-    def _able(self, entry: ProviderMember) -> tuple[ServiceAdapter, ...]:
-        if entry.provider.name in self._struck_out:
+    def _usable_adapters(self, entry: ProviderMember) -> tuple[ServiceAdapter, ...]:
+        if entry.provider.name in self._excluded:
             return ()
         if len(entry.adapters) == 1:
             return entry.adapters if entry.adapters[0].service.is_usable else ()
         return tuple(c for c in entry.adapters if c.service.is_usable)
 
-    def strike_out(self, provider: str) -> bool:
+    def exclude(self, provider: str) -> bool:
         """Leave a provider out until settings change: it has rejected a request for good.
 
         Args:
@@ -210,11 +212,11 @@ class ProviderPool:
         Returns:
             Whether it was not out before.
         """
-        is_new = provider not in self._struck_out
-        self._struck_out.add(provider)
+        is_new = provider not in self._excluded
+        self._excluded.add(provider)
         return is_new
 
-    def hosting(self, service: object) -> ServiceAdapter | None:
+    def adapter_of(self, service: object) -> ServiceAdapter | None:
         """The member that hosts ``service``, or None."""
         return next((c for c in self.adapters if c.service is service), None)
 
@@ -261,7 +263,7 @@ class ProviderPool:
             return
 
         @contextlib.asynccontextmanager
-        async def leave() -> AsyncGenerator[None]:
+        async def acquire_permit() -> AsyncGenerator[None]:
             now = loop.time()
             ticket = Ticket(
                 "warm_up", tier, now, (entry.key,), now, bounds=bounds, has_first_token=False
@@ -270,30 +272,30 @@ class ProviderPool:
             try:
                 yield
             finally:
-                self._health.give_back(permit, "dropped", loop.time())
+                self._health.release(permit, "dropped", loop.time())
 
-        await adapter.warm(context, leave)
+        await adapter.warm(context, acquire_permit)
 
     def keep_connections(self) -> None:
         """Keep every member's connection open between turns, from now on."""
         for entry in self.entries:
             for adapter in entry.adapters:
-                may_ask = functools.partial(self._may_refresh, entry, adapter)
-                adapter.connection.keep(self._refreshes, may_ask)
+                may_send = functools.partial(self._may_refresh, entry, adapter)
+                adapter.connection.keep(self._refreshes, may_send)
 
     def _may_refresh(self, entry: ProviderMember, adapter: ServiceAdapter) -> bool:
-        standing = self._health.standings([entry.key], asyncio.get_running_loop().time())
-        return standing == [("closed", 0.0)] and adapter in self._able(entry)
+        standing = self._health.breaker_states([entry.key], asyncio.get_running_loop().time())
+        return standing == [("closed", 0.0)] and adapter in self._usable_adapters(entry)
 
     def turn_began(self) -> None:
         """Take note that the session is not silent: connections are worth keeping."""
         for adapter in self.adapters:
             adapter.connection.turn_began()
 
-    async def let_connections_go(self) -> None:
+    async def stop_keeping_connections(self) -> None:
         """Send nothing more to keep connections open, and end what is on its way."""
         for adapter in self.adapters:
-            adapter.connection.let_go()
+            adapter.connection.stop()
         await self._refreshes.close()
 
     async def control(self, frame: Frame) -> None:
@@ -302,7 +304,7 @@ class ProviderPool:
 
     async def update_settings(self, delta: LLMSettings) -> None:
         """Change every member's settings, which gives those that were out another chance."""
-        self._struck_out.clear()
+        self._excluded.clear()
         for adapter in self.adapters:
             await adapter.update_settings(delta)
 
@@ -310,7 +312,7 @@ class ProviderPool:
         """Change one member's settings, which gives its provider another chance."""
         for entry in self.entries:
             if member in entry.adapters:
-                self._struck_out.discard(entry.provider.name)
+                self._excluded.discard(entry.provider.name)
         await member.update_settings(delta)
 
     def instruct(self, addition: str | None) -> None:
@@ -325,7 +327,7 @@ class ProviderPool:
 
     async def cleanup(self) -> None:
         """Release every member's resources."""
-        await self.let_connections_go()
+        await self.stop_keeping_connections()
         await asyncio.gather(*(adapter.cleanup() for adapter in self.adapters))
 
     def append_system_instruction(self, instruction: str) -> None:
@@ -379,13 +381,13 @@ def hedge_refusals(
         first: Whose least busy instance is not free any more, since the turn's first request is
             about to take it; or None.
     """
-    told: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for name, free in idle.items():
         loads = sorted((adapter.server_load for adapter in free), key=load_rank)
         left = loads[1:] if name == first else loads
         if left and (reason := hedge_refusal(left[0])) is not None:
-            told[name] = reason
-    return told
+            reasons[name] = reason
+    return reasons
 
 
 def slots(

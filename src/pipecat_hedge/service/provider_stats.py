@@ -96,9 +96,9 @@ class ProviderStats(LatencyRegistry):
         """See ``LatencyRegistry``."""
         return self.health.answered_since(key)
 
-    def word_at(self, key: str) -> float:
+    def last_token_at(self, key: str) -> float:
         """See ``LatencyRegistry``."""
-        return self.health.word_at(key)
+        return self.health.last_token_at(key)
 
     def _introduce(self, key: str, latency: ProviderLatency) -> None:
         if self.fleet is not None:

@@ -38,12 +38,12 @@ class RetractText:
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._taught: WeakSet[FrameProcessor] = WeakSet()
+        self._attached: WeakSet[FrameProcessor] = WeakSet()
 
-    def teach(self, processor: FrameProcessor) -> None:
+    def attach(self, processor: FrameProcessor) -> None:
         """Have ``processor`` obey; once is enough, and more do no harm."""
-        if processor not in self._taught:
-            self._taught.add(processor)
+        if processor not in self._attached:
+            self._attached.add(processor)
             processor.add_event_handler("on_before_process_frame", _forget)
 
 

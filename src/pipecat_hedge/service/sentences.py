@@ -11,11 +11,11 @@ from pipecat_hedge.race.usable import TURN_COMPLETION_MARKERS
 
 __all__ = ["SentenceFinder", "is_whole_sentence"]
 
-MOST_CHARS = 1_000
+MAX_CHARS = 1_000
 """Longer is no sentence: nobody would say it in one breath, and the search for its end would take
 time that grows with the square of its length."""
 _PUNCTUATION = re.compile(f"[{re.escape(''.join(sorted(SENTENCE_ENDING_PUNCTUATION)))}]")
-_NEXT_WORD = "so"
+_CONTINUATION = "so"
 """How a text might go on that has not ended; in lower case, as after an abbreviation."""
 
 
@@ -23,7 +23,7 @@ class SentenceFinder:
     """Finds the whole sentences in a stream of text.
 
     Pipecat's rule needs to see how the text goes on: "Hello." may be followed by a name's other
-    half, so a sentence is found when the next one begins. ``MOST_CHARS`` without an end count as
+    half, so a sentence is found when the next one begins. ``MAX_CHARS`` without an end count as
     one.
 
     Attributes:
@@ -53,9 +53,9 @@ class SentenceFinder:
             text = text.lstrip(TURN_COMPLETION_MARKERS + " ")
             self._at_start = not text
         found = False
-        for start in range(0, len(text), MOST_CHARS):
-            piece = text[start : start + MOST_CHARS]
-            if len(self.open) + len(piece) > MOST_CHARS:
+        for start in range(0, len(text), MAX_CHARS):
+            piece = text[start : start + MAX_CHARS]
+            if len(self.open) + len(piece) > MAX_CHARS:
                 self._begin()
                 found = True
             found = await self._find(piece) or found
@@ -95,4 +95,4 @@ def is_whole_sentence(text: str, language: str | None = None) -> bool:
         return True
     if text[-1] == "." and text[-2:-1].isdigit():
         return False
-    return match_endofsentence(f"{text} {_NEXT_WORD}", language=language) == len(text)
+    return match_endofsentence(f"{text} {_CONTINUATION}", language=language) == len(text)

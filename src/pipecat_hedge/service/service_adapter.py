@@ -53,20 +53,20 @@ from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge.limits.permits import Rejected
-from pipecat_hedge.limits.server_load import KnowsItsServer, ServerLoad
+from pipecat_hedge.limits.server_load import ReportsServerLoad, ServerLoad
 from pipecat_hedge.race.driver import AttemptSink
 from pipecat_hedge.race.errors import INCOMPLETE_CALL, AttemptError
-from pipecat_hedge.race.usable import InlineThought, is_usable_text, is_wait_verdict
+from pipecat_hedge.race.usable import InlineThought, is_usable_text, is_wait_marker
 from pipecat_hedge.service.attempt_stats import AttemptStats
 from pipecat_hedge.service.connection_warmth import WarmConnection
 from pipecat_hedge.service.provider_client import (
-    Leave,
-    ReadsAhead,
+    AcquirePermit,
+    SupportsPromptWarmUp,
     attempt_error,
+    capture_rate_limits,
     keep_connections_open,
     listen_to_client,
     switch_off_hidden_retries,
-    telling_rate_limits_to,
 )
 from pipecat_hedge.service.sentences import SentenceFinder
 from pipecat_hedge.service.stages import Stages
@@ -102,24 +102,24 @@ class ServiceAdapter:
             is_alone: Whether it is the only one in its race.
         """
         self.service = service
-        self._post: AttemptSink[Piece] | None = None
+        self._sink: AttemptSink[Piece] | None = None
         self._stats = AttemptStats()
         self._failed = False
         self._thought = InlineThought()
         self._finder: SentenceFinder | None = None
         self._required: Mapping[str, Sequence[str]] = {}
         self._busy = asyncio.Lock()
-        self._server = service if isinstance(service, KnowsItsServer) else None
+        self._server = service if isinstance(service, ReportsServerLoad) else None
         self._warming: asyncio.Task[Any] | None = None
         self._answering: asyncio.Task[Any] | None = None
         self._yields = False
         self._addition: str | None = None
         self._offered: set[str] = set()
-        before, after = _Tap(service, self._heard), _Tap(service, self._heard)
+        before, after = _Tap(service, self._on_frame), _Tap(service, self._on_frame)
         before.link(service)
         service.link(after)
         service.run_function_calls = self._take_tool_calls
-        service.add_event_handler("on_completion_timeout", self._timed_out)
+        service.add_event_handler("on_completion_timeout", self._on_timeout)
         self.retries = switch_off_hidden_retries(service, is_alone=is_alone)
         keep_connections_open(service)
         listen_to_client(service)
@@ -198,21 +198,21 @@ class ServiceAdapter:
         self._offered = {name for name in tools if name not in mine or name in self._offered}
         mine.update({name: tools[name] for name in self._offered})
 
-    async def warm(self, context: LLMContext | None, leave: Leave) -> None:
+    async def warm(self, context: LLMContext | None, acquire_permit: AcquirePermit) -> None:
         """Prepare for the first turn: open the connection, or have the prompt read if it can be.
 
         Whoever asks for an answer meanwhile ends it.
 
         Args:
             context: The conversation so far; None if it is not known.
-            leave: Leave to have it read.
+            acquire_permit: AcquirePermit to have it read.
         """
         self._warming = asyncio.current_task()
         try:
-            if context is not None and isinstance(self.service, ReadsAhead):
+            if context is not None and isinstance(self.service, SupportsPromptWarmUp):
                 try:
                     with self.connection.in_use(Stages()):
-                        await self.service.warm(self._own_copy(context, ()), leave)
+                        await self.service.warm(self._own_copy(context, ()), acquire_permit)
                     return
                 except Rejected as rejected:
                     logger.debug(f"{self.service}: its prompt is not read ahead: {rejected}")
@@ -225,7 +225,7 @@ class ServiceAdapter:
     async def answer(
         self,
         context: LLMContext,
-        post: AttemptSink[Piece],
+        sink: AttemptSink[Piece],
         stats: AttemptStats,
         *,
         addition: Sequence[LLMContextMessage] = (),
@@ -239,7 +239,7 @@ class ServiceAdapter:
 
         Args:
             context: The conversation; the service gets a copy.
-            post: Where to tell what comes.
+            sink: Where to tell what comes.
             stats: Counts what the attempt produces.
             addition: Messages that only this attempt is sent, after the conversation.
             language: The language by whose rules a sentence ends; None is English.
@@ -251,7 +251,7 @@ class ServiceAdapter:
             self._answering.cancel()
         async with self._busy:
             self._answering, self._yields = asyncio.current_task(), False
-            self._post, self._stats, self._failed = post, stats, False
+            self._sink, self._stats, self._failed = sink, stats, False
             self._thought, self._finder = InlineThought(), SentenceFinder(language)
             try:
                 # A fresh frame: speculation is the host's to gate.
@@ -259,21 +259,21 @@ class ServiceAdapter:
                 self._required = _required_arguments(copied)
                 length = len(copied.messages)
                 frame = LLMContextFrame(context=copied)
-                self._hear_first_piece(stats.stages)
+                self._watch_first_token(stats.stages)
                 in_use = self.connection.in_use(stats.stages, lambda: self._failed)
-                with in_use, telling_rate_limits_to(stats.response_came):
+                with in_use, capture_rate_limits(stats.record_response):
                     await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
                 # Some services report a time-out by an event alone, whose handler is a task.
                 await asyncio.sleep(0)
                 if held := self._thought.finish():
-                    await self._answer_text(LLMTextFrame(held), post)
+                    await self._answer_text(LLMTextFrame(held), sink)
                 stats.mended_context = len(copied.messages) < length
                 stats.completed = not self._failed
-                if may_wait and stats.is_empty and is_wait_verdict(stats.silent_text):
-                    stats.answer_came()
-                    post.piece(LLMTextFrame(""), usable=True)
+                if may_wait and stats.is_empty and is_wait_marker(stats.silent_text):
+                    stats.record_answer()
+                    sink.piece(LLMTextFrame(""), usable=True)
             finally:
-                self._post = self._answering = None
+                self._sink = self._answering = None
                 if not stats.completed and _has_lost_connection(stats.error):
                     self.connection.reopen(stats.stages)
                 vars(self.service).pop("stop_ttfb_metrics", None)
@@ -291,12 +291,12 @@ class ServiceAdapter:
         try:
             with (
                 self.connection.in_use(stats.stages),
-                telling_rate_limits_to(stats.response_came),
+                capture_rate_limits(stats.record_response),
             ):
                 answer = await self.service.run_inference(context, **options)
             stats.completed = True
             if answer is not None and answer.strip():
-                stats.answer_came()
+                stats.record_answer()
             return answer
         finally:
             if not stats.has_answer:
@@ -317,7 +317,7 @@ class ServiceAdapter:
 
     # ---- what the service says
 
-    def _hear_first_piece(self, stages: Stages) -> None:
+    def _watch_first_token(self, stages: Stages) -> None:
         """Have the first stop of the service's own clock say that a piece has come, of any kind.
 
         A service stops it with each piece; only the first is heard, the others cost nothing.
@@ -325,33 +325,33 @@ class ServiceAdapter:
         service = self.service
 
         async def stop_ttfb_metrics(**kwargs: Any) -> None:
-            stages.token_came()
+            stages.record_token()
             vars(service).pop("stop_ttfb_metrics", None)
             await service.stop_ttfb_metrics(**kwargs)
 
         service.stop_ttfb_metrics = stop_ttfb_metrics
 
-    async def _heard(self, frame: Frame, direction: FrameDirection) -> None:
-        post = self._post
+    async def _on_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        sink = self._sink
         if isinstance(frame, LLMTextFrame):
-            if post is not None:
+            if sink is not None:
                 self._stats.chars += len(frame.text)
                 if self._thought.is_over:
-                    await self._answer_text(frame, post)
+                    await self._answer_text(frame, sink)
                     return
                 thought, answer = self._thought.feed(frame.text)
                 if thought:
-                    post.piece(LLMThoughtTextFrame(thought), usable=False)
+                    sink.piece(LLMThoughtTextFrame(thought), usable=False)
                 if answer:
-                    await self._answer_text(LLMTextFrame(answer), post)
+                    await self._answer_text(LLMTextFrame(answer), sink)
         elif isinstance(frame, MetricsFrame):
             for data in frame.data:
                 if isinstance(data, LLMUsageMetricsData):
                     self._stats.usage = data.value
-        elif post is None:
+        elif sink is None:
             return
         elif isinstance(frame, LLMFullResponseStartFrame):
-            post.opened()
+            sink.opened()
         elif isinstance(frame, ErrorFrame):
             self._fail(attempt_error(frame, has_begun=self._stats.has_begun))
         elif isinstance(frame, LLMFullResponseEndFrame) or direction is FrameDirection.UPSTREAM:
@@ -359,9 +359,9 @@ class ServiceAdapter:
         elif not isinstance(frame, SystemFrame):
             if isinstance(frame, LLMThoughtTextFrame):
                 self._stats.chars += len(frame.text)
-            post.piece(frame, usable=False)
+            sink.piece(frame, usable=False)
 
-    async def _answer_text(self, frame: LLMTextFrame, post: AttemptSink[Piece]) -> None:
+    async def _answer_text(self, frame: LLMTextFrame, sink: AttemptSink[Piece]) -> None:
         text, stats = frame.text, self._stats
         if stats.keeps_text:
             stats.text += text
@@ -369,16 +369,16 @@ class ServiceAdapter:
                 stats.first_text_at = asyncio.get_running_loop().time()
         usable = is_usable_text(text)
         if usable:
-            stats.answer_came()
+            stats.record_answer()
         elif not stats.has_answer:
             stats.silent_text += text
-        post.piece(frame, usable=usable)
+        sink.piece(frame, usable=usable)
         if self._finder is not None and await self._finder.feed(text):
             self._finder = None  # only the first sentence is of interest here
-            post.speakable()
+            sink.speakable()
 
     async def _take_tool_calls(self, function_calls: Sequence[FunctionCallFromLLM]) -> None:
-        if self._post is None or not function_calls:
+        if self._sink is None or not function_calls:
             return
         deltas = self._stats.stages.deltas
         was_cut = deltas.knows_format and not deltas.has_ended
@@ -387,8 +387,8 @@ class ServiceAdapter:
             self._fail(AttemptError(INCOMPLETE_CALL, f"a tool call came without {missing}"))
         else:
             self._stats.chars += sum(len(str(call.arguments)) for call in function_calls)
-            self._stats.answer_came()
-            self._post.tools(ToolCalls(tuple(function_calls)))
+            self._stats.record_answer()
+            self._sink.tools(ToolCalls(tuple(function_calls)))
 
     def _missing_arguments(self, function_calls: Sequence[FunctionCallFromLLM]) -> str:
         for call in function_calls:
@@ -397,14 +397,14 @@ class ServiceAdapter:
                     return f"{name} of {call.function_name}"
         return ""
 
-    async def _timed_out(self, service: LLMService[Any]) -> None:
+    async def _on_timeout(self, service: LLMService[Any]) -> None:
         message = f"{service}: the provider sent nothing for longer than its client waits"
         self._fail(AttemptError(ErrorCategory.CONNECTIVITY.value, message))
 
     def _fail(self, error: AttemptError) -> None:
-        if self._post is not None and not self._failed:
+        if self._sink is not None and not self._failed:
             self._failed, self._stats.error = True, error
-            self._post.failed(error)
+            self._sink.failed(error)
 
 
 def _has_lost_connection(error: AttemptError | None) -> bool:
@@ -424,10 +424,10 @@ class _Tap(FrameProcessor):
     """Stands in for a hosted service's neighbour and passes on what it is handed, at once."""
 
     def __init__(
-        self, service: LLMService[Any], heard: Callable[[Frame, FrameDirection], Awaitable[None]]
+        self, service: LLMService[Any], on_frame: Callable[[Frame, FrameDirection], Awaitable[None]]
     ):
         super().__init__(name=f"{service.name}::tap")
-        self._heard = heard
+        self._on_frame = on_frame
 
     async def queue_frame(
         self,
@@ -435,4 +435,4 @@ class _Tap(FrameProcessor):
         direction: FrameDirection = FrameDirection.DOWNSTREAM,
         callback: FrameCallback | None = None,
     ) -> None:
-        await self._heard(frame, direction)
+        await self._on_frame(frame, direction)

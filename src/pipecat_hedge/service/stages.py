@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from pipecat_hedge.race.reports import StageReport
 from pipecat_hedge.service.deltas import DeltaReader
 
-__all__ = ["Stages", "keep_alive_secs", "server_share"]
+__all__ = ["Stages", "keep_alive_secs", "server_time"]
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class Stages:
     sums and moments those of the last.
 
     Parameters:
-        client_tells: Whether the request's client tells what it does.
+        is_traced: Whether the request's client tells what it does.
         is_begun: Whether a request was begun to be written; then some or all of it may have reached
             the provider.
         new_connection: Whether a connection was opened; None if no request was heard of.
@@ -37,12 +37,12 @@ class Stages:
         server_secs: How long the server says that it worked on it.
         server_source: Where it says so.
         host: Whom the client was to ask, with the port if it is no usual one.
-        asked_at: When the client was told to.
+        requested_at: When the client was told to.
         keep_alive_secs: For how long the server says that it keeps an idle connection open.
         deltas: What can be read of the body.
     """
 
-    client_tells: bool = False
+    is_traced: bool = False
     is_begun: bool = False
     new_connection: bool | None = None
     tcp_secs: float | None = None
@@ -54,36 +54,36 @@ class Stages:
     server_secs: float | None = None
     server_source: str | None = None
     host: str | None = None
-    asked_at: float | None = None
+    requested_at: float | None = None
     keep_alive_secs: float | None = None
     deltas: DeltaReader = field(default_factory=DeltaReader)
     _began_at: float = 0.0
 
     @property
-    def was_never_sent(self) -> bool:
+    def is_unsent(self) -> bool:
         """Whether the client tells what it does, and has not come to send a request."""
-        return self.client_tells and not self.is_begun
+        return self.is_traced and not self.is_begun
 
-    def asks(self, host: str) -> None:
+    def record_request(self, host: str) -> None:
         """Take note that a client is about to send a request, or to connect for it.
 
         Args:
             host: Whom it asks.
         """
-        self.host, self.asked_at = host, asyncio.get_running_loop().time()
+        self.host, self.requested_at = host, asyncio.get_running_loop().time()
 
-    async def hear(self, event: str, info: Mapping[str, Any]) -> None:
+    async def record_event(self, event: str, info: Mapping[str, Any]) -> None:
         """Take note of an event of httpcore's; its ``trace``.
 
         Args:
             event: Its name, as ``http11.send_request_body.complete``.
             info: What came with it.
         """
-        note = self._NOTES.get(event.partition(".")[2])
-        if note is not None:
-            note(self, asyncio.get_running_loop().time())
+        handler = self._HANDLERS.get(event.partition(".")[2])
+        if handler is not None:
+            handler(self, asyncio.get_running_loop().time())
 
-    def answered(self, headers: Mapping[str, str]) -> None:
+    def record_headers(self, headers: Mapping[str, str]) -> None:
         """Take note of a response's headers.
 
         Args:
@@ -91,12 +91,12 @@ class Stages:
         """
         self.first_byte_at = None  # of the request before, if there was one
         self.deltas = DeltaReader()
-        share = server_share(headers)
-        if share is not None:
-            self.server_secs, self.server_source = share
+        server_time_found = server_time(headers)
+        if server_time_found is not None:
+            self.server_secs, self.server_source = server_time_found
         self.keep_alive_secs = keep_alive_secs(headers)
 
-    def reads(self, chunk: bytes) -> None:
+    def record_chunk(self, chunk: bytes) -> None:
         """Take note of a part of a response's body.
 
         Args:
@@ -107,7 +107,7 @@ class Stages:
             self.first_byte_at = now
         self.deltas.feed(chunk, now)
 
-    def token_came(self) -> None:
+    def record_token(self) -> None:
         """Take note that a piece of the answer has come, of whatever kind."""
         if self.first_token_at is None:
             self.first_token_at = asyncio.get_running_loop().time()
@@ -138,39 +138,39 @@ class Stages:
 
     # ---- httpcore's events
 
-    def _connects(self, now: float) -> None:
+    def _connect_started(self, now: float) -> None:
         self.new_connection, self._began_at = True, now
 
-    def _agrees_on_keys(self, now: float) -> None:
+    def _tls_started(self, now: float) -> None:
         self._began_at = now
 
-    def _connected(self, now: float) -> None:
+    def _connect_done(self, now: float) -> None:
         self.tcp_secs = (self.tcp_secs or 0.0) + now - self._began_at
 
-    def _agreed_on_keys(self, now: float) -> None:
+    def _tls_done(self, now: float) -> None:
         self.tls_secs = (self.tls_secs or 0.0) + now - self._began_at
 
-    def _writes(self, now: float) -> None:
+    def _write_started(self, now: float) -> None:
         self.is_begun = True
         if self.new_connection is None:
             self.new_connection = False
 
-    def _wrote(self, now: float) -> None:
+    def _write_done(self, now: float) -> None:
         self.written_at = now
 
-    def _has_headers(self, now: float) -> None:
+    def _headers_received(self, now: float) -> None:
         self.headers_at = now
 
-    _NOTES: ClassVar[dict[str, Callable[[Stages, float], None]]] = {
-        "connect_tcp.started": _connects,
-        "connect_tcp.complete": _connected,
-        "connect_unix_socket.started": _connects,
-        "connect_unix_socket.complete": _connected,
-        "start_tls.started": _agrees_on_keys,
-        "start_tls.complete": _agreed_on_keys,
-        "send_request_headers.started": _writes,
-        "send_request_body.complete": _wrote,
-        "receive_response_headers.complete": _has_headers,
+    _HANDLERS: ClassVar[dict[str, Callable[[Stages, float], None]]] = {
+        "connect_tcp.started": _connect_started,
+        "connect_tcp.complete": _connect_done,
+        "connect_unix_socket.started": _connect_started,
+        "connect_unix_socket.complete": _connect_done,
+        "start_tls.started": _tls_started,
+        "start_tls.complete": _tls_done,
+        "send_request_headers.started": _write_started,
+        "send_request_body.complete": _write_done,
+        "receive_response_headers.complete": _headers_received,
     }
 
 
@@ -195,10 +195,10 @@ def keep_alive_secs(headers: Mapping[str, str]) -> float | None:
 
 # In milliseconds. OpenAI's own; Envoy's, which stands before many providers, Anthropic among them.
 # Both end when the response's headers are sent.
-_SHARES = ("openai-processing-ms", "x-envoy-upstream-service-time")
+_SERVER_TIME_HEADERS = ("openai-processing-ms", "x-envoy-upstream-service-time")
 
 
-def server_share(headers: Mapping[str, str]) -> tuple[float, str] | None:
+def server_time(headers: Mapping[str, str]) -> tuple[float, str] | None:
     """How long a server says that it worked on a request, in seconds, and in which header.
 
     Args:
@@ -207,11 +207,11 @@ def server_share(headers: Mapping[str, str]) -> tuple[float, str] | None:
     Returns:
         The time and the header's name; None if it does not say.
     """
-    for name in _SHARES:
+    for name in _SERVER_TIME_HEADERS:
         if (secs := _secs(headers.get(name))) is not None:
             return secs, name
-    told = headers.get("server-timing")
-    durations = [secs for metric in (told or "").split(",") if (secs := _duration(metric))]
+    timing = headers.get("server-timing")
+    durations = [secs for metric in (timing or "").split(",") if (secs := _duration(metric))]
     return (max(durations), "server-timing") if durations else None
 
 

@@ -144,7 +144,7 @@ class Turn:
         async with TaskScope() as scope:
             try:
                 if await runner.admit():
-                    await runner.run(scope, self._deliver, self._obey, drains)
+                    await runner.run(scope, self._deliver, self._execute, drains)
             except asyncio.CancelledError:
                 self._was_interrupted = True
                 raise
@@ -167,7 +167,7 @@ class Turn:
     @property
     def has_answered(self) -> bool:
         """Whether any of an answer was released, and not retracted."""
-        return bool(self._released) and _has_words(self._buffer.said)
+        return bool(self._released) and _has_text(self._buffer.said)
 
     @property
     def is_failing(self) -> bool:
@@ -234,7 +234,7 @@ class Turn:
                 await self._sink.drained(self._drained_answer(attempt))
 
     def _continuation(self) -> list[LLMContextMessage]:
-        if not _has_words(self._buffer.said):
+        if not _has_text(self._buffer.said):
             return []
         return [
             {"role": "assistant", "content": self._buffer.said},
@@ -243,7 +243,7 @@ class Turn:
 
     # ---- the answer
 
-    async def _obey(self, command: Commit | Continue | StreamBroken) -> None:
+    async def _execute(self, command: Commit | Continue | StreamBroken) -> None:
         attempt = self._runner.attempts[command.attempt]
         self.trace.command(command, attempt)
         if isinstance(command, StreamBroken):
@@ -257,7 +257,7 @@ class Turn:
         if isinstance(command, Commit):
             self._committed_at = self._loop.time()
         else:
-            self._buffer.follow_on()
+            self._buffer.start_continuation()
         self._sink.committed(None if attempt.adapter is None else attempt.adapter.model)
 
     async def _deliver(self, piece: Piece, at: float) -> None:
@@ -381,6 +381,6 @@ def _since(start: float, at: float | None) -> float | None:
     return None if at is None else at - start
 
 
-def _has_words(text: str) -> bool:
+def _has_text(text: str) -> bool:
     """Whether a text holds more than blanks and markers."""
     return any(char.isalnum() for char in text)

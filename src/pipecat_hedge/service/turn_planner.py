@@ -165,7 +165,7 @@ class TurnPlanner:
         prompt_tokens = self.prompt_tokens
         learn(self._stats, self._backends, attempts, prompt_tokens, listened_to=listened_to)
 
-    def learn_listened(self, attempt: Attempt, first_at: float | None, now: float) -> None:
+    def learn_from_probe(self, attempt: Attempt, first_at: float | None, now: float) -> None:
         """Learn from an attempt that lost, and was let run to its first token.
 
         Args:
@@ -216,7 +216,7 @@ def state_of(
         retry_after_secs=health.retry_after_secs(entry.key, now),
         server=entry.server_load,
         breaker=health.state(entry.key, now),
-        breaker_reason=health.told(entry.key, now),
+        breaker_reason=health.open_reason(entry.key, now),
         in_flight=in_flight,
         limit=limit,
     )
