@@ -34,7 +34,7 @@ def test_failures_in_a_row_open_it() -> None:
     assert it.state(3.0) == "open"
     (event,) = it.take_events()
     assert (event.at, event.before, event.after) == (3.0, "closed", "open")
-    assert event.reason.startswith("5 failures in a row: left alone for ")
+    assert event.reason.startswith("5 failures in a row: open for ")
     assert it.take_events() == ()
 
 
@@ -75,7 +75,7 @@ def test_who_got_further_than_those_that_failed_was_well() -> None:
     """It is always overtaken; that one in some fails must not be all that counts."""
     it = breaker()
     for n in range(30):
-        it.record("failed" if n % 5 == 0 else "dropped", float(n), lived_secs=0.1 + 0.4 * (n % 5))
+        it.record("failed" if n % 5 == 0 else "dropped", float(n), age_secs=0.1 + 0.4 * (n % 5))
     assert it.state(30.0) == "closed"
 
 
@@ -83,8 +83,8 @@ def test_who_was_ended_before_the_others_failed_says_nothing() -> None:
     """As of a provider that never answers: each is overtaken before it can be found out."""
     it = breaker()
     for n in range(5):
-        it.record("dropped", float(n), lived_secs=1.0)
-        it.record("failed", float(n), lived_secs=3.0)
+        it.record("dropped", float(n), age_secs=1.0)
+        it.record("failed", float(n), age_secs=3.0)
     assert it.state(5.0) == "open"
 
 
@@ -92,7 +92,7 @@ def test_a_refusal_now_and_then_is_no_lasting_load() -> None:
     """Where the others were not refused in the time that they had."""
     it = breaker()
     for n in range(30):
-        it.record("busy" if n % 3 == 0 else "dropped", float(n), lived_secs=0.1 + 0.4 * (n % 3))
+        it.record("busy" if n % 3 == 0 else "dropped", float(n), age_secs=0.1 + 0.4 * (n % 3))
     assert it.state(30.0) == "closed"
 
 
@@ -100,7 +100,7 @@ def test_refusals_are_to_be_the_rule() -> None:
     """Of a hedge that is overtaken as fast as others are refused, one in ten tells little."""
     it = breaker()
     for n in range(300):
-        it.record("busy" if n % 10 == 0 else "dropped", n / 10, lived_secs=0.01)
+        it.record("busy" if n % 10 == 0 else "dropped", n / 10, age_secs=0.01)
     assert it.state(30.0) == "closed"
 
 
@@ -115,7 +115,7 @@ def test_load_that_persists_opens_it_too() -> None:
     assert it.state(19.0) == "closed"
     it.record("busy", 20.0)
     assert it.state(20.0) == "open"
-    assert "refused for load for 10 s, 11 times" in it.take_events()[0].reason
+    assert "rejected for load for 10 s, 11 times" in it.take_events()[0].reason
 
 
 def test_one_at_a_time_may_try_it_once_it_has_recovered() -> None:
@@ -146,10 +146,10 @@ def test_attempts_from_before_do_not_decide_about_the_try() -> None:
     """What was sent before it opened ends later, and is no probe."""
     it = breaker()
     fail(it, 6, 1.0)
-    it.record("answered", 2.0, lived_secs=1.1)
+    it.record("answered", 2.0, age_secs=1.1)
     assert it.state(74.0) == "half_open"
-    it.record("failed", 74.0, lived_secs=74.0)
-    it.record("answered", 74.0, lived_secs=73.1)
+    it.record("failed", 74.0, age_secs=74.0)
+    it.record("answered", 74.0, age_secs=73.1)
     assert it.state(74.0) == "half_open"
 
 
@@ -159,17 +159,17 @@ def test_an_answer_to_a_later_request_closes_it(now: float) -> None:
     it = breaker()
     fail(it, 5, 1.0)
     state = it.state(now)
-    it.record("failed", now, lived_secs=0.1)
-    it.record("busy", now, lived_secs=0.1)
-    it.record("dropped", now, lived_secs=0.1)
+    it.record("failed", now, age_secs=0.1)
+    it.record("busy", now, age_secs=0.1)
+    it.record("dropped", now, age_secs=0.1)
     assert it.state(now) == state
-    it.record("answered", now, lived_secs=now - 1.0)
+    it.record("answered", now, age_secs=now - 1.0)
     assert it.state(now) == "closed"
-    assert it.take_events()[-1].reason == "a request that was sent since has been answered"
+    assert it.take_events()[-1].reason == "a request sent while it was open was answered"
     assert it.closings == 1
 
 
-@pytest.mark.parametrize(("verdict", "told"), [("failed", "and failed"), ("busy", "still busy")])
+@pytest.mark.parametrize(("verdict", "told"), [("failed", "probe failed"), ("busy", "probe rejected for load")])
 def test_each_reopening_lasts_twice_as_long_up_to_a_cap(verdict: Any, told: str) -> None:
     """A try that fails opens it at once."""
     it = breaker(recovery_secs=60, cap_secs=200)
@@ -233,7 +233,7 @@ def test_what_the_fleet_has_found_opens_it() -> None:
     assert it.state(10.0 + 30) == "half_open"
     assert it.open_secs(50.0) == 0.0
     (opened, _) = it.take_events()
-    assert opened.reason.startswith("the fleet: 2 of 3: left alone for ")
+    assert opened.reason.startswith("the fleet: 2 of 3: open for ")
 
 
 def test_it_follows_nobody_for_longer_than_it_would_be_open_itself() -> None:
@@ -287,7 +287,7 @@ def test_who_has_not_asked_lately_knows_nothing() -> None:
     ("settings", "message"),
     [
         ({"failures": 0}, "failures must be a whole number from 1"),
-        ({"least": 2.5}, "least must be a whole number from 1"),
+        ({"min_attempts": 2.5}, "min_attempts must be a whole number from 1"),
         ({"share": 0}, "share must be above 0"),
         ({"window_secs": 0}, "window_secs must be a positive number"),
         ({"recovery_secs": -1}, "recovery_secs must be a positive number"),
@@ -317,7 +317,7 @@ def test_at_most_one_tries_it_and_its_states_follow_each_other(steps: Any) -> No
     """Whatever happens when: no second probe, no probe that is lost, no state skipped."""
     it = breaker()
     now, probing, states = 0.0, False, ["closed"]
-    for verdict, secs, wants_probe, lived_secs in steps:
+    for verdict, secs, wants_probe, age_secs in steps:
         now += secs
         if wants_probe and it.claim_probe(now):
             assert not probing
@@ -328,7 +328,7 @@ def test_at_most_one_tries_it_and_its_states_follow_each_other(steps: Any) -> No
         elif verdict == "fleet closed":
             it.follow_closed(now, "the fleet")
         else:
-            it.record(verdict, now, probe=probing, lived_secs=lived_secs)
+            it.record(verdict, now, probe=probing, age_secs=age_secs)
             probing = False
         states += [event.after for event in it.take_events()]
     allowed = {

@@ -334,10 +334,10 @@ def test_optional_work_is_not_sent_to_an_unwell_provider(work: WorkClass) -> Non
     refuse(health, "c")
     told = health.refusals("abc", wanted := ticket("a", "b", "c", work=work), 0.0)
     assert "5 failures in a row" in told["a"]
-    assert told["b"] == "has asked to be left alone for 2 s"
+    assert told["b"] == "has sent Retry-After, 2 s left"
     assert told["c"] == "has 2 of 2 requests in flight"
     assert health.acquire(wanted, 0.0) is None
-    assert health.rejection_reason(wanted, 0.0).startswith("a is left alone (5 failures in a row")
+    assert health.rejection_reason(wanted, 0.0).startswith("a is excluded by its breaker (5 failures in a row")
 
 
 def test_a_hedge_does_not_overtake_a_waiting_caller() -> None:
@@ -383,7 +383,7 @@ def test_a_shedding_request_does_not_wait_at_open_breakers() -> None:
         assert permit is not None
         health.entry("a").limit.set_queue(1, 10.0)
         health.release(permit, FAILED, 0.0)
-    assert health.recheck(wanted, 0.0) == "every provider is left alone"
+    assert health.recheck(wanted, 0.0) == "every breaker is open"
     health.leave(wanted)
     assert health.wait(wanted, lambda permit: None, 0.0) is not None
     assert health.wait(ticket("a", "b", sheds=True), lambda permit: None, 0.0) is None

@@ -156,4 +156,4 @@ async def test_the_sessions_of_a_process_watch_their_loop(
     assert report.outcome == "answered"
     assert len(report.attempts) == 1
     assert report.hedge_reason is not None
-    assert report.hedge_reason.endswith("is not asked: the event loop is 1.00 s behind")
+    assert report.hedge_reason.endswith("is skipped: the event loop is 1.00 s behind")

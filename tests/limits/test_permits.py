@@ -245,7 +245,7 @@ async def test_a_shedding_request_at_open_breakers_is_rejected_at_once() -> None
     health = AdmissionController(random.Random(1))
     for _ in range(5):
         release(health, await permit_for(health, ticket("a"), in_time), FAILED)
-    with pytest.raises(Rejected, match=r"a is left alone \(5 failures in a row"):
+    with pytest.raises(Rejected, match=r"a is excluded by its breaker \(5 failures in a row"):
         await permit_for(health, ticket("a", sheds=True), in_time)
     release(health, await permit_for(health, ticket("a"), in_time))
     assert asyncio.get_running_loop().time() == 0.0

@@ -196,7 +196,7 @@ async def test_a_provider_that_is_left_alone_is_sent_nothing() -> None:
                 lambda: stats.health.set_retry_after(llm._members.entries[1].key, now + 60),
             ):
                 leave_alone()
-                connection._ring()
+                connection._on_alarm()
                 await asyncio.sleep(0.1)
                 assert listings(lost) == 1
         await close(winner, loser)

@@ -252,7 +252,7 @@ class TestWhenToLaunch:
             await line.ask()
         logger.remove(sink)
         assert len(warnings) == 1
-        assert "a rejected the request for good (authentication) and is out" in warnings[0]
+        assert "a rejected the request for good (authentication) and is excluded" in warnings[0]
         assert len(refused.contexts) == 1
         assert [(a.provider, a.launch_reason) for a in report.attempts] == [("b", "primary")]
 
@@ -494,7 +494,7 @@ class TestRescue:
         assert (report.outcome, report.winner) == ("failed", "a")
         assert report.ttft_secs == pytest.approx(0.2)
         assert report.degraded_reason == (
-            "the answer broke off, nobody continued it (a: server, b: server)"
+            "the answer broke off and was not continued (a: server, b: server)"
         )
 
     async def test_scripts_without_blanks_get_none(self) -> None:

@@ -36,7 +36,7 @@ QUEUE_ROOM = 20
 """So many more requests a server without a queue is sent before the next look at it."""
 QUEUE_VALID_SECS = 2.0
 """For how long a look at a server's queue counts."""
-ALL_BREAKERS_OPEN = "every provider is left alone"
+ALL_BREAKERS_OPEN = "every breaker is open"
 
 
 class AdmissionController:
@@ -96,22 +96,12 @@ class AdmissionController:
     # ---- breakers
 
     def state(self, key: str, now: float) -> BreakerState:
-        """A provider's breaker.
-
-        Args:
-            key: The provider.
-            now: The time.
-        """
+        """A provider's breaker."""
         with self.lock:
             return self._state(key, now)
 
     def breaker_states(self, keys: Iterable[str], now: float) -> list[tuple[BreakerState, float]]:
-        """Each provider's breaker, and for how many seconds yet it has asked to be left alone.
-
-        Args:
-            keys: The providers.
-            now: The time.
-        """
+        """Each provider's breaker, and for how many seconds yet it has asked to be left alone."""
         with self.lock:
             self._settle(now)
             return [
@@ -120,12 +110,7 @@ class AdmissionController:
             ]
 
     def are_healthy(self, keys: Iterable[str], now: float) -> bool:
-        """Whether all breakers are closed, and no provider has asked to be left alone.
-
-        Args:
-            keys: The providers.
-            now: The time.
-        """
+        """Whether all breakers are closed, and no provider has asked to be left alone."""
         with self.lock:
             self._settle(now)
             return all(self.entry(key).is_healthy(now) for key in keys)
@@ -137,10 +122,6 @@ class AdmissionController:
 
     def claim_probe(self, key: str, now: float) -> bool:
         """Claim the one request that may try a half-open provider.
-
-        Args:
-            key: The provider.
-            now: The time.
 
         Returns:
             Whether it is yours. Then either its permit comes back, or ``drop_probe`` is called.
@@ -245,9 +226,6 @@ class AdmissionController:
         It tells whether a provider that is always overtaken is slow or silent. One attempt at a
         time for each provider, and at most one attempt in ``LATENCY_PROBE_INTERVAL``.
 
-        Args:
-            key: The provider.
-
         Returns:
             Whether it is; then ``release_latency_probe`` has to be called.
         """
@@ -283,24 +261,13 @@ class AdmissionController:
         return len(self._queue)
 
     def refusals(self, keys: Iterable[str], ticket: Ticket, now: float) -> dict[str, str]:
-        """Which providers have no room for such a request now, and why, for a person to read.
-
-        Args:
-            keys: The providers.
-            ticket: The request.
-            now: The time.
-        """
+        """Which providers have no room for such a request now, and why, for a person to read."""
         with self.lock:
             found = ((key, self._refusal(key, ticket, now)) for key in keys)
             return {key: reason for key, reason in found if reason is not None}
 
     def reluctance(self, keys: Iterable[str], ticket: Ticket, now: float) -> dict[str, int]:
         """How little a caller's own request should go to each provider now; 0 is not in it.
-
-        Args:
-            keys: The providers.
-            ticket: The request.
-            now: The time.
 
         Returns:
             1 if it has no room or its breaker is half-open, 2 if that is open, 3 if the provider
@@ -319,12 +286,7 @@ class AdmissionController:
         return found
 
     def rejection_reason(self, ticket: Ticket, now: float) -> str:
-        """Why none of a ticket's candidates has room now, for a person to read.
-
-        Args:
-            ticket: The request.
-            now: The time.
-        """
+        """Why none of a ticket's candidates has room now, for a person to read."""
         refusals = self.refusals(ticket.candidates, ticket, now)
         return (
             ", ".join(f"{_name_of(key)} {reason}" for key, reason in refusals.items()) or "no room"
@@ -332,10 +294,6 @@ class AdmissionController:
 
     def acquire(self, ticket: Ticket, now: float) -> Permit | None:
         """Count a request as sent, at the first candidate that suits.
-
-        Args:
-            ticket: The request.
-            now: The time.
 
         Returns:
             The permit; None if the request has to wait, or to be left out.
@@ -345,10 +303,6 @@ class AdmissionController:
 
     def force(self, ticket: Ticket, now: float) -> Permit:
         """Count a request as sent whose time to wait is up, at the candidate that is ready first.
-
-        Args:
-            ticket: The request.
-            now: The time.
         """
         with self.lock:
             return self._issue(self._ready_first(ticket), ticket, now)
@@ -373,10 +327,6 @@ class AdmissionController:
 
     def recheck(self, ticket: Ticket, now: float) -> str | None:
         """Grant what time alone has set free, as when ``Retry-After`` is over.
-
-        Args:
-            ticket: The request that waits.
-            now: The time.
 
         Returns:
             Why there is no use in waiting any longer; or None.
@@ -407,9 +357,9 @@ class AdmissionController:
             if permit.is_active and not permit.has_token:
                 permit.has_token = True
                 entry = self.entry(permit.key)
-                entry.answered_since = max(entry.answered_since, permit.taken_at)
+                entry.answered_since = max(entry.answered_since, permit.acquired_at)
                 entry.last_token_at = max(entry.last_token_at, now)
-                ttft_secs = now - permit.taken_at
+                ttft_secs = now - permit.acquired_at
                 entry.limit.record_first_token(
                     permit, ttft_secs, now, size_class=size_class, is_sure=is_sure
                 )
@@ -445,14 +395,14 @@ class AdmissionController:
             count = entry.count_without_token(verdict, was_overtaken, was_late, has_begun)
             entry.limit.release(permit, verdict, now, lag_secs=self._lag_secs())
             # No attempt that somebody else ended outlives a silence, and so refutes it.
-            lived_secs = math.inf if verdict == "silent" else now - permit.taken_at
+            age_secs = math.inf if verdict == "silent" else now - permit.acquired_at
             self._settle(now)
             if verdict == "not_connected":
                 # It may be our own network's doing, which is known when others have been looked at.
                 self._outage.add(host or permit.key, now, permit)
             else:
                 entry.breaker.record(
-                    verdict, now, probe=permit.is_probe, lived_secs=lived_secs, count=count
+                    verdict, now, probe=permit.is_probe, age_secs=age_secs, count=count
                 )
             self._note(permit.key)
             if self._queue:
@@ -466,9 +416,9 @@ class AdmissionController:
         """Why a provider has no room for a request; None if it has."""
         entry = self.entry(key)
         if not (is_probe or ticket.ignores_breakers) and self._state(key, now) != "closed":
-            return f"is left alone ({entry.open_reason})"
+            return f"is excluded by its breaker ({entry.open_reason})"
         if now < entry.retry_after_until and not is_probe:
-            return f"has asked to be left alone for {entry.retry_after_until - now:.2g} s"
+            return f"has sent Retry-After, {entry.retry_after_until - now:.2g} s left"
         limit = entry.limit
         if self._queue and self._queue.is_behind(ticket, key):
             return f"has {limit.reason(now, ticket.bounds)} and others waiting"

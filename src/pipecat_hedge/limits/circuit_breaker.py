@@ -19,7 +19,7 @@ chance so that machines do not come back in step, doubled with each reopening up
 is half open: one attempt at a time may try it, and that one is to be a hedge beside a healthy
 provider, so that its failure costs no caller anything. ``PROBES`` answers in a row close it.
 
-The cap is low, ``CAP_SECS``, since a try costs no caller anything and the provider one request: a
+The cap is low, ``MAX_OPEN_SECS``, since a try costs no caller anything and the provider one request: a
 longer absence buys nothing. The factor only shortens, so that nobody is away for longer. A try that
 was sent just before a provider's return may hang for some seconds; with those, the next one comes
 within 75 s of the return, and leaves a quarter of a minute for its share to be back within 90 s.
@@ -59,7 +59,7 @@ BreakerState: TypeAlias = Literal["closed", "open", "half_open"]
 
 FAILURES = 5
 SHARE, MIN_ATTEMPTS, WINDOW_SECS = 0.5, 20, 30.0
-RECOVERY_SECS, CAP_SECS = 60.0, 66.0
+RECOVERY_SECS, MAX_OPEN_SECS = 60.0, 66.0
 JITTER = 0.2
 """A recovery lasts between 0.8 times as long as stated and just as long."""
 PROBES = 2
@@ -108,10 +108,10 @@ class CircuitBreaker:
         *,
         failures: int = FAILURES,
         share: float = SHARE,
-        least: int = MIN_ATTEMPTS,
+        min_attempts: int = MIN_ATTEMPTS,
         window_secs: float = WINDOW_SECS,
         recovery_secs: float = RECOVERY_SECS,
-        cap_secs: float = CAP_SECS,
+        cap_secs: float = MAX_OPEN_SECS,
     ):
         """Begin closed.
 
@@ -119,7 +119,7 @@ class CircuitBreaker:
             rng: Spreads the recoveries of many processes.
             failures: So many failures in a row open it.
             share: So does this share of failures among the attempts of the window,
-            least: of which there must be at least so many.
+            min_attempts: of which there must be at least so many.
             window_secs: The window.
             recovery_secs: How long it stays open the first time.
             cap_secs: The longest that it stays open.
@@ -127,7 +127,7 @@ class CircuitBreaker:
         Raises:
             ConfigurationError: If an argument cannot work; the message says which, and the remedy.
         """
-        for name, value, low in (("failures", failures, 1), ("least", least, 1)):
+        for name, value, low in (("failures", failures, 1), ("min_attempts", min_attempts, 1)):
             if isinstance(value, bool) or not isinstance(value, int) or value < low:  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise ConfigurationError(f"{name} must be a whole number from {low}, got {value!r}")
         if not 0 < share <= 1:
@@ -142,7 +142,7 @@ class CircuitBreaker:
                 f"cap_secs must be at least recovery_secs, {recovery_secs:g}, got {cap_secs!r}"
             )
         self._rng = rng
-        self._failures, self._share, self._least = failures, share, least
+        self._failures, self._share, self._min_attempts = failures, share, min_attempts
         self._window_secs = window_secs
         self._recovery_secs, self._cap_secs = recovery_secs, cap_secs
         self._state: BreakerState = "closed"
@@ -162,21 +162,14 @@ class CircuitBreaker:
         self.closings = 0
 
     def state(self, now: float) -> BreakerState:
-        """The state at a time.
-
-        Args:
-            now: The time, in seconds; never earlier than at the call before.
-        """
+        """The state at a time."""
         if self._state == "open" and now >= self._open_until:
-            self._change("half_open", now, "its recovery is over: one attempt at a time may try it")
+            self._change("half_open", now, "recovery time is over: one probe at a time is sent")
             self._answered_probes = 0
         return self._state
 
     def claim_probe(self, now: float) -> bool:
         """Claim the one attempt that may try a half-open provider.
-
-        Args:
-            now: The time.
 
         Returns:
             Whether it is yours; then its end has to be recorded with ``probe=True``.
@@ -192,7 +185,7 @@ class CircuitBreaker:
         now: float,
         *,
         probe: bool = False,
-        lived_secs: float = 0.0,
+        age_secs: float = 0.0,
         count: int = 1,
     ) -> None:
         """Take note of how an attempt ended.
@@ -201,7 +194,7 @@ class CircuitBreaker:
             verdict: How.
             now: When.
             probe: Whether it was the one that had claimed to try the provider.
-            lived_secs: How long it had been under way.
+            age_secs: How long it had been under way.
             count: Of how many in a row this tells; as one that was waited for in vain tells of
                 those before it that nobody waited for.
         """
@@ -212,16 +205,16 @@ class CircuitBreaker:
             verdict = "failed"
         if verdict == "dropped":
             if state == "closed" and self._in_a_row + self._busy_in_a_row:
-                self._record_dropped(now, lived_secs)
+                self._record_dropped(now, age_secs)
             return
         if verdict != "answered":
-            self._failed_after_secs = max(self._failed_after_secs, lived_secs)
+            self._failed_after_secs = max(self._failed_after_secs, age_secs)
         if state == "closed":
             self._record(verdict, now, count)
         elif probe and state == "half_open":
             self._record_probe(verdict, now)
-        elif verdict == "answered" and now - lived_secs >= self._opened_at:
-            self._close(now, "a request that was sent since has been answered")
+        elif verdict == "answered" and now - age_secs >= self._opened_at:
+            self._close(now, "a request sent while it was open was answered")
 
     def take_events(self) -> tuple[BreakerEvent, ...]:
         """The changes of state since the last call, the oldest first."""
@@ -232,9 +225,6 @@ class CircuitBreaker:
 
     def found(self, now: float) -> Literal["well", "down", "unsure"]:
         """What this process's own attempts have found of the provider.
-
-        Args:
-            now: The time.
 
         Returns:
             Whether it fails, answers, or has not been asked lately; so, too, where it is left alone
@@ -247,11 +237,7 @@ class CircuitBreaker:
         return "well" if state == "closed" and is_asked else "unsure"
 
     def open_secs(self, now: float) -> float:
-        """How long it stays open yet, in seconds.
-
-        Args:
-            now: The time.
-        """
+        """How long it stays open yet, in seconds."""
         return self._open_until - now if self.state(now) == "open" else 0.0
 
     def follow_open(self, secs: float, now: float, reason: str) -> bool:
@@ -305,16 +291,16 @@ class CircuitBreaker:
             self._failed_of_seen -= self._seen.popleft()[1]
         if self._in_a_row >= self._failures:
             self._open(now, f"{self._in_a_row} failures in a row")
-        elif len(self._seen) >= self._least and self._failed_of_seen >= self._share * len(
+        elif len(self._seen) >= self._min_attempts and self._failed_of_seen >= self._share * len(
             self._seen
         ):
-            share = f"{self._failed_of_seen} of {len(self._seen)} attempts have failed"
+            share = f"{self._failed_of_seen} of {len(self._seen)} attempts failed"
             self._open(now, f"{share} within {self._window_secs:g} s")
 
-    def _record_dropped(self, now: float, lived_secs: float) -> None:
+    def _record_dropped(self, now: float, age_secs: float) -> None:
         """Somebody else ended it, but it had got further than those that failed: it was well."""
         self._ended_in_a_row += 1
-        if lived_secs > self._failed_after_secs > 0:
+        if age_secs > self._failed_after_secs > 0:
             self._record("answered", now)
 
     def _record_busy(self, now: float) -> None:
@@ -324,17 +310,17 @@ class CircuitBreaker:
         lasted = now - self._busy_since
         is_rule = self._busy_in_a_row > self._ended_in_a_row
         if self._busy_in_a_row >= self._failures and lasted >= PERSISTS_SECS and is_rule:
-            self._open(now, f"refused for load for {lasted:.0f} s, {self._busy_in_a_row} times")
+            self._open(now, f"rejected for load for {lasted:.0f} s, {self._busy_in_a_row} times")
 
     # ---- half open
 
     def _record_probe(self, verdict: Verdict, now: float) -> None:
         if verdict != "answered":
-            self._open(now, "tried, and " + ("failed" if verdict == "failed" else "still busy"))
+            self._open(now, "probe " + ("failed" if verdict == "failed" else "rejected for load"))
             return
         self._answered_probes += 1
         if self._answered_probes >= PROBES:
-            self._close(now, f"{self._answered_probes} attempts in a row have answered")
+            self._close(now, f"{self._answered_probes} probes in a row were answered")
 
     # ---- moves
 
@@ -359,7 +345,7 @@ class CircuitBreaker:
         secs *= self._rng.uniform(1 - JITTER, 1.0)
         self._opened_at, self._open_until = now, now + secs
         self.reason = reason
-        self._change("open", now, f"{reason}: left alone for {secs:.0f} s")
+        self._change("open", now, f"{reason}: open for {secs:.0f} s")
         self._forget()
 
     def _forget(self) -> None:

@@ -157,11 +157,7 @@ class ConcurrencyLimit:
         return has_left and self.in_flight + int(reserved * limit) < limit
 
     def is_refusing(self, now: float) -> bool:
-        """Whether the provider has refused as many as are in flight now, a moment ago.
-
-        Args:
-            now: The time.
-        """
+        """Whether the provider has refused as many as are in flight now, a moment ago."""
         refused = self._refused_limit(now)
         return refused is not None and self.in_flight >= max(int(refused), REFUSED_MIN)
 

@@ -48,9 +48,6 @@ class Overload:
         """How late the loop has come to what is done now, in seconds.
 
         It is the lag of the sample before, or how much the next one is late already.
-
-        Args:
-            now: The time.
         """
         before = self._lags[-1] if now <= self._fresh_until else 0.0
         return max(before, now - self._due_at, 0.0)
@@ -70,19 +67,11 @@ class Overload:
         self._is_behind = median(self._lags) >= LAG_SECS * (CALM if self._is_behind else 1.0)
 
     def lag_secs(self, now: float) -> float | None:
-        """The mean of the last lags; None if nobody has watched lately.
-
-        Args:
-            now: The time.
-        """
+        """The mean of the last lags; None if nobody has watched lately."""
         return None if now > self._fresh_until else sum(self._lags) / SAMPLES
 
     def refusal(self, now: float) -> str | None:
-        """Why no hedge is to be sent now, for a person to read; None if one may be.
-
-        Args:
-            now: The time.
-        """
+        """Why no hedge is to be sent now, for a person to read; None if one may be."""
         if not self._is_behind or now > self._fresh_until:
             return None
         return f"the event loop is {median(self._lags):.2f} s behind"

@@ -84,28 +84,16 @@ class PermitQueue:
         return len(self._tickets)
 
     def join(self, ticket: Ticket) -> None:
-        """Take a place.
-
-        Args:
-            ticket: The place.
-        """
+        """Take a place."""
         insort(self._tickets, ticket, key=lambda waiting: waiting.rank)
 
     def leave(self, ticket: Ticket) -> None:
-        """Give up a place; one that is not held is no mistake.
-
-        Args:
-            ticket: The place.
-        """
+        """Give up a place; one that is not held is no mistake."""
         if ticket in self._tickets:
             self._tickets.remove(ticket)
 
     def waiting_for(self, provider: str) -> Iterator[Ticket]:
-        """The tickets that would take a place at a provider, the most urgent first.
-
-        Args:
-            provider: The provider.
-        """
+        """The tickets that would take a place at a provider, the most urgent first."""
         return (ticket for ticket in list(self._tickets) if provider in ticket.candidates)
 
     def is_behind(self, ticket: Ticket, provider: str) -> bool:

@@ -40,7 +40,7 @@ class Permit:
     """
 
     key: str
-    taken_at: float
+    acquired_at: float
     is_probe: bool = False
     waited_secs: float = 0.0
     is_active: bool = True
@@ -75,11 +75,7 @@ class ProviderHealth:
         self.open_reason = ""
 
     def is_healthy(self, now: float) -> bool:
-        """Whether its breaker is closed, and it has not asked to be left alone.
-
-        Args:
-            now: The time.
-        """
+        """Whether its breaker is closed, and it has not asked to be left alone."""
         return self.breaker.state(now) == "closed" and now >= self.retry_after_until
 
     def count_without_token(
@@ -112,11 +108,7 @@ class ProviderHealth:
     # ---- in a fleet
 
     def finding(self, now: float) -> Finding:
-        """What this process has found out by itself.
-
-        Args:
-            now: The time.
-        """
+        """What this process has found out by itself."""
         breaker = self.breaker
         return Finding(breaker.found(now), breaker.open_secs(now), breaker.reason, breaker.closings)
 
@@ -128,6 +120,6 @@ class ProviderHealth:
             now: The time.
         """
         if advice.try_it:
-            self.breaker.follow_closed(now, "the fleet: another process had an answer")
+            self.breaker.follow_closed(now, "the fleet: another process got an answer")
         elif advice.open_secs is not None:
             self.breaker.follow_open(advice.open_secs, now, advice.reason)

@@ -39,9 +39,6 @@ class SharedOutage(Generic[_T]):
     def settle(self, now: float) -> list[tuple[float, _T, bool]]:
         """The failures that have been settled.
 
-        Args:
-            now: The time.
-
         Returns:
             When each was, its request, and whether it was our own network's.
         """

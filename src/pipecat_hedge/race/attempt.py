@@ -8,8 +8,8 @@ from pipecat_hedge.race.events import AttemptOutcome, LaunchReason, Slot
 __all__ = ["EMPTY_ANSWER", "MISSED_DEADLINE", "STALLED", "TIMED_OUT", "UNSURE_LAG_SECS", "Attempt"]
 
 EMPTY_ANSWER = AttemptError("empty", "the answer ended without any text or tool call")
-STALLED = AttemptError("stalled", "the answer fell silent after it had begun")
-TIMED_OUT = AttemptError("timeout", "nothing usable came in the time allowed")
+STALLED = AttemptError("stalled", "the stream stalled after the answer had begun")
+TIMED_OUT = AttemptError("timeout", "no usable token within the timeout")
 MISSED_DEADLINE = AttemptError("deadline", "the turn's deadline passed without an answer")
 UNSURE_LAG_SECS = 0.1
 """A token that was read while the event loop was so far behind may have come at any time before."""

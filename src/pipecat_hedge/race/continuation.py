@@ -64,9 +64,6 @@ class Continuation:
     def feed(self, text: str) -> str:
         """Take a piece of the second answer.
 
-        Args:
-            text: The piece.
-
         Returns:
             What may be released now; may be empty.
         """
@@ -144,11 +141,7 @@ def _is_letter(char: str) -> bool:
 
 
 def is_wide(char: str) -> bool:
-    """Whether a character is of a script that is written without spaces.
-
-    Args:
-        char: The character.
-    """
+    """Whether a character is of a script that is written without spaces."""
     return unicodedata.east_asian_width(char) in "WF"
 
 

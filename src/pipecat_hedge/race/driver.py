@@ -143,7 +143,7 @@ class _Inbox(Generic[T]):
     time, after as long as it was late.
     """
 
-    __slots__ = ("_alarm", "_armed_for", "_loop", "_posts", "_second_look", "_waiter")
+    __slots__ = ("_alarm", "_armed_for", "_loop", "_posts", "_recheck", "_waiter")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -151,7 +151,7 @@ class _Inbox(Generic[T]):
         self._waiter: asyncio.Future[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._armed_for: float | None = None
-        self._second_look = (-math.inf, -math.inf)  # for which time, and when
+        self._recheck = (-math.inf, -math.inf)  # for which time, and when
 
     def put(self, attempt: int, piece: T | None, event: AttemptEvent | None) -> None:
         self._posts.append((self._loop.time(), attempt, piece, event))
@@ -180,9 +180,9 @@ class _Inbox(Generic[T]):
     def _due(self, until: float) -> float:
         """When nothing having come by ``until`` is believed."""
         late = self._loop.time() - until
-        if late >= _LATE_SECS and self._second_look[0] != until:
-            self._second_look = (until, self._loop.time() + min(late, _MAX_RECHECK_SECS))
-        return self._second_look[1] if self._second_look[0] == until else until
+        if late >= _LATE_SECS and self._recheck[0] != until:
+            self._recheck = (until, self._loop.time() + min(late, _MAX_RECHECK_SECS))
+        return self._recheck[1] if self._recheck[0] == until else until
 
     def _arm(self, until: float | None) -> None:
         """Set the alarm, and leave it as it is while the time stays the same, as it mostly does."""
@@ -191,9 +191,9 @@ class _Inbox(Generic[T]):
         if self._alarm is not None:
             self._alarm.cancel()
         self._armed_for = until
-        self._alarm = None if until is None else self._loop.call_at(until, self._ring)
+        self._alarm = None if until is None else self._loop.call_at(until, self._on_alarm)
 
-    def _ring(self) -> None:
+    def _on_alarm(self) -> None:
         self._alarm = self._armed_for = None
         self._wake()
 
@@ -343,11 +343,7 @@ class RaceDriver(Generic[T]):
         self._tasks[attempt].cancel()
 
     async def wait_for(self, attempts: Collection[int]) -> None:
-        """Wait until the requests of some attempts are closed.
-
-        Args:
-            attempts: Their numbers.
-        """
+        """Wait until the requests of some attempts are closed."""
         if tasks := [self._tasks[attempt] for attempt in attempts]:
             await asyncio.wait(tasks)
 

@@ -91,6 +91,6 @@ class AllProvidersFailed(HedgeError):
         self.reason = reason
         details = ", ".join(f"{provider}: {error.category}" for provider, error in self.causes)
         summary = (
-            "the answer broke off, nobody continued it" if broke_off else "no provider answered"
+            "the answer broke off and was not continued" if broke_off else "no provider answered"
         )
-        super().__init__(f"{summary} ({details or reason or 'none could be asked'})")
+        super().__init__(f"{summary} ({details or reason or 'no provider was available'})")

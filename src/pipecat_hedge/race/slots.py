@@ -61,38 +61,21 @@ class SlotQueue:
         self._refusals, self._reluctance = reasons, reluctance
 
     def next(self, reason: LaunchReason) -> Slot:
-        """Whose turn it would be; call it only where there is a seat.
-
-        Args:
-            reason: What for.
-        """
+        """Whose turn it would be; call it only where there is a seat."""
         return self._slots[self._index(reason)]
 
     def take(self, reason: LaunchReason) -> Slot:
-        """Take a seat; call it only where there is one.
-
-        Args:
-            reason: What for.
-        """
+        """Take a seat; call it only where there is one."""
         self._spare -= 1
         return self._slots.pop(self._index(reason))
 
     def exclude(self, provider: str) -> None:
-        """Do not ask a provider again.
-
-        Args:
-            provider: Its name.
-        """
+        """Do not ask a provider again."""
         self._slots = [slot for slot in self._slots if slot.provider != provider]
         self._deferred = [entry for entry in self._deferred if entry[1].provider != provider]
 
     def release(self, slot: Slot, now: float) -> None:
-        """Give a seat entry for whose request there was no room; it may be taken again later.
-
-        Args:
-            slot: The seat.
-            now: The time.
-        """
+        """Give a seat entry for whose request there was no room; it may be taken again later."""
         self._spare += 1
         self._deferred.append((now + SLOT_RETRY_SECS, slot))
 

@@ -68,11 +68,7 @@ class TaskScope:
         await self.close()
 
     def adopt(self, task: asyncio.Task[None]) -> None:
-        """Take charge of a task that another scope has started, which lets go of it.
-
-        Args:
-            task: The task.
-        """
+        """Take charge of a task that another scope has started, which lets go of it."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -33,11 +33,7 @@ def is_usable_text(text: str) -> bool:
 
 
 def is_wait_marker(answer: str) -> bool:
-    """Whether a whole answer says that the caller has not finished, and nothing more.
-
-    Args:
-        answer: All of its text.
-    """
+    """Whether a whole answer says that the caller has not finished, and nothing more."""
     return len(answer.strip()) == 1 and answer.strip() in _WAIT_MARKERS
 
 
@@ -65,9 +61,6 @@ class InlineThought:
 
     def feed(self, text: str) -> tuple[str, str]:
         """Take a piece of the answer.
-
-        Args:
-            text: The piece.
 
         Returns:
             ``(thought, answer)``: what of the text so far is now known to be which.

@@ -24,7 +24,7 @@ from pipecat_hedge.race.race import Phase, Race
 
 __all__ = ["Latency", "run_virtual"]
 
-_FAILED = AttemptError("server", "failed, as its record says")
+_FAILED = AttemptError("server", "failed, as recorded")
 
 
 @dataclass(frozen=True, slots=True)

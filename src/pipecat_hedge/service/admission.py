@@ -201,7 +201,7 @@ class Admission:
             providers: Whom it could go to.
         """
         if (reason := self._loop_watch.refusal()) is not None:
-            return dict.fromkeys(providers, f"is not asked: {reason}")
+            return dict.fromkeys(providers, f"is skipped: {reason}")
         names = {self._keys[name]: name for name in providers if name != self._probe}
         now = asyncio.get_running_loop().time()
         refusals = self._health.refusals(names, self._ticket((), "hedge", 0.0), now)
@@ -244,7 +244,7 @@ class Admission:
         """
         if (more := limits.more(prompt_tokens)) is not None:
             until = at + more[1]
-            self._health.set_rate_limit(permit.key, more[0], until, sent_at=permit.taken_at)
+            self._health.set_rate_limit(permit.key, more[0], until, sent_at=permit.acquired_at)
 
     def set_retry_after(self, permit: Permit, secs: float) -> None:
         """Leave a provider alone from now on, as it asked with ``Retry-After``; every turn does.

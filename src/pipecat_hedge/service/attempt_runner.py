@@ -408,7 +408,7 @@ class AttemptRunner(Generic[T]):
         if won_at is not None and sent_at is not None and won_at > sent_at:
             return True
         ended_at = self._loop.time() if attempt.ended_at is None else attempt.ended_at
-        return self._planner.is_late(attempt.provider, ended_at - attempt.permit.taken_at)
+        return self._planner.is_late(attempt.provider, ended_at - attempt.permit.acquired_at)
 
     # ---- what the race's driver asks
 

@@ -77,8 +77,8 @@ def default_store() -> StatsStore | SharedStore | None:
             logger.warning(f"REDIS_URL is not used for statistics: {e}")
         else:
             logger.info(
-                f"what is learned of providers is shared at {store}, which REDIS_URL names; "
-                f"{ENVIRONMENT}=off turns it off"
+                f"provider statistics are shared through {store} (from REDIS_URL); "
+                f"{ENVIRONMENT}=off disables this"
             )
             return store
     return FileStore(user_state_path("pipecat-hedge", appauthor=False) / "stats.json")

@@ -24,7 +24,7 @@ from pipecat.services.llm_service import LLMService
 from pipecat.utils.errors import extract_http_status_code
 
 from pipecat_hedge.race.task_scope import TaskScope
-from pipecat_hedge.service.http_listener import watching
+from pipecat_hedge.service.http_listener import recording
 from pipecat_hedge.service.provider_client import http_client, keepalive_expiry, open_connection
 from pipecat_hedge.service.stages import Stages
 
@@ -174,7 +174,7 @@ class WarmConnection:
         self._uses += 1
         self._set_alarm()
         try:
-            with watching(stages):
+            with recording(stages):
                 yield
             is_whole = not failed()
         finally:
@@ -238,9 +238,9 @@ class WarmConnection:
             if due > self._wanted_until:
                 return
         # In a context of its own: these requests are no part of the one that has just ended.
-        self._alarm = loop.call_at(due, self._ring, context=Context())
+        self._alarm = loop.call_at(due, self._on_alarm, context=Context())
 
-    def _ring(self) -> None:
+    def _on_alarm(self) -> None:
         self._alarm = None
         if self._scope is None:
             return

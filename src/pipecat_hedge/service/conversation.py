@@ -27,10 +27,6 @@ def context_of(processor: FrameProcessor) -> LLMContext | None:
 
 
 def answers_a_tool(context: LLMContext) -> bool:
-    """Whether the next answer goes on from a tool's result, not from what the caller said.
-
-    Args:
-        context: The conversation.
-    """
+    """Whether the next answer goes on from a tool's result, not from what the caller said."""
     last = context.messages[-1] if context.messages else None
     return isinstance(last, dict) and last.get("role") == "tool"

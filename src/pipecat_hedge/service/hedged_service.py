@@ -266,15 +266,17 @@ class HedgedLLMService(LLMService):
         return None if self._turn is None else self._turn.wait
 
     def report_fillers(
-        self, filler: Callable[[], FillerReport | None], asked: Callable[[], None] = lambda: None
+        self,
+        filler: Callable[[], FillerReport | None],
+        on_attempt_sent: Callable[[], None] = lambda: None,
     ) -> None:
         """Have turns' reports say what was done about the silence.
 
         Args:
             filler: Asked at the end of each turn, by whoever speaks the fillers.
-            asked: Called whenever somebody is asked: what is left to wait is another then.
+            on_attempt_sent: Called whenever somebody is on_attempt_sent: what is left to wait is another then.
         """
-        self._filler, self._on_attempt_sent = filler, asked
+        self._filler, self._on_attempt_sent = filler, on_attempt_sent
 
     def can_generate_metrics(self) -> bool:
         """Whether this service reports metrics: it does, under its own name."""
@@ -288,11 +290,7 @@ class HedgedLLMService(LLMService):
         return self._holds_stats
 
     async def setup(self, setup: FrameProcessorSetup) -> None:
-        """Set this service and its members up.
-
-        Args:
-            setup: The pipeline's configuration.
-        """
+        """Set this service and its members up."""
         await super().setup(setup)
         hosted = [service for provider in self.providers for service in provider.services]
         await self._members.setup(self._tracer.setup(setup, hosted))
@@ -315,11 +313,7 @@ class HedgedLLMService(LLMService):
                 await self._stats.release()
 
     async def start(self, frame: StartFrame) -> None:
-        """Start the members, and prepare them for the first turn.
-
-        Args:
-            frame: The start frame.
-        """
+        """Start the members, and prepare them for the first turn."""
         await super().start(frame)
         await self._members.control(frame)
         if self._shared_settings is not None:
@@ -331,22 +325,14 @@ class HedgedLLMService(LLMService):
                 self._members.keep_connections()
 
     async def stop(self, frame: EndFrame) -> None:
-        """Report what has not been reported, and stop the members.
-
-        Args:
-            frame: The end frame.
-        """
+        """Report what has not been reported, and stop the members."""
         await self._end_probes()
         await self._members.stop_keeping_connections()
         await super().stop(frame)
         await self._members.control(frame)
 
     async def cancel(self, frame: CancelFrame) -> None:
-        """Report what has not been reported, and stop the members at once.
-
-        Args:
-            frame: The cancel frame.
-        """
+        """Report what has not been reported, and stop the members at once."""
         await self._end_probes()
         await self._members.stop_keeping_connections()
         await super().cancel(frame)
@@ -355,12 +341,7 @@ class HedgedLLMService(LLMService):
     # ---- frames
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
-        """Run a turn for a context frame; pass everything else on.
-
-        Args:
-            frame: The frame to process.
-            direction: Which way it travels.
-        """
+        """Run a turn for a context frame; pass everything else on."""
         await super().process_frame(frame, direction)
         if isinstance(frame, InterruptionFrame):
             await self._drains.close()
@@ -570,7 +551,7 @@ class HedgedLLMService(LLMService):
             if error.permanent and self._members.exclude(provider):
                 logger.warning(
                     f"{self}: {provider} rejected the request for good ({error.category}) and is "
-                    "out of the race for this session. Check its key, model and settings; a "
+                    "excluded for this session. Check its key, model and settings; a "
                     "settings update brings it back"
                 )
         for report in map(breaker_report, self._stats.health.take_changes()):
@@ -640,7 +621,7 @@ class HedgedLLMService(LLMService):
         assert isinstance(delta, LLMSettings)
         if is_given(delta.model):
             logger.warning(
-                f"{self}: a settings update for all providers cannot set model, left out. Address "
+                f"{self}: a settings update for all providers cannot set model, ignored. Send "
                 "it to one member: LLMUpdateSettingsFrame(service=member, delta=...)"
             )
             delta = dataclasses.replace(delta, model=_no_change().model)
@@ -667,11 +648,7 @@ class HedgedLLMService(LLMService):
             self._prepare()
 
     def append_system_instruction(self, instruction: str) -> None:
-        """Append durable text to the system instruction of every member.
-
-        Args:
-            instruction: The text to append.
-        """
+        """Append durable text to the system instruction of every member."""
         super().append_system_instruction(instruction)
         self._members.append_system_instruction(instruction)
 

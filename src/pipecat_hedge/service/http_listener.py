@@ -20,14 +20,14 @@ from typing import Any
 
 from pipecat_hedge.service.stages import Stages
 
-__all__ = ["listen", "trace_request", "trace_response", "watching"]
+__all__ = ["install_hooks", "recording", "trace_request", "trace_response"]
 
 # In a context variable, because a client is shared and a request does not say whose it is.
 _watched: ContextVar[Stages | None] = ContextVar("watched", default=None)
 
 
 @contextmanager
-def watching(stages: Stages) -> Generator[None, None, None]:
+def recording(stages: Stages) -> Generator[None, None, None]:
     """Take note of the requests that are made inside, by clients that are listened to.
 
     Args:
@@ -40,7 +40,7 @@ def watching(stages: Stages) -> Generator[None, None, None]:
         _watched.reset(token)
 
 
-def listen(client: Any) -> None:
+def install_hooks(client: Any) -> None:
     """Listen to an httpx client; once is enough, again does nothing.
 
     Args:
@@ -62,12 +62,12 @@ async def trace_request(request: Any) -> None:
     if stages is None:
         return
     stages.record_request(request.url.netloc.decode())
-    theirs, trace = request.extensions.get("trace"), stages.record_event
-    if theirs is not None:
+    inner, trace = request.extensions.get("trace"), stages.record_event
+    if inner is not None:
 
         async def trace_both(event: str, info: Mapping[str, Any]) -> None:
             await stages.record_event(event, info)
-            await theirs(event, info)
+            await inner(event, info)
 
         trace = trace_both
     request.extensions = {**request.extensions, "trace": trace}

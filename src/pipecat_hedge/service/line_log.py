@@ -44,11 +44,7 @@ class LineLog:
         return self._path is not None
 
     def append(self, line: str) -> None:
-        """Append a line; on the loop's own thread, so that none overtakes another.
-
-        Args:
-            line: The line, without its end.
-        """
+        """Append a line; on the loop's own thread, so that none overtakes another."""
         if self._path is None:
             return
         try:

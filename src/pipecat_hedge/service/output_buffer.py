@@ -77,9 +77,6 @@ class OutputBuffer:
     async def feed(self, text: str) -> str:
         """Take a piece of the answer.
 
-        Args:
-            text: The piece.
-
         Returns:
             What to release now; may be empty.
         """
@@ -128,9 +125,6 @@ class OutputBuffer:
 
     def close_with(self, sentence: str) -> str:
         """Have a sentence of our own follow what was said of an answer that has broken off.
-
-        Args:
-            sentence: The sentence.
 
         Returns:
             What to release: the sentence, set apart from what is in front of it.

@@ -22,7 +22,7 @@ from pipecat.utils.errors import (
 
 from pipecat_hedge.limits.rate_limit_headers import RateLimits, http_date, parse_rate_limits
 from pipecat_hedge.race.errors import AttemptError
-from pipecat_hedge.service.http_listener import listen
+from pipecat_hedge.service.http_listener import install_hooks
 
 __all__ = [
     "AcquirePermit",
@@ -33,9 +33,9 @@ __all__ = [
     "http_client",
     "keep_connections_open",
     "keepalive_expiry",
-    "listen_to_client",
     "open_connection",
     "switch_off_hidden_retries",
+    "trace_client",
 ]
 
 
@@ -264,9 +264,6 @@ def keep_connections_open(service: LLMService[Any]) -> None:
     that keeps them, and Anthropic's none. There is no public way to say so to a client that exists,
     and another in its place would not be closed with the SDK's, so its pool is told. An httpx
     client that was given is left alone: somebody chose it.
-
-    Args:
-        service: The service.
     """
     client = getattr(getattr(service, "_client", None), "_client", None)
     if type(client).__name__ != _SDK_DEFAULT_CLIENT:
@@ -289,9 +286,6 @@ def http_client(service: LLMService[Any]) -> Any:
     The SDKs of OpenAI and Anthropic keep it in ``_client``, which several services may share and
     which several of the SDK's own clients do; Google's has one where it was given one in
     ``HttpOptions(httpx_async_client=...)``.
-
-    Args:
-        service: The service.
     """
     sdk = getattr(service, "_client", None)
     theirs = getattr(getattr(sdk, "_api_client", None), "_async_httpx_client", None)
@@ -310,13 +304,10 @@ def keepalive_expiry(client: Any) -> float | None:
     return getattr(pool, "_keepalive_expiry", None)
 
 
-def listen_to_client(service: LLMService[Any]) -> None:
+def trace_client(service: LLMService[Any]) -> None:
     """Have the service's client tell when a request's parts come and go, and its headers.
 
     A service without an httpx client is left alone.
-
-    Args:
-        service: The service.
     """
     client = http_client(service)
     if client is None:
@@ -324,7 +315,7 @@ def listen_to_client(service: LLMService[Any]) -> None:
     hooks = client.event_hooks["response"]
     if _read_rate_limit not in hooks:
         hooks.append(_read_rate_limit)
-    listen(client)
+    install_hooks(client)
 
 
 @contextmanager
@@ -361,9 +352,6 @@ async def open_connection(service: LLMService[Any]) -> None:
 
     Lists the provider's models, which costs nothing and whose answer does not matter; the SDKs of
     OpenAI, Anthropic and Google offer it. A service with another client is left alone.
-
-    Args:
-        service: The service.
     """
     client = getattr(service, "_client", None)
     client = getattr(client, "aio", client)  # Google's: the client itself would block the loop

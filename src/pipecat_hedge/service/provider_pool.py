@@ -169,7 +169,7 @@ class ProviderPool:
                 return Candidates((usable[probe],), by_name, usable[probe])
             reasons = (f"{name} ({health.open_reason(key, now)})" for name, key in by_name.items())
             return Candidates(
-                (), by_name, reason=f"all providers are left alone: {', '.join(reasons)}"
+                (), by_name, reason=f"all breakers are open: {', '.join(reasons)}"
             )
         if not closed and not sheds:
             if probe is not None:
@@ -205,9 +205,6 @@ class ProviderPool:
 
     def exclude(self, provider: str) -> bool:
         """Leave a provider out until settings change: it has rejected a request for good.
-
-        Args:
-            provider: Its name.
 
         Returns:
             Whether it was not out before.

@@ -156,7 +156,7 @@ class ProviderStats(LatencyRegistry):
             except Exception as e:
                 self._is_new = True  # the next time is another try
                 why = (e.strerror if isinstance(e, OSError) else None) or type(e).__name__
-                logger.warning(f"statistics could not be kept in {self._store}: {why}")
+                logger.warning(f"statistics could not be saved to {self._store}: {why}")
 
     def _load(self) -> None:
         if self._store is None:
@@ -182,7 +182,7 @@ class ProviderStats(LatencyRegistry):
         try:
             self._store.set_aside(why)
         except Exception as e:
-            logger.warning(f"statistics are {why}, and stay where they are: {type(e).__name__}")
+            logger.warning(f"statistics are {why}, and stay in place: {type(e).__name__}")
 
 
 _shared: ProviderStats | None = None

@@ -20,11 +20,7 @@ _introducing = threading.RLock()
 
 
 def introduce(stats: ProviderStats) -> None:
-    """Hand a registry that has just been made to whoever follows.
-
-    Args:
-        stats: The registry.
-    """
+    """Hand a registry that has just been made to whoever follows."""
     with _introducing:
         _registries.add(stats)
         for follower in _followers:

@@ -43,9 +43,6 @@ class SentenceFinder:
     async def feed(self, text: str) -> bool:
         """Take a piece of the stream.
 
-        Args:
-            text: The piece.
-
         Returns:
             Whether it completed a sentence.
         """

@@ -65,8 +65,8 @@ from pipecat_hedge.service.provider_client import (
     attempt_error,
     capture_rate_limits,
     keep_connections_open,
-    listen_to_client,
     switch_off_hidden_retries,
+    trace_client,
 )
 from pipecat_hedge.service.sentences import SentenceFinder
 from pipecat_hedge.service.stages import Stages
@@ -122,7 +122,7 @@ class ServiceAdapter:
         service.add_event_handler("on_completion_timeout", self._on_timeout)
         self.retries = switch_off_hidden_retries(service, is_alone=is_alone)
         keep_connections_open(service)
-        listen_to_client(service)
+        trace_client(service)
         self.connection = WarmConnection(service)
 
     @property
@@ -142,11 +142,7 @@ class ServiceAdapter:
         return self.service._functions
 
     async def setup(self, setup: FrameProcessorSetup) -> None:
-        """Set the service up as its host was, unseen by the pipeline's observers.
-
-        Args:
-            setup: The host's own setup.
-        """
+        """Set the service up as its host was, unseen by the pipeline's observers."""
         mine = copy.copy(setup)
         mine.observer = None
         mine.enable_metrics = setup.enable_tracing  # the tracing decorator reads them
@@ -166,11 +162,7 @@ class ServiceAdapter:
         await self.service.cleanup()
 
     async def update_settings(self, delta: LLMSettings) -> None:
-        """Change the service's settings.
-
-        Args:
-            delta: The fields to change.
-        """
+        """Change the service's settings."""
         await self.control(LLMUpdateSettingsFrame(delta=delta))
 
     def instruct(self, addition: str | None) -> None:
@@ -215,7 +207,7 @@ class ServiceAdapter:
                         await self.service.warm(self._own_copy(context, ()), acquire_permit)
                     return
                 except Rejected as rejected:
-                    logger.debug(f"{self.service}: its prompt is not read ahead: {rejected}")
+                    logger.debug(f"{self.service}: prompt not warmed up: {rejected}")
             await self.connection.open()
         except Exception as error:  # the first turn will find out, and say so
             logger.debug(f"{self.service}: could not be warmed up: {type(error).__name__}")

@@ -97,11 +97,7 @@ class Stages:
         self.keep_alive_secs = keep_alive_secs(headers)
 
     def record_chunk(self, chunk: bytes) -> None:
-        """Take note of a part of a response's body.
-
-        Args:
-            chunk: The part.
-        """
+        """Take note of a part of a response's body."""
         now = asyncio.get_running_loop().time()
         if self.first_byte_at is None:
             self.first_byte_at = now
@@ -180,9 +176,6 @@ class Stages:
 def keep_alive_secs(headers: Mapping[str, str]) -> float | None:
     """For how long a server keeps an idle connection open, as in ``Keep-Alive: timeout=5, max=99``.
 
-    Args:
-        headers: The response's headers.
-
     Returns:
         The time in seconds; None if it does not say.
     """
@@ -200,9 +193,6 @@ _SERVER_TIME_HEADERS = ("openai-processing-ms", "x-envoy-upstream-service-time")
 
 def server_time(headers: Mapping[str, str]) -> tuple[float, str] | None:
     """How long a server says that it worked on a request, in seconds, and in which header.
-
-    Args:
-        headers: The response's headers.
 
     Returns:
         The time and the header's name; None if it does not say.

@@ -57,11 +57,7 @@ def count_tokens(stats: AttemptStats, context: LLMContext) -> Tokens:
 
 
 def estimate_tokens(context: LLMContext) -> int:
-    """An estimate of the tokens of a conversation, without the system instruction and tools.
-
-    Args:
-        context: The conversation.
-    """
+    """An estimate of the tokens of a conversation, without the system instruction and tools."""
     return sum(_estimate(message) for message in context.messages)
 
 

@@ -88,11 +88,7 @@ class TurnPlanner:
         self.candidates = [by_name[name] for name in self.plan.order]
 
     def price_of(self, provider: str) -> tuple[float, float] | None:
-        """A provider's dollars per million tokens, of prompts and of answers; None if not given.
-
-        Args:
-            provider: Its name.
-        """
+        """A provider's dollars per million tokens, of prompts and of answers; None if not given."""
         return self._backend(provider).usd_per_mtok
 
     def wait_of(
@@ -113,11 +109,11 @@ class TurnPlanner:
         known = self._stats.known(self._backends, self.prompt_tokens, by_sentence=by_sentence)
         waits: list[tuple[SurvivalCurve, float]] = []
         live: list[Attempt | InFlight] = [a for a in attempts if a.outcome is None]
-        for asked in [*live, *([] if planned is None or not live else [planned])]:
-            curve, sentence = known[asked.provider].first_token, known[asked.provider].sentence
-            sent = asked.launched_at
-            if sentence is not None and asked.first_token_at is not None:
-                curve, sent = sentence, asked.first_token_at
+        for request in [*live, *([] if planned is None or not live else [planned])]:
+            curve, sentence = known[request.provider].first_token, known[request.provider].sentence
+            sent = request.launched_at
+            if sentence is not None and request.first_token_at is not None:
+                curve, sent = sentence, request.first_token_at
             elif sentence is not None:
                 curve = curve.delayed(sentence.quantile(0.5))
             waits.append((curve, sent - started_at))
@@ -147,23 +143,19 @@ class TurnPlanner:
         return secs > late_secs(self._stats.usual(backend, self.prompt_tokens))
 
     def sent(self, attempt: Attempt) -> None:
-        """Watch an attempt whose request is sent now, until ``learn``.
-
-        Args:
-            attempt: The attempt.
-        """
+        """Watch an attempt whose request is sent now, until ``learn``."""
         backend = self._backend(attempt.provider)
         self._stats.sent(backend, attempt, self.prompt_tokens)
 
-    def learn(self, attempts: Sequence[Attempt], listened_to: Collection[int] = ()) -> None:
+    def learn(self, attempts: Sequence[Attempt], probes: Collection[int] = ()) -> None:
         """Learn from a race that is over.
 
         Args:
             attempts: All its attempts.
-            listened_to: The numbers of those that have lost, and go on to their first token.
+            probes: The numbers of those that have lost, and go on to their first token.
         """
         prompt_tokens = self.prompt_tokens
-        learn(self._stats, self._backends, attempts, prompt_tokens, listened_to=listened_to)
+        learn(self._stats, self._backends, attempts, prompt_tokens, listened_to=probes)
 
     def learn_from_probe(self, attempt: Attempt, first_at: float | None, now: float) -> None:
         """Learn from an attempt that lost, and was let run to its first token.
