@@ -1,1 +1,1 @@
-"""One turn as a race: a pure state machine, and the drivers that run it."""
+"""One turn as a race: a pure state machine, and its drivers in real and virtual time."""

@@ -1,11 +1,7 @@
-"""The race on asyncio.
+"""Runs a race on asyncio.
 
-Law: a task owns one request from open to close and only posts to one inbox; whatever is decided is
-decided by the race, in the order in which things were posted.
-
-Taking the winner from the set that ``asyncio.wait`` returns would be simpler and wrong: a set has
-no order, and of eight attempts that answer in the same instant the first by iteration is an
-arbitrary one. The inbox keeps the order in which things happened, with the time of each.
+One task owns one request from open to close and only posts events to one inbox. The race decides
+in the order of the posts: ``asyncio.wait`` returns a set, which has no order.
 """
 
 from __future__ import annotations
@@ -46,12 +42,12 @@ from pipecat_hedge.race.task_scope import TaskScope
 __all__ = ["AttemptSink", "RaceDriver", "RunAttempt"]
 
 _MAY_LAUNCH = (TurnStarted, TimerFired, AttemptFailed, AttemptFinished)
-"""The facts upon which a race may want to run_attempt somebody: before them it is told who refuses."""
+"""Events after which the race may launch an attempt. The hedge eligibility is updated before them."""
 
 _LATE_SECS = 0.02
-"""How late a loop comes to an alarm if it was held up, in seconds; an idle one is 0.002 late."""
+"""A timer that fires this late means that the loop was blocked; an idle loop is 0.002 s late."""
 _MAX_RECHECK_SECS = 0.5
-"""For how long at most it then waits for what has arrived to be read, in seconds."""
+"""The longest time for which a late loop then waits until it has read what has arrived."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -59,55 +55,47 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class AttemptSink(Protocol[T_contra]):
-    """Where an attempt tells what happened to it."""
+    """Receives what happens to an attempt."""
 
     def opened(self) -> None:
-        """The request is on its way."""
+        """Report that the request was sent."""
         ...
 
     def piece(self, piece: T_contra, *, usable: bool) -> None:
-        """A piece of the answer came.
+        """Report a piece of the answer.
 
         Args:
             piece: What to deliver if this attempt is committed.
-            usable: Whether it is a usable token, see ``policies/usable.py``.
+            usable: Whether it is a usable token; see ``race/usable.py``.
         """
         ...
 
     def tools(self, piece: T_contra) -> None:
-        """The answer's tool calls are complete.
-
-        Args:
-            piece: What to deliver if this attempt is committed.
-        """
+        """Report that the answer's tool calls are complete."""
         ...
 
     def speakable(self) -> None:
-        """What came so far holds a unit that can be spoken."""
+        """Report that the answer so far contains a unit that can be spoken."""
         ...
 
     def failed(self, error: AttemptError) -> None:
-        """The attempt has failed; what follows no longer matters."""
+        """Report that the attempt failed. Later events are ignored."""
         ...
 
 
 class RunAttempt(Protocol[T_co]):
-    """The seam to a provider: one call is one request, from open to close."""
+    """Runs one attempt: one call is one request, from open to close."""
 
     async def __call__(self, launch: Launch, sink: AttemptSink[T_co]) -> None:
-        """RunAttempt, and post what comes. Returning is the end of the answer.
+        """Send a request and report its events. Returning ends the answer.
 
-        Must close the request when cancelled. An exception counts as a failure.
-
-        Args:
-            launch: Whom to run_attempt, and why.
-            sink: Where to post what happens.
+        The request must be closed on cancellation. An exception counts as a failure.
         """
         ...
 
 
 class _InboxSink(Generic[T]):
-    """One attempt's end of the inbox."""
+    """Posts one attempt's events to the inbox."""
 
     __slots__ = ("_attempt", "_inbox", "_token")
 
@@ -136,11 +124,10 @@ class _InboxSink(Generic[T]):
 
 
 class _Inbox(Generic[T]):
-    """What was posted, oldest first, and a way to wait for more of it until a given time.
+    """Posted events, oldest first.
 
-    A loop that was held up comes to its alarm late, and before what has arrived in the meantime
-    has been read: it would take its own deafness for a provider's silence. So it looks a second
-    time, after as long as it was late.
+    A blocked loop fires its timer late, before it has read what has arrived. It would take its own
+    delay for a provider's silence. So it checks again, after as long as it was late.
     """
 
     __slots__ = ("_alarm", "_armed_for", "_loop", "_posts", "_recheck", "_waiter")
@@ -151,7 +138,7 @@ class _Inbox(Generic[T]):
         self._waiter: asyncio.Future[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._armed_for: float | None = None
-        self._recheck = (-math.inf, -math.inf)  # for which time, and when
+        self._recheck = (-math.inf, -math.inf)  # the time in question, and when to check it again
 
     def put(self, attempt: int, piece: T | None, event: AttemptEvent | None) -> None:
         self._posts.append((self._loop.time(), attempt, piece, event))
@@ -160,7 +147,10 @@ class _Inbox(Generic[T]):
     async def get(
         self, until: float | None
     ) -> tuple[float, int, T | None, AttemptEvent | None] | None:
-        """The oldest post; None if there is none at the time ``until`` (None is never)."""
+        """Return the oldest post.
+
+        Returns None if there is none by the time ``until``; None waits for ever.
+        """
         while not self._posts:
             due = until if until is None else self._due(until)
             if due is not None and self._loop.time() >= due:
@@ -174,18 +164,18 @@ class _Inbox(Generic[T]):
         return self._posts.popleft()
 
     def close(self) -> None:
-        """Put the alarm away."""
+        """Cancel the timer."""
         self._arm(None)
 
     def _due(self, until: float) -> float:
-        """When nothing having come by ``until`` is believed."""
+        """When to conclude that no event came by ``until``."""
         late = self._loop.time() - until
         if late >= _LATE_SECS and self._recheck[0] != until:
             self._recheck = (until, self._loop.time() + min(late, _MAX_RECHECK_SECS))
         return self._recheck[1] if self._recheck[0] == until else until
 
     def _arm(self, until: float | None) -> None:
-        """Set the alarm, and leave it as it is while the time stays the same, as it mostly does."""
+        """Set the timer, unless it is set for that time already."""
         if until == self._armed_for:
             return
         if self._alarm is not None:
@@ -203,17 +193,17 @@ class _Inbox(Generic[T]):
 
 
 class RaceDriver(Generic[T]):
-    """Runs one race: asks when it says so, cancels when it says so, delivers what it commits.
+    """Runs one race: executes its commands and delivers the committed answer.
 
     Example::
 
         async with TaskScope() as scope:
-            await Racing(race, scope, run_attempt, deliver, released).run(loop.time())
+            await RaceDriver(race, scope, run_attempt, deliver, released).run(loop.time())
             ...  # the answer is complete; losers may still be closing
-        # here every request has been closed
+        # every request is closed
 
     Attributes:
-        failure_command: What the race gave up with, or None.
+        failure_command: The command with which the race failed, or None.
     """
 
     def __init__(
@@ -229,20 +219,20 @@ class RaceDriver(Generic[T]):
         refusals: Callable[[], HedgeEligibilityChanged] = lambda: HedgeEligibilityChanged({}),
         progress: Callable[[int], Progressed | None] = lambda attempt: None,
     ):
-        """Put a race and its seams together.
+        """Create a driver.
 
         Args:
-            race: The decisions, not yet started.
-            scope: Owns the attempts' tasks; leaving it closes what is still open.
-            run_attempt: Sends the turn to a provider.
-            deliver: Takes each piece of the committed answer, with the loop's time at which it
+            race: A race that has not started.
+            scope: Owns the attempts' tasks; leaving it closes open requests.
+            run_attempt: Sends a request to a provider.
+            deliver: Called with each piece of the committed answer and the loop's time at which it
                 came, in the order of the stream.
-            released: Told which attempt is delivered from now on, before its first piece is, and
-                when a committed answer has broken off.
-            drains: Takes over superseded attempts and lets them run on; None closes them.
-            runs_on: Which of them run on, where there are ``drains``.
-            refusals: Asked, before somebody may be asked, who is to get no hedge now.
-            progress: Asked, before an attempt may be taken for silent, whether it is.
+            released: Called before the first piece of a committed attempt is delivered, and when a
+                committed answer breaks off.
+            drains: Takes over superseded attempts and lets them finish; None closes them.
+            runs_on: Which superseded attempts finish, if there are ``drains``.
+            refusals: Returns the providers that take no hedge; called before a launch.
+            progress: Returns an attempt's undelivered progress; called before a stall is declared.
         """
         self._race = race
         self._scope = scope
@@ -261,14 +251,14 @@ class RaceDriver(Generic[T]):
         self.failure_command: Fail | None = None
 
     async def run(self, started_at: float) -> None:
-        """Run the race until it is over.
+        """Run the race to its end.
 
         Args:
             started_at: When the turn started, in the loop's time.
 
         Raises:
-            asyncio.CancelledError: If the caller was cancelled; the race has been told, as of any
-                other exception.
+            asyncio.CancelledError: If the turn was cancelled. The race has then handled
+                ``Interrupted``, as after any other exception.
         """
         loop = asyncio.get_running_loop()
         race = self._race
@@ -313,7 +303,7 @@ class RaceDriver(Generic[T]):
         return isinstance(event, _MAY_LAUNCH) and not is_whole
 
     async def _execute(self, commands: tuple[Command, ...]) -> None:
-        # Cancellations first: a loser costs money for as long as it runs, and delivering awaits.
+        # Cancel first: a loser costs money while it runs, and delivering awaits.
         cancelled = {command.attempt for command in commands if isinstance(command, Cancel)}
         for command in commands:
             if isinstance(command, Cancel) and command.attempt in self._tasks:
@@ -321,7 +311,7 @@ class RaceDriver(Generic[T]):
                 self._close(command.attempt, command.cause)
         for command in commands:
             if isinstance(command, Launch) and command.attempt in cancelled:
-                continue  # as where a deadline has passed when the race begins
+                continue  # its deadline had passed when the race began
             if isinstance(command, Launch):
                 self._held[command.attempt] = []
                 work = self._run(command, _InboxSink(self._inbox, command.attempt))
@@ -339,7 +329,7 @@ class RaceDriver(Generic[T]):
                 self.failure_command = command
 
     def stop(self, attempt: int) -> None:
-        """Close an attempt that was superseded and let run on."""
+        """Close a superseded attempt that still runs."""
         self._tasks[attempt].cancel()
 
     async def wait_for(self, attempts: Collection[int]) -> None:
@@ -362,7 +352,7 @@ class RaceDriver(Generic[T]):
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Nobody cancelled this task: the provider's client did so to itself, which is an error.
+            # The task was not cancelled: the provider's client raised this by itself.
             sink.failed(AttemptError("unknown", "the provider's client cancelled its request"))
         except Exception as e:
             sink.failed(AttemptError("unknown", f"{type(e).__name__}: {e}", exception=e))

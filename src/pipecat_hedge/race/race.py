@@ -1,50 +1,14 @@
-"""The race: who is asked, when, and whose answer the caller hears. Pure; time is an argument.
+"""The race: which provider gets a request, when, and whose answer is released.
 
-Law: a failure never wins, at most one attempt is committed, never more than ``attempts`` requests
-are made, but for retries, and every attempt that is still live when the turn ends is cancelled.
+A pure state machine. Events go in with their time, commands come out, and ``wake_at`` names the
+time of the next ``TimerFired``. The same object runs in the service and in virtual time.
 
-A race is a state machine. Facts go in with the time at which they happened, orders come out, and
-``wake_at`` says when to ask again if nothing happens before. It knows no asyncio, no Pipecat and
-no clock, so the same object runs inside the service and in virtual time.
-
-The problem: of the requests in flight, which answer should be released, and when should another
-request be sent? The naive answer, the first request that returns a byte, releases streams that
-begin on time and then carry nothing: role-only deltas, keep-alives, an error in mid-stream. Ours
-counts only usable tokens (``policies/usable.py`` says which those are) and treats every other
-ending as a failure, which launches the next attempt at once instead of waiting for the delay.
-
-What wins is set by ``commit_on``. ``first_token`` is the earliest. ``first_sentence`` waits for a
-unit that can be spoken: until audio is out, switching costs nothing, and the stream that starts on
-time and then dribbles loses to one that gets a sentence out. An answer that ends before it has a
-whole sentence wins by ending.
-
-After the commit the race goes on with one runner. An answer that breaks off or falls silent is
-continued by another attempt, if one may still be made; ``continuation.py`` sees to it that nothing
-is said twice. An answer that has called its tools is complete in all that matters.
-
-Silence has two lengths. After ``stall_secs`` without progress somebody else is asked. While nothing
-is committed, the silence has to be longer than the provider's answers usually take, too
-(``Slot.slowest_secs``), and the silent attempt may still win. A committed answer has then broken
-off, but if no attempt is left to continue it, it is waited for: it may go on. Reasoning and the
-arguments of a tool call are progress, where they are seen as they come (``Progressed``). A
-provider's ``timeout_secs`` ends an attempt in any case; by default there is none, since the answer
-might still come: a request that hangs is ended by its own client, as without a race.
-
-A provider may refuse hedges for a while (``HedgeEligibilityChanged``), when its server has a queue.
-Then another one is asked instead; with nobody else the hedge waits, and is asked for again every
-``RECHECK_SECS``; so is one that a rule has put off. Silence is another matter: somebody has to
-answer, so it is replaced by one who refuses if there is nobody else, and so is what has failed.
-Nobody relies on a provider that is only probe, after it was left alone: it stands in for another
-when there is nobody else at all.
-
-A rejected attempt, for which there was no room, does not count against ``attempts``. While another
-request of the turn is under way it is probe again a second later, by the same rules. If none is,
-it is not probe again: so the turn has an end.
-
-When every request has failed and nobody is left to ask, the lineup begins anew after a pause: those
-of it who have failed in passing (a reset connection, a 503), as often as their SDKs would have
-probe by themselves (``Slot.retries``), after the same pauses. So a turn is not lost that one of
-the services would have answered alone.
+Invariants: a failure never wins; at most one attempt is committed; at most ``max_attempts``
+requests are made, plus retries; every live attempt is cancelled when the turn ends.
+Rejected attempts, for which there was no room, do not count against ``max_attempts``.
+A failed or stalled attempt is replaced at once. When all have failed, those with a transient error
+are retried after the SDKs' own pauses, as often as the SDKs would (``Slot.retries``).
+``docs/design/one-turn.md`` walks through a turn.
 """
 
 from __future__ import annotations
@@ -89,34 +53,34 @@ from pipecat_hedge.race.slots import SlotQueue
 __all__ = ["IllegalEvent", "Phase", "Race"]
 
 RETRY_SECS, RETRY_MAX_SECS, RETRY_JITTER = 0.5, 8.0, 0.25
-"""The pause before a first retry, which doubles with each; at most; and the share of it that chance
-takes off. Those of the SDKs of OpenAI and Anthropic."""
+"""The pause before the first retry, doubled with each one; its maximum; and the share of it that
+jitter takes off. The values of the OpenAI and Anthropic SDKs."""
 RETRY_AFTER_MAX_SECS = 60.0
-"""A longer pause that a provider asks for is not waited for, nor is it by the SDKs."""
+"""A longer ``Retry-After`` is not waited for. The SDKs' own limit."""
 RECHECK_SECS = 0.1
-"""How soon to look again whether a hedge that nobody would take is taken."""
+"""How soon to check again whether a hedge that no provider could take can be sent."""
 
 _T = TypeVar("_T")
 MakeAttempt: TypeAlias = Callable[[int, Slot, LaunchReason, float, str | None], Attempt]
 
 
 class IllegalEvent(HedgeError):
-    """A fact that cannot happen in the race's phase: a bug in whoever drives it."""
+    """An event that cannot happen in the race's phase: a bug in the driver."""
 
 
 class Phase(Enum):
     """Where a turn stands."""
 
     READY = auto()
-    """Nobody has been asked yet."""
+    """No request has been sent yet."""
     WAITING = auto()
     """Attempts are in flight and none is committed."""
     COMMITTED = auto()
     """One attempt's answer is being released."""
     RESCUING = auto()
-    """The answer being released has broken off, and nobody continues it yet."""
+    """The committed answer broke off and no other attempt continues it yet."""
     OVER = auto()
-    """Answered, failed or interrupted; nothing is live."""
+    """Answered, failed or interrupted; no attempt is live."""
 
 
 class Race:
@@ -124,10 +88,10 @@ class Race:
 
     Example::
 
-        race = Race([Seat("claude"), Seat("local")], AfterSilence(0.6), max_attempts=2)
+        race = Race([Slot("claude"), Slot("local")], AfterSilence(0.6), max_attempts=2)
         race.handle(TurnStarted(), 0.0)   # (Launch(0, "claude", "primary"),)
         race.wake_at                      # 0.6
-        race.handle(Woke(), 0.6)          # (Launch(1, "local", "hedge"),)
+        race.handle(TimerFired(), 0.6)    # (Launch(1, "local", "hedge"),)
         race.handle(UsableToken(1), 0.7)  # (Commit(1, "first_token"), Cancel(0, "superseded"))
     """
 
@@ -143,18 +107,18 @@ class Race:
         jitter: float = 0.0,
         make_attempt: MakeAttempt = Attempt,
     ):
-        """Line up.
+        """Create a race that has not started.
 
         Args:
-            candidates: The requests that may be made, in the order in which to make them. One
-                that stands twice may be asked twice.
-            rule: When an attempt that has not failed is worth another request.
+            candidates: The requests that may be made, in order. A slot that is listed twice may be
+                used twice.
+            rule: Decides when an attempt that has not failed gets a hedge.
             max_attempts: The most requests to make, at least 1.
             commit_on: What an attempt must have to win.
-            deadline_secs: How long the turn may go without a winner; None is for ever.
-            probe: The provider that is only probe, beside another; None if none is.
-            jitter: From 0 to 1, chance; how much shorter the pauses before retries are.
-            make_attempt: Makes the record of an attempt, for a driver with state of its own in it.
+            deadline_secs: The time within which the turn must have a winner; None is unlimited.
+            probe: The provider with a half-open breaker. It gets a request only beside another provider.
+            jitter: A random number from 0 to 1, which shortens the pauses before retries.
+            make_attempt: Creates an attempt's record, for a driver with state of its own.
         """
         self._slots = SlotQueue(candidates, max_attempts, probe)
         self._rule = rule
@@ -163,7 +127,7 @@ class Race:
         self._backoff = 1 - RETRY_JITTER * jitter
         self._make_attempt = make_attempt
         self._retry_at: float | None = None
-        self._round = 0  # how often the lineup has begun anew
+        self._round = 0  # retry rounds so far
         self._in_round = 0  # the first attempt of the round
         self._attempts: list[Attempt] = []
         self._phase = Phase.READY
@@ -177,7 +141,7 @@ class Race:
 
     @property
     def phase(self) -> Phase:
-        """Where the turn stands."""
+        """The turn's phase."""
         return self._phase
 
     @property
@@ -187,57 +151,57 @@ class Race:
 
     @property
     def winner(self) -> Attempt | None:
-        """The attempt whose answer is released, the latest if one was continued; or None."""
+        """The attempt whose answer is released (the latest one after a continuation), or None."""
         return self._winner
 
     @property
     def planned(self) -> InFlight | None:
-        """The further attempt that will be launched if nothing happens before; None if none is."""
+        """The next attempt, as it will be launched if no event comes before; or None."""
         if self._next_at is None or not self._slots:
             return None
         return InFlight(self._slots.next("hedge").provider, self._next_at, None)
 
     @property
     def commit_reason(self) -> str | None:
-        """What made the first winner win, or None without a winner."""
+        """Why the first winner won; None without a winner."""
         return self._commit_reason
 
     @property
     def launch_reason(self) -> str | None:
-        """What the launch rule said last, when it was asked for a further attempt; or None."""
+        """The launch rule's latest reason; None if it was not consulted."""
         return self._launch_reason
 
     @property
     def started_at(self) -> float:
-        """When the turn started, on the race's clock."""
+        """When the turn started, in the race's clock."""
         return self._started_at
 
     @property
     def deadline_at(self) -> float | None:
-        """Until when the turn may go without a winner, on the race's clock; None is for ever."""
+        """When the turn fails without a winner, in the race's clock; None is never."""
         return _after(self._started_at, self._deadline_secs)
 
     @property
     def wake_at(self) -> float | None:
-        """When to hand in ``TimerFired`` if nothing happens before; None is never.
+        """When to pass ``TimerFired`` if no event comes before; None is never.
 
-        May be early, and never late: a token puts a silence off without moving the alarm.
+        The time may be early but never late: a token postpones a stall without moving the timer.
         """
         return self._wake_at
 
     def handle(self, event: Event, now: float) -> tuple[Command, ...]:
-        """Take one fact and say what to do about it.
+        """Apply one event and return the resulting commands.
 
         Args:
-            event: What happened. Facts of attempts that have already ended are ignored: they were
-                under way when the attempt was cancelled.
-            now: When it happened, in seconds; never earlier than the fact before.
+            event: What happened. Events of attempts that have ended are ignored: they were on their
+                way when the attempt was cancelled.
+            now: When it happened, in seconds; never earlier than the event before.
 
         Returns:
-            The orders, in the order in which to carry them out.
+            The commands, in the order in which to execute them.
 
         Raises:
-            IllegalFact: If the fact cannot happen now.
+            IllegalEvent: If the event cannot happen now.
         """
         if isinstance(event, HedgeEligibilityChanged):
             self._slots.refuse(event.reasons, event.reluctance)
@@ -263,12 +227,7 @@ class Race:
         return commands
 
     def token(self, attempt: int, now: float) -> None:
-        """Take a usable token of the attempt that is being released: it decides nothing.
-
-        Args:
-            attempt: The attempt's number.
-            now: When the token came.
-        """
+        """Record a usable token of the committed attempt, which changes no decision."""
         self._attempts[attempt].last_token_at = now
 
     def _react(self, table: Mapping[Any, _T], event: Event) -> _T:
@@ -277,7 +236,7 @@ class Race:
         except KeyError:
             raise IllegalEvent(f"{type(event).__name__} while {self._phase.name}") from None
 
-    # ---- reactions to the turn's own facts
+    # ---- events of the turn
 
     def _start(self, now: float) -> None:
         self._started_at = now
@@ -296,7 +255,7 @@ class Race:
     def _ignore(self, now: float) -> None:
         pass
 
-    # ---- reactions to an attempt's facts
+    # ---- events of an attempt
 
     def _open(self, attempt: Attempt, now: float) -> None:
         attempt.opened_at = now
@@ -313,13 +272,13 @@ class Race:
             self._release(attempt, "first_token", now)
             self._reconsider(now)
         elif is_first and self._phase is Phase.WAITING:
-            self._reconsider(now)  # a rule may now know better how long its sentence takes
+            self._reconsider(now)  # the rule may now estimate better how long the sentence takes
 
     def _progress(self, attempt: Attempt, at: float | None) -> None:
         if at is not None:
             attempt.progressed_at = at
         elif self._phase is Phase.COMMITTED:
-            attempt.stall_secs = None  # its silence says nothing, and it would be ended for it
+            attempt.stall_secs = None  # an unreadable stream must not end for its silence
 
     def _sentence(self, attempt: Attempt, now: float) -> None:
         if attempt.speakable_at is None:
@@ -347,17 +306,17 @@ class Race:
                 self._replace(attempt, now)
             else:
                 self._accept_empty(attempt, now)
-        else:  # all of an answer, though it holds no whole sentence
+        else:  # a whole answer, though without a whole sentence
             self._release(attempt, "whole_answer", now)
             self._complete(attempt, now)
 
     def _empty_attempt(self) -> Attempt | None:
-        """An answer without a word, where none has been heard; it may be what the model means."""
+        """An attempt that ended without text while nothing was committed. The model may mean it."""
         empty = (a for a in self._attempts if a.error is EMPTY_ANSWER)
         return next(empty, None) if self._phase is Phase.WAITING else None
 
     def _accept_empty(self, attempt: Attempt, now: float) -> None:
-        """Take an answer without a word for the answer, as two have come or nobody else is left."""
+        """Accept an empty answer, because two attempts agree or no other is left."""
         attempt.error = None
         self._release(attempt, "silence", now)
         self._complete(attempt, now)
@@ -377,7 +336,7 @@ class Race:
     def _complete(self, attempt: Attempt, now: float) -> None:
         has_token = attempt.first_token_at is not None
         if attempt.speakable_at is None and has_token and not attempt.called_tools:
-            attempt.speakable_at = now  # the end makes a sentence of what there is
+            attempt.speakable_at = now  # the end of the answer completes the sentence
         self._end(attempt, "won", now)
         self._finish_turn()
 
@@ -388,7 +347,7 @@ class Race:
         self._rescue(attempt)
         self._replace(attempt, now)
 
-    # ---- moves
+    # ---- transitions
 
     def _launch(self, reason: LaunchReason, now: float, detail: str | None = None) -> None:
         slot = self._slots.take(reason)
@@ -401,7 +360,7 @@ class Race:
             self._slots.readmit(now, ignore_delay=not self._live())
 
     def _reconsider(self, now: float) -> None:
-        """Do what time alone brings about, and set the alarm for the next of it."""
+        """Apply what is due by now and set the next wake time."""
         self._wake_at = self._next_at = None
         self._expire(now)
         if self._is_over():
@@ -425,7 +384,7 @@ class Race:
         return self._phase is Phase.OVER
 
     def _expire(self, now: float) -> None:
-        """End what has been silent for too long."""
+        """End the attempts that have been silent for too long."""
         deadline = self.deadline_at
         if self._phase is Phase.WAITING and deadline is not None and deadline <= now:
             for attempt in self._live():
@@ -450,27 +409,27 @@ class Race:
                 self._launch("failure", now)
 
     def _expiry(self, attempt: Attempt) -> tuple[float | None, AttemptError]:
-        """Until when an attempt may be silent, and what it has then done.
+        """When an attempt's silence becomes an error, and which error.
 
-        To reason, or to write arguments, is not to answer; in an answer it is no silence.
+        Reasoning and tool call arguments count as progress only for the committed attempt.
         """
         last_usable_at = (
             attempt.last_progress_at if attempt is self._winner else attempt.last_usable_at
         )
         expires = _after(last_usable_at, attempt.timeout_secs)
-        if attempt.called_tools:  # nothing more is needed of it
+        if attempt.called_tools:  # the answer is complete
             stalls = _after(attempt.last_progress_at, attempt.stall_secs)
             if stalls is not None and (expires is None or stalls < expires):
                 return stalls, STALLED
         return expires, TIMED_OUT
 
     def _launch_due(self, now: float) -> None:
-        """Launch hedges and replacements of the silent, and set the alarm for the next one."""
+        """Launch hedges and replacements of stalled attempts, and set the time of the next one."""
         self._start_new_round(now)
         self._readmit(now)
         self._wake_by(self._slots.room_at)
         while self._slots:
-            live = self._live()  # never empty: who fails has been replaced by now
+            live = self._live()  # never empty: a failed attempt has been replaced by now
             hedge_at = stalls_at = None
             why: LaunchReason = "hedge"
             if self._phase is Phase.WAITING:
@@ -484,7 +443,7 @@ class Race:
                     self._launch_reason = refusal
                     self._wake_by(now + RECHECK_SECS)
                     hedge_at = None
-            if hedge_at is None:  # a rule that names a time has its own idea of too long
+            if hedge_at is None:  # a rule that names a time replaces the stall limit
                 last = live[-1]
                 silent_secs = last.stall_secs
                 if silent_secs is not None and self._phase is Phase.WAITING:
@@ -503,7 +462,7 @@ class Race:
                 return
 
     def _schedule_new_round(self, now: float) -> bool:
-        """Whether those who have failed in passing are asked again, and set the alarm for it."""
+        """Whether attempts with transient errors are retried; sets the time of the retry."""
         if self._retry_at is None:
             pauses = [
                 error.retry_after_secs or 0.0
@@ -550,7 +509,7 @@ class Race:
             self._wake_at = at
 
     def _release(self, attempt: Attempt, reason: str, now: float) -> None:
-        """Have this attempt's answer heard, from its beginning or from where another broke off."""
+        """Release this attempt's answer, from its start or from where another one broke off."""
         if self._winner is None:
             self._commit_reason = reason
             self._commands.append(Commit(attempt.number, reason))
@@ -565,7 +524,7 @@ class Race:
         self._commands.append(StreamBroken(attempt.number))
 
     def _exclude(self, attempt: Attempt) -> None:
-        """Do not ask again in this turn who has said that it is no use."""
+        """Remove a provider that failed permanently or sent ``Retry-After`` from the rest of the turn."""
         error = attempt.error
         if error is not None and (error.permanent or error.retry_after_secs is not None):
             self._slots.exclude(attempt.provider)
@@ -606,7 +565,7 @@ class Race:
         )
         return Waiting(self._started_at, in_flight, self._slots.next("hedge").provider, now)
 
-    # ---- the tables: what may happen when, and what it does. A missing row is an illegal fact.
+    # ---- transition tables. A missing row is an illegal event.
     # fmt: off
 
     _TURN_TABLE: Final = {
@@ -622,7 +581,7 @@ class Race:
         (Phase.OVER,      Interrupted): _ignore,
     }
 
-    # Once over, every attempt has ended, and facts of ended attempts are dropped before the table.
+    # In Phase.OVER every attempt has ended, and events of ended attempts are ignored.
     _ATTEMPT_TABLE: Final = {
         (Phase.WAITING,   AttemptOpened):   _open,
         (Phase.WAITING,   UsableToken):     _token_while_waiting,

@@ -1,7 +1,4 @@
-"""The requests that a race may still make, in order. Pure; time is an argument.
-
-Law: a seat is taken once; one that comes entry is that of a request which was never made.
-"""
+"""The requests that a race may still make, in order."""
 
 from __future__ import annotations
 
@@ -12,19 +9,19 @@ from pipecat_hedge.race.events import LaunchReason, Slot
 __all__ = ["SLOT_RETRY_SECS", "SlotQueue"]
 
 SLOT_RETRY_SECS = 1.0
-"""How soon to try again whether there is room where there was none."""
+"""How soon to try again after a provider had no room: concurrency limits change within a second."""
 
 
 class SlotQueue:
-    """The seats of a race's lineup that are still to be taken."""
+    """The slots of a race that are not used yet."""
 
     def __init__(self, candidates: Sequence[Slot], attempts: int, probe: str | None):
-        """Begin with all of them.
+        """Create the queue.
 
         Args:
-            candidates: The seats, in the order in which to take them.
-            attempts: The most that are taken.
-            probe: The provider that is only probe, beside another; None if none is.
+            candidates: The slots, in the order of use.
+            attempts: The most slots to use.
+            probe: The provider with a half-open breaker, which is used last; or None.
         """
         self._slots = list(candidates)
         self._spare = attempts
@@ -39,12 +36,12 @@ class SlotQueue:
 
     @property
     def room_at(self) -> float | None:
-        """When a seat comes entry for which there was no room; None if none does."""
+        """When a rejected slot may be used again; None if there is none."""
         return self._deferred[0][0] if self._deferred else None
 
     @property
     def refusal(self) -> str | None:
-        """Why nobody who is left takes a hedge; None if somebody does."""
+        """Why no remaining provider takes a hedge; None if one does."""
         if not self._refusals:
             return None
         provider = self.next("hedge").provider
@@ -52,56 +49,47 @@ class SlotQueue:
         return None if reason is None else f"no hedge: {provider} {reason}"
 
     def refuse(self, reasons: Mapping[str, str], reluctance: Mapping[str, int]) -> None:
-        """Take note of who takes no hedges for now; see ``HedgeEligibilityChanged``.
-
-        Args:
-            reasons: Why, by provider.
-            reluctance: How little a request in another's place should go to each.
-        """
+        """Set which providers take no hedge; see ``HedgeEligibilityChanged``."""
         self._refusals, self._reluctance = reasons, reluctance
 
     def next(self, reason: LaunchReason) -> Slot:
-        """Whose turn it would be; call it only where there is a seat."""
+        """The slot that ``take`` would return. The queue must not be empty."""
         return self._slots[self._index(reason)]
 
     def take(self, reason: LaunchReason) -> Slot:
-        """Take a seat; call it only where there is one."""
+        """Remove and return the next slot. The queue must not be empty."""
         self._spare -= 1
         return self._slots.pop(self._index(reason))
 
     def exclude(self, provider: str) -> None:
-        """Do not ask a provider again."""
+        """Remove all slots of a provider."""
         self._slots = [slot for slot in self._slots if slot.provider != provider]
         self._deferred = [entry for entry in self._deferred if entry[1].provider != provider]
 
     def release(self, slot: Slot, now: float) -> None:
-        """Give a seat entry for whose request there was no room; it may be taken again later."""
+        """Return the slot of a rejected attempt. It may be used again after ``SLOT_RETRY_SECS``."""
         self._spare += 1
         self._deferred.append((now + SLOT_RETRY_SECS, slot))
 
     def reopen(self, slots: Sequence[Slot]) -> None:
-        """Begin anew with some of the seats that were taken.
-
-        Args:
-            slots: Which, in the order in which to take them.
-        """
+        """Start a new round with some of the slots that were used."""
         self._slots, self._spare = list(slots), len(slots)
 
     def readmit(self, now: float, *, ignore_delay: bool) -> None:
-        """Open the seats again for which there may be room by now.
+        """Make returned slots available whose delay is over.
 
         Args:
             now: The time.
-            ignore_delay: All of them, whether it is time or not.
+            ignore_delay: Make all of them available.
         """
         while self._deferred and (ignore_delay or self._deferred[0][0] <= now):
             self._slots.append(self._deferred.pop(0)[1])
 
     def _index(self, reason: LaunchReason) -> int:
-        """The first, to begin with; for a hedge the first who does not refuse, or the first of all.
+        """The index of the next slot.
 
-        In another's place comes the least reluctant provider; one that refuses only hedges
-        may well be asked. Somebody who is only probe comes after those who are well.
+        A hedge takes the first provider that accepts hedges, or else the first one. A replacement takes
+        the least reluctant provider; the probed provider comes after healthy ones.
         """
         if reason == "primary" or not (self._refusals or self._reluctance or self._probe):
             return 0
