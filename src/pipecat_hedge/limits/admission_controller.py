@@ -302,8 +302,7 @@ class AdmissionController:
             return self._acquire(ticket, now)
 
     def force(self, ticket: Ticket, now: float) -> Permit:
-        """Count a request as sent whose time to wait is up, at the candidate that is ready first.
-        """
+        """Count a request as sent whose time to wait is up, at the candidate that is ready first."""
         with self.lock:
             return self._issue(self._ready_first(ticket), ticket, now)
 

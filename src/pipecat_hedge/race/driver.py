@@ -42,7 +42,8 @@ from pipecat_hedge.race.task_scope import TaskScope
 __all__ = ["AttemptSink", "RaceDriver", "RunAttempt"]
 
 _MAY_LAUNCH = (TurnStarted, TimerFired, AttemptFailed, AttemptFinished)
-"""Events after which the race may launch an attempt. The hedge eligibility is updated before them."""
+"""Events after which the race may launch an attempt. The hedge eligibility is updated before
+them."""
 
 _LATE_SECS = 0.02
 """A timer that fires this late means that the loop was blocked; an idle loop is 0.002 s late."""

@@ -13,7 +13,8 @@ from typing import Literal, Protocol, TypeAlias
 from pipecat_hedge.race.errors import AttemptError
 
 LaunchReason: TypeAlias = Literal["primary", "hedge", "failure", "stall"]
-"""Why an attempt was launched: first in order, to overtake a slow one, or to replace a failed one."""
+"""Why an attempt was launched: first in order, to overtake a slow one, or to replace a failed
+one."""
 
 CancelCause: TypeAlias = Literal["superseded", "interrupted", "deadline", "stall", "shutdown"]
 """Why an attempt was cancelled. No cause counts against its provider."""

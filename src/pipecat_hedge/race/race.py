@@ -116,7 +116,8 @@ class Race:
             max_attempts: The most requests to make, at least 1.
             commit_on: What an attempt must have to win.
             deadline_secs: The time within which the turn must have a winner; None is unlimited.
-            probe: The provider with a half-open breaker. It gets a request only beside another provider.
+            probe: The provider with a half-open breaker. It gets a request only beside another
+                provider.
             jitter: A random number from 0 to 1, which shortens the pauses before retries.
             make_attempt: Creates an attempt's record, for a driver with state of its own.
         """
@@ -524,7 +525,7 @@ class Race:
         self._commands.append(StreamBroken(attempt.number))
 
     def _exclude(self, attempt: Attempt) -> None:
-        """Remove a provider that failed permanently or sent ``Retry-After`` from the rest of the turn."""
+        """Exclude a provider that failed permanently or sent ``Retry-After`` from this turn."""
         error = attempt.error
         if error is not None and (error.permanent or error.retry_after_secs is not None):
             self._slots.exclude(attempt.provider)

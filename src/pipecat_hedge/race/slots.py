@@ -88,8 +88,8 @@ class SlotQueue:
     def _index(self, reason: LaunchReason) -> int:
         """The index of the next slot.
 
-        A hedge takes the first provider that accepts hedges, or else the first one. A replacement takes
-        the least reluctant provider; the probed provider comes after healthy ones.
+        A hedge takes the first provider that accepts hedges, or else the first one. A replacement
+        takes the least reluctant provider; the probed provider comes after healthy ones.
         """
         if reason == "primary" or not (self._refusals or self._reluctance or self._probe):
             return 0

@@ -33,8 +33,8 @@ def is_wait_marker(answer: str) -> bool:
 class InlineThought:
     """Separates inline reasoning, ``<think>…</think>``, from the answer.
 
-    Some servers pass reasoning on as text, which would be spoken. Models write it before the answer,
-    so the tag is recognised only there.
+    Some servers pass reasoning on as text, which would be spoken. Models write it before the
+    answer, so the tag is recognised only there.
     """
 
     OPEN = "<think>"

@@ -32,7 +32,8 @@ class Latency:
     """The outcome of one request.
 
     Parameters:
-        secs: The time from launch to the first usable token or to the failure; infinite for neither.
+        secs: The time from launch to the first usable token or to the failure; infinite for
+            neither.
         fails: Whether it fails.
     """
 

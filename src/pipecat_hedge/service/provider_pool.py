@@ -168,9 +168,7 @@ class ProviderPool:
             if probe is not None:
                 return Candidates((usable[probe],), by_name, usable[probe])
             reasons = (f"{name} ({health.open_reason(key, now)})" for name, key in by_name.items())
-            return Candidates(
-                (), by_name, reason=f"all breakers are open: {', '.join(reasons)}"
-            )
+            return Candidates((), by_name, reason=f"all breakers are open: {', '.join(reasons)}")
         if not closed and not sheds:
             if probe is not None:
                 health.drop_probe(keys[probe], now)
