@@ -1,1 +1,1 @@
-"""What a provider can take: circuit breakers, concurrency limits, permits."""
+"""Circuit breakers, concurrency limits and permits: what a provider can take now."""

@@ -1,4 +1,4 @@
-"""What the processes of a fleet report of a provider, and what one of them is to make of it."""
+"""What the processes of a fleet report about a provider, and the resulting advice."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Literal, TypeAlias
 __all__ = ["NOTHING", "Advice", "Finding", "Found"]
 
 Found: TypeAlias = Literal["well", "down", "unsure"]
-"""What a process has found of a provider: it answers; it fails; or nothing lately."""
+"""A process's finding about a provider: it answers; it fails; or no recent requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one process has found out of one provider by itself.
+    """What one process's own requests show about one provider.
 
     Parameters:
-        found: What it has found.
-        open_secs: How long its breaker stays open yet, in seconds.
-        reason: Why it is open, for a person to read.
-        closings: How many times its own requests have closed it.
+        found: The finding.
+        open_secs: How long its breaker stays open, in seconds.
+        reason: Why it is open.
+        closings: How many times its own answers have closed the breaker.
     """
 
     found: Found
@@ -29,7 +29,7 @@ class Finding:
 
 
 NOTHING = Finding("unsure")
-"""What a process has found of which it tells nothing."""
+"""The finding of a process that has none to report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class Advice:
     """What to do about one provider.
 
     Parameters:
-        open_secs: For how long to leave it alone; None: no need.
-        reason: Why, for a person to read.
-        try_it: Whether somebody's request has been answered where it had been left alone.
+        open_secs: How long to open the breaker; None leaves it as it is.
+        reason: Why, in words.
+        try_it: Whether another process got an answer, so that the provider may be probed.
     """
 
     open_secs: float | None = None

@@ -1,7 +1,6 @@
-"""Waiting for room on asyncio: bounded, in order, and without losing a permit.
+"""Waits for a permit on asyncio: for a bounded time, in order, and without losing a permit.
 
-A request gets a permit or a reason before its deadline. If it is cancelled while a permit is on its
-way, the permit is granted back.
+A permit that is granted while its request is cancelled is released again.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from pipecat_hedge.race.errors import HedgeError
 __all__ = ["LoopLag", "Rejected", "permit_for"]
 
 MIN_SLEEP_SECS = 1e-3
-"""What is left of a wait that is over: a shorter sleep need not move a loop's clock at all."""
+"""A shorter sleep may not advance a loop's clock at all."""
 RECHECK_SECS = 0.1
-"""How often a request that waits looks for what time alone sets free."""
+"""How often a waiting request checks for permits that become free with time."""
 
 LoopLag = Callable[[], str | None]
-"""Says why the event loop is too far behind for hedges; None if it is not."""
+"""Returns why the event loop is too far behind for hedges; None if it is not."""
 
 
 class Rejected(HedgeError):
@@ -31,18 +30,18 @@ class Rejected(HedgeError):
 
 
 async def permit_for(health: AdmissionController, ticket: Ticket, loop_lag: LoopLag) -> Permit:
-    """Get a permit to send a request, at once if there is room.
+    """Acquire a permit to send a request, at once if there is room.
 
-    Only a hedge, a prompt sent ahead, or a request of a session with ``admission="shed"`` is ever
-    rejected. Any other is sent at its deadline, room or none.
+    Only hedges, warm-up prompts, and requests of a session with ``admission="shed"`` are rejected.
+    Any other request is sent at its deadline at the latest.
 
     Args:
         health: The process's registry.
-        ticket: The request, with its deadline on the loop's clock.
-        loop_lag: Whether the event loop is too far behind for hedges.
+        ticket: The request, with its deadline in the loop's time.
+        loop_lag: Returns why the event loop is too far behind for hedges.
 
     Raises:
-        Rejected: If the request is not to be sent.
+        Rejected: If the request may not be sent.
     """
     loop = asyncio.get_running_loop()
     now = ticket.joined_at
@@ -57,7 +56,7 @@ async def permit_for(health: AdmissionController, ticket: Ticket, loop_lag: Loop
 
     def grant(permit: Permit) -> None:
         granted.append(permit)
-        with suppress(RuntimeError):  # the loop is closed: nothing waits there any more
+        with suppress(RuntimeError):  # the loop is closed, so nothing waits there
             loop.call_soon_threadsafe(has_permit.set)
 
     if (reason := health.wait(ticket, grant, now)) is not None:

@@ -1,26 +1,13 @@
-"""What a provider's response headers tell of its rate limit. Pure.
+"""Parses rate-limit headers. A missing or unknown value is None and never an error.
 
-Law: what the headers say is taken as it stands; what they do not say, or say in a way that nobody
-knows, is None and never an error.
-
-The problem: a provider counts the requests and the tokens of an account, and refuses what is over
-its limit. It tells with each response how much is left, which is worth more than any guess from
-refusals, and tells it in its own way: Anthropic names the time at which the limit is whole again,
-OpenAI and those who are compatible with it say in how long.
-
-A time is compared with the response's own ``date``, so that a clock that is wrong here does no
-harm. Both "again" mean the whole limit, which is filled bit by bit; the naive reading, that nothing
-can be had until then, would keep away from a provider for a day because the thousandth request of
-the day has been made. Room for one request is there after its share of that time, if the limit is
-told as well.
-
-Left out: what others who use the same account do meanwhile. Hence news is never older than
-``VALID_SECS``; and where no time is told it is news for ``UNKNOWN_RESET_SECS``, so that a provider that
-says "none left" and no more is asked again soon.
+Anthropic sends the time at which a limit is full again, OpenAI and compatible servers the delay.
+Times are compared with the response's ``date``, so that a wrong local clock does no harm. A limit
+is refilled continuously: there is room for one request after its share of the time until it is
+full. Others may use the same account, so a value is valid for at most ``VALID_SECS``.
 
 Sources: the pages "Rate limits" of the documentation of Anthropic (``anthropic-ratelimit-*``, in
-RFC 3339; the tokens' headers show the tightest limit in effect) and of OpenAI (``x-ratelimit-*``:
-``1s``, ``6m0s``, "the time until the rate limit resets to its initial state").
+RFC 3339; the token headers show the tightest limit) and OpenAI (``x-ratelimit-*``: ``1s``,
+``6m0s``).
 """
 
 from __future__ import annotations
@@ -37,22 +24,24 @@ __all__ = ["UNKNOWN_RESET_SECS", "VALID_SECS", "RateLimits", "http_date", "parse
 VALID_SECS = 60.0
 """Most limits are per minute: what was left a minute ago says nothing."""
 UNKNOWN_RESET_SECS = 1.0
+"""How long a value without a reset time is valid, so that a provider with none left is tried
+soon."""
 MAX_RESET_SECS = 31 * 86_400.0
-"""A time further away is none, but a date in seconds or a mistake."""
+"""A longer reset time is a date in seconds, or a mistake."""
 MAX_DIGITS = 15
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """What one response told of its provider's rate limit.
+    """The rate limits in one response.
 
     Parameters:
-        requests_left: Requests that may still be made; None if it did not say, as for the others.
-        requests_reset_secs: In how long their limit is whole again, from the response on.
-        tokens_left: Tokens that may still be sent.
-        tokens_reset_secs: In how long their limit is whole again.
-        requests_limit: Their whole limit.
-        tokens_limit: Their whole limit.
+        requests_left: The requests that may still be made; None if not stated, as for the others.
+        requests_reset_secs: The seconds from the response until the request limit is full again.
+        tokens_left: The tokens that may still be sent.
+        tokens_reset_secs: The seconds until the token limit is full again.
+        requests_limit: The full request limit.
+        tokens_limit: The full token limit.
     """
 
     requests_left: int | None = None
@@ -63,15 +52,17 @@ class RateLimits:
     tokens_limit: int | None = None
 
     def more(self, prompt_tokens: int = 0) -> tuple[int, float] | None:
-        """How many more requests may be begun, and for how long this is news.
+        """How many more requests may be started, and for how long that is valid.
 
         Args:
-            prompt_tokens: The tokens of one such request, as the provider counts them: what it
-                reads from a cache does not count at Anthropic.
+            prompt_tokens: The tokens of one such request, as the provider counts them. Anthropic
+                does
+                not count cached ones.
 
         Returns:
-            The number, and the seconds after the response for which it holds; at 0, those until
-            there is room for one. None if the response said nothing of the kind.
+            The number, and the seconds after the response for which it is valid; with 0, the
+            seconds
+            until there is room for one. None if the response states no limit.
         """
         found: list[tuple[int, float]] = []
         if self.requests_left is not None:
@@ -82,7 +73,7 @@ class RateLimits:
                 prompt_tokens, self.tokens_left, self.tokens_limit, self.tokens_reset_secs
             )
             found.append((self.tokens_left // prompt_tokens, secs))
-        # Of two that are used up the later one counts, else the tighter.
+        # The tighter limit counts; of two that are used up, the later one.
         return min(found, key=lambda one: (one[0], -one[1]), default=None)
 
 
@@ -90,7 +81,7 @@ _NOTHING = RateLimits()
 
 
 def _holds_secs(need: int, left: int, limit: int | None, reset_secs: float | None) -> float:
-    """How long the number of requests, each of which needs so much, is news."""
+    """How long the number of requests of size ``need`` is valid."""
     if reset_secs is None:
         return UNKNOWN_RESET_SECS
     if left < need and limit is not None and limit >= need:
@@ -99,14 +90,14 @@ def _holds_secs(need: int, left: int, limit: int | None, reset_secs: float | Non
 
 
 def parse_rate_limits(headers: Mapping[str, str], now: float) -> RateLimits | None:
-    """Read what the headers of a response tell of a rate limit.
+    """Parse the rate limits in a response's headers.
 
     Args:
-        headers: The headers; upper and lower case are the same.
-        now: The time of day, in seconds since 1970, for a response without a date.
+        headers: The headers; names are case-insensitive.
+        now: The Unix time, for a response without a date.
 
     Returns:
-        What they tell; None if they tell nothing.
+        The limits; None if the headers state none.
     """
     lower = {name.lower(): value for name, value in headers.items()}
     limits = _anthropic(lower, now) or _openai(lower)
@@ -164,7 +155,7 @@ _NUMBER = re.compile(r"\d{1,15}(?:\.\d{0,15})?", re.ASCII)
 
 
 def _duration(text: str | None) -> float | None:
-    """``1s``, ``6m0s``, ``120ms``, ``1h2m3.5s``, or a plain number of seconds."""
+    """Parse ``1s``, ``6m0s``, ``120ms``, ``1h2m3.5s``, or a plain number of seconds."""
     text = (text or "").strip().replace("µ", "u").replace("μ", "u")
     if _NUMBER.fullmatch(text):
         return _plausible(float(text))
@@ -187,7 +178,7 @@ _MONTHS = {
 
 
 def _time(text: str | None) -> float | None:
-    """A time in RFC 3339, in seconds since 1970."""
+    """Parse an RFC 3339 time into seconds since 1970."""
     try:
         return _since_1970(datetime.fromisoformat((text or "").strip()))
     except (ValueError, OverflowError):
@@ -195,16 +186,11 @@ def _time(text: str | None) -> float | None:
 
 
 def http_date(text: str | None) -> float | None:
-    """Read a time as HTTP writes it.
-
-    Args:
-        text: A header's value; None if there is none.
-
-    Returns:
-        Seconds since 1970; None if it is no time.
-    """
+    """Parse an HTTP date into seconds since 1970; None if it is not one."""
     if text and (usual := _USUAL_DATE.fullmatch(text)) and (month := _MONTHS.get(usual[2])):
-        return _time(f"{usual[3]}-{month}-{usual[1]}T{usual[4]}+00:00")  # four times as fast
+        return _time(
+            f"{usual[3]}-{month}-{usual[1]}T{usual[4]}+00:00"
+        )  # four times faster than parsedate_to_datetime
     try:
         return _since_1970(parsedate_to_datetime(text or ""))
     except (ValueError, TypeError, IndexError, OverflowError):

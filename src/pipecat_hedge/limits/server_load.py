@@ -1,4 +1,4 @@
-"""How busy a model server is, as it says itself."""
+"""The protocol of services that report their server's load."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["ReportsServerLoad", "ServerLoad"]
 
 @runtime_checkable
 class ReportsServerLoad(Protocol):
-    """A service that knows how busy the server behind it is."""
+    """A service that reports the load of its server."""
 
     @property
     def server_load(self) -> ServerLoad | None:
-        """How busy it is; None if nothing recent is known."""
+        """The server's load; None without a recent reading."""
         ...

@@ -52,9 +52,12 @@ from pipecat_hedge.race.slots import SlotQueue
 
 __all__ = ["IllegalEvent", "Phase", "Race"]
 
-RETRY_SECS, RETRY_MAX_SECS, RETRY_JITTER = 0.5, 8.0, 0.25
-"""The pause before the first retry, doubled with each one; its maximum; and the share of it that
-jitter takes off. The values of the OpenAI and Anthropic SDKs."""
+RETRY_SECS = 0.5
+"""The pause before the first retry, doubled with each one; as in the OpenAI and Anthropic SDKs."""
+RETRY_MAX_SECS = 8.0
+"""The longest pause, as in these SDKs."""
+RETRY_JITTER = 0.25
+"""The share of a pause that jitter takes off, as in these SDKs."""
 RETRY_AFTER_MAX_SECS = 60.0
 """A longer ``Retry-After`` is not waited for. The SDKs' own limit."""
 RECHECK_SECS = 0.1

@@ -59,7 +59,7 @@ class ServerLoad:
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """How an attempt's time until the first token divides, as reported by its HTTP client and server.
+    """How an attempt's time to first token divides, as reported by its HTTP client and server.
 
     A value is None if it is unknown: the service's client cannot be traced, or the stage was not
     reached. Times of stages count from when the request was sent (``AttemptReport.sent_secs``).
