@@ -31,7 +31,7 @@ SHARE = 0.5
 MIN_ATTEMPTS = 20
 """Fewer attempts give no reliable share."""
 WINDOW_SECS = 30.0
-"""Some hundred turns of a busy process, and older failures say little."""
+"""Older failures say little about the provider now."""
 RECOVERY_SECS = 60.0
 """How long a breaker stays open the first time; the usual default."""
 CAP_SECS = 66.0

@@ -18,8 +18,8 @@ __all__ = ["TIERS", "WORK_CLASSES", "Tier", "WorkClass", "work", "working_as"]
 WorkClass: TypeAlias = Literal[
     "primary", "tool_follow_up", "rescue", "hedge", "warm_up", "background"
 ]
-"""The work classes, most urgent first: a caller's turn, the answer to a tool result, the replacement of
-a failed or stalled attempt, a hedge, a warm-up prompt, a one-shot inference."""
+"""The work classes, most urgent first: a caller's turn, the answer to a tool result, the
+replacement of a failed or stalled attempt, a hedge, a warm-up prompt, a one-shot inference."""
 
 WORK_CLASSES: tuple[WorkClass, ...] = get_args(WorkClass)
 """The work classes, most urgent first."""

@@ -188,9 +188,8 @@ def _time(text: str | None) -> float | None:
 def http_date(text: str | None) -> float | None:
     """Parse an HTTP date into seconds since 1970; None if it is not one."""
     if text and (usual := _USUAL_DATE.fullmatch(text)) and (month := _MONTHS.get(usual[2])):
-        return _time(
-            f"{usual[3]}-{month}-{usual[1]}T{usual[4]}+00:00"
-        )  # four times faster than parsedate_to_datetime
+        # Four times faster than parsedate_to_datetime.
+        return _time(f"{usual[3]}-{month}-{usual[1]}T{usual[4]}+00:00")
     try:
         return _since_1970(parsedate_to_datetime(text or ""))
     except (ValueError, TypeError, IndexError, OverflowError):

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 __all__ = ["SharedOutage"]
 
 WITHIN_SECS = 2.0
-"""Longer than a connect timeout differs between hosts, shorter than a breaker needs to open."""
+"""The connections of one outage fail within this time of each other."""
 
 _T = TypeVar("_T")
 

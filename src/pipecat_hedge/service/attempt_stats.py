@@ -1,4 +1,4 @@
-"""What one attempt has produced, counted while it goes."""
+"""What one attempt has produced so far."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class AttemptStats:
     """What one attempt has produced so far. Times are the loop's.
 
     Parameters:
-        usage: The provider's own count of tokens, once it has sent one.
-        chars: Characters produced: answer text, reasoning and tool arguments.
-        completed: Whether the answer ended by itself, so that ``usage`` is final.
-        mended_context: Whether the service took a message out of its copy of the context that no
-            provider would accept.
-        first_text_at: When its first answer text came; known only when ``keeps_text``.
-        text: The answer's text, kept only when ``keeps_text``.
-        keeps_text: Whether the text is wanted afterwards.
-        silent_text: What came before anything usable: white space and markers.
+        usage: The provider's token counts, once sent.
+        chars: The characters produced: answer text, reasoning and tool arguments.
+        completed: Whether the answer ended normally, so that ``usage`` is final.
+        mended_context: Whether the service removed a message that no provider would accept from its
+            copy of the context.
+        first_text_at: When the first answer text came; set only with ``keeps_text``.
+        text: The answer's text; set only with ``keeps_text``.
+        keeps_text: Whether the text is needed later.
+        silent_text: The text before anything usable: white space and markers.
         first_answer_at: When the first usable text or complete tool call came.
-        has_response: Whether a response to it has begun, where the service's client shows it.
-        error: Why it failed, if it is the service that has said so.
-        rate_limit: What the latest response to it told of the provider's rate limit, if anything.
+        has_response: Whether a response has begun, if the service's client can be traced.
+        error: Why it failed, if the service reported an error.
+        rate_limit: The rate limits in the latest response, if any.
         rate_limit_at: When that response began.
         on_answer: Called once, when the first usable text or complete tool call has come.
-        on_rate_limit: Called each time ``rate_limit`` has come.
-        stages: Where its time went.
+        on_rate_limit: Called whenever ``rate_limit`` is set.
+        stages: How the request's time divides.
     """
 
     usage: LLMTokenUsage | None = None
@@ -63,16 +63,16 @@ class AttemptStats:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the provider has begun to respond, as far as that is known."""
+        """Whether the provider has begun to respond, as far as is known."""
         return self.has_response or self.chars > 0
 
     @property
     def is_empty(self) -> bool:
-        """Whether the answer ended by itself and had nothing usable in it."""
+        """Whether the answer ended normally without anything usable."""
         return self.completed and not self.has_answer
 
     def record_answer(self) -> None:
-        """Take note that something usable has come now."""
+        """Record that something usable came now."""
         if self.first_answer_at is None:
             self.first_answer_at = asyncio.get_running_loop().time()
             self.stages.record_token()
@@ -80,10 +80,10 @@ class AttemptStats:
                 self.on_answer()
 
     def record_response(self, limits: RateLimits | None) -> None:
-        """Take note that a response has begun now, and of what it told.
+        """Record that a response began now.
 
         Args:
-            limits: What it told of a rate limit; None if it told nothing.
+            limits: Its rate limits; None if it states none.
         """
         self.has_response = True
         if limits is None:

@@ -1,4 +1,4 @@
-"""The services behind a hedged service, as one: what reaches one of them reaches all."""
+"""The hosted services of all providers, and which of them a turn may use."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ProviderMember:
-    """A provider as it stands in a service.
+    """A provider within a hedged service.
 
     Parameters:
         provider: Its name and price.
-        adapters: Its instances, hosted.
+        adapters: Its hosted instances.
     """
 
     provider: Provider
@@ -55,35 +55,35 @@ class ProviderMember:
 
     @property
     def server_load(self) -> ServerLoad | None:
-        """How busy its least busy server is; None if nothing recent is known."""
+        """The load of its least busy server; None without a recent reading."""
         if len(self.adapters) == 1:
             return self.adapters[0].server_load
         return min((c.server_load for c in self.adapters), key=load_rank)
 
     @property
     def backend(self) -> Backend:
-        """Of whom statistics are kept; its health is kept under the same key."""
+        """The key of its statistics."""
         model = self.adapters[0].model
         return Backend(self.provider.name, model, self.provider.usd_per_mtok)
 
     @property
     def key(self) -> str:
-        """What the provider's health is kept under."""
+        """The key of its health in the registry."""
         return key_of(self.provider.name, self.adapters[0].model)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Who may be asked in a turn.
+    """The providers that a turn may use.
 
     Parameters:
-        entries: The providers, in order; empty if all are left alone.
-        keys: What the health of each is kept under in this turn, by its name.
-        probe: Which of them is tried after it was left alone, or None: the claim is the turn's,
-            which sees to it that it comes back.
-        reason: Why nobody may be eligible, where that is so.
+        entries: The providers in order; empty if none may be used.
+        keys: The health key of each provider in this turn, by name.
+        probe: The half-open provider that the turn has claimed to probe, or None. The turn must
+            release the claim.
+        reason: Why no provider may be used, if that is so.
         last: The names of those that come last, whatever the planned order.
-        in_panic: Whether every breaker is open, and the order is as given here.
+        in_panic: Whether every breaker is open, so that ``entries`` is the final order.
     """
 
     entries: tuple[ProviderMember, ...]
@@ -98,7 +98,7 @@ class ProviderPool:
     """Every instance of every provider.
 
     Attributes:
-        entries: The providers with their instances, in the order in which they are asked.
+        entries: The providers with their instances, in the given order.
         adapters: All instances.
     """
 
@@ -107,7 +107,7 @@ class ProviderPool:
 
         Args:
             providers: Checked by ``as_providers``.
-            health: How the providers are doing, as the process knows it.
+            health: The process's registry.
         """
         self._health = health
         is_alone = sum(len(provider.services) for provider in providers) == 1
@@ -122,18 +122,16 @@ class ProviderPool:
         self._refreshes = TaskScope()
 
     def candidates(self, now: float, *, sheds: bool = False) -> Candidates:
-        """The providers that a turn may ask.
+        """The providers that a turn may use.
 
-        Left out are providers that have rejected a request for good and instances that Pipecat
-        calls unusable, unless that leaves none: what was wrong may have been the one request. A
-        provider that has asked to be left alone (``Retry-After``) comes last, and is in it only if
-        its time is over soon, or every other has asked so, too: then the earliest comes first.
+        Providers that rejected a request permanently and instances that Pipecat reports as unusable
+        are left out, unless none would remain: the one request may have been at fault. A provider
+        with a ``Retry-After`` comes last, and only if it ends soon or all others have one, too.
 
-        A breaker orders providers and never empties the list. An open one comes last, and gets no
-        hedge. One half-open provider takes part as a probe, beside a healthy one. If every breaker
-        is open, the turn is planned as if all were closed (panic mode), and the first choices of
-        such turns are spread over the providers. Servers that say that they are down or overrun
-        come last.
+        An open breaker puts its provider last, without hedges. One half-open provider is a probe
+        beside a healthy one. If every breaker is open, the turn is planned as if all were closed
+        (panic mode) and the first choices of such turns are spread over the providers. Servers that
+        report that they are down or overloaded come last.
 
         Args:
             now: The loop's time.
@@ -154,7 +152,7 @@ class ProviderPool:
                 if load is not None and load.is_up:
                     health.set_queue(key, load.running, load.waiting, now)
         if health.are_healthy(keys, now) and not any(map(is_last_resort, loads)):
-            return Candidates(tuple(usable), by_name)  # as nearly always: the quick way
+            return Candidates(tuple(usable), by_name)  # the common case, kept fast
         states, retry_after_secs = zip(*health.breaker_states(keys, now), strict=True)
         by_retry_after = sorted(range(len(usable)), key=lambda n: retry_after_secs[n])
         available = [n for n in by_retry_after if not retry_after_secs[n]]
@@ -191,7 +189,7 @@ class ProviderPool:
         return Candidates(tuple(found), by_name, half_open_member, last=frozenset(last))
 
     def is_excluded(self, entry: ProviderMember) -> bool:
-        """Whether a provider is not eligible, until settings change."""
+        """Whether a provider gets no requests until settings change."""
         return not self._usable_adapters(entry)
 
     def _usable_adapters(self, entry: ProviderMember) -> tuple[ServiceAdapter, ...]:
@@ -202,36 +200,36 @@ class ProviderPool:
         return tuple(c for c in entry.adapters if c.service.is_usable)
 
     def exclude(self, provider: str) -> bool:
-        """Leave a provider out until settings change: it has rejected a request for good.
+        """Exclude a provider until settings change: it has rejected a request permanently.
 
         Returns:
-            Whether it was not out before.
+            Whether it was included before.
         """
         is_new = provider not in self._excluded
         self._excluded.add(provider)
         return is_new
 
     def adapter_of(self, service: object) -> ServiceAdapter | None:
-        """The member that hosts ``service``, or None."""
+        """The adapter that hosts ``service``, or None."""
         return next((c for c in self.adapters if c.service is service), None)
 
     async def setup(self, setup: FrameProcessorSetup) -> None:
-        """Set every member up, side by side."""
+        """Set up all members concurrently."""
         await asyncio.gather(*(adapter.setup(setup) for adapter in self.adapters))
 
     async def warm(
         self, context: LLMContext | None, tier: Tier, bounds: LimitBounds, loop_lag: LoopLag
     ) -> None:
-        """Prepare every member for the first turn, each by itself: a turn ends only its own.
+        """Prepare every member for the first turn, independently.
 
-        Whoever is left alone is not prepared. A prompt is read ahead where there is room for it;
-        without, as without a context, the connection is opened, which costs the provider nothing.
+        A provider without a closed breaker is skipped. A prompt is warmed up if there is room for
+        it; otherwise, and without a context, only the connection is opened.
 
         Args:
-            context: The conversation so far; None if it is not known.
-            tier: Whose session it is.
-            bounds: Where a provider's limit may lie.
-            loop_lag: Whether the event loop is too far behind.
+            context: The conversation so far; None if it is unknown.
+            tier: The session's tier.
+            bounds: Bounds of a provider's limit.
+            loop_lag: Returns why the event loop is too far behind.
         """
         async with TaskScope() as scope:
             tasks = [
@@ -272,7 +270,7 @@ class ProviderPool:
         await adapter.warm(context, acquire_permit)
 
     def keep_connections(self) -> None:
-        """Keep every member's connection open between turns, from now on."""
+        """Keep every member's connection open between turns from now on."""
         for entry in self.entries:
             for adapter in entry.adapters:
                 may_send = functools.partial(self._may_refresh, entry, adapter)
@@ -283,40 +281,40 @@ class ProviderPool:
         return standing == [("closed", 0.0)] and adapter in self._usable_adapters(entry)
 
     def turn_began(self) -> None:
-        """Take note that the session is not silent: connections are worth keeping."""
+        """Record that the session is active, so that its connections are kept open."""
         for adapter in self.adapters:
             adapter.connection.turn_began()
 
     async def stop_keeping_connections(self) -> None:
-        """Send nothing more to keep connections open, and end what is on its way."""
+        """Stop to keep connections open and cancel what is on its way."""
         for adapter in self.adapters:
             adapter.connection.stop()
         await self._refreshes.close()
 
     async def control(self, frame: Frame) -> None:
-        """Hand every member a frame that is not a turn."""
+        """Send every member a frame that is not a turn."""
         await asyncio.gather(*(adapter.control(frame) for adapter in self.adapters))
 
     async def update_settings(self, delta: LLMSettings) -> None:
-        """Change every member's settings, which gives those that were out another chance."""
+        """Change every member's settings, and include excluded providers again."""
         self._excluded.clear()
         for adapter in self.adapters:
             await adapter.update_settings(delta)
 
     async def update_member(self, member: ServiceAdapter, delta: LLMSettings) -> None:
-        """Change one member's settings, which gives its provider another chance."""
+        """Change one member's settings, and include its provider again."""
         for entry in self.entries:
             if member in entry.adapters:
                 self._excluded.discard(entry.provider.name)
         await member.update_settings(delta)
 
     def instruct(self, addition: str | None) -> None:
-        """Append a text to every member's system instruction; None takes it away."""
+        """Append a text to every member's system instruction; None removes it."""
         for adapter in self.adapters:
             adapter.instruct(addition)
 
     def offer(self, tools: Mapping[str, FunctionSchema]) -> None:
-        """Offer every model the host's built-in tools; see ``ServiceAdapter.offer``."""
+        """Offer the host's built-in tools to every model; see ``ServiceAdapter.offer``."""
         for adapter in self.adapters:
             adapter.offer(tools)
 
@@ -326,12 +324,12 @@ class ProviderPool:
         await asyncio.gather(*(adapter.cleanup() for adapter in self.adapters))
 
     def append_system_instruction(self, instruction: str) -> None:
-        """Append durable text to every member's prompt."""
+        """Append permanent text to every member's system instruction."""
         for adapter in self.adapters:
             adapter.service.append_system_instruction(instruction)
 
     def registered_functions(self) -> list[FunctionCallRegistryItem]:
-        """The handlers that members had before they were hosted; of one name the first."""
+        """The handlers that members had before they were hosted; of one name, the first."""
         found: dict[str | None, FunctionCallRegistryItem] = {}
         for adapter in self.adapters:
             for name, item in adapter.registered_functions.items():
@@ -339,24 +337,24 @@ class ProviderPool:
         return list(found.values())
 
     def register_function(self, function_name: str | None, handler: Any, **options: Any) -> None:
-        """Tell every member of a tool handler; they never run it."""
+        """Register a tool handler with every member; the members never run it."""
         for adapter in self.adapters:
             adapter.service.register_function(function_name, handler, **options)
 
     def register_direct_function(self, handler: DirectFunction, **options: Any) -> None:
-        """Tell every member of a direct function; they never run it."""
+        """Register a direct function with every member; the members never run it."""
         for adapter in self.adapters:
             adapter.service.register_direct_function(handler, **options)
 
     def unregister_function(self, function_name: str | None) -> None:
-        """Have every member that knows the handler forget it."""
+        """Unregister a tool handler from every member that has it."""
         for adapter in self.adapters:
-            with contextlib.suppress(KeyError):  # a member reads advertised tools a turn later
+            with contextlib.suppress(KeyError):  # a member sees advertised tools one turn later
                 adapter.service.unregister_function(function_name)
 
 
 def take_least_busy(idle: list[ServiceAdapter]) -> ServiceAdapter:
-    """Take the instance whose server has the least to do out of those that are free.
+    """Remove and return the idle instance whose server has the least load.
 
     Args:
         idle: The free instances of a provider, in order; at least one.
@@ -369,12 +367,12 @@ def take_least_busy(idle: list[ServiceAdapter]) -> ServiceAdapter:
 def hedge_refusals(
     idle: Mapping[str, Sequence[ServiceAdapter]], first: str | None = None
 ) -> dict[str, str]:
-    """Who is to get no hedge now, by the provider's name, and why.
+    """The providers that may get no hedge now because of their servers' load, and why.
 
     Args:
-        idle: The free instances of each provider: one of them would be asked.
-        first: Whose least busy instance is not free any more, since the turn's first request is
-            about to take it; or None.
+        idle: The free instances of each provider.
+        first: The provider of the turn's first request, which is about to take its least busy
+            instance; or None.
     """
     reasons: dict[str, str] = {}
     for name, free in idle.items():
@@ -390,12 +388,12 @@ def slots(
 ) -> list[Slot]:
     """The requests that a turn may make.
 
-    Every provider once, in order, then those that have a second instance, and so on.
+    Every provider once, in order, then those with a second instance, and so on.
 
     Args:
-        candidates: Whom to ask.
-        policy: How long silence may last where a provider has no time of its own.
-        slowest_secs: By provider, how long its first token may take and still be usual.
+        candidates: The providers in order.
+        policy: The default of ``stall_secs``.
+        slowest_secs: By provider, how long its first token usually takes at most.
     """
     rounds = max((len(entry.adapters) for entry in candidates), default=0)
     return [
