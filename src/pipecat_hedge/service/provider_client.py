@@ -1,4 +1,4 @@
-"""What the race must know of a provider's SDK: how it fails, that it retries, what headers tell."""
+"""Adapts providers' SDK clients: errors, hidden retries, rate limits and connections."""
 
 from __future__ import annotations
 
@@ -40,35 +40,35 @@ __all__ = [
 
 
 MAX_RETRY_AFTER_SECS = 300.0
-"""Who asks to be left alone for longer is asked again all the same: nothing else would find out
-that it is well again, or that it was a mistake."""
+"""A longer ``Retry-After`` is cut to this: a request is the only way to find that a provider is
+well."""
 
 AcquirePermit: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
-"""AcquirePermit to send a request, for as long as it takes; entering it raises ``Rejected``."""
+"""Returns a context that holds a permit for a request; entering it raises ``Rejected``."""
 
 
 @runtime_checkable
 class SupportsPromptWarmUp(Protocol):
-    """A service that can have its server read a prompt before it is needed."""
+    """A service that can have its server process a prompt before it is needed."""
 
     async def warm(self, context: LLMContext, acquire_permit: AcquirePermit) -> None:
-        """Have the server read the beginning of a conversation.
+        """Have the server process the beginning of a conversation.
 
         Args:
             context: The conversation so far.
-            acquire_permit: To be entered around what is sent, and only while it is.
+            acquire_permit: To be entered while the request is sent.
 
         Raises:
-            Rejected: By ``acquire_permit``.
+            Rejected: From ``acquire_permit``.
         """
         ...
 
 
 def attempt_error(frame: ErrorFrame, *, has_begun: bool = False) -> AttemptError:
-    """Put a service's error frame into the race's words.
+    """Convert a service's error frame to the race's error.
 
     Args:
-        frame: The frame that the service pushed.
+        frame: The service's frame.
         has_begun: Whether the provider had begun to respond.
     """
     category = frame.category or ErrorCategory.UNKNOWN
@@ -79,7 +79,7 @@ def attempt_error(frame: ErrorFrame, *, has_begun: bool = False) -> AttemptError
             category = ErrorCategory.CONNECTIVITY
     names = _error_names(frame.exception)
     if not names.isdisjoint(_NO_CREDIT):
-        category = ErrorCategory.QUOTA  # OpenAI says so under 429
+        category = ErrorCategory.QUOTA  # OpenAI sends it with status 429
     return AttemptError(
         category=category.value,
         message=frame.error,
@@ -101,7 +101,7 @@ def attempt_error(frame: ErrorFrame, *, has_begun: bool = False) -> AttemptError
 
 
 def exception_error(exception: Exception, *, has_begun: bool) -> AttemptError:
-    """Put an exception that a service let through into the race's words.
+    """Convert an exception from a service to the race's error.
 
     Args:
         exception: The exception.
@@ -114,25 +114,22 @@ def exception_error(exception: Exception, *, has_begun: bool) -> AttemptError:
 
 
 def _is_application_error(exception: BaseException | None, *, has_begun: bool) -> bool:
-    """Whether an exception was none of the provider's doing: it would be the same at every one.
+    """Whether an exception would be the same with every provider.
 
-    A context that cannot be converted and a method that a service does not have never are. Errors
-    that Python itself raises in whatever code goes wrong are not, as long as nothing has come from
-    the provider: from then on what they stumbled over may be what it sent (``choices`` that are
-    null make a ``TypeError``). Kinds derived from those are left to the provider in any case: they
-    are errors of reading (``JSONDecodeError``, pydantic's ``ValidationError``). ``RuntimeError`` is
-    too, which services raise in a provider's name. To excuse a provider wrongly costs each turn one
-    failure, which is replaced at once; to blame one wrongly shuts it to every caller.
+    A context that cannot be converted and an unsupported method always are. Python's own errors are
+    if nothing has come from the provider; later, its response may be the cause (null ``choices``
+    make a ``TypeError``). Derived kinds (``JSONDecodeError``, pydantic's ``ValidationError``) and
+    ``RuntimeError`` are charged to the provider.
     """
     if isinstance(exception, (LLMContextConversionError, NotImplementedError)):
-        return True  # whatever is behind it: a file that cannot be fetched is no provider's either
+        return True  # whatever its cause, such as a file that cannot be fetched
     if exception is None or has_begun or extract_http_status_code(exception) is not None:
         return False
     return all(type(cause) in _CODE_ERRORS for cause in _causes(exception))
 
 
 def _causes(exception: BaseException | None) -> Iterator[BaseException]:
-    """An exception and its causes, each once: a service may have raised it from itself."""
+    """An exception and its causes, each once: an exception may be its own cause."""
     seen: set[int] = set()
     while exception is not None and id(exception) not in seen:
         seen.add(id(exception))
@@ -147,15 +144,15 @@ _CODE_ERRORS = {
     NameError,
     TypeError,
     UnboundLocalError,
-    UnicodeEncodeError,  # of what was to be sent; to decode is to read
+    UnicodeEncodeError,  # encoding is of what is sent, decoding of what is received
     ValueError,
 }
 
 
 def _error_names(exception: BaseException | None) -> set[str]:
-    """What the provider calls its error: HTTP status, type and code, wherever its SDK has them.
+    """The provider's names for an error: HTTP status, type and code.
 
-    An error in the stream comes under status 200 and says it in its body alone.
+    An error in the stream has status 200 and its names in the body.
     """
     names = {str(extract_http_status_code(exception))} if exception is not None else set[str]()
     response = getattr(exception, "response", None)
@@ -170,7 +167,7 @@ def _error_names(exception: BaseException | None) -> set[str]:
     return names
 
 
-# Anthropic's, OpenAI's and its likes', Google's, Bedrock's.
+# Of Anthropic, OpenAI and compatible servers, Google, and Bedrock.
 _BUSY = {
     "429",
     "529",
@@ -184,7 +181,7 @@ _NO_CREDIT = {"402", "billing_error", "insufficient_quota"}
 
 
 def _is_connection_error(exception: BaseException | None) -> bool:
-    """Whether a service that did not classify an exception has lost its connection."""
+    """Whether an exception that a service did not classify is a lost connection."""
     for cause in _causes(exception):
         kinds = {kind.__name__ for kind in type(cause).__mro__}
         if isinstance(cause, OSError) or not kinds.isdisjoint(_CONNECTION_ERRORS):
@@ -201,7 +198,7 @@ def _is_retried(exception: BaseException | None, *, has_begun: bool) -> bool:
 
 
 def _is_read_timeout(exception: BaseException | None) -> bool:
-    """Whether the connection stood, and nothing came over it in time."""
+    """Whether the connection was open and nothing came over it in time."""
     timeouts = ("ReadTimeout", "WriteTimeout")
     return any(type(cause).__name__ in timeouts for cause in _causes(exception))
 
@@ -211,9 +208,9 @@ _CONNECTION_ERRORS = {"TransportError", "APIConnectionError"}
 
 
 def _retry_after_secs(exception: BaseException | None) -> float | None:
-    """The ``Retry-After`` of the HTTP response behind an exception, if it carries one.
+    """The ``Retry-After`` of the response behind an exception, in seconds, or None.
 
-    A date is compared with the response's own, so that a clock that is wrong here does no harm.
+    A date is compared with the response's own, so that a wrong local clock does no harm.
     """
     headers = getattr(getattr(exception, "response", None), "headers", None)
     if headers is None or (value := headers.get("retry-after")) is None:
@@ -229,19 +226,18 @@ def _retry_after_secs(exception: BaseException | None) -> float | None:
 
 
 def switch_off_hidden_retries(service: LLMService[Any], *, is_alone: bool = False) -> int:
-    """Have the provider's SDK report a failure at once, so that the race can replace it.
+    """Make the provider's SDK report a failure at once, so that the race can replace it.
 
-    What is switched off the race does instead, once nobody else is left to ask. The OpenAI and
-    Anthropic SDKs retry twice by themselves. Both offer ``with_options`` for this; Pipecat keeps
-    the client in ``_client`` and has no public way to it. Pipecat's own ``retry_on_timeout`` asks a
-    second time where the race would ask somebody else; where there is nobody else it is left on.
+    The race retries instead, when no other provider is left. The OpenAI and Anthropic SDKs retry
+    twice by default. Both offer ``with_options``; Pipecat keeps the client in ``_client`` without a
+    public accessor. Pipecat's own ``retry_on_timeout`` stays on if there is no other provider.
 
     Args:
         service: The service.
         is_alone: Whether it is the only one in its race.
 
     Returns:
-        How often the SDK would have sent a failed request again.
+        How many times the SDK would have repeated a failed request.
     """
     if getattr(service, "_retry_on_timeout", False) and not is_alone:
         service._retry_on_timeout = False  # pyright: ignore[reportAttributeAccessIssue]
@@ -256,14 +252,12 @@ def switch_off_hidden_retries(service: LLMService[Any], *, is_alone: bool = Fals
 
 
 def keep_connections_open(service: LLMService[Any]) -> None:
-    """Have the provider's SDK keep an idle connection until the server closes it.
+    """Make the provider's SDK keep an idle connection until the server closes it.
 
-    The SDKs of OpenAI and Anthropic make an httpx client where they are given none, and httpx lets
-    go of what has been idle for 5 s. Callers speak and listen for longer than that between two
-    turns, so that nearly every turn would open a connection. Pipecat gives OpenAI's SDK a client
-    that keeps them, and Anthropic's none. There is no public way to say so to a client that exists,
-    and another in its place would not be closed with the SDK's, so its pool is told. An httpx
-    client that was given is left alone: somebody chose it.
+    httpx closes connections that are idle for 5 s, less than most pauses between turns. The SDKs of
+    OpenAI and Anthropic create such a client unless they are given one. There is no public setting
+    on an existing client, so its pool is changed. An httpx client that the user provided is left
+    unchanged.
     """
     client = getattr(getattr(service, "_client", None), "_client", None)
     if type(client).__name__ != _SDK_DEFAULT_CLIENT:
@@ -277,15 +271,14 @@ def keep_connections_open(service: LLMService[Any]) -> None:
 
 
 _SDK_DEFAULT_CLIENT = "AsyncHttpxClientWrapper"
-"""What both SDKs call the client that they make themselves."""
+"""The class name of the client that both SDKs create themselves."""
 
 
 def http_client(service: LLMService[Any]) -> Any:
-    """The httpx client that a service asks through; None if it has another kind, or hides it.
+    """A service's httpx client; None if it uses another kind, or hides it.
 
-    The SDKs of OpenAI and Anthropic keep it in ``_client``, which several services may share and
-    which several of the SDK's own clients do; Google's has one where it was given one in
-    ``HttpOptions(httpx_async_client=...)``.
+    The SDKs of OpenAI and Anthropic keep it in ``_client``, which services may share. Google's has
+    one if it was given in ``HttpOptions(httpx_async_client=...)``.
     """
     sdk = getattr(service, "_client", None)
     theirs = getattr(getattr(sdk, "_api_client", None), "_async_httpx_client", None)
@@ -295,20 +288,13 @@ def http_client(service: LLMService[Any]) -> Any:
 
 
 def keepalive_expiry(client: Any) -> float | None:
-    """After how long an httpx client itself closes an idle connection; None if it does not.
-
-    Args:
-        client: The client, or None.
-    """
+    """The seconds after which an httpx client closes an idle connection; None if it does not."""
     pool = getattr(getattr(client, "_transport", None), "_pool", None)
     return getattr(pool, "_keepalive_expiry", None)
 
 
 def trace_client(service: LLMService[Any]) -> None:
-    """Have the service's client tell when a request's parts come and go, and its headers.
-
-    A service without an httpx client is left alone.
-    """
+    """Make the service's httpx client report a request's stages and headers, if it has one."""
     client = http_client(service)
     if client is None:
         return
@@ -322,11 +308,11 @@ def trace_client(service: LLMService[Any]) -> None:
 def capture_rate_limits(
     callback: Callable[[RateLimits | None], None],
 ) -> Generator[None, None, None]:
-    """Tell of the responses to the requests made inside, and of the rate limits they speak of.
+    """Call ``callback`` with the rate limits of every response within the context.
 
     Args:
-        callback: Told as soon as a response has begun, refusals included; None where it speaks of
-            no rate limit.
+        callback: Called as soon as a response begins, also for rejections; with None if it states
+            no limit.
     """
     token = _rate_limit_callback.set(callback)
     try:
@@ -335,7 +321,7 @@ def capture_rate_limits(
         _rate_limit_callback.reset(token)
 
 
-# In a context variable, because a client is shared and a response does not say who asked.
+# A context variable, because a client is shared and a response does not name its attempt.
 _rate_limit_callback: ContextVar[Callable[[RateLimits | None], None] | None] = ContextVar(
     "rate_limit_callback", default=None
 )
@@ -348,17 +334,17 @@ async def _read_rate_limit(response: Any) -> None:
 
 
 async def open_connection(service: LLMService[Any]) -> None:
-    """Have a service's client connect, TLS and all, so that the first turn finds it done.
+    """Open a service's connection, TLS included, so that the first turn need not.
 
-    Lists the provider's models, which costs nothing and whose answer does not matter; the SDKs of
-    OpenAI, Anthropic and Google offer it. A service with another client is left alone.
+    Lists the provider's models, which is free, and ignores the result; the SDKs of OpenAI,
+    Anthropic and Google offer it. A service with another client is skipped.
     """
     client = getattr(service, "_client", None)
-    client = getattr(client, "aio", client)  # Google's: the client itself would block the loop
+    client = getattr(client, "aio", client)  # Google's synchronous client would block the loop
     models = getattr(client, "models", None)
     if models is None or _ASYNC_CLIENTS.isdisjoint(k.__name__ for k in type(client).__mro__):
         return
-    # Where it is offered, unread: to make objects of a hundred models takes 2 ms of the loop.
+    # Unparsed if possible: to create objects for a hundred models blocks the loop for 2 ms.
     await getattr(models, "with_raw_response", models).list()
 
 

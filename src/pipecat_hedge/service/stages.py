@@ -201,7 +201,7 @@ def server_time(headers: Mapping[str, str]) -> tuple[float, str] | None:
 
 
 def _duration(metric: str) -> float | None:
-    """The ``dur`` of one metric in a ``Server-Timing`` header, such as Google's ``gfet4t7; dur=52``."""
+    """The ``dur`` of one metric in a ``Server-Timing`` header, such as ``gfet4t7; dur=52``."""
     for parameter in metric.split(";")[1:]:
         name, _, value = parameter.partition("=")
         if name.strip().lower() == "dur":
