@@ -1,13 +1,9 @@
-"""Listening to an httpx client: which connection a request takes, and when its parts come and go.
+"""Traces an httpx client: which connection a request uses, and when its stages end.
 
-Law: listening changes nothing that is sent or read.
-
-An httpx client lets itself be listened to in public: an event hook sees each request before it is
-sent and may put a ``trace`` into it, which httpcore calls when a connection is opened, when TLS is
-agreed on, when the request is written, and when the response's headers have come. What it does not
-tell is what comes of the body, so its chunks are read along, after they have been decompressed.
-The time that it takes to find the server's address is not told apart from that to connect to it:
-httpcore reports both as one.
+Tracing changes nothing that is sent or read. A public event hook adds httpcore's ``trace``
+extension to each request, which reports connecting, TLS, writing and the response's headers. It
+reports nothing of the body, so its decompressed chunks are recorded as they are read. httpcore
+reports the DNS lookup and the TCP connect as one.
 """
 
 from __future__ import annotations
@@ -22,17 +18,13 @@ from pipecat_hedge.service.stages import Stages
 
 __all__ = ["install_hooks", "recording", "trace_request", "trace_response"]
 
-# In a context variable, because a client is shared and a request does not say whose it is.
+# A context variable, because a client is shared and a request does not name its attempt.
 _watched: ContextVar[Stages | None] = ContextVar("watched", default=None)
 
 
 @contextmanager
 def recording(stages: Stages) -> Generator[None, None, None]:
-    """Take note of the requests that are made inside, by clients that are listened to.
-
-    Args:
-        stages: Where to take note.
-    """
+    """Record the requests of traced clients within the context."""
     token = _watched.set(stages)
     try:
         yield
@@ -41,7 +33,7 @@ def recording(stages: Stages) -> Generator[None, None, None]:
 
 
 def install_hooks(client: Any) -> None:
-    """Listen to an httpx client; once is enough, again does nothing.
+    """Trace an httpx client; repeated calls do nothing.
 
     Args:
         client: An ``AsyncClient`` of httpx or httpx2.
@@ -53,11 +45,7 @@ def install_hooks(client: Any) -> None:
 
 
 async def trace_request(request: Any) -> None:
-    """Have a request tell of itself; the hook that ``listen`` installs.
-
-    Args:
-        request: An httpx request that is about to be sent.
-    """
+    """Add the trace extension to a request; a hook of ``install_hooks``."""
     stages = _watched.get()
     if stages is None:
         return
@@ -74,11 +62,7 @@ async def trace_request(request: Any) -> None:
 
 
 async def trace_response(response: Any) -> None:
-    """Read a response's headers, and have its body read along; the other hook.
-
-    Args:
-        response: An httpx response whose body has not been read.
-    """
+    """Record a response's headers, and its body as it is read; a hook of ``install_hooks``."""
     stages = _watched.get()
     if stages is None:
         return

@@ -1,4 +1,4 @@
-"""Where a sentence ends, by the rule that Pipecat's text-to-speech services use themselves."""
+"""Finds sentence ends by the rule of Pipecat's text-to-speech services."""
 
 from __future__ import annotations
 
@@ -12,41 +12,35 @@ from pipecat_hedge.race.usable import TURN_COMPLETION_MARKERS
 __all__ = ["SentenceFinder", "is_whole_sentence"]
 
 MAX_CHARS = 1_000
-"""Longer is no sentence: nobody would say it in one breath, and the search for its end would take
-time that grows with the square of its length."""
+"""A longer text counts as a sentence: searching for its end takes time quadratic in its length."""
 _PUNCTUATION = re.compile(f"[{re.escape(''.join(sorted(SENTENCE_ENDING_PUNCTUATION)))}]")
 _CONTINUATION = "so"
-"""How a text might go on that has not ended; in lower case, as after an abbreviation."""
+"""How a text might continue that has not ended: in lower case, as after an abbreviation."""
 
 
 class SentenceFinder:
     """Finds the whole sentences in a stream of text.
 
-    Pipecat's rule needs to see how the text goes on: "Hello." may be followed by a name's other
-    half, so a sentence is found when the next one begins. ``MAX_CHARS`` without an end count as
-    one.
+    Pipecat's rule needs the following text: "Hello." may be the first half of a name. So a sentence
+    is found when the next one begins. ``MAX_CHARS`` without an end count as one.
 
     Attributes:
-        open: What has been fed since the last whole sentence.
+        open: The text since the last whole sentence.
     """
 
     def __init__(self, language: str | None = None):
-        """Begin at the beginning of an answer.
+        """Start at the beginning of an answer.
 
         Args:
-            language: The language of the text, as Pipecat's aggregators take it; None is English.
+            language: The language of the text, as in Pipecat's aggregators; None is English.
         """
         self._language = language
         self._at_start = True
         self._begin()
 
     async def feed(self, text: str) -> bool:
-        """Take a piece of the stream.
-
-        Returns:
-            Whether it completed a sentence.
-        """
-        if self._at_start:  # a marker is taken off before the text is spoken
+        """Add a piece of the stream, and return whether it completed a sentence."""
+        if self._at_start:  # markers are removed before the text is spoken
             text = text.lstrip(TURN_COMPLETION_MARKERS + " ")
             self._at_start = not text
         found = False
@@ -79,12 +73,12 @@ class SentenceFinder:
 
 
 def is_whole_sentence(text: str, language: str | None = None) -> bool:
-    """Whether a text is blank or ends as a sentence ends, whatever comes next.
+    """Whether a text is blank or ends like a sentence, whatever follows.
 
-    Not after an abbreviation, nor after a digit: "It costs 3." may go on with 50.
+    An abbreviation does not, nor a digit: "It costs 3." may continue with 50.
 
     Args:
-        text: What came after the last whole sentence.
+        text: The text after the last whole sentence.
         language: The language of the text; None is English.
     """
     text = text.rstrip()

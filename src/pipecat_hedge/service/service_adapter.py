@@ -1,12 +1,9 @@
-"""A Pipecat LLM service, hosted outside any pipeline so that it can take part in a race.
+"""Hosts a Pipecat LLM service outside any pipeline, so that it can take part in a race.
 
-Law: a contender carries one attempt at a time, and nothing that it says reaches the pipeline
-except through the race.
-
-The service is driven by its public surface alone: it is set up like any processor, but without
-the pipeline's observer; a tap stands on each side of it in place of neighbours; and a turn is its
-own ``process_frame(LLMContextFrame(...))``, run in a task of the race. Whatever the service
-pushes, the tap hands to the race at once. Tool calls are taken where the service would run them.
+An instance carries one attempt at a time; its output reaches the pipeline only through the race.
+The service is driven through its public interface: it is set up without the pipeline's observer, a
+tap on each side replaces its neighbours, and a turn is its ``process_frame(LLMContextFrame(...))``,
+run in a task of the race. Tool calls are intercepted where the service would run them.
 """
 
 from __future__ import annotations
@@ -82,20 +79,20 @@ class ToolCalls:
 
 
 Piece: TypeAlias = Frame | ToolCalls
-"""A piece of an answer: a frame that the service pushed, or the tools that it wants run."""
+"""A piece of an answer: a frame from the service, or its tool calls."""
 
 
 class ServiceAdapter:
-    """One service instance under the race's control.
+    """Hosts one service instance.
 
     Attributes:
         service: The service.
         connection: Its connection to the provider, which can be kept open between turns.
-        retries: How often its SDK would send a failed request again by itself.
+        retries: How many times its SDK would repeat a failed request.
     """
 
     def __init__(self, service: LLMService[Any], *, is_alone: bool = False):
-        """Take charge of a service.
+        """Host a service.
 
         Args:
             service: A request/response LLM service that is in no pipeline.
@@ -127,33 +124,33 @@ class ServiceAdapter:
 
     @property
     def model(self) -> str | None:
-        """The model that the service asks for, or None if it names none."""
+        """The service's model, or None if it has none."""
         model = self.service.settings.model
         return model if isinstance(model, str) and model else None
 
     @property
     def server_load(self) -> ServerLoad | None:
-        """How busy the server behind the service is; None if nothing recent is known."""
+        """The load of the service's server; None without a recent reading."""
         return None if self._server is None else self._server.server_load
 
     @property
     def registered_functions(self) -> Mapping[str | None, FunctionCallRegistryItem]:
-        """The tool handlers that the service knows, by the tool's name; None handles all others."""
+        """The service's tool handlers, by the tool's name; None is the handler of all others."""
         return self.service._functions
 
     async def setup(self, setup: FrameProcessorSetup) -> None:
-        """Set the service up as its host was, unseen by the pipeline's observers."""
+        """Set up the service like its host, hidden from the pipeline's observers."""
         mine = copy.copy(setup)
         mine.observer = None
-        mine.enable_metrics = setup.enable_tracing  # the tracing decorator reads them
-        mine.enable_usage_metrics = True  # reports count tokens whether the pipeline does or not
+        mine.enable_metrics = setup.enable_tracing  # needed by the tracing decorator
+        mine.enable_usage_metrics = True  # reports count tokens in any case
         await self.service.setup(mine)
 
     async def control(self, frame: StartFrame | EndFrame | CancelFrame | Frame) -> None:
-        """Hand the service a frame that is not a turn: start, end, cancel, settings.
+        """Send the service a frame that is not a turn: start, end, cancel, settings.
 
         Args:
-            frame: The frame; what the service pushes in answer goes nowhere.
+            frame: The frame. What the service pushes in response is dropped.
         """
         await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
 
@@ -166,12 +163,8 @@ class ServiceAdapter:
         await self.control(LLMUpdateSettingsFrame(delta=delta))
 
     def instruct(self, addition: str | None) -> None:
-        """Append something to the service's system instruction, in place of what was appended here.
-
-        Args:
-            addition: The text; None takes it away.
-        """
-        if self._addition is not None:  # Pipecat appends for good
+        """Set the text that is appended to the service's system instruction; None removes it."""
+        if self._addition is not None:  # Pipecat has no public way to remove it
             self.service._appended_system_instructions.remove(self._addition)
             self.service._compose_system_instruction()
         if addition is not None:
@@ -179,7 +172,7 @@ class ServiceAdapter:
         self._addition = addition
 
     def offer(self, tools: Mapping[str, FunctionSchema]) -> None:
-        """Offer the model the tools that Pipecat has given the host, beside those of the context.
+        """Offer the model the host's built-in tools, in addition to the context's.
 
         Args:
             tools: The built-in tools of the host's adapter, by name.
@@ -191,13 +184,13 @@ class ServiceAdapter:
         mine.update({name: tools[name] for name in self._offered})
 
     async def warm(self, context: LLMContext | None, acquire_permit: AcquirePermit) -> None:
-        """Prepare for the first turn: open the connection, or have the prompt read if it can be.
+        """Prepare the first turn: warm up the prompt if the service can, or open the connection.
 
-        Whoever asks for an answer meanwhile ends it.
+        A request for an answer cancels it.
 
         Args:
-            context: The conversation so far; None if it is not known.
-            acquire_permit: AcquirePermit to have it read.
+            context: The conversation so far; None if it is unknown.
+            acquire_permit: The permit to warm up the prompt.
         """
         self._warming = asyncio.current_task()
         try:
@@ -209,7 +202,7 @@ class ServiceAdapter:
                 except Rejected as rejected:
                     logger.debug(f"{self.service}: prompt not warmed up: {rejected}")
             await self.connection.open()
-        except Exception as error:  # the first turn will find out, and say so
+        except Exception as error:  # the first turn will report it
             logger.debug(f"{self.service}: could not be warmed up: {type(error).__name__}")
         finally:
             self._warming = None
@@ -226,16 +219,16 @@ class ServiceAdapter:
     ) -> None:
         """Have the service answer one turn.
 
-        Waits for an earlier attempt of this instance that is still closing, and ends one that is
-        let run on after it lost.
+        Waits for an earlier attempt of this instance that is closing, and cancels one that runs on
+        after it lost.
 
         Args:
             context: The conversation; the service gets a copy.
-            sink: Where to tell what comes.
+            sink: Receives the attempt's events.
             stats: Counts what the attempt produces.
-            addition: Messages that only this attempt is sent, after the conversation.
-            language: The language by whose rules a sentence ends; None is English.
-            may_wait: Whether a marker that says "the caller has not finished" is an answer.
+            addition: Messages for this attempt only, after the conversation.
+            language: The language of the sentence rules; None is English.
+            may_wait: Whether an "incomplete turn" marker counts as an answer.
         """
         if self._warming is not None:
             self._warming.cancel()
@@ -246,7 +239,7 @@ class ServiceAdapter:
             self._sink, self._stats, self._failed = sink, stats, False
             self._thought, self._finder = InlineThought(), SentenceFinder(language)
             try:
-                # A fresh frame: speculation is the host's to gate.
+                # A new frame: the host controls speculation.
                 copied = self._own_copy(context, addition)
                 self._required = _required_arguments(copied)
                 length = len(copied.messages)
@@ -255,7 +248,7 @@ class ServiceAdapter:
                 in_use = self.connection.in_use(stats.stages, lambda: self._failed)
                 with in_use, capture_rate_limits(stats.record_response):
                     await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
-                # Some services report a time-out by an event alone, whose handler is a task.
+                # Some services report a timeout only by an event, whose handler is a task.
                 await asyncio.sleep(0)
                 if held := self._thought.finish():
                     await self._answer_text(LLMTextFrame(held), sink)
@@ -273,7 +266,7 @@ class ServiceAdapter:
     async def infer(
         self, context: LLMContext, options: Mapping[str, Any], stats: AttemptStats
     ) -> str | None:
-        """Have the service answer outside the pipeline, at once.
+        """Have the service answer outside the pipeline.
 
         Args:
             context: The conversation.
@@ -295,11 +288,11 @@ class ServiceAdapter:
                 self.connection.reopen(stats.stages)
 
     def yield_to_next(self) -> None:
-        """Have the attempt that is under way ended when the next one needs this instance."""
+        """Cancel the current attempt when the next one needs this instance."""
         self._yields = True
 
     def _own_copy(self, context: LLMContext, addition: Sequence[LLMContextMessage]) -> LLMContext:
-        """Copy the context, without the messages that only another kind of service can read."""
+        """Copy the context, without messages that are specific to another kind of service."""
         mine = self.service.get_llm_adapter().id_for_llm_specific_messages
         messages = [
             m for m in context.messages if not isinstance(m, LLMSpecificMessage) or m.llm == mine
@@ -307,12 +300,12 @@ class ServiceAdapter:
         messages += addition
         return LLMContext(messages, tools=context.tools, tool_choice=context.tool_choice)
 
-    # ---- what the service says
+    # ---- the service's output
 
     def _watch_first_token(self, stages: Stages) -> None:
-        """Have the first stop of the service's own clock say that a piece has come, of any kind.
+        """Record the first piece of any kind, when the service stops its own TTFB metric.
 
-        A service stops it with each piece; only the first is heard, the others cost nothing.
+        The hook removes itself after the first call, so later pieces cost nothing.
         """
         service = self.service
 
@@ -347,7 +340,7 @@ class ServiceAdapter:
         elif isinstance(frame, ErrorFrame):
             self._fail(attempt_error(frame, has_begun=self._stats.has_begun))
         elif isinstance(frame, LLMFullResponseEndFrame) or direction is FrameDirection.UPSTREAM:
-            return  # the end is when process_frame returns; the host sends its own End
+            return  # the answer ends when process_frame returns
         elif not isinstance(frame, SystemFrame):
             if isinstance(frame, LLMThoughtTextFrame):
                 self._stats.chars += len(frame.text)
@@ -366,7 +359,7 @@ class ServiceAdapter:
             stats.silent_text += text
         sink.piece(frame, usable=usable)
         if self._finder is not None and await self._finder.feed(text):
-            self._finder = None  # only the first sentence is of interest here
+            self._finder = None  # only the first sentence matters
             sink.speakable()
 
     async def _take_tool_calls(self, function_calls: Sequence[FunctionCallFromLLM]) -> None:
@@ -375,7 +368,7 @@ class ServiceAdapter:
         deltas = self._stats.stages.deltas
         was_cut = deltas.knows_format and not deltas.has_ended
         if was_cut and (missing := self._missing_arguments(function_calls)):
-            # The service makes a call of what came, be it nothing.
+            # The service makes a call of what came, even of nothing.
             self._fail(AttemptError(INCOMPLETE_CALL, f"a tool call came without {missing}"))
         else:
             self._stats.chars += sum(len(str(call.arguments)) for call in function_calls)
@@ -400,12 +393,12 @@ class ServiceAdapter:
 
 
 def _has_lost_connection(error: AttemptError | None) -> bool:
-    """Whether a request that did not end by itself was cancelled or lost, and not refused."""
+    """Whether a request that did not finish was cancelled or lost, and not rejected."""
     return error is None or error.category == ErrorCategory.CONNECTIVITY.value
 
 
 def _required_arguments(context: LLMContext) -> dict[str, Sequence[str]]:
-    """The arguments that each tool of a context cannot do without."""
+    """The required arguments of each tool of a context."""
     tools = context.tools
     return (
         {t.name: t.required for t in tools.standard_tools} if isinstance(tools, ToolsSchema) else {}
@@ -413,7 +406,7 @@ def _required_arguments(context: LLMContext) -> dict[str, Sequence[str]]:
 
 
 class _Tap(FrameProcessor):
-    """Stands in for a hosted service's neighbour and passes on what it is handed, at once."""
+    """Replaces a hosted service's neighbour and forwards frames at once."""
 
     def __init__(
         self, service: LLMService[Any], on_frame: Callable[[Frame, FrameDirection], Awaitable[None]]
