@@ -55,7 +55,7 @@ def test_a_share_of_failures_opens_it() -> None:
     assert it.state(19.0) == "closed"
     it.record("failed", 19.0)
     assert it.state(19.0) == "open"
-    assert "10 of 20 attempts have failed within 30 s" in it.take_events()[0].reason
+    assert "10 of 20 attempts failed within 30 s" in it.take_events()[0].reason
     spread = breaker(failures=99)
     for number in range(40):
         spread.record("failed" if number % 2 else "answered", 2.0 * number)
@@ -169,8 +169,10 @@ def test_an_answer_to_a_later_request_closes_it(now: float) -> None:
     assert it.closings == 1
 
 
-@pytest.mark.parametrize(("verdict", "told"), [("failed", "probe failed"), ("busy", "probe rejected for load")])
-def test_each_reopening_lasts_twice_as_long_up_to_a_cap(verdict: Any, told: str) -> None:
+@pytest.mark.parametrize(
+    ("verdict", "reason"), [("failed", "probe failed"), ("busy", "probe rejected for load")]
+)
+def test_each_reopening_lasts_twice_as_long_up_to_a_cap(verdict: Any, reason: str) -> None:
     """A try that fails opens it at once."""
     it = breaker(recovery_secs=60, cap_secs=200)
     fail(it, 5, 0.0)
@@ -185,7 +187,7 @@ def test_each_reopening_lasts_twice_as_long_up_to_a_cap(verdict: Any, told: str)
         opened = now
     for secs, expected in zip(lasted, (60, 120, 200, 200), strict=True):
         assert expected * (1 - JITTER) <= secs <= expected + 1
-    assert told in it.take_events()[-1].reason
+    assert reason in it.take_events()[-1].reason
 
 
 def test_a_return_is_tried_within_75_s_however_long_it_was_away() -> None:

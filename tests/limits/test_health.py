@@ -337,7 +337,8 @@ def test_optional_work_is_not_sent_to_an_unwell_provider(work: WorkClass) -> Non
     assert told["b"] == "has sent Retry-After, 2 s left"
     assert told["c"] == "has 2 of 2 requests in flight"
     assert health.acquire(wanted, 0.0) is None
-    assert health.rejection_reason(wanted, 0.0).startswith("a is excluded by its breaker (5 failures in a row")
+    reason = health.rejection_reason(wanted, 0.0)
+    assert reason.startswith("a is excluded by its breaker (5 failures in a row")
 
 
 def test_a_hedge_does_not_overtake_a_waiting_caller() -> None:

@@ -165,17 +165,13 @@ def test_who_speaks_to_others_meanwhile_is_slow_and_not_silent() -> None:
         assert rule.next_launch(waiting).at == lost_at
 
 
-@pytest.mark.parametrize(("last_token_at", "lost_at"), [(12.0, 16.0), (11.0, 13.0)])
+@pytest.mark.parametrize(("word_at", "lost_at"), [(12.0, 16.0), (11.0, 13.0)])
 def test_who_has_just_answered_somebody_has_a_queue_and_is_not_silent(
-    last_token_at: float, lost_at: float
+    word_at: float, lost_at: float
 ) -> None:
     """Although nobody who came later has been answered; the word must be a late one."""
     rule = BurstBound(
-        At(12.0),
-        lambda *_: False,
-        nobody,
-        {"a": 3.0},
-        last_token_at={"a": last_token_at}.__getitem__,
+        At(12.0), lambda *_: False, nobody, {"a": 3.0}, word_at={"a": word_at}.__getitem__
     )
     waiting = Waiting(10.0, (InFlight("a", 10.0, None),), "b", 12.9)
     assert rule.next_launch(waiting).at == lost_at

@@ -669,7 +669,7 @@ async def test_the_first_turn_does_not_wait_for_what_is_sent_ahead() -> None:
     waiting = asyncio.Event()
 
     class Slow(ScriptedLLMService):
-        async def warm(self, context: LLMContext, leave: AcquirePermit) -> None:
+        async def warm(self, context: LLMContext, acquire_permit: AcquirePermit) -> None:
             waiting.set()
             await asyncio.Event().wait()
 

@@ -158,7 +158,7 @@ class BurstBound:
         pay_back: Callable[[str], None],
         silent_secs: Mapping[str, float],
         answered_since: Callable[[str], float] = lambda provider: -math.inf,
-        last_token_at: Callable[[str], float] = lambda provider: -math.inf,
+        word_at: Callable[[str], float] = lambda provider: -math.inf,
     ):
         """Bound a rule, for one turn.
 
@@ -173,7 +173,7 @@ class BurstBound:
             answered_since: By provider, when the latest request was sent, of anybody's, that it has
                 begun to answer. Where that is later than the silent one's it is slow, and its
                 silence has to be ``SLOW_TIMES`` as long.
-            last_token_at: By provider, when it has begun to answer the last time, to anybody. Where that
+            word_at: By provider, when it has begun to answer the last time, to anybody. Where that
                 is lately the same holds.
         """
         self._usual = usual
@@ -181,7 +181,7 @@ class BurstBound:
         self._pay_back = pay_back
         self._silent_secs = silent_secs
         self._answered_since = answered_since
-        self._word_at = last_token_at
+        self._word_at = word_at
         self._claimed: str | None = None
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:

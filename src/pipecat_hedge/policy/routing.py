@@ -20,7 +20,7 @@ from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
 
 __all__ = ["HedgeLate", "Probing", "Route", "route"]
 
-RECHECK_SECS = 0.1
+LOOK_AGAIN_SECS = 0.1
 """How often a late attempt looks whether its provider has turned slow."""
 
 
@@ -128,4 +128,4 @@ class HedgeLate:
             return replace(decision, ask_again_at=late_at)
         if self.has_turned_slow(now):
             return LaunchDecision(late_at, f"{first.provider} has turned slow")
-        return replace(decision, ask_again_at=now + RECHECK_SECS)
+        return replace(decision, ask_again_at=now + LOOK_AGAIN_SECS)

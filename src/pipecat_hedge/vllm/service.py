@@ -247,7 +247,7 @@ class VLLMService(OpenAILLMService):
         inline = InlineThought()
         return answer and inline.feed(answer)[1] + inline.finish()
 
-    async def warm(self, context: LLMContext, leave: AcquirePermit = nullcontext) -> None:
+    async def warm(self, context: LLMContext, acquire_permit: AcquirePermit = nullcontext) -> None:
         """Have the server read the beginning of a conversation, so that its cache holds it.
 
         Sends what a first turn would send, for one token, behind all other work. Only finds the
@@ -255,10 +255,10 @@ class VLLMService(OpenAILLMService):
 
         Args:
             context: The conversation so far: system prompt and tools, mostly.
-            leave: Entered around the request; not where another instance sends the same.
+            acquire_permit: Entered around the request; not where another instance sends the same.
 
         Raises:
-            Rejected: By ``leave``.
+            Rejected: By ``acquire_permit``.
             VLLMError: If the server does not answer; the message says what to do.
         """
         await self._find_model()
@@ -271,7 +271,7 @@ class VLLMService(OpenAILLMService):
             return
 
         async def read() -> None:
-            async with leave():
+            async with acquire_permit():
                 with self._server.asking(), working_as("warm_up"):
                     await self._send(
                         lambda: self._client.chat.completions.create(

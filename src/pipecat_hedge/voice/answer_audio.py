@@ -43,7 +43,7 @@ class AnswerAudio:
         self._answering: dict[FrameProcessor, int] = {}
         self._turns: dict[str | None, int | None] = {}  # by context id; None is a line
         self._lines: list[str] = []
-        self._has_text = False
+        self._has_words = False
 
     def turn_of(self, context_id: str | None) -> int | None:
         """The turn that a sound answers; None if it does not.
@@ -86,9 +86,9 @@ class AnswerAudio:
             if frame.append_to_context and frame.text.strip():
                 self._lines.append(frame.text)
         elif isinstance(frame, LLMFullResponseStartFrame):
-            self._has_text = False
+            self._has_words = False
         elif isinstance(frame, LLMTextFrame) and frame.text.strip() and not frame.skip_tts:
-            self._has_text = True
+            self._has_words = True
 
     def let_out(self, frame: Frame, source: FrameProcessor) -> None:
         """Note what a text-to-speech lets out.
@@ -121,7 +121,7 @@ class AnswerAudio:
         answers: int | None = turn
         if isinstance(source, TTSService):
             answers = self._answering.get(source)
-            if self._lines and (answers is None or not self._has_text):
+            if self._lines and (answers is None or not self._has_words):
                 if frame.append_to_context:
                     self._lines.pop(0)
                 answers = None

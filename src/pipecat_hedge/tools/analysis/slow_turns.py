@@ -16,7 +16,7 @@ __all__ = ["Cause", "Lane", "SlowTurn", "slowest_turns"]
 Cause: TypeAlias = Literal["queue", "not asked", "connection", "failure", "silence", "slow"]
 """What took most of the wait."""
 
-MAX_RETRY_AFTER_SHARE = 0.5
+MOST_OF_IT = 0.5
 UNUSUAL = 1.5
 """An answer that took this many usual medians is called slow."""
 
@@ -131,12 +131,12 @@ def _cause(
     waited: float,
 ) -> tuple[Cause, str | None]:
     sent = [a for a in chain if a.sent_secs is not None]
-    if turn.report.queued_secs >= MAX_RETRY_AFTER_SHARE * waited or (chain and not sent):
+    if turn.report.queued_secs >= MOST_OF_IT * waited or (chain and not sent):
         return "queue", None
     if not sent:
         return ("queue" if turn.given_up else "not asked"), None
     for attempt in sent:
-        if (_connecting_secs(attempt) or 0.0) >= MAX_RETRY_AFTER_SHARE * waited:
+        if (_connecting_secs(attempt) or 0.0) >= MOST_OF_IT * waited:
             return "connection", attempt.provider
 
     def part(attempt: AttemptReport) -> float:
