@@ -1,4 +1,4 @@
-"""Waiting for permits on a loop: bounded and in order, and none is lost, whatever is cancelled."""
+"""Waiting for permits on a loop: bounded, ordered, and without losing one on cancellation."""
 
 from __future__ import annotations
 
@@ -86,15 +86,14 @@ def release(health: AdmissionController, permit: Permit, verdict: Verdict = "dro
 
 
 async def refusing(health: AdmissionController, key: str) -> list[Permit]:
-    """Two requests are in flight, and the provider has just refused a third."""
+    """A provider with two requests in flight that has just rejected a third."""
     permits = [await permit_for(health, ticket(key), in_time) for _ in range(3)]
     release(health, permits.pop(), BUSY)
     return permits
 
 
 @given(st.lists(callers, max_size=15), st.integers(1, 3))
-def test_no_permit_is_lost_and_no_caller_is_rejected(everybody: list[Caller], most: int) -> None:
-    """Only shedding requests and optional ones are, and among themselves they keep the limit."""
+def test_no_permit_is_lost_and_no_caller_rejected(everybody: list[Caller], most: int) -> None:
     health = AdmissionController(random.Random(1))
     all_are_bounded = all(caller.sheds or caller.work in OPTIONAL for caller in everybody)
     ended: list[Caller] = []
@@ -152,8 +151,7 @@ def test_no_permit_is_lost_and_no_caller_is_rejected(everybody: list[Caller], mo
 
 
 @pytest.mark.virtual_time
-async def test_a_permit_whose_waiter_is_cancelled_goes_to_the_next() -> None:
-    """Both in one instant."""
+async def test_permit_of_a_cancelled_waiter_goes_to_the_next() -> None:
     health, loop = AdmissionController(random.Random(1)), asyncio.get_running_loop()
     health.entry("a").limit.set_queue(1, until=float("inf"))
     held = await permit_for(health, ticket("a", sheds=True), in_time)
@@ -171,7 +169,7 @@ async def test_a_permit_whose_waiter_is_cancelled_goes_to_the_next() -> None:
 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("work", WORK_CLASSES)
-async def test_a_loop_that_is_behind_rejects_only_optional_work(work: WorkClass) -> None:
+async def test_late_loop_rejects_only_optional_work(work: WorkClass) -> None:
     health = AdmissionController(random.Random(1))
     wanted = ticket("a", work=work)
     if wanted.is_optional:
@@ -182,8 +180,7 @@ async def test_a_loop_that_is_behind_rejects_only_optional_work(work: WorkClass)
     assert asyncio.get_running_loop().time() == 0.0
 
 
-async def test_a_turn_that_finds_room_at_once_has_not_waited() -> None:
-    """Not even for as long as it takes to find out, on a clock that goes on meanwhile."""
+async def test_immediate_permit_has_zero_wait() -> None:
     health, loop = AdmissionController(random.Random(1)), asyncio.get_running_loop()
     candidates = ProviderPool([Provider("a", ScriptedLLMService([]))], health).candidates(
         loop.time()
@@ -197,8 +194,7 @@ async def test_a_turn_that_finds_room_at_once_has_not_waited() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_the_end_of_a_rest_is_noticed() -> None:
-    """Also in a registry where nothing else happens."""
+async def test_end_of_retry_after_is_noticed() -> None:
     health = AdmissionController(random.Random(1))
     health.set_retry_after("a", 1.0)
     permit = await permit_for(health, ticket("a"), in_time)
@@ -207,8 +203,7 @@ async def test_the_end_of_a_rest_is_noticed() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_a_caller_is_sent_at_its_deadline_room_or_none() -> None:
-    """With more in flight than a refused limit grows by in the time."""
+async def test_caller_is_sent_at_its_deadline() -> None:
     health = AdmissionController(random.Random(1))
     permits = [await permit_for(health, ticket("a"), in_time) for _ in range(80)]
     release(health, permits.pop(), BUSY)
@@ -218,7 +213,7 @@ async def test_a_caller_is_sent_at_its_deadline_room_or_none() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_a_caller_is_sent_as_soon_as_a_refused_request_is_over() -> None:
+async def test_caller_is_sent_when_a_request_ends() -> None:
     health = AdmissionController(random.Random(1))
     left = await refusing(health, "a")
     waiting = asyncio.create_task(permit_for(health, ticket("a"), in_time))
@@ -229,7 +224,7 @@ async def test_a_caller_is_sent_as_soon_as_a_refused_request_is_over() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_a_shedding_request_without_room_is_rejected_at_its_deadline() -> None:
+async def test_shedding_request_is_rejected_at_its_deadline() -> None:
     health = AdmissionController(random.Random(1))
     health.entry("a | m").limit.set_queue(1, until=float("inf"))
     held = await permit_for(health, ticket("a | m", sheds=True), in_time)
@@ -241,7 +236,7 @@ async def test_a_shedding_request_without_room_is_rejected_at_its_deadline() -> 
 
 
 @pytest.mark.virtual_time
-async def test_a_shedding_request_at_open_breakers_is_rejected_at_once() -> None:
+async def test_shedding_request_is_rejected_at_open_breakers() -> None:
     health = AdmissionController(random.Random(1))
     for _ in range(5):
         release(health, await permit_for(health, ticket("a"), in_time), FAILED)
@@ -252,7 +247,7 @@ async def test_a_shedding_request_at_open_breakers_is_rejected_at_once() -> None
 
 
 @pytest.mark.virtual_time
-async def test_optional_work_without_room_is_rejected_at_once() -> None:
+async def test_optional_work_without_room_is_rejected() -> None:
     health = AdmissionController(random.Random(1))
     health.set_rate_limit("a | m", 0, until=10.0, sent_at=0.0)
     with pytest.raises(Rejected, match="a has its rate limit used up for 10 s"):
@@ -262,14 +257,13 @@ async def test_optional_work_without_room_is_rejected_at_once() -> None:
 
 
 @pytest.mark.parametrize(("processes", "ceiling"), [(1, 200), (8, 25), (1000, 1)])
-def test_a_fleet_divides_the_ceiling_of_what_is_shed(processes: int, ceiling: int) -> None:
+def test_fleet_divides_the_ceiling(processes: int, ceiling: int) -> None:
     settings = as_settings("shed", "standard", None, None)
     assert settings.divided(processes).bounds.ceiling == ceiling
     assert settings.divided(processes).bounds.floor == 1
 
 
-def test_a_low_ceiling_lowers_the_floor() -> None:
-    """Unless both are given, and do not go together."""
+def test_low_ceiling_lowers_the_floor() -> None:
     assert as_settings("open", "standard", None, 4).bounds.floor == 4
     with pytest.raises(ConfigurationError, match="min_in_flight must not exceed max_in_flight"):
         as_settings("open", "standard", 10, 4)

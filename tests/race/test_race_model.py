@@ -1,4 +1,4 @@
-"""No schedule of facts makes the race break its law."""
+"""No sequence of events breaks the race's invariants."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _ERRORS = st.builds(
 
 
 class RaceModel(RuleBasedStateMachine):
-    """Facts in any order that a driver can produce, against what must always hold."""
+    """Events in any order that a driver can produce, checked against the invariants."""
 
     @initialize(
         policy=_POLICIES,
@@ -153,7 +153,7 @@ class RaceModel(RuleBasedStateMachine):
         assert self.ends <= 1, "ended twice"
 
     def _has_been_given_up_for_good_reason(self, number: int, commands: Sequence[Command]) -> None:
-        """The answer is whole, another attempt takes over, or its time is up."""
+        """The answer is whole, another attempt continues it, or its time is over."""
         attempt = self.race.attempts[number]
         is_taken_over = any(isinstance(command, Launch) for command in commands)
         timeout_secs = attempt.timeout_secs
@@ -226,7 +226,7 @@ class RaceModel(RuleBasedStateMachine):
 
     @rule()
     def nobody_has_room(self) -> None:
-        """Where nothing is on its way, a turn that finds no room has an end."""
+        """A turn whose attempts are all rejected ends."""
         most = 3 * (self.policy.max_attempts + len(self.candidates))
         for _ in range(most):
             waiting = [a for a in self.race.attempts if a.outcome is None]
@@ -267,7 +267,7 @@ class RaceModel(RuleBasedStateMachine):
 
     @invariant()
     def silence_has_an_end(self) -> None:
-        """As long as every attempt has a time-out, an alarm is set."""
+        """If every attempt has a timeout, a wake time is set."""
         timed = [a.timeout_secs is not None for a in self.race.attempts if a.outcome is None]
         if timed and all(timed):
             assert self.race.wake_at is not None

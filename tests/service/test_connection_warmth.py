@@ -1,4 +1,4 @@
-"""When an idle connection is refreshed, and what is learned of its server."""
+"""When an idle connection is refreshed, and what is learned about its server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 class Server:
-    """Closes a connection that has been idle for so long, and notes when it was sent a request."""
+    """Closes idle connections and records when it got requests."""
 
     def __init__(self, closes_after: float):
         self.closes_after = closes_after
@@ -28,7 +28,7 @@ class Server:
         self._used_at = float("-inf")
 
     async def serve(self) -> bool:
-        """Whether a request to it has to open a connection."""
+        """Whether a request has to open a connection."""
         stages, now = _watched.get(), asyncio.get_running_loop().time()
         assert stages is not None
         new_connection = now - self._used_at >= self.closes_after
@@ -79,8 +79,7 @@ async def turn(connection: WarmConnection, server: Server) -> bool:
 Kept = Callable[..., tuple[WarmConnection, Server]]
 
 
-async def test_it_is_refreshed_for_as_long_as_the_session_lasts(kept: Kept) -> None:
-    """Before the 60 s of load balancers, and no longer than five minutes after the last turn."""
+async def test_connection_is_refreshed_while_the_session_is_active(kept: Kept) -> None:
     connection, server = kept()
     began = asyncio.get_running_loop().time()
     await turn(connection, server)
@@ -95,8 +94,7 @@ async def test_it_is_refreshed_for_as_long_as_the_session_lasts(kept: Kept) -> N
     assert len(server.listed_at) == 7
 
 
-async def test_what_a_session_has_found_out_the_next_one_knows(kept: Kept) -> None:
-    """A turn that was cold shows how soon the server closes; then none is."""
+async def test_learned_timeout_is_shared_between_sessions(kept: Kept) -> None:
     first, server = kept(closes_after=5.0)
     assert await turn(first, server)
     await asyncio.sleep(7)
@@ -111,8 +109,7 @@ async def test_what_a_session_has_found_out_the_next_one_knows(kept: Kept) -> No
     second.stop()
 
 
-async def test_a_refresh_finds_it_out_as_well(kept: Kept) -> None:
-    """However soon the server closes: each refresh that was cold halves the time to the next."""
+async def test_refresh_learns_a_shorter_timeout(kept: Kept) -> None:
     connection, server = kept(closes_after=5.0)
     await turn(connection, server)
     await asyncio.sleep(120)
@@ -123,8 +120,7 @@ async def test_a_refresh_finds_it_out_as_well(kept: Kept) -> None:
     connection.stop()
 
 
-async def test_a_server_that_closes_very_soon_is_not_kept_up_with(kept: Kept) -> None:
-    """Requests that would only open connections for nobody are not made."""
+async def test_very_short_timeout_is_not_refreshed(kept: Kept) -> None:
     connection, server = kept(closes_after=2.0)
     await turn(connection, server)
     await asyncio.sleep(3)
@@ -135,10 +131,9 @@ async def test_a_server_that_closes_very_soon_is_not_kept_up_with(kept: Kept) ->
 
 
 @pytest.mark.parametrize(("expiry_secs", "every_secs"), [(4.0, 3.2), (5.0, 4.0), (3.5, None)])
-async def test_it_is_refreshed_before_its_client_closes_it(
+async def test_connection_is_refreshed_before_its_client_expires(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, expiry_secs: float, every_secs: float | None
 ) -> None:
-    """A client may keep idle ones for a few seconds. What closes sooner is not kept up with."""
     monkeypatch.setattr(connection_warmth, "keepalive_expiry", lambda client: expiry_secs)
     connection, server = kept()
     await turn(connection, server)
@@ -149,8 +144,7 @@ async def test_it_is_refreshed_before_its_client_closes_it(
     connection.stop()
 
 
-async def test_whoever_may_not_be_asked_is_looked_at_again_later(kept: Kept) -> None:
-    """Nothing is sent meanwhile."""
+async def test_unavailable_provider_is_rechecked_later(kept: Kept) -> None:
     connection, server = kept(may_send=False)
     await turn(connection, server)
     await asyncio.sleep(200)
@@ -158,8 +152,7 @@ async def test_whoever_may_not_be_asked_is_looked_at_again_later(kept: Kept) -> 
     connection.stop()
 
 
-async def test_a_cancelled_request_is_followed_by_one_opening(kept: Kept) -> None:
-    """At once, and by one alone, however often it is asked for."""
+async def test_cancelled_request_opens_one_connection(kept: Kept) -> None:
     connection, server = kept()
     stages = Stages()
     with suppress(asyncio.CancelledError), connection.in_use(stages):
@@ -176,8 +169,7 @@ async def test_a_cancelled_request_is_followed_by_one_opening(kept: Kept) -> Non
     connection.stop()
 
 
-async def test_who_tells_nothing_is_left_alone(kept: Kept) -> None:
-    """Without an httpx client it is not known when a connection is lost."""
+async def test_untraced_client_is_ignored(kept: Kept) -> None:
     connection, server = kept()
     connection.turn_began()
     with connection.in_use(stages := Stages()):
@@ -187,8 +179,7 @@ async def test_who_tells_nothing_is_left_alone(kept: Kept) -> None:
     assert server.listed_at == []
 
 
-def test_the_least_that_is_known_counts_for_a_while(limits: IdleLimits) -> None:
-    """And is forgotten after a quarter of an hour: it may have been a server that restarted."""
+def test_shortest_timeout_counts_until_it_expires(limits: IdleLimits) -> None:
     assert limits.refresh_secs("a", 0.0) == 45.0
     limits.record_timeout("a", 120.0, 0.0)
     assert limits.refresh_secs("a", 0.0) == 96.0
@@ -204,8 +195,7 @@ def test_the_least_that_is_known_counts_for_a_while(limits: IdleLimits) -> None:
     assert limits.refresh_secs("b", 1000.0) == 45.0
 
 
-def test_few_hosts_are_remembered(limits: IdleLimits) -> None:
-    """Those of which something was heard last."""
+def test_number_of_hosts_is_bounded(limits: IdleLimits) -> None:
     for n in range(1000):
         limits.record_timeout(f"host-{n}", 10.0, 0.0)
     assert len(limits._timeouts) == 256
@@ -224,6 +214,5 @@ def test_few_hosts_are_remembered(limits: IdleLimits) -> None:
         (None, None),
     ],
 )
-def test_what_a_header_says(header: str | None, secs: float | None) -> None:
-    """``Keep-Alive`` in whole seconds; anything else says nothing."""
+def test_keep_alive_header_is_parsed(header: str | None, secs: float | None) -> None:
     assert keep_alive_secs({} if header is None else {"keep-alive": header}) == secs

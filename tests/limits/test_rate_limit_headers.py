@@ -1,4 +1,4 @@
-"""What a provider's response headers tell of its rate limit."""
+"""Parsing rate-limit headers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOW = 1_786_960_800.0  # the same
 
 
 def anthropic(**told: str) -> RateLimits | None:
-    """News of headers, their common beginning left out; ``date`` as it is."""
+    """Parse headers without their common prefix; ``date`` is unchanged."""
     named = {
         name if name == "date" else f"Anthropic-Ratelimit-{name.replace('_', '-')}": value
         for name, value in told.items()
@@ -29,8 +29,7 @@ def anthropic(**told: str) -> RateLimits | None:
     return parse_rate_limits(named, NOW)
 
 
-def test_anthropics_headers() -> None:
-    """Left, whole limit, and in how long it is whole again, counted from the response's date."""
+def test_anthropic_headers_are_parsed() -> None:
     news = anthropic(
         date=DATE,
         requests_limit="50",
@@ -46,16 +45,14 @@ def test_anthropics_headers() -> None:
     assert news == RateLimits(47, 4.0, 12000, 36.0, 50, 30000)
 
 
-def test_of_anthropics_two_limits_of_tokens_the_tighter_counts() -> None:
-    """Either may be missing."""
+def test_tighter_anthropic_token_limit_counts() -> None:
     both = anthropic(input_tokens_remaining="500", tokens_remaining="400", tokens_limit="900")
     assert both == RateLimits(tokens_left=400, tokens_limit=900)
     assert anthropic(tokens_remaining="400") == RateLimits(tokens_left=400)
     assert anthropic(input_tokens_remaining="400") == RateLimits(tokens_left=400)
 
 
-def test_a_clock_that_is_wrong_here_does_no_harm() -> None:
-    """Only a response without a date is compared with it."""
+def test_wrong_local_clock_does_no_harm() -> None:
     headers = {"anthropic-ratelimit-requests-reset": "2026-08-17T10:00:04Z", "date": DATE}
     for clock in (0.0, NOW, NOW + 1e6):
         news = parse_rate_limits(headers, clock)
@@ -67,8 +64,7 @@ def test_a_clock_that_is_wrong_here_does_no_harm() -> None:
         assert news.requests_reset_secs == 3.0
 
 
-def test_a_time_without_a_zone_is_universal_time_and_one_gone_by_is_now() -> None:
-    """Both ways of writing a date."""
+def test_past_and_zoneless_times() -> None:
     news = anthropic(
         date="Mon, 17 Aug 2026 10:00:00 -0000",
         requests_reset="2026-08-17T10:00:04",
@@ -90,16 +86,14 @@ def test_a_time_without_a_zone_is_universal_time_and_one_gone_by_is_now() -> Non
         ("Mon, 17 Aug 2026 10:00:61 GMT", 9.0),
     ],
 )
-def test_how_dates_are_written(date: str, secs: float) -> None:
-    """As HTTP has them written today, or as it once had."""
+def test_http_date_formats(date: str, secs: float) -> None:
     told = {"anthropic-ratelimit-requests-reset": "2026-08-17T10:00:04Z", "date": date}
     news = parse_rate_limits(told, NOW - 5)
     assert news is not None
     assert news.requests_reset_secs == secs
 
 
-def test_openais_headers() -> None:
-    """Those of the many who are compatible with it are the same."""
+def test_openai_headers_are_parsed() -> None:
     news = parse_rate_limits(
         {
             "X-RateLimit-Limit-Requests": "60",
@@ -141,8 +135,7 @@ def test_openais_headers() -> None:
         ("٣s", None),
     ],
 )
-def test_how_long_it_is_until_then(text: str, secs: float | None) -> None:
-    """Go's way of writing a duration, or plain seconds; what is neither is not known."""
+def test_durations_are_parsed(text: str, secs: float | None) -> None:
     headers = {"x-ratelimit-reset-requests": text, "x-ratelimit-remaining-requests": "1"}
     news = parse_rate_limits(headers, NOW)
     assert news is not None
@@ -150,8 +143,7 @@ def test_how_long_it_is_until_then(text: str, secs: float | None) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "many", "-1", "1.5", "٣", "9" * 5000])
-def test_what_is_no_number_is_not_known(text: str) -> None:
-    """And a response that says nothing is no news."""
+def test_invalid_values_are_none(text: str) -> None:
     assert parse_rate_limits({"x-ratelimit-remaining-requests": text}, NOW) is None
     assert anthropic(requests_remaining=text) is None
     assert parse_rate_limits({"content-type": "text/event-stream"}, NOW) is None
@@ -176,8 +168,9 @@ def test_what_is_no_number_is_not_known(text: str) -> None:
         (RateLimits(None, None, 2000, 30.0, tokens_limit=4000), 5000, (0, 30.0)),  # never fits
     ],
 )
-def test_how_many_more_may_be_begun(news: RateLimits, prompt_tokens: int, more: Any) -> None:
-    """The tighter of the two; at none, until there is room for one."""
+def test_tighter_limit_gives_the_remaining_requests(
+    news: RateLimits, prompt_tokens: int, more: Any
+) -> None:
     found = news.more(prompt_tokens)
     assert found == (None if more is None else (more[0], pytest.approx(more[1])))
 
@@ -207,8 +200,7 @@ VALUES = st.one_of(
     headers=st.dictionaries(NAMES, VALUES, max_size=10),
     prompt_tokens=st.integers(0, 10**6),
 )
-def test_no_header_is_an_error(headers: dict[str, str], prompt_tokens: int) -> None:
-    """Whatever a provider sends, what comes of it can be reckoned with."""
+def test_any_header_value_is_safe(headers: dict[str, str], prompt_tokens: int) -> None:
     news = parse_rate_limits(headers, NOW)
     if news is None:
         return

@@ -1,4 +1,4 @@
-"""Whole services, cancelled anywhere: no permit, claim or request outlives what it was for."""
+"""Whole services, cancelled at any point: every permit, claim and request is released."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ sessions = st.builds(
 
 
 class Summing(ScriptedLLMService):
-    """Sums up, too, as long as its first script says."""
+    """Runs an inference too, for as long as its first script lasts."""
 
     def __init__(self, told: Sequence[str]):
         super().__init__(*(SCRIPTS[name] for name in told))
@@ -115,7 +115,7 @@ class Summing(ScriptedLLMService):
 
 
 class HungUp(Exception):
-    """Has a line cancel its pipeline."""
+    """Cancels a line's pipeline."""
 
 
 async def call(session: Session, stats: ProviderStats, asked: dict[str, list[Summing]]) -> None:
@@ -174,7 +174,7 @@ async def summarise(llm: HedgedLLMService, context: LLMContext) -> None:
 
 
 def open_breaker(health: AdmissionController, key: str) -> None:
-    """Have it be half open in the calls to come."""
+    """Make the breaker half-open for the following calls."""
     for _ in range(5):
         permit = health.acquire(Ticket("primary", "standard", 0.0, (key,), 0.0), 0.0)
         assert permit is not None
@@ -196,7 +196,7 @@ class Room:
     is_half_open: bool
 
     def prepare(self, health: AdmissionController, key: str) -> None:
-        """Have it be so when the calls begin."""
+        """Set this state before the calls begin."""
         if self.is_half_open:
             open_breaker(health, key)
         health.set_retry_after(key, BEGINS_AT + self.retry_after_secs)
@@ -211,12 +211,9 @@ rooms = st.builds(
 
 @settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(sessions, min_size=1, max_size=4), st.tuples(rooms, rooms, rooms))
-def test_nothing_is_kept(everybody: list[Session], room: tuple[Room, ...]) -> None:
-    """Several callers share providers that answer, hang, fail, are full, or were left alone.
-
-    Whenever a permit is given, each open request has one. When all have gone nothing is left of
-    them, also of those who waited for room.
-    """
+def test_cancellation_leaves_no_permit_or_request(
+    everybody: list[Session], room: tuple[Room, ...]
+) -> None:
     unpermitted: list[str] = []
     acquire = ConcurrencyLimit.acquire
 

@@ -1,4 +1,4 @@
-"""Breakers, limits and the queue, together: who may be asked, in which order, and what is kept."""
+"""Breakers, limits and the queue together: which providers may get a request."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ticket(
 
 
 def take(health: AdmissionController, *keys: str, now: float = 0.0) -> Permit:
-    """A caller's request, which is sent at once."""
+    """A caller's request that gets a permit at once."""
     permit = health.acquire(ticket(*keys, now=now), now)
     assert permit is not None
     return permit
@@ -61,13 +61,13 @@ def end(
     now: float = 0.0,
     times: int = 1,
 ) -> None:
-    """So many requests, one after the other, that end at once."""
+    """Requests, one after the other, that end at once."""
     for _ in range(times):
         health.release(take(health, key, now=now), verdict, now)
 
 
 def refuse(health: AdmissionController, *keys: str, now: float = 0.0) -> list[Permit]:
-    """Have providers refuse for load what is in flight; two requests at each stay there."""
+    """Providers that reject for load, with two requests in flight each."""
     left: list[Permit] = []
     for key in keys:
         permits = [take(health, key, now=now) for _ in range(3)]
@@ -77,7 +77,7 @@ def refuse(health: AdmissionController, *keys: str, now: float = 0.0) -> list[Pe
 
 
 class Permits(RuleBasedStateMachine):
-    """Whatever happens in whatever order."""
+    """Any sequence of requests and outcomes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Permits(RuleBasedStateMachine):
         self.waiting: dict[Ticket, list[Permit]] = {}
 
     def got(self, permit: Permit, wanted: Ticket) -> None:
-        """Optional and shedding requests are within the limit, and nothing more urgent waits."""
+        """Optional and shedding permits are within the limit and in order."""
         limit = self.health.entry(permit.key).limit
         if wanted.is_optional or (wanted.sheds and not self.all_rest_too_long(wanted)):
             assert limit.in_flight <= limit.limit(self.now, wanted.bounds)
@@ -146,6 +146,7 @@ class Permits(RuleBasedStateMachine):
 
     @rule(data=st.data(), verdict=st.sampled_from(["answered", "dropped", "silent", FAILED, BUSY]))
     def end(self, data: st.DataObject, verdict: Verdict) -> None:
+        """Requests, one after the other, that end at once."""
         if self.out:
             permit = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
             self.health.release(permit, verdict, self.now)
@@ -153,7 +154,7 @@ class Permits(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        """A request that waits is interrupted, before or after the permit was given."""
+        """Cancel a waiting request, before or after its permit was granted."""
         if self.waiting:
             wanted = data.draw(st.sampled_from(list(self.waiting)))
             self.health.leave(wanted)
@@ -169,7 +170,7 @@ class Permits(RuleBasedStateMachine):
 
     @rule(secs=st.floats(0.0, 90.0))
     def pass_time(self, secs: float) -> None:
-        """A wait ends with its deadline: the request is sent all the same."""
+        """Advance the clock; waiting requests are sent at their deadline."""
         self.now += secs
         for wanted, given in list(self.waiting.items()):
             self.health.recheck(wanted, self.now)
@@ -221,8 +222,7 @@ TestPermits = Permits.TestCase
 
 
 @pytest.mark.parametrize("work", CALLERS)
-def test_a_limit_only_chooses_among_providers(work: WorkClass) -> None:
-    """The preferred one has no room: the next one is asked. If none has, the preferred one."""
+def test_limit_only_ranks_providers_for_callers(work: WorkClass) -> None:
     health = registry()
     for key in "ab":
         health.set_queue(key, 0, 1, 0.0)
@@ -235,7 +235,7 @@ def test_a_limit_only_chooses_among_providers(work: WorkClass) -> None:
     assert permit.key == "b"
 
 
-def test_an_open_breaker_comes_last_and_stops_no_caller() -> None:
+def test_open_breaker_comes_last_and_rejects_no_caller() -> None:
     health = registry()
     end(health, FAILED, times=5)
     assert health.state("a", 0.0) == "open"
@@ -245,8 +245,7 @@ def test_an_open_breaker_comes_last_and_stops_no_caller() -> None:
     assert take(health, "a", "b").key == "a"
 
 
-def test_a_caller_waits_only_while_all_providers_refuse() -> None:
-    """With the first request that is over it is sent; at its deadline in any case."""
+def test_caller_waits_only_while_all_providers_reject() -> None:
     health = registry()
     left = refuse(health, "a", "b")
     first, second = ticket("a", "b"), ticket("a", "b")
@@ -261,8 +260,7 @@ def test_a_caller_waits_only_while_all_providers_refuse() -> None:
     assert health.force(second, 3.0).key in ("a", "b")
 
 
-def test_a_caller_waits_for_a_provider_that_is_ready_in_time() -> None:
-    """Which is seen when it is looked at again."""
+def test_caller_waits_for_the_end_of_retry_after() -> None:
     health = registry()
     health.set_retry_after("a", 2.0)
     health.set_retry_after("b", 1.0)
@@ -276,8 +274,7 @@ def test_a_caller_waits_for_a_provider_that_is_ready_in_time() -> None:
     assert [permit.key for permit in got] == ["b"]
 
 
-def test_a_caller_does_not_wait_in_vain() -> None:
-    """Where all are to be left alone for longer, the one that is ready first is asked at once."""
+def test_caller_does_not_wait_beyond_its_deadline() -> None:
     health = registry()
     health.set_retry_after("a", 90.0)
     health.set_retry_after("b", 60.0)
@@ -286,14 +283,14 @@ def test_a_caller_does_not_wait_in_vain() -> None:
     assert health.acquire(ticket("a", "b", "c"), 0.0) is None, "that one is worth waiting for"
 
 
-def test_a_resting_provider_is_not_asked_while_another_is_not() -> None:
+def test_provider_with_retry_after_is_avoided() -> None:
     health = registry()
     end(health, FAILED, key="b", times=5)
     health.set_retry_after("a", 1.0)
     assert take(health, "a", "b").key == "b"
 
 
-def test_waiting_requests_are_granted_in_their_order() -> None:
+def test_permits_are_granted_in_queue_order() -> None:
     health = registry()
     left = refuse(health, "a")
     order: list[str] = []
@@ -327,7 +324,7 @@ def test_optional_work_leaves_room_for_callers(work: WorkClass, most: int) -> No
 
 
 @pytest.mark.parametrize("work", OPTIONAL)
-def test_optional_work_is_not_sent_to_an_unwell_provider(work: WorkClass) -> None:
+def test_optional_work_avoids_unhealthy_providers(work: WorkClass) -> None:
     health = registry()
     end(health, FAILED, times=5)
     health.set_retry_after("b", 2.0)
@@ -341,7 +338,7 @@ def test_optional_work_is_not_sent_to_an_unwell_provider(work: WorkClass) -> Non
     assert reason.startswith("a is excluded by its breaker (5 failures in a row")
 
 
-def test_a_hedge_does_not_overtake_a_waiting_caller() -> None:
+def test_hedge_does_not_overtake_a_waiting_caller() -> None:
     health = registry()
     left = refuse(health, "a")
     health.wait(waiting := ticket("a"), lambda permit: None, 0.0)
@@ -359,7 +356,7 @@ def test_a_hedge_does_not_overtake_a_waiting_caller() -> None:
 # ---- admission="shed"
 
 
-def test_a_shedding_request_waits_for_room_within_the_limit() -> None:
+def test_shedding_request_waits_for_room() -> None:
     health = registry()
     health.set_queue("a", 1, 0, 0.0)
     health.entry("a").limit.set_queue(1, 10.0)
@@ -373,8 +370,7 @@ def test_a_shedding_request_waits_for_room_within_the_limit() -> None:
     assert len(got) == 1
 
 
-def test_a_shedding_request_does_not_wait_at_open_breakers() -> None:
-    """Neither to begin with, nor once the last of them has opened."""
+def test_shedding_request_does_not_wait_for_open_breakers() -> None:
     health = registry()
     health.entry("a").limit.set_queue(5, 10.0)
     wanted = ticket("a", sheds=True)
@@ -393,7 +389,7 @@ def test_a_shedding_request_does_not_wait_at_open_breakers() -> None:
 # ---- breakers
 
 
-def test_a_half_open_provider_is_tried_by_one_at_a_time() -> None:
+def test_half_open_provider_has_one_probe() -> None:
     health = registry()
     end(health, FAILED, times=5)
     assert not health.claim_probe("a", 1.0)
@@ -411,8 +407,7 @@ def test_a_half_open_provider_is_tried_by_one_at_a_time() -> None:
     assert health.claim_probe("a", 101.0)
 
 
-def test_an_answer_to_a_caller_closes_an_open_breaker() -> None:
-    """If it was sent since; what was refused before is forgotten then."""
+def test_caller_answer_closes_an_open_breaker() -> None:
     health = registry()
     before = take(health, "a")
     refuse(health, "a")
@@ -424,7 +419,7 @@ def test_an_answer_to_a_caller_closes_an_open_breaker() -> None:
     assert health.occupancy("a", 63.0)[1] == OPEN_BOUNDS.ceiling
 
 
-def test_changes_are_told_once_with_their_reason() -> None:
+def test_breaker_changes_are_reported_once() -> None:
     health = registry()
     end(health, FAILED, times=5)
     (change,) = health.take_changes()
@@ -443,8 +438,7 @@ def lose_connections(
             health.release(take(health, key, now=now), NOT_CONNECTED, now, host=host)
 
 
-def test_lost_connections_to_one_host_open_its_breaker_two_seconds_later() -> None:
-    """By then it is known that no other host was lost; also where two providers are there."""
+def test_connection_failures_to_one_host_count_after_two_seconds() -> None:
     health = registry()
     lose_connections(health, {"a": "one:443", "b": "one:443"}, 0.0)
     assert health.are_healthy(["a", "b"], 1.9)
@@ -452,16 +446,14 @@ def test_lost_connections_to_one_host_open_its_breaker_two_seconds_later() -> No
     assert [state for state, _ in health.breaker_states(["a", "b"], 2.0)] == ["open", "open"]
 
 
-def test_lost_connections_to_two_hosts_open_no_breaker() -> None:
-    """It is our own network, however long it lasts."""
+def test_connection_failures_to_two_hosts_open_no_breaker() -> None:
     health = registry()
     for second in range(30):
         lose_connections(health, {"a": "one:443", "b": "two:443"}, float(second), times=1)
     assert health.are_healthy(["a", "b"], 99.0)
 
 
-def test_a_probe_that_cannot_connect_counts_unless_nobody_can() -> None:
-    """Which is known after two seconds; until then the claim is not given back."""
+def test_probe_connection_failure_counts_unless_shared() -> None:
     health = registry()
     for now, others in ((100.0, ()), (300.0, ("b",))):
         end(health, FAILED, times=5, now=now - 90)
@@ -477,8 +469,7 @@ def test_a_probe_that_cannot_connect_counts_unless_nobody_can() -> None:
         assert health.claim_probe("a", now + 3) is bool(others)
 
 
-def test_a_connection_failure_counts_from_when_it_was() -> None:
-    """And in no row once a request that was sent later has been answered."""
+def test_connection_failure_counts_from_its_time() -> None:
     health = registry()
     for _ in range(5):
         health.release(take(health, "a"), NOT_CONNECTED, 0.0, host="one:443")
@@ -493,7 +484,7 @@ def test_a_connection_failure_counts_from_when_it_was() -> None:
     assert state == "closed"
 
 
-def test_half_the_connections_failing_open_it_though_others_are_answered() -> None:
+def test_half_of_connections_failing_opens_the_breaker() -> None:
     health = registry()
     for number in range(12):
         at = float(number)
@@ -509,7 +500,7 @@ def test_half_the_connections_failing_open_it_though_others_are_answered() -> No
 # ---- what is seen
 
 
-def test_an_overtaken_provider_is_unheard_until_it_says_something() -> None:
+def test_overtaken_provider_is_unmeasured_until_a_token() -> None:
     health = registry()
 
     def ends(verdict: Verdict, *, was_overtaken: bool, has_begun: bool = False) -> None:
@@ -536,7 +527,7 @@ def test_an_overtaken_provider_is_unheard_until_it_says_something() -> None:
         pytest.param([*["dropped"] * 3, "silent", "silent"], id="and tells of them once"),
     ],
 )
-def test_five_silent_requests_in_a_row_open_it(verdicts: list[Verdict]) -> None:
+def test_five_timeouts_in_a_row_open_the_breaker(verdicts: list[Verdict]) -> None:
     health = registry()
     for verdict in verdicts:
         assert health.state("a", 0.0) == "closed"
@@ -545,7 +536,7 @@ def test_five_silent_requests_in_a_row_open_it(verdicts: list[Verdict]) -> None:
     assert health.open_reason("a", 0.0).startswith("5 failures in a row")
 
 
-def test_one_silence_tells_nothing_of_those_that_were_overtaken_soon() -> None:
+def test_timeout_does_not_count_for_quickly_overtaken_requests() -> None:
     health = registry()
     for _ in range(20):
         health.release(take(health, "a"), "dropped", 0.0, was_overtaken=True, was_late=False)
@@ -553,8 +544,7 @@ def test_one_silence_tells_nothing_of_those_that_were_overtaken_soon() -> None:
     assert health.state("a", 0.0) == "closed"
 
 
-def test_a_provider_that_breaks_off_in_mid_answer_has_been_heard() -> None:
-    """It failed, and is not silent; what was overtaken before it says nothing any more."""
+def test_broken_answer_still_counts_as_measured() -> None:
     health = registry()
     for _ in range(4):
         health.release(take(health, "a"), "silent", 0.0, has_begun=True)
@@ -567,8 +557,7 @@ def test_a_provider_that_breaks_off_in_mid_answer_has_been_heard() -> None:
     assert health.open_reason("a", 0.0).startswith("5 failures in a row")
 
 
-def test_one_losing_attempt_in_seventy_is_listened_to() -> None:
-    """The first may be, and one at a time of each provider."""
+def test_one_loser_in_seventy_becomes_a_latency_probe() -> None:
     health = registry()
     assert health.claim_latency_probe("a")
     for _ in range(LATENCY_PROBE_INTERVAL):
@@ -582,8 +571,7 @@ def test_one_losing_attempt_in_seventy_is_listened_to() -> None:
     assert health.claim_latency_probe("a")
 
 
-def test_it_is_known_when_the_latest_answered_request_was_sent() -> None:
-    """An earlier one that is answered later changes nothing."""
+def test_answered_since_is_the_latest_send_time() -> None:
     health = registry()
     early, late = take(health, "a", now=1.0), take(health, "a", now=2.0)
     assert health.answered_since("a") == float("-inf")
@@ -596,7 +584,6 @@ def test_it_is_known_when_the_latest_answered_request_was_sent() -> None:
 
 
 def test_late_first_tokens_of_many_sessions_lower_the_limit() -> None:
-    """Each counts once, however often it is told, and not after its permit came back."""
     health = registry()
     sessions = [object() for _ in range(60)]
 
@@ -620,7 +607,7 @@ def test_late_first_tokens_of_many_sessions_lower_the_limit() -> None:
     assert health.occupancy("a", 110.0)[1] < len(sessions)
 
 
-def test_rest_ends_and_the_longer_counts() -> None:
+def test_longest_retry_after_counts_until_it_ends() -> None:
     health = registry()
     assert health.retry_after_secs("a", 0.0) == 0.0
     health.set_retry_after("a", 5.0)
@@ -631,10 +618,7 @@ def test_rest_ends_and_the_longer_counts() -> None:
 
 
 @pytest.mark.parametrize(("running", "waiting", "limit"), [(9, 0, 23), (9, 8, 23), (2, 4, 1)])
-def test_a_servers_queue_says_how_many_more_it_may_have(
-    running: int, waiting: int, limit: int
-) -> None:
-    """Of three that are there; beyond those that are served, the rest is too many."""
+def test_reported_queue_sets_the_limit(running: int, waiting: int, limit: int) -> None:
     health = registry()
     for _ in range(3):
         take(health, "a")
@@ -674,7 +658,7 @@ def test_threads_do_not_exceed_the_limit() -> None:
 
 
 @pytest.mark.parametrize("providers", [1, 100])
-def test_a_registry_grows_with_providers_only(providers: int) -> None:
+def test_registry_grows_with_providers_only(providers: int) -> None:
     health = registry()
     for session in range(1000):
         end(health, "answered", key=str(session % providers), now=float(session))
