@@ -131,7 +131,7 @@ class Permits(RuleBasedStateMachine):
                     self.health.retry_after_secs(key, self.now)
                     or self.health.entry(key).limit.is_refusing(self.now)
                     or any(t.rank < wanted.rank for t in ahead)
-                ), f"a caller was refused {key} without its word"
+                ), f"a caller was refused {key} without a rejection of its own"
         if waits and not wanted.is_optional:
             given: list[Permit] = []
 
@@ -329,10 +329,10 @@ def test_optional_work_avoids_unhealthy_providers(work: WorkClass) -> None:
     end(health, FAILED, times=5)
     health.set_retry_after("b", 2.0)
     refuse(health, "c")
-    told = health.refusals("abc", wanted := ticket("a", "b", "c", work=work), 0.0)
-    assert "5 failures in a row" in told["a"]
-    assert told["b"] == "has sent Retry-After, 2 s left"
-    assert told["c"] == "has 2 of 2 requests in flight"
+    refusals = health.refusals("abc", wanted := ticket("a", "b", "c", work=work), 0.0)
+    assert "5 failures in a row" in refusals["a"]
+    assert refusals["b"] == "has sent Retry-After, 2 s left"
+    assert refusals["c"] == "has 2 of 2 requests in flight"
     assert health.acquire(wanted, 0.0) is None
     reason = health.rejection_reason(wanted, 0.0)
     assert reason.startswith("a is excluded by its breaker (5 failures in a row")
@@ -523,8 +523,8 @@ def test_overtaken_provider_is_unmeasured_until_a_token() -> None:
     "verdicts",
     [
         pytest.param(["silent"] * 5, id="each counts once"),
-        pytest.param([*["dropped"] * 4, "silent"], id="one tells of those overtaken before"),
-        pytest.param([*["dropped"] * 3, "silent", "silent"], id="and tells of them once"),
+        pytest.param([*["dropped"] * 4, "silent"], id="a timeout counts those overtaken before"),
+        pytest.param([*["dropped"] * 3, "silent", "silent"], id="and counts them once"),
     ],
 )
 def test_five_timeouts_in_a_row_open_the_breaker(verdicts: list[Verdict]) -> None:
@@ -644,7 +644,7 @@ def test_threads_do_not_exceed_the_limit() -> None:
                     most = max(most, health.entry("a").limit.in_flight)
                     time.sleep(0)  # lets another thread in while the permit is out
                     health.release(permit, "answered", 0.0)
-        except BaseException as error:  # told below: a thread's own would be lost
+        except BaseException as error:  # raised below: a thread's exception would be lost
             errors.append(error)
 
     threads = [threading.Thread(target=work) for _ in range(8)]

@@ -338,7 +338,9 @@ def test_invalid_bounds_are_rejected(floor: Any, ceiling: Any, message: str) -> 
 @given(
     steps=st.lists(
         st.tuples(
-            st.sampled_from(["acquire", "heard", "queue", "rate limit", "recover", *VERDICTS]),
+            st.sampled_from(
+                ["acquire", "first token", "queue", "rate limit", "recover", *VERDICTS]
+            ),
             st.floats(0, 3),
             st.floats(0.01, 30),
             st.integers(-2, 40),
@@ -353,7 +355,7 @@ def test_limit_keeps_its_bounds_and_leaks_no_permit(steps: Any, bounds: LimitBou
         now += secs
         if step == "acquire":
             it.send(1, now=now, sessions=10**6)
-        elif step == "heard" and it.out:
+        elif step == "first token" and it.out:
             it.record_first_token(it.out[number % len(it.out)], more_secs, now)
         elif step == "queue":
             it.set_queue(number, now + more_secs)

@@ -17,7 +17,7 @@ BUDGET = 0.1
 CHANCE = 3 * math.sqrt(BUDGET * (1 - BUDGET) / 150)
 """Three standard deviations of the requests per turn, over 150 turns."""
 MOST, MOST_IN_SPELL = 1 + BUDGET + CHANCE, 1 + SLACK * BUDGET + CHANCE
-"""Requests per turn, over 150 turns: what was saved in calm may be spent in a spell."""
+"""Requests per turn, over 150 turns: savings of calm times may be spent in a slow period."""
 EVENT, UNTIL = 60.0, 80.0
 
 

@@ -36,15 +36,15 @@ async def watched() -> AsyncIterator[LoopWatch]:
 @pytest.fixture
 def samples(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[float]:
     """Collect every lag."""
-    told: asyncio.Queue[float] = asyncio.Queue()
+    lags: asyncio.Queue[float] = asyncio.Queue()
     sample: Callable[[Overload, float, float], None] = Overload.sample
 
     def spy(self: Overload, lag_secs: float, now: float) -> None:
         sample(self, lag_secs, now)
-        told.put_nowait(lag_secs)
+        lags.put_nowait(lag_secs)
 
     monkeypatch.setattr(Overload, "sample", spy)
-    return told
+    return lags
 
 
 def block(secs: float) -> None:

@@ -29,17 +29,17 @@ WAIT_SECS = 2.0
 
 @dataclass(frozen=True)
 class Caller:
-    """A request that holds its permit for a while, and may be interrupted at any time.
+    """A request that holds its permit for a while and may be interrupted at any time.
 
     Parameters:
-        comes_at: When.
-        holds_secs: For how long, once it has one.
-        gone_at: When it is interrupted, wherever it is then; None if it is not.
-        work: What for.
-        tier: Whose.
-        keys: The providers that would do.
-        sheds: Whether limits hold for it.
-        is_refused: Whether the provider then refuses it for load.
+        comes_at: When it arrives.
+        holds_secs: How long it holds its permit.
+        gone_at: When it is interrupted; None if it is not.
+        work: Its work class.
+        tier: Its tier.
+        keys: Its candidates.
+        sheds: Whether limits reject it.
+        is_refused: Whether the provider then rejects it for load.
     """
 
     comes_at: float
@@ -52,7 +52,7 @@ class Caller:
     is_refused: bool
 
 
-times = st.floats(0.0, 5.0).map(lambda secs: round(secs, 1))  # so that things happen together
+times = st.floats(0.0, 5.0).map(lambda secs: round(secs, 1))  # makes events coincide
 callers = st.builds(
     Caller,
     times,
@@ -93,9 +93,9 @@ async def refusing(health: AdmissionController, key: str) -> list[Permit]:
 
 
 @given(st.lists(callers, max_size=15), st.integers(1, 3))
-def test_no_permit_is_lost_and_no_caller_rejected(everybody: list[Caller], most: int) -> None:
+def test_no_permit_is_lost_and_no_caller_rejected(callers: list[Caller], most: int) -> None:
     health = AdmissionController(random.Random(1))
-    all_are_bounded = all(caller.sheds or caller.work in OPTIONAL for caller in everybody)
+    all_are_bounded = all(caller.sheds or caller.work in OPTIONAL for caller in callers)
     ended: list[Caller] = []
 
     async def call(caller: Caller) -> None:
@@ -134,10 +134,10 @@ def test_no_permit_is_lost_and_no_caller_rejected(everybody: list[Caller], most:
             if caller.gone_at is not None:
                 loop.call_at(caller.comes_at + caller.gone_at, task.cancel)
 
-        for caller in everybody:
+        for caller in callers:
             loop.call_at(caller.comes_at, start, caller)
         await asyncio.sleep(30.0)
-        assert len(tasks) == len(everybody)
+        assert len(tasks) == len(callers)
         assert all(task.done() for task in tasks)
         for task in tasks:
             if not task.cancelled():
@@ -147,7 +147,7 @@ def test_no_permit_is_lost_and_no_caller_rejected(everybody: list[Caller], most:
         runner.run(main())
     assert all(entry.limit.in_flight == 0 for entry in health.entries().values())
     assert health.waiting == 0
-    assert {id(c) for c in everybody if c.gone_at is None} <= {id(c) for c in ended}
+    assert {id(c) for c in callers if c.gone_at is None} <= {id(c) for c in ended}
 
 
 @pytest.mark.virtual_time

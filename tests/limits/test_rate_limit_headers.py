@@ -20,17 +20,17 @@ DATE = "Mon, 17 Aug 2026 10:00:00 GMT"
 NOW = 1_786_960_800.0  # the same
 
 
-def anthropic(**told: str) -> RateLimits | None:
+def anthropic(**headers: str) -> RateLimits | None:
     """Parse headers without their common prefix; ``date`` is unchanged."""
     named = {
         name if name == "date" else f"Anthropic-Ratelimit-{name.replace('_', '-')}": value
-        for name, value in told.items()
+        for name, value in headers.items()
     }
     return parse_rate_limits(named, NOW)
 
 
 def test_anthropic_headers_are_parsed() -> None:
-    news = anthropic(
+    limits = anthropic(
         date=DATE,
         requests_limit="50",
         requests_remaining="47",
@@ -42,7 +42,7 @@ def test_anthropic_headers_are_parsed() -> None:
         tokens_remaining="20000",
         tokens_reset="2026-08-17T10:00:30Z",
     )
-    assert news == RateLimits(47, 4.0, 12000, 36.0, 50, 30000)
+    assert limits == RateLimits(47, 4.0, 12000, 36.0, 50, 30000)
 
 
 def test_tighter_anthropic_token_limit_counts() -> None:
@@ -55,23 +55,23 @@ def test_tighter_anthropic_token_limit_counts() -> None:
 def test_wrong_local_clock_does_no_harm() -> None:
     headers = {"anthropic-ratelimit-requests-reset": "2026-08-17T10:00:04Z", "date": DATE}
     for clock in (0.0, NOW, NOW + 1e6):
-        news = parse_rate_limits(headers, clock)
-        assert news is not None
-        assert news.requests_reset_secs == 4.0
+        limits = parse_rate_limits(headers, clock)
+        assert limits is not None
+        assert limits.requests_reset_secs == 4.0
     for date in ({}, {"date": "yesterday"}):
-        news = parse_rate_limits({**headers, "date": "", **date}, NOW + 1)
-        assert news is not None
-        assert news.requests_reset_secs == 3.0
+        limits = parse_rate_limits({**headers, "date": "", **date}, NOW + 1)
+        assert limits is not None
+        assert limits.requests_reset_secs == 3.0
 
 
 def test_past_and_zoneless_times() -> None:
-    news = anthropic(
+    limits = anthropic(
         date="Mon, 17 Aug 2026 10:00:00 -0000",
         requests_reset="2026-08-17T10:00:04",
         tokens_remaining="1",
         tokens_reset="2026-08-17T09:00:00Z",
     )
-    assert news == RateLimits(None, 4.0, 1, 0.0)
+    assert limits == RateLimits(None, 4.0, 1, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,14 @@ def test_past_and_zoneless_times() -> None:
     ],
 )
 def test_http_date_formats(date: str, secs: float) -> None:
-    told = {"anthropic-ratelimit-requests-reset": "2026-08-17T10:00:04Z", "date": date}
-    news = parse_rate_limits(told, NOW - 5)
-    assert news is not None
-    assert news.requests_reset_secs == secs
+    headers = {"anthropic-ratelimit-requests-reset": "2026-08-17T10:00:04Z", "date": date}
+    limits = parse_rate_limits(headers, NOW - 5)
+    assert limits is not None
+    assert limits.requests_reset_secs == secs
 
 
 def test_openai_headers_are_parsed() -> None:
-    news = parse_rate_limits(
+    limits = parse_rate_limits(
         {
             "X-RateLimit-Limit-Requests": "60",
             "x-ratelimit-limit-tokens": "150000",
@@ -105,7 +105,7 @@ def test_openai_headers_are_parsed() -> None:
         },
         NOW,
     )
-    assert news == RateLimits(59, 1.0, 149984, 360.0, 60, 150000)
+    assert limits == RateLimits(59, 1.0, 149984, 360.0, 60, 150000)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,9 @@ def test_openai_headers_are_parsed() -> None:
 )
 def test_durations_are_parsed(text: str, secs: float | None) -> None:
     headers = {"x-ratelimit-reset-requests": text, "x-ratelimit-remaining-requests": "1"}
-    news = parse_rate_limits(headers, NOW)
-    assert news is not None
-    assert news.requests_reset_secs == (None if secs is None else pytest.approx(secs))
+    limits = parse_rate_limits(headers, NOW)
+    assert limits is not None
+    assert limits.requests_reset_secs == (None if secs is None else pytest.approx(secs))
 
 
 @pytest.mark.parametrize("text", ["", "many", "-1", "1.5", "٣", "9" * 5000])
@@ -150,7 +150,7 @@ def test_invalid_values_are_none(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("news", "prompt_tokens", "more"),
+    ("limits", "prompt_tokens", "more"),
     [
         (RateLimits(), 100, None),
         (RateLimits(5, 30.0), 100, (5, 30.0)),
@@ -159,7 +159,7 @@ def test_invalid_values_are_none(text: str) -> None:
         (RateLimits(5, 30.0, 250, 20.0), 100, (2, 20.0)),  # the tokens are tighter
         (RateLimits(5, 30.0, 250, 20.0), 10, (5, 30.0)),  # the requests are
         (RateLimits(None, None, 250, 20.0), 100, (2, 20.0)),
-        (RateLimits(None, None, 250, 20.0), 0, None),  # of a size that nobody knows
+        (RateLimits(None, None, 250, 20.0), 0, None),  # of an unknown size
         (RateLimits(0, 30.0), 0, (0, 30.0)),
         (RateLimits(0, 30.0, 50, 40.0), 100, (0, 40.0)),  # both are used up
         (RateLimits(0, 60.0, requests_limit=60), 0, (0, 1.0)),  # one a second
@@ -169,9 +169,9 @@ def test_invalid_values_are_none(text: str) -> None:
     ],
 )
 def test_tighter_limit_gives_the_remaining_requests(
-    news: RateLimits, prompt_tokens: int, more: Any
+    limits: RateLimits, prompt_tokens: int, more: Any
 ) -> None:
-    found = news.more(prompt_tokens)
+    found = limits.more(prompt_tokens)
     assert found == (None if more is None else (more[0], pytest.approx(more[1])))
 
 
@@ -201,13 +201,18 @@ VALUES = st.one_of(
     prompt_tokens=st.integers(0, 10**6),
 )
 def test_any_header_value_is_safe(headers: dict[str, str], prompt_tokens: int) -> None:
-    news = parse_rate_limits(headers, NOW)
-    if news is None:
+    limits = parse_rate_limits(headers, NOW)
+    if limits is None:
         return
-    for count in (news.requests_left, news.tokens_left, news.requests_limit, news.tokens_limit):
+    for count in (
+        limits.requests_left,
+        limits.tokens_left,
+        limits.requests_limit,
+        limits.tokens_limit,
+    ):
         assert count is None or count >= 0
-    for secs in (news.requests_reset_secs, news.tokens_reset_secs):
+    for secs in (limits.requests_reset_secs, limits.tokens_reset_secs):
         assert secs is None or (math.isfinite(secs) and secs >= 0)
-    if (more := news.more(prompt_tokens)) is not None:
+    if (more := limits.more(prompt_tokens)) is not None:
         assert more[0] >= 0
         assert 0 <= more[1] <= VALID_SECS

@@ -11,8 +11,8 @@ from pipecat_hedge.race.continuation import Continuation
 SAID = "We are open till nine. Shall I"
 
 CASES = {
-    "goes on as asked": (SAID, " book a table?", " book a table?"),
-    "goes on as asked, without the space": (SAID, "book a table?", " book a table?"),
+    "continues as instructed": (SAID, " book a table?", " book a table?"),
+    "continues as instructed, without the space": (SAID, "book a table?", " book a table?"),
     "a new sentence after a whole one": ("We are open.", "Shall I book?", " Shall I book?"),
     "a new sentence that brings its space": ("We are open.", " Shall I book?", " Shall I book?"),
     "begins the broken sentence again": (SAID, "Shall I book a table?", " book a table?"),
@@ -36,7 +36,7 @@ CASES = {
     "repeats a part and stops": (SAID, "We are open till nine.", ""),
     "repeats the beginning of a sentence and stops": (SAID, "We are open", " We are open"),
     "goes on in a script without spaces": ("我们开到九", "点。", "点。"),
-    "begins with the first word of the fragment, which is the answer's too": (
+    "begins with the fragment's first word, which also begins the answer": (
         "I can help with that. I",
         "I can help with that. I need your name.",
         " need your name.",
@@ -78,8 +78,8 @@ CASES = {
 def test_continuation_releases_only_new_text(said: str, second: str, added: str, size: int) -> None:
     follow = Continuation(said)
     pieces = [second[i : i + size] for i in range(0, len(second), size)]
-    heard = "".join([follow.feed(piece) for piece in pieces]) + follow.finish()
-    assert heard == added
+    released = "".join([follow.feed(piece) for piece in pieces]) + follow.finish()
+    assert released == added
 
 
 _SENTENCES = st.lists(

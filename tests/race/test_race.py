@@ -112,7 +112,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.9, UsableToken(0), [Commit(0, "first_token"), Cancel(1, "superseded")]),
         ],
     ),
-    "after: who refuses hedges is passed over": (
+    "after: a provider that refuses hedges is skipped": (
         HedgePolicy.after(0.6),
         "abc",
         [
@@ -123,7 +123,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.8, AttemptFailed(1, REFUSED), [Fail((("a", REFUSED), ("c", REFUSED)))]),
         ],
     ),
-    "after: a hedge that nobody takes is asked for again": (
+    "after: a hedge that no provider takes is rechecked": (
         HedgePolicy.after(0.6),
         "ab",
         [
@@ -135,7 +135,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.8, TimerFired(), [B_HEDGE]),
         ],
     ),
-    "a hedge that is put off is asked for again, and sent when there is room": (
+    "a deferred hedge is rechecked and sent when there is room": (
         HedgePolicy(rule=PutOff(until=0.75, silent_at=3.0), name="put off"),
         "ab",
         [
@@ -155,7 +155,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.75, TimerFired(), [Launch(1, "b", "stall")]),
         ],
     ),
-    "after: who refuses hedges replaces a failure all the same": (
+    "after: a provider that refuses hedges replaces a failure": (
         HedgePolicy.after(0.6),
         "ab",
         [
@@ -173,7 +173,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.1, AttemptFailed(0, REFUSED), [Launch(1, "c", "failure")]),
         ],
     ),
-    "race: the first one is asked even if it refuses hedges": (
+    "race: the first provider is used even if it refuses hedges": (
         HedgePolicy.race(2),
         "ab",
         [
@@ -252,7 +252,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.2, AttemptFailed(0, OVERLOADED), [Fail((("a", OVERLOADED), ("b", REFUSED)))]),
         ],
     ),
-    "an answer without a word is replaced": (
+    "a blank answer is replaced": (
         HedgePolicy.fallback(2),
         "ab",
         [
@@ -287,7 +287,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.2, AttemptFailed(1, REFUSED), [Commit(0, "silence")]),
         ],
     ),
-    "an answer without a word waits for the others": (
+    "a blank answer waits for the others": (
         HedgePolicy.race(2),
         "ab",
         [
@@ -304,7 +304,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.1, AttemptFailed(0, OVERLOADED), [Fail((("a", OVERLOADED),))]),
         ],
     ),
-    "the lineup bounds the requests though attempts are left": (
+    "the slots bound the requests though attempts are left": (
         HedgePolicy.race(5),
         "a",
         [
@@ -312,12 +312,12 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.1, AttemptFailed(0, OVERLOADED), [Fail((("a", OVERLOADED),))]),
         ],
     ),
-    "a provider that stands twice may be asked twice": (
+    "a provider listed twice may be used twice": (
         HedgePolicy.after(0.5),
         "aa",
         [(0.0, TurnStarted(), [A_PRIMARY]), (0.5, TimerFired(), [Launch(1, "a", "hedge")])],
     ),
-    "nobody to ask": (HedgePolicy.race(2), "", [(0.0, TurnStarted(), [Fail(())])]),
+    "no provider": (HedgePolicy.race(2), "", [(0.0, TurnStarted(), [Fail(())])]),
     "an interruption cancels everything in flight": (
         HedgePolicy.race(2),
         "ab",
@@ -406,7 +406,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.2, AttemptFailed(0, REFUSED), []),
         ],
     ),
-    "who rejects a request for good is not asked a second time in the turn": (
+    "a permanent failure excludes its provider from the turn": (
         HedgePolicy.fallback(max_attempts=4),
         "aab",
         [
@@ -414,7 +414,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.1, AttemptFailed(0, REJECTED), [B_FAILURE]),
         ],
     ),
-    "who asks to be left alone is, within the turn": (
+    "Retry-After excludes its provider from the turn": (
         HedgePolicy.fallback(max_attempts=4),
         "aab",
         [
@@ -736,8 +736,8 @@ def test_rejected_attempt_is_retried_at_once_when_alone() -> None:
     assert race.handle(TimerFired(), 0.6) == (Launch(1, "b", "hedge"),)
     assert race.handle(AttemptFailed(1, NO_ROOM), 0.7) == ()
     assert race.handle(AttemptFailed(0, REFUSED), 0.8) == (Launch(2, "b", "failure"),)
-    told = (("a", REFUSED), ("b", NO_ROOM), ("b", NO_ROOM))
-    assert race.handle(AttemptFailed(2, NO_ROOM), 0.9) == (Fail(told),)
+    expected = (("a", REFUSED), ("b", NO_ROOM), ("b", NO_ROOM))
+    assert race.handle(AttemptFailed(2, NO_ROOM), 0.9) == (Fail(expected),)
 
 
 def test_lone_rejected_request_is_retried_once() -> None:
@@ -745,8 +745,8 @@ def test_lone_rejected_request_is_retried_once() -> None:
     race.handle(TurnStarted(), 0.0)
     race.handle(AttemptOpened(0), 0.0)
     assert race.handle(AttemptFailed(0, NO_ROOM), 0.7) == (Launch(1, "a", "failure"),)
-    told = (("a", NO_ROOM), ("a", NO_ROOM))
-    assert race.handle(AttemptFailed(1, NO_ROOM), 1.7) == (Fail(told),)
+    expected = (("a", NO_ROOM), ("a", NO_ROOM))
+    assert race.handle(AttemptFailed(1, NO_ROOM), 1.7) == (Fail(expected),)
 
 
 def test_attempts_without_permit_do_not_keep_the_turn_open() -> None:

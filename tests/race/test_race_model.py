@@ -52,13 +52,13 @@ _SEATS = st.builds(
 _ERRORS = st.builds(
     AttemptError,
     st.sampled_from(["server", SHED]),
-    st.just("told"),
+    st.just("message"),
     permanent=st.booleans(),
     retry_after_secs=st.one_of(st.none(), st.just(1.0)),
 ) | st.builds(
     AttemptError,
     st.just("server"),
-    st.just("told"),
+    st.just("message"),
     retry_after_secs=st.sampled_from([None, 1.0, 90.0]),
     is_transient=st.just(True),
 )
@@ -112,14 +112,16 @@ class RaceModel(RuleBasedStateMachine):
             match command:
                 case Launch():
                     if not self.live and command.reason == "failure":
-                        self.useless.clear()  # the lineup may have begun anew
+                        self.useless.clear()  # a new round may have started
                     assert not isinstance(event, Interrupted), "launched by an interruption"
                     speaking = self.speaker is not None and self.speaker in self.live
                     assert not speaking, "launched beside a committed answer"
                     assert command.attempt == len(self.launched)
-                    assert command.provider not in self.useless, "asked who had said it is no use"
+                    assert command.provider not in self.useless, "request to an excluded provider"
                     if command.reason == "hedge":
-                        assert command.provider not in self.refusing, "hedged with who refuses"
+                        assert command.provider not in self.refusing, (
+                            "hedge to a provider that refuses hedges"
+                        )
                     self.launched.append(command.provider)
                     self.live.add(command.attempt)
                 case Commit(reason="silence"):
@@ -133,12 +135,12 @@ class RaceModel(RuleBasedStateMachine):
                         assert self.commits == 1, "committed twice"
                     else:
                         assert self.commits == 1, "continued what had not begun"
-                        assert spoke_before not in self.live, "took over from one who speaks"
+                        assert spoke_before not in self.live, "continued a live answer"
                     assert command.attempt in self.live or isinstance(event, AttemptFinished)
                     assert command.attempt in self.usable, "released what is not usable"
                     self.speaker = command.attempt
                 case StreamBroken():
-                    assert command.attempt == self.speaker, "broke off who does not speak"
+                    assert command.attempt == self.speaker, "broke off an uncommitted attempt"
                     self.broken += 1
                     assert self.broken <= len(self.launched)
                 case Cancel():
@@ -160,7 +162,7 @@ class RaceModel(RuleBasedStateMachine):
         is_active = timeout_secs is not None and attempt.last_progress_at + timeout_secs <= self.now
         if not is_active and attempt.stall_secs is not None:
             assert attempt.last_progress_at + attempt.stall_secs <= self.now, (
-                "gave up who was writing"
+                "ended an attempt that made progress"
             )
         assert attempt.called_tools or is_taken_over or is_active, (
             "gave up an answer for its silence"
@@ -177,10 +179,10 @@ class RaceModel(RuleBasedStateMachine):
             assert after is None or after > before, "woken for nothing, for ever"
         self.now = end
 
-    @rule(who=st.frozensets(st.sampled_from("abc")))
-    def some_refuse_hedges(self, who: frozenset[str]) -> None:
-        self.refusing = who
-        self._take(HedgeEligibilityChanged(dict.fromkeys(who, "is busy")))
+    @rule(providers=st.frozensets(st.sampled_from("abc")))
+    def some_refuse_hedges(self, providers: frozenset[str]) -> None:
+        self.refusing = providers
+        self._take(HedgeEligibilityChanged(dict.fromkeys(providers, "is busy")))
 
     @precondition(lambda self: self.launched)
     @rule(
@@ -262,7 +264,7 @@ class RaceModel(RuleBasedStateMachine):
     @invariant()
     def somebody_is_being_waited_for(self) -> None:
         if self.race.phase is not Phase.OVER:
-            assert self.live or self.race.wake_at is not None, "waiting for nobody"
+            assert self.live or self.race.wake_at is not None, "waiting without an attempt"
         assert {a.number for a in self.race.attempts if a.outcome is None} == self.live
 
     @invariant()

@@ -1,9 +1,8 @@
-"""A turn can be ended at every point, in every way, and leaves nothing behind.
+"""A turn can end at every point, in every way, and leaves nothing behind.
 
-The points are those where a provider may hang: before it opens its request, before the first
-token, in mid-answer, with a tool call complete, while it closes. The ways are those in which a
-turn ends. Whichever meet, the turn is over within a bounded time, is framed once and reported once,
-blames nobody who was only told to stop, and the next turn works.
+A provider may hang before its request, before the first token, mid-answer, after a tool call, or
+while closing. However the turn ends then, it ends in bounded time, is framed and reported once,
+counts against no cancelled provider, and the next turn works.
 """
 
 from __future__ import annotations

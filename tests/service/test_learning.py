@@ -152,7 +152,7 @@ async def test_slow_first_provider_is_rerouted_until_it_recovers() -> None:
     assert set(firsts[:40]) == {"a"}
     assert "b" in firsts[40:70]
     back = firsts.index("b", 40)
-    assert "a" in firsts[back:], "it was asked first again"
+    assert "a" in firsts[back:], "it came first again"
     returned = firsts.index("a", back)
     assert set(firsts[returned:]) == {"a"}
     probes = [

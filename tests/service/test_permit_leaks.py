@@ -67,12 +67,12 @@ class Session:
     """One caller's call.
 
     Parameters:
-        policy: When to ask the next.
-        tier: Whose turns they are.
-        admission: Whether limits and open breakers end its turns.
-        scripts: What each provider does, turn by turn.
-        moves: What happens, and how many seconds after what came before.
-        hangs_up: Whether its pipeline is cancelled at the end, and not ended.
+        policy: Its hedging policy.
+        tier: Its tier.
+        admission: Its admission mode.
+        scripts: Each provider's scripts, turn by turn.
+        moves: Its actions, each with the seconds since the one before.
+        hangs_up: Whether its pipeline is cancelled instead of ended.
     """
 
     policy: HedgePolicy
@@ -83,7 +83,7 @@ class Session:
     hangs_up: bool
 
 
-secs = st.floats(0.0, 4.0).map(lambda value: round(value, 1))  # so that things happen together
+secs = st.floats(0.0, 4.0).map(lambda value: round(value, 1))  # makes events coincide
 turns = st.lists(st.sampled_from(sorted(SCRIPTS)), min_size=1, max_size=4).map(tuple)
 sessions = st.builds(
     Session,
@@ -183,12 +183,12 @@ def open_breaker(health: AdmissionController, key: str) -> None:
 
 @dataclass(frozen=True)
 class Room:
-    """How a provider is when the calls begin.
+    """A provider's state when the calls begin.
 
     Parameters:
-        at_most: Requests in flight, as it states for as long as the calls last; None is no word.
-        retry_after_secs: For how long it has asked to be left alone.
-        is_half_open: Whether its breaker is.
+        at_most: Its stated limit of requests in flight; None is none.
+        retry_after_secs: The time left of its Retry-After.
+        is_half_open: Whether its breaker is half-open.
     """
 
     at_most: int | None

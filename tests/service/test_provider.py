@@ -85,15 +85,15 @@ BAD_LLMS = {
 }
 
 
-@pytest.mark.parametrize(("llms", "told"), BAD_LLMS.values(), ids=BAD_LLMS)
-async def test_unsuitable_services_are_rejected(llms: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told) as caught:
+@pytest.mark.parametrize(("llms", "message"), BAD_LLMS.values(), ids=BAD_LLMS)
+async def test_unsuitable_services_are_rejected(llms: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
         HedgedLLMService(llms())
     assert isinstance(caught.value, HedgeError)
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: Provider("", scripted()), "name must be a non-empty string"),
         (lambda: Provider(None, scripted()), "name must be a non-empty string"),  # pyright: ignore[reportArgumentType]
@@ -109,8 +109,8 @@ async def test_unsuitable_services_are_rejected(llms: Any, told: str) -> None:
         ),
     ],
 )
-async def test_invalid_arguments_name_the_remedy(make: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told) as caught:
+async def test_invalid_arguments_name_the_remedy(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
         make()
     assert isinstance(caught.value, HedgeError)
 

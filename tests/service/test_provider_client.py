@@ -22,7 +22,7 @@ from pipecat_hedge.service.provider_client import attempt_error
 REQUEST = httpx.Request("POST", "http://127.0.0.1/v1")
 
 
-def told(exception: Exception | None, category: ErrorCategory | None = None) -> str:
+def category_of(exception: Exception | None, category: ErrorCategory | None = None) -> str:
     return attempt_error(ErrorFrame("failed", exception=exception, category=category)).category
 
 
@@ -37,16 +37,16 @@ def told(exception: Exception | None, category: ErrorCategory | None = None) -> 
     ],
 )
 def test_lost_connection_is_classified(exception: Exception) -> None:
-    assert told(exception) == "connectivity"
+    assert category_of(exception) == "connectivity"
     wrapped = RuntimeError("failed")
     wrapped.__cause__ = exception
-    assert told(wrapped) == "connectivity"
+    assert category_of(wrapped) == "connectivity"
 
 
 def test_service_category_is_kept() -> None:
-    assert told(ConnectionResetError(), ErrorCategory.SERVER) == "server"
-    assert told(RuntimeError()) == "unknown"
-    assert told(None) == "unknown"
+    assert category_of(ConnectionResetError(), ErrorCategory.SERVER) == "server"
+    assert category_of(RuntimeError()) == "unknown"
+    assert category_of(None) == "unknown"
 
 
 def caused(exception: Exception, by: Exception) -> Exception:
@@ -56,9 +56,9 @@ def caused(exception: Exception, by: Exception) -> Exception:
 
 def test_cyclic_exception_causes_terminate() -> None:
     own = RuntimeError("failed")
-    assert told(caused(own, own)) == "unknown"
+    assert category_of(caused(own, own)) == "unknown"
     first, second = ValueError("one"), ValueError("two")
-    assert told(caused(first, caused(second, first))) == "application"
+    assert category_of(caused(first, caused(second, first))) == "application"
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_cyclic_exception_causes_terminate() -> None:
 def test_errors_before_the_request_are_application_errors(
     exception: Exception,
 ) -> None:
-    assert told(exception) == "application"
-    assert told(exception, ErrorCategory.SERVER) == "server"
+    assert category_of(exception) == "application"
+    assert category_of(exception, ErrorCategory.SERVER) == "server"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_errors_before_the_request_are_application_errors(
     ],
 )
 def test_unreadable_response_counts_against_the_provider(exception: Exception) -> None:
-    assert told(exception) == "unknown"
+    assert category_of(exception) == "unknown"
 
 
 def test_error_after_the_response_began_counts() -> None:
@@ -150,16 +150,18 @@ def test_retry_after_is_capped_at_five_minutes() -> None:
 def test_load_error_in_the_stream_is_load(body: object, is_busy: bool, category: str) -> None:
     response = httpx.Response(200, request=REQUEST)
     error = anthropic.APIStatusError("failed", response=response, body=body)  # pyright: ignore[reportArgumentType]
-    told = attempt_error(ErrorFrame("failed", exception=error))
-    assert (told.is_busy, told.category) == (is_busy, category)
+    error_found = attempt_error(ErrorFrame("failed", exception=error))
+    assert (error_found.is_busy, error_found.category) == (is_busy, category)
 
 
 def test_exhausted_credit_is_not_load() -> None:
     response = httpx.Response(429, request=REQUEST)
     body = {"message": "You exceeded your quota", "type": "insufficient_quota"}
     error = openai.RateLimitError("failed", response=response, body=body)  # pyright: ignore[reportArgumentType]
-    told = attempt_error(ErrorFrame("failed", exception=error, category=ErrorCategory.RATE_LIMIT))
-    assert (told.is_busy, told.category) == (False, "quota")
+    error_found = attempt_error(
+        ErrorFrame("failed", exception=error, category=ErrorCategory.RATE_LIMIT)
+    )
+    assert (error_found.is_busy, error_found.category) == (False, "quota")
 
 
 def test_google_and_amazon_load_errors() -> None:

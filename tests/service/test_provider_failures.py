@@ -73,11 +73,11 @@ class Telling(ScriptedLLMService):
         self._left = left
 
     async def _play(self, script: Sequence[Step], context: LLMContext) -> None:
-        told = {
+        found = {
             "x-ratelimit-remaining-requests": f"{self._left}",
             "x-ratelimit-reset-requests": "30s",
         }
-        await _read_rate_limit(httpx.Response(200, headers=told))
+        await _read_rate_limit(httpx.Response(200, headers=found))
         await super()._play(script, context)
 
 
@@ -169,11 +169,11 @@ def in_flight() -> int:
     return sum(entry.limit.in_flight for entry in health().entries().values())
 
 
-def asked(*llms: ScriptedLLMService) -> list[int]:
+def requests(*llms: ScriptedLLMService) -> list[int]:
     return [len(llm.contexts) for llm in llms]
 
 
-async def ask(line: Line, times: int) -> None:
+async def run_turns(line: Line, times: int) -> None:
     for _ in range(times):
         await line.ask()
 
@@ -190,38 +190,38 @@ class TestBreakers:
     async def test_dead_provider_is_excluded_after_five_failures(self) -> None:
         a, b = scripts(DOWN), scripts(FINE)
         async with Line(racing(a, b)) as line:
-            await ask(line, 30)
+            await run_turns(line, 30)
             last = await line.report(30)
-        assert asked(a, b) == [5, 30]
+        assert requests(a, b) == [5, 30]
         assert [attempt.provider for attempt in last.attempts] == ["b"]
         assert last.ttft_secs == pytest.approx(0.3)
 
     async def test_breaker_state_is_shared_between_sessions(self) -> None:
         a, b, c, d = scripts(DOWN), scripts(FINE), scripts(DOWN), scripts(FINE)
         async with Line(racing(a, b)) as line:
-            await ask(line, 5)
+            await run_turns(line, 5)
         async with Line(racing(c, d)) as line:
-            await ask(line, 1)
-        assert asked(c, d) == [0, 1]
+            await run_turns(line, 1)
+        assert requests(c, d) == [0, 1]
 
-    @pytest.mark.parametrize("is_told", [True, False])
-    async def test_unconvertible_context_opens_no_breaker(self, is_told: bool) -> None:
+    @pytest.mark.parametrize("is_reported", [True, False])
+    async def test_unconvertible_context_opens_no_breaker(self, is_reported: bool) -> None:
         error = LLMContextConversionError(ValueError("no such file"))
-        told: list[Step] = [ErrorFrame("failed", exception=error)]
+        found: list[Step] = [ErrorFrame("failed", exception=error)]
 
         def member() -> ScriptedLLMService:
-            return scripts(told) if is_told else Raising(error)
+            return scripts(found) if is_reported else Raising(error)
 
         policy = HedgePolicy.fallback(max_attempts=3, fallback_text=SORRY)
         async with Line(racing(member(), member(), member(), policy=policy)) as line:
-            await ask(line, 6)
+            await run_turns(line, 6)
             report = await line.report(6)
         now = asyncio.get_running_loop().time()
         assert {health().state(f"{name} | scripted", now) for name in "abc"} == {"closed"}
         assert [attempt.error_category for attempt in report.attempts] == ["application"] * 3
         async with Line(racing(a := scripts(FINE), scripts(FINE))) as other:
-            await ask(other, 1)
-        assert asked(a) == [1]
+            await run_turns(other, 1)
+        assert requests(a) == [1]
 
     async def test_unsupported_inference_opens_no_breaker(self) -> None:
         llm = racing(scripts(FINE), scripts(FINE))
@@ -235,12 +235,12 @@ class TestBreakers:
     async def test_half_open_provider_is_probed_beside_a_healthy_one(self) -> None:
         a, b = scripts(*[DOWN] * 5, BACK), scripts(FINE)
         async with Line(racing(a, b)) as line:
-            await ask(line, 5)
+            await run_turns(line, 5)
             await asyncio.sleep(75)
-            await ask(line, 3)
+            await run_turns(line, 3)
             reports = line.reports[5:]
-        told = [[(t.provider, t.launch_reason) for t in r.attempts] for r in reports]
-        assert told == [
+        found = [[(t.provider, t.launch_reason) for t in r.attempts] for r in reports]
+        assert found == [
             [("b", "primary"), ("a", "hedge")],
             [("b", "primary"), ("a", "hedge")],
             [("a", "primary")],
@@ -249,9 +249,9 @@ class TestBreakers:
     async def test_failed_probe_costs_the_caller_nothing(self) -> None:
         a, b = scripts(DOWN), scripts(FINE)
         async with Line(racing(a, b)) as line:
-            await ask(line, 5)
+            await run_turns(line, 5)
             await asyncio.sleep(75)
-            await ask(line, 2)
+            await run_turns(line, 2)
             probing, after = line.reports[5:]
         assert [t.outcome for t in probing.attempts] == ["won", "failed"]
         assert probing.ttft_secs == pytest.approx(0.3)
@@ -260,9 +260,9 @@ class TestBreakers:
     async def test_probe_is_an_additional_attempt(self) -> None:
         a, b, c = scripts(DOWN), scripts(*[FINE] * 5, DOWN), scripts(FINE)
         async with Line(racing(a, b, c)) as line:
-            await ask(line, 5)
+            await run_turns(line, 5)
             await asyncio.sleep(75)
-            await ask(line, 1)
+            await run_turns(line, 1)
             report = line.reports[-1]
         assert report.winner == "c"
         assert len(report.attempts) == 3
@@ -270,13 +270,13 @@ class TestBreakers:
     async def test_late_loop_sends_no_probe(self, monkeypatch: pytest.MonkeyPatch) -> None:
         a, b, c = scripts(DOWN), scripts(*[FINE] * 5, DOWN), scripts(FINE)
         async with Line(racing(a, b, c)) as line:
-            await ask(line, 5)
+            await run_turns(line, 5)
             await asyncio.sleep(75)
             watch = shared_stats().loop_watch
             monkeypatch.setattr(watch, "refusal", lambda: "the event loop is 0.31 s behind")
-            await ask(line, 1)
-            told = [(t.provider, t.launch_reason) for t in line.reports[-1].attempts]
-        assert told == [("b", "primary"), ("c", "failure")]
+            await run_turns(line, 1)
+            found = [(t.provider, t.launch_reason) for t in line.reports[-1].attempts]
+        assert found == [("b", "primary"), ("c", "failure")]
         assert health().claim_probe("a | scripted", 1e3), "the claim has come back"
 
     async def test_failed_turn_start_releases_its_probe_claim(
@@ -284,45 +284,45 @@ class TestBreakers:
     ) -> None:
         a, b = scripts(*[DOWN] * 5, FINE), scripts(FINE)
         async with Line(racing(a, b)) as line:
-            await ask(line, 5)
+            await run_turns(line, 5)
             await asyncio.sleep(75)
             with monkeypatch.context() as patched:
                 patched.setattr(service, "TurnPlanner", _broken)
                 await line.send(LLMContextFrame(LLMContext()))
                 await line.until(lambda: bool(line.errors))
-            await ask(line, 1)
-        assert asked(a, b) == [6, 6]
+            await run_turns(line, 1)
+        assert requests(a, b) == [6, 6]
 
     async def test_no_probe_during_retry_after(self) -> None:
         a, b = scripts(*[DOWN] * 5, FINE), scripts(FINE)
         async with Line(racing(a, b)) as line:
-            await ask(line, 5)
+            await run_turns(line, 5)
             health().set_retry_after("a | scripted", asyncio.get_running_loop().time() + 100)
             await asyncio.sleep(75)
-            await ask(line, 1)
-            assert asked(a, b) == [5, 6]
+            await run_turns(line, 1)
+            assert requests(a, b) == [5, 6]
             await asyncio.sleep(25)
-            await ask(line, 1)
-            assert asked(a, b) == [6, 7]
+            await run_turns(line, 1)
+            assert requests(a, b) == [6, 7]
 
     async def test_single_attempt_policy_probes_too(self) -> None:
         a, b = scripts(*[DOWN] * 5, FINE), scripts(FINE)
         policy = HedgePolicy.fallback(max_attempts=1)
         async with Line(racing(a, b, policy=policy)) as line:
-            await ask(line, 6)
-            assert asked(a, b) == [5, 1]
+            await run_turns(line, 6)
+            assert requests(a, b) == [5, 1]
             await asyncio.sleep(75)
-            await ask(line, 2)
-            assert asked(a, b) == [7, 3]
+            await run_turns(line, 2)
+            assert requests(a, b) == [7, 3]
 
     async def test_overtaken_probe_runs_on_to_its_token(self) -> None:
         a, b = scripts(*[DOWN] * 5, [Wait(0.9), Say("Late."), Wait(9)]), scripts(FINE)
         turns = 0
         async with Line(racing(a, b)) as line:
-            await ask(line, 5)
+            await run_turns(line, 5)
             await asyncio.sleep(75)
             while health().state("a | scripted", 1e3) == "half_open":
-                await ask(line, 1)
+                await run_turns(line, 1)
                 assert a.open_requests == (turns in (0, LATENCY_PROBE_INTERVAL // 2))
                 turns += 1
                 await asyncio.sleep(1)
@@ -334,19 +334,19 @@ class TestBreakers:
     async def test_all_breakers_open_sends_requests_as_usual(self) -> None:
         a, b = scripts(*[DOWN] * 8, FINE), scripts(DOWN)
         async with Line(racing(a, b)) as line:
-            await ask(line, 9)
-            assert asked(a, b) == [9, 8]
+            await run_turns(line, 9)
+            assert requests(a, b) == [9, 8]
             outcomes = [report.outcome for report in line.reports]
             assert outcomes == ["failed"] * 8 + ["answered"]
             assert line.reports[-1].queued_secs == 0.0
-            await ask(line, 1)
+            await run_turns(line, 1)
             assert [attempt.provider for attempt in line.reports[-1].attempts] == ["a"]
 
     async def test_all_breakers_open_rotates_the_first_choice(self) -> None:
         a, b, c = scripts(DOWN), scripts(DOWN), scripts(DOWN)
         policy = HedgePolicy.fallback(max_attempts=3)
         async with Line(racing(a, b, c, policy=policy)) as line:
-            await ask(line, 5 + 30)
+            await run_turns(line, 5 + 30)
             firsts = [report.attempts[0].provider for report in line.reports[5:]]
         assert {name: firsts.count(name) for name in "abc"} == dict.fromkeys("abc", 10)
 
@@ -356,15 +356,15 @@ class TestBreakers:
             for _ in range(10):
                 await line.ask()
                 await asyncio.sleep(1)
-            assert asked(a, b) == [10, 10]
+            assert requests(a, b) == [10, 10]
             await line.ask()
             assert [attempt.provider for attempt in line.reports[-1].attempts] == ["a"]
 
     async def test_unreachable_provider_is_excluded_after_two_seconds(self) -> None:
         a, b = scripts(UNREACHABLE), scripts(FINE)
         async with Line(racing(a, b)) as line:
-            await ask(line, 30)
-        assert 5 <= asked(a)[0] <= 12
+            await run_turns(line, 30)
+        assert 5 <= requests(a)[0] <= 12
         assert {report.winner for report in line.reports} == {"b"}
 
     async def test_all_failing_mid_answer_speaks_the_fallback(self) -> None:
@@ -401,7 +401,7 @@ class TestBreakers:
         for _ in range(10):
             a, b = scripts([Error(category=category)]), scripts(FINE)
             async with Line(racing(a, b)) as line:
-                await ask(line, 1)
+                await run_turns(line, 1)
         assert health().state("a | scripted", 1e3) == "closed"
 
     async def test_overtaken_silent_provider_is_detected(self) -> None:
@@ -433,10 +433,10 @@ class TestBreakers:
             for _ in range(20):
                 await line.ask()
                 await asyncio.sleep(4)
-        assert asked(a) == [20]
+        assert requests(a) == [20]
 
     async def test_breaker_changes_are_published_once(self) -> None:
-        told: list[BreakerReport] = []
+        found: list[BreakerReport] = []
         lines: list[str] = []
         sink = logger.add(lambda line: lines.append(str(line)), level="INFO", format="{message}")
         a, b = scripts([Error("secret words")]), scripts(FINE)
@@ -444,13 +444,13 @@ class TestBreakers:
 
         @llm.event_handler("on_breaker_changed")
         async def on_breaker_changed(_: Any, report: BreakerReport) -> None:
-            told.append(report)
+            found.append(report)
 
         async with Line(llm) as line:
-            await ask(line, 8)
+            await run_turns(line, 8)
             state = llm.provider_states()[0]
         logger.remove(sink)
-        (report,) = told
+        (report,) = found
         assert (report.provider, report.before, report.after) == ("a", "closed", "open")
         assert "5 failures in a row" in report.reason
         ours = [line for line in lines if line.startswith("a is")]
@@ -486,13 +486,13 @@ class TestLoad:
             speaking = asyncio.create_task(one.ask())
             await asyncio.sleep(0.01)
             await two.ask()
-            assert asked(c, d) == [0, 1], "it is left alone"
+            assert requests(c, d) == [0, 1], "Retry-After applies"
             await asyncio.sleep(RETRY_AFTER_SECS)
             await two.ask()
-            assert asked(c, d) == [1, 1], "its time is over"
+            assert requests(c, d) == [1, 1], "Retry-After is over"
             await speaking
             await one.ask()
-            assert asked(a, b) == [2, 1], "and it does not begin again"
+            assert requests(a, b) == [2, 1], "Retry-After does not restart"
 
     async def test_inference_retry_after_applies_at_once(self) -> None:
         busy, slow = Summing(refused=True), Summing(secs=8.0)
@@ -505,10 +505,10 @@ class TestLoad:
             inferring = asyncio.create_task(summing.run_inference(context))
             await asyncio.sleep(0.01)
             await two.ask()
-            assert asked(c, d) == [0, 1]
+            assert requests(c, d) == [0, 1]
             await asyncio.sleep(RETRY_AFTER_SECS)
             await two.ask()
-            assert asked(c, d) == [1, 1]
+            assert requests(c, d) == [1, 1]
             assert await inferring == "In short."
 
     async def test_rate_limit_counts_from_the_response_start(self) -> None:
@@ -516,9 +516,9 @@ class TestLoad:
         async with Line(racing(a, b)) as one, Line(racing(c, d)) as two:
             speaking = asyncio.create_task(one.ask())
             await asyncio.sleep(0.01)
-            await ask(two, 2)
+            await run_turns(two, 2)
             await speaking
-        assert asked(a, b, c, d) == [1, 0, 1, 1]
+        assert requests(a, b, c, d) == [1, 0, 1, 1]
 
     async def test_old_response_does_not_override_newer_rate_limit(self) -> None:
         a, b = Telling(LONG, left=5), scripts(FINE)
@@ -529,7 +529,7 @@ class TestLoad:
             await two.ask()
             await speaking
             await two.ask()
-        assert asked(a, b, c, d) == [1, 0, 1, 1]
+        assert requests(a, b, c, d) == [1, 0, 1, 1]
 
     async def test_request_goes_to_a_provider_with_room(self) -> None:
         bound("a", 1)
@@ -537,7 +537,7 @@ class TestLoad:
         c, d = scripts(FINE), scripts(FINE)
         async with Line(racing(a, b)) as one, Line(racing(c, d)) as two:
             await both(one, two)
-        assert asked(a, b, c, d) == [1, 0, 0, 1]
+        assert requests(a, b, c, d) == [1, 0, 0, 1]
         assert two.reports[0].queued_secs == 0.0
 
     async def test_full_limits_do_not_delay_callers(self) -> None:
@@ -577,7 +577,7 @@ class TestLoad:
     async def test_turn_does_not_wait_if_a_provider_accepts(self) -> None:
         a, b = scripts(FINE), scripts(*[DOWN] * 5, FINE)
         async with Line(racing(b, a)) as line:
-            await ask(line, 5)
+            await run_turns(line, 5)
             assert health().state("a | scripted", 1.0) == "open"
             overrun("b", 80)
             await line.ask()
@@ -604,10 +604,10 @@ class TestLoad:
             await asking
             report = await line.report()
             await asyncio.sleep(10)
-        told = [(t.provider, t.launched_secs, t.outcome) for t in report.attempts]
-        assert told == [("a", 0.0, "won"), ("b", pytest.approx(1.0), "superseded")]
+        found = [(t.provider, t.launched_secs, t.outcome) for t in report.attempts]
+        assert found == [("a", 0.0, "won"), ("b", pytest.approx(1.0), "superseded")]
         assert [t.sent_secs for t in report.attempts] == [0.0, None]
-        assert asked(a, b) == [1, 0]
+        assert requests(a, b) == [1, 0]
         assert in_flight() == 0
 
     async def test_continuation_waits_for_room_and_is_sent(self) -> None:
@@ -671,7 +671,7 @@ class TestLoad:
             await two.ask()
             await holding
         report = two.reports[0]
-        assert asked(spare) == [0]
+        assert requests(spare) == [0]
         assert report.hedge_reason == "no hedge: b has 1 of 1 requests in flight"
         assert len(report.attempts) == 1
 
@@ -684,7 +684,7 @@ class TestLoad:
             await lines[0].ask()
             asking = [asyncio.create_task(line.ask()) for line in lines[1:]]
             await asyncio.sleep(0.9 * RETRY_AFTER_SECS)
-            assert asked(busy, *others) == [1, 0, 0, 0]
+            assert requests(busy, *others) == [1, 0, 0, 0]
             await asyncio.gather(*asking)
         for line in lines[1:]:
             assert line.text == "Yes, do come."
@@ -696,10 +696,10 @@ class TestLoad:
             rest("a", 60.0)
             rest("b", 30.0)
             await line.ask()
-            assert (asked(a, b), line.reports[0].queued_secs) == ([0, 1], 0.0)
+            assert (requests(a, b), line.reports[0].queued_secs) == ([0, 1], 0.0)
             await asyncio.sleep(28.0)
             await line.ask()
-            assert asked(a, b) == [0, 2]
+            assert requests(a, b) == [0, 2]
             assert line.reports[1].queued_secs == pytest.approx(1.7, abs=0.15)
 
     async def test_rejected_hedge_is_refunded(self) -> None:
@@ -792,9 +792,9 @@ class TestShedding:
     async def test_shedding_turn_ends_at_once_with_open_breakers(self) -> None:
         a, b = scripts(DOWN), scripts(DOWN)
         async with Line(racing(a, b, admission="shed")) as line:
-            await ask(line, 6)
+            await run_turns(line, 6)
             report = await line.report(6)
-            assert asked(a, b) == [5, 5]
+            assert requests(a, b) == [5, 5]
         assert report.attempts == ()
         assert report.outcome == "failed"
         assert report.duration_secs == 0.0
@@ -810,7 +810,7 @@ class TestShedding:
             Line(racing(first, admission="shed")) as one,
             Line(racing(second, admission="shed")) as two,
         ):
-            await ask(one, 5)
+            await run_turns(one, 5)
             await asyncio.sleep(75)
             await asyncio.gather(one.ask(), two.ask())
             assert one.reports[5].outcome == "answered"

@@ -305,8 +305,8 @@ class TestAllFailed:
                 await line.ask()
             await line.report(4)
         logger.remove(sink)
-        asked = ["".join(a.provider for a in report.attempts) for report in line.reports]
-        assert asked == ["abc", "c", "abc", "abc"]
+        requested = ["".join(a.provider for a in report.attempts) for report in line.reports]
+        assert requested == ["abc", "c", "abc", "abc"]
         assert len(warnings) == 3
 
     async def test_all_excluded_providers_are_used_again(self) -> None:
@@ -414,8 +414,8 @@ class TestRescue:
         context = LLMContext([{"role": "user", "content": "Are you open?"}])
         async with Line(racing(scripted(*self.CUT), rescuer, policy=policy)) as line:
             await line.ask(context=context)
-        [asked] = rescuer.contexts
-        roles = [(m["role"], m["content"]) for m in asked.messages]  # pyright: ignore[reportIndexIssue, reportTypedDictNotRequiredAccess]
+        [requested] = rescuer.contexts
+        roles = [(m["role"], m["content"]) for m in requested.messages]  # pyright: ignore[reportIndexIssue, reportTypedDictNotRequiredAccess]
         assert roles[:2] == [
             ("user", "Are you open?"),
             ("assistant", "We are open till nine."),

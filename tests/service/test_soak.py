@@ -24,14 +24,16 @@ def test_ten_thousand_turns_end_and_leak_nothing(capsys: pytest.CaptureFixture[s
         timeout=280,
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
-    told = json.loads(ended.stdout)
-    grown = told["bytes"] / told["settled_bytes"] - 1
-    lost = told["heard"].get("lost", 0)
+    result = json.loads(ended.stdout)
+    grown = result["bytes"] / result["settled_bytes"] - 1
+    lost = result["heard"].get("lost", 0)
     with capsys.disabled():
-        print(f"\n10000 turns, answers lost {lost}: {told['heard']}")
-        print(f"attempts by fault: {told['faults']}")
-        print(f"memory after 2000 turns {told['settled_bytes'] / 2**20:.1f} MiB, then {grown:+.1%}")
-    assert sum(told["heard"].values()) == 10_000
+        print(f"\n10000 turns, answers lost {lost}: {result['heard']}")
+        print(f"attempts by fault: {result['faults']}")
+        print(
+            f"memory after 2000 turns {result['settled_bytes'] / 2**20:.1f} MiB, then {grown:+.1%}"
+        )
+    assert sum(result["heard"].values()) == 10_000
     assert lost == 0
     assert grown < 0.05
-    assert set(told["faults"]) == set(faults())
+    assert set(result["faults"]) == set(faults())
