@@ -529,7 +529,7 @@ def test_the_environment_names_a_redis(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert str(default_store()) == "redis://elsewhere (pipecat-hedge)"
     logger.remove(handler)
     assert len(said) == 1
-    assert "which REDIS_URL names; PIPECAT_HEDGE_STATS=off turns it off" in said[0]
+    assert "(from REDIS_URL); PIPECAT_HEDGE_STATS=off disables this" in said[0]
     monkeypatch.setenv("REDIS_URL", "postgres://elsewhere")
     assert isinstance(default_store(), FileStore)
     monkeypatch.setenv("REDIS_URL", "redis://elsewhere")

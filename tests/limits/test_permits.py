@@ -93,9 +93,9 @@ async def refusing(health: AdmissionController, key: str) -> list[Permit]:
 
 
 @given(st.lists(callers, max_size=15), st.integers(1, 3))
-def test_no_permit_is_lost_and_no_caller_rejected(callers: list[Caller], most: int) -> None:
+def test_no_permit_is_lost_and_no_caller_rejected(all_callers: list[Caller], most: int) -> None:
     health = AdmissionController(random.Random(1))
-    all_are_bounded = all(caller.sheds or caller.work in OPTIONAL for caller in callers)
+    all_are_bounded = all(caller.sheds or caller.work in OPTIONAL for caller in all_callers)
     ended: list[Caller] = []
 
     async def call(caller: Caller) -> None:
@@ -134,10 +134,10 @@ def test_no_permit_is_lost_and_no_caller_rejected(callers: list[Caller], most: i
             if caller.gone_at is not None:
                 loop.call_at(caller.comes_at + caller.gone_at, task.cancel)
 
-        for caller in callers:
+        for caller in all_callers:
             loop.call_at(caller.comes_at, start, caller)
         await asyncio.sleep(30.0)
-        assert len(tasks) == len(callers)
+        assert len(tasks) == len(all_callers)
         assert all(task.done() for task in tasks)
         for task in tasks:
             if not task.cancelled():
@@ -147,7 +147,7 @@ def test_no_permit_is_lost_and_no_caller_rejected(callers: list[Caller], most: i
         runner.run(main())
     assert all(entry.limit.in_flight == 0 for entry in health.entries().values())
     assert health.waiting == 0
-    assert {id(c) for c in callers if c.gone_at is None} <= {id(c) for c in ended}
+    assert {id(c) for c in all_callers if c.gone_at is None} <= {id(c) for c in ended}
 
 
 @pytest.mark.virtual_time
