@@ -284,8 +284,8 @@ class CircuitBreaker:
             self._busy_since = now
         self._busy_in_a_row += 1
         lasted = now - self._busy_since
-        is_rule = self._busy_in_a_row > self._ended_in_a_row
-        if self._busy_in_a_row >= self._failures and lasted >= PERSISTS_SECS and is_rule:
+        is_majority = self._busy_in_a_row > self._ended_in_a_row
+        if self._busy_in_a_row >= self._failures and lasted >= PERSISTS_SECS and is_majority:
             self._open(now, f"rejected for load for {lasted:.0f} s, {self._busy_in_a_row} times")
 
     # ---- half open

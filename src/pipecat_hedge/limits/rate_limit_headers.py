@@ -29,6 +29,7 @@ soon."""
 MAX_RESET_SECS = 31 * 86_400.0
 """A longer reset time is a date in seconds, or a mistake."""
 MAX_DIGITS = 15
+"""A longer number is a mistake, and slow to parse."""
 
 
 @dataclass(frozen=True, slots=True)

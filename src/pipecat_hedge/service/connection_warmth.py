@@ -40,6 +40,7 @@ _TIMEOUT_VALID_SECS = 900.0
 _MIN_IDLE_SECS = 1.0
 """A connection that was idle for less was not closed by its server: another request used it."""
 _MAX_HOSTS = 256
+"""Bounds the memory; a process uses far fewer."""
 
 
 class IdleLimits:

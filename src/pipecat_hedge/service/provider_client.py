@@ -281,8 +281,8 @@ def http_client(service: LLMService[Any]) -> Any:
     one if it was given in ``HttpOptions(httpx_async_client=...)``.
     """
     sdk = getattr(service, "_client", None)
-    theirs = getattr(getattr(sdk, "_api_client", None), "_async_httpx_client", None)
-    client = theirs or getattr(sdk, "_client", None)
+    google_client = getattr(getattr(sdk, "_api_client", None), "_async_httpx_client", None)
+    client = google_client or getattr(sdk, "_client", None)
     is_httpx = "AsyncClient" in {kind.__name__ for kind in type(client).__mro__}
     return client if is_httpx else None
 

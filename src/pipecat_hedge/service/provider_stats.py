@@ -31,6 +31,7 @@ from pipecat_hedge.service.registries import introduce
 __all__ = ["BudgetState", "ProviderStats", "shared_stats"]
 
 VERSION = 1
+"""The version of the saved format; a file of another version is set aside."""
 SAVE_EVERY_SECS = 60.0
 """A crash loses at most this much."""
 
