@@ -1,4 +1,4 @@
-"""The command ``pipecat-hedge``: one sub-command for each tool."""
+"""The command ``pipecat-hedge``, with a sub-command per tool."""
 
 import argparse
 import os
@@ -16,8 +16,8 @@ class _Command:
     """A sub-command.
 
     Its module has ``configure(parser)`` and ``run(args)``, which returns the exit status. It is
-    imported only for its own command, and after a look whether what it ``needs`` of its extra is
-    installed: Pipecat takes a second to import, and prints a line.
+    imported only when its command runs, after a check of its extra: importing Pipecat takes a
+    second and prints a line.
     """
 
     module: str
@@ -64,10 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: The arguments; None takes those of the process.
+        argv: The arguments; None uses those of the process.
 
     Returns:
-        The exit status: the command's own, 2 if an extra is missing, or 130 after Ctrl-C.
+        The command's exit status, 2 if an extra is missing, or 130 after Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     top = argparse.ArgumentParser(prog="pipecat-hedge", description="Tools of pipecat-hedge.")
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{name}: {hint}", 2)
     except KeyboardInterrupt:
         return _fail(f"{name}: interrupted", 130)
-    except BrokenPipeError:  # the reader of the output has closed it
+    except BrokenPipeError:  # the output's reader has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

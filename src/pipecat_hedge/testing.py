@@ -1,7 +1,7 @@
-"""Stand-ins for tests: an LLM service that plays a script, and a loop that skips idle time.
+"""Test doubles: an LLM service that plays a script, and an event loop that skips idle time.
 
-Both run Pipecat's own machinery unchanged. With the two together, a test states what each
-provider does at which second, and ends in milliseconds with exact times.
+Both run Pipecat's own code unchanged. Together they let a test state what each provider does at
+which second; the test runs in milliseconds, with exact times.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["AutojumpLoop", "Call", "Error", "Say", "ScriptedLLMService", "Step",
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Be silent for some seconds; ``float("inf")`` is for ever."""
+    """Wait for some seconds; ``float("inf")`` waits for ever."""
 
     secs: float
 
@@ -46,7 +46,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Finish with a tool call."""
+    """End the answer with a tool call."""
 
     function_name: str
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
@@ -55,14 +55,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Fail, as a service does that has caught its client's exception."""
+    """Fail with an error frame, as a service does that has caught its client's exception."""
 
     message: str = "scripted failure"
     category: ErrorCategory = ErrorCategory.SERVER
 
 
 Step: TypeAlias = Wait | Say | Call | Error | Frame
-"""What a scripted service does next; a frame is pushed as it is."""
+"""The next step of a scripted service; a frame is pushed unchanged."""
 
 
 class ScriptedLLMService(LLMService):
@@ -74,9 +74,9 @@ class ScriptedLLMService(LLMService):
         slow = ScriptedLLMService([Wait(0.5), Say("Good evening.")])
 
     Attributes:
-        contexts: The context of every turn that it was asked, in order.
-        open_requests: How many turns are being answered right now.
-        closed_by_cancel: How many turns were cancelled before their script ended.
+        contexts: The context of every turn, in order.
+        open_requests: The number of turns that are being answered now.
+        closed_by_cancel: The number of turns that were cancelled before their script ended.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class ScriptedLLMService(LLMService):
         usage: LLMTokenUsage | None = None,
         **kwargs: Any,
     ):
-        """Take one script a turn; the last is played again for every further turn.
+        """Create a service with a script per turn; the last one is repeated for further turns.
 
         Args:
-            *scripts: What to do, turn by turn; at least one.
+            *scripts: The steps of each turn; at least one script.
             model: The model's name in metrics and reports.
             usage: Token counts to report at the end of each turn that is not cancelled.
             **kwargs: Further arguments of ``LLMService``.
@@ -122,11 +122,11 @@ class ScriptedLLMService(LLMService):
         return True
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
-        """Play a script for a context frame, framed as Pipecat's services frame an answer.
+        """Play a script for a context frame, framed like the answers of Pipecat's services.
 
         Args:
             frame: The frame to process.
-            direction: Which way it travels.
+            direction: The frame's direction.
         """
         await super().process_frame(frame, direction)
         if not isinstance(frame, LLMContextFrame):
@@ -176,9 +176,9 @@ class ScriptedLLMService(LLMService):
 
 
 class AutojumpLoop(asyncio.SelectorEventLoop):
-    """An event loop on virtual time: when there is nothing left to do, the clock jumps.
+    """An event loop on virtual time: when no task can run, the clock jumps to the next timer.
 
-    ``loop.time()`` starts at 0 and moves only when every task waits for a timer. Sockets are
+    ``loop.time()`` starts at 0 and advances only when every task waits for a timer. Sockets are
     polled but never waited for, so use it for code without I/O.
 
     Example::
@@ -188,7 +188,7 @@ class AutojumpLoop(asyncio.SelectorEventLoop):
     """
 
     def __init__(self) -> None:
-        """Make a loop whose clock stands at 0."""
+        """Create a loop whose clock is at 0."""
         self._virtual_time = 0.0
         super().__init__(_InstantSelector(self._jump))
 
@@ -201,7 +201,7 @@ class AutojumpLoop(asyncio.SelectorEventLoop):
 
 
 class _InstantSelector(selectors.DefaultSelector):
-    """Reports what is ready now, and has time pass instead of waiting for more."""
+    """Reports what is ready now and advances the clock instead of waiting."""
 
     def __init__(self, jump: Callable[[float], None]):
         super().__init__()
@@ -209,7 +209,7 @@ class _InstantSelector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            return super().select(None)  # waits for another thread, or for ever
+            return super().select(None)  # wait for another thread
         ready = super().select(0)
         if not ready and timeout > 0:
             self._jump(timeout)

@@ -266,7 +266,7 @@ async def test_an_answer_while_the_store_was_away_is_a_reason_to_try() -> None:
     first, second = (Received(documents={"p": text}) for text in (document(), document(closings=1)))
     health = AdmissionController()
     fleet = FleetSync(Scripted(first, second), threading.Lock(), {}, {}, health)
-    breaker = health.of("a").breaker
+    breaker = health.entry("a").breaker
     assert await fleet.sync()
     for _ in range(5):
         breaker.record("failed", 0.0)
@@ -402,7 +402,7 @@ def test_the_environment_names_a_redis(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert str(default_store()) == "redis://elsewhere (pipecat-hedge)"
     logger.remove(handler)
     assert len(lines) == 1
-    assert "which REDIS_URL names; PIPECAT_HEDGE_STATS=off turns it off" in lines[0]
+    assert "(from REDIS_URL); PIPECAT_HEDGE_STATS=off disables this" in lines[0]
     monkeypatch.setenv("REDIS_URL", "postgres://elsewhere")
     assert isinstance(default_store(), FileStore)
     monkeypatch.setenv("REDIS_URL", "redis://elsewhere")

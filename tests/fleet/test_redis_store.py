@@ -92,16 +92,16 @@ def now() -> float:
 def fail(stats: ProviderStats, *backends: Backend) -> None:
     for backend in backends:
         for _ in range(5):
-            stats.health.of(backend.key).breaker.record("failed", now())
+            stats.health.entry(backend.key).breaker.record("failed", now())
 
 
 def answer(stats: ProviderStats, *backends: Backend) -> None:
     for backend in backends:
-        stats.health.of(backend.key).breaker.record("answered", now())
+        stats.health.entry(backend.key).breaker.record("answered", now())
 
 
 def state(stats: ProviderStats, backend: Backend = CLAUDE) -> str:
-    return stats.health.of(backend.key).breaker.state(now())
+    return stats.health.entry(backend.key).breaker.state(now())
 
 
 # ---- what is shared
@@ -191,7 +191,7 @@ async def test_a_provider_that_two_have_found_down_is_left_alone_by_all(make: Ma
     fail(processes[1], CLAUDE)
     await sync(*processes, *processes)
     assert [state(stats) for stats in processes] == ["open"] * 4
-    breakers = [stats.health.of(CLAUDE.key).breaker for stats in processes]
+    breakers = [stats.health.entry(CLAUDE.key).breaker for stats in processes]
     assert breakers[3].reason.startswith("the fleet: 2 of 4 processes")
     assert "5 failures in a row" in breakers[3].reason
     later = now() + 100.0

@@ -1,4 +1,4 @@
-"""When a provider is left alone, and when it is tried again."""
+"""When a circuit breaker opens, probes and closes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ def fail(it: CircuitBreaker, times: int, now: float) -> None:
         it.record("failed", now)
 
 
-def test_failures_in_a_row_open_it() -> None:
-    """The fifth, and an answer in between begins the count again."""
+def test_five_failures_in_a_row_open_it() -> None:
     it = breaker()
     fail(it, 4, 0.0)
     it.record("answered", 1.0)
@@ -34,12 +33,11 @@ def test_failures_in_a_row_open_it() -> None:
     assert it.state(3.0) == "open"
     (event,) = it.take_events()
     assert (event.at, event.before, event.after) == (3.0, "closed", "open")
-    assert event.reason.startswith("5 failures in a row: left alone for ")
+    assert event.reason.startswith("5 failures in a row: open for ")
     assert it.take_events() == ()
 
 
-def test_one_may_tell_of_several() -> None:
-    """It was waited for in vain, as those before it were not: together they are a row."""
+def test_timeout_counts_for_superseded_requests_too() -> None:
     it = breaker()
     it.record("failed", 0.0, count=4)
     assert it.state(0.0) == "closed"
@@ -47,15 +45,14 @@ def test_one_may_tell_of_several() -> None:
     assert it.state(1.0) == "open"
 
 
-def test_a_share_of_failures_opens_it() -> None:
-    """Half of twenty within the window; those before it no longer count."""
+def test_half_of_twenty_failed_attempts_open_it() -> None:
     it = breaker(failures=99)
     for number in range(19):
         it.record("failed" if number % 2 else "answered", float(number))
     assert it.state(19.0) == "closed"
     it.record("failed", 19.0)
     assert it.state(19.0) == "open"
-    assert "10 of 20 attempts have failed within 30 s" in it.take_events()[0].reason
+    assert "10 of 20 attempts failed within 30 s" in it.take_events()[0].reason
     spread = breaker(failures=99)
     for number in range(40):
         spread.record("failed" if number % 2 else "answered", 2.0 * number)
@@ -63,49 +60,43 @@ def test_a_share_of_failures_opens_it() -> None:
 
 
 @pytest.mark.parametrize("verdict", ["dropped", "busy"])
-def test_what_is_not_its_own_fault_does_not(verdict: Any) -> None:
-    """Who was interrupted, superseded or refused for load, however often at once, blames nobody."""
+def test_interrupted_and_rejected_attempts_do_not_open_it(verdict: Any) -> None:
     it = breaker()
     for _ in range(50):
         it.record(verdict, 0.0)
     assert it.state(1.0) == "closed"
 
 
-def test_who_got_further_than_those_that_failed_was_well() -> None:
-    """It is always overtaken; that one in some fails must not be all that counts."""
+def test_superseded_attempt_that_outlived_failures_counts_as_answer() -> None:
     it = breaker()
     for n in range(30):
-        it.record("failed" if n % 5 == 0 else "dropped", float(n), lived_secs=0.1 + 0.4 * (n % 5))
+        it.record("failed" if n % 5 == 0 else "dropped", float(n), age_secs=0.1 + 0.4 * (n % 5))
     assert it.state(30.0) == "closed"
 
 
-def test_who_was_ended_before_the_others_failed_says_nothing() -> None:
-    """As of a provider that never answers: each is overtaken before it can be found out."""
+def test_quickly_superseded_attempt_counts_for_nothing() -> None:
     it = breaker()
     for n in range(5):
-        it.record("dropped", float(n), lived_secs=1.0)
-        it.record("failed", float(n), lived_secs=3.0)
+        it.record("dropped", float(n), age_secs=1.0)
+        it.record("failed", float(n), age_secs=3.0)
     assert it.state(5.0) == "open"
 
 
-def test_a_refusal_now_and_then_is_no_lasting_load() -> None:
-    """Where the others were not refused in the time that they had."""
+def test_occasional_rejections_do_not_open_it() -> None:
     it = breaker()
     for n in range(30):
-        it.record("busy" if n % 3 == 0 else "dropped", float(n), lived_secs=0.1 + 0.4 * (n % 3))
+        it.record("busy" if n % 3 == 0 else "dropped", float(n), age_secs=0.1 + 0.4 * (n % 3))
     assert it.state(30.0) == "closed"
 
 
-def test_refusals_are_to_be_the_rule() -> None:
-    """Of a hedge that is overtaken as fast as others are refused, one in ten tells little."""
+def test_rejections_among_superseded_attempts_do_not_open_it() -> None:
     it = breaker()
     for n in range(300):
-        it.record("busy" if n % 10 == 0 else "dropped", n / 10, lived_secs=0.01)
+        it.record("busy" if n % 10 == 0 else "dropped", n / 10, age_secs=0.01)
     assert it.state(30.0) == "closed"
 
 
-def test_load_that_persists_opens_it_too() -> None:
-    """Refusals in a row for ten seconds; an answer between them proves that it can."""
+def test_persistent_rejections_open_it() -> None:
     it = breaker()
     for second in range(10):
         it.record("busy", float(second))
@@ -115,11 +106,10 @@ def test_load_that_persists_opens_it_too() -> None:
     assert it.state(19.0) == "closed"
     it.record("busy", 20.0)
     assert it.state(20.0) == "open"
-    assert "refused for load for 10 s, 11 times" in it.take_events()[0].reason
+    assert "rejected for load for 10 s, 11 times" in it.take_events()[0].reason
 
 
-def test_one_at_a_time_may_try_it_once_it_has_recovered() -> None:
-    """Two answers in a row close it."""
+def test_half_open_breaker_admits_one_probe() -> None:
     it = breaker()
     fail(it, 5, 0.0)
     assert not it.claim_probe(47.0)
@@ -132,8 +122,7 @@ def test_one_at_a_time_may_try_it_once_it_has_recovered() -> None:
     assert [event.after for event in it.take_events()] == ["open", "half_open", "closed"]
 
 
-def test_a_try_that_was_ended_by_somebody_else_may_be_made_again() -> None:
-    """A probe that lost a race or was interrupted says nothing."""
+def test_superseded_probe_may_be_repeated() -> None:
     it = breaker()
     fail(it, 5, 0.0)
     assert it.claim_probe(73.0)
@@ -142,36 +131,35 @@ def test_a_try_that_was_ended_by_somebody_else_may_be_made_again() -> None:
     assert it.claim_probe(74.0)
 
 
-def test_attempts_from_before_do_not_decide_about_the_try() -> None:
-    """What was sent before it opened ends later, and is no probe."""
+def test_older_attempts_do_not_settle_the_probe() -> None:
     it = breaker()
     fail(it, 6, 1.0)
-    it.record("answered", 2.0, lived_secs=1.1)
+    it.record("answered", 2.0, age_secs=1.1)
     assert it.state(74.0) == "half_open"
-    it.record("failed", 74.0, lived_secs=74.0)
-    it.record("answered", 74.0, lived_secs=73.1)
+    it.record("failed", 74.0, age_secs=74.0)
+    it.record("answered", 74.0, age_secs=73.1)
     assert it.state(74.0) == "half_open"
 
 
 @pytest.mark.parametrize("now", [10.0, 74.0])
-def test_an_answer_to_a_later_request_closes_it(now: float) -> None:
-    """As in panic mode; a failure of such a request changes nothing, and nor does a refusal."""
+def test_answer_to_a_later_request_closes_it(now: float) -> None:
     it = breaker()
     fail(it, 5, 1.0)
     state = it.state(now)
-    it.record("failed", now, lived_secs=0.1)
-    it.record("busy", now, lived_secs=0.1)
-    it.record("dropped", now, lived_secs=0.1)
+    it.record("failed", now, age_secs=0.1)
+    it.record("busy", now, age_secs=0.1)
+    it.record("dropped", now, age_secs=0.1)
     assert it.state(now) == state
-    it.record("answered", now, lived_secs=now - 1.0)
+    it.record("answered", now, age_secs=now - 1.0)
     assert it.state(now) == "closed"
-    assert it.take_events()[-1].reason == "a request that was sent since has been answered"
+    assert it.take_events()[-1].reason == "a request sent while it was open was answered"
     assert it.closings == 1
 
 
-@pytest.mark.parametrize(("verdict", "told"), [("failed", "and failed"), ("busy", "still busy")])
-def test_each_reopening_lasts_twice_as_long_up_to_a_cap(verdict: Any, told: str) -> None:
-    """A try that fails opens it at once."""
+@pytest.mark.parametrize(
+    ("verdict", "reason"), [("failed", "probe failed"), ("busy", "probe rejected for load")]
+)
+def test_reopening_doubles_the_open_time_up_to_the_cap(verdict: Any, reason: str) -> None:
     it = breaker(recovery_secs=60, cap_secs=200)
     fail(it, 5, 0.0)
     opened = now = 0.0
@@ -185,11 +173,10 @@ def test_each_reopening_lasts_twice_as_long_up_to_a_cap(verdict: Any, told: str)
         opened = now
     for secs, expected in zip(lasted, (60, 120, 200, 200), strict=True):
         assert expected * (1 - JITTER) <= secs <= expected + 1
-    assert told in it.take_events()[-1].reason
+    assert reason in it.take_events()[-1].reason
 
 
-def test_a_return_is_tried_within_75_s_however_long_it_was_away() -> None:
-    """The longest that any reopening lasts, and a try before it that hung for 9 s."""
+def test_recovered_provider_is_probed_within_75_seconds() -> None:
     it = breaker()
     fail(it, 5, 0.0)
     now = 0.0
@@ -200,8 +187,7 @@ def test_a_return_is_tried_within_75_s_however_long_it_was_away() -> None:
         it.record("failed", now, probe=True)
 
 
-def test_who_has_been_well_for_long_is_trusted_again() -> None:
-    """The next opening is a short one; soon after closing it is not."""
+def test_long_closed_breaker_opens_briefly_again() -> None:
     for calm, expected in ((200.0, 60), (10.0, 240)):
         it = breaker(cap_secs=600)
         fail(it, 5, 0.0)
@@ -219,8 +205,7 @@ def test_who_has_been_well_for_long_is_trusted_again() -> None:
 # ---- what other processes have found
 
 
-def test_what_the_fleet_has_found_opens_it() -> None:
-    """For about as long as theirs are open, and that is no finding of its own."""
+def test_breaker_follows_the_fleet_open() -> None:
     it = breaker()
     it.record("answered", 9.0)
     assert it.found(10.0) == "well"
@@ -233,19 +218,17 @@ def test_what_the_fleet_has_found_opens_it() -> None:
     assert it.state(10.0 + 30) == "half_open"
     assert it.open_secs(50.0) == 0.0
     (opened, _) = it.take_events()
-    assert opened.reason.startswith("the fleet: 2 of 3: left alone for ")
+    assert opened.reason.startswith("the fleet: 2 of 3: open for ")
 
 
-def test_it_follows_nobody_for_longer_than_it_would_be_open_itself() -> None:
-    """Nor for no time at all."""
+def test_followed_open_time_is_capped() -> None:
     it = breaker(cap_secs=60)
     assert not it.follow_open(0.0, 0.0, "the fleet")
     assert it.follow_open(1e6, 0.0, "the fleet")
     assert it.state(60) == "half_open"
 
 
-def test_who_has_just_had_answers_does_not_follow() -> None:
-    """The others may not know yet; nor does one that is being tried, or is open already."""
+def test_recently_closed_breaker_does_not_follow() -> None:
     it = breaker()
     fail(it, 5, 0.0)
     assert not it.follow_open(30.0, 0.0, "the fleet")
@@ -260,8 +243,7 @@ def test_who_has_just_had_answers_does_not_follow() -> None:
     assert it.follow_open(30.0, 73.0 + SETTLES_SECS, "the fleet")
 
 
-def test_an_answer_elsewhere_has_it_tried_at_once() -> None:
-    """And what the trial finds is its own finding; nothing else is changed by the news."""
+def test_answer_in_another_process_starts_a_probe() -> None:
     it = breaker()
     assert not it.follow_closed(0.0, "the fleet")
     assert it.follow_open(60.0, 0.0, "the fleet")
@@ -274,8 +256,7 @@ def test_an_answer_elsewhere_has_it_tried_at_once() -> None:
     assert it.closings == 0
 
 
-def test_who_has_not_asked_lately_knows_nothing() -> None:
-    """Of a provider that it would ask."""
+def test_idle_breaker_reports_no_finding() -> None:
     it = breaker()
     assert it.found(0.0) == "unsure"
     it.record("answered", 0.0)
@@ -287,15 +268,14 @@ def test_who_has_not_asked_lately_knows_nothing() -> None:
     ("settings", "message"),
     [
         ({"failures": 0}, "failures must be a whole number from 1"),
-        ({"least": 2.5}, "least must be a whole number from 1"),
+        ({"min_attempts": 2.5}, "min_attempts must be a whole number from 1"),
         ({"share": 0}, "share must be above 0"),
         ({"window_secs": 0}, "window_secs must be a positive number"),
         ({"recovery_secs": -1}, "recovery_secs must be a positive number"),
         ({"cap_secs": 10}, "cap_secs must be at least recovery_secs, 60"),
     ],
 )
-def test_what_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
-    """Naming the field."""
+def test_invalid_arguments_are_rejected_by_name(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         breaker(**settings)
 
@@ -313,11 +293,10 @@ def test_what_cannot_work_is_refused(settings: dict[str, Any], message: str) -> 
         max_size=80,
     )
 )
-def test_at_most_one_tries_it_and_its_states_follow_each_other(steps: Any) -> None:
-    """Whatever happens when: no second probe, no probe that is lost, no state skipped."""
+def test_states_and_probes_stay_consistent(steps: Any) -> None:
     it = breaker()
     now, probing, states = 0.0, False, ["closed"]
-    for verdict, secs, wants_probe, lived_secs in steps:
+    for verdict, secs, wants_probe, age_secs in steps:
         now += secs
         if wants_probe and it.claim_probe(now):
             assert not probing
@@ -328,7 +307,7 @@ def test_at_most_one_tries_it_and_its_states_follow_each_other(steps: Any) -> No
         elif verdict == "fleet closed":
             it.follow_closed(now, "the fleet")
         else:
-            it.record(verdict, now, probe=probing, lived_secs=lived_secs)
+            it.record(verdict, now, probe=probing, age_secs=age_secs)
             probing = False
         states += [event.after for event in it.take_events()]
     allowed = {

@@ -1,4 +1,4 @@
-"""How many requests a provider should have in flight, found out as it goes."""
+"""The limit of a provider's requests in flight."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MANY = 20
 
 
 class Limit(ConcurrencyLimit):
-    """With requests that are named by numbers."""
+    """A limit whose requests are numbers."""
 
     def __init__(self, in_flight: int = 0):
         super().__init__()
@@ -37,14 +37,14 @@ class Limit(ConcurrencyLimit):
         self.send(in_flight, now=0.0)
 
     def send(self, count: int, *, now: float, sessions: int = MANY) -> None:
-        """Have so many requests be sent now, of so many sessions in turn."""
+        """Send requests now, from several sessions in turn."""
         for number in range(count):
             request = next(self.numbers)
             self.acquire(request, now, session=number % sessions)
             self.out.append(request)
 
     def end(self, verdict: Verdict, now: float) -> None:
-        """Have the latest request end."""
+        """End the latest request."""
         self.release(self.out.pop(), verdict, now)
 
     def hear(
@@ -55,23 +55,23 @@ class Limit(ConcurrencyLimit):
         size: Hashable = None,
         bounds: LimitBounds = OPEN_BOUNDS,
     ) -> None:
-        """Have first tokens come now, so long after they were sent; their requests end."""
+        """Record first tokens now and end their requests."""
         requests: list[tuple[int, float]] = []
         for number, each in enumerate(sorted(secs, reverse=True)):
             request = next(self.numbers)
             self.acquire(request, now - each, session=number % sessions, bounds=bounds)
             requests.append((request, each))
         for request, each in requests:
-            self.heard(request, each, now, size_class=size)
+            self.record_first_token(request, each, now, size_class=size)
         for request, _ in requests:
             self.release(request, "answered", now)
 
 
 def settled(in_flight: int = 0, secs: float = 0.4) -> Limit:
-    """A provider that usually takes so long; so many are being answered."""
+    """A provider with a usual time and some requests in flight."""
     it = Limit(in_flight)
     for request in it.out:
-        it.heard(request, secs, secs)
+        it.record_first_token(request, secs, secs)
     for second in range(1, 31):
         it.hear(*[secs] * MANY, now=float(second))
     return it
@@ -80,8 +80,7 @@ def settled(in_flight: int = 0, secs: float = 0.4) -> Limit:
 # ---- inferred
 
 
-def test_at_first_there_is_no_limit_but_the_ceiling() -> None:
-    """Where load is shed it begins low."""
+def test_initial_limit_is_the_ceiling() -> None:
     it = Limit(in_flight=300)
     assert it.limit(0.0) == CEILING
     assert it.has_room(0.0)
@@ -89,15 +88,13 @@ def test_at_first_there_is_no_limit_but_the_ceiling() -> None:
 
 
 @pytest.mark.parametrize("secs", [0.75, 0.85, 60.0])
-def test_a_late_round_shrinks_it(secs: float) -> None:
-    """Below what is in flight; up to twice the usual time is not late."""
+def test_late_round_shrinks_the_limit(secs: float) -> None:
     it = settled(in_flight=80)
     it.hear(*[secs] * MANY, now=100.0)
     assert (it.limit(100.0) < 80) == (secs > 0.8)
 
 
-def test_requests_are_late_before_their_first_token() -> None:
-    """To wait for slow answers would be to wait as long as the callers do."""
+def test_late_requests_count_before_their_first_token() -> None:
     it = settled(in_flight=20)
     it.send(60, now=100.0)
     assert it.has_room(100.7)
@@ -105,8 +102,7 @@ def test_requests_are_late_before_their_first_token() -> None:
     assert it.limit(101.0) < 40
 
 
-def test_a_heavy_tail_or_some_thinking_is_no_queue() -> None:
-    """Four in ten first tokens take forty times as long, round after round."""
+def test_heavy_tail_does_not_shrink_the_limit() -> None:
     it = settled(in_flight=80)
     for second in range(100):
         it.hear(*[0.4, 0.4, 0.4, 16.0, 16.0] * 4, now=100.0 + second)
@@ -114,21 +110,19 @@ def test_a_heavy_tail_or_some_thinking_is_no_queue() -> None:
 
 
 @pytest.mark.parametrize(("sessions", "shrinks"), [(SESSIONS - 1, False), (SESSIONS, True)])
-def test_few_sessions_shrink_nothing(sessions: int, shrinks: bool) -> None:
-    """One caller's long prompts, or a handful of them, are no load."""
+def test_few_sessions_do_not_shrink_the_limit(sessions: int, shrinks: bool) -> None:
     it = settled(in_flight=80)
     it.hear(*[8.0] * 3 * MANY, now=100.0, sessions=sessions)
     assert (it.limit(100.0) < CEILING) == shrinks
 
 
-def test_below_half_a_second_no_queue_matters() -> None:
+def test_fast_answers_do_not_shrink_the_limit() -> None:
     it = settled(in_flight=80, secs=0.05)
     it.hear(*[0.45] * 3 * MANY, now=100.0)
     assert it.limit(100.0) == CEILING
 
 
-def test_longer_prompts_are_compared_with_their_like() -> None:
-    """Once some of them have been seen."""
+def test_times_are_compared_within_a_size_class() -> None:
     it = settled(in_flight=80)
     it.hear(*[1.5] * MANY, now=100.0, size="long", sessions=1)
     for second in range(101, 130):
@@ -136,7 +130,7 @@ def test_longer_prompts_are_compared_with_their_like() -> None:
     assert it.limit(130.0) == CEILING
 
 
-def test_calm_rounds_let_it_grow_while_it_is_used() -> None:
+def test_calm_rounds_grow_a_used_limit() -> None:
     it = settled(in_flight=80)
     it.hear(*[8.0] * MANY, now=100.0)
     low = it.limit(100.0)
@@ -151,7 +145,7 @@ def test_calm_rounds_let_it_grow_while_it_is_used() -> None:
     assert it.limit(263.0) == before
 
 
-def test_it_shrinks_again_only_once_the_last_time_shows() -> None:
+def test_next_round_starts_after_a_cut_has_settled() -> None:
     it = settled(in_flight=400)
     it.hear(*[8.0] * MANY, now=100.0)
     before = it.limit(100.0)
@@ -164,8 +158,7 @@ def test_it_shrinks_again_only_once_the_last_time_shows() -> None:
 
 
 @pytest.mark.parametrize("bounds", [OPEN_BOUNDS, SHED_BOUNDS, LimitBounds(3, 30)])
-def test_it_does_not_fall_below_the_floor(bounds: LimitBounds) -> None:
-    """And grows from there, however long that lasted."""
+def test_limit_stays_at_the_floor(bounds: LimitBounds) -> None:
     it, now = Limit(), 0.0
     for _ in range(40):
         now += 10.0
@@ -180,15 +173,14 @@ def test_it_does_not_fall_below_the_floor(bounds: LimitBounds) -> None:
     assert it.limit(now, bounds) > bounds.floor
 
 
-def test_what_lasts_becomes_usual() -> None:
-    """A provider that is slower from now on is asked as much as before, some hundred turns on."""
+def test_lasting_slowness_becomes_usual() -> None:
     it = settled(in_flight=40)
     for second in range(200):
         it.hear(*[1.6] * MANY, now=100.0 + second)
     assert it.limit(300.0) > 40
 
 
-def test_a_provider_that_has_recovered_has_no_limit() -> None:
+def test_recovery_removes_the_limit() -> None:
     it = settled(in_flight=40)
     it.hear(*[8.0] * MANY, now=100.0)
     it.end("busy", 100.0)
@@ -200,8 +192,7 @@ def test_a_provider_that_has_recovered_has_no_limit() -> None:
 # ---- stated by the provider
 
 
-def test_a_refusal_leaves_nine_tenths_of_what_was_in_flight() -> None:
-    """Once for all that were sent in the same second; then it grows by one a second."""
+def test_rejection_cuts_the_limit_by_a_tenth() -> None:
     it = Limit(in_flight=40)
     for _ in range(10):
         it.end("busy", 0.1)
@@ -212,7 +203,7 @@ def test_a_refusal_leaves_nine_tenths_of_what_was_in_flight() -> None:
 
 
 def refused() -> Limit:
-    """A provider that refuses whatever it is asked, one request a second."""
+    """A provider that rejects one request a second."""
     it = Limit()
     for second in range(20):
         it.send(1, now=float(second))
@@ -220,14 +211,13 @@ def refused() -> Limit:
     return it
 
 
-def test_refusals_that_go_on_leave_no_room_for_hedges() -> None:
+def test_repeated_rejections_leave_no_room_for_hedges() -> None:
     it = refused()
     assert it.limit(19.0) == 0
     assert not it.has_room(19.0)
 
 
-def test_callers_are_left_two_requests_however_much_is_refused() -> None:
-    """A refusal of a request that was nearly alone is not about their number."""
+def test_callers_keep_two_requests_despite_rejections() -> None:
     it = refused()
     taken = [it.is_refusing(19.0)]
     for _ in range(2):
@@ -237,7 +227,7 @@ def test_callers_are_left_two_requests_however_much_is_refused() -> None:
     assert not it.is_refusing(80.0), "that was too long ago"
 
 
-def test_a_slow_round_is_no_refusal() -> None:
+def test_slow_round_is_not_a_rejection() -> None:
     it = settled(in_flight=80)
     it.hear(*[8.0] * MANY, now=100.0)
     assert not it.has_room(100.0)
@@ -245,7 +235,7 @@ def test_a_slow_round_is_no_refusal() -> None:
 
 
 @pytest.mark.parametrize("verdict", [v for v in VERDICTS if v != "busy"])
-def test_any_other_end_teaches_nothing(verdict: Verdict) -> None:
+def test_other_outcomes_do_not_change_the_limit(verdict: Verdict) -> None:
     it = Limit()
     for second in range(40):
         it.send(1, now=float(second))
@@ -253,30 +243,28 @@ def test_any_other_end_teaches_nothing(verdict: Verdict) -> None:
     assert it.limit(40.0) == CEILING
 
 
-def test_a_servers_own_queue_takes_precedence_while_it_is_news() -> None:
-    """In both directions, up to the ceiling; it may leave no room at all."""
+def test_reported_queue_overrides_the_inferred_limit() -> None:
     it = settled(in_flight=80)
     it.hear(*[8.0] * MANY, now=100.0)
     inferred = it.limit(100.0)
-    it.state_queue(60, until=105.0)
+    it.set_queue(60, until=105.0)
     assert (it.limit(104.9), it.limit(105.0)) == (60, inferred)
-    it.state_queue(-3, until=105.0)
+    it.set_queue(-3, until=105.0)
     assert it.limit(104.0) == 0
-    it.state_queue(5000, until=105.0)
+    it.set_queue(5000, until=105.0)
     assert it.limit(104.0) == CEILING
 
 
-def test_nothing_is_inferred_while_a_server_tells_its_queue() -> None:
+def test_nothing_is_inferred_while_a_queue_is_reported() -> None:
     it = settled(in_flight=80)
-    it.state_queue(60, until=200.0)
+    it.set_queue(60, until=200.0)
     it.hear(*[8.0] * 3 * MANY, now=100.0)
     assert it.limit(200.0) == CEILING
 
 
-def test_a_rate_limit_is_counted_down() -> None:
-    """So many are begun until then, in flight or over; at none left, none."""
+def test_rate_limit_is_counted_down() -> None:
     it = Limit()
-    it.state_rate_limit(2, until=5.0, sent_at=0.0)
+    it.set_rate_limit(2, until=5.0, sent_at=0.0)
     for _ in range(2):
         assert it.has_room(1.0)
         it.send(1, now=1.0)
@@ -286,24 +274,23 @@ def test_a_rate_limit_is_counted_down() -> None:
     assert it.has_room(5.0)
 
 
-def test_the_rate_limit_of_the_latest_request_counts() -> None:
-    """Of an earlier request's answer, which began last, it was counted before the other came."""
+def test_rate_limit_of_the_latest_request_counts() -> None:
     it = Limit()
-    it.state_rate_limit(0, until=60.0, sent_at=5.0)
-    it.state_rate_limit(9, until=61.0, sent_at=4.0)
+    it.set_rate_limit(0, until=60.0, sent_at=5.0)
+    it.set_rate_limit(9, until=61.0, sent_at=4.0)
     assert not it.has_room(7.0)
-    it.state_rate_limit(2, until=62.0, sent_at=5.0)
+    it.set_rate_limit(2, until=62.0, sent_at=5.0)
     assert it.has_room(8.0)
-    it.state_rate_limit(-5, until=10.0, sent_at=6.0)
+    it.set_rate_limit(-5, until=10.0, sent_at=6.0)
     assert not it.has_room(9.0)
 
 
 # ---- room
 
 
-def test_less_urgent_work_leaves_a_share_of_the_limit() -> None:
+def test_optional_work_keeps_a_share_of_the_limit_free() -> None:
     it = Limit()
-    it.state_queue(20, until=10.0)
+    it.set_queue(20, until=10.0)
     for number in range(20):
         assert it.has_room(0.0, reserved=0.1) == (number < 18)
         assert it.has_room(0.0)
@@ -312,23 +299,22 @@ def test_less_urgent_work_leaves_a_share_of_the_limit() -> None:
     assert it.reason(0.0) == "20 of 20 requests in flight"
 
 
-def test_less_urgent_work_leaves_some_of_a_rate_limit() -> None:
+def test_optional_work_keeps_some_of_a_rate_limit_free() -> None:
     it = Limit()
-    it.state_queue(20, until=10.0)
-    it.state_rate_limit(1, until=2.5, sent_at=0.0)
+    it.set_queue(20, until=10.0)
+    it.set_rate_limit(1, until=2.5, sent_at=0.0)
     assert it.has_room(1.0)
     assert not it.has_room(1.0, reserved=0.1)
     assert it.reason(1.0) == "a rate limit that allows 1 more within 1.5 s"
 
 
-def test_a_small_rate_limit_leaves_room_for_hedges() -> None:
-    """Half of sixty a minute is left, and nothing else is known of the provider."""
+def test_small_rate_limit_leaves_room_for_hedges() -> None:
     it = Limit()
-    it.state_rate_limit(30, until=60.0, sent_at=0.0)
+    it.set_rate_limit(30, until=60.0, sent_at=0.0)
     assert it.has_room(1.0, reserved=0.1)
 
 
-def test_a_permit_comes_back_once() -> None:
+def test_double_release_is_an_error() -> None:
     it = Limit(in_flight=1)
     it.release(0, "dropped", 0.0)
     with pytest.raises(AssertionError, match="released twice"):
@@ -344,7 +330,7 @@ def test_a_permit_comes_back_once() -> None:
         (5, 4, "min_in_flight must not exceed max_in_flight, got 5 and 4"),
     ],
 )
-def test_bounds_that_cannot_work_are_refused(floor: Any, ceiling: Any, message: str) -> None:
+def test_invalid_bounds_are_rejected(floor: Any, ceiling: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         LimitBounds(floor, ceiling)
 
@@ -352,7 +338,9 @@ def test_bounds_that_cannot_work_are_refused(floor: Any, ceiling: Any, message: 
 @given(
     steps=st.lists(
         st.tuples(
-            st.sampled_from(["acquire", "heard", "queue", "rate limit", "recover", *VERDICTS]),
+            st.sampled_from(
+                ["acquire", "first token", "queue", "rate limit", "recover", *VERDICTS]
+            ),
             st.floats(0, 3),
             st.floats(0.01, 30),
             st.integers(-2, 40),
@@ -361,20 +349,19 @@ def test_bounds_that_cannot_work_are_refused(floor: Any, ceiling: Any, message: 
     ),
     bounds=st.sampled_from([OPEN_BOUNDS, SHED_BOUNDS, LimitBounds(3, 30)]),
 )
-def test_no_permit_leaks_and_the_limit_keeps_its_bounds(steps: Any, bounds: LimitBounds) -> None:
-    """Only what a provider has stated itself is below the floor."""
+def test_limit_keeps_its_bounds_and_leaks_no_permit(steps: Any, bounds: LimitBounds) -> None:
     it, now, stated_until = Limit(), 0.0, 0.0
     for step, secs, more_secs, number in steps:
         now += secs
         if step == "acquire":
             it.send(1, now=now, sessions=10**6)
-        elif step == "heard" and it.out:
-            it.heard(it.out[number % len(it.out)], more_secs, now)
+        elif step == "first token" and it.out:
+            it.record_first_token(it.out[number % len(it.out)], more_secs, now)
         elif step == "queue":
-            it.state_queue(number, now + more_secs)
+            it.set_queue(number, now + more_secs)
             stated_until = max(stated_until, now + more_secs)
         elif step == "rate limit":
-            it.state_rate_limit(number, now + more_secs, sent_at=now)
+            it.set_rate_limit(number, now + more_secs, sent_at=now)
         elif step == "recover":
             it.recover()
         elif it.out and (verdict := ENDS.get(step)) is not None:

@@ -14,7 +14,7 @@ EVERY_SECS = 0.1
 
 
 def behind(lag_secs: float, it: Overload | None = None, times: int = 2 * SAMPLES) -> Overload:
-    """A loop that is so far behind for a while; the last sample is at the time 0."""
+    """A loop with a constant lag; the last sample is at time 0."""
     it = it or Overload()
     for number in range(times):
         it.sample(lag_secs, number * 1e-6)
@@ -30,12 +30,11 @@ def behind(lag_secs: float, it: Overload | None = None, times: int = 2 * SAMPLES
         (9.0, "the event loop is 9.00 s behind"),
     ],
 )
-def test_a_tenth_of_a_second_ends_hedges(lag_secs: float, reason: str | None) -> None:
+def test_lag_of_100_ms_stops_hedges(lag_secs: float, reason: str | None) -> None:
     assert behind(lag_secs).refusal(0.0) == reason
 
 
-def test_a_few_long_steps_change_nothing() -> None:
-    """The median decides, however long they were."""
+def test_few_long_steps_change_nothing() -> None:
     it = behind(0.0)
     for _ in range(SAMPLES // 2):
         it.sample(2.0, 1.0)
@@ -44,7 +43,7 @@ def test_a_few_long_steps_change_nothing() -> None:
     assert it.refusal(1.0) is not None
 
 
-def test_hedges_begin_again_at_half_the_lag() -> None:
+def test_hedges_resume_at_half_the_lag() -> None:
     it = behind(0.3)
     assert it.refusal(0.0) is not None
     assert behind(0.06, it).refusal(0.0) is not None
@@ -52,7 +51,7 @@ def test_hedges_begin_again_at_half_the_lag() -> None:
     assert behind(0.06, it).refusal(0.0) is None
 
 
-def test_old_samples_count_for_nothing() -> None:
+def test_old_samples_expire() -> None:
     it = behind(0.3)
     fresh_secs = FRESH_SECS + 2 * 0.3
     assert it.refusal(fresh_secs) is not None
@@ -62,8 +61,7 @@ def test_old_samples_count_for_nothing() -> None:
     assert it.lag_secs(90.0) is None
 
 
-def test_a_loop_that_is_far_behind_is_sampled_less_often() -> None:
-    """Its samples are seconds apart, and not old for that."""
+def test_samples_of_a_very_late_loop_stay_valid() -> None:
     it, now = Overload(), 0.0
     for _ in range(SAMPLES):
         now += EVERY_SECS + 6.0
@@ -71,8 +69,7 @@ def test_a_loop_that_is_far_behind_is_sampled_less_often() -> None:
     assert it.refusal(now + 6.0) is not None
 
 
-def test_the_lag_is_known_before_the_next_sample() -> None:
-    """What is overdue counts at once, and the sample before while it is fresh."""
+def test_overdue_sample_counts_at_once() -> None:
     it = Overload()
     assert it.lag_now(5.0) == 0.0
     it.expect(10.0)
@@ -90,9 +87,7 @@ def test_the_lag_is_known_before_the_next_sample() -> None:
     st.lists(st.tuples(st.floats(0, 2) | st.floats(0, 0.1), st.floats(0, 5)), max_size=60),
     st.floats(0, 10),
 )
-def test_a_loop_is_behind_only_while_most_samples_are_late(
-    steps: list[Any], waited_secs: float
-) -> None:
+def test_loop_is_late_only_while_most_samples_are(steps: list[Any], waited_secs: float) -> None:
     it, now, lags = Overload(), 0.0, [0.0] * SAMPLES
     for lag_secs, secs in steps:
         now += lag_secs + secs

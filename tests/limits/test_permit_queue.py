@@ -1,4 +1,4 @@
-"""In which order requests wait for room."""
+"""The order in which requests wait for room."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ tickets = st.builds(
 )
 
 
-def test_the_order_is_work_then_tier_then_deadline_then_arrival() -> None:
+def test_order_is_work_tier_deadline_arrival() -> None:
     queue = PermitQueue()
     background = ticket("background", "premium")
     late = ticket(deadline=5.0)
@@ -41,7 +41,7 @@ def test_the_order_is_work_then_tier_then_deadline_then_arrival() -> None:
     assert list(queue.waiting_for("a")) == [premium, first, second, late, background]
 
 
-def test_a_ticket_is_found_at_each_of_its_candidates() -> None:
+def test_ticket_waits_at_each_candidate() -> None:
     queue = PermitQueue()
     both, b = ticket(candidates=("a", "b")), ticket("tool_follow_up", candidates=("b",))
     queue.join(b)
@@ -51,7 +51,7 @@ def test_a_ticket_is_found_at_each_of_its_candidates() -> None:
     assert list(queue.waiting_for("c")) == []
 
 
-def test_who_waits_for_a_limit_of_its_own_is_in_nobodys_way_who_has_none() -> None:
+def test_shedding_ticket_does_not_delay_other_callers() -> None:
     queue = PermitQueue()
     sheds = Ticket("primary", "premium", 3.0, ("a",), 0.0, sheds=True)
     queue.join(sheds)
@@ -63,7 +63,7 @@ def test_who_waits_for_a_limit_of_its_own_is_in_nobodys_way_who_has_none() -> No
     assert not queue.is_behind(ticket(tier="economy", candidates=("b",)), "b")
 
 
-def test_leaving_twice_is_no_mistake() -> None:
+def test_leaving_twice_is_allowed() -> None:
     queue = PermitQueue()
     one = ticket()
     queue.join(one)
@@ -73,8 +73,7 @@ def test_leaving_twice_is_no_mistake() -> None:
 
 
 @given(st.lists(tickets, max_size=20))
-def test_no_ticket_is_turned_away(waiting: list[Ticket]) -> None:
-    """However many wait, each is found in its turn, the most urgent first."""
+def test_queue_keeps_any_number_of_tickets(waiting: list[Ticket]) -> None:
     queue = PermitQueue()
     for each in waiting:
         queue.join(each)
@@ -87,7 +86,7 @@ def test_no_ticket_is_turned_away(waiting: list[Ticket]) -> None:
     assert len(queue) == 0
 
 
-def test_only_hedges_and_prompts_sent_ahead_are_optional() -> None:
+def test_only_hedges_and_warm_ups_are_optional() -> None:
     assert frozenset({"hedge", "warm_up"}) == OPTIONAL
     assert {work for work in WORK_CLASSES if ticket(work).is_optional} == OPTIONAL
     assert {work for work, share in RESERVED.items() if share > 0} == OPTIONAL

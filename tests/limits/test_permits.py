@@ -1,4 +1,4 @@
-"""Waiting for permits on a loop: bounded and in order, and none is lost, whatever is cancelled."""
+"""Waiting for permits on a loop: bounded, ordered, and without losing one on cancellation."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ WAIT_SECS = 2.0
 
 @dataclass(frozen=True)
 class Caller:
-    """A request that holds its permit for a while, and may be interrupted at any time.
+    """A request that holds its permit for a while and may be interrupted at any time.
 
     Parameters:
-        comes_at: When.
-        holds_secs: For how long, once it has one.
-        gone_at: When it is interrupted, wherever it is then; None if it is not.
-        work: What for.
-        tier: Whose.
-        keys: The providers that would do.
-        sheds: Whether limits hold for it.
-        is_refused: Whether the provider then refuses it for load.
+        comes_at: When it arrives.
+        holds_secs: How long it holds its permit.
+        gone_at: When it is interrupted; None if it is not.
+        work: Its work class.
+        tier: Its tier.
+        keys: Its candidates.
+        sheds: Whether limits reject it.
+        is_refused: Whether the provider then rejects it for load.
     """
 
     comes_at: float
@@ -52,7 +52,7 @@ class Caller:
     is_refused: bool
 
 
-times = st.floats(0.0, 5.0).map(lambda secs: round(secs, 1))  # so that things happen together
+times = st.floats(0.0, 5.0).map(lambda secs: round(secs, 1))  # makes events coincide
 callers = st.builds(
     Caller,
     times,
@@ -81,22 +81,21 @@ def ticket(
     return Ticket(work, "standard", now + wait_secs, keys, now, sheds=sheds)
 
 
-def give_back(health: AdmissionController, permit: Permit, verdict: Verdict = "dropped") -> None:
-    health.give_back(permit, verdict, asyncio.get_running_loop().time())
+def release(health: AdmissionController, permit: Permit, verdict: Verdict = "dropped") -> None:
+    health.release(permit, verdict, asyncio.get_running_loop().time())
 
 
 async def refusing(health: AdmissionController, key: str) -> list[Permit]:
-    """Two requests are in flight, and the provider has just refused a third."""
+    """A provider with two requests in flight that has just rejected a third."""
     permits = [await permit_for(health, ticket(key), in_time) for _ in range(3)]
-    give_back(health, permits.pop(), BUSY)
+    release(health, permits.pop(), BUSY)
     return permits
 
 
 @given(st.lists(callers, max_size=15), st.integers(1, 3))
-def test_no_permit_is_lost_and_no_caller_is_rejected(everybody: list[Caller], most: int) -> None:
-    """Only shedding requests and optional ones are, and among themselves they keep the limit."""
+def test_no_permit_is_lost_and_no_caller_rejected(all_callers: list[Caller], most: int) -> None:
     health = AdmissionController(random.Random(1))
-    all_are_bounded = all(caller.sheds or caller.work in OPTIONAL for caller in everybody)
+    all_are_bounded = all(caller.sheds or caller.work in OPTIONAL for caller in all_callers)
     ended: list[Caller] = []
 
     async def call(caller: Caller) -> None:
@@ -114,19 +113,19 @@ def test_no_permit_is_lost_and_no_caller_is_rejected(everybody: list[Caller], mo
             return
         assert loop.time() <= wanted.deadline + 0.01
         if all_are_bounded:
-            assert health.of(permit.key).limit.in_flight <= most
+            assert health.entry(permit.key).limit.in_flight <= most
         verdict = "dropped"
         try:
             await asyncio.sleep(caller.holds_secs)
             verdict = BUSY if caller.is_refused else "answered"
         finally:
-            give_back(health, permit, verdict)
+            release(health, permit, verdict)
         ended.append(caller)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         for key in "ab":
-            health.of(key).limit.state_queue(most, until=float("inf"))
+            health.entry(key).limit.set_queue(most, until=float("inf"))
         tasks: list[asyncio.Task[None]] = []
 
         def start(caller: Caller) -> None:
@@ -135,10 +134,10 @@ def test_no_permit_is_lost_and_no_caller_is_rejected(everybody: list[Caller], mo
             if caller.gone_at is not None:
                 loop.call_at(caller.comes_at + caller.gone_at, task.cancel)
 
-        for caller in everybody:
+        for caller in all_callers:
             loop.call_at(caller.comes_at, start, caller)
         await asyncio.sleep(30.0)
-        assert len(tasks) == len(everybody)
+        assert len(tasks) == len(all_callers)
         assert all(task.done() for task in tasks)
         for task in tasks:
             if not task.cancelled():
@@ -148,42 +147,40 @@ def test_no_permit_is_lost_and_no_caller_is_rejected(everybody: list[Caller], mo
         runner.run(main())
     assert all(entry.limit.in_flight == 0 for entry in health.entries().values())
     assert health.waiting == 0
-    assert {id(c) for c in everybody if c.gone_at is None} <= {id(c) for c in ended}
+    assert {id(c) for c in all_callers if c.gone_at is None} <= {id(c) for c in ended}
 
 
 @pytest.mark.virtual_time
-async def test_a_permit_whose_waiter_is_cancelled_goes_to_the_next() -> None:
-    """Both in one instant."""
+async def test_permit_of_a_cancelled_waiter_goes_to_the_next() -> None:
     health, loop = AdmissionController(random.Random(1)), asyncio.get_running_loop()
-    health.of("a").limit.state_queue(1, until=float("inf"))
+    health.entry("a").limit.set_queue(1, until=float("inf"))
     held = await permit_for(health, ticket("a", sheds=True), in_time)
     tasks = [
         loop.create_task(permit_for(health, ticket("a", sheds=True), in_time)) for _ in range(2)
     ]
     await asyncio.sleep(0.01)
-    give_back(health, held, "answered")
+    release(health, held, "answered")
     tasks[0].cancel()
     permit = await tasks[1]
     assert tasks[0].cancelled()
-    give_back(health, permit, "answered")
-    assert health.of("a").limit.in_flight == 0
+    release(health, permit, "answered")
+    assert health.entry("a").limit.in_flight == 0
 
 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("work", WORK_CLASSES)
-async def test_a_loop_that_is_behind_rejects_only_optional_work(work: WorkClass) -> None:
+async def test_late_loop_rejects_only_optional_work(work: WorkClass) -> None:
     health = AdmissionController(random.Random(1))
     wanted = ticket("a", work=work)
     if wanted.is_optional:
         with pytest.raises(Rejected, match=r"the event loop is 0\.31 s behind"):
             await permit_for(health, wanted, behind)
     else:
-        give_back(health, await permit_for(health, wanted, behind))
+        release(health, await permit_for(health, wanted, behind))
     assert asyncio.get_running_loop().time() == 0.0
 
 
-async def test_a_turn_that_finds_room_at_once_has_not_waited() -> None:
-    """Not even for as long as it takes to find out, on a clock that goes on meanwhile."""
+async def test_immediate_permit_has_zero_wait() -> None:
     health, loop = AdmissionController(random.Random(1)), asyncio.get_running_loop()
     candidates = ProviderPool([Provider("a", ScriptedLLMService([]))], health).candidates(
         loop.time()
@@ -193,83 +190,80 @@ async def test_a_turn_that_finds_room_at_once_has_not_waited() -> None:
     assert await admission.admit(candidates.entries, "primary") == "a"
     assert admission.queued_secs == 0.0
     admission.close()
-    assert health.of("a").limit.in_flight == 0
+    assert health.entry("a").limit.in_flight == 0
 
 
 @pytest.mark.virtual_time
-async def test_the_end_of_a_rest_is_noticed() -> None:
-    """Also in a registry where nothing else happens."""
+async def test_end_of_retry_after_is_noticed() -> None:
     health = AdmissionController(random.Random(1))
-    health.rest("a", 1.0)
+    health.set_retry_after("a", 1.0)
     permit = await permit_for(health, ticket("a"), in_time)
     assert permit.waited_secs == pytest.approx(1.0, abs=0.15)
-    give_back(health, permit)
+    release(health, permit)
 
 
 @pytest.mark.virtual_time
-async def test_a_caller_is_sent_at_its_deadline_room_or_none() -> None:
-    """With more in flight than a refused limit grows by in the time."""
+async def test_caller_is_sent_at_its_deadline() -> None:
     health = AdmissionController(random.Random(1))
     permits = [await permit_for(health, ticket("a"), in_time) for _ in range(80)]
-    give_back(health, permits.pop(), BUSY)
+    release(health, permits.pop(), BUSY)
     permit = await permit_for(health, ticket("a"), in_time)
     assert permit.waited_secs == pytest.approx(3.0, abs=0.01)
     assert health.waiting == 0
 
 
 @pytest.mark.virtual_time
-async def test_a_caller_is_sent_as_soon_as_a_refused_request_is_over() -> None:
+async def test_caller_is_sent_when_a_request_ends() -> None:
     health = AdmissionController(random.Random(1))
     left = await refusing(health, "a")
     waiting = asyncio.create_task(permit_for(health, ticket("a"), in_time))
     await asyncio.sleep(0.05)
     assert health.waiting == 1
-    give_back(health, left[0], "answered")
+    release(health, left[0], "answered")
     assert (await waiting).waited_secs == pytest.approx(0.05)
 
 
 @pytest.mark.virtual_time
-async def test_a_shedding_request_without_room_is_rejected_at_its_deadline() -> None:
+async def test_shedding_request_is_rejected_at_its_deadline() -> None:
     health = AdmissionController(random.Random(1))
-    health.of("a | m").limit.state_queue(1, until=float("inf"))
+    health.entry("a | m").limit.set_queue(1, until=float("inf"))
     held = await permit_for(health, ticket("a | m", sheds=True), in_time)
     with pytest.raises(Rejected, match="no room within 3 s: a has 1 of 1 requests in flight"):
         await permit_for(health, ticket("a | m", sheds=True), in_time)
     assert asyncio.get_running_loop().time() == pytest.approx(3.0, abs=0.01)
-    give_back(health, held)
+    release(health, held)
     assert health.waiting == 0
 
 
 @pytest.mark.virtual_time
-async def test_a_shedding_request_at_open_breakers_is_rejected_at_once() -> None:
+async def test_shedding_request_is_rejected_at_open_breakers() -> None:
     health = AdmissionController(random.Random(1))
     for _ in range(5):
-        give_back(health, await permit_for(health, ticket("a"), in_time), FAILED)
-    with pytest.raises(Rejected, match=r"a is left alone \(5 failures in a row"):
+        release(health, await permit_for(health, ticket("a"), in_time), FAILED)
+    with pytest.raises(Rejected, match=r"a is excluded by its breaker \(5 failures in a row"):
         await permit_for(health, ticket("a", sheds=True), in_time)
-    give_back(health, await permit_for(health, ticket("a"), in_time))
+    release(health, await permit_for(health, ticket("a"), in_time))
     assert asyncio.get_running_loop().time() == 0.0
 
 
 @pytest.mark.virtual_time
-async def test_optional_work_without_room_is_rejected_at_once() -> None:
+async def test_optional_work_without_room_is_rejected() -> None:
     health = AdmissionController(random.Random(1))
-    health.state_rate_limit("a | m", 0, until=10.0, sent_at=0.0)
+    health.set_rate_limit("a | m", 0, until=10.0, sent_at=0.0)
     with pytest.raises(Rejected, match="a has its rate limit used up for 10 s"):
         await permit_for(health, ticket("a | m", work="warm_up"), in_time)
-    give_back(health, await permit_for(health, ticket("a | m"), in_time))
+    release(health, await permit_for(health, ticket("a | m"), in_time))
     assert asyncio.get_running_loop().time() == 0.0
 
 
 @pytest.mark.parametrize(("processes", "ceiling"), [(1, 200), (8, 25), (1000, 1)])
-def test_a_fleet_divides_the_ceiling_of_what_is_shed(processes: int, ceiling: int) -> None:
+def test_fleet_divides_the_ceiling(processes: int, ceiling: int) -> None:
     settings = as_settings("shed", "standard", None, None)
     assert settings.divided(processes).bounds.ceiling == ceiling
     assert settings.divided(processes).bounds.floor == 1
 
 
-def test_a_low_ceiling_lowers_the_floor() -> None:
-    """Unless both are given, and do not go together."""
+def test_low_ceiling_lowers_the_floor() -> None:
     assert as_settings("open", "standard", None, 4).bounds.floor == 4
     with pytest.raises(ConfigurationError, match="min_in_flight must not exceed max_in_flight"):
         as_settings("open", "standard", 10, 4)

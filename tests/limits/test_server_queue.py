@@ -1,4 +1,4 @@
-"""What a server's own word means for a race."""
+"""What a server's own load metrics mean for a race."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ from pipecat_hedge.race import ServerLoad
         (ServerLoad(False, detail="no such host"), "is down (no such host)", True),
     ],
 )
-def test_who_is_busy_gets_no_hedge(
+def test_busy_server_gets_no_hedge(
     load: ServerLoad | None, refusal: str | None, last: bool
 ) -> None:
-    """A queue refuses hedges; being overrun or down has others asked first."""
     assert hedge_refusal(load) == refusal
     assert is_last_resort(load) is last
 
 
-def test_the_shortest_queue_comes_first() -> None:
-    """First the length of the queue, then the work at hand; who is down comes last."""
+def test_shortest_queue_comes_first() -> None:
     down = ServerLoad(False)
     full = ServerLoad(True, running=2, waiting=4)
     some = ServerLoad(True, running=2, waiting=1)

@@ -1,4 +1,4 @@
-"""Our own network's failures, told from a provider's."""
+"""Separating failures of our own network from a provider's."""
 
 from __future__ import annotations
 
@@ -9,31 +9,29 @@ from pipecat_hedge.limits.shared_outage import WITHIN_SECS, SharedOutage
 
 
 def blamed(outage: SharedOutage[str], now: float) -> list[tuple[float, str]]:
-    """Whose failures count."""
-    return [(at, key) for at, key, is_shared in outage.take(now) if not is_shared]
+    """The providers whose failures count."""
+    return [(at, key) for at, key, is_shared in outage.settle(now) if not is_shared]
 
 
-def test_failures_at_one_host_count_two_seconds_later() -> None:
-    """One for each failure, of whichever provider there."""
+def test_failures_at_one_host_count_after_two_seconds() -> None:
     outage = SharedOutage[str]()
     outage.add("one:443", 0.0, "a")
     outage.add("one:443", 1.0, "a")
     outage.add("one:443", 1.0, "b")
-    assert outage.take(WITHIN_SECS - 0.1) == []
-    assert outage.take(WITHIN_SECS) == [(0.0, "a", False)]
-    assert outage.take(WITHIN_SECS + 1.0) == [(1.0, "a", False), (1.0, "b", False)]
-    assert outage.take(99.0) == []
+    assert outage.settle(WITHIN_SECS - 0.1) == []
+    assert outage.settle(WITHIN_SECS) == [(0.0, "a", False)]
+    assert outage.settle(WITHIN_SECS + 1.0) == [(1.0, "a", False), (1.0, "b", False)]
+    assert outage.settle(99.0) == []
 
 
-def test_failures_at_two_hosts_blame_no_provider() -> None:
-    """Whichever failed first, as long as they failed within two seconds."""
+def test_failures_at_two_hosts_count_for_none() -> None:
     outage = SharedOutage[str]()
     outage.add("one:443", 0.0, "a")
     outage.add("two:443", 1.9, "b")
     assert blamed(outage, 99.0) == []
 
 
-def test_failures_further_apart_are_each_hosts_own() -> None:
+def test_failures_further_apart_count() -> None:
     outage = SharedOutage[str]()
     outage.add("one:443", 0.0, "a")
     assert blamed(outage, 2.1) == [(0.0, "a")]
@@ -41,8 +39,7 @@ def test_failures_further_apart_are_each_hosts_own() -> None:
     assert blamed(outage, 99.0) == [(2.1, "b")]
 
 
-def test_an_outage_that_lasts_blames_no_provider() -> None:
-    """Each failure is judged by those of the other host around it."""
+def test_lasting_outage_counts_for_none() -> None:
     outage, counted = SharedOutage[str](), list[tuple[float, str]]()
     for second in range(30):
         outage.add("one:443", float(second), "a")
@@ -51,7 +48,7 @@ def test_an_outage_that_lasts_blames_no_provider() -> None:
     assert counted == []
 
 
-def test_a_host_that_stays_away_after_an_outage_counts() -> None:
+def test_host_still_down_after_an_outage_counts() -> None:
     outage = SharedOutage[str]()
     outage.add("two:443", 0.0, "b")
     for second in range(10):
@@ -60,12 +57,12 @@ def test_a_host_that_stays_away_after_an_outage_counts() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.sampled_from("ab")), max_size=50))
-def test_each_failure_is_judged_once(steps: list[tuple[float, str]]) -> None:
+def test_each_failure_is_settled_once(steps: list[tuple[float, str]]) -> None:
     outage, now, counted = SharedOutage[str](), 0.0, 0
     for secs, key in steps:
         now += secs
         outage.add(f"{key}:443", now, key)
-        counted += len(outage.take(now))
-    counted += len(outage.take(now + 2 * WITHIN_SECS))
+        counted += len(outage.settle(now))
+    counted += len(outage.settle(now + 2 * WITHIN_SECS))
     assert counted == len(steps)
-    assert outage.take(now + 99.0) == []
+    assert outage.settle(now + 99.0) == []

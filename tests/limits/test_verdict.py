@@ -43,25 +43,22 @@ def attempt(
         (TIMED_OUT, "silent"),
     ],
 )
-def test_errors(error: AttemptError, verdict: Verdict) -> None:
-    """The provider's failures, its load, and what is neither."""
+def test_errors_are_classified(error: AttemptError, verdict: Verdict) -> None:
     assert classify(error, has_answered=False) == verdict
     assert classify(None, has_answered=False, attempt=attempt(error)) == verdict
 
 
-def test_an_answer_and_a_cancelled_attempt() -> None:
+def test_answer_and_cancelled_attempt_are_classified() -> None:
     assert classify(None, has_answered=True, attempt=attempt()) == "answered"
     assert classify(None, has_answered=False, attempt=attempt()) == "dropped"
 
 
-def test_what_the_race_says_comes_first() -> None:
-    """It closed the request for its silence; whatever the service says of that is our own doing."""
+def test_race_error_takes_precedence() -> None:
     closed = AttemptError("connectivity", "closed")
     assert classify(closed, has_answered=False, attempt=attempt(STALLED)) == "silent"
 
 
-def test_a_deadline_blames_who_had_the_time() -> None:
-    """The first to be asked, and whoever was silent for as long as it may be."""
+def test_deadline_counts_only_for_long_silences() -> None:
     missed = MISSED_DEADLINE
     assert classify(None, has_answered=False, attempt=attempt(missed)) == "silent"
     late = attempt(missed, reason="hedge", lasted_secs=0.5)

@@ -191,11 +191,11 @@ async def test_a_provider_that_is_left_alone_is_sent_nothing() -> None:
             connection = llm._members.adapters[1].connection
             now = asyncio.get_running_loop().time()
             for leave_alone in (
-                lambda: llm._members.strike_out("b"),
-                lambda: stats.health.rest(llm._members.entries[1].key, now + 60),
+                lambda: llm._members.exclude("b"),
+                lambda: stats.health.set_retry_after(llm._members.entries[1].key, now + 60),
             ):
                 leave_alone()
-                connection._ring()
+                connection._on_alarm()
                 await asyncio.sleep(0.1)
                 assert listings(lost) == 1
         await close(winner, loser)
@@ -215,7 +215,7 @@ async def test_a_provider_that_falls_is_not_opened_again() -> None:
             await eventually(lambda: len(lost.bodies) == 1)
             key, now = llm._members.entries[1].key, asyncio.get_running_loop().time()
             for _ in range(10):
-                stats.health.of(key).breaker.record("failed", now, probe=False)
+                stats.health.entry(key).breaker.record("failed", now, probe=False)
             assert stats.health.state(key, now) == "open"
             await line.report()
             await asyncio.sleep(0.2)
@@ -243,7 +243,7 @@ async def test_a_client_that_lets_go_by_itself_is_left_alone(
                 await asyncio.sleep(1.5)
             await line.report(2)
         assert cold(line.reports, "a")[1:] == [True]
-        assert not limits._known
+        assert not limits._timeouts
         await close(member)
 
 

@@ -14,7 +14,7 @@ from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
 from pipecat_hedge.limits.concurrency_limit import SHED_BOUNDS
 from pipecat_hedge.limits.loop_lag import LoopWatch
 from pipecat_hedge.limits.permit_queue import Ticket
-from pipecat_hedge.limits.permits import LOOK_AGAIN_SECS
+from pipecat_hedge.limits.permits import RECHECK_SECS
 from pipecat_hedge.service.provider_stats import shared_stats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from tests.support.line import Line
@@ -63,24 +63,24 @@ def now() -> float:
 def refuses(name: str) -> None:
     """A provider that has eighty requests in flight, and has just refused one."""
     health, key, at = shared_stats().health, f"{name} | scripted", now()
-    permits = [health.take(Ticket("primary", "standard", at, (key,), at), at) for _ in range(80)]
+    permits = [health.acquire(Ticket("primary", "standard", at, (key,), at), at) for _ in range(80)]
     assert permits[-1] is not None
-    health.give_back(permits[-1], BUSY, at)
+    health.release(permits[-1], BUSY, at)
 
 
 def opened(name: str) -> None:
     """A provider whose breaker is open."""
     health, key, at = shared_stats().health, f"{name} | scripted", now()
     for _ in range(5):
-        permit = health.take(Ticket("primary", "standard", at, (key,), at), at)
+        permit = health.acquire(Ticket("primary", "standard", at, (key,), at), at)
         assert permit is not None
-        health.give_back(permit, FAILED, at)
+        health.release(permit, FAILED, at)
     assert health.state(key, at) == "open"
 
 
 def rests(name: str, secs: float) -> None:
     """A provider that has asked to be left alone for so long."""
-    shared_stats().health.rest(f"{name} | scripted", now() + secs)
+    shared_stats().health.set_retry_after(f"{name} | scripted", now() + secs)
 
 
 async def asked(line: Line) -> tuple[str, float]:
@@ -114,7 +114,7 @@ async def test_who_rests_for_a_moment_is_asked_when_that_is_over(fails_after_sec
         rests("a", 1.0)
         text, secs = await asked(line)
     assert text == "From a."
-    assert secs <= max(1.0, fails_after_secs) + 0.2 + LOOK_AGAIN_SECS
+    assert secs <= max(1.0, fails_after_secs) + 0.2 + RECHECK_SECS
 
 
 async def test_who_rests_for_longer_is_not() -> None:
@@ -157,8 +157,8 @@ async def test_nor_does_a_rescue_or_an_inference(
 async def test_a_rescue_goes_where_there_is_room(admission: str) -> None:
     """And not to a provider whose rate limit is used up, by its own word."""
     async with Line(hedged(down(), well("b"), well("c"), admission=admission)) as line:
-        limit = shared_stats().health.of("b | scripted").limit
-        limit.state_rate_limit(0, until=now() + 60, sent_at=now())
+        limit = shared_stats().health.entry("b | scripted").limit
+        limit.set_rate_limit(0, until=now() + 60, sent_at=now())
         assert await asked(line) == ("From c.", 0.3)
 
 
@@ -168,7 +168,7 @@ async def test_a_replaced_inference_has_time_left_for_its_answer() -> None:
     async with Line(llm):
         refuses("b")
         for _ in range(320):  # so that it goes on to refuse
-            shared_stats().health.of("b | scripted").limit.acquire(object(), now())
+            shared_stats().health.entry("b | scripted").limit.acquire(object(), now())
         context = LLMContext([{"role": "user", "content": "Sum up."}])
         began = now()
         assert await llm.run_inference(context) == "In short."
@@ -220,7 +220,7 @@ async def test_summaries_are_not_late_first_tokens() -> None:
     for bounds in ({}, {"admission": "shed"}):
         sessions = [hedged(Provided(sums_up_secs=6.0), **bounds) for _ in range(40)]
         if bounds:
-            health.of("a | scripted").limit.acquire("one", now(), bounds=SHED_BOUNDS)
+            health.entry("a | scripted").limit.acquire("one", now(), bounds=SHED_BOUNDS)
         before = health.occupancy("a | scripted", now())[1]
         for part in (sessions[:3], sessions[3:6]) if bounds else (sessions,):
             await asyncio.gather(*(llm.run_inference(context) for llm in part))

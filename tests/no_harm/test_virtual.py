@@ -94,12 +94,12 @@ def unwell(name: str) -> None:
     """Open a provider's breaker, have its queue be too long and its rate limit be used up."""
     health, key, at = shared_stats().health, f"{name} | scripted", now()
     for _ in range(5):
-        permit = health.take(Ticket("primary", "standard", at, (key,), at), at)
+        permit = health.acquire(Ticket("primary", "standard", at, (key,), at), at)
         assert permit is not None
-        health.give_back(permit, "failed", at)
-    limit = health.of(key).limit
-    limit.state_queue(0, until=NEVER)
-    limit.state_rate_limit(0, until=NEVER, sent_at=at)
+        health.release(permit, "failed", at)
+    limit = health.entry(key).limit
+    limit.set_queue(0, until=NEVER)
+    limit.set_rate_limit(0, until=NEVER, sent_at=at)
     assert health.state(key, at) == "open"
 
 
@@ -253,7 +253,7 @@ async def test_a_session_that_sheds_ends_a_turn_without_room() -> None:
     """Beside one that does not, whose turn is answered."""
     shedding = hedged(lambda: FINE, admission="shed")
     open_, slow = hedged(lambda: FINE), hedged(lambda: [Wait(20.0), Say("At last.")])
-    shared_stats().health.of("a | scripted").limit.state_queue(1, until=NEVER)
+    shared_stats().health.entry("a | scripted").limit.set_queue(1, until=NEVER)
     async with Line(slow) as holding, Line(shedding) as one, Line(open_) as two:
         held = asyncio.create_task(holding.ask())
         await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""The rule of a policy that needs nothing learned."""
+"""A launch rule without statistics."""
 
 from __future__ import annotations
 

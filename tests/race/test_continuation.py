@@ -1,4 +1,4 @@
-"""A second answer goes on where the first broke off: nothing twice, nothing missing."""
+"""Continuing an answer that broke off: nothing repeated, nothing missing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pipecat_hedge.race.continuation import Continuation
 SAID = "We are open till nine. Shall I"
 
 CASES = {
-    "goes on as asked": (SAID, " book a table?", " book a table?"),
-    "goes on as asked, without the space": (SAID, "book a table?", " book a table?"),
+    "continues as instructed": (SAID, " book a table?", " book a table?"),
+    "continues as instructed, without the space": (SAID, "book a table?", " book a table?"),
     "a new sentence after a whole one": ("We are open.", "Shall I book?", " Shall I book?"),
     "a new sentence that brings its space": ("We are open.", " Shall I book?", " Shall I book?"),
     "begins the broken sentence again": (SAID, "Shall I book a table?", " book a table?"),
@@ -36,7 +36,7 @@ CASES = {
     "repeats a part and stops": (SAID, "We are open till nine.", ""),
     "repeats the beginning of a sentence and stops": (SAID, "We are open", " We are open"),
     "goes on in a script without spaces": ("我们开到九", "点。", "点。"),
-    "begins with the first word of the fragment, which is the answer's too": (
+    "begins with the fragment's first word, which also begins the answer": (
         "I can help with that. I",
         "I can help with that. I need your name.",
         " need your name.",
@@ -75,12 +75,11 @@ CASES = {
 
 @pytest.mark.parametrize(("said", "second", "added"), CASES.values(), ids=CASES)
 @pytest.mark.parametrize("size", [1, 4, 1000])
-def test_what_a_second_answer_adds(said: str, second: str, added: str, size: int) -> None:
-    """Whatever the model does, and however its stream is cut into pieces."""
+def test_continuation_releases_only_new_text(said: str, second: str, added: str, size: int) -> None:
     follow = Continuation(said)
     pieces = [second[i : i + size] for i in range(0, len(second), size)]
-    heard = "".join([follow.feed(piece) for piece in pieces]) + follow.finish()
-    assert heard == added
+    released = "".join([follow.feed(piece) for piece in pieces]) + follow.finish()
+    assert released == added
 
 
 _SENTENCES = st.lists(
@@ -92,10 +91,9 @@ _SENTENCES = st.lists(
 
 
 @given(sentences=_SENTENCES, data=st.data())
-def test_an_answer_given_again_in_full_is_heard_once(
+def test_full_repetition_adds_only_the_missing_end(
     sentences: list[str], data: st.DataObject
 ) -> None:
-    """Wherever the first stream broke off, what is heard in all is the answer."""
     answer = " ".join(sentences)
     cut = data.draw(st.integers(1, len(answer)))
     follow = Continuation(answer[:cut])
@@ -104,18 +102,15 @@ def test_an_answer_given_again_in_full_is_heard_once(
 
 
 @given(said=st.text("ab. ", max_size=12), second=st.text("ab. ", max_size=20))
-def test_it_never_invents_text(said: str, second: str) -> None:
-    """What it lets through is the end of the second answer, but for one joining space."""
+def test_output_is_a_suffix_of_the_second_answer(said: str, second: str) -> None:
+    """Except for one joining space."""
     follow = Continuation(said)
     added = follow.feed(second) + follow.finish()
     assert second.endswith(added.lstrip(" ")) or second.rstrip(" .").endswith(added.strip(" ."))
 
 
 @given(said=st.text(max_size=30), second=st.text(max_size=40), data=st.data())
-def test_how_the_stream_is_cut_makes_no_difference(
-    said: str, second: str, data: st.DataObject
-) -> None:
-    """Letter by letter or at once, the same is added."""
+def test_chunking_does_not_change_the_output(said: str, second: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(0, len(second)))))
     pieces = [second[a:b] for a, b in zip([0, *cuts], [*cuts, len(second)], strict=True)]
     by_pieces, at_once = Continuation(said), Continuation(said)

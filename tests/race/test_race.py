@@ -1,4 +1,4 @@
-"""The race as tables: what happened when, and what is to be done about it."""
+"""The race as tables: events with their times, and the commands that they cause."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ BUSY = AttemptError("rate_limit", "too many requests", retry_after_secs=20)
 
 @dataclass(frozen=True)
 class PutOff:
-    """Would hedge at 0.6 s, has room for it from ``until`` on, and cannot wait for ever."""
+    """Hedges at 0.6 s, has budget from ``until`` on, and replaces a stalled attempt."""
 
     until: float
     silent_at: float
@@ -112,7 +112,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.9, UsableToken(0), [Commit(0, "first_token"), Cancel(1, "superseded")]),
         ],
     ),
-    "after: who refuses hedges is passed over": (
+    "after: a provider that refuses hedges is skipped": (
         HedgePolicy.after(0.6),
         "abc",
         [
@@ -123,7 +123,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.8, AttemptFailed(1, REFUSED), [Fail((("a", REFUSED), ("c", REFUSED)))]),
         ],
     ),
-    "after: a hedge that nobody takes is asked for again": (
+    "after: a hedge that no provider takes is rechecked": (
         HedgePolicy.after(0.6),
         "ab",
         [
@@ -135,7 +135,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.8, TimerFired(), [B_HEDGE]),
         ],
     ),
-    "a hedge that is put off is asked for again, and sent when there is room": (
+    "a deferred hedge is rechecked and sent when there is room": (
         HedgePolicy(rule=PutOff(until=0.75, silent_at=3.0), name="put off"),
         "ab",
         [
@@ -155,7 +155,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.75, TimerFired(), [Launch(1, "b", "stall")]),
         ],
     ),
-    "after: who refuses hedges replaces a failure all the same": (
+    "after: a provider that refuses hedges replaces a failure": (
         HedgePolicy.after(0.6),
         "ab",
         [
@@ -173,7 +173,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.1, AttemptFailed(0, REFUSED), [Launch(1, "c", "failure")]),
         ],
     ),
-    "race: the first one is asked even if it refuses hedges": (
+    "race: the first provider is used even if it refuses hedges": (
         HedgePolicy.race(2),
         "ab",
         [
@@ -252,7 +252,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.2, AttemptFailed(0, OVERLOADED), [Fail((("a", OVERLOADED), ("b", REFUSED)))]),
         ],
     ),
-    "an answer without a word is replaced": (
+    "a blank answer is replaced": (
         HedgePolicy.fallback(2),
         "ab",
         [
@@ -287,7 +287,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.2, AttemptFailed(1, REFUSED), [Commit(0, "silence")]),
         ],
     ),
-    "an answer without a word waits for the others": (
+    "a blank answer waits for the others": (
         HedgePolicy.race(2),
         "ab",
         [
@@ -304,7 +304,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.1, AttemptFailed(0, OVERLOADED), [Fail((("a", OVERLOADED),))]),
         ],
     ),
-    "the lineup bounds the requests though attempts are left": (
+    "the slots bound the requests though attempts are left": (
         HedgePolicy.race(5),
         "a",
         [
@@ -312,12 +312,12 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.1, AttemptFailed(0, OVERLOADED), [Fail((("a", OVERLOADED),))]),
         ],
     ),
-    "a provider that stands twice may be asked twice": (
+    "a provider listed twice may be used twice": (
         HedgePolicy.after(0.5),
         "aa",
         [(0.0, TurnStarted(), [A_PRIMARY]), (0.5, TimerFired(), [Launch(1, "a", "hedge")])],
     ),
-    "nobody to ask": (HedgePolicy.race(2), "", [(0.0, TurnStarted(), [Fail(())])]),
+    "no provider": (HedgePolicy.race(2), "", [(0.0, TurnStarted(), [Fail(())])]),
     "an interruption cancels everything in flight": (
         HedgePolicy.race(2),
         "ab",
@@ -406,7 +406,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.2, AttemptFailed(0, REFUSED), []),
         ],
     ),
-    "who rejects a request for good is not asked a second time in the turn": (
+    "a permanent failure excludes its provider from the turn": (
         HedgePolicy.fallback(max_attempts=4),
         "aab",
         [
@@ -414,7 +414,7 @@ SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
             (0.1, AttemptFailed(0, REJECTED), [B_FAILURE]),
         ],
     ),
-    "who asks to be left alone is, within the turn": (
+    "Retry-After excludes its provider from the turn": (
         HedgePolicy.fallback(max_attempts=4),
         "aab",
         [
@@ -492,8 +492,9 @@ SENTENCE_SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
 
 
 @pytest.mark.parametrize(("policy", "candidates", "happenings"), SCENARIOS.values(), ids=SCENARIOS)
-def test_scenario(policy: HedgePolicy, candidates: str, happenings: list[Happening]) -> None:
-    """Each fact draws exactly the orders that stand beside it."""
+def test_each_event_causes_exactly_its_commands(
+    policy: HedgePolicy, candidates: str, happenings: list[Happening]
+) -> None:
     race = Race(
         [Slot(name) for name in candidates], rule_of(policy), max_attempts=policy.max_attempts
     )
@@ -504,10 +505,9 @@ def test_scenario(policy: HedgePolicy, candidates: str, happenings: list[Happeni
 @pytest.mark.parametrize(
     ("policy", "candidates", "happenings"), SENTENCE_SCENARIOS.values(), ids=SENTENCE_SCENARIOS
 )
-def test_scenario_with_late_commit(
+def test_first_sentence_commit_waits_for_a_sentence(
     policy: HedgePolicy, candidates: str, happenings: list[Happening]
 ) -> None:
-    """Until audio is out, switching is free: an attempt must have a sentence to win."""
     race = Race(
         [Slot(name) for name in candidates],
         rule_of(policy),
@@ -519,7 +519,7 @@ def test_scenario_with_late_commit(
 
 
 class TestSilence:
-    """What time alone brings about."""
+    """Transitions caused by time alone."""
 
     @staticmethod
     def race(policy: HedgePolicy, candidates: str = "ab", **options: Any) -> Race:
@@ -531,22 +531,19 @@ class TestSilence:
         race.handle(TurnStarted(), 0.0)
         return race
 
-    def test_fallback_asks_the_next_when_the_first_has_stalled(self) -> None:
-        """The silent one may still win: nothing is out yet."""
+    def test_fallback_replaces_a_stalled_first_attempt(self) -> None:
         race = self.race(HedgePolicy.fallback(), stall_secs=3.0)
         assert race.wake_at == 3.0
         assert race.handle(TimerFired(), 3.0) == (Launch(1, "b", "stall"),)
         commands = race.handle(UsableToken(0), 3.5)
         assert commands == (Commit(0, "first_token"), Cancel(1, "superseded"))
 
-    def test_a_rule_that_names_a_time_is_not_overruled_by_the_stall(self) -> None:
-        """after(5) is five seconds, though a stall is three."""
+    def test_named_hedge_time_replaces_the_stall_limit(self) -> None:
         race = self.race(HedgePolicy.after(5.0), stall_secs=3.0)
         assert race.wake_at == 5.0
         assert race.handle(TimerFired(), 3.0) == ()
 
-    def test_a_committed_answer_that_stalls_is_taken_over(self) -> None:
-        """Its request is closed, and it is said to have stalled."""
+    def test_stalled_committed_answer_is_continued(self) -> None:
         race = self.race(HedgePolicy.fallback(), stall_secs=3.0)
         race.handle(UsableToken(0), 1.0)
         race.handle(UsableToken(0), 2.0)
@@ -562,8 +559,8 @@ class TestSilence:
         assert race.attempts[0].error == STALLED
         assert race.handle(UsableToken(1), 5.5) == (Continue(1),)
 
-    def test_an_answer_that_falls_silent_is_waited_for_where_no_attempt_is_left(self) -> None:
-        """It may go on; only its time-out ends it."""
+    def test_stalled_answer_is_kept_without_further_attempts(self) -> None:
+        """Only its timeout ends it."""
         race = self.race(HedgePolicy.race(1), stall_secs=3.0, timeout_secs=30.0)
         race.handle(UsableToken(0), 1.0)
         assert race.handle(TimerFired(), 4.0) == ()
@@ -577,7 +574,7 @@ class TestSilence:
             Fail(errors),
         )
 
-    def test_the_last_rescuer_is_waited_for(self) -> None:
+    def test_last_continuation_is_kept_when_it_stalls(self) -> None:
         race = self.race(HedgePolicy.fallback(2), stall_secs=3.0, timeout_secs=30.0)
         race.handle(UsableToken(0), 1.0)
         assert race.handle(TimerFired(), 4.0)[-1] == Launch(1, "b", "stall")
@@ -585,51 +582,45 @@ class TestSilence:
         assert race.wake_at == 34.0
         assert race.handle(UsableToken(1), 33.0) == (Continue(1),)
 
-    def test_an_earlier_rescuer_may_answer_after_a_later_one_was_asked(self) -> None:
+    def test_earlier_continuation_may_win_after_a_later_launch(self) -> None:
         race = self.race(HedgePolicy.fallback(3), "abc", stall_secs=3.0, timeout_secs=30.0)
         race.handle(UsableToken(0), 1.0)
         race.handle(TimerFired(), 4.0)
         assert race.handle(TimerFired(), 7.0) == (Launch(2, "c", "stall"),)
         assert race.handle(UsableToken(1), 12.0) == (Continue(1), Cancel(2, "superseded"))
 
-    def test_an_attempt_that_nobody_can_take_over_is_waited_for_until_it_answers(self) -> None:
-        """Before the commit a late answer is better than none."""
+    def test_last_attempt_may_answer_late(self) -> None:
         race = self.race(HedgePolicy.race(1), stall_secs=3.0, timeout_secs=30.0)
         assert race.wake_at == 30.0
         assert race.handle(UsableToken(0), 20.0) == (Commit(0, "first_token"),)
 
-    def test_a_silent_attempt_fails_at_its_time_out_and_is_replaced(self) -> None:
-        """A turn whose every request hangs comes to an end."""
+    def test_silent_attempt_is_replaced_at_its_timeout(self) -> None:
         race = self.race(HedgePolicy.race(2), "abc", timeout_secs=10.0)
         assert race.wake_at == 10.0
         commands = race.handle(TimerFired(), 10.0)
         errors = (("a", TIMED_OUT), ("b", TIMED_OUT))
         assert commands == (Cancel(0, "stall"), Cancel(1, "stall"), Fail(errors))
 
-    def test_the_deadline_ends_a_turn_without_an_answer(self) -> None:
-        """Whoever is still silent then is closed, and nobody else is asked."""
+    def test_deadline_fails_a_turn_without_answer(self) -> None:
         race = self.race(HedgePolicy.race(1), deadline_secs=4.0, timeout_secs=10.0)
         assert race.wake_at == 4.0
         errors = (("a", MISSED_DEADLINE),)
         assert race.handle(TimerFired(), 4.0) == (Cancel(0, "deadline"), Fail(errors))
 
-    def test_the_deadline_is_met_by_the_commit(self) -> None:
-        """A long answer is not cut by it."""
+    def test_deadline_does_not_cut_a_committed_answer(self) -> None:
         race = self.race(HedgePolicy.race(1), deadline_secs=4.0)
         race.handle(UsableToken(0), 3.9)
         assert race.wake_at is None
         assert race.handle(TimerFired(), 5.0) == ()
 
-    def test_a_stalled_answer_that_has_called_tools_is_complete(self) -> None:
-        """Its request is closed, and nobody needs to take over."""
+    def test_stalled_answer_with_tool_calls_is_complete(self) -> None:
         race = self.race(HedgePolicy.fallback(), stall_secs=3.0)
         race.handle(ToolsCalled(0), 1.0)
         assert race.handle(TimerFired(), 4.0) == (Cancel(0, "stall"),)
         assert race.phase is Phase.OVER
         assert race.attempts[0].outcome == "won"
 
-    def test_it_is_complete_too_where_no_attempt_is_left(self) -> None:
-        """At whichever of the two times comes first: nothing more is needed of it."""
+    def test_tool_call_completes_without_further_attempts(self) -> None:
         for stall_secs, timeout_secs in ((3.0, 30.0), (None, 3.0)):
             policy = HedgePolicy.race(1)
             race = self.race(policy, stall_secs=stall_secs, timeout_secs=timeout_secs)
@@ -638,8 +629,7 @@ class TestSilence:
             assert race.handle(TimerFired(), 4.0) == (Cancel(0, "stall"),)
             assert race.attempts[0].outcome == "won"
 
-    def test_a_late_end_of_a_short_answer_is_no_stall(self) -> None:
-        """An answer that wins by ending is over, however long its last token is ago."""
+    def test_late_end_of_a_short_answer_is_no_stall(self) -> None:
         slots = [Slot(name, stall_secs=3.0) for name in "ab"]
         rule = rule_of(HedgePolicy.fallback())
         race = Race(slots, rule, max_attempts=1, commit_on="first_sentence")
@@ -660,10 +650,7 @@ class TestSilence:
         (HedgePolicy.fallback(), None),
     ],
 )
-def test_it_asks_to_be_woken_only_when_time_alone_decides(
-    policy: HedgePolicy, wake_at: float | None
-) -> None:
-    """``wake_at`` is when the next attempt is due, and None when nothing is."""
+def test_wake_at_is_set_only_while_time_decides(policy: HedgePolicy, wake_at: float | None) -> None:
     race = Race([Slot("a"), Slot("b")], rule_of(policy), max_attempts=policy.max_attempts)
     race.handle(TurnStarted(), 10.0)
     assert race.wake_at == wake_at
@@ -678,8 +665,7 @@ def test_it_asks_to_be_woken_only_when_time_alone_decides(
         (HedgePolicy.after(0.6, max_attempts=1), None),
     ],
 )
-def test_it_tells_whom_it_will_ask_next(policy: HedgePolicy, planned: InFlight | None) -> None:
-    """A hedge or the replacement of a silent one, if nothing happens before; none at the end."""
+def test_planned_names_the_next_attempt(policy: HedgePolicy, planned: InFlight | None) -> None:
     slots = [Slot("a", stall_secs=3.0), Slot("b", stall_secs=3.0)]
     race = Race(slots, rule_of(policy), max_attempts=policy.max_attempts)
     race.handle(TurnStarted(), 10.0)
@@ -690,7 +676,7 @@ def test_it_tells_whom_it_will_ask_next(policy: HedgePolicy, planned: InFlight |
 
 
 class Doubtful:
-    """Would hedge at 9 s, and may know better every half second."""
+    """Hedges at 9 s and may decide anew every half second."""
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
         if waiting.now >= 1.0:
@@ -698,8 +684,7 @@ class Doubtful:
         return LaunchDecision(9.0, "saves little", ask_again_at=waiting.now + 0.5)
 
 
-def test_a_rule_is_asked_again_when_it_wants_to_be() -> None:
-    """What it says then holds; until then what is planned is the later time."""
+def test_rule_is_consulted_again_at_its_time() -> None:
     race = Race([Slot(name, stall_secs=3.0) for name in "ab"], Doubtful(), max_attempts=2)
     race.handle(TurnStarted(), 0.0)
     assert race.wake_at == 0.5
@@ -709,16 +694,15 @@ def test_a_rule_is_asked_again_when_it_wants_to_be() -> None:
     assert race.handle(TimerFired(), 1.0) == (Launch(1, "b", "hedge", "it has turned slow"),)
 
 
-def test_nobody_relies_on_who_is_only_tried() -> None:
-    """It is a hedge in its turn, and stands in for another when there is nobody else at all."""
+def test_probed_provider_is_used_last_for_replacements() -> None:
     slots = [Slot(name) for name in "abc"]
     rule = rule_of(HedgePolicy.after(0.6))
-    race = Race(slots, rule, max_attempts=3, tried="b")
+    race = Race(slots, rule, max_attempts=3, probe="b")
     race.handle(HedgeEligibilityChanged({"b": "is busy", "c": "is busy"}), 0.0)
     race.handle(TurnStarted(), 0.0)
     assert race.handle(AttemptFailed(0, REFUSED), 0.1) == (Launch(1, "c", "failure"),)
     assert race.handle(AttemptFailed(1, REFUSED), 0.2) == (Launch(2, "b", "failure"),)
-    race = Race(slots, rule, max_attempts=3, tried="b")
+    race = Race(slots, rule, max_attempts=3, probe="b")
     race.handle(TurnStarted(), 0.0)
     assert race.handle(TimerFired(), 0.6) == (Launch(1, "b", "hedge"),)
 
@@ -726,8 +710,7 @@ def test_nobody_relies_on_who_is_only_tried() -> None:
 NO_ROOM = AttemptError(SHED, "no room within 1 s")
 
 
-def test_what_found_no_room_costs_nothing_beside_others() -> None:
-    """It was never a request: it is tried again, as often as there is none, by the same rules."""
+def test_rejected_attempt_does_not_count_against_the_maximum() -> None:
     slots = [Slot(name, stall_secs=3.0, timeout_secs=30.0) for name in "ab"]
     race = Race(slots, rule_of(HedgePolicy.fallback(max_attempts=2)), max_attempts=2)
     race.handle(TurnStarted(), 0.0)
@@ -745,8 +728,7 @@ def test_what_found_no_room_costs_nothing_beside_others() -> None:
     )
 
 
-def test_who_found_no_room_is_asked_again_at_once_when_nobody_else_is_left() -> None:
-    """And once only: without room the turn is over then."""
+def test_rejected_attempt_is_retried_at_once_when_alone() -> None:
     slots = [Slot(name, stall_secs=3.0) for name in "ab"]
     race = Race(slots, rule_of(HedgePolicy.after(0.6)), max_attempts=2)
     race.handle(TurnStarted(), 0.0)
@@ -754,22 +736,20 @@ def test_who_found_no_room_is_asked_again_at_once_when_nobody_else_is_left() -> 
     assert race.handle(TimerFired(), 0.6) == (Launch(1, "b", "hedge"),)
     assert race.handle(AttemptFailed(1, NO_ROOM), 0.7) == ()
     assert race.handle(AttemptFailed(0, REFUSED), 0.8) == (Launch(2, "b", "failure"),)
-    told = (("a", REFUSED), ("b", NO_ROOM), ("b", NO_ROOM))
-    assert race.handle(AttemptFailed(2, NO_ROOM), 0.9) == (Fail(told),)
+    expected = (("a", REFUSED), ("b", NO_ROOM), ("b", NO_ROOM))
+    assert race.handle(AttemptFailed(2, NO_ROOM), 0.9) == (Fail(expected),)
 
 
-def test_a_lonely_request_without_room_is_tried_once_more() -> None:
-    """And then the turn is over: so it has an end."""
+def test_lone_rejected_request_is_retried_once() -> None:
     race = Race([Slot("a")], rule_of(HedgePolicy.after(0.6)), max_attempts=1)
     race.handle(TurnStarted(), 0.0)
     race.handle(AttemptOpened(0), 0.0)
     assert race.handle(AttemptFailed(0, NO_ROOM), 0.7) == (Launch(1, "a", "failure"),)
-    told = (("a", NO_ROOM), ("a", NO_ROOM))
-    assert race.handle(AttemptFailed(1, NO_ROOM), 1.7) == (Fail(told),)
+    expected = (("a", NO_ROOM), ("a", NO_ROOM))
+    assert race.handle(AttemptFailed(1, NO_ROOM), 1.7) == (Fail(expected),)
 
 
-def test_those_that_only_wait_for_room_do_not_keep_each_other_waiting() -> None:
-    """Nothing is on its way: when each has found none in its time the turn is over."""
+def test_attempts_without_permit_do_not_keep_the_turn_open() -> None:
     slots = [Slot(name, stall_secs=3.0) for name in "abcde"]
     race = Race(slots, rule_of(HedgePolicy.fallback(max_attempts=3)), max_attempts=3)
     race.handle(TurnStarted(), 0.0)
@@ -781,8 +761,7 @@ def test_those_that_only_wait_for_room_do_not_keep_each_other_waiting() -> None:
     assert commands == (Fail((("a", REFUSED), ("b", NO_ROOM), ("c", NO_ROOM))),)
 
 
-def test_a_hedge_without_room_is_not_replaced_as_if_somebody_had_failed() -> None:
-    """Whether it was sent or not: its turn has another under way, and the rule asks again."""
+def test_rejected_hedge_is_not_replaced() -> None:
     for is_sent in (False, True):
         race = Race([Slot(name) for name in "abc"], rule_of(HedgePolicy.after(0.6)), max_attempts=3)
         race.handle(TurnStarted(), 0.0)
@@ -794,8 +773,7 @@ def test_a_hedge_without_room_is_not_replaced_as_if_somebody_had_failed() -> Non
         assert race.attempts[2].reason == "hedge"
 
 
-def test_a_refused_hedge_says_why_and_when_to_look_again() -> None:
-    """The report has the reason, silence is still replaced, and what is planned is who would be."""
+def test_refused_hedge_reports_its_reason_and_is_rechecked() -> None:
     slots = [Slot(name, stall_secs=3.0) for name in "ab"]
     race = Race(slots, rule_of(HedgePolicy.after(0.6)), max_attempts=2)
     race.handle(HedgeEligibilityChanged({"b": "has a queue of 3"}), 0.0)
@@ -808,8 +786,7 @@ def test_a_refused_hedge_says_why_and_when_to_look_again() -> None:
     assert race.handle(TimerFired(), 3.0) == (Launch(1, "b", "stall"),)
 
 
-def test_once_committed_it_need_not_be_woken() -> None:
-    """A winner leaves nothing to wait for."""
+def test_committed_race_needs_no_timer() -> None:
     race = Race([Slot("a"), Slot("b")], rule_of(HedgePolicy.after(0.6)), max_attempts=2)
     race.handle(TurnStarted(), 0.0)
     race.handle(UsableToken(0), 0.1)
@@ -817,8 +794,7 @@ def test_once_committed_it_need_not_be_woken() -> None:
     assert race.handle(TimerFired(), 0.6) == ()
 
 
-def test_it_remembers_what_each_attempt_did() -> None:
-    """Reports are made from the times that the race was told."""
+def test_attempts_record_their_times() -> None:
     race = Race([Slot("a"), Slot("b")], rule_of(HedgePolicy.after(0.6)), max_attempts=2)
     race.handle(TurnStarted(), 10.0)
     race.handle(AttemptOpened(0), 10.01)
@@ -855,8 +831,7 @@ def test_it_remembers_what_each_attempt_did() -> None:
         ([TurnStarted(), Interrupted()], TurnStarted()),
     ],
 )
-def test_what_cannot_happen_is_refused(before: list[Event], event: Event) -> None:
-    """A fact without a row in the table is a bug of the driver, and says so."""
+def test_impossible_event_raises_illegal_event(before: list[Event], event: Event) -> None:
     race = Race([Slot("a"), Slot("b")], rule_of(HedgePolicy.race(2)), max_attempts=2)
     for earlier in before:
         race.handle(earlier, 0.0)
@@ -865,7 +840,7 @@ def test_what_cannot_happen_is_refused(before: list[Event], event: Event) -> Non
 
 
 class TestRetries:
-    """A lineup of which everybody has failed begins anew, as their SDKs would have."""
+    """When all have failed, transient failures are retried like the SDKs do."""
 
     BUSY = AttemptError("server", "503", is_transient=True)
 
@@ -875,8 +850,7 @@ class TestRetries:
         race.handle(TurnStarted(), 0.0)
         return race
 
-    def test_one_that_fails_in_passing_is_asked_again_after_a_pause(self) -> None:
-        """Half a second, then a whole one; then the turn has failed."""
+    def test_transient_failure_is_retried_after_a_pause(self) -> None:
         race = self.race(Slot("a", retries=2))
         assert race.handle(AttemptFailed(0, self.BUSY), 1.0) == ()
         assert race.wake_at == 1.5
@@ -887,14 +861,12 @@ class TestRetries:
         errors = (("a", self.BUSY),) * 3
         assert race.handle(AttemptFailed(2, self.BUSY), 4.0) == (Fail(errors),)
 
-    def test_chance_shortens_the_pause(self) -> None:
-        """By a quarter at most, so that not everybody comes back at once."""
+    def test_jitter_shortens_the_pause_by_a_quarter_at_most(self) -> None:
         race = self.race(Slot("a", retries=2), jitter=1.0)
         race.handle(AttemptFailed(0, self.BUSY), 1.0)
         assert race.wake_at == 1.375
 
-    def test_everybody_else_is_asked_first(self) -> None:
-        """In the second round as well, and at once; who has failed for good is not asked again."""
+    def test_retries_wait_until_all_others_have_failed(self) -> None:
         race = self.race(Slot("a", retries=2), Slot("b", retries=2))
         assert race.handle(AttemptFailed(0, self.BUSY), 0.1) == (Launch(1, "b", "failure"),)
         assert race.handle(AttemptFailed(1, self.BUSY), 0.2) == ()
@@ -905,7 +877,7 @@ class TestRetries:
         assert race.handle(TimerFired(), 1.9) == (Launch(4, "a", "failure"),)
         assert race.handle(UsableToken(4), 2.5) == (Commit(4, "first_token"),)
 
-    def test_the_pause_that_a_provider_asks_for_is_kept(self) -> None:
+    def test_retry_waits_for_retry_after(self) -> None:
         race = self.race(Slot("a", retries=2))
         full = AttemptError("rate_limit", "429", retry_after_secs=2.0, is_transient=True)
         race.handle(AttemptFailed(0, full), 1.0)
@@ -914,13 +886,13 @@ class TestRetries:
         full = AttemptError("rate_limit", "429", retry_after_secs=90.0, is_transient=True)
         assert race.handle(AttemptFailed(0, full), 1.0) == (Fail((("a", full),)),)
 
-    def test_the_deadline_ends_the_pause(self) -> None:
+    def test_deadline_ends_a_retry_pause(self) -> None:
         race = self.race(Slot("a", retries=2), deadline_secs=1.2)
         race.handle(AttemptFailed(0, self.BUSY), 1.0)
         assert race.wake_at == 1.2
         assert race.handle(TimerFired(), 1.2) == (Fail((("a", self.BUSY),)),)
 
-    def test_a_caller_who_speaks_ends_the_pause(self) -> None:
+    def test_interruption_ends_a_retry_pause(self) -> None:
         race = self.race(Slot("a", retries=2))
         race.handle(AttemptFailed(0, self.BUSY), 1.0)
         race.handle(Interrupted(), 1.2)

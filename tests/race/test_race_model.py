@@ -1,4 +1,4 @@
-"""No schedule of facts makes the race break its law."""
+"""No sequence of events breaks the race's invariants."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ _SEATS = st.builds(
 _ERRORS = st.builds(
     AttemptError,
     st.sampled_from(["server", SHED]),
-    st.just("told"),
+    st.just("message"),
     permanent=st.booleans(),
     retry_after_secs=st.one_of(st.none(), st.just(1.0)),
 ) | st.builds(
     AttemptError,
     st.just("server"),
-    st.just("told"),
+    st.just("message"),
     retry_after_secs=st.sampled_from([None, 1.0, 90.0]),
     is_transient=st.just(True),
 )
 
 
 class RaceModel(RuleBasedStateMachine):
-    """Facts in any order that a driver can produce, against what must always hold."""
+    """Events in any order that a driver can produce, checked against the invariants."""
 
     @initialize(
         policy=_POLICIES,
@@ -112,14 +112,16 @@ class RaceModel(RuleBasedStateMachine):
             match command:
                 case Launch():
                     if not self.live and command.reason == "failure":
-                        self.useless.clear()  # the lineup may have begun anew
+                        self.useless.clear()  # a new round may have started
                     assert not isinstance(event, Interrupted), "launched by an interruption"
                     speaking = self.speaker is not None and self.speaker in self.live
                     assert not speaking, "launched beside a committed answer"
                     assert command.attempt == len(self.launched)
-                    assert command.provider not in self.useless, "asked who had said it is no use"
+                    assert command.provider not in self.useless, "request to an excluded provider"
                     if command.reason == "hedge":
-                        assert command.provider not in self.refusing, "hedged with who refuses"
+                        assert command.provider not in self.refusing, (
+                            "hedge to a provider that refuses hedges"
+                        )
                     self.launched.append(command.provider)
                     self.live.add(command.attempt)
                 case Commit(reason="silence"):
@@ -133,12 +135,12 @@ class RaceModel(RuleBasedStateMachine):
                         assert self.commits == 1, "committed twice"
                     else:
                         assert self.commits == 1, "continued what had not begun"
-                        assert spoke_before not in self.live, "took over from one who speaks"
+                        assert spoke_before not in self.live, "continued a live answer"
                     assert command.attempt in self.live or isinstance(event, AttemptFinished)
                     assert command.attempt in self.usable, "released what is not usable"
                     self.speaker = command.attempt
                 case StreamBroken():
-                    assert command.attempt == self.speaker, "broke off who does not speak"
+                    assert command.attempt == self.speaker, "broke off an uncommitted attempt"
                     self.broken += 1
                     assert self.broken <= len(self.launched)
                 case Cancel():
@@ -153,14 +155,18 @@ class RaceModel(RuleBasedStateMachine):
         assert self.ends <= 1, "ended twice"
 
     def _has_been_given_up_for_good_reason(self, number: int, commands: Sequence[Command]) -> None:
-        """The answer is whole, another attempt takes over, or its time is up."""
+        """The answer is whole, another attempt continues it, or its time is over."""
         attempt = self.race.attempts[number]
         is_taken_over = any(isinstance(command, Launch) for command in commands)
         timeout_secs = attempt.timeout_secs
-        is_out = timeout_secs is not None and attempt.alive_at + timeout_secs <= self.now
-        if not is_out and attempt.stall_secs is not None:
-            assert attempt.alive_at + attempt.stall_secs <= self.now, "gave up who was writing"
-        assert attempt.called_tools or is_taken_over or is_out, "gave up an answer for its silence"
+        is_active = timeout_secs is not None and attempt.last_progress_at + timeout_secs <= self.now
+        if not is_active and attempt.stall_secs is not None:
+            assert attempt.last_progress_at + attempt.stall_secs <= self.now, (
+                "ended an attempt that made progress"
+            )
+        assert attempt.called_tools or is_taken_over or is_active, (
+            "gave up an answer for its silence"
+        )
 
     @rule(secs=st.floats(0, 3))
     def time_passes(self, secs: float) -> None:
@@ -173,10 +179,10 @@ class RaceModel(RuleBasedStateMachine):
             assert after is None or after > before, "woken for nothing, for ever"
         self.now = end
 
-    @rule(who=st.frozensets(st.sampled_from("abc")))
-    def some_refuse_hedges(self, who: frozenset[str]) -> None:
-        self.refusing = who
-        self._take(HedgeEligibilityChanged(dict.fromkeys(who, "is busy")))
+    @rule(providers=st.frozensets(st.sampled_from("abc")))
+    def some_refuse_hedges(self, providers: frozenset[str]) -> None:
+        self.refusing = providers
+        self._take(HedgeEligibilityChanged(dict.fromkeys(providers, "is busy")))
 
     @precondition(lambda self: self.launched)
     @rule(
@@ -222,7 +228,7 @@ class RaceModel(RuleBasedStateMachine):
 
     @rule()
     def nobody_has_room(self) -> None:
-        """Where nothing is on its way, a turn that finds no room has an end."""
+        """A turn whose attempts are all rejected ends."""
         most = 3 * (self.policy.max_attempts + len(self.candidates))
         for _ in range(most):
             waiting = [a for a in self.race.attempts if a.outcome is None]
@@ -241,7 +247,7 @@ class RaceModel(RuleBasedStateMachine):
 
     @invariant()
     def requests_are_bounded(self) -> None:
-        sent = len(self.launched) - sum(a.was_shed for a in self.race.attempts)
+        sent = len(self.launched) - sum(a.was_rejected for a in self.race.attempts)
         rounds = 1 + max((slot.retries for slot in self.candidates), default=0)
         assert sent <= rounds * min(self.policy.max_attempts, len(self.candidates))
         assert len(self.live) <= self.policy.max_attempts
@@ -258,12 +264,12 @@ class RaceModel(RuleBasedStateMachine):
     @invariant()
     def somebody_is_being_waited_for(self) -> None:
         if self.race.phase is not Phase.OVER:
-            assert self.live or self.race.wake_at is not None, "waiting for nobody"
+            assert self.live or self.race.wake_at is not None, "waiting without an attempt"
         assert {a.number for a in self.race.attempts if a.outcome is None} == self.live
 
     @invariant()
     def silence_has_an_end(self) -> None:
-        """As long as every attempt has a time-out, an alarm is set."""
+        """If every attempt has a timeout, a wake time is set."""
         timed = [a.timeout_secs is not None for a in self.race.attempts if a.outcome is None]
         if timed and all(timed):
             assert self.race.wake_at is not None

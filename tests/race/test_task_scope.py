@@ -1,4 +1,4 @@
-"""Tasks end with their scope, whichever way it is left."""
+"""Tasks end with their scope."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ async def _for_ever(closed: list[str], name: str, closing_secs: float = 0.0) -> 
 
 
 async def test_leaving_cancels_and_awaits_every_task() -> None:
-    """After the scope nothing of it is running."""
     closed: list[str] = []
     async with TaskScope() as scope:
         for name in "abc":
@@ -30,15 +29,13 @@ async def test_leaving_cancels_and_awaits_every_task() -> None:
     assert scope.stragglers == frozenset()
 
 
-async def test_a_task_that_never_began_is_no_problem() -> None:
-    """Cancelled before its first step, it just never runs."""
+async def test_task_cancelled_before_its_first_step() -> None:
     async with TaskScope() as scope:
         task = scope.start(_for_ever([], "a"), name="a")
     assert task.cancelled()
 
 
-async def test_an_error_in_the_body_closes_the_tasks_and_comes_out_as_it_is() -> None:
-    """No exception group around the caller's own error."""
+async def test_body_error_propagates_without_a_group() -> None:
     closed: list[str] = []
 
     async def body() -> None:
@@ -52,8 +49,7 @@ async def test_an_error_in_the_body_closes_the_tasks_and_comes_out_as_it_is() ->
     assert closed == ["a"]
 
 
-async def test_the_callers_cancellation_is_not_swallowed() -> None:
-    """A cancelled caller stays cancelled, and its tasks are closed first."""
+async def test_cancellation_of_the_caller_propagates() -> None:
     closed: list[str] = []
 
     async def caller() -> None:
@@ -69,8 +65,7 @@ async def test_the_callers_cancellation_is_not_swallowed() -> None:
     assert closed == ["a"]
 
 
-async def test_leaving_is_bounded() -> None:
-    """A task that will not end is named a straggler instead of being waited for."""
+async def test_leaving_is_bounded_and_names_stragglers() -> None:
     closed: list[str] = []
     loop = asyncio.get_running_loop()
     async with TaskScope() as scope:
@@ -84,8 +79,7 @@ async def test_leaving_is_bounded() -> None:
     await asyncio.wait([slow])
 
 
-async def test_a_task_that_is_closing_is_not_cancelled_again() -> None:
-    """A second cancellation would break off the orderly closing of its connection."""
+async def test_closing_task_is_not_cancelled_twice() -> None:
     closed: list[str] = []
     async with TaskScope() as scope:
         task = scope.start(_for_ever(closed, "a", closing_secs=0.3), name="a")

@@ -1,9 +1,8 @@
-"""A turn can be ended at every point, in every way, and leaves nothing behind.
+"""A turn can end at every point, in every way, and leaves nothing behind.
 
-The points are those where a provider may hang: before it opens its request, before the first
-token, in mid-answer, with a tool call complete, while it closes. The ways are those in which a
-turn ends. Whichever meet, the turn is over within a bounded time, is framed once and reported once,
-blames nobody who was only told to stop, and the next turn works.
+A provider may hang before its request, before the first token, mid-answer, after a tool call, or
+while closing. However the turn ends then, it ends in bounded time, is framed and reported once,
+counts against no cancelled provider, and the next turn works.
 """
 
 from __future__ import annotations
@@ -39,11 +38,7 @@ HUNG_AT = 1.0
 
 
 class Hanging(ScriptedLLMService):
-    """Hangs at a point of its first turn, and answers the others.
-
-    Attributes:
-        live: How many turns it is busy with, opening and closing included.
-    """
+    """Hangs at a point of its first turn and answers the others."""
 
     def __init__(self, point: str, name: str):
         first: dict[str, Sequence[Step]] = {
@@ -91,7 +86,7 @@ def context() -> LLMContext:
 
 
 async def over(line: Line, *members: Hanging) -> float:
-    """Wait for the turn's report; how long that took."""
+    """Wait for the turn's report and return how long that took."""
     loop = asyncio.get_running_loop()
     since = loop.time()
     await line.report()
@@ -108,8 +103,7 @@ def framed_once(line: Line) -> bool:
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("commit", ["first_sentence", "first_token"])
-async def test_the_caller_interrupts(point: str, commit: Any) -> None:
-    """Nobody is blamed, and the next turn is answered."""
+async def test_interruption_ends_the_turn(point: str, commit: Any) -> None:
     members = Hanging(point, "A"), Hanging(point, "B")
     async with Line(hedged(*members, commit=commit)) as line:
         await line.send(LLMContextFrame(context()))
@@ -126,8 +120,7 @@ async def test_the_caller_interrupts(point: str, commit: Any) -> None:
 
 
 @pytest.mark.parametrize("point", POINTS)
-async def test_a_speculation_is_withdrawn(point: str) -> None:
-    """Nothing of it is heard, and the next turn is answered."""
+async def test_withdrawn_speculation_releases_nothing(point: str) -> None:
     members = Hanging(point, "A"), Hanging(point, "B")
     async with Line(hedged(*members)) as line:
         await line.send(LLMContextFrame(context(), speculation=True))
@@ -141,8 +134,7 @@ async def test_a_speculation_is_withdrawn(point: str) -> None:
 
 
 @pytest.mark.parametrize("point", POINTS)
-async def test_the_session_is_cancelled(point: str) -> None:
-    """The pipeline ends, though a provider hangs."""
+async def test_cancelled_session_ends_despite_a_hanging_provider(point: str) -> None:
     members = Hanging(point, "A"), Hanging(point, "B")
     line = Line(hedged(*members))
     async with line:
@@ -158,8 +150,7 @@ TIMES = [*itertools.product(POINTS, ["deadline", "timeout"])]
 
 
 @pytest.mark.parametrize(("point", "end"), TIMES)
-async def test_time_runs_out(point: str, end: str) -> None:
-    """The caller is told, with one error, and the pipeline lives on."""
+async def test_deadline_reports_one_error(point: str, end: str) -> None:
     options: dict[str, Any] = {
         "deadline": {"deadline_secs": 2.0},
         "timeout": {"timeout_secs": 2.0},
@@ -182,8 +173,7 @@ async def test_time_runs_out(point: str, end: str) -> None:
 
 
 @pytest.mark.parametrize("point", POINTS)
-async def test_another_attempt_wins(point: str) -> None:
-    """The answer is complete before the loser has closed."""
+async def test_answer_completes_before_the_loser_closes(point: str) -> None:
     loser, winner = Hanging(point, "A"), ScriptedLLMService([Wait(HUNG_AT), Say("Hi.")])
     if point == "in mid-answer":
         loser._scripts[0] = [Say("A never says"), Wait(NEVER)]
@@ -199,8 +189,7 @@ async def test_another_attempt_wins(point: str) -> None:
 
 
 @pytest.mark.parametrize("point", POINTS)
-async def test_the_session_ends_while_a_loser_hangs(point: str) -> None:
-    """EndFrame waits for the answer, and not for the loser."""
+async def test_end_frame_does_not_wait_for_a_loser(point: str) -> None:
     loser, winner = Hanging(point, "A"), ScriptedLLMService([Wait(HUNG_AT), Say("Hi.")])
     if point == "in mid-answer":
         loser._scripts[0] = [Say("A never says"), Wait(NEVER)]

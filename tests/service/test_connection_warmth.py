@@ -1,4 +1,4 @@
-"""When an idle connection is refreshed, and what is learned of its server."""
+"""When an idle connection is refreshed, and what is learned about its server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 class Server:
-    """Closes a connection that has been idle for so long, and notes when it was sent a request."""
+    """Closes idle connections and records when it got requests."""
 
     def __init__(self, closes_after: float):
         self.closes_after = closes_after
@@ -28,14 +28,14 @@ class Server:
         self._used_at = float("-inf")
 
     async def serve(self) -> bool:
-        """Whether a request to it has to open a connection."""
+        """Whether a request has to open a connection."""
         stages, now = _watched.get(), asyncio.get_running_loop().time()
         assert stages is not None
         new_connection = now - self._used_at >= self.closes_after
-        stages.asks("llm.example.com")
+        stages.record_request("llm.example.com")
         if new_connection:
-            await stages.hear("connection.connect_tcp.started", {})
-        await stages.hear("http11.send_request_headers.started", {})
+            await stages.record_event("connection.connect_tcp.started", {})
+        await stages.record_event("http11.send_request_headers.started", {})
         self._used_at = now
         return new_connection
 
@@ -61,10 +61,10 @@ async def scope() -> AsyncIterator[TaskScope]:
 def kept(
     monkeypatch: pytest.MonkeyPatch, scope: TaskScope
 ) -> Callable[..., tuple[WarmConnection, Server]]:
-    def make(closes_after: float = 60.0, may_ask: bool = True) -> tuple[WarmConnection, Server]:
+    def make(closes_after: float = 60.0, may_send: bool = True) -> tuple[WarmConnection, Server]:
         server, connection = Server(closes_after), WarmConnection(ScriptedLLMService([]))
         monkeypatch.setattr(connection_warmth, "open_connection", server.list_models)
-        connection.keep(scope, lambda: may_ask)
+        connection.keep(scope, lambda: may_send)
         return connection, server
 
     return make
@@ -79,8 +79,7 @@ async def turn(connection: WarmConnection, server: Server) -> bool:
 Kept = Callable[..., tuple[WarmConnection, Server]]
 
 
-async def test_it_is_refreshed_for_as_long_as_the_session_lasts(kept: Kept) -> None:
-    """Before the 60 s of load balancers, and no longer than five minutes after the last turn."""
+async def test_connection_is_refreshed_while_the_session_is_active(kept: Kept) -> None:
     connection, server = kept()
     began = asyncio.get_running_loop().time()
     await turn(connection, server)
@@ -90,29 +89,27 @@ async def test_it_is_refreshed_for_as_long_as_the_session_lasts(kept: Kept) -> N
     assert await turn(connection, server)
     await asyncio.sleep(50)
     assert not await turn(connection, server)
-    connection.let_go()
+    connection.stop()
     await asyncio.sleep(1000)
     assert len(server.listed_at) == 7
 
 
-async def test_what_a_session_has_found_out_the_next_one_knows(kept: Kept) -> None:
-    """A turn that was cold shows how soon the server closes; then none is."""
+async def test_learned_timeout_is_shared_between_sessions(kept: Kept) -> None:
     first, server = kept(closes_after=5.0)
     assert await turn(first, server)
     await asyncio.sleep(7)
     assert await turn(first, server)
-    first.let_go()
+    first.stop()
     second, server = kept(closes_after=5.0)
     was_cold = []
     for _ in range(10):
         was_cold.append(await turn(second, server))
         await asyncio.sleep(7)
     assert was_cold == [True] + [False] * 9
-    second.let_go()
+    second.stop()
 
 
-async def test_a_refresh_finds_it_out_as_well(kept: Kept) -> None:
-    """However soon the server closes: each refresh that was cold halves the time to the next."""
+async def test_refresh_learns_a_shorter_timeout(kept: Kept) -> None:
     connection, server = kept(closes_after=5.0)
     await turn(connection, server)
     await asyncio.sleep(120)
@@ -120,25 +117,23 @@ async def test_a_refresh_finds_it_out_as_well(kept: Kept) -> None:
     gaps = [b - a for a, b in zip(server.listed_at, server.listed_at[1:], strict=False)]
     assert gaps[:4] == pytest.approx([22.5, 11.25, 5.625, 3.0])
     assert gaps[4:] == pytest.approx([3.0] * len(gaps[4:]))
-    connection.let_go()
+    connection.stop()
 
 
-async def test_a_server_that_closes_very_soon_is_not_kept_up_with(kept: Kept) -> None:
-    """Requests that would only open connections for nobody are not made."""
+async def test_very_short_timeout_is_not_refreshed(kept: Kept) -> None:
     connection, server = kept(closes_after=2.0)
     await turn(connection, server)
     await asyncio.sleep(3)
     await turn(connection, server)
     await asyncio.sleep(100)
     assert server.listed_at == []
-    connection.let_go()
+    connection.stop()
 
 
 @pytest.mark.parametrize(("expiry_secs", "every_secs"), [(4.0, 3.2), (5.0, 4.0), (3.5, None)])
-async def test_it_is_refreshed_before_its_client_closes_it(
+async def test_connection_is_refreshed_before_its_client_expires(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, expiry_secs: float, every_secs: float | None
 ) -> None:
-    """A client may keep idle ones for a few seconds. What closes sooner is not kept up with."""
     monkeypatch.setattr(connection_warmth, "keepalive_expiry", lambda client: expiry_secs)
     connection, server = kept()
     await turn(connection, server)
@@ -146,20 +141,18 @@ async def test_it_is_refreshed_before_its_client_closes_it(
     gaps = [b - a for a, b in zip(server.listed_at, server.listed_at[1:], strict=False)]
     assert gaps == pytest.approx([] if every_secs is None else [every_secs] * len(gaps))
     assert bool(gaps) is (every_secs is not None)
-    connection.let_go()
+    connection.stop()
 
 
-async def test_whoever_may_not_be_asked_is_looked_at_again_later(kept: Kept) -> None:
-    """Nothing is sent meanwhile."""
-    connection, server = kept(may_ask=False)
+async def test_unavailable_provider_is_rechecked_later(kept: Kept) -> None:
+    connection, server = kept(may_send=False)
     await turn(connection, server)
     await asyncio.sleep(200)
     assert server.listed_at == []
-    connection.let_go()
+    connection.stop()
 
 
-async def test_a_cancelled_request_is_followed_by_one_opening(kept: Kept) -> None:
-    """At once, and by one alone, however often it is asked for."""
+async def test_cancelled_request_opens_one_connection(kept: Kept) -> None:
     connection, server = kept()
     stages = Stages()
     with suppress(asyncio.CancelledError), connection.in_use(stages):
@@ -173,11 +166,10 @@ async def test_a_cancelled_request_is_followed_by_one_opening(kept: Kept) -> Non
     connection.reopen(stages)  # one is idle
     await asyncio.sleep(0.1)
     assert len(server.listed_at) == 1
-    connection.let_go()
+    connection.stop()
 
 
-async def test_who_tells_nothing_is_left_alone(kept: Kept) -> None:
-    """Without an httpx client it is not known when a connection is lost."""
+async def test_untraced_client_is_ignored(kept: Kept) -> None:
     connection, server = kept()
     connection.turn_began()
     with connection.in_use(stages := Stages()):
@@ -187,28 +179,26 @@ async def test_who_tells_nothing_is_left_alone(kept: Kept) -> None:
     assert server.listed_at == []
 
 
-def test_the_least_that_is_known_counts_for_a_while(limits: IdleLimits) -> None:
-    """And is forgotten after a quarter of an hour: it may have been a server that restarted."""
+def test_shortest_timeout_counts_until_it_expires(limits: IdleLimits) -> None:
     assert limits.refresh_secs("a", 0.0) == 45.0
-    limits.told("a", 120.0, 0.0)
+    limits.record_timeout("a", 120.0, 0.0)
     assert limits.refresh_secs("a", 0.0) == 96.0
-    limits.cold_after("a", 20.0, 0.0)
-    limits.told("a", 120.0, 1.0)
-    limits.cold_after("a", 30.0, 1.0)
+    limits.record_closed("a", 20.0, 0.0)
+    limits.record_timeout("a", 120.0, 1.0)
+    limits.record_closed("a", 30.0, 1.0)
     assert limits.refresh_secs("a", 2.0) == 10.0
     assert limits.refresh_secs("b", 2.0) == 45.0
     assert limits.refresh_secs("a", 1000.0) == 45.0
-    limits.told("a", 5.0, 1000.0)
+    limits.record_timeout("a", 5.0, 1000.0)
     assert limits.refresh_secs("a", 1000.0) == 4.0
-    limits.cold_after("b", 400.0, 1000.0)
+    limits.record_closed("b", 400.0, 1000.0)
     assert limits.refresh_secs("b", 1000.0) == 45.0
 
 
-def test_few_hosts_are_remembered(limits: IdleLimits) -> None:
-    """Those of which something was heard last."""
+def test_number_of_hosts_is_bounded(limits: IdleLimits) -> None:
     for n in range(1000):
-        limits.told(f"host-{n}", 10.0, 0.0)
-    assert len(limits._known) == 256
+        limits.record_timeout(f"host-{n}", 10.0, 0.0)
+    assert len(limits._timeouts) == 256
     assert limits.refresh_secs("host-999", 0.0) == 8.0
 
 
@@ -224,6 +214,5 @@ def test_few_hosts_are_remembered(limits: IdleLimits) -> None:
         (None, None),
     ],
 )
-def test_what_a_header_says(header: str | None, secs: float | None) -> None:
-    """``Keep-Alive`` in whole seconds; anything else says nothing."""
+def test_keep_alive_header_is_parsed(header: str | None, secs: float | None) -> None:
     assert keep_alive_secs({} if header is None else {"keep-alive": header}) == secs

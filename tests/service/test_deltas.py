@@ -1,4 +1,4 @@
-"""What a stream shows of its progress."""
+"""Progress in a stream."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def response(kind: str, **what: object) -> bytes:
 
 
 def delta_at(*chunks: bytes) -> float | None:
-    """When a stream was last seen to write, of which a chunk came each second from 1 on."""
+    """The time of the last delta, with a chunk per second from 1 on."""
     reader = DeltaReader()
     for at, chunk in enumerate(chunks, 1):
         reader.feed(chunk, at)
@@ -57,7 +57,7 @@ def delta_at(*chunks: bytes) -> float | None:
         response("function_call_arguments.delta", delta="{"),
     ],
 )
-def test_a_delta_is_progress(event: bytes) -> None:
+def test_delta_is_progress(event: bytes) -> None:
     assert delta_at(event) == 1.0
 
 
@@ -88,20 +88,20 @@ def test_a_delta_is_progress(event: bytes) -> None:
         b"\xff\xfe\n",
     ],
 )
-def test_what_is_no_delta_is_none(event: bytes) -> None:
+def test_other_events_are_no_progress(event: bytes) -> None:
     assert delta_at(event) is None
 
 
-def test_a_delta_that_comes_in_pieces_is_seen_when_it_is_whole() -> None:
+def test_split_delta_counts_when_complete() -> None:
     event = chat(content="Hi")
     assert delta_at(event[:40], event[40:-2], event[-2:-1], b"\n", b": ping\n\n") == 3.0
 
 
-def test_the_latest_delta_counts() -> None:
+def test_latest_delta_counts() -> None:
     assert delta_at(chat(content="Hi"), b": ping\n\n", tool("{"), chat(role="assistant")) == 3.0
 
 
-def test_what_came_after_somebody_asked_is_read_too() -> None:
+def test_later_chunks_are_read_too() -> None:
     reader = DeltaReader()
     reader.feed(chat(content="Hi"), 1.0)
     assert reader.delta_at == 1.0
@@ -119,7 +119,7 @@ def test_what_came_after_somebody_asked_is_read_too() -> None:
         response("completed", response={}),
     ],
 )
-def test_an_end_that_was_said_is_noticed(end: bytes) -> None:
+def test_end_of_the_answer_is_detected(end: bytes) -> None:
     reader = DeltaReader()
     reader.feed(chat(content='He wrote "finish_reason": "stop".'), 1.0)
     assert reader.knows_format
@@ -128,15 +128,13 @@ def test_an_end_that_was_said_is_noticed(end: bytes) -> None:
     assert reader.has_ended
 
 
-def test_another_format_is_not_known() -> None:
+def test_unknown_format_is_detected() -> None:
     reader = DeltaReader()
     reader.feed(b'data: {"candidates":[{"content":{"parts":[{"text":"Hi"}]}}]}\n\n', 1.0)
     assert not reader.knows_format
 
 
-def test_a_line_of_any_length_takes_linear_time() -> None:
-    """Ten times as long takes ten times as long, not a hundred."""
-
+def test_long_line_takes_linear_time() -> None:
     def secs(size: int) -> float:
         line, reader = chat(content="x" * size), DeltaReader()
         began = time.process_time()

@@ -1,4 +1,4 @@
-"""The hedged service learns from its turns, says what it went by, and keeps a log of them."""
+"""The hedged service learns from its turns and logs them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 def answers(*secs: float) -> ScriptedLLMService:
-    """A service whose turns take so long to their first token."""
+    """A service with given times to first token."""
     scripts: list[list[Step]] = [[Wait(s), Say("Yes. "), Say("Do come.")] for s in secs]
     return ScriptedLLMService(*scripts, model="gemma")
 
@@ -39,8 +39,7 @@ def first_token(name: str, p: float) -> float:
     return stats.known([backend], None, by_sentence=False)[name].first_token.quantile(p)
 
 
-async def test_the_first_turn_of_a_fresh_install() -> None:
-    """Hedged by published figures, and the report says that they were assumed."""
+async def test_first_turn_uses_published_priors() -> None:
     llm = HedgedLLMService([provider("a", 9.0), provider("b", 0.3)])
     async with Line(llm) as line:
         await line.ask()
@@ -55,8 +54,7 @@ async def test_the_first_turn_of_a_fresh_install() -> None:
     assert report.prompt_tokens > 0
 
 
-async def test_services_of_one_process_learn_together() -> None:
-    """What one session has seen, the next one knows."""
+async def test_services_of_a_process_share_statistics() -> None:
     for _ in range(10):
         async with Line(HedgedLLMService([provider("a", 0.2, 0.25, 0.22)])) as line:
             for _ in range(10):
@@ -68,8 +66,7 @@ async def test_services_of_one_process_learn_together() -> None:
     assert report.attempts[1].launched_secs < 0.55
 
 
-async def test_what_was_cancelled_counts_as_longer() -> None:
-    """An overtaken attempt is no evidence of a fast provider."""
+async def test_cancelled_attempt_is_censored() -> None:
     llm = HedgedLLMService([provider("a", 5.0), provider("b", 0.3)], policy=HedgePolicy.after(0.5))
     async with Line(llm) as line:
         for _ in range(30):
@@ -78,8 +75,7 @@ async def test_what_was_cancelled_counts_as_longer() -> None:
     assert first_token("b", 0.5) < 0.5
 
 
-async def test_a_failure_teaches_nothing_and_costs_no_budget() -> None:
-    """It is replaced at once under the smallest of budgets; one more, and it is left alone."""
+async def test_failure_costs_no_budget() -> None:
     broken = ScriptedLLMService([Wait(0.01), Error()], model="gemma")
     llm = HedgedLLMService(
         [Provider("a", broken), provider("b", 0.1)], policy=HedgePolicy.adaptive(0.0)
@@ -94,8 +90,7 @@ async def test_a_failure_teaches_nothing_and_costs_no_budget() -> None:
     assert shared_stats().prior_weight(Backend("b", "gemma")) < 1.0
 
 
-async def test_a_registry_of_ones_own(tmp_path: Path) -> None:
-    """Is kept in its own file, which the next run takes up."""
+async def test_own_registry_is_kept_in_its_own_file(tmp_path: Path) -> None:
     path = tmp_path / "stats.json"
     stats = ProviderStats(FileStore(path))
     async with Line(HedgedLLMService([provider("a", 0.2)], stats=stats)) as line:
@@ -106,8 +101,7 @@ async def test_a_registry_of_ones_own(tmp_path: Path) -> None:
     assert again.prior_weight(Backend("a", "gemma")) == pytest.approx((20 / 25) ** 2)
 
 
-async def test_the_file_is_written_every_so_often(tmp_path: Path) -> None:
-    """Not only at the end, which a crash would skip."""
+async def test_file_is_saved_during_a_session(tmp_path: Path) -> None:
     path, now = tmp_path / "stats.json", [0.0]
     stats = ProviderStats(FileStore(path), clock=lambda: now[0])
     async with Line(HedgedLLMService([provider("a", 0.2)], stats=stats)) as line:
@@ -122,8 +116,7 @@ async def test_the_file_is_written_every_so_often(tmp_path: Path) -> None:
 # ---- the order
 
 
-async def test_a_slow_first_provider_is_replaced_and_followed_to_its_recovery() -> None:
-    """It is probed beside the other until two of its answers were in time."""
+async def test_slow_first_provider_is_rerouted_until_it_recovers() -> None:
     usual, slow = [0.5] * 40, [1.6] * 7
     llm = HedgedLLMService(
         [
@@ -156,7 +149,7 @@ async def test_a_slow_first_provider_is_replaced_and_followed_to_its_recovery() 
     assert set(firsts[:40]) == {"a"}
     assert "b" in firsts[40:70]
     back = firsts.index("b", 40)
-    assert "a" in firsts[back:], "it was asked first again"
+    assert "a" in firsts[back:], "it came first again"
     returned = firsts.index("a", back)
     assert set(firsts[returned:]) == {"a"}
     probes = [
@@ -175,8 +168,7 @@ async def test_a_slow_first_provider_is_replaced_and_followed_to_its_recovery() 
 # ---- the turn log
 
 
-async def test_every_turn_is_a_line_of_the_log(tmp_path: Path) -> None:
-    """With times and counts, and nothing that was said."""
+async def test_turn_log_has_a_line_per_turn_and_no_text(tmp_path: Path) -> None:
     log = tmp_path / "turns.jsonl"
     llm = HedgedLLMService(
         [provider("a", 2.0), provider("b", 0.3)], policy=HedgePolicy.after(0.5), turn_log=log
@@ -199,8 +191,7 @@ async def test_every_turn_is_a_line_of_the_log(tmp_path: Path) -> None:
     assert "Do come" not in log.read_text()
 
 
-async def test_each_service_names_its_session_by_lot(tmp_path: Path) -> None:
-    """So that turns of one call are known for such, of whom nothing is told."""
+async def test_each_service_has_a_random_session(tmp_path: Path) -> None:
     log = tmp_path / "turns.jsonl"
     for _ in range(3):
         llm = HedgedLLMService([provider("a", 0.2)], turn_log=log)
@@ -213,8 +204,7 @@ async def test_each_service_names_its_session_by_lot(tmp_path: Path) -> None:
     assert all(re.fullmatch("[0-9a-f]{16}", name) for name in sessions)
 
 
-def test_a_log_without_a_folder_is_refused(tmp_path: Path) -> None:
-    """At construction, not after the first call."""
+def test_log_without_folder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(HedgeError, match=r"turn_log: there is no folder .*: make it first"):
         HedgedLLMService([answers(1)], turn_log=tmp_path / "none" / "turns.jsonl")
 
@@ -222,8 +212,7 @@ def test_a_log_without_a_folder_is_refused(tmp_path: Path) -> None:
 # ---- as a whole
 
 
-async def test_twenty_calls_of_the_hosted_trace() -> None:
-    """Through the service itself: the tail is cut at the budget, as in the simulations."""
+async def test_hosted_trace_tail_is_cut_within_budget() -> None:
     rng = random.Random(3)
     profile = PROFILES["gemma-4-31b-baseten"]
 
@@ -251,8 +240,7 @@ async def test_twenty_calls_of_the_hosted_trace() -> None:
     assert float(np.quantile(ttft, 0.995)) < 2.5
 
 
-def test_services_on_loops_of_their_own_learn_together() -> None:
-    """In several threads at once."""
+def test_services_on_several_loops_share_statistics() -> None:
     failed: list[BaseException] = []
 
     def serve(seed: int) -> None:
@@ -279,8 +267,7 @@ def test_services_on_loops_of_their_own_learn_together() -> None:
     assert shared_stats().prior_weight(Backend("a", "gemma")) == pytest.approx((20 / 180) ** 2)
 
 
-async def test_a_one_shot_inference_is_hedged_by_what_whole_answers_take() -> None:
-    """Known apart from first tokens."""
+async def test_inference_is_hedged_by_whole_answer_latency() -> None:
     service = answers(0.2)
     service.run_inference = AsyncMock(return_value="A summary.")
     llm = HedgedLLMService([Provider("a", service)])
@@ -292,8 +279,7 @@ async def test_a_one_shot_inference_is_hedged_by_what_whole_answers_take() -> No
     assert stats.prior_weight(Backend("a", "gemma", measures="whole_answer")) < 0.2
 
 
-async def test_a_first_provider_that_hangs_is_never_waited_for_for_long() -> None:
-    """Turn after turn, whatever is learned of it and however deep the debt: five seconds."""
+async def test_hanging_first_provider_delays_five_seconds_at_most() -> None:
     dead = ScriptedLLMService([Wait(1e6)], model="gemma")
     llm = HedgedLLMService([Provider("a", dead), provider("b", 0.4)])
     async with Line(llm) as line:
@@ -305,8 +291,8 @@ async def test_a_first_provider_that_hangs_is_never_waited_for_for_long() -> Non
     assert line.errors == []
 
 
-async def test_not_everybody_is_hedged_at_once() -> None:
-    """Twelve callers of a provider that falls silent: four hedges, then replacements, no storm."""
+async def test_silent_provider_causes_no_hedge_storm() -> None:
+    """Twelve callers: four hedges, then replacements."""
     usual = [0.3 + 0.02 * (turn % 7) for turn in range(20)]
     callers = [
         HedgedLLMService([provider("a", *usual, 60.0), provider("b", 0.4)]) for _ in range(12)
@@ -326,8 +312,7 @@ async def test_not_everybody_is_hedged_at_once() -> None:
     assert all((a.launch_detail or "").startswith("put off, ") for a in replacements)
 
 
-async def test_a_stream_that_dribbles_is_overtaken_by_its_sentence() -> None:
-    """Its first token is on time; the next provider says a whole sentence first."""
+async def test_slow_stream_loses_to_a_whole_sentence() -> None:
     usual = [Wait(0.4), Say("Yes. "), Wait(0.05), Say("Do come.")]
     dribble: list[Step] = [Wait(0.4)]
     dribble += [Say("and "), Wait(0.4)] * 70
@@ -347,9 +332,7 @@ async def test_a_stream_that_dribbles_is_overtaken_by_its_sentence() -> None:
     assert report.ttfs_secs < 4.0
 
 
-async def test_a_store_and_a_log_that_fail_end_no_call(tmp_path: Path) -> None:
-    """The turn is reported, the members are released."""
-
+async def test_failing_store_and_log_end_no_call(tmp_path: Path) -> None:
     class Down:
         def load(self) -> str | None:
             raise ConnectionError("redis is down")

@@ -1,4 +1,4 @@
-"""Providers' words, and what is in logs, stay where they belong."""
+"""Providers' texts and log contents stay private."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SECRET = "sk-live-1234 and what the caller said"
 
 @pytest.fixture
 def logged() -> Iterator[io.StringIO]:
-    """Everything that is logged, at DEBUG too, with the values that a traceback shows."""
+    """Everything that is logged, at DEBUG too, with the values in tracebacks."""
     told = io.StringIO()
     sink = logger.add(told, level="DEBUG", format="{level}|{name}|{message}", diagnose=True)
     try:
@@ -43,8 +43,7 @@ def logged() -> Iterator[io.StringIO]:
 
 
 @pytest.mark.virtual_time
-async def test_a_providers_text_is_told_at_debug_only(logged: io.StringIO) -> None:
-    """Neither the error that callers see nor its traceback holds it."""
+async def test_provider_text_is_logged_at_debug_only(logged: io.StringIO) -> None:
     llm = HedgedLLMService(
         [Provider(name, ScriptedLLMService([Error(SECRET)])) for name in "ab"],
         policy=HedgePolicy.race(2),
@@ -70,7 +69,7 @@ async def test_a_providers_text_is_told_at_debug_only(logged: io.StringIO) -> No
     assert all(line.startswith("DEBUG|pipecat_hedge") for line in ours if "pipecat_hedge" in line)
 
 
-async def test_of_one_inference_too() -> None:
+async def test_inference_text_is_logged_at_debug_only() -> None:
     class Fails(ScriptedLLMService):
         async def run_inference(self, context: LLMContext, **options: object) -> str | None:  # pyright: ignore[reportIncompatibleMethodOverride]
             raise ValueError(SECRET)
@@ -82,8 +81,7 @@ async def test_of_one_inference_too() -> None:
     assert SECRET not in repr(vars(caught.value))
 
 
-def test_logs_are_for_their_owner_alone(tmp_path: Path) -> None:
-    """Whatever the umask says; one that is there keeps its mode."""
+def test_logs_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         log = tmp_path / "turns.jsonl"
@@ -99,10 +97,10 @@ def test_logs_are_for_their_owner_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
-def test_statistics_are_kept_in_a_regular_file(
+def test_statistics_need_a_regular_file(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pipe would be waited for, for ever."""
+    """Opening a pipe would block."""
     path = tmp_path / "stats"
     if kind == "folder":
         path.mkdir()
@@ -120,10 +118,9 @@ def test_statistics_are_kept_in_a_regular_file(
 CONTROLS = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202ename\u2028\r\n"
 
 
-def test_names_in_a_log_control_no_terminal(
+def test_control_characters_in_log_names_are_escaped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever reads it; the rest of the name is shown."""
     log = tmp_path / "turns.jsonl"
     attempt = {
         "provider": f"p{CONTROLS}",

@@ -1,4 +1,4 @@
-"""Settings, instructions and built-in tools come to each member as they do to the bare service."""
+"""Settings, instructions and built-in tools reach members as they reach a bare service."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def member(fake: FakeVLLM) -> OpenAILLMService:
 
 @asynccontextmanager
 async def services() -> AsyncIterator[tuple[FakeVLLM, dict[str, LLMService[Any]]]]:
-    """A bare service, and one of two members who are both asked."""
+    """A bare service, and one of two members that both get requests."""
     async with fake_vllm(silent_secs=0.2) as fake:  # so that both are asked
         bare, *members = (member(fake) for _ in range(3))
         hedged = HedgedLLMService(members, policy=HedgePolicy.race(2), warm=False)
@@ -37,7 +37,7 @@ async def services() -> AsyncIterator[tuple[FakeVLLM, dict[str, LLMService[Any]]
 
 
 async def prompts(fake: FakeVLLM, line: Line, context: LLMContext) -> list[Any]:
-    """Ask once; the instruction and tools of each request."""
+    """Run one turn and return each request's instruction and tools."""
     fake.bodies.clear()
     await line.ask(context=context)
     return [
@@ -47,7 +47,7 @@ async def prompts(fake: FakeVLLM, line: Line, context: LLMContext) -> list[Any]:
 
 
 async def as_bare(frames: list[LLMUpdateSettingsFrame], *, appended: str | None = None) -> Any:
-    """The prompt after some settings frames, which is the same with a bare service."""
+    """The prompt after some settings frames, equal to the bare service's."""
     asked: dict[str, list[Any]] = {}
     async with services() as (fake, both):
         for name, llm in both.items():
@@ -67,8 +67,7 @@ def update(**settings: Any) -> LLMUpdateSettingsFrame:
 
 
 @pytest.mark.parametrize("appended", [None, "Answer in German."])
-async def test_a_new_instruction_keeps_those_of_turn_completion(appended: str | None) -> None:
-    """Pipecat Flows sends one with every node."""
+async def test_new_instruction_keeps_turn_completion(appended: str | None) -> None:
     frames = [
         update(filter_incomplete_user_turns=True),
         update(system_instruction="You take complaints."),
@@ -79,13 +78,13 @@ async def test_a_new_instruction_keeps_those_of_turn_completion(appended: str | 
     assert (appended or "") in told["content"]
 
 
-async def test_turn_completion_that_is_switched_off_is_forgotten() -> None:
+async def test_disabled_turn_completion_leaves_the_prompt() -> None:
     frames = [update(filter_incomplete_user_turns=on) for on in (True, False)]
     told, _ = await as_bare([*frames, update(system_instruction="You take complaints.")])
     assert told["content"] == "You take complaints."
 
 
-async def test_a_new_instruction_of_one_member_keeps_them_as_well() -> None:
+async def test_member_instruction_keeps_turn_completion() -> None:
     async with services() as (fake, both):
         hedged = both["hedged"]
         assert isinstance(hedged, HedgedLLMService)
@@ -101,7 +100,7 @@ async def test_a_new_instruction_of_one_member_keeps_them_as_well() -> None:
     assert all("○" in text for text in told)
 
 
-async def test_a_backends_tools_are_offered_by_every_member() -> None:
+async def test_backend_tools_are_offered_by_every_member() -> None:
     asked: dict[str, list[Any]] = {}
     tools: set[str] = set()
     async with services() as (fake, both):
@@ -116,9 +115,7 @@ async def test_a_backends_tools_are_offered_by_every_member() -> None:
     assert tools <= {tool["name"] for tool in asked["bare"][0][1]}
 
 
-async def test_tools_that_the_model_may_cancel_are_offered_once() -> None:
-    """Pipecat adds one for each tool that may be; the members do so as well."""
-
+async def test_cancel_tools_are_offered_once() -> None:
     async def book(params: FunctionCallParams) -> None:
         await params.result_callback("booked")
 

@@ -1,4 +1,4 @@
-"""What may be raced, how it is named, and what is refused with a remedy."""
+"""What may be raced, how it is named, and which arguments are rejected."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ class SpeechToSpeech(ScriptedLLMService):
         return LLMServiceMetadataFrame(service_name=self.name, is_realtime_service=True)
 
 
-async def test_a_bare_service_is_named_after_its_kind_and_model() -> None:
-    """The name is the same in every session, so that what is learned about it lasts."""
+async def test_bare_service_is_named_by_kind_and_model() -> None:
     llm = HedgedLLMService(
         [
             OpenAILLMService(api_key="k", settings=OpenAILLMService.Settings(model="gpt-4.1")),
@@ -86,16 +85,15 @@ BAD_LLMS = {
 }
 
 
-@pytest.mark.parametrize(("llms", "told"), BAD_LLMS.values(), ids=BAD_LLMS)
-async def test_what_cannot_be_raced_is_refused(llms: Any, told: str) -> None:
-    """At construction, naming the field and the remedy."""
-    with pytest.raises(ValueError, match=told) as caught:
+@pytest.mark.parametrize(("llms", "message"), BAD_LLMS.values(), ids=BAD_LLMS)
+async def test_unsuitable_services_are_rejected(llms: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
         HedgedLLMService(llms())
     assert isinstance(caught.value, HedgeError)
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: Provider("", scripted()), "name must be a non-empty string"),
         (lambda: Provider(None, scripted()), "name must be a non-empty string"),  # pyright: ignore[reportArgumentType]
@@ -111,21 +109,18 @@ async def test_what_cannot_be_raced_is_refused(llms: Any, told: str) -> None:
         ),
     ],
 )
-async def test_bad_arguments_name_the_field_and_the_remedy(make: Any, told: str) -> None:
-    """A provider or service that cannot work is refused where it is written."""
-    with pytest.raises(ValueError, match=told) as caught:
+async def test_invalid_arguments_name_the_remedy(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
         make()
     assert isinstance(caught.value, HedgeError)
 
 
-async def test_http_services_of_the_same_provider_are_welcome() -> None:
-    """What is refused over a WebSocket works over HTTP."""
+async def test_http_variant_of_a_websocket_service_is_accepted() -> None:
     llm = HedgedLLMService([OpenAIResponsesHttpLLMService(api_key="k")])
     assert len(llm.providers) == 1
 
 
-async def test_hidden_retries_are_switched_off() -> None:
-    """The SDKs would retry twice before they report a failure; the user's own client is left be."""
+async def test_sdk_retries_are_switched_off() -> None:
     client = AsyncAnthropic(api_key="k")
     members: list[Any] = [
         OpenAILLMService(api_key="k"),
@@ -136,12 +131,10 @@ async def test_hidden_retries_are_switched_off() -> None:
     assert client.max_retries == 2
 
 
-def test_a_provider_shows_its_name() -> None:
-    """For logs and debuggers."""
+def test_provider_repr_has_its_name() -> None:
     assert repr(Provider("a", scripted())) == "Provider('a', 1 instance(s))"
 
 
-async def test_the_policy_is_kept() -> None:
-    """What the user gave is what reports and logs name."""
+async def test_policy_is_accessible() -> None:
     policy = HedgePolicy.race(2)
     assert HedgedLLMService([scripted()], policy=policy).policy is policy

@@ -1,4 +1,4 @@
-"""How a provider's failure is put into the race's words."""
+"""How a provider's failure becomes a race error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipecat_hedge.service.provider_client import attempt_error
 REQUEST = httpx.Request("POST", "http://127.0.0.1/v1")
 
 
-def told(exception: Exception | None, category: ErrorCategory | None = None) -> str:
+def category_of(exception: Exception | None, category: ErrorCategory | None = None) -> str:
     return attempt_error(ErrorFrame("failed", exception=exception, category=category)).category
 
 
@@ -36,19 +36,17 @@ def told(exception: Exception | None, category: ErrorCategory | None = None) -> 
         TimeoutError(),
     ],
 )
-def test_a_lost_connection_is_called_so(exception: Exception) -> None:
-    """Where the service did not say what it was, also if the cause is one further down."""
-    assert told(exception) == "connectivity"
+def test_lost_connection_is_classified(exception: Exception) -> None:
+    assert category_of(exception) == "connectivity"
     wrapped = RuntimeError("failed")
     wrapped.__cause__ = exception
-    assert told(wrapped) == "connectivity"
+    assert category_of(wrapped) == "connectivity"
 
 
-def test_what_the_service_says_counts() -> None:
-    """Its category is kept, and what nobody knows stays unknown."""
-    assert told(ConnectionResetError(), ErrorCategory.SERVER) == "server"
-    assert told(RuntimeError()) == "unknown"
-    assert told(None) == "unknown"
+def test_service_category_is_kept() -> None:
+    assert category_of(ConnectionResetError(), ErrorCategory.SERVER) == "server"
+    assert category_of(RuntimeError()) == "unknown"
+    assert category_of(None) == "unknown"
 
 
 def caused(exception: Exception, by: Exception) -> Exception:
@@ -56,12 +54,11 @@ def caused(exception: Exception, by: Exception) -> Exception:
     return exception
 
 
-def test_an_error_that_was_raised_from_itself_is_read_to_its_end() -> None:
-    """``raise error from error``, or two that name each other: the loop must not hang over it."""
+def test_cyclic_exception_causes_terminate() -> None:
     own = RuntimeError("failed")
-    assert told(caused(own, own)) == "unknown"
+    assert category_of(caused(own, own)) == "unknown"
     first, second = ValueError("one"), ValueError("two")
-    assert told(caused(first, caused(second, first))) == "application"
+    assert category_of(caused(first, caused(second, first))) == "application"
 
 
 @pytest.mark.parametrize(
@@ -77,12 +74,11 @@ def test_an_error_that_was_raised_from_itself_is_read_to_its_end() -> None:
         UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed"),
     ],
 )
-def test_what_goes_wrong_before_a_provider_is_asked_is_the_applications(
+def test_errors_before_the_request_are_application_errors(
     exception: Exception,
 ) -> None:
-    """A context that cannot be converted, whatever is behind it, and errors in the code here."""
-    assert told(exception) == "application"
-    assert told(exception, ErrorCategory.SERVER) == "server"
+    assert category_of(exception) == "application"
+    assert category_of(exception, ErrorCategory.SERVER) == "server"
 
 
 @pytest.mark.parametrize(
@@ -95,13 +91,11 @@ def test_what_goes_wrong_before_a_provider_is_asked_is_the_applications(
         Exception("no answer"),
     ],
 )
-def test_who_sends_what_cannot_be_read_is_blamed(exception: Exception) -> None:
-    """Errors of reading are kinds of ``ValueError``, and others a service raises for a provider."""
-    assert told(exception) == "unknown"
+def test_unreadable_response_counts_against_the_provider(exception: Exception) -> None:
+    assert category_of(exception) == "unknown"
 
 
-def test_an_error_over_what_a_provider_has_sent_is_not_excused() -> None:
-    """``choices`` that are null make a ``TypeError``; a context is converted before it is sent."""
+def test_error_after_the_response_began_counts() -> None:
     over = ErrorFrame("failed", exception=TypeError("'NoneType' object is not subscriptable"))
     assert attempt_error(over, has_begun=True).category == "unknown"
     assert attempt_error(over).category == "application"
@@ -117,7 +111,6 @@ def retry_after(value: str, **further: str) -> float | None:
 
 
 def test_retry_after_in_seconds_and_as_a_date() -> None:
-    """Both forms of the header; what is neither is ignored."""
     assert retry_after("2.5") == 2.5
     in_a_minute = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
     assert retry_after(in_a_minute) == pytest.approx(60, abs=2)
@@ -127,16 +120,14 @@ def test_retry_after_in_seconds_and_as_a_date() -> None:
         assert retry_after(nonsense) is None
 
 
-def test_a_date_to_retry_after_is_by_the_providers_clock() -> None:
-    """It is compared with the response's own date: the clock here may be wrong."""
+def test_retry_after_date_uses_the_response_clock() -> None:
     at = "Wed, 21 Oct 2015 07:28:30 GMT"
     assert retry_after(at, date="Wed, 21 Oct 2015 07:28:00 GMT") == 30
     assert retry_after(at, date="Wed, 21 Oct 2015 07:29:00 GMT") == 0
     assert retry_after(at, date="today") == 0
 
 
-def test_nobody_is_left_alone_for_longer_than_five_minutes() -> None:
-    """However long it asked for: it may be a mistake, and is asked again."""
+def test_retry_after_is_capped_at_five_minutes() -> None:
     assert retry_after("86400") == retry_after("1e300") == 300
     at = "Wed, 21 Oct 2015 07:28:30 GMT"
     assert retry_after(at, date="Tue, 20 Oct 2015 07:28:30 GMT") == 300
@@ -156,25 +147,24 @@ def test_nobody_is_left_alone_for_longer_than_five_minutes() -> None:
         (None, False, "unknown"),
     ],
 )
-def test_load_told_in_the_stream_is_load(body: object, is_busy: bool, category: str) -> None:
-    """Where the status says nothing, the body's type and code do; words for a person do not."""
+def test_load_error_in_the_stream_is_load(body: object, is_busy: bool, category: str) -> None:
     response = httpx.Response(200, request=REQUEST)
     error = anthropic.APIStatusError("failed", response=response, body=body)  # pyright: ignore[reportArgumentType]
-    told = attempt_error(ErrorFrame("failed", exception=error))
-    assert (told.is_busy, told.category) == (is_busy, category)
+    error_found = attempt_error(ErrorFrame("failed", exception=error))
+    assert (error_found.is_busy, error_found.category) == (is_busy, category)
 
 
-def test_credit_that_is_used_up_is_no_load() -> None:
-    """OpenAI says it under the status of a rate limit."""
+def test_exhausted_credit_is_not_load() -> None:
     response = httpx.Response(429, request=REQUEST)
     body = {"message": "You exceeded your quota", "type": "insufficient_quota"}
     error = openai.RateLimitError("failed", response=response, body=body)  # pyright: ignore[reportArgumentType]
-    told = attempt_error(ErrorFrame("failed", exception=error, category=ErrorCategory.RATE_LIMIT))
-    assert (told.is_busy, told.category) == (False, "quota")
+    error_found = attempt_error(
+        ErrorFrame("failed", exception=error, category=ErrorCategory.RATE_LIMIT)
+    )
+    assert (error_found.is_busy, error_found.category) == (False, "quota")
 
 
-def test_load_in_googles_and_amazons_words() -> None:
-    """In the stream of the one; the other's SDK keeps a dictionary in place of a response."""
+def test_google_and_amazon_load_errors() -> None:
     details = {"error": {"code": 429, "status": "RESOURCE_EXHAUSTED"}}
     assert attempt_error(ErrorFrame("failed", exception=APIError(429, details))).is_busy
     throttled = RuntimeError("slow down")
@@ -182,14 +172,12 @@ def test_load_in_googles_and_amazons_words() -> None:
     assert attempt_error(ErrorFrame("failed", exception=throttled)).is_busy
 
 
-def test_a_service_that_says_only_the_category_is_believed() -> None:
-    """A rate limit is load, with or without an exception."""
+def test_category_without_exception_is_used() -> None:
     assert attempt_error(ErrorFrame("failed", category=ErrorCategory.RATE_LIMIT)).is_busy
     assert not attempt_error(ErrorFrame("failed", category=ErrorCategory.SERVER)).is_busy
 
 
-async def test_a_services_own_retry_is_switched_off() -> None:
-    """It would ask a second time where the race asks somebody else."""
+async def test_service_retry_on_timeout_is_switched_off() -> None:
     services = [OpenAILLMService(api_key="any", retry_on_timeout=True) for _ in range(2)]
     HedgedLLMService(services)
     for service in services:

@@ -1,4 +1,4 @@
-"""What a process knows of its providers: shared, kept, and never a reason to crash."""
+"""The statistics of a process: shared, saved, and robust against bad files."""
 
 from __future__ import annotations
 
@@ -55,8 +55,7 @@ def sentence(stats: ProviderStats) -> float:
 # ---- what is learned from an attempt
 
 
-def test_a_first_token_is_an_observation() -> None:
-    """And so is the time from it to the first sentence."""
+def test_first_token_is_an_observation() -> None:
     stats = ProviderStats()
     for _ in range(300):
         stats.record(CLAUDE, attempt(ttft=0.2, ttfs=0.9), None)
@@ -66,8 +65,7 @@ def test_a_first_token_is_an_observation() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["superseded", "interrupted"])
-def test_a_cancelled_attempt_is_longer_than_so_much(outcome: str) -> None:
-    """It is neither an answer at that time, nor nothing."""
+def test_cancelled_attempt_is_a_censored_observation(outcome: str) -> None:
     stats = ProviderStats()
     for _ in range(100):
         stats.record(CLAUDE, attempt(ttft=0.2), None)
@@ -77,8 +75,7 @@ def test_a_cancelled_attempt_is_longer_than_so_much(outcome: str) -> None:
     assert known.share_after(0.6) > 0.3
 
 
-def test_an_error_says_nothing_of_latency_but_silence_does() -> None:
-    """A refused request was not fast; one that hung was slow."""
+def test_timeout_is_an_observation_but_an_error_is_not() -> None:
     failed, silent = ProviderStats(), ProviderStats()
     before = median(failed)
     for _ in range(50):
@@ -89,8 +86,7 @@ def test_an_error_says_nothing_of_latency_but_silence_does() -> None:
     assert median(silent) > 20
 
 
-def test_an_attempt_that_is_not_over_says_nothing_yet() -> None:
-    """It will."""
+def test_live_attempt_is_no_observation() -> None:
     stats = ProviderStats()
     unfinished = attempt(ttft=0.1)
     unfinished.ended_at = None
@@ -98,8 +94,7 @@ def test_an_attempt_that_is_not_over_says_nothing_yet() -> None:
     assert stats.prior_weight(CLAUDE) == 1.0
 
 
-def test_models_of_one_provider_are_known_apart() -> None:
-    """And whole answers, as of a summary, from first tokens."""
+def test_models_have_separate_statistics() -> None:
     stats = ProviderStats()
     for _ in range(50):
         stats.record(CLAUDE, attempt(ttft=0.2), None)
@@ -112,8 +107,7 @@ def test_models_of_one_provider_are_known_apart() -> None:
 # ---- prompt sizes
 
 
-def test_prompt_sizes_are_told_apart_when_enough_is_known_of_each() -> None:
-    """Until then all sizes answer for each."""
+def test_prompt_sizes_are_separated_with_enough_data() -> None:
     latency = ProviderLatency(prior_for("x", "gpt-4.1"))
     for turn in range(2 * CLASS_AT_LEAST - 2):
         latency.record(0.3 + (turn % 2), censored=False, prompt_tokens=50_000 if turn % 2 else 100)
@@ -132,8 +126,7 @@ def test_prompt_sizes_are_told_apart_when_enough_is_known_of_each() -> None:
     assert never_seen == pytest.approx(1.3, rel=0.01)
 
 
-def test_a_longer_prompt_is_no_slower_provider() -> None:
-    """A call whose prompts have grown does not look like a change for the worse."""
+def test_growing_prompts_are_no_change() -> None:
     latency = ProviderLatency(prior_for("x", "gpt-4.1"))
     for _ in range(200):
         latency.record(0.3, censored=False, prompt_tokens=100)
@@ -144,8 +137,7 @@ def test_a_longer_prompt_is_no_slower_provider() -> None:
     )
 
 
-def test_a_change_is_one_for_all_sizes() -> None:
-    """What was known of any of them is out of date."""
+def test_change_applies_to_all_prompt_sizes() -> None:
     latency = ProviderLatency(prior_for("x", "gpt-4.1"))
     for _ in range(100):
         latency.record(0.3, censored=False, prompt_tokens=100)
@@ -155,8 +147,7 @@ def test_a_change_is_one_for_all_sizes() -> None:
     assert latency.known(50_000, by_sentence=False).first_token.quantile(0.5) > 0.9
 
 
-def test_a_spell_costs_nothing_of_what_was_known() -> None:
-    """When it is over, all sizes are known again as they were, tails included."""
+def test_slow_period_keeps_earlier_statistics() -> None:
     latency, rng = ProviderLatency(prior_for("x", "gpt-4.1")), random.Random(3)
 
     def turns(count: int, factor: float) -> list[float]:
@@ -174,8 +165,7 @@ def test_a_spell_costs_nothing_of_what_was_known() -> None:
     assert latency.seen > 800
 
 
-def test_a_restless_provider_does_not_fill_the_memory() -> None:
-    """What is assumed after a change is made of the curve before, change after change."""
+def test_repeated_changes_use_bounded_memory() -> None:
     latency, rng, level = ProviderLatency(prior_for("x", "gpt-4.1")), random.Random(3), 1.0
     steps = list[int]()
     for turn in range(8_000):
@@ -206,8 +196,7 @@ class Memory:
         self.aside.append(why)
 
 
-def test_what_was_learned_is_there_in_the_next_run() -> None:
-    """The same curves, nearly; and what this run has not asked is not lost."""
+def test_statistics_survive_a_restart() -> None:
     store, twice = Memory(), Memory()
     first = ProviderStats(store)
     for turn in range(100):
@@ -225,8 +214,7 @@ def test_what_was_learned_is_there_in_the_next_run() -> None:
     assert set(json.loads(twice.text or "")["providers"]) == {CLAUDE.key, Backend("other").key}
 
 
-def test_saving_is_due_once_a_minute_and_only_for_news() -> None:
-    """By the clock that it is given."""
+def test_saving_is_due_once_a_minute_after_changes() -> None:
     now = [0.0]
     stats = ProviderStats(Memory(), clock=lambda: now[0])
     stats.record(CLAUDE, attempt(ttft=0.2), None)
@@ -255,8 +243,7 @@ def test_saving_is_due_once_a_minute_and_only_for_news() -> None:
         ('{"version": 1, "providers": {}}', "of version 1, which this release does not know"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_set_aside(text: str, why: str) -> None:
-    """And learning begins anew."""
+def test_unusable_file_is_set_aside(text: str, why: str) -> None:
     store = Memory(text)
     stats = ProviderStats(store)
     assert store.aside == [why]
@@ -265,8 +252,7 @@ def test_a_file_that_cannot_be_used_is_set_aside(text: str, why: str) -> None:
     assert ProviderStats(Memory(store.text)).prior_weight(CLAUDE) < 1
 
 
-def test_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its folder is made, it is replaced as a whole, and nothing else is left there."""
+def test_file_is_replaced_atomically(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = FileStore(tmp_path / "deep" / "stats.json")
     assert store.load() is None
     store.save("one")
@@ -280,8 +266,7 @@ def test_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert ProviderStats(store).prior_weight(CLAUDE) == 1
 
 
-def test_a_place_that_cannot_be_used_is_no_crash(tmp_path: Path) -> None:
-    """A file in the folder's place, and a folder that comes into the file's later."""
+def test_unusable_path_does_not_raise(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     for path in (tmp_path / "folder", tmp_path / "file" / "stats.json"):
         stats = ProviderStats(FileStore(path))
@@ -292,8 +277,9 @@ def test_a_place_that_cannot_be_used_is_no_crash(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
-def test_the_environment_names_the_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Or that there is none; without it, the user's state folder."""
+def test_environment_variable_names_the_store(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert default_store() is None
     monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "here.json"))
     assert str(default_store()) == str(tmp_path / "here.json")
@@ -308,8 +294,7 @@ def test_the_environment_names_the_place(monkeypatch: pytest.MonkeyPatch, tmp_pa
 # ---- shared
 
 
-def test_the_process_has_one_registry() -> None:
-    """Whoever asks first."""
+def test_process_has_one_registry() -> None:
     found: list[ProviderStats] = []
     threads = [threading.Thread(target=lambda: found.append(shared_stats())) for _ in range(8)]
     for thread in threads:
@@ -320,8 +305,7 @@ def test_the_process_has_one_registry() -> None:
     assert all(stats is provider_stats.shared_stats() for stats in found)
 
 
-def test_threads_learn_side_by_side(tmp_path: Path) -> None:
-    """Nothing is lost, and a file written meanwhile is whole."""
+def test_threads_share_a_registry(tmp_path: Path) -> None:
     stats = ProviderStats(FileStore(tmp_path / "stats.json"))
     done = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Where a sentence ends, as the text-to-speech sees it."""
+"""Sentence ends, as the text-to-speech finds them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,14 @@ from pipecat_hedge.service.sentences import SentenceFinder, is_whole_sentence
         ("Well,", False),
     ],
 )
-def test_what_ends_a_sentence_whatever_comes_next(text: str, is_whole: bool) -> None:
-    """Not an abbreviation, not the point of a number that may go on."""
+def test_sentence_ends_are_recognised(text: str, is_whole: bool) -> None:
     assert is_whole_sentence(text) is is_whole
 
 
 @pytest.mark.parametrize(
     "pieces", [["\u25cf Hi. We"], ["\u25cf", " ", "Hi.", " We"], [" ", "\u25cf Hi", ". We"]]
 )
-async def test_a_marker_in_front_is_no_part_of_the_sentence(pieces: list[str]) -> None:
-    """It is taken off before the text is spoken."""
+async def test_leading_marker_is_not_part_of_the_sentence(pieces: list[str]) -> None:
     finder = SentenceFinder()
     assert [await finder.feed(piece) for piece in pieces][-1]
     assert finder.open == " We"
@@ -41,11 +39,7 @@ async def test_a_marker_in_front_is_no_part_of_the_sentence(pieces: list[str]) -
 
 @pytest.mark.parametrize("word", ["word ", "1.5 and ", "x"])
 @pytest.mark.parametrize("piece", [None, 100])
-async def test_a_text_without_a_sentences_end_takes_linear_time(
-    word: str, piece: int | None
-) -> None:
-    """In one piece or in many."""
-
+async def test_text_without_sentence_end_takes_linear_time(word: str, piece: int | None) -> None:
     async def secs(size: int) -> float:
         finder, text = SentenceFinder(), word * (size // len(word))
         began = time.process_time()
@@ -58,8 +52,7 @@ async def test_a_text_without_a_sentences_end_takes_linear_time(
     assert large < 8 * small + 0.01
 
 
-async def test_what_goes_on_for_too_long_counts_as_a_sentence() -> None:
-    """And the next one is found again."""
+async def test_overlong_text_counts_as_a_sentence() -> None:
     finder = SentenceFinder()
     assert not await finder.feed("word " * 200)
     assert await finder.feed("word ")

@@ -63,7 +63,7 @@ def racing(*llms: ScriptedLLMService, policy: HedgePolicy | None = None) -> Hedg
 
 
 def ours(record: Any) -> bool:
-    """Whether it is this package that logs."""
+    """Whether this package logged it."""
     return record["name"].startswith("pipecat_hedge")
 
 
@@ -73,8 +73,7 @@ def setting(service: ScriptedLLMService, name: str) -> Any:
 
 class TestWhoWins:
     @pytest.mark.parametrize("order", ["fast first", "slow first"])
-    async def test_the_first_usable_token_wins(self, order: str) -> None:
-        """The fast provider's answer is released when it comes, whatever the order."""
+    async def test_first_usable_token_wins(self, order: str) -> None:
         fast = scripted(Wait(0.05), Say("Hello "), Wait(0.1), Say("there."))
         slow = scripted(Wait(0.5), Say("Good evening."))
         llms = (fast, slow) if order == "fast first" else (slow, fast)
@@ -91,28 +90,24 @@ class TestWhoWins:
         assert slow.closed_by_cancel == 1
         assert slow.open_requests == fast.open_requests == 0
 
-    async def test_of_two_in_the_same_instant_the_first_to_speak_wins(self) -> None:
-        """Order is the order of arrival, not of a set."""
+    async def test_simultaneous_tokens_are_ordered_by_arrival(self) -> None:
         llms = [scripted(Wait(0.1), Say(f"I am {name}.")) for name in "abcdef"]
         async with Line(racing(*llms)) as line:
             await line.ask()
         assert line.text == "I am a."
 
     async def test_blank_text_and_markers_do_not_win(self) -> None:
-        """A stream that begins with nothing to hear has not answered."""
         blank = scripted(Say(" "), Say("\n"), Say("●"), Wait(3), Say(" Late."))
         async with Line(racing(blank, scripted(Wait(0.2), Say("Early.")))) as line:
             await line.ask()
         assert line.text == "Early."
 
-    async def test_what_came_before_the_first_usable_token_is_released_with_it(self) -> None:
-        """The winner's text is whole, leading blanks included."""
+    async def test_text_before_the_first_usable_token_is_released(self) -> None:
         async with Line(racing(scripted(Say(" "), Wait(0.1), Say("Yes."), Say(" Sir.")))) as line:
             await line.ask()
         assert line.text == " Yes. Sir."
 
-    async def test_thoughts_of_the_winner_pass_and_those_of_a_loser_do_not(self) -> None:
-        """Reasoning is no answer, but belongs to one."""
+    async def test_only_winner_thoughts_are_released(self) -> None:
         thinker = scripted(LLMThoughtTextFrame("hm"), Wait(NEVER))
         answerer = scripted(LLMThoughtTextFrame("aha"), Wait(0.1), Say("Yes."))
         async with Line(racing(thinker, answerer)) as line:
@@ -121,8 +116,7 @@ class TestWhoWins:
 
 
 class TestWhenToLaunch:
-    async def test_after_leaves_a_quick_primary_alone(self) -> None:
-        """No second request when the first answers in time."""
+    async def test_after_does_not_hedge_a_quick_primary(self) -> None:
         second = scripted(Say("Unused."))
         policy = HedgePolicy.after(0.6)
         async with Line(racing(scripted(Wait(0.59), Say("Hi.")), second, policy=policy)) as line:
@@ -132,7 +126,6 @@ class TestWhenToLaunch:
         assert [a.launch_reason for a in report.attempts] == ["primary"]
 
     async def test_after_hedges_a_silent_primary(self) -> None:
-        """The second request starts at the delay and may still lose."""
         policy = HedgePolicy.after(0.6)
         first, second = scripted(Wait(0.9), Say("First.")), scripted(Wait(0.5), Say("Second."))
         async with Line(racing(first, second, policy=policy)) as line:
@@ -146,7 +139,6 @@ class TestWhenToLaunch:
         assert hedge.ended_secs == pytest.approx(0.9)
 
     async def test_fallback_waits_for_a_failure(self) -> None:
-        """However slow the first is, the second is not asked, if silence is no failure."""
         second = scripted(Say("Unused."))
         policy = HedgePolicy.fallback(stall_secs=None)
         async with Line(racing(scripted(Wait(29), Say("Hi.")), second, policy=policy)) as line:
@@ -165,10 +157,9 @@ class TestWhenToLaunch:
         ],
     )
     @pytest.mark.parametrize("policy", [HedgePolicy.fallback(), HedgePolicy.after(60)])
-    async def test_a_failure_launches_the_next_at_once(
+    async def test_failure_launches_the_next_at_once(
         self, fault: list[Step], category: str, policy: HedgePolicy
     ) -> None:
-        """An error, an empty answer and a blank one do not wait for the delay."""
         faulty = scripted(Wait(0.1), *fault)
         async with Line(racing(faulty, scripted(Wait(0.2), Say("Hi.")), policy=policy)) as line:
             await line.ask()
@@ -181,9 +172,7 @@ class TestWhenToLaunch:
         assert (won.outcome, won.launch_reason) == ("won", "failure")
         assert won.launched_secs == pytest.approx(0.1)
 
-    async def test_a_service_that_raises_is_a_failure(self) -> None:
-        """Nothing that a member throws reaches the pipeline."""
-
+    async def test_raising_service_is_a_failure(self) -> None:
         class Broken(ScriptedLLMService):
             async def _play(self, script: Any, context: LLMContext) -> None:
                 raise RuntimeError("bug in the service")
@@ -197,11 +186,9 @@ class TestWhenToLaunch:
     @pytest.mark.parametrize(
         ("has_responded", "category"), [(False, "application"), (True, "unknown")]
     )
-    async def test_a_service_that_stumbles_over_a_response_blames_its_provider(
+    async def test_error_in_reading_a_response_counts(
         self, has_responded: bool, category: str
     ) -> None:
-        """Before there is one, the same error is the application's."""
-
         class Stumbling(ScriptedLLMService):
             async def _play(self, script: Any, context: LLMContext) -> None:
                 if has_responded:
@@ -214,9 +201,7 @@ class TestWhenToLaunch:
         assert line.text == "Hi."
         assert report.attempts[0].error_category == category
 
-    async def test_a_time_out_told_by_event_alone_is_a_failure(self) -> None:
-        """Pipecat's Anthropic service reports one without an error frame."""
-
+    async def test_timeout_event_without_error_frame_is_a_failure(self) -> None:
         class TimesOut(ScriptedLLMService):
             async def _play(self, script: Any, context: LLMContext) -> None:
                 await self._call_event_handler("on_completion_timeout")
@@ -226,8 +211,7 @@ class TestWhenToLaunch:
             report = await line.report()
         assert report.attempts[0].error_category == "connectivity"
 
-    async def test_a_provider_with_two_instances_may_be_asked_twice(self) -> None:
-        """Hedging to the same provider needs two instances of the service."""
+    async def test_second_instance_hedges_the_same_provider(self) -> None:
         stuck, fresh = scripted(Wait(NEVER)), scripted(Wait(0.1), Say("Hi."))
         llm = HedgedLLMService([Provider("claude", [stuck, fresh])], policy=HedgePolicy.after(0.5))
         async with Line(llm) as line:
@@ -236,11 +220,8 @@ class TestWhenToLaunch:
         assert [a.provider for a in report.attempts] == ["claude", "claude"]
         assert report.ttft_secs == pytest.approx(0.6)
 
-    async def test_a_member_that_became_unusable_is_not_asked_again(self) -> None:
-        """A rejected key stays rejected: the first turn learns it, the second starts elsewhere.
-
-        One warning says so, however many turns follow.
-        """
+    async def test_permanently_failed_member_is_excluded(self) -> None:
+        """One warning reports it, however many turns follow."""
         refused = scripted(Error(category=ErrorCategory.AUTHENTICATION))
         llm = racing(refused, scripted(Say("Hi.")), policy=HedgePolicy.fallback())
         warnings: list[str] = []
@@ -252,14 +233,13 @@ class TestWhenToLaunch:
             await line.ask()
         logger.remove(sink)
         assert len(warnings) == 1
-        assert "a rejected the request for good (authentication) and is out" in warnings[0]
+        assert "a rejected the request for good (authentication) and is excluded" in warnings[0]
         assert len(refused.contexts) == 1
         assert [(a.provider, a.launch_reason) for a in report.attempts] == [("b", "primary")]
 
 
 class TestAllFailed:
-    async def test_one_error_frame_with_every_cause(self) -> None:
-        """The pipeline gets Start, End and one error, and the next turn works."""
+    async def test_all_failed_pushes_one_error_with_every_cause(self) -> None:
         a = ScriptedLLMService([Error(category=ErrorCategory.RATE_LIMIT)], [Say("Back.")])
         b = ScriptedLLMService([Wait(0.1), Error(category=ErrorCategory.SERVER)])
         async with Line(racing(a, b)) as line:
@@ -276,15 +256,13 @@ class TestAllFailed:
             await line.ask()
             assert line.text == "Back."
 
-    async def test_a_shared_category_is_told(self) -> None:
-        """When every provider says the same, so does the error frame."""
+    async def test_shared_error_category_is_reported(self) -> None:
         llms = [scripted(Error(category=ErrorCategory.RATE_LIMIT)) for _ in range(2)]
         async with Line(racing(*llms)) as line:
             await line.ask()
         assert line.errors[0].category is ErrorCategory.RATE_LIMIT
 
-    async def test_the_fallback_text_is_spoken(self) -> None:
-        """The caller hears a sentence instead of silence, within the turn's frames."""
+    async def test_fallback_text_is_spoken(self) -> None:
         policy = HedgePolicy.race(1, fallback_text="Sorry, one moment please.")
         async with Line(racing(scripted(Error()), policy=policy)) as line:
             await line.ask()
@@ -294,8 +272,7 @@ class TestAllFailed:
         assert len(line.errors) == 1
         assert report.outcome == "failed"
 
-    async def test_a_turn_whose_every_request_hangs_comes_to_an_end(self) -> None:
-        """By the providers' time-outs, even without a deadline."""
+    async def test_hanging_requests_end_at_their_timeouts(self) -> None:
         providers = [Provider(name, scripted(Wait(NEVER)), timeout_secs=30) for name in ("a", "b")]
         policy = HedgePolicy.after(0.5, fallback_text="Sorry.")
         async with Line(HedgedLLMService(providers, policy=policy)) as line:
@@ -305,8 +282,7 @@ class TestAllFailed:
         assert report.duration_secs == pytest.approx(30.5)
         assert [a.error_category for a in report.attempts] == ["timeout", "timeout"]
 
-    async def test_the_deadline_ends_the_wait(self) -> None:
-        """The fallback is spoken at the deadline, and nobody is left running."""
+    async def test_deadline_speaks_the_fallback(self) -> None:
         policy = HedgePolicy.race(1, deadline_secs=4, fallback_text="Sorry.")
         stuck = scripted(Wait(NEVER))
         async with Line(racing(stuck, policy=policy)) as line:
@@ -315,8 +291,7 @@ class TestAllFailed:
         assert report.duration_secs == pytest.approx(4)
         assert stuck.open_requests == 0
 
-    async def test_each_that_is_out_is_warned_of_once(self) -> None:
-        """Though all are asked again when nobody else is left, with all their instances."""
+    async def test_each_exclusion_is_warned_once(self) -> None:
         refusing = [Error(category=ErrorCategory.AUTHENTICATION)]
         providers = [
             Provider("a", [scripted(*refusing), scripted(*refusing)]),
@@ -330,12 +305,11 @@ class TestAllFailed:
                 await line.ask()
             await line.report(4)
         logger.remove(sink)
-        asked = ["".join(a.provider for a in report.attempts) for report in line.reports]
-        assert asked == ["abc", "c", "abc", "abc"]
+        requested = ["".join(a.provider for a in report.attempts) for report in line.reports]
+        assert requested == ["abc", "c", "abc", "abc"]
         assert len(warnings) == 3
 
-    async def test_when_all_are_out_all_are_asked_again(self) -> None:
-        """One request that everybody rejects must not silence the bot for the session."""
+    async def test_all_excluded_providers_are_used_again(self) -> None:
         rejected = ScriptedLLMService([Error(category=ErrorCategory.APPLICATION)], [Say("Hi.")])
         refused = scripted(Error(category=ErrorCategory.AUTHENTICATION))
         policy = HedgePolicy.fallback(fallback_text="Sorry.")
@@ -346,8 +320,7 @@ class TestAllFailed:
         assert line.text == "Sorry.Hi."
         assert report.winner == "a"
 
-    async def test_a_committed_answer_that_breaks_off_is_said_to_have_failed(self) -> None:
-        """What was released stays; the turn ends with one error."""
+    async def test_broken_committed_answer_fails_the_turn(self) -> None:
         cut = scripted(Say("I think"), Wait(0.1), Error(category=ErrorCategory.CONNECTIVITY))
         async with Line(racing(cut)) as line:
             await line.ask()
@@ -359,12 +332,11 @@ class TestAllFailed:
 
 
 class TestLateCommit:
-    """Until a sentence is complete, switching is free."""
+    """Until a sentence is complete, another attempt may win."""
 
     POLICY = HedgePolicy.after(0.6, commit="first_sentence")
 
-    async def test_a_dribbling_stream_loses(self) -> None:
-        """A first token in time and then one every 2 s is not an answer in time."""
+    async def test_slow_stream_loses(self) -> None:
         dribble = [Say("Well"), *[step for w in range(9) for step in (Wait(2), Say(f" {w}"))]]
         second = scripted(Wait(0.3), Say("We are"), Say(" open. "), Say("Do come."))
         async with Line(racing(scripted(Wait(0.5), *dribble), second, policy=self.POLICY)) as line:
@@ -376,16 +348,14 @@ class TestLateCommit:
         assert report.committed_secs == pytest.approx(report.ttfs_secs)
         assert report.ttfs_secs == pytest.approx(0.5 + 0.6 + 0.3)
 
-    async def test_a_cut_before_the_first_sentence_leaves_nothing_behind(self) -> None:
-        """What the broken stream began is never heard."""
+    async def test_cut_before_the_first_sentence_releases_nothing(self) -> None:
         cut = scripted(Say("We regret"), Wait(0.1), Error(category=ErrorCategory.CONNECTIVITY))
         async with Line(racing(cut, scripted(Say("Hello. ")), policy=self.POLICY)) as line:
             await line.ask()
         assert line.text == "Hello. "
         assert line.errors == []
 
-    async def test_an_answer_of_one_sentence_is_released_when_it_ends(self) -> None:
-        """Only the end shows that it is one."""
+    async def test_single_sentence_is_released_at_its_end(self) -> None:
         only = scripted(Say("We are"), Wait(0.2), Say(" open."), Wait(0.1))
         async with Line(racing(only, policy=self.POLICY)) as line:
             await line.ask()
@@ -394,8 +364,7 @@ class TestLateCommit:
         assert report.commit_reason == "whole_answer"
         assert report.ttfs_secs == pytest.approx(0.3)
 
-    async def test_without_a_text_to_speech_auto_commits_on_the_first_token(self) -> None:
-        """Nobody waits for sentences there."""
+    async def test_auto_commits_on_first_token_without_tts(self) -> None:
         async with Line(racing(scripted(Say("We"), Wait(1), Say(" are.")))) as line:
             await line.ask()
             report = await line.report()
@@ -403,7 +372,7 @@ class TestLateCommit:
 
 
 class TestRescue:
-    """An answer that breaks off after its first words is gone on with."""
+    """An answer that breaks off after its first words is continued."""
 
     CUT: ClassVar[list[Step]] = [
         Say("We are open till nine."),
@@ -421,10 +390,9 @@ class TestRescue:
         ids=["goes on", "repeats"],
     )
     @pytest.mark.parametrize("commit", ["first_sentence", "first_token"])
-    async def test_another_attempt_continues(
+    async def test_continuation_completes_the_answer(
         self, breaks: list[Step], second: str, commit: Any
     ) -> None:
-        """Nothing is said twice and nothing is missing, in one frame of Start and End."""
         policy = HedgePolicy.fallback(commit=commit, stall_secs=2.0)
         rescuer = scripted(Wait(0.2), *[Say(word) for word in re.findall(r"\s*\S+", second)])
         async with Line(racing(scripted(*breaks), rescuer, policy=policy)) as line:
@@ -440,15 +408,14 @@ class TestRescue:
             "connectivity" if breaks is self.CUT else "stalled"
         )
 
-    async def test_the_rescuer_is_told_what_has_been_said(self) -> None:
-        """The conversation itself stays as it was."""
+    async def test_continuation_prompt_contains_the_released_text(self) -> None:
         policy = HedgePolicy.fallback(commit="first_sentence")
         rescuer = scripted(Say(" Do come."))
         context = LLMContext([{"role": "user", "content": "Are you open?"}])
         async with Line(racing(scripted(*self.CUT), rescuer, policy=policy)) as line:
             await line.ask(context=context)
-        [asked] = rescuer.contexts
-        roles = [(m["role"], m["content"]) for m in asked.messages]  # pyright: ignore[reportIndexIssue, reportTypedDictNotRequiredAccess]
+        [requested] = rescuer.contexts
+        roles = [(m["role"], m["content"]) for m in requested.messages]  # pyright: ignore[reportIndexIssue, reportTypedDictNotRequiredAccess]
         assert roles[:2] == [
             ("user", "Are you open?"),
             ("assistant", "We are open till nine."),
@@ -456,8 +423,7 @@ class TestRescue:
         assert roles[2][0] == "developer"
         assert len(context.messages) == 1
 
-    async def test_an_unfinished_sentence_is_kept_back(self) -> None:
-        """If nobody continues, the answer ends after its last whole sentence, with one error."""
+    async def test_unfinished_sentence_is_kept_back(self) -> None:
         policy = HedgePolicy.fallback(commit="first_sentence")
         llm = racing(scripted(*self.CUT), scripted(Error()), policy=policy)
         async with Line(llm) as line:
@@ -479,10 +445,9 @@ class TestRescue:
             ("first_token", ["我们营业到九点。"], "我们营业到九点。 Sorry."),
         ],
     )
-    async def test_where_nobody_continues_the_caller_is_told(
+    async def test_fallback_text_follows_an_uncontinued_answer(
         self, commit: Any, first: list[str], heard: str
     ) -> None:
-        """After what is whole of the answer comes the fallback text, a sentence of its own."""
         policy = HedgePolicy.fallback(commit=commit, fallback_text="Sorry.")
         cut = scripted(Wait(0.2), *map(Say, first), Wait(1), Error())
         async with Line(racing(cut, scripted(Error()), policy=policy)) as line:
@@ -494,19 +459,16 @@ class TestRescue:
         assert (report.outcome, report.winner) == ("failed", "a")
         assert report.ttft_secs == pytest.approx(0.2)
         assert report.degraded_reason == (
-            "the answer broke off, nobody continued it (a: server, b: server)"
+            "the answer broke off and was not continued (a: server, b: server)"
         )
 
-    async def test_scripts_without_blanks_get_none(self) -> None:
-        """Between the answer and the fallback text, if both are written so."""
+    async def test_no_space_is_added_in_scripts_without_spaces(self) -> None:
         policy = HedgePolicy.race(1, fallback_text="请稍等。")
         async with Line(racing(scripted(Say("我们营业。"), Error()), policy=policy)) as line:
             await line.ask()
         assert line.text == "我们营业。请稍等。"
 
-    async def test_a_tool_that_was_called_is_an_answer(self) -> None:
-        """Though the stream breaks behind the call: it runs, and nobody is told of a failure."""
-
+    async def test_stream_break_after_a_tool_call_is_no_failure(self) -> None:
         async def close(params: FunctionCallParams) -> None:
             await params.result_callback("done")
 
@@ -522,8 +484,7 @@ class TestRescue:
         assert (report.outcome, report.degraded_reason) == ("answered_with_tools", None)
         assert line.errors == []
 
-    async def test_an_interruption_in_mid_answer_is_no_failure(self) -> None:
-        """Who speaks into the answer is not told that it broke off."""
+    async def test_interruption_mid_answer_is_no_failure(self) -> None:
         policy = HedgePolicy.race(1, fallback_text="Sorry.")
         stuck = scripted(Say("We are open."), Wait(NEVER))
         async with Line(racing(stuck, policy=policy)) as line:
@@ -534,8 +495,7 @@ class TestRescue:
         assert line.text == "We are open."
         assert (report.outcome, report.degraded_reason) == ("interrupted", None)
 
-    async def test_a_rescue_that_breaks_off_is_rescued_in_turn(self) -> None:
-        """For as long as attempts are left."""
+    async def test_broken_continuation_is_continued(self) -> None:
         policy = HedgePolicy.fallback(max_attempts=3, commit="first_sentence")
         second = scripted(Say(" We have a terrace."), Say(" It"), Error())
         third = scripted(Say(" Do come by."))
@@ -543,8 +503,7 @@ class TestRescue:
             await line.ask()
         assert line.text == "We are open till nine. We have a terrace. Do come by."
 
-    async def test_an_interruption_during_a_rescue_ends_it(self) -> None:
-        """What was spoken stays; the rescuer is closed and not blamed."""
+    async def test_interruption_ends_a_continuation(self) -> None:
         rescuer = scripted(Wait(NEVER))
         policy = HedgePolicy.fallback(commit="first_sentence", stall_secs=60)
         async with Line(racing(scripted(*self.CUT), rescuer, policy=policy)) as line:
@@ -557,8 +516,7 @@ class TestRescue:
         assert report.outcome == "interrupted"
         assert [a.outcome for a in report.attempts] == ["failed", "interrupted"]
 
-    async def test_a_cut_inside_a_tool_call_runs_no_tool_until_a_complete_one_comes(self) -> None:
-        """The call that was cut never was one."""
+    async def test_incomplete_tool_call_does_not_run(self) -> None:
         ran: list[str] = []
 
         async def close(params: FunctionCallParams) -> None:
@@ -577,9 +535,7 @@ class TestRescue:
         assert line.text == "One moment."
         assert report.outcome == "answered_with_tools"
 
-    async def test_text_before_a_tool_call_is_released_before_the_tool_runs(self) -> None:
-        """The caller hears the sentence while the tool works."""
-
+    async def test_text_is_released_before_its_tool_runs(self) -> None:
         async def close(params: FunctionCallParams) -> None:
             await params.result_callback(line.text)
 
@@ -593,8 +549,7 @@ class TestRescue:
 
 
 class TestInlineThoughts:
-    async def test_they_are_not_spoken_and_do_not_win(self) -> None:
-        """Some servers pass reasoning on as text."""
+    async def test_inline_thoughts_are_not_spoken_and_do_not_win(self) -> None:
         thinker = scripted(Say("<thi"), Say("nk>Let me see</th"), Wait(1), Say("ink>\n\nYes."))
         async with Line(racing(thinker)) as line:
             await line.ask()
@@ -605,9 +560,7 @@ class TestInlineThoughts:
 
 
 class TestRetryAfter:
-    async def test_a_provider_that_asks_to_be_left_alone_is(self) -> None:
-        """For as long as it said; then it is first in line again."""
-
+    async def test_retry_after_is_respected(self) -> None:
         class Busy(ScriptedLLMService):
             async def _play(self, script: Any, context: LLMContext) -> None:
                 if len(self.contexts) > 1:
@@ -630,19 +583,17 @@ class TestRetryAfter:
         assert len(busy.contexts) == 2
         assert line.text == "Hi.Hi.Back."
 
-    async def test_if_nobody_else_is_left_it_is_asked_all_the_same(self) -> None:
-        """Better an early request than silence."""
+    async def test_retry_after_is_ignored_without_alternatives(self) -> None:
         service = scripted(Say("Hi."))
         llm = racing(service)
         async with Line(llm) as line:
-            llm.stats.health.rest("a | scripted", 1e9)
+            llm.stats.health.set_retry_after("a | scripted", 1e9)
             await line.ask()
         assert line.text == "Hi."
 
 
 class TestProviderStates:
-    async def test_what_is_known_changes_with_each_turn(self) -> None:
-        """Who is left out, who rests, and how much of the latency is still assumed."""
+    async def test_provider_states_follow_each_turn(self) -> None:
         denied = scripted(Error("no such key", category=ErrorCategory.AUTHENTICATION))
         fast = scripted(Wait(0.2), Say("Hi."), model="gpt-4.1")
         llm = racing(denied, fast, policy=HedgePolicy.fallback())
@@ -650,7 +601,7 @@ class TestProviderStates:
             before = llm.provider_states()
             await line.ask()
             now = asyncio.get_running_loop().time()
-            llm.stats.health.rest("b | gpt-4.1", now + 20)
+            llm.stats.health.set_retry_after("b | gpt-4.1", now + 20)
             after = llm.provider_states()
         assert [(s.provider, s.model, s.is_excluded, s.retry_after_secs) for s in before] == [
             ("a", "scripted", False, 0.0),
@@ -666,13 +617,11 @@ class TestProviderStates:
 
 
 class TestDrain:
-    def test_the_logs_folder_must_exist(self, tmp_path: Path) -> None:
-        """Not found out at the first loser, when what it said is lost."""
+    def test_missing_log_folder_is_rejected(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="drained_log: there is no folder"):
             HedgedLLMService([scripted()], drained_log=tmp_path / "missing" / "losers.jsonl")
 
-    async def test_a_drained_loser_runs_on_and_is_recorded(self, tmp_path: Path) -> None:
-        """Its answer is never heard, and comes by event and as a line of JSON."""
+    async def test_drained_loser_is_recorded(self, tmp_path: Path) -> None:
         log = tmp_path / "drained.jsonl"
         usage = LLMTokenUsage(prompt_tokens=9, completion_tokens=4, total_tokens=13)
         slow = scripted(Wait(0.5), Say("Good "), Wait(0.1), Say("evening."), usage=usage)
@@ -701,8 +650,7 @@ class TestDrain:
         assert not answer.tokens_estimated
         assert json.loads(log.read_text()) == dataclasses.asdict(answer)
 
-    async def test_the_next_turn_ends_it(self) -> None:
-        """An instance carries one request at a time, and the caller comes first."""
+    async def test_next_turn_ends_a_drained_loser(self) -> None:
         slow = ScriptedLLMService([Wait(0.5), Say("Good"), Wait(NEVER)], [Say("Me first.")])
         fast = ScriptedLLMService([Wait(0.1), Say("Hi.")], [Wait(1), Say("Unheard.")])
         drained: list[DrainedAnswer] = []
@@ -719,8 +667,7 @@ class TestDrain:
             assert line.text == "Hi.Me first."
             assert [(a.text, a.complete) for a in drained] == [("Good", False)]
 
-    async def test_an_interruption_ends_it(self) -> None:
-        """Barge-in closes every request, drained ones too."""
+    async def test_interruption_ends_a_drained_loser(self) -> None:
         slow = scripted(Wait(NEVER))
         llm = racing(scripted(Say("Hi.")), slow, policy=HedgePolicy.race(2, losers="drain"))
         async with Line(llm) as line:
@@ -749,8 +696,7 @@ class TestInference:
         service.given = given  # pyright: ignore[reportAttributeAccessIssue]
         return service
 
-    async def test_it_is_raced_too(self) -> None:
-        """The first whole answer is taken, a failure or a blank one is not."""
+    async def test_inference_is_raced(self) -> None:
         slow, blank, broken = self.infers("Slow.", 5), self.infers(" "), self.infers(OSError("no"))
         good = self.infers("A summary.", 1)
         llm = racing(slow, blank, broken, good)
@@ -758,8 +704,7 @@ class TestInference:
         assert answer == "A summary."
         assert good.given == [{"max_tokens": 7, "system_instruction": "Sum up."}]  # pyright: ignore[reportAttributeAccessIssue]
 
-    async def test_all_failed_is_raised_with_every_cause(self) -> None:
-        """As a bare service raises its own error."""
+    async def test_inference_raises_every_cause(self) -> None:
         llm = racing(self.infers(OSError("no")), self.infers(ValueError("no")))
         with pytest.raises(AllProvidersFailed) as caught:
             await llm.run_inference(LLMContext([]))
@@ -768,8 +713,7 @@ class TestInference:
             "application",
         ]
 
-    async def test_an_answer_without_a_word_is_none(self) -> None:
-        """As from a bare service, if nobody else has more to say."""
+    async def test_blank_inference_returns_none(self) -> None:
         assert await racing(self.infers(None)).run_inference(LLMContext([])) is None
         assert (
             await racing(self.infers(None), self.infers(None)).run_inference(LLMContext([])) is None
@@ -777,8 +721,7 @@ class TestInference:
         failed = self.infers(OSError("no"))
         assert await racing(failed, self.infers(None)).run_inference(LLMContext([])) is None
 
-    async def test_what_it_learns_holds_for_turns_too(self) -> None:
-        """A provider that asks to be left alone is, wherever it asked; a deadline ends the wait."""
+    async def test_inference_retry_after_holds_for_turns(self) -> None:
         request = httpx.Request("POST", "http://127.0.0.1")
         response = httpx.Response(429, headers={"retry-after": "30"}, request=request)
         busy = self.infers(httpx.HTTPStatusError("busy", request=request, response=response))
@@ -793,8 +736,7 @@ class TestInference:
         assert len(busy.given) == 1  # pyright: ignore[reportAttributeAccessIssue]
         assert [attempt.provider for attempt in report.attempts] == ["b"]
 
-    async def test_the_deadline_ends_it(self) -> None:
-        """As it ends a turn."""
+    async def test_deadline_ends_an_inference(self) -> None:
         llm = racing(self.infers("Late.", 9), policy=HedgePolicy.race(1, deadline_secs=0.5))
         began = asyncio.get_running_loop().time()
         with pytest.raises(AllProvidersFailed):
@@ -803,8 +745,7 @@ class TestInference:
 
 
 class TestInterruption:
-    async def test_before_an_answer_it_closes_every_request(self) -> None:
-        """Nobody is blamed, and the turn is framed all the same."""
+    async def test_interruption_closes_every_request(self) -> None:
         llms = [scripted(Wait(NEVER)), scripted(Wait(NEVER))]
         llm = racing(*llms)
         async with Line(llm) as line:
@@ -819,8 +760,7 @@ class TestInterruption:
         assert line.framing == ["<", ">"]
         assert line.errors == []
 
-    async def test_in_mid_answer_it_closes_the_winner(self) -> None:
-        """The report still names who was speaking."""
+    async def test_interruption_mid_answer_closes_the_winner(self) -> None:
         talker = scripted(Say("Well, "), Wait(NEVER))
         async with Line(racing(talker, scripted(Wait(NEVER)))) as line:
             await line.send(LLMContextFrame(LLMContext([])))
@@ -832,8 +772,7 @@ class TestInterruption:
         assert [a.outcome for a in report.attempts] == ["interrupted", "superseded"]
         assert talker.open_requests == 0
 
-    async def test_the_next_turn_works(self) -> None:
-        """The same instances answer after an interruption."""
+    async def test_turn_after_an_interruption_works(self) -> None:
         llm = racing(ScriptedLLMService([Wait(NEVER)], [Say("Yes?")]))
         async with Line(llm) as line:
             await line.send(LLMContextFrame(LLMContext([])))
@@ -843,9 +782,7 @@ class TestInterruption:
             await line.ask()
             assert line.text == "Yes?"
 
-    async def test_a_member_that_ignores_its_cancellation_does_not_hold_up_the_caller(self) -> None:
-        """Leaving a turn is bounded, and the stuck instance is waited for in the next."""
-
+    async def test_member_ignoring_cancellation_does_not_block(self) -> None:
         class Stubborn(ScriptedLLMService):
             async def _play(self, script: Any, context: LLMContext) -> None:
                 try:
@@ -881,8 +818,7 @@ class TestTools:
         context.ran = ran  # pyright: ignore[reportAttributeAccessIssue]
         return context
 
-    async def test_only_the_winners_tool_runs_and_once(self) -> None:
-        """Both providers ask for the tool; it runs for one, with the pipeline's own context."""
+    async def test_only_the_winners_tool_runs_once(self) -> None:
         context = self._context()
         first = scripted(Wait(0.1), Call("book_table", {"by": "a"}))
         second = scripted(Wait(0.1), Call("book_table", {"by": "b"}))
@@ -897,8 +833,7 @@ class TestTools:
         assert report.outcome == "answered_with_tools"
         assert report.ttft_secs == pytest.approx(0.1)
 
-    async def test_a_losers_tool_never_runs(self) -> None:
-        """A call that comes while another answer is committed is dropped."""
+    async def test_losers_tool_never_runs(self) -> None:
         context = self._context()
         caller = scripted(Wait(0.2), Call("book_table"))
         talker = scripted(Wait(0.1), Say("One "), Wait(0.3), Say("moment."))
@@ -907,8 +842,7 @@ class TestTools:
         assert context.ran == []  # pyright: ignore[reportAttributeAccessIssue]
         assert line.text == "One moment."
 
-    async def test_a_handler_registered_on_the_hedged_service_runs(self) -> None:
-        """``register_function`` works as on any LLM service."""
+    async def test_handler_on_the_hedged_service_runs(self) -> None:
         ran: list[str] = []
 
         async def close(params: FunctionCallParams) -> None:
@@ -923,8 +857,7 @@ class TestTools:
         assert ran == ["close"]
 
     @pytest.mark.parametrize("member", [0, 1])
-    async def test_a_handler_registered_on_a_member_runs(self, member: int) -> None:
-        """Of a service that was set up before it was hedged, whichever member wins."""
+    async def test_handler_on_a_member_runs(self, member: int) -> None:
         ran: list[str] = []
 
         async def close(params: FunctionCallParams) -> None:
@@ -942,8 +875,7 @@ class TestTools:
 
 
 class TestMetrics:
-    async def test_they_stand_under_the_services_own_name_with_the_winners_model(self) -> None:
-        """Pipecat's latency observer finds the LLM's share by that name."""
+    async def test_metrics_have_the_winners_model(self) -> None:
         usage = LLMTokenUsage(prompt_tokens=100, completion_tokens=7, total_tokens=107)
         slow = scripted(Wait(0.5), Say("No."), model="slow-1")
         fast = scripted(Wait(0.05), Say("Yes."), model="fast-1", usage=usage)
@@ -959,8 +891,7 @@ class TestMetrics:
         assert hedge.report == report
         assert hedge.model == "fast-1"
 
-    async def test_tokens_and_costs(self) -> None:
-        """The winner's count is the provider's; a cancelled loser's is estimated and marked so."""
+    async def test_tokens_and_costs_are_reported(self) -> None:
         usage = LLMTokenUsage(prompt_tokens=1_000_000, completion_tokens=10, total_tokens=1_000_010)
         cheap = scripted(Wait(0.05), Say("Yes."), usage=usage)
         dear = scripted(Wait(0.04), Say("  "), Wait(NEVER))
@@ -982,8 +913,7 @@ class TestMetrics:
         assert lost.usd is not None
         assert lost.usd > 0
 
-    async def test_a_provider_without_a_price_costs_nothing_known(self) -> None:
-        """``usd`` is None rather than 0 where the price is not known."""
+    async def test_unknown_price_gives_no_cost(self) -> None:
         async with Line(racing(scripted(Say("Hi.")))) as line:
             await line.ask()
             report = await line.report()
@@ -999,8 +929,7 @@ def _is_zero(data: Any) -> bool:  # Pipecat announces itself with a zero when a 
 
 
 class TestWhatReachesEveryMember:
-    async def test_settings_of_the_service_are_shared(self) -> None:
-        """``settings`` at construction and an update later arrive at each member."""
+    async def test_settings_reach_every_member(self) -> None:
         llms = [scripted(Say("Hi.")), scripted(Say("Hi."))]
         llm = HedgedLLMService(
             llms,
@@ -1014,8 +943,7 @@ class TestWhatReachesEveryMember:
             assert [setting(s, "temperature") for s in llms] == [0.2, 0.2]
             assert [s.settings.model for s in llms] == ["scripted", "scripted"]
 
-    async def test_an_update_can_be_addressed_to_one_member(self) -> None:
-        """The model is a member's own affair."""
+    async def test_settings_update_reaches_one_member(self) -> None:
         a, b = scripted(Say("Hi.")), scripted(Say("Hi."))
         async with Line(racing(a, b)) as line:
             await line.send(LLMUpdateSettingsFrame(delta=LLMSettings(model="new"), service=b))
@@ -1023,8 +951,7 @@ class TestWhatReachesEveryMember:
             await line.ask()
         assert (a.settings.model, b.settings.model) == ("scripted", "new")
 
-    async def test_an_appended_instruction_reaches_each(self) -> None:
-        """It is composed onto each member's own prompt."""
+    async def test_appended_instruction_reaches_every_member(self) -> None:
         llms = [scripted(Say("Hi.")), scripted(Say("Hi."))]
         llm = racing(*llms)
         llm.append_system_instruction("Speak plainly.")
@@ -1032,8 +959,7 @@ class TestWhatReachesEveryMember:
             await line.ask()
         assert [setting(s, "system_instruction") for s in llms] == ["Speak plainly."] * 2
 
-    async def test_each_gets_a_context_of_its_own(self) -> None:
-        """A service may mend the context it is given; the conversation is not its to change."""
+    async def test_each_member_gets_its_own_context(self) -> None:
         llms = [scripted(Wait(0.1), Say("Hi.")), scripted(Wait(0.1), Say("Hi."))]
         context = LLMContext(
             [

@@ -1,4 +1,4 @@
-"""Sessions come and go, and what the process keeps of them is of its providers."""
+"""Sessions leave nothing in the process but their providers' statistics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ENDINGS: tuple[tuple[AttemptOutcome, Verdict], ...] = (
 
 
 def kept_by(root: object) -> int:
-    """How many objects are kept alive by one, itself included; numbers, which fill rings, apart."""
+    """The number of objects that one keeps alive, itself included; numbers excluded."""
     seen: dict[int, object] = {}
     left = [root]
     while left:
@@ -47,7 +47,7 @@ def kept_by(root: object) -> int:
 
 
 def parts(stats: ProviderStats) -> dict[str, int]:
-    """What is kept: all together, by the breakers and limits, and by who watches the loop."""
+    """The objects kept: in total, by breakers and limits, and by the loop watch."""
     return {
         "all": kept_by(stats),
         "health": kept_by(stats.health),
@@ -57,11 +57,10 @@ def parts(stats: ProviderStats) -> dict[str, int]:
     }
 
 
-def test_what_is_kept_is_counted() -> None:
-    """One more provider, or one more thing remembered for a session, is seen."""
+def test_count_detects_one_more_object() -> None:
     stats = ProviderStats()
     before = parts(stats)
-    stats.health.of("a")
+    stats.health.entry("a")
     assert parts(stats)["health"] > before["health"]
     grown = kept_by(stats)
     stats.events.subscribe(TurnReport, lambda _: None)
@@ -69,7 +68,7 @@ def test_what_is_kept_is_counted() -> None:
 
 
 async def session(stats: ProviderStats, members: ProviderPool, number: int) -> None:
-    """One session of one turn, with everything of the process that it has to do with."""
+    """One session of one turn with all process-wide parts."""
     loop = asyncio.get_running_loop()
     stats.hold()
     candidates = members.candidates(loop.time())
@@ -87,11 +86,11 @@ async def session(stats: ProviderStats, members: ProviderPool, number: int) -> N
     attempt.outcome, attempt.ended_at = outcome, attempt.launched_at + 1.5 + number % 7 / 10
     if outcome == "won":
         attempt.first_token_at = attempt.launched_at + 0.3 + number % 11 / 10
-        admission.heard(permit, number % 3)
+        admission.record_first_token(permit, number % 3)
     elif outcome == "failed":
         attempt.error = AttemptError("server", "down")
     planner.learn([attempt])
-    admission.give_back(permit, verdict, has_begun=outcome == "won")
+    admission.release(permit, verdict, has_begun=outcome == "won")
     admission.close()
     stats.health.take_changes()
     await asyncio.sleep(0.1)
@@ -99,13 +98,9 @@ async def session(stats: ProviderStats, members: ProviderPool, number: int) -> N
     await stats.release()
 
 
-async def test_ten_thousand_sessions_leave_the_registry_as_large_as_it_was(
+async def test_ten_thousand_sessions_do_not_grow_the_registry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Breakers, limits, permits, latencies, budgets and who watches the loop, together.
-
-    What is learned of each provider, and for each size of prompt, has a place by then.
-    """
     monkeypatch.setattr(LoopWatch, "run_if_real", LoopWatch.run)
     stats = ProviderStats()
     providers = [Provider(name, ScriptedLLMService([Say("Yes.")])) for name in "ab"]
@@ -123,12 +118,7 @@ async def test_ten_thousand_sessions_leave_the_registry_as_large_as_it_was(
         assert after[part] <= 1.02 * before[part], part
 
 
-async def test_sessions_with_a_pipeline_leave_nothing_either() -> None:
-    """Whole ones, of which some are answered by the second provider and some by nobody.
-
-    A breaker remembers some of its window's answers, and a limit the twenty sessions of its round;
-    had each session of one kind left something, it would be 80 and more.
-    """
+async def test_pipeline_sessions_do_not_grow_the_registry() -> None:
     stats = ProviderStats()
     fine, slow = [Wait(0.2), Say("Yes.")], [Wait(3.0), Say("Late.")]
     scripts: list[tuple[Any, Any]] = [(fine, fine), (slow, fine), ([Error()], fine)]

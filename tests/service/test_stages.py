@@ -1,4 +1,4 @@
-"""The stages of a request: what headers say of the server's share, and how events add up."""
+"""The stages of a request, from headers and client events."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge.race import StageReport
-from pipecat_hedge.service.stages import Stages, server_share
+from pipecat_hedge.service.stages import Stages, server_time
 
 pytestmark = pytest.mark.virtual_time
 
@@ -34,39 +34,37 @@ pytestmark = pytest.mark.virtual_time
         ({"x-request-id": "1"}, None),
     ],
 )
-def test_the_servers_own_share(headers: dict[str, str], share: tuple[float, str] | None) -> None:
-    """In seconds, with the header that says so, the most particular one first."""
-    found = server_share(headers)
+def test_server_time_is_parsed_from_headers(
+    headers: dict[str, str], share: tuple[float, str] | None
+) -> None:
+    found = server_time(headers)
     assert found == (None if share is None else (pytest.approx(share[0]), share[1]))
 
 
 @given(st.sampled_from(["openai-processing-ms", "server-timing"]), st.text())
-def test_whatever_a_header_says_is_survived(name: str, told: str) -> None:
-    """A share is a time, or is not known."""
-    found = server_share({name: told})
+def test_any_header_value_is_safe(name: str, told: str) -> None:
+    found = server_time({name: told})
     assert found is None or found[0] >= 0
 
 
-async def test_what_nobody_tells_is_not_known() -> None:
-    """A service whose client cannot be listened to has no stages, not zeros."""
+async def test_untraced_service_has_no_stages() -> None:
     assert Stages().report(0.0) is None
     stages = Stages()
-    stages.token_came()
+    stages.record_token()
     assert stages.report(0.0) == StageReport(first_token_secs=0.0)
 
 
-async def test_a_request_that_is_made_again() -> None:
-    """Times of connecting add up; moments are those of the request that was answered."""
+async def test_stages_of_a_repeated_request_add_up() -> None:
     stages = Stages()
     for answered in (False, True):
-        await stages.hear("connection.connect_tcp.started", {})
-        await stages.hear("connection.connect_tcp.complete", {})
-        await stages.hear("connection.start_tls.started", {})
-        await stages.hear("connection.start_tls.complete", {})
-        await stages.hear("http11.send_request_headers.started", {})
-        await stages.hear("http11.send_request_body.complete", {})
-        await stages.hear("http11.receive_response_headers.complete", {})
-        stages.answered({"openai-processing-ms": "7"} if answered else {})
+        await stages.record_event("connection.connect_tcp.started", {})
+        await stages.record_event("connection.connect_tcp.complete", {})
+        await stages.record_event("connection.start_tls.started", {})
+        await stages.record_event("connection.start_tls.complete", {})
+        await stages.record_event("http11.send_request_headers.started", {})
+        await stages.record_event("http11.send_request_body.complete", {})
+        await stages.record_event("http11.receive_response_headers.complete", {})
+        stages.record_headers({"openai-processing-ms": "7"} if answered else {})
     report = stages.report(-1.0)
     assert report == StageReport(
         new_connection=True,
@@ -79,26 +77,24 @@ async def test_a_request_that_is_made_again() -> None:
     )
 
 
-async def test_events_that_are_not_known_say_nothing() -> None:
-    """Later versions of the client may tell more."""
+async def test_unknown_events_are_ignored() -> None:
     stages = Stages()
-    await stages.hear("http3.warp.started", {})
-    await stages.hear("nonsense", {})
+    await stages.record_event("http3.warp.started", {})
+    await stages.record_event("nonsense", {})
     assert stages.report(0.0) is None
 
 
-async def test_what_was_certainly_never_sent() -> None:
-    """Until its head is written; not where no client tells of it."""
+async def test_request_is_unsent_until_its_headers_are_written() -> None:
     nobody_tells = Stages()
-    nobody_tells.answered({"openai-processing-ms": "231"})
-    assert not nobody_tells.was_never_sent
-    cold, warm = Stages(client_tells=True), Stages(client_tells=True)
-    assert warm.was_never_sent
-    await cold.hear("connection.connect_tcp.started", {})
-    assert cold.was_never_sent
-    await cold.hear("connection.connect_tcp.complete", {})
+    nobody_tells.record_headers({"openai-processing-ms": "231"})
+    assert not nobody_tells.is_unsent
+    cold, warm = Stages(is_traced=True), Stages(is_traced=True)
+    assert warm.is_unsent
+    await cold.record_event("connection.connect_tcp.started", {})
+    assert cold.is_unsent
+    await cold.record_event("connection.connect_tcp.complete", {})
     for stages in (cold, warm):
-        await stages.hear("http11.send_request_headers.started", {})
-        assert not stages.was_never_sent
-        await stages.hear("http11.send_request_body.complete", {})
-        assert not stages.was_never_sent
+        await stages.record_event("http11.send_request_headers.started", {})
+        assert not stages.is_unsent
+        await stages.record_event("http11.send_request_body.complete", {})
+        assert not stages.is_unsent

@@ -1,4 +1,4 @@
-"""What the caller hears, with a text-to-speech service downstream: when, and in which units."""
+"""What the caller hears with a text-to-speech service downstream, and when."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 class Speaker(TTSService):
-    """Speaks nothing, at once, and notes what it was asked to speak, and when."""
+    """Records the texts that it gets, and when."""
 
     def __init__(self, mode: TextAggregationMode = TextAggregationMode.SENTENCE):
         super().__init__(
@@ -50,7 +50,7 @@ class Speaker(TTSService):
 
 
 def tokens(text: str, secs: float = 0.05) -> list[Step]:
-    """The text as models stream it, a word at a time."""
+    """The text as models stream it."""
     steps: list[Step] = []
     for number, word in enumerate(text.split(" ")):
         steps += [Wait(secs), Say(f" {word}" if number else word)]
@@ -63,7 +63,7 @@ async def spoken(
     before: Sequence[FrameProcessor] = (),
     settings: Frame | None = None,
 ) -> tuple[list[tuple[float, str]], Line]:
-    """What was spoken of one turn, timed from its beginning."""
+    """The texts spoken in one turn, with their times."""
     async with Line(llm, processors=[*before, speaker]) as line:
         if settings is not None:
             await line.send(settings)
@@ -79,8 +79,7 @@ ANSWER = "We are open till nine. It costs $29.95 with Mr. Fish. Do come by!"
 
 @pytest.mark.parametrize("mode", TextAggregationMode)
 @pytest.mark.parametrize("answer", [ANSWER, "Yes.", "Yes", "One. Two. Three.", "Dr. Who?"])
-async def test_the_same_is_spoken_at_the_same_time(mode: TextAggregationMode, answer: str) -> None:
-    """Unit for unit as from a bare service: keeping half sentences back costs nothing."""
+async def test_speech_equals_that_of_a_bare_service(mode: TextAggregationMode, answer: str) -> None:
     script = tokens(answer)
     expected, _ = await spoken(ScriptedLLMService(script), Speaker(mode))
     slow = ScriptedLLMService([Wait(9)])
@@ -92,8 +91,7 @@ async def test_the_same_is_spoken_at_the_same_time(mode: TextAggregationMode, an
     assert line.reports[0].commit_on == wanted
 
 
-async def test_a_marker_in_front_does_not_hide_the_first_sentence() -> None:
-    """With turn completion on, sentences are spoken when the bare service speaks them."""
+async def test_leading_marker_does_not_delay_the_first_sentence() -> None:
     script = [Wait(0.1), Say("●"), *tokens(" We are open till nine. Do come by!")]
     settings = LLMUpdateSettingsFrame(delta=LLMSettings(filter_incomplete_user_turns=True))
     expected, _ = await spoken(ScriptedLLMService(script), Speaker(), settings=settings)
@@ -105,8 +103,7 @@ async def test_a_marker_in_front_does_not_hide_the_first_sentence() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-async def test_a_service_in_a_pipeline_of_its_own(depth: int) -> None:
-    """The text-to-speech is found outside it."""
+async def test_tts_outside_a_nested_pipeline_is_found(depth: int) -> None:
     llm = HedgedLLMService([ScriptedLLMService(tokens(ANSWER))])
     nested: FrameProcessor = llm
     for _ in range(depth):
@@ -117,8 +114,7 @@ async def test_a_service_in_a_pipeline_of_its_own(depth: int) -> None:
     assert report.commit_on == "first_sentence"
 
 
-async def test_a_processor_that_makes_sentences_counts_too() -> None:
-    """Pipecat's LLMTextProcessor puts sentences together in front of the text-to-speech."""
+async def test_llm_text_processor_counts_as_sentence_collector() -> None:
     script = tokens(ANSWER)
     alone, other = ScriptedLLMService(script), ScriptedLLMService([Wait(9)])
     expected, _ = await spoken(ScriptedLLMService(script), Speaker(), [LLMTextProcessor()])
@@ -132,10 +128,9 @@ async def test_a_processor_that_makes_sentences_counts_too() -> None:
     ("mode", "winner", "first_heard"),
     [(TextAggregationMode.SENTENCE, "b", 1.1), (TextAggregationMode.TOKEN, "a", 0.1)],
 )
-async def test_a_dribbling_stream(
+async def test_slow_stream_loses_only_with_sentence_tts(
     mode: TextAggregationMode, winner: str, first_heard: float
 ) -> None:
-    """It loses where sentences are spoken, and wins where its first token is spoken at once."""
     dribble = [Wait(0.1), Say("We"), *tokens(" are open till nine.", 2.0)]
     second = [Wait(0.1), Say("Till nine."), Say(" Do come by.")]
     hedged = HedgedLLMService(
@@ -148,8 +143,7 @@ async def test_a_dribbling_stream(
 
 
 @pytest.mark.parametrize("broken", [[Error()], [Wait(9)]], ids=["cut", "stall"])
-async def test_a_rescue_speaks_no_sentence_twice(broken: list[Step]) -> None:
-    """What is heard is the answer, whole, though two providers said it."""
+async def test_continuation_speaks_no_sentence_twice(broken: list[Step]) -> None:
     first = [*tokens("We are open till nine. The kitchen"), *broken]
     second = tokens("The kitchen closes at eight. Do come by.")
     hedged = HedgedLLMService(
@@ -171,13 +165,9 @@ SEVERED = [*tokens("We are open till nine. The kitchen closes"), Error()]
 @pytest.mark.parametrize("commit", ["first_sentence", "first_token"])
 @pytest.mark.parametrize("before", [[], [LLMTextProcessor]], ids=["alone", "with a processor"])
 @pytest.mark.parametrize("told", [None, "One moment."])
-async def test_an_answer_that_nobody_continues_ends_after_its_last_whole_sentence(
+async def test_uncontinued_answer_ends_with_its_last_sentence(
     commit: Any, before: list[type[LLMTextProcessor]], told: str | None
 ) -> None:
-    """The beginning of the next one, which the text-to-speech had to see, is not spoken.
-
-    The fallback text is a sentence of its own, and part of the conversation.
-    """
     hedged = HedgedLLMService(
         [ScriptedLLMService(SEVERED, tokens("Do come by.")), ScriptedLLMService([Error()])],
         policy=HedgePolicy.fallback(commit=commit, fallback_text=told),
@@ -204,8 +194,7 @@ async def test_an_answer_that_nobody_continues_ends_after_its_last_whole_sentenc
     assert said == [f"We are open till nine. {told or ''}".strip(), "Do come by."]
 
 
-async def test_silent_text_ends_there_too() -> None:
-    """Where the answer is shown and not spoken."""
+async def test_uncontinued_silent_text_ends_with_its_last_sentence() -> None:
     hedged = HedgedLLMService(
         [ScriptedLLMService(SEVERED), ScriptedLLMService([Error()])], policy=HedgePolicy.fallback()
     )
@@ -217,8 +206,7 @@ async def test_silent_text_ends_there_too() -> None:
         ]
 
 
-async def test_a_rescuer_with_other_words_begins_a_sentence_of_its_own() -> None:
-    """The beginning that broke off is not put in front of it."""
+async def test_different_continuation_starts_a_new_sentence() -> None:
     hedged = HedgedLLMService(
         [
             ScriptedLLMService(SEVERED),
@@ -235,8 +223,7 @@ async def test_a_rescuer_with_other_words_begins_a_sentence_of_its_own() -> None
     assert line.errors == []
 
 
-async def test_an_answer_taken_back_whole_has_not_been_heard() -> None:
-    """Then the fallback text is spoken, as if nobody had answered."""
+async def test_fully_retracted_answer_speaks_the_fallback() -> None:
     hedged = HedgedLLMService(
         [ScriptedLLMService([*tokens("The kitchen closes"), Error()])],
         policy=HedgePolicy.fallback(commit="first_token", fallback_text="One moment, please."),
@@ -246,10 +233,9 @@ async def test_an_answer_taken_back_whole_has_not_been_heard() -> None:
     assert len(line.errors) == 1
 
 
-async def test_an_aggregator_that_holds_more_keeps_it() -> None:
-    """Only what was taken back is forgotten."""
+async def test_retraction_keeps_other_aggregated_text() -> None:
     collector = LLMTextProcessor()
-    RetractText().teach(collector)
+    RetractText().attach(collector)
     async with Line(
         HedgedLLMService([ScriptedLLMService([Say("Yes.")])]), processors=[collector]
     ) as line:

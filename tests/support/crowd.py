@@ -176,9 +176,9 @@ class Crowd:
         if turn.race.winner is None and turn.race.attempts[attempt].outcome is None:
             keys = {backend.provider: backend.key for backend in self._backends}
             answered = turn.race.attempts[attempt]
-            health = turn.stats.health.of(keys[answered.provider])
+            health = turn.stats.health.entry(keys[answered.provider])
             health.answered_since = max(health.answered_since, answered.launched_at)
-            health.word_at = self.now
+            health.last_token_at = self.now
             self._tell(turn, UsableToken(attempt))
 
     def _wake(self, turn: Asked) -> None:

@@ -18,7 +18,7 @@ from functools import partial
 
 from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.fleet_advice import Finding, advise
-from pipecat_hedge.limits.permit_queue import MOST_WAIT_SECS, Ticket
+from pipecat_hedge.limits.permit_queue import MAX_WAIT_SECS, Ticket
 from pipecat_hedge.limits.priority import WorkClass
 from pipecat_hedge.limits.provider_health import Permit
 from pipecat_hedge.limits.verdict import Verdict
@@ -161,7 +161,7 @@ class Fleet:
         for name in NAMES:
             if health.claim_probe(name, self.now):
                 turn = Turn(process, tier, self.now, session, is_probe=True)
-                permit = health.take(
+                permit = health.acquire(
                     replace(self._ticket(turn, "hedge", (name,)), probe=name), self.now
                 )
                 if permit is None:
@@ -177,7 +177,7 @@ class Fleet:
         return Ticket(
             work,
             turn.tier,
-            max(turn.asked_at + MOST_WAIT_SECS, self.now + 1.0),
+            max(turn.asked_at + MAX_WAIT_SECS, self.now + 1.0),
             names,
             self.now,
             turn.session,
@@ -192,7 +192,7 @@ class Fleet:
         if not turn.left:
             self._fail(turn)
             return
-        if (permit := health.take(ticket, self.now)) is not None:
+        if (permit := health.acquire(ticket, self.now)) is not None:
             self._send(turn, permit)
             return
         given: list[Permit] = []
@@ -209,7 +209,7 @@ class Fleet:
 
     def _look_again(self, turn: Turn, ticket: Ticket, given: list[Permit]) -> None:
         health = self.processes[turn.process]
-        reason = None if given else health.look_again(ticket, self.now)
+        reason = None if given else health.recheck(ticket, self.now)
         if given:
             return
         if self.now < ticket.deadline and reason is None:
@@ -235,7 +235,7 @@ class Fleet:
             self._serve(permit.key)
 
     def _lose(self, turn: Turn, permit: Permit, verdict: Verdict) -> None:
-        self.processes[turn.process].give_back(permit, verdict, self.now)
+        self.processes[turn.process].release(permit, verdict, self.now)
         if not turn.is_probe:
             self._admit(turn, "rescue")
 
@@ -252,11 +252,11 @@ class Fleet:
             self._at(first_at + self._stream_secs, partial(self._end, turn, permit, first_at))
 
     def _first(self, turn: Turn, permit: Permit) -> None:
-        self.processes[turn.process].heard(permit, self.now)
+        self.processes[turn.process].record_first_token(permit, self.now)
 
     def _end(self, turn: Turn, permit: Permit, first_at: float) -> None:
         self.servers[permit.key].busy -= 1
-        self.processes[turn.process].give_back(permit, "answered", self.now, has_begun=True)
+        self.processes[turn.process].release(permit, "answered", self.now, has_begun=True)
         if not turn.is_probe:
             self._tell(turn, first_at, is_answered=True)
         self._serve(permit.key)
@@ -271,7 +271,8 @@ class Fleet:
     def _share(self) -> None:
         """Tell each process what the others have found, as through Redis."""
         told = [
-            {name: health.of(name).finding(self.now) for name in NAMES} for health in self.processes
+            {name: health.entry(name).finding(self.now) for name in NAMES}
+            for health in self.processes
         ]
         for number, health in enumerate(self.processes):
             before, others = (
@@ -279,7 +280,7 @@ class Fleet:
                 for findings in (self._told_before, told)
             )
             for name, advice in advise(told[number], before, others).items():
-                health.of(name).follow(advice, self.now)
+                health.entry(name).follow(advice, self.now)
         self._told_before = told
         self._at(self.now + 1.0, self._share)
 

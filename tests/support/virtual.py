@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from pipecat_hedge.limits import LISTENS_TO_ONE_IN
+from pipecat_hedge.limits import LATENCY_PROBE_INTERVAL
 from pipecat_hedge.policy import PROFILES, Backend, HedgePolicy, learn, plan_turn
 from pipecat_hedge.race import Latency, Launch, Race, Slot, run_virtual
 from pipecat_hedge.service import ProviderStats
@@ -91,7 +91,7 @@ def run_turns(
     count = next(iter(latencies.values())).shape[1]
     turns = Turns(np.full(count, np.inf), np.zeros(count, np.int64))
     rng = random.Random(1)
-    unlistened = LISTENS_TO_ONE_IN
+    unlistened = LATENCY_PROBE_INTERVAL
     for turn in range(count):
         plan = plan_turn(
             policy, backends, stats, prompt_tokens=None, commit_on="first_token", rng=rng
@@ -112,7 +112,7 @@ def run_turns(
         answered = run_virtual(race, draw, plan.launched)
         unlistened += len(race.attempts)
         lost = [a for a in race.attempts if a.provider == plan.probe and a.outcome == "superseded"]
-        if unlistened < LISTENS_TO_ONE_IN:
+        if unlistened < LATENCY_PROBE_INTERVAL:
             lost = []
         for attempt in lost:
             unlistened, rows = 0, latencies[attempt.provider]

@@ -224,7 +224,7 @@ def test_rare_series_start_at_zero(recorded: Recorded) -> None:
     recorder, registry, stats = recorded
     names = ("fillers", "continuations", "attempt_failures", "tokens", "requests", "rejected")
     with stats.health.lock:
-        stats.health.of("a | m")
+        stats.health.entry("a | m")
     before = {key for key, _ in series(registry, names)}
     cut = attempt(outcome="failed", error_category="stalled", input_tokens=9, output_tokens=2)
     again = replace(cut, launch_reason="stall", launched_secs=2.0, error_category=SHED)
@@ -424,7 +424,7 @@ def test_recorder_does_not_keep_statistics_alive() -> None:
     recorder = PrometheusRecorder(registry=registry)
     stats = ProviderStats()
     with stats.health.lock:
-        stats.health.of("that goes | m")
+        stats.health.entry("that goes | m")
     assert value(registry, "breaker_state", provider="that goes", state="closed") == 1
     gone = weakref.ref(stats)
     del stats

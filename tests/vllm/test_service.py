@@ -34,7 +34,7 @@ from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, VLLMService
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.service.provider_client import (
-    Leave,
+    AcquirePermit,
     attempt_error,
     http_client,
     keepalive_expiry,
@@ -669,7 +669,7 @@ async def test_the_first_turn_does_not_wait_for_what_is_sent_ahead() -> None:
     waiting = asyncio.Event()
 
     class Slow(ScriptedLLMService):
-        async def warm(self, context: LLMContext, leave: Leave) -> None:
+        async def warm(self, context: LLMContext, acquire_permit: AcquirePermit) -> None:
             waiting.set()
             await asyncio.Event().wait()
 

@@ -1,8 +1,8 @@
-"""What a provider can take: circuit breakers, concurrency limits and permits."""
+"""Circuit breakers, concurrency limits and permits: what a provider can take now."""
 
-from pipecat_hedge.limits.admission_controller import LISTENS_TO_ONE_IN, AdmissionController
+from pipecat_hedge.limits.admission_controller import LATENCY_PROBE_INTERVAL, AdmissionController
 
 __all__ = [
-    "LISTENS_TO_ONE_IN",
+    "LATENCY_PROBE_INTERVAL",
     "AdmissionController",
 ]

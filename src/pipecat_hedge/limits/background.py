@@ -1,6 +1,6 @@
-"""Work in the background of an event loop, for as long as anybody there needs it.
+"""Background work of an event loop that its sessions share.
 
-Law: however many sessions hold it, a loop runs each work once; with the last of them it ends.
+A loop runs each work once, whatever the number of sessions, and ends it with the last one.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ class LoopWork:
         """Name the work; nothing runs yet.
 
         Args:
-            works: By the name of its task, what makes the coroutine to run.
+            works: The functions that create the coroutines to run, by task name.
         """
         self._works = dict(works)
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Held] = WeakKeyDictionary()
-        self._lock = threading.Lock()  # of which loops there are
+        self._lock = threading.Lock()  # protects the dictionary
 
     @property
     def holders(self) -> int:
-        """How many hold it, on all loops; may be asked from any thread."""
+        """The number of holders on all loops. Thread-safe."""
         with self._lock:
             return sum(held.holders for held in self._loops.values())
 
     def hold(self) -> None:
-        """Have it run on this loop from now on, until ``release``. Each holder counts."""
+        """Run the work on this loop until ``release``. Holds are counted."""
         with self._lock:
             held = self._loops.setdefault(asyncio.get_running_loop(), _Held())
         held.holders += 1
@@ -59,7 +59,7 @@ class LoopWork:
                 held.scope.start(work(), name=name)
 
     async def release(self) -> bool:
-        """End what ``hold`` began; with the last holder the work is cancelled and awaited.
+        """End one ``hold``. The last one cancels the work and waits for its end.
 
         Returns:
             Whether this was the last holder on this loop.

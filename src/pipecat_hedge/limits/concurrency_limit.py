@@ -1,20 +1,13 @@
-"""How many requests a provider should have in flight from this process. Pure; time is an argument.
+"""The limit of this process's requests in flight to a provider.
 
-Two bounds, and the lower one holds:
+The lower of two bounds holds. The *inferred* limit comes from time to first token: it shrinks when
+most requests of a round, from several sessions, took more than ``TOLERANCE`` times the usual, and
+grows otherwise. A late request counts at once, before its first token. The *stated* limit comes
+from the provider: rejections for load (429, 529), rate-limit headers, its own queue metrics.
+By default the limit bounds hedges and warm-up prompts, and only ranks providers for callers.
 
-- *Inferred* from time to first token. Each round of requests is compared with what is usual for
-  prompts of that size. If most of them took more than ``TOLERANCE`` times as long, and they came
-  from several sessions, the limit shrinks. Otherwise it grows, while it is used. Most have to be
-  late, so a heavy tail or a model that sometimes thinks is no queue. A request that is late counts
-  at once, before its first token: waiting for slow answers would be to wait for the queue to grow.
-- *Stated* by the provider: a refusal for load (429, 529), the rate limit in its headers, the queue
-  in its own metrics. These are facts, so they may fall to 0.
-
-What the limit is used for is decided elsewhere (``health.py``). By default it bounds hedges and
-prompts sent ahead. For callers' turns it only chooses among providers.
-
-Sources: Netflix concurrency-limits, Gradient2 (a tolerance of the long-run latency, a long run of
-600 samples, shrinking by at most half); RFC 5681 (a cut goes by what is in flight).
+Sources: Netflix concurrency-limits, Gradient2 (tolerance, long run of 600 samples); RFC 5681 (a cut
+relative to what is in flight).
 """
 
 from __future__ import annotations
@@ -28,35 +21,50 @@ from pipecat_hedge.race.errors import ConfigurationError
 
 __all__ = ["OPEN_BOUNDS", "SHED_BOUNDS", "ConcurrencyLimit", "LimitBounds"]
 
-ROUND, LEAST_ROUND, SESSIONS = 5, 3, 5
-"""Requests in a round: twice the floor, so many at least, but no more than the limit; and the
-sessions that they must come from to shrink it, all of them where the round is smaller."""
+ROUND = 5
+"""Requests per round, or twice the floor if that is more."""
+MIN_ROUND = 3
+"""A round is as small as the limit, but not smaller than this."""
+SESSIONS = 5
+"""A round must come from this many sessions to shrink the limit: one may have slow prompts."""
 TOLERANCE = 2.0
+"""Requests that take longer than this multiple of the usual time are late."""
 FINE_SECS = 0.5
-"""Below this median, the better of the targets for a first token in voice, no queue matters."""
-SHRINKS_TO, SETTLES_SECS, GROWS_BY = 0.25, 1.0, 1.1
-"""The limit falls to a quarter of what is in flight, then waits until that shows. A calm round lets
-it grow by a tenth and one, while it is used."""
-ASSUMED_SECS, ASSUMED_COUNT = 0.8, 5
-"""What is taken to be usual at first, and for how many first tokens that stands."""
-SETTLED, LONG_RUN = 20, 600
-"""First tokens from which on the tolerance holds, twice of it before; and of the long run that says
-what is usual."""
-REFUSED_BACKOFF, REFUSED_LEAST, REFUSED_SETTLES_SECS = 0.9, 2, 1.0
-"""A refusal leaves nine tenths of what was in flight, once a second, and callers two at least:
-a refusal of a request that was nearly alone is not about the number of requests."""
-REFUSED_GROWS, REFUSED_SECS = 1.0, 60.0
-"""Requests by which the refused limit grows each second, and for how long a refusal counts."""
+"""Below this time to first token no queue matters: the strict target for voice."""
+SHRINKS_TO = 0.25
+"""The limit falls to this share of the requests in flight."""
+SETTLES_SECS = 1.0
+"""After a cut the next round starts this much later, when its effect shows."""
+GROWS_BY = 1.1
+"""A round without most late grows the limit by a tenth and one, while it is in use."""
+ASSUMED_SECS = 0.8
+"""The usual time to first token before any measurement; typical of hosted models."""
+ASSUMED_COUNT = 5
+"""How many measurements the assumed time counts as."""
+SETTLED = 20
+"""Below this many measurements, the tolerance is squared."""
+LONG_RUN = 600
+"""Measurements in the long run that defines the usual time (Gradient2)."""
+REFUSED_BACKOFF = 0.9
+"""A rejection for load leaves this share of the requests in flight."""
+REFUSED_MIN = 2
+"""Callers keep this many: a rejection of a nearly lone request is not about concurrency."""
+REFUSED_SETTLES_SECS = 1.0
+"""Rejections within this time count as one."""
+REFUSED_GROWS = 1.0
+"""The requests per second by which the limit grows back after a rejection."""
+REFUSED_SECS = 60.0
+"""How long a rejection counts: most rate limits are per minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitBounds:
-    """Where the inferred limit may lie.
+    """Bounds of the inferred limit.
 
     Parameters:
-        floor: Requests in flight that are always safe to send; at least 1.
-        ceiling: The most that are ever allowed.
-        start: Where it begins, before anything has been seen; infinite is without a bound.
+        floor: The requests in flight that are always allowed; at least 1.
+        ceiling: The most requests in flight.
+        start: The limit before anything was observed; infinite is unlimited.
     """
 
     floor: int
@@ -67,7 +75,8 @@ class LimitBounds:
         """Check the values.
 
         Raises:
-            ConfigurationError: If they are no whole numbers from 1, or not in order.
+            ConfigurationError: If a bound is not a whole number from 1, or the floor exceeds the
+                ceiling.
         """
         for name, value in (("min_in_flight", self.floor), ("max_in_flight", self.ceiling)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -79,25 +88,26 @@ class LimitBounds:
 
 
 OPEN_BOUNDS = LimitBounds(10, 1000)
-"""Ten requests in flight are safe to send to any provider."""
+"""Ten requests in flight are safe at any provider."""
 SHED_BOUNDS = LimitBounds(1, 200, start=4)
+"""With ``admission="shed"`` the limit starts low and finds the capacity itself."""
 
 
 @dataclass(slots=True)
 class _Usual:
-    """What is usual for one class of prompt sizes: the mean of the logarithm of times."""
+    """The usual time to first token for one prompt-size class, as a mean of logarithms."""
 
     log_secs: float = math.log(ASSUMED_SECS)
     count: int = ASSUMED_COUNT
 
     @property
     def late_secs(self) -> float:
-        """After how long a request is late."""
+        """The time after which a request is late."""
         times = TOLERANCE if self.count >= SETTLED else TOLERANCE * TOLERANCE
         return max(times * math.exp(self.log_secs), FINE_SECS)
 
     def add(self, secs: float) -> None:
-        """Take a time; a late one counts little, so that a queue does not become usual at once."""
+        """Add a time. Late times weigh little, so that a queue does not become usual at once."""
         is_quick = secs <= self.late_secs and self.count < LONG_RUN
         self.count += 1
         weight = 1 / self.count if is_quick else 1 / LONG_RUN
@@ -108,11 +118,11 @@ class ConcurrencyLimit:
     """One provider's limit, shared by all sessions of a process.
 
     Attributes:
-        in_flight: Requests that are out.
+        in_flight: The number of requests in flight.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing seen."""
+        """Create a limit without observations."""
         self.in_flight = 0
         self._inferred: float | None = None
         self._usual: dict[Hashable, _Usual] = {}
@@ -127,16 +137,11 @@ class ConcurrencyLimit:
         self._rate_limit_at = -math.inf
 
     def limit(self, now: float, bounds: LimitBounds = OPEN_BOUNDS) -> int:
-        """The limit at a time, at least 0.
-
-        Args:
-            now: The time, in seconds.
-            bounds: Where the inferred limit may lie.
-        """
+        """The limit at ``now``, at least 0."""
         stated = self._stated_limit(now)
         if stated is not None:
             return max(min(stated, bounds.ceiling), 0)
-        inferred = self._begins(bounds) if self._inferred is None else self._inferred
+        inferred = self._start(bounds) if self._inferred is None else self._inferred
         inferred = min(max(inferred, bounds.floor), bounds.ceiling)
         refused = self._refused_limit(now)
         return int(inferred if refused is None else min(inferred, refused))
@@ -148,8 +153,8 @@ class ConcurrencyLimit:
 
         Args:
             now: The time.
-            bounds: Where the inferred limit may lie.
-            reserved: The share of the limit to leave free.
+            bounds: Bounds of the inferred limit.
+            reserved: The share of the limit to keep free, from 0 to 1.
         """
         limit = self.limit(now, bounds)
         left = self._rate_limit_left(now)
@@ -157,21 +162,12 @@ class ConcurrencyLimit:
         return has_left and self.in_flight + int(reserved * limit) < limit
 
     def is_refusing(self, now: float) -> bool:
-        """Whether the provider has refused as many as are in flight now, a moment ago.
-
-        Args:
-            now: The time.
-        """
+        """Whether the provider has just rejected requests with as many in flight as now."""
         refused = self._refused_limit(now)
-        return refused is not None and self.in_flight >= max(int(refused), REFUSED_LEAST)
+        return refused is not None and self.in_flight >= max(int(refused), REFUSED_MIN)
 
     def reason(self, now: float, bounds: LimitBounds = OPEN_BOUNDS) -> str:
-        """Why there is no room, for a person to read.
-
-        Args:
-            now: The time.
-            bounds: Where the inferred limit may lie.
-        """
+        """Why there is no room."""
         left = self._rate_limit_left(now)
         limit = self.limit(now, bounds)
         if left is None or self.in_flight >= limit:
@@ -194,17 +190,18 @@ class ConcurrencyLimit:
         """Count a request that is sent now.
 
         Args:
-            request: Identifies it, until ``release``.
+            request: Identifies the request until ``release``.
             now: The time.
-            session: The session that asks.
-            bounds: Where the inferred limit may lie; None if nothing is inferred from the request,
-                because its answer does not tell when it begins.
+            session: The request's session.
+            bounds: Bounds of the inferred limit; None if the request gives no time to first token,
+                so
+                that nothing is inferred from it.
             lag_secs: How far the event loop is behind.
         """
-        self._look(now - lag_secs)
+        self._count_late(now - lag_secs)
         if bounds is not None:
             if self._inferred is None and bounds.start < math.inf:
-                self._inferred = self._begins(bounds)
+                self._inferred = self._start(bounds)
             self._silent[request] = now, session, bounds.floor
         self.in_flight += 1
         if self._rate_limit is not None:
@@ -217,16 +214,16 @@ class ConcurrencyLimit:
         """Count a request that has ended.
 
         Args:
-            request: As it was acquired.
+            request: The request, as acquired.
             verdict: How it ended.
-            now: When.
+            now: When it ended.
             lag_secs: How far the event loop is behind.
         """
         assert self.in_flight > 0, "a permit was released twice"
-        self._look(now - lag_secs)
+        self._count_late(now - lag_secs)
         self._silent.pop(request, None)
         if verdict == "busy" and now - self._refused_at >= REFUSED_SETTLES_SECS:
-            # Others that are refused in the same second were sent under the same limit.
+            # Rejections within one second are of requests sent under the same limit.
             before = self._refused_limit(now)
             self._refused = REFUSED_BACKOFF * min(
                 self.in_flight, math.inf if before is None else before
@@ -234,7 +231,7 @@ class ConcurrencyLimit:
             self._refused_at = now
         self.in_flight -= 1
 
-    def heard(
+    def record_first_token(
         self,
         request: Hashable,
         ttft_secs: float,
@@ -243,18 +240,18 @@ class ConcurrencyLimit:
         size_class: Hashable = None,
         is_sure: bool = True,
     ) -> None:
-        """Take a request's first token.
+        """Record a request's time to first token.
 
         Args:
-            request: As it was acquired.
-            ttft_secs: Its time since the request was sent, in seconds.
-            now: When it came.
-            size_class: The class of its prompt's size; times are compared within one only.
-            is_sure: Whether the time is known; if not it took at least so long.
+            request: The request, as acquired.
+            ttft_secs: Its time to first token.
+            now: When the token came.
+            size_class: The class of the prompt's size; only times of one class are compared.
+            is_sure: Whether the time is exact; if not, it is a lower bound.
         """
-        self._look(now)
+        self._count_late(now)
         usual = self._usual.setdefault(size_class, _Usual())
-        if (silent := self._silent.pop(request, None)) is not None:  # else it has been counted
+        if (silent := self._silent.pop(request, None)) is not None:  # else it was counted as late
             session, floor = silent[1:]
             is_late = ttft_secs > usual.late_secs
             if is_sure or is_late:
@@ -262,41 +259,42 @@ class ConcurrencyLimit:
         if is_sure:
             usual.add(ttft_secs)
 
-    def state_queue(self, at_most: int, until: float) -> None:
-        """Take what a server's own metrics say, in place of what is inferred.
+    def set_queue(self, at_most: int, until: float) -> None:
+        """Use a server's own load metrics in place of the inferred limit.
 
         Args:
-            at_most: Requests in flight, of this process.
-            until: For how long this holds.
+            at_most: The most requests in flight from this process.
+            until: When the reading expires.
         """
         self._stated = (at_most, until)
 
-    def state_rate_limit(self, left: int, until: float, *, sent_at: float) -> None:
-        """Take what a response's headers say of the rate limit; newer replaces older.
+    def set_rate_limit(self, left: int, until: float, *, sent_at: float) -> None:
+        """Record a response's rate-limit headers; newer ones replace older ones.
 
         Args:
-            left: Requests that may still be begun.
-            until: For how long this holds.
-            sent_at: When the request was sent that was answered so: the provider counts when a
-                request comes, and may say so much later.
+            left: The requests that may still be started.
+            until: When the value expires.
+            sent_at: When the response's request was sent: a provider counts a request when it
+                arrives
+                and may report it much later.
         """
         if sent_at >= self._rate_limit_at:
             self._rate_limit, self._rate_limit_at = (max(left, 0), until), sent_at
 
     def recover(self) -> None:
-        """Forget what was inferred and refused: the provider has been found well again."""
+        """Discard the inferred limit and rejections, because the provider is healthy again."""
         self._inferred, self._refused = None, None
         self._begin_round(-math.inf)
 
     # ---- inside
 
-    def _begins(self, bounds: LimitBounds) -> float:
-        """Where the inferred limit begins: not below what is in flight already, of others."""
+    def _start(self, bounds: LimitBounds) -> float:
+        """The initial inferred limit: not below the requests that are already in flight."""
         return max(bounds.start, self.in_flight + 1.0)
 
-    def _look(self, now: float) -> None:
+    def _count_late(self, now: float) -> None:
         """Count the requests that are late and have no first token yet."""
-        # The time is that of prompts of any size: which it is, its first token will tell.
+        # The size class is known only with the first token, so use the largest time.
         late_secs = max((u.late_secs for u in self._usual.values()), default=_Usual().late_secs)
         while self._silent:
             request, (sent_at, session, floor) = next(iter(self._silent.items()))
@@ -306,13 +304,13 @@ class ConcurrencyLimit:
             self._count(True, session, floor, now)
 
     def _count(self, is_late: bool, session: Hashable, floor: int, now: float) -> None:
-        """Take a request into the round, and end the round if that is enough."""
+        """Count a request in the round, and end the round when it is full."""
         if now < self._round_from or self._stated_limit(now) is not None:
             return
         self._late.append(is_late)
         self._sessions.add(session)
         inferred = math.inf if self._inferred is None else self._inferred
-        size = int(min(max(inferred, LEAST_ROUND), max(2 * floor, ROUND)))
+        size = int(min(max(inferred, MIN_ROUND), max(2 * floor, ROUND)))
         if len(self._late) < size:
             return
         settles_at = self._round_from

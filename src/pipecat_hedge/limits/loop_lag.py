@@ -1,7 +1,7 @@
-"""Watches how far behind an event loop is, for as long as anybody there needs to know.
+"""Measures how far behind an event loop is, while a session needs it.
 
-One short sleep after the other: what it is overslept by is the lag that every callback, and so
-every caller's audio, has suffered. Ten samples a second cost some 0.1 % of a core.
+A short sleep repeats; the time by which it is late is the delay of every callback, and so of every
+caller's audio.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from pipecat_hedge.limits.overload import Overload
 __all__ = ["EVERY_SECS", "LoopWatch", "is_real"]
 
 EVERY_SECS = 0.1
+"""Ten samples a second cost about 0.1 % of a core."""
 
 
 class LoopWatch:
-    """What is known of the event loops of a process, each for itself.
+    """The lag of each event loop of a process.
 
     Example::
 
@@ -31,30 +32,30 @@ class LoopWatch:
     """
 
     def __init__(self) -> None:
-        """Begin; nothing is watched yet."""
+        """Create a watch of no loop."""
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, Overload] = WeakKeyDictionary()
-        self._lock = threading.Lock()  # of who is watched; lags are read without it
+        self._lock = threading.Lock()  # protects the dictionary; lags are read without it
 
     def refusal(self) -> str | None:
-        """Why the running loop is to send no hedge now, for a person to read; None if it may."""
+        """Why the running loop may send no hedge now; None if it may."""
         loop = asyncio.get_running_loop()
         overload = self._loops.get(loop)
         return None if overload is None else overload.refusal(loop.time())
 
     def lag_now(self) -> float:
-        """How late the running loop has come to what is done now, in seconds; 0.0 if unknown."""
+        """How late the running loop is now, in seconds; 0.0 if it is not watched."""
         try:
             loop = asyncio.get_running_loop()
-        except RuntimeError:  # turns in virtual time need none
+        except RuntimeError:  # turns in virtual time have no loop
             return 0.0
         overload = self._loops.get(loop)
         return 0.0 if overload is None else overload.lag_now(loop.time())
 
     def lag_secs(self, now: float) -> float | None:
-        """How far behind the worst of the loops is, in seconds; None if none is watched.
+        """The largest lag of all watched loops, in seconds; None without one. Thread-safe.
 
         Args:
-            now: The time of real loops, ``time.monotonic()``. Call it from any thread.
+            now: The time of real loops, ``time.monotonic()``.
         """
         with self._lock:
             overloads = list(self._loops.values())
@@ -62,15 +63,15 @@ class LoopWatch:
         return max(lags, default=None)
 
     async def run_if_real(self) -> None:
-        """Watch the running loop until it is cancelled; a virtual one is left alone.
+        """Watch the running loop until cancelled; does nothing on a virtual loop.
 
-        Nobody waits for a virtual loop, and a timer would have it run ahead of its threads.
+        A timer would make a virtual loop run ahead of its threads.
         """
         if is_real(asyncio.get_running_loop()):
             await self.run()
 
     async def run(self) -> None:
-        """Watch the running loop until it is cancelled."""
+        """Watch the running loop until cancelled."""
         loop = asyncio.get_running_loop()
         with self._lock:
             overload = self._loops.setdefault(loop, Overload())
@@ -86,9 +87,5 @@ class LoopWatch:
 
 
 def is_real(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether a loop's seconds are those of a clock, and not of a test.
-
-    Args:
-        loop: The loop, running.
-    """
+    """Whether a running loop uses real time, unlike a test's."""
     return abs(loop.time() - time.monotonic()) < 60.0

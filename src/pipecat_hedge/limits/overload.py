@@ -1,12 +1,8 @@
-"""Whether an event loop is too far behind to send hedges. Pure; time is an argument.
+"""Decides from samples whether an event loop is too far behind to send hedges.
 
-A loop that is late reads every provider's answer late. A hedge cannot help against that; it is one
-more thing to do. So while the loop lags, hedges and prompts sent ahead are left out. Nothing else
-is: a late answer is better than none.
-
-The lag is by how much a short sleep is overslept. The median of the last ``SAMPLES`` decides, so a
-single long step (garbage collection, a model that is loaded) changes nothing. Hedges end at
-``LAG_SECS`` and begin again at half of it, so that the relief does not end itself at once.
+A late loop reads every answer late, which a hedge cannot help. While it lags, hedges and warm-up
+prompts are left out. The median of the last ``SAMPLES`` decides, so that one long step (garbage
+collection, loading a model) changes nothing. Hedges resume at half of ``LAG_SECS``.
 """
 
 from __future__ import annotations
@@ -18,45 +14,39 @@ from statistics import median
 __all__ = ["FRESH_SECS", "SAMPLES", "Overload"]
 
 SAMPLES = 5
+"""Half a second of samples: the median ignores two long steps."""
 LAG_SECS = 0.1
-"""Most of what a hedge is to save (``min_saving_secs``, 0.15 s)."""
+"""Two thirds of what a hedge must save (``min_saving_secs``, 0.15 s)."""
 CALM = 0.5
+"""Hedges resume at this share of ``LAG_SECS``, because fewer hedges already reduce the lag."""
 FRESH_SECS = 2.0
-"""So long, and twice the lag that it found, a sample counts: a loop that is behind is sampled less
-often."""
+"""A sample is valid for this time plus twice its lag: a late loop is sampled less often."""
 
 
 class Overload:
-    """How far behind one event loop is."""
+    """The lag of one event loop."""
 
     def __init__(self) -> None:
-        """Begin with a loop that keeps up."""
+        """Create the state of a loop without lag."""
         self._fresh_until = -math.inf
         self._lags: deque[float] = deque([0.0] * SAMPLES, maxlen=SAMPLES)
         self._is_behind = False
         self._due_at = math.inf
 
     def expect(self, due_at: float | None) -> None:
-        """Take note of when the next sample is due.
-
-        Args:
-            due_at: The time, in seconds; None if no other follows.
-        """
+        """Set when the next sample is due; None if there is none."""
         self._due_at = math.inf if due_at is None else due_at
 
     def lag_now(self, now: float) -> float:
-        """How late the loop has come to what is done now, in seconds.
+        """How late the loop is now, in seconds.
 
-        It is the lag of the sample before, or how much the next one is late already.
-
-        Args:
-            now: The time.
+        It is the lag of the last sample, or how late the next one is already.
         """
         before = self._lags[-1] if now <= self._fresh_until else 0.0
         return max(before, now - self._due_at, 0.0)
 
     def sample(self, lag_secs: float, now: float) -> None:
-        """Take a sample.
+        """Add a sample.
 
         Args:
             lag_secs: How late a timer of the loop was.
@@ -70,19 +60,11 @@ class Overload:
         self._is_behind = median(self._lags) >= LAG_SECS * (CALM if self._is_behind else 1.0)
 
     def lag_secs(self, now: float) -> float | None:
-        """The mean of the last lags; None if nobody has watched lately.
-
-        Args:
-            now: The time.
-        """
+        """The mean of the last lags; None without a recent sample."""
         return None if now > self._fresh_until else sum(self._lags) / SAMPLES
 
     def refusal(self, now: float) -> str | None:
-        """Why no hedge is to be sent now, for a person to read; None if one may be.
-
-        Args:
-            now: The time.
-        """
+        """Why no hedge may be sent now; None if one may."""
         if not self._is_behind or now > self._fresh_until:
             return None
         return f"the event loop is {median(self._lags):.2f} s behind"

@@ -1,12 +1,10 @@
-"""The order in which requests wait for room at a provider. Pure; time is an argument.
+"""The order in which requests wait for room at a provider.
 
-Requests wait only where a provider has refused for load, or where the host asked for it
-(``admission="shed"``). The order is: what the request is for (``work.py``), then the caller's tier,
-then the deadline, then who came first. A request names every provider that would do, the preferred
-first, and takes the first place that one of them has.
+Requests wait only where a provider rejects requests for load, or with ``admission="shed"``. The
+order is: work class (``priority.py``), tier, deadline, arrival. A request names its candidates in
+order of preference and takes the first one with room.
 
-Source: the order is that of WeChat's overload control (H. Zhou et al., Overload Control for Scaling
-WeChat Microservices, SoCC 2018).
+Source: H. Zhou et al., Overload Control for Scaling WeChat Microservices, SoCC 2018.
 """
 
 from __future__ import annotations
@@ -19,35 +17,34 @@ from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, LimitBounds
 from pipecat_hedge.limits.priority import WORK_CLASSES, WorkClass
 from pipecat_hedge.race.reports import TIERS, Tier
 
-__all__ = ["MOST_WAIT_SECS", "OPTIONAL", "RESERVED", "PermitQueue", "Ticket"]
+__all__ = ["MAX_WAIT_SECS", "OPTIONAL", "RESERVED", "PermitQueue", "Ticket"]
 
-MOST_WAIT_SECS = 3.0
-"""How long a turn waits for room: after as long a silence an answer counts as broken off."""
+MAX_WAIT_SECS = 3.0
+"""How long a turn waits for room. After as long a silence, an answer counts as stalled."""
 RESERVED: dict[WorkClass, float] = {"hedge": 0.1, "warm_up": 0.25}
-"""The share of a provider's limit that a class of work leaves to what is more urgent."""
+"""The share of a provider's limit that a work class keeps free for more urgent ones."""
 OPTIONAL = frozenset(RESERVED)
-"""Work that nobody waits for: it may be dropped. All other work is some caller's or some host's."""
+"""Work that may be dropped. All other work is awaited by a caller or a host."""
 _WORK_PLACES = {work: place for place, work in enumerate(WORK_CLASSES)}
 _TIER_PLACES = {tier: place for place, tier in enumerate(TIERS)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ticket:
-    """A place in the queue.
+    """A request's place in the queue.
 
     Parameters:
-        work: What the request is for.
-        tier: Whose it is.
-        deadline: Until when it may wait.
-        candidates: The providers that would do, the preferred first.
-        joined_at: When it was drawn.
-        session: The session that asks.
-        bounds: Where a provider's limit may lie.
-        sheds: Whether limits and open breakers end the request (``admission="shed"``).
+        work: The work class.
+        tier: The session's tier.
+        deadline: How long it may wait.
+        candidates: The possible providers, in order of preference.
+        joined_at: When it was created.
+        session: The request's session.
+        bounds: Bounds of a provider's limit.
+        sheds: Whether limits and open breakers reject the request (``admission="shed"``).
         ignores_breakers: Whether the turn was planned as if every breaker were closed.
-        probe: Which candidate is half-open and may be tried by this request; it comes after those
-            that are well.
-        has_first_token: Whether the answer tells when it begins, so that it can be late.
+        probe: The candidate that is half-open and that this request may probe, after healthy ones.
+        has_first_token: Whether the answer gives a time to first token, so that it can be late.
     """
 
     work: WorkClass
@@ -64,59 +61,43 @@ class Ticket:
 
     @property
     def is_optional(self) -> bool:
-        """Whether nobody waits for it, so that it may be dropped."""
+        """Whether the request may be dropped."""
         return self.work in OPTIONAL
 
     @property
     def rank(self) -> tuple[int, int, float, float]:
-        """By what to order tickets: the smallest is the most urgent."""
+        """The sort key of tickets: the smallest is the most urgent."""
         return (_WORK_PLACES[self.work], _TIER_PLACES[self.tier], self.deadline, self.joined_at)
 
 
 class PermitQueue:
-    """The tickets that wait for any provider, the most urgent first."""
+    """The waiting tickets of all providers, most urgent first."""
 
     def __init__(self) -> None:
-        """Begin empty."""
+        """Create an empty queue."""
         self._tickets: list[Ticket] = []
 
     def __len__(self) -> int:
-        """How many wait."""
+        """The number of waiting tickets."""
         return len(self._tickets)
 
     def join(self, ticket: Ticket) -> None:
-        """Take a place.
-
-        Args:
-            ticket: The place.
-        """
+        """Add a ticket."""
         insort(self._tickets, ticket, key=lambda waiting: waiting.rank)
 
     def leave(self, ticket: Ticket) -> None:
-        """Give up a place; one that is not held is no mistake.
-
-        Args:
-            ticket: The place.
-        """
+        """Remove a ticket; does nothing if it is not queued."""
         if ticket in self._tickets:
             self._tickets.remove(ticket)
 
     def waiting_for(self, provider: str) -> Iterator[Ticket]:
-        """The tickets that would take a place at a provider, the most urgent first.
-
-        Args:
-            provider: The provider.
-        """
+        """The tickets with a provider among their candidates, most urgent first."""
         return (ticket for ticket in list(self._tickets) if provider in ticket.candidates)
 
     def is_behind(self, ticket: Ticket, provider: str) -> bool:
         """Whether a more urgent ticket waits for the same provider.
 
-        Who waits for a limit of ``admission="shed"`` is in no caller's way who has no such limit.
-
-        Args:
-            ticket: The ticket; it may wait itself.
-            provider: The provider.
+        Tickets that wait for a limit of ``admission="shed"`` do not delay other callers' tickets.
         """
         rank, heeds_all = ticket.rank, ticket.sheds or ticket.is_optional
         for other in self._tickets:

@@ -1,7 +1,6 @@
-"""Waiting for room on asyncio: bounded, in order, and without losing a permit.
+"""Waits for a permit on asyncio: for a bounded time, in order, and without losing a permit.
 
-A request gets a permit or a reason before its deadline. If it is cancelled while a permit is on its
-way, the permit is given back.
+A permit that is granted while its request is cancelled is released again.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from pipecat_hedge.race.errors import HedgeError
 
 __all__ = ["LoopLag", "Rejected", "permit_for"]
 
-MOMENT_SECS = 1e-3
-"""What is left of a wait that is over: a shorter sleep need not move a loop's clock at all."""
-LOOK_AGAIN_SECS = 0.1
-"""How often a request that waits looks for what time alone sets free."""
+MIN_SLEEP_SECS = 1e-3
+"""A shorter sleep may not advance a loop's clock at all."""
+RECHECK_SECS = 0.1
+"""How often a waiting request checks for permits that become free with time."""
 
 LoopLag = Callable[[], str | None]
-"""Says why the event loop is too far behind for hedges; None if it is not."""
+"""Returns why the event loop is too far behind for hedges; None if it is not."""
 
 
 class Rejected(HedgeError):
@@ -31,61 +30,63 @@ class Rejected(HedgeError):
 
 
 async def permit_for(health: AdmissionController, ticket: Ticket, loop_lag: LoopLag) -> Permit:
-    """Get a permit to send a request, at once if there is room.
+    """Acquire a permit to send a request, at once if there is room.
 
-    Only a hedge, a prompt sent ahead, or a request of a session with ``admission="shed"`` is ever
-    rejected. Any other is sent at its deadline, room or none.
+    Only hedges, warm-up prompts, and requests of a session with ``admission="shed"`` are rejected.
+    Any other request is sent at its deadline at the latest.
 
     Args:
         health: The process's registry.
-        ticket: The request, with its deadline on the loop's clock.
-        loop_lag: Whether the event loop is too far behind for hedges.
+        ticket: The request, with its deadline in the loop's time.
+        loop_lag: Returns why the event loop is too far behind for hedges.
 
     Raises:
-        Rejected: If the request is not to be sent.
+        Rejected: If the request may not be sent.
     """
     loop = asyncio.get_running_loop()
     now = ticket.joined_at
     if ticket.is_optional and (reason := loop_lag()) is not None:
         raise Rejected(reason)
-    if (permit := health.take(ticket, now)) is not None:
+    if (permit := health.acquire(ticket, now)) is not None:
         return permit
     if ticket.is_optional:
-        raise Rejected(health.why(ticket, now))
-    came = asyncio.Event()
-    given: list[Permit] = []
+        raise Rejected(health.rejection_reason(ticket, now))
+    has_permit = asyncio.Event()
+    granted: list[Permit] = []
 
     def grant(permit: Permit) -> None:
-        given.append(permit)
-        with suppress(RuntimeError):  # the loop is closed: nothing waits there any more
-            loop.call_soon_threadsafe(came.set)
+        granted.append(permit)
+        with suppress(RuntimeError):  # the loop is closed, so nothing waits there
+            loop.call_soon_threadsafe(has_permit.set)
 
     if (reason := health.wait(ticket, grant, now)) is not None:
-        raise Rejected(f"{reason}: {health.why(ticket, now)}")
+        raise Rejected(f"{reason}: {health.rejection_reason(ticket, now)}")
     taken: Permit | None = None
     try:
-        while not given:
+        while not granted:
             left = ticket.deadline - loop.time()
-            if left < MOMENT_SECS:
+            if left < MIN_SLEEP_SECS:
                 break
             with suppress(TimeoutError):
-                await asyncio.wait_for(came.wait(), min(left, LOOK_AGAIN_SECS))
-            if given:
+                await asyncio.wait_for(has_permit.wait(), min(left, RECHECK_SECS))
+            if granted:
                 break
-            reason = health.look_again(ticket, loop.time())
-            if reason is not None and not given:
-                raise Rejected(f"{reason}: {health.why(ticket, loop.time())}")
+            reason = health.recheck(ticket, loop.time())
+            if reason is not None and not granted:
+                raise Rejected(f"{reason}: {health.rejection_reason(ticket, loop.time())}")
         health.leave(ticket)
-        if given:
-            taken = given[0]
+        if granted:
+            taken = granted[0]
         elif ticket.sheds:
             waited = ticket.deadline - ticket.joined_at
-            raise Rejected(f"no room within {waited:g} s: {health.why(ticket, loop.time())}")
+            raise Rejected(
+                f"no room within {waited:g} s: {health.rejection_reason(ticket, loop.time())}"
+            )
         else:
             taken = health.force(ticket, loop.time())
         return taken
     finally:
         health.leave(ticket)
-        for permit in given:
+        for permit in granted:
             if permit is not taken:
-                health.give_back(permit, "dropped", loop.time())
+                health.release(permit, "dropped", loop.time())

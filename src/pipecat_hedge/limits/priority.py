@@ -1,8 +1,7 @@
-"""What a request is for: the order in which work matters when not all of it can be done at once.
+"""The work class of a request: the order of urgency when not all work can be done at once.
 
-Whoever sends a request says in what capacity, with ``working_as``; whoever talks to the server
-reads ``work()`` and may tell it, as vLLM is told with ``priority``. It travels in a context
-variable, because Pipecat's services stand in between and pass nothing on.
+The sender sets it with ``working_as``; a client may pass ``work()`` on to its server, as with
+vLLM's ``priority``. It is a context variable, because Pipecat's services pass nothing on.
 """
 
 from __future__ import annotations
@@ -17,27 +16,23 @@ __all__ = ["WORK_CLASSES", "WorkClass", "work", "working_as"]
 WorkClass: TypeAlias = Literal[
     "primary", "tool_follow_up", "rescue", "hedge", "warm_up", "background"
 ]
-"""What a request is for, the most urgent first: a caller's turn, the answer to a tool's result, the
-replacement of a failed or silent attempt, a hedge, a prompt sent ahead, a one-shot inference."""
+"""The work classes, most urgent first: a caller's turn, the answer to a tool result, the
+replacement of a failed or stalled attempt, a hedge, a warm-up prompt, a one-shot inference."""
 
 WORK_CLASSES: tuple[WorkClass, ...] = get_args(WorkClass)
-"""The classes in their order."""
+"""The work classes, most urgent first."""
 
 _work: ContextVar[WorkClass] = ContextVar("work", default="primary")
 
 
 def work() -> WorkClass:
-    """What the request that is being made is for."""
+    """The work class of the request that is being made."""
     return _work.get()
 
 
 @contextmanager
 def working_as(what: WorkClass) -> Generator[None, None, None]:
-    """Say what the requests made inside are for.
-
-    Args:
-        what: The class of work.
-    """
+    """Set the work class of the requests made inside the context."""
     token = _work.set(what)
     try:
         yield

@@ -1,4 +1,4 @@
-"""One provider's breaker, limit and whatever else is known of how it is doing."""
+"""One provider's breaker, concurrency limit and ``Retry-After``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class BreakerChange:
     """A change of one provider's breaker.
 
     Parameters:
-        key: Whose.
-        event: From what to what, and why.
+        key: The provider.
+        event: The change.
     """
 
     key: str
@@ -31,38 +31,39 @@ class Permit:
     """One request in flight.
 
     Parameters:
-        key: At which provider.
-        taken_at: Since when.
-        is_probe: Whether it is the one that may try a provider that was left alone.
-        waited_secs: How long was waited for it.
-        is_out: Whether it has not come back yet.
-        is_heard: Whether its answer has begun.
+        key: The provider.
+        acquired_at: When it was acquired.
+        is_probe: Whether it probes a half-open provider.
+        waited_secs: How long the request waited for it.
+        is_active: Whether it has not been released yet.
+        has_token: Whether the answer has begun.
     """
 
     key: str
-    taken_at: float
+    acquired_at: float
     is_probe: bool = False
     waited_secs: float = 0.0
-    is_out: bool = True
-    is_heard: bool = False
+    is_active: bool = True
+    has_token: bool = False
 
 
 class ProviderHealth:
-    """One provider's breaker, limit and whatever else is known of how it is doing.
+    """One provider's breaker, limit and observations.
 
     Attributes:
-        breaker: Whether it fails.
-        limit: How many requests it should have in flight.
-        retry_after_until: Until when it has asked to be left alone.
-        answered_since: When the latest request was sent that it has begun to answer.
-        word_at: When it has begun to answer the last time.
-        unheard: Requests in a row of which no token came, be it that they were overtaken before.
-        overtaken: Of them, those that were when they were late, since one was waited for in vain
-            the last time.
+        breaker: Its circuit breaker.
+        limit: Its concurrency limit.
+        retry_after_until: When its ``Retry-After`` ends.
+        answered_since: When the latest request was sent whose answer has begun.
+        last_token_at: When an answer last began.
+        without_token: The number of requests in a row without a token, superseded ones included.
+        overtaken: Those of them that were superseded when they were already late, since the last
+            timeout.
+        open_reason: The reason of the breaker's last change.
     """
 
     def __init__(self, rng: random.Random):
-        """Begin with a provider that is well.
+        """Create a healthy provider.
 
         Args:
             rng: Spreads the recoveries of many processes.
@@ -70,64 +71,51 @@ class ProviderHealth:
         self.breaker = CircuitBreaker(rng)
         self.limit = ConcurrencyLimit()
         self.retry_after_until = float("-inf")
-        self.answered_since = self.word_at = float("-inf")
-        self.unheard = self.overtaken = 0
-        self.opened_because = ""
+        self.answered_since = self.last_token_at = float("-inf")
+        self.without_token = self.overtaken = 0
+        self.open_reason = ""
 
-    def is_well(self, now: float) -> bool:
-        """Whether its breaker is closed, and it has not asked to be left alone.
-
-        Args:
-            now: The time.
-        """
+    def is_healthy(self, now: float) -> bool:
+        """Whether its breaker is closed and no ``Retry-After`` applies."""
         return self.breaker.state(now) == "closed" and now >= self.retry_after_until
 
-    def count_unheard(
+    def count_without_token(
         self, verdict: Verdict, was_overtaken: bool, was_late: bool, has_begun: bool
     ) -> int:
-        """Take note of whether a request that is over was heard.
+        """Count a finished request for ``without_token``.
 
         Args:
-            verdict: What its end says of the provider.
-            was_overtaken: Whether it was given up before a token came.
-            was_late: Whether it was waited for then longer than is usual, or one that was sent
-                after it has won.
+            verdict: How it ended.
+            was_overtaken: Whether it was superseded before its first token.
+            was_late: Whether it was then later than usual, or lost to a request that was sent after
+                it.
             has_begun: Whether its answer had begun.
 
         Returns:
-            Of how many requests in a row its end tells: one that was waited for in vain tells of
-            those before it, too, that nobody waited for.
+            How many failures in a row its end stands for: a timeout also stands for the requests
+            before it that were superseded when they were late.
         """
         if verdict == "silent" and not has_begun:
             count, self.overtaken = self.overtaken + 1, 0
-            self.unheard += 1
+            self.without_token += 1
             return count
         if was_overtaken:
             self.overtaken += was_late
-            self.unheard += 1
+            self.without_token += 1
         elif has_begun or verdict not in ("dropped", "silent"):
-            self.unheard = self.overtaken = 0
+            self.without_token = self.overtaken = 0
         return 1
 
     # ---- in a fleet
 
     def finding(self, now: float) -> Finding:
-        """What this process has found out by itself.
-
-        Args:
-            now: The time.
-        """
+        """What this process's own requests show."""
         breaker = self.breaker
         return Finding(breaker.found(now), breaker.open_secs(now), breaker.reason, breaker.closings)
 
     def follow(self, advice: Advice, now: float) -> None:
-        """Go by what others have found out.
-
-        Args:
-            advice: What to make of it.
-            now: The time.
-        """
+        """Apply what other processes have found."""
         if advice.try_it:
-            self.breaker.follow_closed(now, "the fleet: another process had an answer")
+            self.breaker.follow_closed(now, "the fleet: another process got an answer")
         elif advice.open_secs is not None:
             self.breaker.follow_open(advice.open_secs, now, advice.reason)

@@ -1,4 +1,4 @@
-"""How busy a model server is, as it says itself."""
+"""The protocol of services that report their server's load."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Protocol, runtime_checkable
 
 from pipecat_hedge.race.reports import ServerLoad
 
-__all__ = ["KnowsItsServer"]
+__all__ = ["ReportsServerLoad"]
 
 
 @runtime_checkable
-class KnowsItsServer(Protocol):
-    """A service that knows how busy the server behind it is."""
+class ReportsServerLoad(Protocol):
+    """A service that reports the load of its server."""
 
     @property
     def server_load(self) -> ServerLoad | None:
-        """How busy it is; None if nothing recent is known."""
+        """The server's load; None without a recent reading."""
         ...

@@ -1,12 +1,8 @@
-"""What a server's own word about its load means for a race. Pure.
+"""Decides from a server's own load metrics whether it gets hedges and in which order it comes.
 
-Law: a server that says it is busy gets no request that is not needed, and a caller's request goes
-where the fewest are in front of it.
-
-The latency that was learned says how a provider usually does; a queue says how it does now, before
-anybody has waited for it. A hedge sent into a queue waits there and slows down those behind it, who
-are other callers' first requests: so none is sent to a server with a queue, nor to one that is
-down. A replacement for what has failed may be, when nobody else is left.
+A queue shows a server's latency now, before any request has waited for it. A hedge sent into a
+queue waits there and delays the requests behind it. So a server with a queue, or that is down, gets
+no hedge, and only those replacements for which no other provider is left.
 """
 
 from __future__ import annotations
@@ -17,10 +13,10 @@ __all__ = ["hedge_refusal", "is_last_resort", "load_rank"]
 
 
 def hedge_refusal(load: ServerLoad | None) -> str | None:
-    """Why a server gets no hedge now, for a person to read; None if it may get one.
+    """Why a server gets no hedge now; None if it may get one.
 
     Args:
-        load: What it says of itself; None if it says nothing.
+        load: Its load; None if it reports none.
     """
     if load is None:
         return None
@@ -32,19 +28,19 @@ def hedge_refusal(load: ServerLoad | None) -> str | None:
 
 
 def is_last_resort(load: ServerLoad | None) -> bool:
-    """Whether others are to be asked first: the server is down, or more wait there than are served.
+    """Whether other providers come first: the server is down, or more requests wait than run.
 
     Args:
-        load: What it says of itself; None if it says nothing.
+        load: Its load; None if it reports none.
     """
     return load is not None and (not load.is_up or load.waiting > load.running)
 
 
 def load_rank(load: ServerLoad | None) -> tuple[bool, int, int]:
-    """By what to choose among servers that serve the same: the smallest has the shortest queue.
+    """The sort key among equivalent servers: the smallest has the shortest queue.
 
     Args:
-        load: What it says of itself; None if it says nothing, and is then taken to be idle.
+        load: Its load; None, if it reports none, counts as idle.
     """
     if load is None:
         return (False, 0, 0)

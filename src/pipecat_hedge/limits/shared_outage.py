@@ -1,8 +1,8 @@
-"""Tells our own network's failures from a provider's. Pure; time is an argument.
+"""Separates failures of our own network from a provider's.
 
-A provider's host fails alone. If connections to two or more hosts fail (DNS, refused, reset,
-connect timeout) within ``WITHIN_SECS``, the network between us and all of them has failed, and no
-provider is to blame. So a connection failure is held back for that long before it counts.
+If connections to two or more hosts fail (DNS, refused, reset, connect timeout) within
+``WITHIN_SECS``, our own network has failed and no provider is charged. So a connection failure is
+held for that long before it counts.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from typing import Generic, TypeVar
 __all__ = ["SharedOutage"]
 
 WITHIN_SECS = 2.0
+"""The connections of one outage fail within this time of each other."""
 
 _T = TypeVar("_T")
 
 
 class SharedOutage(Generic[_T]):
-    """The connection failures of the last moments."""
+    """The latest connection failures."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start without failures."""
         self._pending: deque[tuple[float, str, _T]] = deque()
         self._failed_at: dict[str, float] = {}
 
     def add(self, host: str, now: float, request: _T) -> None:
-        """Take a connection failure.
+        """Add a connection failure.
 
         Args:
             host: The host that was not reached.
@@ -36,20 +37,17 @@ class SharedOutage(Generic[_T]):
         self._pending.append((now, host, request))
         self._failed_at[host] = now
 
-    def take(self, now: float) -> list[tuple[float, _T, bool]]:
-        """The failures that have been judged.
-
-        Args:
-            now: The time.
+    def settle(self, now: float) -> list[tuple[float, _T, bool]]:
+        """Return the failures that are old enough to be classified.
 
         Returns:
-            When each was, its request, and whether it was our own network's.
+            For each its time, its request, and whether our own network failed.
         """
-        judged: list[tuple[float, _T, bool]] = []
+        settled: list[tuple[float, _T, bool]] = []
         while self._pending and self._pending[0][0] <= now - WITHIN_SECS:
             at, host, request = self._pending.popleft()
             others = (then for other, then in self._failed_at.items() if other != host)
-            judged.append((at, request, any(then >= at - WITHIN_SECS for then in others)))
+            settled.append((at, request, any(then >= at - WITHIN_SECS for then in others)))
         if not self._pending:
             self._failed_at.clear()
-        return judged
+        return settled

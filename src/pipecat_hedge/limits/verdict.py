@@ -1,7 +1,7 @@
-"""Classifies the end of an attempt by what it says about its provider. Pure.
+"""Classifies the end of an attempt by what it says about its provider.
 
-A provider is blamed only for what it did itself. An attempt that the race or the caller ended says
-nothing, nor does a request that every provider would reject. A refusal for load limits how many
+A provider is charged only with its own failures. An attempt that the race or the caller ended says
+nothing, nor does a request that every provider would reject. A rejection for load limits how many
 requests a provider gets; a failure, whether it gets any.
 """
 
@@ -15,9 +15,9 @@ from pipecat_hedge.race.errors import INCOMPLETE_CALL, SHED, AttemptError
 __all__ = ["Verdict", "classify"]
 
 Verdict: TypeAlias = Literal["answered", "failed", "not_connected", "silent", "busy", "dropped"]
-"""How an attempt ended: it answered; it failed; its connection failed, which may be our own
-network's fault; it made no progress for too long; it was refused for load; or it ended for a reason
-that says nothing about the provider."""
+"""How an attempt ended: it answered; it failed; its connection failed, possibly through our own
+network; it made no progress for too long; it was rejected for load; or it ended for a reason that
+says nothing about the provider."""
 
 
 def classify(
@@ -26,9 +26,9 @@ def classify(
     """Classify the end of a request.
 
     Args:
-        error: The error that the service reported; None if it reported none.
-        has_answered: Whether the answer came to an end by itself, and was one.
-        attempt: The race's record, as it is when the request is closed.
+        error: The service's error; None if it reported none.
+        has_answered: Whether the answer was usable and ended normally.
+        attempt: The race's record when the request is closed.
     """
     if attempt is not None and attempt.error is not None:
         error = attempt.error

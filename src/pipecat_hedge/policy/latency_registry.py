@@ -58,7 +58,7 @@ class LatencyRegistry:
         """When the latest request was sent that a provider has begun to answer, by its key."""
         return float("-inf")
 
-    def word_at(self, key: str) -> float:
+    def last_token_at(self, key: str) -> float:
         """When a provider began an answer the last time, by its key."""
         return float("-inf")
 

@@ -213,7 +213,7 @@ def _adaptive(
             lambda provider: accounts.pay_back(budget, costs[provider]),
             slowest_secs,
             lambda provider: stats.answered_since(keys[provider]),
-            lambda provider: stats.word_at(keys[provider]),
+            lambda provider: stats.last_token_at(keys[provider]),
         )
     return Plan(
         order,

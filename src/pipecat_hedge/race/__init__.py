@@ -1,4 +1,4 @@
-"""One turn as a race: a pure state machine, what drives it, and the reports of it."""
+"""One turn as a race: a pure state machine, and its drivers in real and virtual time."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +75,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name != "TaskScope":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # asyncio is loaded only for what runs tasks: whatif has none.
+    # Only what runs tasks loads asyncio; whatif runs none.
     from pipecat_hedge.race.task_scope import TaskScope
 
     return TaskScope

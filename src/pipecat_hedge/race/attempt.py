@@ -1,4 +1,4 @@
-"""The race's record of one request."""
+"""The race's record of one attempt."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from pipecat_hedge.race.events import AttemptOutcome, LaunchReason, Slot
 __all__ = ["EMPTY_ANSWER", "MISSED_DEADLINE", "STALLED", "TIMED_OUT", "UNSURE_LAG_SECS", "Attempt"]
 
 EMPTY_ANSWER = AttemptError("empty", "the answer ended without any text or tool call")
-STALLED = AttemptError("stalled", "the answer fell silent after it had begun")
-TIMED_OUT = AttemptError("timeout", "nothing usable came in the time allowed")
+STALLED = AttemptError("stalled", "the stream stalled after the answer had begun")
+TIMED_OUT = AttemptError("timeout", "no usable token within the timeout")
 MISSED_DEADLINE = AttemptError("deadline", "the turn's deadline passed without an answer")
 UNSURE_LAG_SECS = 0.1
-"""A token that was read while the event loop was so far behind may have come at any time before."""
+"""With the event loop this far behind, the time at which a token came is unknown."""
 
 
 class Attempt:
-    """What the race knows of one request. Written by the race alone.
+    """The race's state of one request. Only the race changes it.
 
     Attributes:
         number: Its number within the turn, from 0.
         provider: The provider's name.
-        slot: Its place in the lineup.
+        slot: Its slot.
         reason: Why it was launched.
-        detail: What the launch rule said to it, if it was asked.
-        launched_at: When, on the race's clock.
-        opened_at: When its request was on its way, or None.
-        stall_secs: The silence after which somebody else is asked, or None.
+        detail: The launch rule's reason, if it was consulted.
+        launched_at: When it was launched, in the race's clock.
+        opened_at: When its request was sent, or None.
+        stall_secs: The silence after which another provider gets a request, or None.
         timeout_secs: The silence after which it counts as failed, or None.
         first_token_at: When its first usable token came, or None.
         last_token_at: When its latest usable token came, or None.
-        progressed_at: When the latest of what it has not handed on yet came, or None.
+        progressed_at: When its latest undelivered output (reasoning, arguments) came, or None.
         speakable_at: When it had a speakable unit, or None.
         called_tools: Whether it produced complete tool calls.
         lag_secs: How far the event loop was behind when its first token was read.
@@ -95,20 +95,20 @@ class Attempt:
 
     @property
     def is_sent(self) -> bool:
-        """Whether its request is or was on its way, and not only waits for room."""
+        """Whether its request was sent. An attempt that waits for a permit has none."""
         return self.opened_at is not None
 
     @property
-    def was_shed(self) -> bool:
-        """Whether it was rejected: there was no room for it, and it was not sent."""
+    def was_rejected(self) -> bool:
+        """Whether there was no room for it, so that no request was sent."""
         return self.error is not None and self.error.category == SHED
 
     @property
     def last_usable_at(self) -> float:
-        """When something usable was last heard of it; its launch if nothing was."""
+        """When its latest usable token came; its launch if none has come."""
         return self.launched_at if self.last_token_at is None else self.last_token_at
 
     @property
-    def alive_at(self) -> float:
-        """Its last sign of life: something usable, or another delta."""
+    def last_progress_at(self) -> float:
+        """When its latest output of any kind came; its launch if none has come."""
         return max(self.last_usable_at, self.progressed_at or self.launched_at)

@@ -1,19 +1,10 @@
-"""Going on with an answer that broke off, so that nothing is said twice and nothing is missing.
+"""Continues an answer that broke off, so that nothing is repeated and nothing is missing.
 
-The problem: provider A has been heard saying "We are open till nine. Shall I" when its stream
-breaks. Provider B is told so and asked to go on, but a model may do one of three things: go on as
-asked, begin the broken sentence again, or give its whole answer from the start. The naive way,
-playing B's text as it comes, repeats in two cases of three.
-
-Ours compares B's text with what has been said, from every place where a sentence of it begins,
-ignoring case, spacing and punctuation. For as long as one of the comparisons holds, B's text is
-held back. When the last of them has come to the end of what has been said, what follows is new and
-is let through. If they fail before, B says something else: what is left of its text after the most
-that did agree, be it to the end or to the end of a sentence, is let through. The same happens to
-what is held when B's answer ends, so an answer that repeats and stops adds nothing; if B breaks off
-as well, what is held goes unsaid.
-
-Left out: paraphrases. "We close at nine" after "We are open till nine" is said as well.
+The continuing model may go on as instructed, repeat the broken sentence, or start again. Its text
+is compared with what was said, from every sentence start, ignoring case, spacing and punctuation.
+It is held while a comparison matches; what follows the end of the match is new and is released.
+If all comparisons fail, the text after the longest agreement is released.
+Paraphrases are not detected: "We close at nine" after "We are open till nine" is said as well.
 """
 
 from __future__ import annotations
@@ -23,30 +14,26 @@ import unicodedata
 __all__ = ["Continuation", "is_wide"]
 
 _FULL_WIDTH_ENDERS = "。！？｡"
-"""Enders that need no space after them."""
+"""Sentence enders that need no space after them."""
 _ENDERS = ".!?…।॥؟۔።။" + _FULL_WIDTH_ENDERS
 _CLOSERS = _ENDERS + ":;,،、，"
 _MARKERS = "●◐○"
-"""Turn completion has a model begin its answer with one; a second one is not part of the answer."""
+"""Turn completion markers. A second one is not part of the answer."""
 
 
 class Continuation:
-    """Lets through what a second answer adds to what has been said.
+    """Returns what a second answer adds to what was said.
 
     Example::
 
-        follow = Continuation("We are open till nine. Shall I")
-        follow.feed("We are open till")           # ""
-        follow.feed(" nine. Shall I book")        # " book"
-        follow.feed(" a table?")                  # " a table?"
+        continuation = Continuation("We are open till nine. Shall I")
+        continuation.feed("We are open till")           # ""
+        continuation.feed(" nine. Shall I book")        # " book"
+        continuation.feed(" a table?")                  # " a table?"
     """
 
     def __init__(self, said: str):
-        """Take what has been said.
-
-        Args:
-            said: Everything that was released, in full.
-        """
+        """Start after ``said``, everything that was released so far."""
         self._said = said
         self._needs_gap = bool(said) and not said[-1].isspace()
         self._letters = [c.casefold() for c in said if _is_letter(c)]
@@ -58,31 +45,24 @@ class Continuation:
         self._agreed_chars = 0
         self._ended_chars = 0
         self._at_start = True
-        self._through = not self._alive
-        self._swallows = ""
+        self._is_done = not self._alive
+        self._skipped_chars = ""
 
     def feed(self, text: str) -> str:
-        """Take a piece of the second answer.
-
-        Args:
-            text: The piece.
-
-        Returns:
-            What may be released now; may be empty.
-        """
+        """Add a piece of the second answer and return what may be released now; may be empty."""
         if self._at_start:
             text = "".join(char for char in text if char not in _MARKERS)
             self._at_start = not text.strip()
-        if self._through:
-            text = text.lstrip(self._swallows) if self._swallows else text
-            self._swallows = "" if text else self._swallows
+        if self._is_done:
+            text = text.lstrip(self._skipped_chars) if self._skipped_chars else text
+            self._skipped_chars = "" if text else self._skipped_chars
             return self._joined(text)
         for index, char in enumerate(text):
             letter = char.casefold()
             if _is_letter(char):
                 alive = [a for a in self._alive if self._letter(a + self._matched) == letter]
                 if not alive:
-                    return self._let_go(text[index:])
+                    return self._let_through(text[index:])
                 self._alive = alive
                 self._matched += 1
             self._held += char
@@ -94,32 +74,32 @@ class Continuation:
                 self._ended_chars = len(self._held)
                 self._alive = [a for a in self._alive if a + self._matched < len(self._letters)]
                 if not self._alive:
-                    return self._let_go(text[index + 1 :])
+                    return self._let_through(text[index + 1 :])
         return ""
 
     def finish(self) -> str:
-        """End the second answer where it was meant to end.
+        """End the second answer.
 
         Returns:
-            What is still to be released: held text that began like what was said, and was not.
+            Held text that began like what was said and turned out to be different.
         """
-        if self._through:
+        if self._is_done:
             return ""
-        rest = self._let_go("")
+        rest = self._let_through("")
         return rest if any(_is_letter(char) for char in rest) else ""
 
     def _letter(self, index: int) -> str | None:
         return self._letters[index] if index < len(self._letters) else None
 
-    def _let_go(self, rest: str) -> str:
-        """Let through what comes after the most that agreed."""
-        self._through = True
+    def _let_through(self, rest: str) -> str:
+        """Release what comes after the longest agreement."""
+        self._is_done = True
         agreed = max(self._ended_chars, self._agreed_chars)
         rest = self._held[agreed:] + rest
         self._held = ""
         if agreed and agreed == self._ended_chars:
-            if self._said.rstrip()[-1:] in _ENDERS:  # its full stop has been said already
-                self._swallows = _ENDERS
+            if self._said.rstrip()[-1:] in _ENDERS:  # its full stop was released before
+                self._skipped_chars = _ENDERS
             else:
                 self._needs_gap = False
         elif agreed:
@@ -127,7 +107,7 @@ class Continuation:
         return self.feed(rest)
 
     def _joined(self, text: str) -> str:
-        """Put a space between what was said and what comes now, if neither brings one."""
+        """Insert a space between what was said and what comes now, if neither has one."""
         if not text or not self._needs_gap:
             return text
         self._needs_gap = False
@@ -139,34 +119,30 @@ class Continuation:
 
 
 def _is_letter(char: str) -> bool:
-    """Whether a character counts when texts are compared: letters, digits, vowel signs."""
+    """Whether a character counts in comparisons: letters, digits, vowel signs."""
     return char.isalnum() or unicodedata.category(char).startswith("M")
 
 
 def is_wide(char: str) -> bool:
-    """Whether a character is of a script that is written without spaces.
-
-    Args:
-        char: The character.
-    """
+    """Whether a character's script is written without spaces."""
     return unicodedata.east_asian_width(char) in "WF"
 
 
 def _sentence_starts(said: str) -> list[int]:
-    """Where sentences begin, counted in letters and digits."""
+    """The positions of sentence starts, counted in letters and digits."""
     count = sum(_is_letter(char) for char in said)
     return [0, *(letters for letters in _sentence_ends(said) if letters < count)]
 
 
 def _sentence_ends(said: str) -> list[int]:
-    """How many letters and digits have been said at the end of each whole sentence."""
+    """The number of letters and digits up to the end of each whole sentence."""
     letters = 0
     ends: list[int] = []
     for index, char in enumerate(said):
         if _is_letter(char):
             letters += 1
         elif char in _ENDERS and letters and letters not in ends:
-            is_inside = said[index + 1 : index + 2].isalnum()  # as the point in 3.50
+            is_inside = said[index + 1 : index + 2].isalnum()  # such as the point in 3.50
             if not is_inside or char in _FULL_WIDTH_ENDERS:
                 ends.append(letters)
     return ends

@@ -1,11 +1,7 @@
-"""The race on asyncio.
+"""Runs a race on asyncio.
 
-Law: a task owns one request from open to close and only posts to one inbox; whatever is decided is
-decided by the race, in the order in which things were posted.
-
-Taking the winner from the set that ``asyncio.wait`` returns would be simpler and wrong: a set has
-no order, and of eight attempts that answer in the same instant the first by iteration is an
-arbitrary one. The inbox keeps the order in which things happened, with the time of each.
+One task owns one request from open to close and only posts events to one inbox. The race decides
+in the order of the posts: ``asyncio.wait`` returns a set, which has no order.
 """
 
 from __future__ import annotations
@@ -43,15 +39,16 @@ from pipecat_hedge.race.events import (
 from pipecat_hedge.race.race import Phase, Race
 from pipecat_hedge.race.task_scope import TaskScope
 
-__all__ = ["Ask", "AttemptSink", "RaceDriver"]
+__all__ = ["AttemptSink", "RaceDriver", "RunAttempt"]
 
 _MAY_LAUNCH = (TurnStarted, TimerFired, AttemptFailed, AttemptFinished)
-"""The facts upon which a race may want to ask somebody: before them it is told who refuses."""
+"""Events after which the race may launch an attempt. The hedge eligibility is updated before
+them."""
 
 _LATE_SECS = 0.02
-"""How late a loop comes to an alarm if it was held up, in seconds; an idle one is 0.002 late."""
-_LOOK_AGAIN_SECS = 0.5
-"""For how long at most it then waits for what has arrived to be read, in seconds."""
+"""A timer that fires this late means that the loop was blocked; an idle loop is 0.002 s late."""
+_MAX_RECHECK_SECS = 0.5
+"""The longest time for which a late loop then waits until it has read what has arrived."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -59,55 +56,47 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class AttemptSink(Protocol[T_contra]):
-    """Where an attempt tells what happened to it."""
+    """Receives what happens to an attempt."""
 
     def opened(self) -> None:
-        """The request is on its way."""
+        """Report that the request was sent."""
         ...
 
     def piece(self, piece: T_contra, *, usable: bool) -> None:
-        """A piece of the answer came.
+        """Report a piece of the answer.
 
         Args:
             piece: What to deliver if this attempt is committed.
-            usable: Whether it is a usable token, see ``policies/usable.py``.
+            usable: Whether it is a usable token; see ``race/usable.py``.
         """
         ...
 
     def tools(self, piece: T_contra) -> None:
-        """The answer's tool calls are complete.
-
-        Args:
-            piece: What to deliver if this attempt is committed.
-        """
+        """Report that the answer's tool calls are complete."""
         ...
 
     def speakable(self) -> None:
-        """What came so far holds a unit that can be spoken."""
+        """Report that the answer so far contains a unit that can be spoken."""
         ...
 
     def failed(self, error: AttemptError) -> None:
-        """The attempt has failed; what follows no longer matters."""
+        """Report that the attempt failed. Later events are ignored."""
         ...
 
 
-class Ask(Protocol[T_co]):
-    """The seam to a provider: one call is one request, from open to close."""
+class RunAttempt(Protocol[T_co]):
+    """Runs one attempt: one call is one request, from open to close."""
 
     async def __call__(self, launch: Launch, sink: AttemptSink[T_co]) -> None:
-        """Ask, and post what comes. Returning is the end of the answer.
+        """Send a request and report its events. Returning ends the answer.
 
-        Must close the request when cancelled. An exception counts as a failure.
-
-        Args:
-            launch: Whom to ask, and why.
-            sink: Where to post what happens.
+        The request must be closed on cancellation. An exception counts as a failure.
         """
         ...
 
 
-class _Mailbox(Generic[T]):
-    """One attempt's end of the inbox."""
+class _InboxSink(Generic[T]):
+    """Posts one attempt's events to the inbox."""
 
     __slots__ = ("_attempt", "_inbox", "_token")
 
@@ -136,14 +125,13 @@ class _Mailbox(Generic[T]):
 
 
 class _Inbox(Generic[T]):
-    """What was posted, oldest first, and a way to wait for more of it until a given time.
+    """Posted events, oldest first.
 
-    A loop that was held up comes to its alarm late, and before what has arrived in the meantime
-    has been read: it would take its own deafness for a provider's silence. So it looks a second
-    time, after as long as it was late.
+    A blocked loop fires its timer late, before it has read what has arrived. It would take its own
+    delay for a provider's silence. So it checks again, after as long as it was late.
     """
 
-    __slots__ = ("_alarm", "_armed_for", "_loop", "_posts", "_second_look", "_waiter")
+    __slots__ = ("_alarm", "_armed_for", "_loop", "_posts", "_recheck", "_waiter")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -151,16 +139,19 @@ class _Inbox(Generic[T]):
         self._waiter: asyncio.Future[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._armed_for: float | None = None
-        self._second_look = (-math.inf, -math.inf)  # for which time, and when
+        self._recheck = (-math.inf, -math.inf)  # the time in question, and when to check it again
 
     def put(self, attempt: int, piece: T | None, event: AttemptEvent | None) -> None:
         self._posts.append((self._loop.time(), attempt, piece, event))
-        self._rouse()
+        self._wake()
 
     async def get(
         self, until: float | None
     ) -> tuple[float, int, T | None, AttemptEvent | None] | None:
-        """The oldest post; None if there is none at the time ``until`` (None is never)."""
+        """Return the oldest post.
+
+        Returns None if there is none by the time ``until``; None waits for ever.
+        """
         while not self._posts:
             due = until if until is None else self._due(until)
             if due is not None and self._loop.time() >= due:
@@ -174,53 +165,53 @@ class _Inbox(Generic[T]):
         return self._posts.popleft()
 
     def close(self) -> None:
-        """Put the alarm away."""
+        """Cancel the timer."""
         self._arm(None)
 
     def _due(self, until: float) -> float:
-        """When nothing having come by ``until`` is believed."""
+        """When to conclude that no event came by ``until``."""
         late = self._loop.time() - until
-        if late >= _LATE_SECS and self._second_look[0] != until:
-            self._second_look = (until, self._loop.time() + min(late, _LOOK_AGAIN_SECS))
-        return self._second_look[1] if self._second_look[0] == until else until
+        if late >= _LATE_SECS and self._recheck[0] != until:
+            self._recheck = (until, self._loop.time() + min(late, _MAX_RECHECK_SECS))
+        return self._recheck[1] if self._recheck[0] == until else until
 
     def _arm(self, until: float | None) -> None:
-        """Set the alarm, and leave it as it is while the time stays the same, as it mostly does."""
+        """Set the timer, unless it is set for that time already."""
         if until == self._armed_for:
             return
         if self._alarm is not None:
             self._alarm.cancel()
         self._armed_for = until
-        self._alarm = None if until is None else self._loop.call_at(until, self._ring)
+        self._alarm = None if until is None else self._loop.call_at(until, self._on_alarm)
 
-    def _ring(self) -> None:
+    def _on_alarm(self) -> None:
         self._alarm = self._armed_for = None
-        self._rouse()
+        self._wake()
 
-    def _rouse(self) -> None:
+    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 
 class RaceDriver(Generic[T]):
-    """Runs one race: asks when it says so, cancels when it says so, delivers what it commits.
+    """Runs one race: executes its commands and delivers the committed answer.
 
     Example::
 
         async with TaskScope() as scope:
-            await Racing(race, scope, ask, deliver, released).run(loop.time())
+            await RaceDriver(race, scope, run_attempt, deliver, released).run(loop.time())
             ...  # the answer is complete; losers may still be closing
-        # here every request has been closed
+        # every request is closed
 
     Attributes:
-        gave_up: What the race gave up with, or None.
+        failure_command: The command with which the race failed, or None.
     """
 
     def __init__(
         self,
         race: Race,
         scope: TaskScope,
-        ask: Ask[T],
+        run_attempt: RunAttempt[T],
         deliver: Callable[[T, float], Awaitable[None]],
         released: Callable[[Commit | Continue | StreamBroken], Awaitable[None]],
         *,
@@ -229,24 +220,24 @@ class RaceDriver(Generic[T]):
         refusals: Callable[[], HedgeEligibilityChanged] = lambda: HedgeEligibilityChanged({}),
         progress: Callable[[int], Progressed | None] = lambda attempt: None,
     ):
-        """Put a race and its seams together.
+        """Create a driver.
 
         Args:
-            race: The decisions, not yet started.
-            scope: Owns the attempts' tasks; leaving it closes what is still open.
-            ask: Sends the turn to a provider.
-            deliver: Takes each piece of the committed answer, with the loop's time at which it
+            race: A race that has not started.
+            scope: Owns the attempts' tasks; leaving it closes open requests.
+            run_attempt: Sends a request to a provider.
+            deliver: Called with each piece of the committed answer and the loop's time at which it
                 came, in the order of the stream.
-            released: Told which attempt is delivered from now on, before its first piece is, and
-                when a committed answer has broken off.
-            drains: Takes over superseded attempts and lets them run on; None closes them.
-            runs_on: Which of them run on, where there are ``drains``.
-            refusals: Asked, before somebody may be asked, who is to get no hedge now.
-            progress: Asked, before an attempt may be taken for silent, whether it is.
+            released: Called before the first piece of a committed attempt is delivered, and when a
+                committed answer breaks off.
+            drains: Takes over superseded attempts and lets them finish; None closes them.
+            runs_on: Which superseded attempts finish, if there are ``drains``.
+            refusals: Returns the providers that take no hedge; called before a launch.
+            progress: Returns an attempt's undelivered progress; called before a stall is declared.
         """
         self._race = race
         self._scope = scope
-        self._ask = ask
+        self._run_attempt = run_attempt
         self._deliver = deliver
         self._released = released
         self._drains = drains
@@ -258,26 +249,26 @@ class RaceDriver(Generic[T]):
         self._held: dict[int, list[tuple[T, float]]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._committed: int | None = None
-        self.gave_up: Fail | None = None
+        self.failure_command: Fail | None = None
 
     async def run(self, started_at: float) -> None:
-        """Run the race until it is over.
+        """Run the race to its end.
 
         Args:
             started_at: When the turn started, in the loop's time.
 
         Raises:
-            asyncio.CancelledError: If the caller was cancelled; the race has been told, as of any
-                other exception.
+            asyncio.CancelledError: If the turn was cancelled. The race has then handled
+                ``Interrupted``, as after any other exception.
         """
         loop = asyncio.get_running_loop()
         race = self._race
         try:
-            await self._obey(self._handle(TurnStarted(), started_at))
+            await self._execute(self._handle(TurnStarted(), started_at))
             while race.phase is not Phase.OVER:
                 post = await self._inbox.get(race.wake_at)
                 if post is None:
-                    await self._obey(self._handle(TimerFired(), loop.time()))
+                    await self._execute(self._handle(TimerFired(), loop.time()))
                     continue
                 at, attempt, piece, event = post
                 if piece is not None:
@@ -289,7 +280,7 @@ class RaceDriver(Generic[T]):
                     elif attempt in self._held:
                         self._held[attempt].append((piece, at))
                 if event is not None and (commands := self._handle(event, at)):
-                    await self._obey(commands)
+                    await self._execute(commands)
         except BaseException:
             if race.phase is not Phase.OVER:
                 race.handle(Interrupted(), loop.time())
@@ -312,8 +303,8 @@ class RaceDriver(Generic[T]):
         is_whole = isinstance(event, AttemptFinished) and event.attempt == self._committed
         return isinstance(event, _MAY_LAUNCH) and not is_whole
 
-    async def _obey(self, commands: tuple[Command, ...]) -> None:
-        # Cancellations first: a loser costs money for as long as it runs, and delivering awaits.
+    async def _execute(self, commands: tuple[Command, ...]) -> None:
+        # Cancel first: a loser costs money while it runs, and delivering awaits.
         cancelled = {command.attempt for command in commands if isinstance(command, Cancel)}
         for command in commands:
             if isinstance(command, Cancel) and command.attempt in self._tasks:
@@ -321,10 +312,10 @@ class RaceDriver(Generic[T]):
                 self._close(command.attempt, command.cause)
         for command in commands:
             if isinstance(command, Launch) and command.attempt in cancelled:
-                continue  # as where a deadline has passed when the race begins
+                continue  # its deadline had passed when the race began
             if isinstance(command, Launch):
                 self._held[command.attempt] = []
-                work = self._attempt(command, _Mailbox(self._inbox, command.attempt))
+                work = self._run(command, _InboxSink(self._inbox, command.attempt))
                 name = f"attempt {command.attempt}: {command.provider}"
                 self._tasks[command.attempt] = self._scope.start(work, name=name)
             elif isinstance(command, StreamBroken):
@@ -336,39 +327,35 @@ class RaceDriver(Generic[T]):
                 for piece, at in self._held.pop(command.attempt):
                     await self._deliver(piece, at)
             elif isinstance(command, Fail):
-                self.gave_up = command
+                self.failure_command = command
 
     def stop(self, attempt: int) -> None:
-        """Close an attempt that was superseded and let run on."""
+        """Close a superseded attempt that still runs."""
         self._tasks[attempt].cancel()
 
     async def wait_for(self, attempts: Collection[int]) -> None:
-        """Wait until the requests of some attempts are closed.
-
-        Args:
-            attempts: Their numbers.
-        """
+        """Wait until the requests of some attempts are closed."""
         if tasks := [self._tasks[attempt] for attempt in attempts]:
             await asyncio.wait(tasks)
 
     def _close(self, attempt: int, cause: CancelCause) -> None:
         task = self._tasks[attempt]
         if self._drains is not None and cause == "superseded" and self._runs_on(attempt):
-            self._scope.let_go(task)
+            self._scope.release(task)
             self._drains.adopt(task)
         else:
             task.cancel()
 
-    async def _attempt(self, launch: Launch, mailbox: _Mailbox[T]) -> None:
+    async def _run(self, launch: Launch, sink: _InboxSink[T]) -> None:
         try:
-            await self._ask(launch, mailbox)
+            await self._run_attempt(launch, sink)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Nobody cancelled this task: the provider's client did so to itself, which is an error.
-            mailbox.failed(AttemptError("unknown", "the provider's client cancelled its request"))
+            # The task was not cancelled: the provider's client raised this by itself.
+            sink.failed(AttemptError("unknown", "the provider's client cancelled its request"))
         except Exception as e:
-            mailbox.failed(AttemptError("unknown", f"{type(e).__name__}: {e}", exception=e))
+            sink.failed(AttemptError("unknown", f"{type(e).__name__}: {e}", exception=e))
         else:
-            mailbox.finished()
+            sink.finished()

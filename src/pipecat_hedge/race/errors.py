@@ -1,4 +1,4 @@
-"""Everything that pipecat-hedge raises: one tree, rooted at ``HedgeError``."""
+"""The errors that pipecat-hedge raises: one tree, rooted at ``HedgeError``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = [
 ]
 
 INCOMPLETE_CALL = "incomplete_call"
-"""The category of an answer that was cut off inside a tool call."""
+"""The category of an answer that was cut off within a tool call."""
 SHED = "shed"
-"""The category of an attempt that was not made, because there was no room for it."""
+"""The category of an attempt that was rejected for want of room, so that no request was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +26,17 @@ class AttemptError:
     """Why one attempt gave no answer.
 
     Parameters:
-        category: The value of Pipecat's ``ErrorCategory`` (``"rate_limit"``, ``"server"``, …), or
-            ``"empty"`` for an answer that ended without a usable token, or ``"shed"`` for an
-            attempt that was not made, because there was no room for it.
-        message: What the provider's service said, for a person to read. May quote the provider;
-            never logged at INFO or above.
+        category: The value of Pipecat's ``ErrorCategory`` (``"rate_limit"``, ``"server"``, …),
+            ``"empty"`` for an answer without a usable token, or ``"shed"`` for an attempt that was
+            rejected for want of room.
+        message: The service's message. May quote the provider; never logged at INFO or above.
         permanent: Whether the same request will fail again until something is changed.
-        retry_after_secs: How long the provider asked to be left alone, if it said so; five minutes
-            at most.
-        exception: The exception behind it, if there was one.
-        is_busy: Whether the provider refused for load: it works, and has too much to do. Credit
-            that is used up is another matter.
-        is_connection: Whether the connection failed: DNS, refused, reset, or a connect timeout.
-        is_transient: Whether the request failed before anything came, in a way that the providers'
-            SDKs retry by themselves: connection errors, 408, 409, 429 and 5xx.
+        retry_after_secs: The provider's ``Retry-After``, at most five minutes; None without one.
+        exception: The underlying exception, if there is one.
+        is_busy: Whether the provider rejected the request for load. Exhausted credit is not load.
+        is_connection: Whether the connection failed: DNS, refused, reset, or connect timeout.
+        is_transient: Whether the request failed before any response, in a way that the providers'
+            SDKs retry: connection errors, 408, 409, 429 and 5xx.
     """
 
     category: str
@@ -53,11 +50,11 @@ class AttemptError:
 
 
 class HedgeError(Exception):
-    """The root of everything that pipecat-hedge raises."""
+    """The base class of all errors that pipecat-hedge raises."""
 
 
 class ConfigurationError(HedgeError, ValueError):
-    """An argument that cannot work; the message names it and the remedy."""
+    """An invalid argument; the message names it and the remedy."""
 
 
 def missing_extra(what: str, package: str, extra: str) -> ConfigurationError:
@@ -69,9 +66,9 @@ class AllProvidersFailed(HedgeError):
     """Every attempt of a turn failed.
 
     Attributes:
-        causes: One ``(provider, error)`` an attempt, in the order of their launch; the errors say
-            their category and no text of the provider's, which is in the log at DEBUG.
-        reason: Why nobody was asked, where that is so.
+        causes: A pair ``(provider, error)`` per attempt, in the order of launch. The errors carry
+            their category and no text of the provider, which is logged at DEBUG.
+        reason: Why no request was sent, if that is so.
     """
 
     def __init__(
@@ -81,13 +78,14 @@ class AllProvidersFailed(HedgeError):
         broke_off: bool = False,
         reason: str = "",
     ):
-        """Say what each provider answered.
+        """Build the message from the attempts' errors.
 
         Args:
-            causes: One ``(provider, error)`` an attempt, in the order of their launch. Empty when
-                no provider could be asked at all.
-            broke_off: Whether an answer had begun, and nobody continued it.
-            reason: Why nobody was asked, where that is so; by default that there was no room.
+            causes: A pair ``(provider, error)`` per attempt, in the order of launch. Empty if no
+                request was sent.
+            broke_off: Whether an answer had begun and was not continued.
+            reason: Why no request was sent, if that is so. Defaults to the rejection's message if
+                every attempt was rejected.
         """
         self.causes = tuple(
             (provider, replace(error, message="", exception=None)) for provider, error in causes
@@ -95,6 +93,8 @@ class AllProvidersFailed(HedgeError):
         if not reason and causes and all(error.category == SHED for _, error in causes):
             reason = causes[-1][1].message
         self.reason = reason
-        told = ", ".join(f"{provider}: {error.category}" for provider, error in self.causes)
-        what = "the answer broke off, nobody continued it" if broke_off else "no provider answered"
-        super().__init__(f"{what} ({told or reason or 'none could be asked'})")
+        details = ", ".join(f"{provider}: {error.category}" for provider, error in self.causes)
+        summary = (
+            "the answer broke off and was not continued" if broke_off else "no provider answered"
+        )
+        super().__init__(f"{summary} ({details or reason or 'no provider was available'})")

@@ -1,7 +1,7 @@
-"""The words of the race: facts go in, orders come out.
+"""The race's events and commands.
 
-A fact is something that happened, an order something to do. Both are plain frozen values, so a
-race can be written down as a table of facts with their times and replayed anywhere.
+An event is something that happened; a command is something to do. Both are frozen values, so a
+race can be recorded as a table of events with their times, and replayed.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ from typing import Literal, Protocol, TypeAlias
 from pipecat_hedge.race.errors import AttemptError
 
 LaunchReason: TypeAlias = Literal["primary", "hedge", "failure", "stall"]
-"""Why an attempt was launched: first in line, to overtake a slow one, to replace a broken one."""
+"""Why an attempt was launched: first in order, to overtake a slow one, or to replace a failed
+one."""
 
 CancelCause: TypeAlias = Literal["superseded", "interrupted", "deadline", "stall", "shutdown"]
-"""Why an attempt was cancelled. None of them says that its provider is unhealthy."""
+"""Why an attempt was cancelled. No cause counts against its provider."""
 
 AttemptOutcome: TypeAlias = Literal["won", "superseded", "failed", "interrupted"]
 TurnOutcome: TypeAlias = Literal["answered", "answered_with_tools", "interrupted", "failed"]
 
-# ---- facts
+# ---- events
 
 
 @dataclass(frozen=True, slots=True)
 class TurnStarted:
-    """The context frame arrived: the caller is waiting."""
+    """The context frame arrived."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptOpened:
-    """The attempt's request is on its way to the provider."""
+    """The attempt's request was sent."""
 
     attempt: int
 
@@ -45,25 +46,25 @@ class UsableToken:
 
 @dataclass(frozen=True, slots=True)
 class ToolsCalled:
-    """The attempt produced complete tool calls: what it still says is not needed to go on."""
+    """The attempt produced complete tool calls. Its answer needs nothing more."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class SentenceReady:
-    """The attempt has completed a unit that the text-to-speech would speak."""
+    """The attempt completed a unit that the text-to-speech can speak."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """The attempt is writing what is not handed on yet: reasoning, or the arguments of a tool call.
+    """The attempt produces output that is not delivered yet: reasoning, or tool call arguments.
 
     Parameters:
         attempt: The attempt's number.
-        at: When the latest of it came; None where its stream cannot be read and it may be writing.
+        at: When the latest output came; None if the stream cannot be read.
     """
 
     attempt: int
@@ -72,7 +73,7 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFinished:
-    """The attempt's answer ended as the provider meant it to."""
+    """The attempt's answer ended normally."""
 
     attempt: int
 
@@ -87,22 +88,22 @@ class AttemptFailed:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The caller spoke, the turn was withdrawn, or the pipeline is shutting down."""
+    """The caller spoke, the turn was withdrawn, or the pipeline shuts down."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """The time named by ``wake_at`` has come."""
+    """The time in ``Race.wake_at`` has come."""
 
 
 @dataclass(frozen=True, slots=True)
 class HedgeEligibilityChanged:
-    """Who is to get no hedge from now on, in place of whoever it was before.
+    """Which providers get no hedge from now on. Replaces the previous event of this type.
 
     Parameters:
-        reasons: By provider, why, for a person to read.
-        reluctance: By provider, how little a request in another's place should go to it: the
-            least reluctant is asked. Who is not in it is well, as 0.
+        reasons: Why a provider gets no hedge, by its name.
+        reluctance: How much to avoid a provider for replacements, by its name. The lowest is
+            preferred; a provider that is not listed has 0.
     """
 
     reasons: Mapping[str, str]
@@ -120,18 +121,18 @@ AttemptEvent: TypeAlias = (
 )
 Event: TypeAlias = TurnStarted | AttemptEvent | Interrupted | TimerFired | HedgeEligibilityChanged
 
-# ---- orders
+# ---- commands
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Send the turn to a provider.
+    """Send a request to a provider.
 
     Parameters:
         attempt: The attempt's number within the turn, from 0.
         provider: The provider's name.
-        reason: Why now.
-        detail: What the launch rule said, if it was asked.
+        reason: Why the attempt is launched.
+        detail: The launch rule's reason, if it was consulted.
     """
 
     attempt: int
@@ -142,7 +143,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Release this attempt's answer, what is buffered at once and the rest as it comes."""
+    """Release this attempt's answer: what is buffered now, and the rest as it comes."""
 
     attempt: int
     reason: str
@@ -150,21 +151,21 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class StreamBroken:
-    """The committed answer will not go on: let out what is whole of it, and forget the rest."""
+    """The committed answer ended early. Release its whole sentences and drop the rest."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """The committed answer broke off; go on with this attempt's, repeating nothing."""
+    """The committed answer broke off. Continue with this attempt's answer, without repetition."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Close this attempt's request at the provider."""
+    """Close this attempt's request."""
 
     attempt: int
     cause: CancelCause
@@ -172,10 +173,10 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Nothing is left to try. Before a commit the turn has failed, after it the answer ends early.
+    """No attempt is left. Before a commit the turn failed; after it the answer ends early.
 
     Parameters:
-        errors: One ``(provider, error)`` an attempt that failed, in the order of their launch.
+        errors: A pair ``(provider, error)`` per failed attempt, in the order of launch.
     """
 
     errors: tuple[tuple[str, AttemptError], ...]
@@ -183,27 +184,27 @@ class Fail:
 
 Command: TypeAlias = Launch | Commit | StreamBroken | Continue | Cancel | Fail
 
-# ---- what a race is given
+# ---- a race's settings
 
 
 CommitOn: TypeAlias = Literal["first_sentence", "first_token"]
 """What an attempt must have to win: a speakable unit, or a usable token."""
 
 FillerCause: TypeAlias = Literal["slow", "tool", "failing"]
-"""Why an answer is late: it is slow, a tool runs, or whoever has been asked so far has failed."""
+"""Why an answer is late: it is slow, a tool runs, or all attempts so far have failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place in the lineup: one request that may be made.
+    """One request that may be made.
 
     Parameters:
         provider: The provider's name.
-        stall_secs: The silence after which it is worth asking somebody else; None is never.
-        timeout_secs: The silence after which it counts as failed; None is never.
-        slowest_secs: How long its first token may take and still be usual, as far as is known:
-            before that it is slow and not silent.
-        retries: How often it may be made again after it has failed in passing.
+        stall_secs: The silence after which another provider gets a request; None is never.
+        timeout_secs: The silence after which the attempt counts as failed; None is never.
+        slowest_secs: How long its first token usually takes at most, as far as is known. A shorter
+            wait is slow and not a stall.
+        retries: How many times the request may be repeated after a transient failure.
     """
 
     provider: str
@@ -213,7 +214,7 @@ class Slot:
     retries: int = 0
 
 
-# ---- what a launch rule is asked
+# ---- launch rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +224,8 @@ class InFlight:
     Parameters:
         provider: The provider's name.
         launched_at: When it was launched, in the race's clock.
-        last_token_at: When its latest usable token came, or None if none has come.
-        first_token_at: When its first usable token came, or None if none has come.
+        last_token_at: When its latest usable token came; None if none has come.
+        first_token_at: When its first usable token came; None if none has come.
     """
 
     provider: str
@@ -235,13 +236,13 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A turn that nobody has answered yet, and that has another attempt to spare.
+    """A turn without an answer yet that may launch another attempt.
 
     Parameters:
         started_at: When the turn started.
-        in_flight: The live attempts in the order of their launch; never empty.
-        next_provider: Whom a further attempt would ask.
-        now: The time, on the race's clock.
+        in_flight: The live attempts in the order of launch; never empty.
+        next_provider: The provider of the next attempt.
+        now: The time, in the race's clock.
     """
 
     started_at: float
@@ -252,15 +253,14 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class LaunchDecision:
-    """When to launch the next attempt, should nothing happen until then.
+    """When to launch the next attempt if no event comes before.
 
     Parameters:
-        at: A time on the race's clock; None is never.
-        reason: Why then, for a person to read.
-        is_put_off: Whether it should be sent already, and cannot be just now. It may be possible at
-            any time, so ask again soon; at the named time it replaces what has been silent so long.
-        ask_again_at: When the decision may be another, should nothing happen until then; None is
-            never.
+        at: A time in the race's clock; None is never.
+        reason: Why, in words.
+        is_put_off: Whether the attempt is due but cannot be sent now. It may become possible at any
+            time, so consult the rule again soon. At ``at`` it replaces the stalled attempt.
+        ask_again_at: When the decision may change if no event comes before; None is never.
     """
 
     at: float | None
@@ -270,12 +270,8 @@ class LaunchDecision:
 
 
 class LaunchRule(Protocol):
-    """Decides when a turn that is still waiting is worth another request."""
+    """Decides when a turn that is still waiting gets another request."""
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
-        """Say when to launch the next attempt.
-
-        Args:
-            waiting: The turn as it stands.
-        """
+        """Decide when to launch the next attempt."""
         ...

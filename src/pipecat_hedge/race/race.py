@@ -1,50 +1,14 @@
-"""The race: who is asked, when, and whose answer the caller hears. Pure; time is an argument.
+"""The race: which provider gets a request, when, and whose answer is released.
 
-Law: a failure never wins, at most one attempt is committed, never more than ``attempts`` requests
-are made, but for retries, and every attempt that is still live when the turn ends is cancelled.
+A pure state machine. Events go in with their time, commands come out, and ``wake_at`` names the
+time of the next ``TimerFired``. The same object runs in the service and in virtual time.
 
-A race is a state machine. Facts go in with the time at which they happened, orders come out, and
-``wake_at`` says when to ask again if nothing happens before. It knows no asyncio, no Pipecat and
-no clock, so the same object runs inside the service and in virtual time.
-
-The problem: of the requests in flight, which answer should be released, and when should another
-request be sent? The naive answer, the first request that returns a byte, releases streams that
-begin on time and then carry nothing: role-only deltas, keep-alives, an error in mid-stream. Ours
-counts only usable tokens (``policies/usable.py`` says which those are) and treats every other
-ending as a failure, which launches the next attempt at once instead of waiting for the delay.
-
-What wins is set by ``commit_on``. ``first_token`` is the earliest. ``first_sentence`` waits for a
-unit that can be spoken: until audio is out, switching costs nothing, and the stream that starts on
-time and then dribbles loses to one that gets a sentence out. An answer that ends before it has a
-whole sentence wins by ending.
-
-After the commit the race goes on with one runner. An answer that breaks off or falls silent is
-continued by another attempt, if one may still be made; ``continuation.py`` sees to it that nothing
-is said twice. An answer that has called its tools is complete in all that matters.
-
-Silence has two lengths. After ``stall_secs`` without progress somebody else is asked. While nothing
-is committed, the silence has to be longer than the provider's answers usually take, too
-(``Slot.slowest_secs``), and the silent attempt may still win. A committed answer has then broken
-off, but if no attempt is left to continue it, it is waited for: it may go on. Reasoning and the
-arguments of a tool call are progress, where they are seen as they come (``Progressed``). A
-provider's ``timeout_secs`` ends an attempt in any case; by default there is none, since the answer
-might still come: a request that hangs is ended by its own client, as without a race.
-
-A provider may refuse hedges for a while (``HedgeEligibilityChanged``), when its server has a queue.
-Then another one is asked instead; with nobody else the hedge waits, and is asked for again every
-``ASK_AGAIN_SECS``; so is one that a rule has put off. Silence is another matter: somebody has to
-answer, so it is replaced by one who refuses if there is nobody else, and so is what has failed.
-Nobody relies on a provider that is only tried, after it was left alone: it stands in for another
-when there is nobody else at all.
-
-A rejected attempt, for which there was no room, does not count against ``attempts``. While another
-request of the turn is under way it is tried again a second later, by the same rules. If none is,
-it is not tried again: so the turn has an end.
-
-When every request has failed and nobody is left to ask, the lineup begins anew after a pause: those
-of it who have failed in passing (a reset connection, a 503), as often as their SDKs would have
-tried by themselves (``Slot.retries``), after the same pauses. So a turn is not lost that one of
-the services would have answered alone.
+Invariants: a failure never wins; at most one attempt is committed; at most ``max_attempts``
+requests are made, plus retries; every live attempt is cancelled when the turn ends.
+Rejected attempts, for which there was no room, do not count against ``max_attempts``.
+A failed or stalled attempt is replaced at once. When all have failed, those with a transient error
+are retried after the SDKs' own pauses, as often as the SDKs would (``Slot.retries``).
+``docs/design/one-turn.md`` walks through a turn.
 """
 
 from __future__ import annotations
@@ -88,35 +52,38 @@ from pipecat_hedge.race.slots import SlotQueue
 
 __all__ = ["IllegalEvent", "Phase", "Race"]
 
-RETRY_SECS, RETRY_MOST_SECS, RETRY_JITTER = 0.5, 8.0, 0.25
-"""The pause before a first retry, which doubles with each; at most; and the share of it that chance
-takes off. Those of the SDKs of OpenAI and Anthropic."""
-RETRY_AFTER_MOST_SECS = 60.0
-"""A longer pause that a provider asks for is not waited for, nor is it by the SDKs."""
-ASK_AGAIN_SECS = 0.1
-"""How soon to look again whether a hedge that nobody would take is taken."""
+RETRY_SECS = 0.5
+"""The pause before the first retry, doubled with each one; as in the OpenAI and Anthropic SDKs."""
+RETRY_MAX_SECS = 8.0
+"""The longest pause, as in these SDKs."""
+RETRY_JITTER = 0.25
+"""The share of a pause that jitter takes off, as in these SDKs."""
+RETRY_AFTER_MAX_SECS = 60.0
+"""A longer ``Retry-After`` is not waited for. The SDKs' own limit."""
+RECHECK_SECS = 0.1
+"""How soon to check again whether a hedge that no provider could take can be sent."""
 
 _T = TypeVar("_T")
 MakeAttempt: TypeAlias = Callable[[int, Slot, LaunchReason, float, str | None], Attempt]
 
 
 class IllegalEvent(HedgeError):
-    """A fact that cannot happen in the race's phase: a bug in whoever drives it."""
+    """An event that cannot happen in the race's phase: a bug in the driver."""
 
 
 class Phase(Enum):
     """Where a turn stands."""
 
     READY = auto()
-    """Nobody has been asked yet."""
+    """No request has been sent yet."""
     WAITING = auto()
     """Attempts are in flight and none is committed."""
     COMMITTED = auto()
     """One attempt's answer is being released."""
     RESCUING = auto()
-    """The answer being released has broken off, and nobody continues it yet."""
+    """The committed answer broke off and no other attempt continues it yet."""
     OVER = auto()
-    """Answered, failed or interrupted; nothing is live."""
+    """Answered, failed or interrupted; no attempt is live."""
 
 
 class Race:
@@ -124,10 +91,10 @@ class Race:
 
     Example::
 
-        race = Race([Seat("claude"), Seat("local")], AfterSilence(0.6), max_attempts=2)
+        race = Race([Slot("claude"), Slot("local")], AfterSilence(0.6), max_attempts=2)
         race.handle(TurnStarted(), 0.0)   # (Launch(0, "claude", "primary"),)
         race.wake_at                      # 0.6
-        race.handle(Woke(), 0.6)          # (Launch(1, "local", "hedge"),)
+        race.handle(TimerFired(), 0.6)    # (Launch(1, "local", "hedge"),)
         race.handle(UsableToken(1), 0.7)  # (Commit(1, "first_token"), Cancel(0, "superseded"))
     """
 
@@ -139,31 +106,32 @@ class Race:
         max_attempts: int,
         commit_on: CommitOn = "first_token",
         deadline_secs: float | None = None,
-        tried: str | None = None,
+        probe: str | None = None,
         jitter: float = 0.0,
         make_attempt: MakeAttempt = Attempt,
     ):
-        """Line up.
+        """Create a race that has not started.
 
         Args:
-            candidates: The requests that may be made, in the order in which to make them. One
-                that stands twice may be asked twice.
-            rule: When an attempt that has not failed is worth another request.
+            candidates: The requests that may be made, in order. A slot that is listed twice may be
+                used twice.
+            rule: Decides when an attempt that has not failed gets a hedge.
             max_attempts: The most requests to make, at least 1.
             commit_on: What an attempt must have to win.
-            deadline_secs: How long the turn may go without a winner; None is for ever.
-            tried: The provider that is only tried, beside another; None if none is.
-            jitter: From 0 to 1, chance; how much shorter the pauses before retries are.
-            make_attempt: Makes the record of an attempt, for a driver with state of its own in it.
+            deadline_secs: The time within which the turn must have a winner; None is unlimited.
+            probe: The provider with a half-open breaker. It gets a request only beside another
+                provider.
+            jitter: A random number from 0 to 1, which shortens the pauses before retries.
+            make_attempt: Creates an attempt's record, for a driver with state of its own.
         """
-        self._slots = SlotQueue(candidates, max_attempts, tried)
+        self._slots = SlotQueue(candidates, max_attempts, probe)
         self._rule = rule
         self._commit_on = commit_on
         self._deadline_secs = deadline_secs
         self._backoff = 1 - RETRY_JITTER * jitter
         self._make_attempt = make_attempt
         self._retry_at: float | None = None
-        self._round = 0  # how often the lineup has begun anew
+        self._round = 0  # retry rounds so far
         self._in_round = 0  # the first attempt of the round
         self._attempts: list[Attempt] = []
         self._phase = Phase.READY
@@ -177,7 +145,7 @@ class Race:
 
     @property
     def phase(self) -> Phase:
-        """Where the turn stands."""
+        """The turn's phase."""
         return self._phase
 
     @property
@@ -187,57 +155,57 @@ class Race:
 
     @property
     def winner(self) -> Attempt | None:
-        """The attempt whose answer is released, the latest if one was continued; or None."""
+        """The attempt whose answer is released (the latest one after a continuation), or None."""
         return self._winner
 
     @property
     def planned(self) -> InFlight | None:
-        """The further attempt that will be launched if nothing happens before; None if none is."""
+        """The next attempt, as it will be launched if no event comes before; or None."""
         if self._next_at is None or not self._slots:
             return None
         return InFlight(self._slots.next("hedge").provider, self._next_at, None)
 
     @property
     def commit_reason(self) -> str | None:
-        """What made the first winner win, or None without a winner."""
+        """Why the first winner won; None without a winner."""
         return self._commit_reason
 
     @property
     def launch_reason(self) -> str | None:
-        """What the launch rule said last, when it was asked for a further attempt; or None."""
+        """The launch rule's latest reason; None if it was not consulted."""
         return self._launch_reason
 
     @property
     def started_at(self) -> float:
-        """When the turn started, on the race's clock."""
+        """When the turn started, in the race's clock."""
         return self._started_at
 
     @property
     def deadline_at(self) -> float | None:
-        """Until when the turn may go without a winner, on the race's clock; None is for ever."""
+        """When the turn fails without a winner, in the race's clock; None is never."""
         return _after(self._started_at, self._deadline_secs)
 
     @property
     def wake_at(self) -> float | None:
-        """When to hand in ``TimerFired`` if nothing happens before; None is never.
+        """When to pass ``TimerFired`` if no event comes before; None is never.
 
-        May be early, and never late: a token puts a silence off without moving the alarm.
+        The time may be early but never late: a token postpones a stall without moving the timer.
         """
         return self._wake_at
 
     def handle(self, event: Event, now: float) -> tuple[Command, ...]:
-        """Take one fact and say what to do about it.
+        """Apply one event and return the resulting commands.
 
         Args:
-            event: What happened. Facts of attempts that have already ended are ignored: they were
-                under way when the attempt was cancelled.
-            now: When it happened, in seconds; never earlier than the fact before.
+            event: What happened. Events of attempts that have ended are ignored: they were on their
+                way when the attempt was cancelled.
+            now: When it happened, in seconds; never earlier than the event before.
 
         Returns:
-            The orders, in the order in which to carry them out.
+            The commands, in the order in which to execute them.
 
         Raises:
-            IllegalFact: If the fact cannot happen now.
+            IllegalEvent: If the event cannot happen now.
         """
         if isinstance(event, HedgeEligibilityChanged):
             self._slots.refuse(event.reasons, event.reluctance)
@@ -263,12 +231,7 @@ class Race:
         return commands
 
     def token(self, attempt: int, now: float) -> None:
-        """Take a usable token of the attempt that is being released: it decides nothing.
-
-        Args:
-            attempt: The attempt's number.
-            now: When the token came.
-        """
+        """Record a usable token of the committed attempt, which changes no decision."""
         self._attempts[attempt].last_token_at = now
 
     def _react(self, table: Mapping[Any, _T], event: Event) -> _T:
@@ -277,7 +240,7 @@ class Race:
         except KeyError:
             raise IllegalEvent(f"{type(event).__name__} while {self._phase.name}") from None
 
-    # ---- reactions to the turn's own facts
+    # ---- events of the turn
 
     def _start(self, now: float) -> None:
         self._started_at = now
@@ -296,7 +259,7 @@ class Race:
     def _ignore(self, now: float) -> None:
         pass
 
-    # ---- reactions to an attempt's facts
+    # ---- events of an attempt
 
     def _open(self, attempt: Attempt, now: float) -> None:
         attempt.opened_at = now
@@ -313,20 +276,20 @@ class Race:
             self._release(attempt, "first_token", now)
             self._reconsider(now)
         elif is_first and self._phase is Phase.WAITING:
-            self._reconsider(now)  # a rule may now know better how long its sentence takes
+            self._reconsider(now)  # the rule may now estimate better how long the sentence takes
 
     def _progress(self, attempt: Attempt, at: float | None) -> None:
         if at is not None:
             attempt.progressed_at = at
         elif self._phase is Phase.COMMITTED:
-            attempt.stall_secs = None  # its silence says nothing, and it would be ended for it
+            attempt.stall_secs = None  # an unreadable stream must not end for its silence
 
-    def _speakable(self, attempt: Attempt, now: float) -> None:
+    def _sentence(self, attempt: Attempt, now: float) -> None:
         if attempt.speakable_at is None:
             attempt.speakable_at = now
 
-    def _speakable_while_waiting(self, attempt: Attempt, now: float) -> None:
-        self._speakable(attempt, now)
+    def _sentence_while_waiting(self, attempt: Attempt, now: float) -> None:
+        self._sentence(attempt, now)
         self._release(attempt, "first_sentence", now)
         self._reconsider(now)
 
@@ -341,23 +304,23 @@ class Race:
 
     def _finish_while_waiting(self, attempt: Attempt, now: float) -> None:
         if attempt.first_token_at is None:
-            earlier = self._empty_one()
+            earlier = self._empty_attempt()
             attempt.error = EMPTY_ANSWER
             if earlier is None:
                 self._replace(attempt, now)
             else:
-                self._stay_silent(attempt, now)
-        else:  # all of an answer, though it holds no whole sentence
+                self._accept_empty(attempt, now)
+        else:  # a whole answer, though without a whole sentence
             self._release(attempt, "whole_answer", now)
             self._complete(attempt, now)
 
-    def _empty_one(self) -> Attempt | None:
-        """An answer without a word, where none has been heard; it may be what the model means."""
+    def _empty_attempt(self) -> Attempt | None:
+        """An attempt that ended without text while nothing was committed. The model may mean it."""
         empty = (a for a in self._attempts if a.error is EMPTY_ANSWER)
         return next(empty, None) if self._phase is Phase.WAITING else None
 
-    def _stay_silent(self, attempt: Attempt, now: float) -> None:
-        """Take an answer without a word for the answer, as two have come or nobody else is left."""
+    def _accept_empty(self, attempt: Attempt, now: float) -> None:
+        """Accept an empty answer, because two attempts agree or no other is left."""
         attempt.error = None
         self._release(attempt, "silence", now)
         self._complete(attempt, now)
@@ -365,19 +328,19 @@ class Race:
     def _replace(self, attempt: Attempt, now: float) -> None:
         self._end(attempt, "failed", now)
         live = self._live()
-        if attempt.was_shed and (attempt.is_sent or any(other.is_sent for other in live)):
-            self._slots.give_back(attempt.slot, now)
-        self._strike(attempt)
+        if attempt.was_rejected and (attempt.is_sent or any(other.is_sent for other in live)):
+            self._slots.release(attempt.slot, now)
+        self._exclude(attempt)
         self._readmit(now)
-        is_missed = not (attempt.was_shed and attempt.reason == "hedge" and live)
-        if self._slots and is_missed:
+        needs_replacement = not (attempt.was_rejected and attempt.reason == "hedge" and live)
+        if self._slots and needs_replacement:
             self._launch("failure", now)
         self._reconsider(now)
 
     def _complete(self, attempt: Attempt, now: float) -> None:
-        is_heard = attempt.first_token_at is not None
-        if attempt.speakable_at is None and is_heard and not attempt.called_tools:
-            attempt.speakable_at = now  # the end makes a sentence of what there is
+        has_token = attempt.first_token_at is not None
+        if attempt.speakable_at is None and has_token and not attempt.called_tools:
+            attempt.speakable_at = now  # the end of the answer completes the sentence
         self._end(attempt, "won", now)
         self._finish_turn()
 
@@ -388,7 +351,7 @@ class Race:
         self._rescue(attempt)
         self._replace(attempt, now)
 
-    # ---- moves
+    # ---- transitions
 
     def _launch(self, reason: LaunchReason, now: float, detail: str | None = None) -> None:
         slot = self._slots.take(reason)
@@ -398,26 +361,26 @@ class Race:
 
     def _readmit(self, now: float) -> None:
         if self._slots.room_at is not None:
-            self._slots.readmit(now, everybody=not self._live())
+            self._slots.readmit(now, ignore_delay=not self._live())
 
     def _reconsider(self, now: float) -> None:
-        """Do what time alone brings about, and set the alarm for the next of it."""
+        """Apply what is due by now and set the next wake time."""
         self._wake_at = self._next_at = None
         self._expire(now)
         if self._is_over():
             return
-        self._launch_what_is_due(now)
+        self._launch_due(now)
         if self._is_over():
             return
         live = self._live()
-        if not live and not self._may_begin_anew(now):
-            if (empty := self._empty_one()) is not None:
-                self._stay_silent(empty, now)
+        if not live and not self._schedule_new_round(now):
+            if (empty := self._empty_attempt()) is not None:
+                self._accept_empty(empty, now)
             else:
-                self._give_up()
+                self._fail()
             return
         for attempt in live:
-            self._wake_by(self._patience(attempt)[0])
+            self._wake_by(self._expiry(attempt)[0])
         if self._phase is Phase.WAITING:
             self._wake_by(self.deadline_at)
 
@@ -425,16 +388,16 @@ class Race:
         return self._phase is Phase.OVER
 
     def _expire(self, now: float) -> None:
-        """End what has been silent for too long."""
+        """End the attempts that have been silent for too long."""
         deadline = self.deadline_at
         if self._phase is Phase.WAITING and deadline is not None and deadline <= now:
             for attempt in self._live():
                 attempt.error = MISSED_DEADLINE
             self._cancel_live("deadline", "failed", now)
-            self._give_up()
+            self._fail()
             return
         for attempt in self._live():
-            expires, error = self._patience(attempt)
+            expires, error = self._expiry(attempt)
             if expires is None or expires > now:
                 continue
             self._commands.append(Cancel(attempt.number, "stall"))
@@ -449,26 +412,28 @@ class Race:
             if self._slots:
                 self._launch("failure", now)
 
-    def _patience(self, attempt: Attempt) -> tuple[float | None, AttemptError]:
-        """Until when an attempt may be silent, and what it has then done.
+    def _expiry(self, attempt: Attempt) -> tuple[float | None, AttemptError]:
+        """When an attempt's silence becomes an error, and which error.
 
-        To reason, or to write arguments, is not to answer; in an answer it is no silence.
+        Reasoning and tool call arguments count as progress only for the committed attempt.
         """
-        last_usable_at = attempt.alive_at if attempt is self._winner else attempt.last_usable_at
+        last_usable_at = (
+            attempt.last_progress_at if attempt is self._winner else attempt.last_usable_at
+        )
         expires = _after(last_usable_at, attempt.timeout_secs)
-        if attempt.called_tools:  # nothing more is needed of it
-            stalls = _after(attempt.alive_at, attempt.stall_secs)
+        if attempt.called_tools:  # the answer is complete
+            stalls = _after(attempt.last_progress_at, attempt.stall_secs)
             if stalls is not None and (expires is None or stalls < expires):
                 return stalls, STALLED
         return expires, TIMED_OUT
 
-    def _launch_what_is_due(self, now: float) -> None:
-        """Launch hedges and replacements of the silent, and set the alarm for the next one."""
-        self._begin_anew(now)
+    def _launch_due(self, now: float) -> None:
+        """Launch hedges and replacements of stalled attempts, and set the time of the next one."""
+        self._start_new_round(now)
         self._readmit(now)
         self._wake_by(self._slots.room_at)
         while self._slots:
-            live = self._live()  # never empty: who fails has been replaced by now
+            live = self._live()  # never empty: a failed attempt has been replaced by now
             hedge_at = stalls_at = None
             why: LaunchReason = "hedge"
             if self._phase is Phase.WAITING:
@@ -476,18 +441,18 @@ class Race:
                 hedge_at, self._launch_reason = decision.at, decision.reason
                 self._wake_by(decision.ask_again_at)
                 if decision.is_put_off:
-                    self._wake_by(now + ASK_AGAIN_SECS)
+                    self._wake_by(now + RECHECK_SECS)
                     why = "stall"
                 if hedge_at is not None and hedge_at <= now and (refusal := self._slots.refusal):
                     self._launch_reason = refusal
-                    self._wake_by(now + ASK_AGAIN_SECS)
+                    self._wake_by(now + RECHECK_SECS)
                     hedge_at = None
-            if hedge_at is None:  # a rule that names a time has its own idea of too long
+            if hedge_at is None:  # a rule that names a time replaces the stall limit
                 last = live[-1]
                 silent_secs = last.stall_secs
                 if silent_secs is not None and self._phase is Phase.WAITING:
                     silent_secs = max(silent_secs, last.slot.slowest_secs)
-                stalls_at = _after(last.alive_at, silent_secs)
+                stalls_at = _after(last.last_progress_at, silent_secs)
             if hedge_at is not None and hedge_at <= now:
                 self._launch(why, now, self._launch_reason)
             elif stalls_at is not None and stalls_at <= now:
@@ -500,8 +465,8 @@ class Race:
                 self._wake_by(stalls_at)
                 return
 
-    def _may_begin_anew(self, now: float) -> bool:
-        """Whether those who have failed in passing are asked again, and set the alarm for it."""
+    def _schedule_new_round(self, now: float) -> bool:
+        """Whether attempts with transient errors are retried; sets the time of the retry."""
         if self._retry_at is None:
             pauses = [
                 error.retry_after_secs or 0.0
@@ -510,12 +475,12 @@ class Race:
             ]
             if not pauses:
                 return False
-            pause = self._backoff * min(RETRY_SECS * 2**self._round, RETRY_MOST_SECS)
+            pause = self._backoff * min(RETRY_SECS * 2**self._round, RETRY_MAX_SECS)
             self._retry_at = now + (min(pauses) or pause)
         self._wake_by(self._retry_at)
         return True
 
-    def _begin_anew(self, now: float) -> None:
+    def _start_new_round(self, now: float) -> None:
         if self._retry_at is None or self._retry_at > now:
             return
         again = [a.slot for a in self._attempts[self._in_round :] if self._is_retried(a)]
@@ -528,7 +493,7 @@ class Race:
         return (
             error is not None
             and error.is_transient
-            and (error.retry_after_secs or 0.0) <= RETRY_AFTER_MOST_SECS
+            and (error.retry_after_secs or 0.0) <= RETRY_AFTER_MAX_SECS
             and attempt.slot.retries > self._round
         )
 
@@ -548,7 +513,7 @@ class Race:
             self._wake_at = at
 
     def _release(self, attempt: Attempt, reason: str, now: float) -> None:
-        """Have this attempt's answer heard, from its beginning or from where another broke off."""
+        """Release this attempt's answer, from its start or from where another one broke off."""
         if self._winner is None:
             self._commit_reason = reason
             self._commands.append(Commit(attempt.number, reason))
@@ -562,11 +527,11 @@ class Race:
         self._phase = Phase.RESCUING
         self._commands.append(StreamBroken(attempt.number))
 
-    def _strike(self, attempt: Attempt) -> None:
-        """Do not ask again in this turn who has said that it is no use."""
+    def _exclude(self, attempt: Attempt) -> None:
+        """Exclude a provider that failed permanently or sent ``Retry-After`` from this turn."""
         error = attempt.error
         if error is not None and (error.permanent or error.retry_after_secs is not None):
-            self._slots.strike(attempt.provider)
+            self._slots.exclude(attempt.provider)
 
     def _end(self, attempt: Attempt, outcome: AttemptOutcome, now: float) -> None:
         attempt.outcome = outcome
@@ -584,7 +549,7 @@ class Race:
                 self._end(attempt, outcome, now)
                 self._commands.append(Cancel(attempt.number, cause))
 
-    def _give_up(self) -> None:
+    def _fail(self) -> None:
         errors = tuple((a.provider, a.error) for a in self._attempts if a.error is not None)
         self._commands.append(Fail(errors))
         self._finish_turn()
@@ -604,42 +569,42 @@ class Race:
         )
         return Waiting(self._started_at, in_flight, self._slots.next("hedge").provider, now)
 
-    # ---- the tables: what may happen when, and what it does. A missing row is an illegal fact.
+    # ---- transition tables. A missing row is an illegal event.
     # fmt: off
 
     _TURN_TABLE: Final = {
-        (Phase.READY,     TurnStarted): _start,
-        (Phase.READY,     Interrupted): _interrupt,
-        (Phase.WAITING,   TimerFired):        _wake,
-        (Phase.WAITING,   Interrupted): _interrupt,
-        (Phase.COMMITTED, TimerFired):        _wake,
-        (Phase.COMMITTED, Interrupted): _interrupt,
-        (Phase.RESCUING,  TimerFired):        _wake,
-        (Phase.RESCUING,  Interrupted): _interrupt,
-        (Phase.OVER,      TimerFired):        _ignore,
-        (Phase.OVER,      Interrupted): _ignore,
+        (Phase.READY,      TurnStarted):     _start,
+        (Phase.READY,      Interrupted):     _interrupt,
+        (Phase.WAITING,    TimerFired):      _wake,
+        (Phase.WAITING,    Interrupted):     _interrupt,
+        (Phase.COMMITTED,  TimerFired):      _wake,
+        (Phase.COMMITTED,  Interrupted):     _interrupt,
+        (Phase.RESCUING,   TimerFired):      _wake,
+        (Phase.RESCUING,   Interrupted):     _interrupt,
+        (Phase.OVER,       TimerFired):      _ignore,
+        (Phase.OVER,       Interrupted):     _ignore,
     }
 
-    # Once over, every attempt has ended, and facts of ended attempts are dropped before the table.
+    # In Phase.OVER every attempt has ended, and events of ended attempts are ignored.
     _ATTEMPT_TABLE: Final = {
-        (Phase.WAITING,   AttemptOpened):   _open,
-        (Phase.WAITING,   UsableToken):     _token_while_waiting,
-        (Phase.WAITING,   SentenceReady):       _speakable_while_waiting,
-        (Phase.WAITING,   ToolsCalled):     _tools_while_waiting,
-        (Phase.WAITING,   AttemptFinished): _finish_while_waiting,
-        (Phase.WAITING,   AttemptFailed):   _replace,
-        (Phase.COMMITTED, AttemptOpened):   _open,
-        (Phase.COMMITTED, UsableToken):     _token,
-        (Phase.COMMITTED, SentenceReady):       _speakable,
-        (Phase.COMMITTED, ToolsCalled):     _tools,
-        (Phase.COMMITTED, AttemptFinished): _complete,
-        (Phase.COMMITTED, AttemptFailed):   _break_off,
-        (Phase.RESCUING,  AttemptOpened):   _open,
-        (Phase.RESCUING,  UsableToken):     _token_while_waiting,
-        (Phase.RESCUING,  SentenceReady):       _speakable_while_waiting,
-        (Phase.RESCUING,  ToolsCalled):     _tools_while_waiting,
-        (Phase.RESCUING,  AttemptFinished): _finish_while_waiting,
-        (Phase.RESCUING,  AttemptFailed):   _replace,
+        (Phase.WAITING,    AttemptOpened):   _open,
+        (Phase.WAITING,    UsableToken):     _token_while_waiting,
+        (Phase.WAITING,    SentenceReady):   _sentence_while_waiting,
+        (Phase.WAITING,    ToolsCalled):     _tools_while_waiting,
+        (Phase.WAITING,    AttemptFinished): _finish_while_waiting,
+        (Phase.WAITING,    AttemptFailed):   _replace,
+        (Phase.COMMITTED,  AttemptOpened):   _open,
+        (Phase.COMMITTED,  UsableToken):     _token,
+        (Phase.COMMITTED,  SentenceReady):   _sentence,
+        (Phase.COMMITTED,  ToolsCalled):     _tools,
+        (Phase.COMMITTED,  AttemptFinished): _complete,
+        (Phase.COMMITTED,  AttemptFailed):   _break_off,
+        (Phase.RESCUING,   AttemptOpened):   _open,
+        (Phase.RESCUING,   UsableToken):     _token_while_waiting,
+        (Phase.RESCUING,   SentenceReady):   _sentence_while_waiting,
+        (Phase.RESCUING,   ToolsCalled):     _tools_while_waiting,
+        (Phase.RESCUING,   AttemptFinished): _finish_while_waiting,
+        (Phase.RESCUING,   AttemptFailed):   _replace,
     }
     # fmt: on
 

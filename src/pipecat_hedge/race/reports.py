@@ -1,4 +1,4 @@
-"""What a turn looked like once it was over: frozen values, handed to hooks."""
+"""Reports of turns, attempts, providers and breakers: frozen values, passed to event handlers."""
 
 from __future__ import annotations
 
@@ -29,25 +29,24 @@ BreakerState: TypeAlias = Literal["closed", "open", "half_open"]
 
 
 Tier: TypeAlias = Literal["premium", "standard", "economy"]
-"""Whose request it is: of two of one class, the better tier's comes first."""
+"""The priority of a session. Of two requests of one class, the better tier's goes first."""
 
 TIERS: tuple[Tier, ...] = get_args(Tier)
-"""The tiers in their order."""
+"""The tiers, the best first."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """One look at a server.
+    """A server's load at one moment.
 
     Parameters:
-        is_up: Whether it answered, and calls itself healthy.
-        running: Requests being worked on, those included that this process has sent since the look.
+        is_up: Whether it responded and reports itself healthy.
+        running: Requests that it works on, including those that this process has sent since.
         waiting: Requests in its queue.
-        kv_cache_usage: The share of its memory for prompts that is in use, from 0 to 1; None if it
-            does not say.
-        prefix_hit_share: The share of the prompts' tokens, since the look before, that were still
-            in its prefix cache, from 0 to 1; None if there were none, or it does not say.
-        detail: What is wrong, where it is not up.
+        kv_cache_usage: The share of its KV cache in use, from 0 to 1; None if it is not reported.
+        prefix_hit_share: The share of prompt tokens, since the previous reading, that were in its
+            prefix cache, from 0 to 1; None if there were none or it is not reported.
+        detail: What is wrong, if it is not up.
     """
 
     is_up: bool
@@ -60,23 +59,22 @@ class ServerLoad:
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """Where an attempt's first second went, as far as its HTTP client and its server tell.
+    """How an attempt's time to first token divides, as reported by its HTTP client and server.
 
-    None is not known: the service does not let its client be listened to, or the stage never came.
-    Moments are seconds from when the request was sent (``AttemptReport.sent_secs``).
+    A value is None if it is unknown: the service's client cannot be traced, or the stage was not
+    reached. Times of stages count from when the request was sent (``AttemptReport.sent_secs``).
 
     Parameters:
-        new_connection: Whether a connection was opened for it, instead of using one that was open.
-        dns_secs: How long it took to find the server's address; None where one was open, as for
-            the two that follow.
-        tcp_secs: How long to connect to it; with ``dns_secs`` where that is not told apart.
-        tls_secs: How long to agree on keys.
-        written_secs: Until the whole request had been written.
-        headers_secs: Until the response's headers had come.
-        first_byte_secs: Until the first byte of its body.
-        first_token_secs: Until the first piece of any kind, roles and reasoning included.
-        server_secs: How long the server says that it worked on it until then.
-        server_source: The name of the header that says so.
+        new_connection: Whether a connection was opened for it, instead of reusing an open one.
+        dns_secs: The duration of the DNS lookup; None for a reused connection, as for the next two.
+        tcp_secs: The duration of the TCP connect; includes the DNS lookup if ``dns_secs`` is None.
+        tls_secs: The duration of the TLS handshake.
+        written_secs: Until the whole request was written.
+        headers_secs: Until the response's headers came.
+        first_byte_secs: Until the first byte of the response's body.
+        first_token_secs: Until the first piece of any kind, including roles and reasoning.
+        server_secs: The processing time that the server reports.
+        server_source: The name of the header with that time.
     """
 
     new_connection: bool | None = None
@@ -97,28 +95,27 @@ class AttemptReport:
 
     Parameters:
         provider: The provider's name.
-        model: The model that was asked, as the provider names it; None if the service has none.
+        model: The model's name at the provider; None if the service has none.
         launched_secs: When it was launched, from the turn's start.
         launch_reason: ``primary``, ``hedge``, ``failure`` or ``stall``.
         ttft_secs: From its launch to its first usable token; None if none came. For an attempt
-            that was cancelled first, the true figure is longer than ``ended_secs - launched_secs``.
-        ended_secs: When its request was done with, from the turn's start.
+            that was cancelled before, the true value exceeds ``ended_secs - launched_secs``.
+        ended_secs: When its request ended, from the turn's start.
         outcome: ``won``, ``superseded``, ``failed`` or ``interrupted``.
         error_category: Why it failed: a value of Pipecat's ``ErrorCategory``, or ``empty``,
-            ``stalled``, ``timeout``, ``deadline``, ``incomplete_call``, or ``shed`` where there was
-            no room for it and no request was made.
-        input_tokens: Tokens of the prompt, cached ones included, if the provider said or an
-            estimate was made.
+            ``stalled``, ``timeout``, ``deadline``, ``incomplete_call``, or ``shed`` if there was no
+            room for it and no request was sent.
+        input_tokens: Tokens of the prompt, including cached ones, as reported or estimated.
         output_tokens: Tokens that the provider produced for it.
-        tokens_estimated: Whether a token count is an estimate, because the provider sent no final
-            count before the request was closed.
-        usd: What it cost, if the provider's price is known.
+        tokens_estimated: Whether a token count is an estimate, because the request was closed
+            before the provider sent its final count.
+        usd: Its cost in US dollars, if the provider's price is known.
         ttfs_secs: From its launch to its first speakable sentence; None if none came.
-        launch_detail: What the policy said for launching it, if it was asked.
-        sent_secs: When its request was sent, from the turn's start: later than ``launched_secs``
-            where it had to wait until there was room; None if it never was, be it for want of room
-            or because it was withdrawn before its connection was open, where its client tells.
-        stages: Where its time went; None where nothing is known of that.
+        launch_detail: The policy's reason for launching it, if the policy was consulted.
+        sent_secs: When its request was sent, from the turn's start. Later than ``launched_secs`` if
+            it waited for room. None if it was never sent: there was no room, or it was cancelled
+            before its connection was open (if its client can be traced).
+        stages: How its time divides; None if nothing is known.
     """
 
     provider: str
@@ -141,14 +138,14 @@ class AttemptReport:
 
 @dataclass(frozen=True, slots=True)
 class FillerReport:
-    """What was done about the silence while the caller waited.
+    """How the silence was filled while the caller waited.
 
     Parameters:
         cause: Why the answer was late: ``slow``, ``tool`` or ``failing``.
-        spoken_secs: When a filler was spoken, from the beginning of the wait: of the LLM's turn, or
-            of the tools' run; None if none was.
-        reason: Why, or why not.
-        was_cut: Whether it was withdrawn before it sounded, because the answer came.
+        spoken_secs: When a filler was spoken, from the start of the wait (of the LLM turn, or of
+            the tool run); None if none was.
+        reason: Why a filler was spoken or not.
+        was_cut: Whether it was withdrawn before it was audible, because the answer came.
     """
 
     cause: FillerCause
@@ -159,43 +156,41 @@ class FillerReport:
 
 @dataclass(frozen=True, slots=True)
 class TurnReport:
-    """One LLM turn: from the context frame to the end of the answer.
+    """One LLM turn, from the context frame to the end of the answer.
 
-    All times are seconds on one monotonic clock, counted from the context frame.
+    All times are in seconds on one monotonic clock, from the context frame.
 
     Parameters:
         turn: The turn's number within this service, from 1.
-        winner: The provider whose answer was released, the last one if it was rescued; or None.
+        winner: The provider whose answer was released, the last one after a continuation; or None.
         outcome: ``answered``, ``answered_with_tools``, ``interrupted`` or ``failed``.
         ttft_secs: To the first usable token of the released answer; None if none was released.
         ttfs_secs: To the first speakable sentence of the released answer; None if there was none.
         duration_secs: To the end of the answer.
-        attempts: Every request of the turn, in the order of launch.
-        commit_on: What an attempt had to have to win: ``first_sentence`` or ``first_token``, as the
-            policy says or, with ``auto``, as suits the text-to-speech downstream.
-        commit_reason: What made the winner win: ``first_sentence``, ``first_token``, ``tool_call``,
-            ``whole_answer`` for one that ended without a whole sentence, or ``silence`` for one
-            that ended without a word; None without a winner.
-        prompt_tokens: An estimate of the prompt's size, by which latencies are learned.
-        hedge_reason: What the policy said last about a further attempt: why it was launched, or why
-            not; None if it was not asked.
-        routing_reason: Why another provider was to be asked before the first, where that one had
-            turned slow; None otherwise.
-        prior_weight: How much of what the policy took to be known of the first provider's latency
-            was only assumed, from the published figures of its kind: 1 for the first turn ever,
-            nearly 0 after some hundred; None under policies that use nothing learned.
-        filler: What was done about the silence, and why; None where fillers are not used. It says
-            nothing of the answer: no other field counts a filler.
-        committed_secs: To the first winner's commit, from which on its answer is released; None
+        attempts: Every attempt of the turn, in the order of launch.
+        commit_on: What an attempt needed to win: ``first_sentence`` or ``first_token``. Set by the
+            policy or, with ``auto``, by the text-to-speech downstream.
+        commit_reason: Why the winner won: ``first_sentence``, ``first_token``, ``tool_call``,
+            ``whole_answer`` if it ended without a whole sentence, or ``silence`` if it ended
+            without text; None without a winner.
+        prompt_tokens: An estimate of the prompt's size, which selects the latency statistics.
+        hedge_reason: The policy's last reason for or against another attempt; None if it was not
+            consulted.
+        routing_reason: Why another provider came before the first one, if the first had become
+            slow; None otherwise.
+        prior_weight: The share of the first provider's latency estimate that comes from the
+            published prior: 1 for the first turn, nearly 0 after some hundred; None under policies
+            that do not learn.
+        filler: How the silence was filled, and why; None if fillers are not used. No other field
+            counts a filler.
+        committed_secs: To the first winner's commit, when its answer begins to be released; None
             without a winner.
-        queued_secs: How long the first request waited until there was room for it; part of every
-            other time here.
-        degraded_reason: Why nobody was asked, where that is so, so that the caller got the policy's
-            ``fallback_text`` at once, with ``admission="shed"``: every breaker is open, or no
-            provider had room in time.
-            Also who failed and why, where the caller heard a part of an answer and then the
-            ``fallback_text``; ``ttft_secs`` is that part's.
-        tier: Whose turn it was: ``premium``, ``standard`` or ``economy``.
+        queued_secs: How long the first request waited for room; part of every other time here.
+        degraded_reason: With ``admission="shed"``, why no request was sent, so that the caller got
+            the policy's ``fallback_text`` at once: every breaker is open, or no provider had room
+            in time. Also which providers failed and why, if the caller heard a part of an answer
+            and then the ``fallback_text``; ``ttft_secs`` is then that part's.
+        tier: The session's tier: ``premium``, ``standard`` or ``economy``.
     """
 
     turn: int
@@ -220,14 +215,14 @@ class TurnReport:
 
 @dataclass(frozen=True, slots=True)
 class BreakerReport:
-    """A change of a provider's circuit breaker.
+    """A state change of a provider's circuit breaker.
 
     Parameters:
         provider: The provider's name.
-        model: The model that is asked; None if the service has none.
-        before: ``closed``, ``open`` or ``half_open``, until now.
-        after: The same, from now on.
-        reason: Why, for a person to read.
+        model: The model's name; None if the service has none.
+        before: The previous state: ``closed``, ``open`` or ``half_open``.
+        after: The new state.
+        reason: Why, in words.
     """
 
     provider: str
@@ -239,26 +234,26 @@ class BreakerReport:
 
 @dataclass(frozen=True, slots=True)
 class ProviderState:
-    """A provider as a service sees it now.
+    """A provider's current state in a service.
 
     Parameters:
         provider: The provider's name.
-        model: The model that is asked; None if the service has none.
-        p50_secs: The time to first token that half of its answers are expected to stay within.
-        p95_secs: The same of 19 answers in 20.
-        prior_weight: How much of these two is only assumed, from the published figures of its kind:
-            1 for a provider that was never asked, nearly 0 after some hundred answers.
-        is_excluded: Whether it is not asked: it has rejected a request for good, or Pipecat calls
-            its service unusable. New settings bring it back.
-        retry_after_secs: For how long it is still left alone, as it asked with ``Retry-After``;
-            0 if it may be asked.
-        server: How busy its server is, as that says itself; None where it does not say.
-        breaker: ``closed``; ``open`` while it is asked last because it keeps failing; ``half_open``
-            when one request at a time tests it.
+        model: The model's name; None if the service has none.
+        p50_secs: The estimated median of its time to first token.
+        p95_secs: The estimated 95th percentile.
+        prior_weight: The share of these estimates that comes from the published prior: 1 for a
+            provider without requests, nearly 0 after some hundred answers.
+        is_excluded: Whether it gets no requests: it has rejected one permanently, or Pipecat
+            reports
+            its service as unusable. A settings update includes it again.
+        retry_after_secs: The time left of its ``Retry-After``; 0 if requests may be sent.
+        server: Its server's load; None if the server does not report it.
+        breaker: ``closed``; ``open`` while it comes last because it fails; ``half_open`` while one
+            request at a time probes it.
         breaker_reason: Why it is not closed; empty if it is.
-        in_flight: Requests to it from this process now.
-        limit: The most of them with which it is sent hedges and, with ``admission="shed"``,
-            callers' requests; as has been found out so far.
+        in_flight: This process's requests in flight to it.
+        limit: The current concurrency limit. It bounds hedges and, with ``admission="shed"``,
+            callers' requests.
     """
 
     provider: str
@@ -277,14 +272,14 @@ class ProviderState:
 
 @dataclass(frozen=True, slots=True)
 class DrainedAnswer:
-    """What a loser would have said, where losers are let run on (``losers="drain"``).
+    """The answer of a loser that was allowed to finish (``losers="drain"``).
 
     Parameters:
         turn: The turn's number.
         provider: The provider's name.
-        model: The model that was asked; None if the service has none.
+        model: The model's name; None if the service has none.
         text: Its answer's text.
-        complete: Whether it came to its end; if not, the next turn or an interruption ended it.
+        complete: Whether it finished; if not, the next turn or an interruption ended it.
         ttft_secs: From its launch to its first token; None if none came.
         duration_secs: From its launch to its end.
         input_tokens: Tokens of the prompt.

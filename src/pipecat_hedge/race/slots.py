@@ -1,7 +1,4 @@
-"""The requests that a race may still make, in order. Pure; time is an argument.
-
-Law: a seat is taken once; one that comes back is that of a request which was never made.
-"""
+"""The requests that a race may still make, in order."""
 
 from __future__ import annotations
 
@@ -9,29 +6,29 @@ from collections.abc import Mapping, Sequence
 
 from pipecat_hedge.race.events import LaunchReason, Slot
 
-__all__ = ["ROOM_AGAIN_SECS", "SlotQueue"]
+__all__ = ["SLOT_RETRY_SECS", "SlotQueue"]
 
-ROOM_AGAIN_SECS = 1.0
-"""How soon to try again whether there is room where there was none."""
+SLOT_RETRY_SECS = 1.0
+"""How soon to try again after a provider had no room: concurrency limits change within a second."""
 
 
 class SlotQueue:
-    """The seats of a race's lineup that are still to be taken."""
+    """The slots of a race that are not used yet."""
 
-    def __init__(self, candidates: Sequence[Slot], attempts: int, tried: str | None):
-        """Begin with all of them.
+    def __init__(self, candidates: Sequence[Slot], attempts: int, probe: str | None):
+        """Create the queue.
 
         Args:
-            candidates: The seats, in the order in which to take them.
-            attempts: The most that are taken.
-            tried: The provider that is only tried, beside another; None if none is.
+            candidates: The slots, in the order of use.
+            attempts: The most slots to use.
+            probe: The provider with a half-open breaker, which is used last; or None.
         """
         self._slots = list(candidates)
         self._spare = attempts
-        self._tried = tried
+        self._probe = probe
         self._refusals: Mapping[str, str] = {}
         self._reluctance: Mapping[str, int] = {}
-        self._without_room: list[tuple[float, Slot]] = []
+        self._deferred: list[tuple[float, Slot]] = []
 
     def __bool__(self) -> bool:
         """Whether another request may be made now."""
@@ -39,12 +36,12 @@ class SlotQueue:
 
     @property
     def room_at(self) -> float | None:
-        """When a seat comes back for which there was no room; None if none does."""
-        return self._without_room[0][0] if self._without_room else None
+        """When a rejected slot may be used again; None if there is none."""
+        return self._deferred[0][0] if self._deferred else None
 
     @property
     def refusal(self) -> str | None:
-        """Why nobody who is left takes a hedge; None if somebody does."""
+        """Why no remaining provider takes a hedge; None if one does."""
         if not self._refusals:
             return None
         provider = self.next("hedge").provider
@@ -52,81 +49,55 @@ class SlotQueue:
         return None if reason is None else f"no hedge: {provider} {reason}"
 
     def refuse(self, reasons: Mapping[str, str], reluctance: Mapping[str, int]) -> None:
-        """Take note of who takes no hedges for now; see ``HedgeEligibilityChanged``.
-
-        Args:
-            reasons: Why, by provider.
-            reluctance: How little a request in another's place should go to each.
-        """
+        """Set which providers take no hedge; see ``HedgeEligibilityChanged``."""
         self._refusals, self._reluctance = reasons, reluctance
 
     def next(self, reason: LaunchReason) -> Slot:
-        """Whose turn it would be; call it only where there is a seat.
-
-        Args:
-            reason: What for.
-        """
-        return self._slots[self._place(reason)]
+        """The slot that ``take`` would return. The queue must not be empty."""
+        return self._slots[self._index(reason)]
 
     def take(self, reason: LaunchReason) -> Slot:
-        """Take a seat; call it only where there is one.
-
-        Args:
-            reason: What for.
-        """
+        """Remove and return the next slot. The queue must not be empty."""
         self._spare -= 1
-        return self._slots.pop(self._place(reason))
+        return self._slots.pop(self._index(reason))
 
-    def strike(self, provider: str) -> None:
-        """Do not ask a provider again.
-
-        Args:
-            provider: Its name.
-        """
+    def exclude(self, provider: str) -> None:
+        """Remove all slots of a provider."""
         self._slots = [slot for slot in self._slots if slot.provider != provider]
-        self._without_room = [back for back in self._without_room if back[1].provider != provider]
+        self._deferred = [entry for entry in self._deferred if entry[1].provider != provider]
 
-    def give_back(self, slot: Slot, now: float) -> None:
-        """Give a seat back for whose request there was no room; it may be taken again later.
-
-        Args:
-            slot: The seat.
-            now: The time.
-        """
+    def release(self, slot: Slot, now: float) -> None:
+        """Return the slot of a rejected attempt. It may be used again after ``SLOT_RETRY_SECS``."""
         self._spare += 1
-        self._without_room.append((now + ROOM_AGAIN_SECS, slot))
+        self._deferred.append((now + SLOT_RETRY_SECS, slot))
 
     def reopen(self, slots: Sequence[Slot]) -> None:
-        """Begin anew with some of the seats that were taken.
-
-        Args:
-            slots: Which, in the order in which to take them.
-        """
+        """Start a new round with some of the slots that were used."""
         self._slots, self._spare = list(slots), len(slots)
 
-    def readmit(self, now: float, *, everybody: bool) -> None:
-        """Open the seats again for which there may be room by now.
+    def readmit(self, now: float, *, ignore_delay: bool) -> None:
+        """Make returned slots available whose delay is over.
 
         Args:
             now: The time.
-            everybody: All of them, whether it is time or not.
+            ignore_delay: Make all of them available.
         """
-        while self._without_room and (everybody or self._without_room[0][0] <= now):
-            self._slots.append(self._without_room.pop(0)[1])
+        while self._deferred and (ignore_delay or self._deferred[0][0] <= now):
+            self._slots.append(self._deferred.pop(0)[1])
 
-    def _place(self, reason: LaunchReason) -> int:
-        """The first, to begin with; for a hedge the first who does not refuse, or the first of all.
+    def _index(self, reason: LaunchReason) -> int:
+        """The index of the next slot.
 
-        In another's place comes the least reluctant provider; one that refuses only hedges
-        may well be asked. Somebody who is only tried comes after those who are well.
+        A hedge takes the first provider that accepts hedges, or else the first one. A replacement
+        takes the least reluctant provider; the probed provider comes after healthy ones.
         """
-        if reason == "primary" or not (self._refusals or self._reluctance or self._tried):
+        if reason == "primary" or not (self._refusals or self._reluctance or self._probe):
             return 0
 
-        def reluctance(place: int) -> int:
-            provider = self._slots[place].provider
+        def reluctance(index: int) -> int:
+            provider = self._slots[index].provider
             if reason == "hedge":
                 return provider in self._refusals
-            return max(self._reluctance.get(provider, 0), provider == self._tried)
+            return max(self._reluctance.get(provider, 0), provider == self._probe)
 
         return min(range(len(self._slots)), key=reluctance)

@@ -1,14 +1,8 @@
-"""Tasks that cannot be forgotten.
+"""Task scopes: every task is cancelled and awaited when its scope is left.
 
-Law: only this module creates tasks, and every task it created has been cancelled and awaited when
-its scope is left, whichever way it is left.
-
-The naive ways fail in two places. ``asyncio.TaskGroup`` waits for as long as a task likes, and a
-provider's client that swallows the cancellation then holds up the caller's next turn; leaving a
-scope here takes ``CLOSE_SECS`` at most. And ``suppress(CancelledError)`` around the awaiting of a
-cancelled task swallows the cancellation of the caller as well, which on a barge-in keeps the bot
-talking; here the tasks are waited for without being awaited, so the caller's own cancellation is
-the only one that can come up.
+Only this module creates tasks. ``asyncio.TaskGroup`` waits without a limit for a client that
+swallows its cancellation; leaving a scope takes at most ``CLOSE_SECS``. The tasks are waited for
+and not awaited, so the only ``CancelledError`` that can surface is the caller's own.
 """
 
 from __future__ import annotations
@@ -21,7 +15,7 @@ from typing import Any
 __all__ = ["CLOSE_SECS", "TaskScope"]
 
 CLOSE_SECS = 0.25
-"""How long leaving a scope waits for its cancelled tasks. An interruption travels on only then."""
+"""How long leaving a scope waits for cancelled tasks. It delays an interruption by as much."""
 
 
 class TaskScope:
@@ -32,11 +26,11 @@ class TaskScope:
         async with TaskScope() as scope:
             scope.start(watch(), name="watch")
             await work()
-        # here watch() is over, however work() ended
+        # watch() has ended, however work() ended
 
     Attributes:
-        stragglers: The tasks that had not ended ``CLOSE_SECS`` after their cancellation, known
-            once the scope has been left.
+        stragglers: The tasks that had not ended ``CLOSE_SECS`` after their cancellation; set when
+            the scope is left.
     """
 
     def __init__(self) -> None:
@@ -45,12 +39,7 @@ class TaskScope:
         self.stragglers: frozenset[asyncio.Task[None]] = frozenset()
 
     def start(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
-        """Run ``work`` in a task of this scope.
-
-        Args:
-            work: The coroutine to run.
-            name: The task's name, for debuggers and leak reports.
-        """
+        """Run a coroutine in a task of this scope. The name is for debuggers and leak reports."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -68,31 +57,23 @@ class TaskScope:
         await self.close()
 
     def adopt(self, task: asyncio.Task[None]) -> None:
-        """Take charge of a task that another scope has started, which lets go of it.
-
-        Args:
-            task: The task.
-        """
+        """Take over a task that another scope has started and released."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def let_go(self, task: asyncio.Task[None]) -> None:
-        """Leave a task to the scope that adopts it.
-
-        Args:
-            task: A task of this scope.
-        """
+    def release(self, task: asyncio.Task[None]) -> None:
+        """Hand a task over to the scope that adopts it."""
         self._tasks.discard(task)
 
     async def join(self) -> None:
-        """Wait for every task to end by itself, for ``CLOSE_SECS`` at most."""
+        """Wait for every task to end by itself, at most ``CLOSE_SECS``."""
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=CLOSE_SECS)
 
     async def close(self) -> None:
-        """Cancel every task and wait for its end, for ``CLOSE_SECS`` at most."""
+        """Cancel every task and wait for its end, at most ``CLOSE_SECS``."""
         for task in self._tasks:
-            if not task.cancelling():  # one that is closing already must be let close
+            if not task.cancelling():  # a task that is closing is not interrupted
                 task.cancel()
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=CLOSE_SECS)

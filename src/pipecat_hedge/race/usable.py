@@ -1,17 +1,13 @@
-"""What counts as an answer.
+"""Decides what counts as an answer.
 
-Usable is what a caller could hear or a tool could run: non-blank answer text, or a complete tool
-call. Not usable: response headers, role-only deltas, keep-alives, reasoning, white space, and the
-markers that Pipecat's turn completion has a model put in front of its answer.
-
-One answer is complete without a word: where turn completion is on, a model that finds the caller's
-sentence unfinished says so with a marker and nothing else. It does not win by that, since words may
-follow; but if it ends there, it has answered.
+Usable is non-blank answer text, or a complete tool call. Not usable are headers, role-only deltas,
+keep-alives, reasoning, white space, and the markers of Pipecat's turn completion.
+An answer that is only an "incomplete turn" marker is complete, but does not win by the marker.
 """
 
 from __future__ import annotations
 
-__all__ = ["TURN_COMPLETION_MARKERS", "InlineThought", "is_usable_text", "is_wait_verdict"]
+__all__ = ["TURN_COMPLETION_MARKERS", "InlineThought", "is_usable_text", "is_wait_marker"]
 
 TURN_COMPLETION_MARKERS = "●◐○"
 """Turn complete, incomplete (wait briefly), incomplete (wait longer); from Pipecat 1.14."""
@@ -20,39 +16,32 @@ _SILENT = TURN_COMPLETION_MARKERS + " "
 
 
 def is_usable_text(text: str) -> bool:
-    """Whether a piece of answer text holds anything to speak.
+    """Whether a piece of answer text contains anything to speak.
 
-    White space, control characters and characters of no width are nothing.
-
-    Args:
-        text: A delta of the answer, or all of it.
+    White space, control characters and zero-width characters do not count.
     """
-    if text[:1].isalnum():  # nearly always
+    if text[:1].isalnum():  # the common case
         return True
     return any(char.isprintable() and char not in _SILENT for char in text)
 
 
-def is_wait_verdict(answer: str) -> bool:
-    """Whether a whole answer says that the caller has not finished, and nothing more.
-
-    Args:
-        answer: All of its text.
-    """
+def is_wait_marker(answer: str) -> bool:
+    """Whether a whole answer is just an "incomplete turn" marker."""
     return len(answer.strip()) == 1 and answer.strip() in _WAIT_MARKERS
 
 
 class InlineThought:
-    """Tells reasoning that a model writes into its answer, ``<think>…</think>``, from the answer.
+    """Separates inline reasoning, ``<think>…</think>``, from the answer.
 
-    Some servers pass it on as text, where it would be spoken aloud. Models write it before their
-    answer, so only there it is looked for; text that merely mentions the tag later is left alone.
+    Some servers pass reasoning on as text, which would be spoken. Models write it before the
+    answer, so the tag is recognised only there.
     """
 
     OPEN = "<think>"
     CLOSE = "</think>"
 
     def __init__(self) -> None:
-        """Begin at the beginning of an answer."""
+        """Start at the beginning of an answer."""
         self._held = ""
         self._thinking = False
         self._over = False
@@ -60,17 +49,14 @@ class InlineThought:
 
     @property
     def is_over(self) -> bool:
-        """Whether everything that comes from here on is answer."""
+        """Whether all further text is answer."""
         return self._over and not self._at_start
 
     def feed(self, text: str) -> tuple[str, str]:
-        """Take a piece of the answer.
-
-        Args:
-            text: The piece.
+        """Add a piece of the answer.
 
         Returns:
-            ``(thought, answer)``: what of the text so far is now known to be which.
+            ``(thought, answer)``: the parts of the text so far that are now classified.
         """
         if self._over:
             return "", self._past_the_gap(text)
@@ -78,7 +64,7 @@ class InlineThought:
         if not self._thinking:
             start = self._held.lstrip()
             if self.OPEN.startswith(start[: len(self.OPEN)]) and len(start) < len(self.OPEN):
-                return "", ""  # cannot tell yet
+                return "", ""  # may still become a tag
             if not start.startswith(self.OPEN):
                 return "", self._end()
             self._thinking = True
@@ -88,7 +74,7 @@ class InlineThought:
             self._held = ""
             self._over = self._at_start = True
             return thought, self._past_the_gap(answer)
-        # The closing tag may be under way.
+        # Hold a possible start of the closing tag.
         keep = next(
             (n for n in range(len(self.CLOSE) - 1, 0, -1) if thought.endswith(self.CLOSE[:n])), 0
         )
@@ -100,12 +86,12 @@ class InlineThought:
         """End the answer.
 
         Returns:
-            Text that was held because it might have been a tag, and is answer after all.
+            Held text that looked like the start of a tag and is part of the answer.
         """
         return "" if self._thinking or self._over else self._end()
 
     def _past_the_gap(self, answer: str) -> str:
-        """Leave out the blank lines between the reasoning and the answer."""
+        """Strip the blank lines between the reasoning and the answer."""
         if not self._at_start:
             return answer
         answer = answer.lstrip()

@@ -1,7 +1,7 @@
-"""The race's second driver: a turn in virtual time, with latencies that are given.
+"""Runs a race in virtual time with given latencies.
 
-The race, the policies and what they learn are the objects that run in the service; only the
-providers are made up. A turn takes some tens of microseconds.
+The race, the policies and the latency models are those of the service; only the providers are
+simulated. A turn takes some tens of microseconds.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from pipecat_hedge.race.race import Phase, Race
 
 __all__ = ["Latency", "run_virtual"]
 
-_FAILED = AttemptError("server", "failed, as its record says")
+_FAILED = AttemptError("server", "failed, as recorded")
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """What one request does.
+    """The outcome of one request.
 
     Parameters:
-        secs: When it has its first usable token, or fails, in seconds from its launch; infinite for
+        secs: The time from launch to the first usable token or to the failure; infinite for
             neither.
         fails: Whether it fails.
     """
@@ -46,15 +46,15 @@ def run_virtual(
     draw: Callable[[Launch], Latency],
     launched: Callable[[Launch], None] = lambda launch: None,
 ) -> float | None:
-    """Run a race, from time 0 to the first token of its answer.
+    """Run a race from time 0 to the first token of its answer.
 
     Args:
-        race: A new race.
-        draw: Says what a request that is launched will do.
-        launched: Told of each launch.
+        race: A race that has not started.
+        draw: Returns the latency of a launched request.
+        launched: Called with each launch.
 
     Returns:
-        When the turn was answered, in seconds; None if it never was.
+        When the turn was answered, in seconds; None if it was not.
     """
     due: list[tuple[float, int, bool]] = []
     commands = race.handle(TurnStarted(), 0.0)

@@ -1,6 +1,6 @@
-"""One turn's permits: where a request may be sent now, and what came of each.
+"""One turn's permits: acquires them, and releases them with the outcome.
 
-A turn that is over holds no permit and no claim to a probe.
+A finished turn holds no permit and no probe claim.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Literal, TypeAlias, get_args
 from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, SHED_BOUNDS, LimitBounds
 from pipecat_hedge.limits.loop_lag import LoopWatch
-from pipecat_hedge.limits.permit_queue import MOST_WAIT_SECS, Ticket
+from pipecat_hedge.limits.permit_queue import MAX_WAIT_SECS, Ticket
 from pipecat_hedge.limits.permits import permit_for
 from pipecat_hedge.limits.priority import WorkClass
 from pipecat_hedge.limits.provider_health import Permit
-from pipecat_hedge.limits.rate_limit_headers import RateLimitNews
+from pipecat_hedge.limits.rate_limit_headers import RateLimits
 from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.race.attempt import UNSURE_LAG_SECS
 from pipecat_hedge.race.errors import ConfigurationError
@@ -27,10 +27,10 @@ from pipecat_hedge.service.provider_pool import Candidates, ProviderMember
 
 __all__ = ["Admission", "AdmissionMode", "AdmissionSettings", "as_settings"]
 
-MOST_OF_IT = 0.9
-"""The share of a turn's time that may be waited for a provider that has asked to be left alone."""
-LEAST_SECS = 1.0
-"""How long a request may wait for room, however late in the turn it is made."""
+MAX_RETRY_AFTER_SHARE = 0.9
+"""The largest share of a turn's time to wait for a ``Retry-After``: to answer takes time, too."""
+MIN_WAIT_SECS = 1.0
+"""A request may wait this long for room, however late in the turn it is made."""
 
 AdmissionMode: TypeAlias = Literal["open", "shed"]
 
@@ -40,10 +40,10 @@ class AdmissionSettings:
     """How a session's requests are admitted.
 
     Parameters:
-        mode: ``open`` turns no caller away; ``shed`` ends a turn for which there is no room.
-        bounds: Where a provider's limit may lie, in requests in flight of this process.
-        tier: Whose requests go first where a provider has refused some.
-        session: The session, to tell its requests from others'.
+        mode: ``open`` rejects no caller; ``shed`` ends a turn without room.
+        bounds: Bounds of a provider's limit, in requests in flight of this process.
+        tier: The session's priority where a provider rejects requests for load.
+        session: Identifies the session.
     """
 
     mode: AdmissionMode = "open"
@@ -52,11 +52,7 @@ class AdmissionSettings:
     session: Hashable = None
 
     def divided(self, processes: int) -> AdmissionSettings:
-        """The same for one process of a fleet: all together stay below the ceiling.
-
-        Args:
-            processes: How many there are.
-        """
+        """The settings for one process of a fleet, so that all together stay below the ceiling."""
         floor = self.bounds.floor
         ceiling = max(self.bounds.ceiling // max(processes, 1), floor)
         return replace(self, bounds=replace(self.bounds, ceiling=ceiling))
@@ -65,16 +61,16 @@ class AdmissionSettings:
 def as_settings(
     mode: AdmissionMode, tier: Tier, min_in_flight: int | None, max_in_flight: int | None
 ) -> AdmissionSettings:
-    """Check a service's arguments and put them together; the session is a new one.
+    """Check a service's arguments and combine them for a new session.
 
     Args:
         mode: ``open`` or ``shed``.
-        tier: Whose requests go first where a provider has refused some.
-        min_in_flight: The floor of the inferred limit; None is the mode's own.
-        max_in_flight: Its ceiling; None is the mode's own.
+        tier: The session's tier.
+        min_in_flight: The floor of the inferred limit; None is the mode's default.
+        max_in_flight: Its ceiling; None is the mode's default.
 
     Raises:
-        ConfigurationError: If an argument cannot work; the message says which, and the remedy.
+        ConfigurationError: If an argument is invalid; the message names it and the remedy.
     """
     if mode not in get_args(AdmissionMode):
         raise ConfigurationError(f"admission is not known, got {mode!r}: write 'open' or 'shed'")
@@ -87,11 +83,11 @@ def as_settings(
 
 
 class Admission:
-    """Gets and gives back the permits of one turn.
+    """Acquires and releases the permits of one turn.
 
     Attributes:
-        tier: Whose turn it is.
-        queued_secs: How long its first request waited for room; 0.0 if it did not.
+        tier: The session's tier.
+        queued_secs: How long the first request waited for room; 0.0 if it did not.
     """
 
     def __init__(
@@ -105,19 +101,19 @@ class Admission:
         end_secs: float = math.inf,
         has_first_token: bool = True,
     ):
-        """Begin a turn.
+        """Prepare a turn.
 
         Args:
             health: The process's registry.
-            candidates: Whom the turn may ask.
+            candidates: The turn's providers.
             settings: How the session's requests are admitted.
-            loop_watch: How far behind the event loop is.
-            wait_secs: How long the turn may wait for room in all; but a request that is made late
-                in the turn may wait for ``LEAST_SECS``.
-            end_secs: After how long the turn has failed if it has no answer.
-            has_first_token: Whether an answer tells when it begins.
+            loop_watch: How far the event loop is behind.
+            wait_secs: How long the turn may wait for room in total. A request late in the turn may
+                still wait for ``MIN_WAIT_SECS``.
+            end_secs: The time after which a turn without an answer fails.
+            has_first_token: Whether an answer gives a time to first token.
         """
-        self._wait_secs = min(wait_secs, end_secs / 2)  # to answer takes time, too
+        self._wait_secs = min(wait_secs, end_secs / 2)  # leave time for the answer
         self._end_secs = end_secs
         self._health = health
         self._settings = settings
@@ -127,87 +123,85 @@ class Admission:
         self._until = asyncio.get_running_loop().time() + self._wait_secs
         self._keys = candidates.keys
         self._in_panic = candidates.in_panic
-        self._claimed = None if candidates.probe is None else candidates.probe.provider.name
+        self._probe = None if candidates.probe is None else candidates.probe.provider.name
         self._first: Permit | None = None
-        self._nobody = candidates.reason
+        self._reason = candidates.reason
         self.queued_secs = 0.0
 
     async def admit(self, order: Sequence[ProviderMember], work: WorkClass) -> str | None:
-        """Get the turn's first permit, and with it whom to ask first.
+        """Acquire the turn's first permit.
 
         Args:
-            order: Whom to ask, in order; empty if nobody may be asked.
-            work: What for.
+            order: The providers in order; empty if no request may be sent.
+            work: The work class.
 
         Returns:
-            The provider's name; None if there is nobody, see ``reason``.
+            The name of the first request's provider; None if there is none, see ``reason``.
 
         Raises:
-            Rejected: If there is no room in time, under ``admission="shed"``.
+            Rejected: Without room in time, under ``admission="shed"``.
         """
         if not order:
             return None
         names = {self._keys[entry.provider.name]: entry.provider.name for entry in order}
-        # Who is half-open comes last, and in a session that sheds only if there is nobody else.
-        preferred = [key for key, name in names.items() if name != self._claimed]
+        # A half-open provider comes last; with "shed" it is used only if it is the only one.
+        preferred = [key for key, name in names.items() if name != self._probe]
         if self._settings.mode == "open":
-            preferred += [key for key, name in names.items() if name == self._claimed]
+            preferred += [key for key, name in names.items() if name == self._probe]
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            # A pause that was asked for may last longer than is waited for room.
-            most_secs = min(MOST_WAIT_SECS, MOST_OF_IT * self._end_secs)
-            permit = self._first = await self._get(preferred or list(names), work, most_secs)
-        except BaseException:  # the caller may have hung up
+            # A Retry-After may be waited for longer than a concurrency limit.
+            max_retry_after_secs = min(MAX_WAIT_SECS, MAX_RETRY_AFTER_SHARE * self._end_secs)
+            permit = self._first = await self._get(
+                preferred or list(names), work, max_retry_after_secs
+            )
+        except BaseException:  # such as a cancellation
             self.queued_secs = loop.time() - began
             raise
         self.queued_secs = permit.waited_secs
         return names[permit.key]
 
     @property
-    def tried(self) -> str | None:
-        """Who is to be tried after having been left alone, and has not been yet; or None."""
-        return self._claimed
+    def probe(self) -> str | None:
+        """The half-open provider that the turn may probe and has not probed yet; or None."""
+        return self._probe
 
     @property
     def reason(self) -> str:
-        """Why nobody may be asked, where that is so."""
-        return self._nobody
+        """Why no request may be sent, if that is so."""
+        return self._reason
 
     async def permit(
-        self, provider: str, work: WorkClass, most_wait_secs: float = math.inf
+        self, provider: str, work: WorkClass, max_wait_secs: float = math.inf
     ) -> Permit:
-        """Get leave for a request that the race has launched.
+        """Acquire a permit for a launched request.
 
         Args:
-            provider: Whom it goes to.
-            work: What for.
-            most_wait_secs: How long it may wait for room at most, so that there is time to answer.
+            provider: The request's provider.
+            work: The work class.
+            max_wait_secs: How long it may wait for room, so that there is time to answer.
 
         Raises:
-            Rejected: If there is no room in time, see ``permit_for``.
+            Rejected: Without room in time; see ``permit_for``.
         """
         key = self._keys[provider]
         if (first := self._first) is not None and first.key == key:
             self._first = None
             return first
-        return await self._get([key], work, MOST_WAIT_SECS, most_wait_secs)
+        return await self._get([key], work, MAX_WAIT_SECS, max_wait_secs)
 
     def refusals(self, providers: Iterable[str]) -> dict[str, str]:
-        """Which providers are to get no hedge now, by name, and why.
-
-        Args:
-            providers: Whom it could go to.
-        """
+        """Which providers may get no hedge now, and why, by name."""
         if (reason := self._loop_watch.refusal()) is not None:
-            return dict.fromkeys(providers, f"is not asked: {reason}")
-        names = {self._keys[name]: name for name in providers if name != self._claimed}
+            return dict.fromkeys(providers, f"is skipped: {reason}")
+        names = {self._keys[name]: name for name in providers if name != self._probe}
         now = asyncio.get_running_loop().time()
-        told = self._health.refusals(names, self._ticket((), "hedge", 0.0), now)
-        return {names[key]: reason for key, reason in told.items()} if told else told
+        refusals = self._health.refusals(names, self._ticket((), "hedge", 0.0), now)
+        return {names[key]: reason for key, reason in refusals.items()} if refusals else refusals
 
     def reluctance(self, providers: Iterable[str]) -> dict[str, int]:
-        """See ``AdmissionController.reluctance``."""
+        """How much to avoid each provider; see ``AdmissionController.reluctance``."""
         names = {self._keys[name]: name for name in providers}
         now = asyncio.get_running_loop().time()
         found = self._health.reluctance(names, self._ticket((), "rescue", 0.0), now)
@@ -219,109 +213,106 @@ class Admission:
         return self._loop_watch.lag_now()
 
     def is_unmeasured(self, provider: str) -> bool:
-        """Whether a provider has not been heard lately, because others were always faster."""
+        """Whether a provider's latency is unknown, because others were always faster."""
         return self._health.is_unmeasured(self._keys[provider])
 
-    def claims_probe(self, provider: str) -> bool:
-        """See ``AdmissionController.claims_probe``."""
-        return self._health.claims_probe(self._keys[provider])
+    def claim_latency_probe(self, provider: str) -> bool:
+        """Claim a latency probe; see ``AdmissionController.claim_latency_probe``."""
+        return self._health.claim_latency_probe(self._keys[provider])
 
-    def release_probe(self, provider: str) -> None:
-        """End what ``claims_probe`` began."""
-        self._health.release_probe(self._keys[provider])
+    def release_latency_probe(self, provider: str) -> None:
+        """End a claim of ``claim_latency_probe``."""
+        self._health.release_latency_probe(self._keys[provider])
 
-    def hear(self, permit: Permit, news: RateLimitNews, at: float, prompt_tokens: int) -> None:
-        """Take a provider's word for what its rate limit leaves.
+    def record_rate_limits(
+        self, permit: Permit, limits: RateLimits, at: float, prompt_tokens: int
+    ) -> None:
+        """Record the rate limits in a response's headers.
 
         Args:
-            permit: Leave for the request that it answered.
-            news: What it said.
-            at: When, in the loop's time.
+            permit: The request's permit.
+            limits: The rate limits.
+            at: When the response came, in the loop's time.
             prompt_tokens: The size of the prompts to come.
         """
-        if (more := news.more(prompt_tokens)) is not None:
+        if (more := limits.more(prompt_tokens)) is not None:
             until = at + more[1]
-            self._health.state_rate_limit(permit.key, more[0], until, sent_at=permit.taken_at)
+            self._health.set_rate_limit(permit.key, more[0], until, sent_at=permit.acquired_at)
 
-    def rest(self, permit: Permit, secs: float) -> None:
-        """Leave a provider alone from now on, as it asked with ``Retry-After``; every turn does.
-
-        Args:
-            permit: Leave for the request that it refused.
-            secs: For how long.
-        """
+    def set_retry_after(self, permit: Permit, secs: float) -> None:
+        """Send the provider no requests for some seconds, in any turn."""
         now = asyncio.get_running_loop().time()
-        self._health.rest(permit.key, now + secs)
+        self._health.set_retry_after(permit.key, now + secs)
 
-    def heard(self, permit: Permit, size_class: Hashable) -> float:
-        """Take note that a request's answer has begun.
+    def record_first_token(self, permit: Permit, size_class: Hashable) -> float:
+        """Record that a request's answer has begun.
 
         Args:
-            permit: Leave for the request.
-            size_class: The class of its prompt's size.
+            permit: The request's permit.
+            size_class: The class of the prompt's size.
 
         Returns:
-            How far the event loop was behind when it was read, in seconds.
+            How far the event loop was behind when it read the token, in seconds.
         """
         lag_secs = self._loop_watch.lag_now()
         now = asyncio.get_running_loop().time() - lag_secs
         is_sure = lag_secs < UNSURE_LAG_SECS
-        self._health.heard(permit, now, size_class=size_class, is_sure=is_sure)
+        self._health.record_first_token(permit, now, size_class=size_class, is_sure=is_sure)
         return lag_secs
 
-    def give_back(
+    def release(
         self,
         permit: Permit,
         verdict: Verdict,
         *,
         host: str | None = None,
         has_begun: bool = False,
-        was_unheard: bool = False,
+        was_overtaken: bool = False,
         was_late: bool = False,
     ) -> None:
-        """Give a permit back; see ``AdmissionController.give_back``."""
-        self._health.give_back(
+        """Release a permit; see ``AdmissionController.release``."""
+        self._health.release(
             permit,
             verdict,
             asyncio.get_running_loop().time(),
             host=host,
             has_begun=has_begun,
-            was_unheard=was_unheard,
+            was_overtaken=was_overtaken,
             was_late=was_late,
         )
 
     def close(self) -> None:
-        """Give back what was not used."""
+        """Release the permits and claims that were not used."""
         now = asyncio.get_running_loop().time()
         if self._first is not None:
-            self._health.give_back(self._first, "dropped", now)
+            self._health.release(self._first, "dropped", now)
             self._first = None
-        if self._claimed is not None:
-            self._health.drop_probe(self._keys[self._claimed], now)
-            self._claimed = None
+        if self._probe is not None:
+            self._health.drop_probe(self._keys[self._probe], now)
+            self._probe = None
 
     async def _get(
         self,
         keys: list[str],
         work: WorkClass,
-        most_rest_secs: float,
-        most_wait_secs: float = math.inf,
+        max_retry_after_secs: float,
+        max_wait_secs: float = math.inf,
     ) -> Permit:
         now = asyncio.get_running_loop().time()
-        wait_secs = max(self._until - now, min(LEAST_SECS, self._wait_secs))
-        wait_secs = min(wait_secs, most_wait_secs)
+        wait_secs = max(self._until - now, min(MIN_WAIT_SECS, self._wait_secs))
+        wait_secs = min(wait_secs, max_wait_secs)
         retry_after_secs = min(self._health.retry_after_secs(key, now) for key in keys)
-        if retry_after_secs <= most_rest_secs:
+        if retry_after_secs <= max_retry_after_secs:
             wait_secs = max(wait_secs, retry_after_secs)
         ticket = self._ticket(tuple(keys), work, wait_secs)
         permit = await permit_for(self._health, ticket, self._loop_watch.refusal)
         if permit.is_probe:
-            self._claimed = None  # the permit's return gives the claim back
+            self._probe = None  # releasing the permit ends the claim
         return permit
 
     def _ticket(self, keys: tuple[str, ...], work: WorkClass, wait_secs: float) -> Ticket:
         now, settings = asyncio.get_running_loop().time(), self._settings
-        claimed = None if self._claimed is None else self._keys[self._claimed]
+        probe = None if self._probe is None else self._keys[self._probe]
         return Ticket(
             work,
             settings.tier,
@@ -332,6 +323,6 @@ class Admission:
             settings.bounds,
             settings.mode == "shed",
             self._in_panic,
-            claimed if claimed in keys else None,
+            probe if probe in keys else None,
             self._has_first_token,
         )

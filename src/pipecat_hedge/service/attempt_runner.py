@@ -1,8 +1,7 @@
 """Runs a turn's attempts: acquires a permit, sends the request, reports the outcome.
 
-One ``ProviderAttempt`` holds all of an attempt's state: what the race knows of it, the service
-that carries it, its permit, and what it has produced. A spoken turn and a one-shot inference run
-their attempts here alike; they differ in how a request is sent (``Send``).
+One ``ProviderAttempt`` holds all of an attempt's state. A spoken turn and a one-shot inference
+differ only in how a request is sent (``Send``).
 """
 
 from __future__ import annotations
@@ -63,12 +62,12 @@ class ProviderAttempt(Attempt):
         stats: What it has produced.
         adapter: The service that carries it; None until it is sent.
         permit: Its permit; None until it has one.
-        sent_at: When it was handed to the service, or None.
+        sent_at: When it was passed to the service, or None.
         closed_at: When its request was closed, or None.
-        is_probing: Whether it has lost and runs on to its first token, to learn its latency.
-        probe_alarm: Ends the probing when the provider has been silent for too long; None for an
-            attempt that would not be a probe.
-        is_silent: Whether that alarm rang before anything came.
+        is_probing: Whether it has lost and runs on to its first token, as a latency probe.
+        probe_alarm: Ends the latency probe if the provider is silent for too long; None for an
+            attempt that does not become one.
+        is_silent: Whether that timer fired before anything came.
     """
 
     __slots__ = (
@@ -98,36 +97,36 @@ class ProviderAttempt(Attempt):
 
     @property
     def was_queued(self) -> bool:
-        """Whether it waited for a permit, so that its times say nothing of its provider."""
+        """Whether it waited for a permit, so that its times say nothing about its provider."""
         if self.permit is None:
             return True
         return self.reason != "primary" and self.permit.waited_secs > 0
 
     @property
     def was_withdrawn(self) -> bool:
-        """Whether it was no longer needed, and was closed before its request was sent."""
+        """Whether it was no longer needed and was closed before its request was sent."""
         is_unneeded = self.outcome in ("superseded", "interrupted", None)
-        return is_unneeded and self.closed_at is not None and self.stats.stages.was_never_sent
+        return is_unneeded and self.closed_at is not None and self.stats.stages.is_unsent
 
     @property
     def token_at(self) -> float | None:
-        """When its first usable token came, also if it had lost by then; or None."""
+        """When its first usable token came, also after it had lost; or None."""
         return self.stats.first_answer_at if self.is_probing else self.first_token_at
 
 
 Send: TypeAlias = Callable[
     [Launch, ProviderAttempt, ServiceAdapter, AttemptSink[T]], Awaitable[None]
 ]
-"""Sends a turn's request through a service and posts what comes. Closes it when cancelled."""
+"""Sends a turn's request through a service and posts its events. Closes it when cancelled."""
 
 
 class AttemptRunner(Generic[T]):
     """Runs the attempts of one turn or one inference.
 
     Attributes:
-        race: The decisions; None until the turn is admitted.
+        race: The race; None until the turn is admitted.
         attempts: Every attempt, in the order of launch.
-        failure: Why nothing was released, once the race is over; None if something was.
+        failure: Why nothing was released, after the race; None if something was.
     """
 
     def __init__(
@@ -138,11 +137,11 @@ class AttemptRunner(Generic[T]):
         work: WorkClass,
         send: Send[T],
     ):
-        """Prepare; nothing is sent yet.
+        """Prepare the attempts; nothing is sent yet.
 
         Args:
             context: The conversation.
-            planner: The turn's plan, and what is learned from it.
+            planner: The turn's plan, which also learns from it.
             admission: The turn's permits.
             work: The work class of the first request.
             send: Sends a request.
@@ -161,11 +160,15 @@ class AttemptRunner(Generic[T]):
         self.failure: AllProvidersFailed | None = None
 
     async def admit(self, *, stall_secs: float | None = None) -> bool:
-        """Acquire the first permit and build the race; whether there is a provider to ask.
+        """Acquire the first permit and create the race.
 
         Args:
-            stall_secs: The silence after which another provider is asked, for all of them; None
-                leaves each its own.
+            stall_secs: The silence after which another provider gets a request, for all of them;
+                None
+                keeps each provider's own.
+
+        Returns:
+            Whether a request may be sent.
         """
         candidates, admission = self._planner.candidates, self._admission
         try:
@@ -176,7 +179,7 @@ class AttemptRunner(Generic[T]):
         if name is None:
             self.failure = AllProvidersFailed((), reason=admission.reason)
             return False
-        # The permit may be another provider's than the plan's first.
+        # The permit may be for another provider than the plan's first.
         order = sorted(candidates, key=lambda member: member.provider.name != name)
         self.race = self._new_race(order, stall_secs)
         return True
@@ -188,15 +191,15 @@ class AttemptRunner(Generic[T]):
         candidates = slots(order, policy, plan.slowest_secs)
         if stall_secs is not None:
             candidates = [dataclasses.replace(slot, stall_secs=stall_secs) for slot in candidates]
-        # A recovery probe takes no other provider's place.
-        tried = self._admission.tried if len(order) > 1 else None
+        # A recovery probe is an additional attempt.
+        probe = self._admission.probe if len(order) > 1 else None
         return Race(
             candidates,
             plan.rule,
-            max_attempts=policy.max_attempts + (tried is not None),
+            max_attempts=policy.max_attempts + (probe is not None),
             commit_on=self._planner.commit_on,
             deadline_secs=deadline_secs,
-            tried=tried,
+            probe=probe,
             jitter=random.random(),
             make_attempt=self._new_attempt,
         )
@@ -222,7 +225,7 @@ class AttemptRunner(Generic[T]):
             scope: Owns the attempts' tasks.
             deliver: See ``RaceDriver``.
             released: See ``RaceDriver``.
-            drains: Takes over the losers that run on; None closes all of them.
+            drains: Takes over the losers that finish; None closes all of them.
         """
         assert self.race is not None
         driver = self._driver = RaceDriver(
@@ -242,23 +245,23 @@ class AttemptRunner(Generic[T]):
             self._planner.plan.close()
             measured = [attempt for attempt in self.attempts if not attempt.was_queued]
             self._planner.learn(measured, {a.number for a in self.attempts if a.is_probing})
-        if driver.gave_up is not None:
-            self.failure = AllProvidersFailed(driver.gave_up.errors)
+        if driver.failure_command is not None:
+            self.failure = AllProvidersFailed(driver.failure_command.errors)
 
     @property
     def winner(self) -> ProviderAttempt | None:
-        """The attempt whose answer is released, the latest if one was continued; or None."""
+        """The attempt whose answer is released (the latest one after a continuation), or None."""
         winner = None if self.race is None else self.race.winner
         return None if winner is None else self.attempts[winner.number]
 
     @property
     def errors(self) -> list[tuple[str, AttemptError]]:
-        """Every provider that failed, and how."""
+        """Every failed provider with its error."""
         return [(a.provider, a.error) for a in self.attempts if a.error is not None]
 
     @property
     def probes(self) -> list[ProviderAttempt]:
-        """The attempts that have lost and still run on to their first token."""
+        """The losing attempts that still run as latency probes."""
         return [a for a in self.attempts if a.is_probing and a.closed_at is None]
 
     async def wait_for_probes(self) -> None:
@@ -273,14 +276,14 @@ class AttemptRunner(Generic[T]):
         work = self._work_of(attempt)
         try:
             attempt.permit = await self._admission.permit(
-                attempt.provider, work, self._most_wait_secs(attempt)
+                attempt.provider, work, self._max_wait_secs(attempt)
             )
         except Rejected as rejected:
             sink.failed(AttemptError(SHED, str(rejected)))
             return
         error: AttemptError | None = None
         try:
-            self._watch(attempt)
+            self._observe(attempt)
             adapter = self._take_instance(attempt)
             self._report_sent(launch, attempt)
             with working_as(work):
@@ -295,12 +298,14 @@ class AttemptRunner(Generic[T]):
     def _work_of(self, attempt: ProviderAttempt) -> WorkClass:
         if attempt.reason == "hedge":
             return "hedge"
-        if self._work == "background" or all(a.was_shed for a in self.attempts[: attempt.number]):
+        if self._work == "background" or all(
+            a.was_rejected for a in self.attempts[: attempt.number]
+        ):
             return self._work
         return "rescue"
 
-    def _most_wait_secs(self, attempt: ProviderAttempt) -> float:
-        """How long an attempt may wait for a permit: half the time is left for its answer."""
+    def _max_wait_secs(self, attempt: ProviderAttempt) -> float:
+        """How long an attempt may wait for a permit: half of its time is left for the answer."""
         left = math.inf if attempt.timeout_secs is None else attempt.timeout_secs
         race = self.race
         if race is not None and race.winner is None and race.deadline_at is not None:
@@ -309,7 +314,7 @@ class AttemptRunner(Generic[T]):
 
     def _take_instance(self, attempt: ProviderAttempt) -> ServiceAdapter:
         idle = self._idle[attempt.provider]
-        if not idle:  # all have failed, and are asked again
+        if not idle:  # all have failed, and are retried
             same = (a for a in self.attempts if a.provider == attempt.provider and a.error)
             idle += dict.fromkeys(a.adapter for a in same if a.adapter is not None)
         attempt.adapter = take_least_busy(idle)
@@ -322,22 +327,22 @@ class AttemptRunner(Generic[T]):
         if not attempt.was_queued and not self._planner.whole_answers:
             self._planner.sent(attempt)
 
-    def _watch(self, attempt: ProviderAttempt) -> None:
-        """Have an attempt's first token and rate-limit headers noted as they come."""
+    def _observe(self, attempt: ProviderAttempt) -> None:
+        """Record an attempt's first token and rate-limit headers as they come."""
         if self._planner.whole_answers:
             return
-        attempt.stats.began = functools.partial(self._began, attempt)
-        attempt.stats.limited = functools.partial(self._note_rate_limit, attempt)
+        attempt.stats.on_answer = functools.partial(self._on_first_token, attempt)
+        attempt.stats.on_rate_limit = functools.partial(self._note_rate_limit, attempt)
         is_useful = attempt.provider == self._planner.plan.probe
         is_useful = is_useful or self._admission.is_unmeasured(attempt.provider)
         if is_useful and self._policy.probes:
             silent_secs = self._planner.silent_secs(attempt.provider, attempt.stall_secs)
             attempt.probe_alarm = self._loop.call_later(silent_secs, self._end_probe, attempt)
 
-    def _began(self, attempt: ProviderAttempt) -> None:
+    def _on_first_token(self, attempt: ProviderAttempt) -> None:
         assert attempt.permit is not None
         size = size_class(self._planner.prompt_tokens)
-        attempt.lag_secs = self._admission.heard(attempt.permit, size)
+        attempt.lag_secs = self._admission.record_first_token(attempt.permit, size)
         if attempt.probe_alarm is not None:
             attempt.probe_alarm.cancel()
             self._stop_probe(attempt)
@@ -347,7 +352,7 @@ class AttemptRunner(Generic[T]):
         self._stop_probe(attempt)
 
     def _stop_probe(self, attempt: ProviderAttempt) -> None:
-        """Close a loser of which there is nothing more to learn."""
+        """Close a loser from which nothing more can be learned."""
         is_lost = attempt.outcome == "superseded" and self._policy.losers == "cancel"
         if is_lost and self._driver is not None:
             self._driver.stop(attempt.number)
@@ -357,10 +362,12 @@ class AttemptRunner(Generic[T]):
         if attempt.permit is None or stats.rate_limit is None or stats.rate_limit_at is None:
             return
         prompt_tokens = self._planner.prompt_tokens
-        self._admission.hear(attempt.permit, stats.rate_limit, stats.rate_limit_at, prompt_tokens)
+        self._admission.record_rate_limits(
+            attempt.permit, stats.rate_limit, stats.rate_limit_at, prompt_tokens
+        )
 
     def _close(self, attempt: ProviderAttempt, failure: AttemptError | None) -> None:
-        """Release the permit, with the outcome."""
+        """Release the permit with the outcome."""
         now = attempt.closed_at = self._loop.time()
         stats, permit = attempt.stats, attempt.permit
         assert permit is not None
@@ -371,45 +378,45 @@ class AttemptRunner(Generic[T]):
         if attempt.is_probing:
             verdict = self._learn_from_probe(attempt, failure, verdict, now)
         if failure is not None and failure.retry_after_secs is not None:
-            self._admission.rest(permit, failure.retry_after_secs)
+            self._admission.set_retry_after(permit, failure.retry_after_secs)
         is_lost = attempt.outcome == "superseded" and not self._planner.whole_answers
-        was_unheard = is_lost and not stats.has_answer
-        self._admission.give_back(
+        was_overtaken = is_lost and not stats.has_answer
+        self._admission.release(
             permit,
             verdict,
             host=stats.stages.host,
             has_begun=stats.has_answer,
-            was_unheard=was_unheard,
-            was_late=was_unheard and self._was_late(attempt),
+            was_overtaken=was_overtaken,
+            was_late=was_overtaken and self._was_late(attempt),
         )
 
     def _learn_from_probe(
         self, attempt: ProviderAttempt, failure: AttemptError | None, verdict: Verdict, now: float
     ) -> Verdict:
-        self._admission.release_probe(attempt.provider)
+        self._admission.release_latency_probe(attempt.provider)
         token_at = attempt.stats.first_answer_at
         if failure is not None:
             self._planner.forget(attempt)
             return verdict
-        self._planner.learn_listened(attempt, token_at, now)
+        self._planner.learn_from_probe(attempt, token_at, now)
         if token_at is not None:
             return "answered"
         return "silent" if attempt.is_silent else verdict
 
     def _was_late(self, attempt: ProviderAttempt) -> bool:
-        """Whether an attempt that lost took long, or lost to one that was sent later."""
+        """Whether a losing attempt took long, or lost to one that was sent later."""
         if self._admission.lag_secs >= UNSURE_LAG_SECS or attempt.permit is None:
-            return False  # its answer may have come, and not been read yet
+            return False  # its answer may have come but not been read yet
         won_at, sent_at = None if self.winner is None else self.winner.sent_at, attempt.sent_at
         if won_at is not None and sent_at is not None and won_at > sent_at:
             return True
         ended_at = self._loop.time() if attempt.ended_at is None else attempt.ended_at
-        return self._planner.is_late(attempt.provider, ended_at - attempt.permit.taken_at)
+        return self._planner.is_late(attempt.provider, ended_at - attempt.permit.acquired_at)
 
-    # ---- what the race's driver asks
+    # ---- callbacks of the race's driver
 
     def _eligibility(self) -> HedgeEligibilityChanged:
-        """Which providers may take no hedge now, and which are to be avoided for replacements."""
+        """Which providers may take no hedge now, and which to avoid for replacements."""
         is_first = all(attempt.adapter is None for attempt in self.attempts)
         first = next(iter(self._idle), None) if is_first else None
         names = [name for name, idle in self._idle.items() if idle]
@@ -422,10 +429,10 @@ class AttemptRunner(Generic[T]):
         return HedgeEligibilityChanged(reasons | by_server, reluctance)
 
     def _runs_on(self, number: int) -> bool:
-        """Whether an attempt that has just lost runs on, as a probe or to compare answers.
+        """Whether an attempt that has just lost runs on, as a latency probe or to be drained.
 
-        One that still waits for a permit does not. For one that does, a second connection is
-        opened, so that the next turn finds one.
+        One that still waits for a permit does not. For one that does, a second connection is opened
+        for the next turn.
         """
         attempt = self.attempts[number]
         if attempt.adapter is None:
@@ -440,13 +447,13 @@ class AttemptRunner(Generic[T]):
         is_open = attempt.probe_alarm is not None and not attempt.is_silent
         if not is_open or attempt.stats.has_answer:
             return False
-        attempt.is_probing = self._admission.claims_probe(attempt.provider)
+        attempt.is_probing = self._admission.claim_latency_probe(attempt.provider)
         return attempt.is_probing
 
     def _progress(self, number: int) -> Progressed | None:
-        """What an attempt has produced that the race has not been handed, if that can be seen.
+        """An attempt's output that the race has not received, if the stream can be read.
 
-        A stream that cannot be read may carry a tool call's arguments, or be about to.
+        A stream that cannot be read may contain a tool call's arguments.
         """
         stats = self.attempts[number].stats
         deltas = stats.stages.deltas

@@ -1,4 +1,4 @@
-"""What one attempt has produced, counted while it goes."""
+"""What one attempt has produced so far."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pipecat.metrics.metrics import LLMTokenUsage
 
-from pipecat_hedge.limits.rate_limit_headers import RateLimitNews
+from pipecat_hedge.limits.rate_limit_headers import RateLimits
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.service.stages import Stages
 
@@ -20,23 +20,23 @@ class AttemptStats:
     """What one attempt has produced so far. Times are the loop's.
 
     Parameters:
-        usage: The provider's own count of tokens, once it has sent one.
-        chars: Characters produced: answer text, reasoning and tool arguments.
-        completed: Whether the answer ended by itself, so that ``usage`` is final.
-        mended_context: Whether the service took a message out of its copy of the context that no
-            provider would accept.
-        first_text_at: When its first answer text came; known only when ``keeps_text``.
-        text: The answer's text, kept only when ``keeps_text``.
-        keeps_text: Whether the text is wanted afterwards.
-        silent_text: What came before anything usable: white space and markers.
+        usage: The provider's token counts, once sent.
+        chars: The characters produced: answer text, reasoning and tool arguments.
+        completed: Whether the answer ended normally, so that ``usage`` is final.
+        mended_context: Whether the service removed a message that no provider would accept from its
+            copy of the context.
+        first_text_at: When the first answer text came; set only with ``keeps_text``.
+        text: The answer's text; set only with ``keeps_text``.
+        keeps_text: Whether the text is needed later.
+        silent_text: The text before anything usable: white space and markers.
         first_answer_at: When the first usable text or complete tool call came.
-        has_response: Whether a response to it has begun, where the service's client shows it.
-        error: Why it failed, if it is the service that has said so.
-        rate_limit: What the latest response to it told of the provider's rate limit, if anything.
+        has_response: Whether a response has begun, if the service's client can be traced.
+        error: Why it failed, if the service reported an error.
+        rate_limit: The rate limits in the latest response, if any.
         rate_limit_at: When that response began.
-        began: Called once, when the first usable text or complete tool call has come.
-        limited: Called each time ``rate_limit`` has come.
-        stages: Where its time went.
+        on_answer: Called once, when the first usable text or complete tool call has come.
+        on_rate_limit: Called whenever ``rate_limit`` is set.
+        stages: How the request's time divides.
     """
 
     usage: LLMTokenUsage | None = None
@@ -50,10 +50,10 @@ class AttemptStats:
     first_answer_at: float | None = None
     has_response: bool = False
     error: AttemptError | None = None
-    rate_limit: RateLimitNews | None = None
+    rate_limit: RateLimits | None = None
     rate_limit_at: float | None = None
-    began: Callable[[], None] | None = None
-    limited: Callable[[], None] | None = None
+    on_answer: Callable[[], None] | None = None
+    on_rate_limit: Callable[[], None] | None = None
     stages: Stages = field(default_factory=Stages)
 
     @property
@@ -63,31 +63,31 @@ class AttemptStats:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the provider has begun to respond, as far as that is known."""
+        """Whether the provider has begun to respond, as far as is known."""
         return self.has_response or self.chars > 0
 
     @property
     def is_empty(self) -> bool:
-        """Whether the answer ended by itself and had nothing usable in it."""
+        """Whether the answer ended normally without anything usable."""
         return self.completed and not self.has_answer
 
-    def answer_came(self) -> None:
-        """Take note that something usable has come now."""
+    def record_answer(self) -> None:
+        """Record that something usable came now."""
         if self.first_answer_at is None:
             self.first_answer_at = asyncio.get_running_loop().time()
-            self.stages.token_came()
-            if self.began is not None:
-                self.began()
+            self.stages.record_token()
+            if self.on_answer is not None:
+                self.on_answer()
 
-    def response_came(self, news: RateLimitNews | None) -> None:
-        """Take note that a response has begun now, and of what it told.
+    def record_response(self, limits: RateLimits | None) -> None:
+        """Record that a response began now.
 
         Args:
-            news: What it told of a rate limit; None if it told nothing.
+            limits: Its rate limits; None if it states none.
         """
         self.has_response = True
-        if news is None:
+        if limits is None:
             return
-        self.rate_limit, self.rate_limit_at = news, asyncio.get_running_loop().time()
-        if self.limited is not None:
-            self.limited()
+        self.rate_limit, self.rate_limit_at = limits, asyncio.get_running_loop().time()
+        if self.on_rate_limit is not None:
+            self.on_rate_limit()

@@ -1,6 +1,7 @@
-"""Puts the library together: the one module below ``voice`` that knows what observes a service.
+"""Puts the library together: connects a service with telemetry and the fleet.
 
-Its imports are inside of the functions, so that ``service`` can be imported from what it wires.
+Only this module below ``voice`` knows them. Its functions import them locally, so that they can
+import ``service``.
 """
 
 from __future__ import annotations
@@ -44,19 +45,19 @@ __all__ = [
 ]
 
 ENVIRONMENT = "PIPECAT_HEDGE_STATS"
-"""A path to keep statistics at, the URL of a Redis to share them at, or ``off``."""
+"""A path for the statistics, the URL of a Redis to share them, or ``off``."""
 SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 def default_store() -> StatsStore | SharedStore | None:
     """The store that ``PIPECAT_HEDGE_STATS`` names: a file, a Redis, or none.
 
-    If it is not set: a Redis that ``REDIS_URL`` names, if redis-py is installed, and otherwise a
-    file in the user's state folder.
+    If it is not set: the Redis in ``REDIS_URL`` if redis-py is installed, and otherwise a file in
+    the user's state folder.
 
     Raises:
         ConfigurationError: If ``PIPECAT_HEDGE_STATS`` names a Redis that cannot be used, or an
-            existing path that is no regular file.
+            existing path that is not a regular file.
     """
     from pipecat_hedge.fleet.redis_store import RedisStore
 
@@ -77,8 +78,8 @@ def default_store() -> StatsStore | SharedStore | None:
             logger.warning(f"REDIS_URL is not used for statistics: {e}")
         else:
             logger.info(
-                f"what is learned of providers is shared at {store}, which REDIS_URL names; "
-                f"{ENVIRONMENT}=off turns it off"
+                f"provider statistics are shared through {store} (from REDIS_URL); "
+                f"{ENVIRONMENT}=off disables this"
             )
             return store
     return FileStore(user_state_path("pipecat-hedge", appauthor=False) / "stats.json")
@@ -87,21 +88,21 @@ def default_store() -> StatsStore | SharedStore | None:
 def join_fleet(
     store: SharedStore, lock: threading.Lock, registry: LatencyRegistry, health: AdmissionController
 ) -> FleetSync:
-    """Share a registry through a store; ``lock`` guards the registry."""
+    """Share a registry through a store. ``lock`` protects the registry."""
     from pipecat_hedge.fleet.sync import FleetSync
 
     return FleetSync(store, lock, registry.latencies, registry.accounts.accounts, health)
 
 
 def slo_board(events: EventHub) -> SloBoard:
-    """The counts of all SLOs of a process."""
+    """Create the counts of all SLOs of a process."""
     from pipecat_hedge.telemetry.slo_tracker import SloBoard
 
     return SloBoard(events)
 
 
 def track_slo(events: EventHub, slo: Slo | None, tier: Tier, stats: ProviderStats) -> None:
-    """Count a service's turns on the board of its process, if it has an SLO."""
+    """Count a service's turns towards its SLO, if it has one."""
     from pipecat_hedge.telemetry.slo_tracker import track
 
     if slo is not None:
@@ -109,10 +110,10 @@ def track_slo(events: EventHub, slo: Slo | None, tier: Tier, stats: ProviderStat
 
 
 def race_tracer(*, own_spans: bool) -> Tracer:
-    """The OpenTelemetry tracer of a service's races.
+    """Create the OpenTelemetry tracer of a service's races.
 
     Raises:
-        ConfigurationError: If ``own_spans`` is on and OpenTelemetry is not installed.
+        ConfigurationError: With ``own_spans``, if OpenTelemetry is not installed.
     """
     from pipecat_hedge.telemetry.race_span import RaceTracer
 

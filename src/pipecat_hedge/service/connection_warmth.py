@@ -1,12 +1,9 @@
 """Keeps a provider's connection open between turns, so that no turn waits for a handshake.
 
-Law: no turn waits for anything here, and for a session that has fallen silent nothing is sent.
-
-A connection is lost in two ways. Over HTTP/1.1, cancelling a response closes its connection: it is
-opened again at once, in the background. And a server closes one that has been idle for its
-keep-alive timeout: it is used before that. Both by listing the provider's models. A server may tell
-its timeout in a header (``Keep-Alive: timeout=5``); otherwise a request that had to open a
-connection shows it, which had been there: the timeout is shorter than the time it had been idle.
+No turn waits for anything here, and nothing is sent for a session without turns. Cancelling an
+HTTP/1.1 response closes its connection; a new one is opened at once. A server closes an idle
+connection after its keep-alive timeout; it is used before that, by listing the provider's models.
+The timeout is in a header (``Keep-Alive: timeout=5``), or learned when a request had to reconnect.
 """
 
 from __future__ import annotations
@@ -24,62 +21,64 @@ from pipecat.services.llm_service import LLMService
 from pipecat.utils.errors import extract_http_status_code
 
 from pipecat_hedge.race.task_scope import TaskScope
-from pipecat_hedge.service.http_listener import watching
+from pipecat_hedge.service.http_listener import recording
 from pipecat_hedge.service.provider_client import http_client, keepalive_expiry, open_connection
 from pipecat_hedge.service.stages import Stages
 
 __all__ = ["IdleLimits", "WarmConnection"]
 
 REFRESH_SECS = 45.0
-"""How long a connection may be idle where nothing is known of the server. Common load balancers
-close it after 60 s."""
-LEAST_SECS = 3.0
-"""The least time between two refreshes. A server that closes sooner is not kept up with."""
-SILENT_SECS = 300.0
+"""The idle time before a refresh if the timeout is unknown: common load balancers close at 60 s."""
+MIN_REFRESH_SECS = 3.0
+"""The least time between two refreshes. A shorter timeout is not worth the requests."""
+ACTIVE_SECS = 300.0
 """How long after its last turn a session's connections are refreshed."""
-OPENS_WITHIN_SECS = 10.0
-"""How long an opening or a refresh may take."""
-_KNOWN_FOR_SECS = 900.0
-"""How long a timeout is believed: a connection may have been lost for another reason."""
-_SURE_SECS = 1.0
-"""Idle for less than this, a connection was not closed by its server: somebody else used it."""
-_MOST_HOSTS = 256
+OPEN_TIMEOUT_SECS = 10.0
+"""The timeout of opening or refreshing a connection."""
+_TIMEOUT_VALID_SECS = 900.0
+"""How long a learned timeout is valid: the connection may have been lost for another reason."""
+_MIN_IDLE_SECS = 1.0
+"""A connection that was idle for less was not closed by its server: another request used it."""
+_MAX_HOSTS = 256
+"""Bounds the memory; a process uses far fewer."""
 
 
 class IdleLimits:
-    """After how long the servers of this process close an idle connection, by their host."""
+    """The keep-alive timeouts of the servers of this process, by host."""
 
     def __init__(self) -> None:
-        """Begin; nothing is known."""
-        self._known: dict[str, tuple[float, float, float]] = {}  # timeout, refresh after, seen at
+        """Start without known timeouts."""
+        self._timeouts: dict[
+            str, tuple[float, float, float]
+        ] = {}  # timeout, refresh after, seen at
 
-    def told(self, host: str, secs: float, now: float) -> None:
-        """Take note of a timeout that a server has told."""
+    def record_timeout(self, host: str, secs: float, now: float) -> None:
+        """Record a timeout that a server states."""
         self._note(host, secs, 0.8 * secs, now)
 
-    def cold_after(self, host: str, secs: float, now: float) -> None:
-        """Take note that a connection was closed that had been idle for so long.
+    def record_closed(self, host: str, secs: float, now: float) -> None:
+        """Record that a connection was closed after at most this idle time.
 
-        It may have been closed much earlier, and so the next one is refreshed after half the time.
+        It may have been closed much earlier, so the next one is refreshed after half the time.
         """
         self._note(host, secs, min(0.5 * secs, REFRESH_SECS), now)
 
     def refresh_secs(self, host: str, now: float) -> float | None:
-        """How long a connection may be idle until it is refreshed; None if that is of no use."""
-        secs, refresh, seen_at = self._known.get(host, (REFRESH_SECS, REFRESH_SECS, now))
-        if now - seen_at > _KNOWN_FOR_SECS:
+        """The idle time before a refresh, in seconds; None if refreshing is useless."""
+        secs, refresh, seen_at = self._timeouts.get(host, (REFRESH_SECS, REFRESH_SECS, now))
+        if now - seen_at > _TIMEOUT_VALID_SECS:
             return REFRESH_SECS
-        refresh = max(refresh, LEAST_SECS)
-        return refresh if refresh <= secs and secs > LEAST_SECS else None
+        refresh = max(refresh, MIN_REFRESH_SECS)
+        return refresh if refresh <= secs and secs > MIN_REFRESH_SECS else None
 
     def _note(self, host: str, secs: float, refresh: float, now: float) -> None:
-        known = self._known.pop(host, None)
-        if known is not None and known[0] < secs and now - known[2] <= _KNOWN_FOR_SECS:
-            self._known[host] = known
+        known = self._timeouts.pop(host, None)
+        if known is not None and known[0] < secs and now - known[2] <= _TIMEOUT_VALID_SECS:
+            self._timeouts[host] = known
             return
-        self._known[host] = (secs, refresh, now)
-        if len(self._known) > _MOST_HOSTS:
-            del self._known[next(iter(self._known))]
+        self._timeouts[host] = (secs, refresh, now)
+        if len(self._timeouts) > _MAX_HOSTS:
+            del self._timeouts[next(iter(self._timeouts))]
 
 
 _limits = IdleLimits()
@@ -87,10 +86,10 @@ _limits = IdleLimits()
 
 @dataclass(slots=True)
 class _Pool:
-    """What is known of an HTTP client's connections, which several services may share.
+    """What is known of an HTTP client's connections, which services may share.
 
     Parameters:
-        idle_since: Since when one has been idle; None if none is known to be.
+        idle_since: Since when a connection is idle; None if none is known to be.
     """
 
     idle_since: float | None = None
@@ -102,19 +101,19 @@ _pools: WeakKeyDictionary[Any, _Pool] = WeakKeyDictionary()
 class WarmConnection:
     """One service's connection to its provider.
 
-    Each request is made inside ``in_use``; from ``keep`` to ``let_go`` the connection is kept open.
-    A service whose client does not tell of its connections is left alone.
+    Each request is sent within ``in_use``. From ``keep`` to ``stop`` the connection is kept open.
+    A service whose client cannot be traced is ignored.
     """
 
     def __init__(self, service: LLMService[Any]):
-        """Begin; nothing is kept open yet.
+        """Create a connection that is not kept open yet.
 
         Args:
-            service: The service, whose client is listened to.
+            service: The service, whose client is traced.
         """
         self._service = service
         client = http_client(service)
-        self._tells = client is not None
+        self._is_traced = client is not None
         self._pool = _Pool() if client is None else _pools.setdefault(client, _Pool())
         self._expiry_secs = keepalive_expiry(client)
         self._host: str | None = None
@@ -122,31 +121,31 @@ class WarmConnection:
         self._is_opening = False
         self._used_at = self._wanted_until = 0.0
         self._scope: TaskScope | None = None
-        self._may_ask: Callable[[], bool] = lambda: True
+        self._may_send: Callable[[], bool] = lambda: True
         self._alarm: asyncio.TimerHandle | None = None
 
-    def keep(self, scope: TaskScope, may_ask: Callable[[], bool]) -> None:
+    def keep(self, scope: TaskScope, may_send: Callable[[], bool]) -> None:
         """Keep the connection open from now on.
 
         Args:
             scope: Owns the requests that this takes.
-            may_ask: Whether the provider may be sent one now.
+            may_send: Whether the provider may be sent one now.
         """
-        self._scope, self._may_ask = scope, may_ask
+        self._scope, self._may_send = scope, may_send
         self.turn_began()
 
-    def let_go(self) -> None:
-        """Send nothing from now on; what is on its way belongs to the scope."""
+    def stop(self) -> None:
+        """Send nothing from now on. Requests on their way belong to the scope."""
         self._scope = None
         self._set_alarm()
 
     def turn_began(self) -> None:
-        """Take note that the session is not silent."""
-        self._wanted_until = asyncio.get_running_loop().time() + SILENT_SECS
+        """Record that the session is active."""
+        self._wanted_until = asyncio.get_running_loop().time() + ACTIVE_SECS
         self._set_alarm()
 
     async def open(self) -> None:
-        """Open a connection, or use one that is open."""
+        """Open a connection, or use an open one."""
         with self.in_use(Stages()):
             try:
                 await open_connection(self._service)
@@ -159,20 +158,20 @@ class WarmConnection:
     def in_use(
         self, stages: Stages, failed: Callable[[], bool] = lambda: False
     ) -> Generator[None, None, None]:
-        """Make a request inside; what it tells of its connection is taken note of.
+        """Send a request within this context, and learn from its connection.
 
         Args:
-            stages: Where to take note.
-            failed: Whether it has failed, without an exception.
+            stages: Receives what the client reports.
+            failed: Whether the request failed without an exception.
         """
         loop, pool = asyncio.get_running_loop(), self._pool
-        stages.client_tells = self._tells
+        stages.is_traced = self._is_traced
         idle_since, pool.idle_since = pool.idle_since, None
         is_whole = False
         self._uses += 1
         self._set_alarm()
         try:
-            with watching(stages):
+            with recording(stages):
                 yield
             is_whole = not failed()
         finally:
@@ -183,7 +182,7 @@ class WarmConnection:
                 self._learn(stages, idle_since)
                 if is_whole:
                     pool.idle_since = self._used_at
-            elif pool.idle_since is None:  # no request was made, or its client does not tell
+            elif pool.idle_since is None:  # no request was sent, or its client cannot be traced
                 pool.idle_since = idle_since
             self._set_alarm()
 
@@ -191,7 +190,7 @@ class WarmConnection:
         """Open a connection at once, in place of one that is closed or may soon be.
 
         Args:
-            stages: What is known of the request that was cancelled, or that may be.
+            stages: The cancelled request's stages.
         """
         if (
             stages.new_connection is not None
@@ -202,17 +201,17 @@ class WarmConnection:
             self._set_alarm(at_once=True)
 
     def _learn(self, stages: Stages, idle_since: float | None) -> None:
-        if stages.host is None or stages.asked_at is None:
+        if stages.host is None or stages.requested_at is None:
             return
         if stages.keep_alive_secs is not None:
-            _limits.told(stages.host, stages.keep_alive_secs, stages.asked_at)
+            _limits.record_timeout(stages.host, stages.keep_alive_secs, stages.requested_at)
         if stages.new_connection and idle_since is not None:
-            idle_secs = stages.asked_at - idle_since
-            if idle_secs >= _SURE_SECS and not self._expires_within(idle_secs):
-                _limits.cold_after(stages.host, idle_secs, stages.asked_at)
+            idle_secs = stages.requested_at - idle_since
+            if idle_secs >= _MIN_IDLE_SECS and not self._expires_within(idle_secs):
+                _limits.record_closed(stages.host, idle_secs, stages.requested_at)
 
     def _expires_within(self, secs: float) -> bool:
-        """Whether the client itself closes a connection that is idle for so long."""
+        """Whether the client itself closes a connection that is idle for this long."""
         return self._expiry_secs is not None and self._expiry_secs <= secs
 
     def _set_alarm(self, *, at_once: bool = False) -> None:
@@ -228,21 +227,21 @@ class WarmConnection:
             secs = _limits.refresh_secs(self._host, now)
             if secs is None:
                 return
-            if self._expiry_secs is not None:  # the client itself closes what has been idle
+            if self._expiry_secs is not None:  # the client itself closes idle connections
                 secs = min(secs, 0.8 * self._expiry_secs)
-                if secs < LEAST_SECS:
+                if secs < MIN_REFRESH_SECS:
                     return
-            due = max(self._used_at + secs, now + 1.0)  # a turn that begins goes first
+            due = max(self._used_at + secs, now + 1.0)  # a starting turn goes first
             if due > self._wanted_until:
                 return
-        # In a context of its own: these requests are no part of the one that has just ended.
-        self._alarm = loop.call_at(due, self._ring, context=Context())
+        # A new context: these requests are not part of the one that has just ended.
+        self._alarm = loop.call_at(due, self._on_alarm, context=Context())
 
-    def _ring(self) -> None:
+    def _on_alarm(self) -> None:
         self._alarm = None
         if self._scope is None:
             return
-        if self._may_ask():
+        if self._may_send():
             self._is_opening = True
             self._scope.start(self._refresh(), name=f"keeps {self._service}'s connection open")
         else:
@@ -251,9 +250,9 @@ class WarmConnection:
 
     async def _refresh(self) -> None:
         try:
-            async with asyncio.timeout(OPENS_WITHIN_SECS):
+            async with asyncio.timeout(OPEN_TIMEOUT_SECS):
                 await self.open()
-        except Exception as error:  # the next turn will find out, and say so
+        except Exception as error:  # the next turn will report it
             logger.debug(f"{self._service}: no connection kept open: {type(error).__name__}")
         finally:
             self._is_opening = False

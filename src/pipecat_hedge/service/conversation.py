@@ -1,4 +1,4 @@
-"""What a processor can find out about the conversation that it is in."""
+"""What a processor can find out about its conversation."""
 
 from __future__ import annotations
 
@@ -12,14 +12,7 @@ __all__ = ["answers_a_tool", "context_of"]
 
 
 def context_of(processor: FrameProcessor) -> LLMContext | None:
-    """The context that will reach a processor: that of the nearest aggregator in front of it.
-
-    Args:
-        processor: A processor in a pipeline that has been built.
-
-    Returns:
-        The context, or None if no aggregator is there.
-    """
+    """The context of the nearest aggregator before a processor of a built pipeline, or None."""
     for found in upstream_of(processor):
         if isinstance(found, LLMContextAggregator):
             return found.context
@@ -27,10 +20,6 @@ def context_of(processor: FrameProcessor) -> LLMContext | None:
 
 
 def answers_a_tool(context: LLMContext) -> bool:
-    """Whether the next answer goes on from a tool's result, not from what the caller said.
-
-    Args:
-        context: The conversation.
-    """
+    """Whether the next answer continues from a tool result, and not from the caller's speech."""
     last = context.messages[-1] if context.messages else None
     return isinstance(last, dict) and last.get("role") == "tool"

@@ -1,8 +1,7 @@
-"""What a streamed answer shows before its service does: that the model is still writing.
+"""Detects progress in a response's body that the service has not reported yet.
 
-A service hands on answer text as it comes, and a tool call when it is whole. Its arguments, and
-with some services the reasoning, are seen in the stream alone: server-sent events as OpenAI (chat
-completions and responses), Anthropic and those who are compatible with them send.
+A service reports a tool call only when it is complete, and some services no reasoning. The stream
+shows both: server-sent events in the formats of OpenAI (chat completions, responses) and Anthropic.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ import re
 
 __all__ = ["DeltaReader"]
 
-MOST_KEPT_BYTES = 65_536
-"""Of a body before it is read: some hundred tokens."""
+MAX_KEPT_BYTES = 65_536
+"""The unparsed bytes to keep: some hundred tokens."""
 
 _STRING = rb'"\s*:\s*"((?:\\u[0-9a-fA-F]{4}|\\[^u]|[^"\\]){1,64})'
-"""A key's end and the beginning of its value, which is enough to tell whether it is blank."""
+"""The end of a key and the start of its value, enough to see whether it is blank."""
 _DELTA = re.compile(
     rb'"(?:content|refusal|reasoning|reasoning_content|arguments|thinking|partial_json|delta)'
     + _STRING
@@ -29,20 +28,20 @@ _ENDED = {
     b"message_stop": re.compile(rb'"type"\s*:\s*"message_stop"'),
     b"response.": re.compile(rb'"type"\s*:\s*"response\.(?:completed|incomplete)"'),
 }
-"""What says that an answer is complete, by a part of it that is quick to find."""
+"""The patterns of a complete answer, by a part that is quick to find."""
 
 
 class DeltaReader:
-    """Reads a stream of events for signs that the model writes, and that it has finished.
+    """Finds signs of progress and of the end in a stream of events.
 
-    Pings, comments, events that name a role only, and blank deltas are no such sign. Hardly anybody
-    asks, so what comes is kept and read when somebody does.
+    Pings, comments, role-only events and blank deltas do not count. Results are rarely needed, so
+    the bytes are kept and parsed on demand.
     """
 
     __slots__ = ("_delta_at", "_has_ended", "_kept", "_kept_bytes", "_knows_format", "_rest")
 
     def __init__(self) -> None:
-        """Begin at the beginning of a response's body."""
+        """Start at the beginning of a response's body."""
         self._kept: list[tuple[bytes, float]] = []
         self._kept_bytes = 0
         self._rest = bytearray()
@@ -51,35 +50,30 @@ class DeltaReader:
 
     @property
     def delta_at(self) -> float | None:
-        """When the latest delta of answer text, reasoning or arguments came; None if none has.
+        """When the latest delta of text, reasoning or arguments came; None if none has come.
 
-        One counts when its line is whole.
+        A delta counts when its line is complete.
         """
         self._read()
         return self._delta_at
 
     @property
     def knows_format(self) -> bool:
-        """Whether the stream is in a format that is read here."""
+        """Whether the stream's format is known."""
         self._read()
         return self._knows_format
 
     @property
     def has_ended(self) -> bool:
-        """Whether the stream has said that the answer is complete."""
+        """Whether the stream has signalled the answer's end."""
         self._read()
         return self._has_ended
 
     def feed(self, chunk: bytes, now: float) -> None:
-        """Take the next part of the body.
-
-        Args:
-            chunk: What came, as it was cut by the network.
-            now: When, in seconds.
-        """
+        """Add the next part of the body, as received at ``now``, in seconds."""
         self._kept.append((chunk, now))
         self._kept_bytes += len(chunk)
-        if self._kept_bytes > MOST_KEPT_BYTES:
+        if self._kept_bytes > MAX_KEPT_BYTES:
             self._read()
 
     def _read(self) -> None:
@@ -95,24 +89,26 @@ class DeltaReader:
         self._kept_bytes = 0
         lines = b"".join(part for part, _ in parts)
         self._knows_format = self._knows_format or _KNOWN.search(lines) is not None
-        self._has_ended = self._has_ended or _says_end(lines)
-        self._delta_at = next((at for part, at in reversed(parts) if _writes(part)), self._delta_at)
+        self._has_ended = self._has_ended or _has_end(lines)
+        self._delta_at = next(
+            (at for part, at in reversed(parts) if _has_delta(part)), self._delta_at
+        )
 
 
-def _says_end(lines: bytes) -> bool:
+def _has_end(lines: bytes) -> bool:
     return any(
         lines.endswith((b'"finish', b'"stop'), 0, found.start())
         for found in _REASON.finditer(lines)
-    ) or any(part in lines and said.search(lines) for part, said in _ENDED.items())
+    ) or any(part in lines and pattern.search(lines) for part, pattern in _ENDED.items())
 
 
-def _writes(lines: bytes) -> bool:
-    """Whether there is a delta in them that is not blank."""
+def _has_delta(lines: bytes) -> bool:
+    """Whether the lines contain a delta that is not blank."""
     delta = _ANTHROPIC_DELTA if b'"content_block_delta"' in lines else _DELTA
     return any(not _is_blank(found[1]) for found in delta.finditer(lines))
 
 
 def _is_blank(value: bytes) -> bool:
-    """Whether a JSON string, without its quotes, has nothing in it that can be seen."""
+    """Whether a JSON string, without its quotes, contains nothing visible."""
     text = json.loads(f'"{value.decode(errors="replace")}"', strict=False)
     return not any(char.isprintable() and not char.isspace() for char in text)

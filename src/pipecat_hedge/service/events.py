@@ -1,13 +1,13 @@
-"""The event hub: what happens in a service, for telemetry, SLO tracking, turn logs and live views.
+"""The event hub: publishes a service's events to telemetry, SLO tracking, logs and live views.
 
-An event is a frozen value, published by its type: a ``TurnReport`` for each turn, a
-``DrainedAnswer`` for each loser that ran on, a ``BreakerReport`` for each change of a breaker, a
-``TurnLatency`` for each turn that a ``TurnLatencyObserver`` has followed to the caller's ear.
+An event is a frozen value, published by its type: a ``TurnReport`` per turn, a ``DrainedAnswer``
+per loser that finished, a ``BreakerReport`` per change of a breaker, a ``TurnLatency`` per turn
+that a ``TurnLatencyObserver`` has measured.
 
-A service has a hub of its own, which passes every event on to the hub of its ``ProviderStats``:
-subscribe to ``llm.events`` for one call, to ``llm.stats.events`` for all calls of the process. A
-subscriber is called on the service's event loop and must not block. One that fails never ends a
-turn: its first failure is logged as a warning, and it is called again the next time.
+A service's hub forwards every event to the hub of its ``ProviderStats``: subscribe to
+``llm.events`` for one call, to ``llm.stats.events`` for all calls of the process. A subscriber runs
+on the service's event loop and must not block. Its first exception is logged as a warning; it never
+ends a turn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ E = TypeVar("E")
 
 
 class EventHub:
-    """Calls subscribers with the events of their type, in the order of their subscription.
+    """Calls subscribers with the events of their type, in the order of subscription.
 
     Example::
 
@@ -34,7 +34,7 @@ class EventHub:
         """Create a hub without subscribers.
 
         Args:
-            parent: A hub to which every event is passed on.
+            parent: A hub to which every event is forwarded.
         """
         self._parent = parent
         self._subscribers: tuple[tuple[type[Any], Callable[[Any], None]], ...] = ()
@@ -45,7 +45,7 @@ class EventHub:
         self._subscribers = (*self._subscribers, (event, subscriber))
 
     def unsubscribe(self, subscriber: Callable[[E], None]) -> None:
-        """Call a subscriber no more; does nothing for one that is not subscribed."""
+        """Stop calling a subscriber; does nothing for one that is not subscribed."""
         self._subscribers = tuple(each for each in self._subscribers if each[1] != subscriber)
 
     def publish(self, event: object) -> None:

@@ -35,7 +35,7 @@ from pipecat.utils.errors import ErrorCategory
 from pipecat.utils.types import is_given
 
 from pipecat_hedge.limits.loop_lag import is_real
-from pipecat_hedge.limits.permit_queue import MOST_WAIT_SECS
+from pipecat_hedge.limits.permit_queue import MAX_WAIT_SECS
 from pipecat_hedge.policy.arguments import refuse_unknown
 from pipecat_hedge.policy.hedge_policy import HedgePolicy, slo_of
 from pipecat_hedge.policy.slo import Slo
@@ -67,28 +67,29 @@ from pipecat_hedge.service.turn_planner import TurnPlanner, breaker_report, stat
 
 __all__ = ["HedgedLLMService"]
 
-_HOSTS_OWN_SETTINGS = ("filter_incomplete_user_turns", "user_turn_completion_config")
-"""Settings that this service applies itself: the answer passes through it, not a member."""
+_HOST_SETTINGS = ("filter_incomplete_user_turns", "user_turn_completion_config")
+"""Settings that this service applies itself: the answer passes through it and not a member."""
 
 BACKGROUND_WAIT_SECS = 30.0
-"""How long a one-shot inference may wait where every provider refuses: its host is patient."""
+"""How long a one-shot inference waits while every provider rejects requests: no caller waits for
+it."""
 
 
 class HedgedLLMService(LLMService):
     """Races several LLM services and streams the first usable answer.
 
-    Stands in a pipeline where an LLM service stands. For each context frame it asks one or more
-    of its providers, as the policy says, releases the answer that is usable first, and closes the
-    other requests. A provider that fails is replaced at once and is never heard. Settings,
+    Replaces an LLM service in a pipeline. For each context frame it sends requests to one or more
+    providers, as the policy decides, releases the answer that is usable first, and closes the other
+    requests. A provider that fails is replaced at once; its output is never released. Settings,
     instructions and tools that reach this service reach each of its members.
 
     Event handlers available, besides those of ``LLMService``:
 
-    - on_turn_report: Called with a ``TurnReport`` after each turn, whatever came of it.
-    - on_loser_drained: Called with a ``DrainedAnswer`` for each loser that was let run on, when
-      the policy says ``losers="drain"``.
+    - on_turn_report: Called with a ``TurnReport`` after each turn, whatever its outcome.
+    - on_loser_drained: Called with a ``DrainedAnswer`` for each loser that finished, with
+      ``losers="drain"``.
     - on_breaker_changed: Called with a ``BreakerReport`` when a provider's circuit breaker opens,
-      is tested or closes. Of all services of the process, one is told.
+      becomes half-open or closes. One service of the process receives each change.
 
     Example::
 
@@ -120,43 +121,50 @@ class HedgedLLMService(LLMService):
         own_spans: bool = False,
         **kwargs: Any,
     ):
-        """Take charge of the services to race.
+        """Host the services to race.
 
         Args:
-            llms: Whom to ask, in order: any Pipecat request/response LLM services, bare or as
-                named ``Provider``s. Each instance belongs to this service alone.
-            policy: When to ask the next one. Defaults to ``HedgePolicy.adaptive()``.
+            llms: The services in order: any Pipecat request/response LLM services, bare or as named
+                ``Provider``s. Each instance belongs to this service alone.
+            policy: When to send further requests. Defaults to ``HedgePolicy.adaptive()``.
             settings: Settings that all members share, such as ``system_instruction`` and
                 ``temperature``; applied to each when the pipeline starts.
-            stats: What is known of the providers' latencies. Defaults to the process's own, which
-                is shared by all services and kept between runs (``PIPECAT_HEDGE_STATS`` names a
-                file, or a Redis that machines share, or is ``off``).
+            stats: The providers' statistics. Defaults to the process's own, which all services
+                share
+                and which is saved between runs (``PIPECAT_HEDGE_STATS`` names a file, or a Redis
+                that
+                machines share, or is ``off``).
             turn_log: A file to which every ``TurnReport`` is appended as a line of JSON, for
-                ``pipecat-hedge whatif`` and ``report``. It holds times and counts, the policy's
-                settings and a ``session`` drawn by lot for each service; nothing that was said.
+                ``pipecat-hedge whatif`` and ``report``. It contains times and counts, the policy's
+                settings and a random ``session`` per service, and no text of the conversation.
             drained_log: A file to which every ``DrainedAnswer`` is appended as a line of JSON. It
-                holds what the models said.
-            warm: Whether to prepare for the first turn when the session starts, see ``warm_up``,
-                to keep connections open between turns, and to have Anthropic cache the prompt.
-            tier: Whose turns go first when there is not room for all: ``premium``, ``standard`` or
-                ``economy``.
-            admission: ``open`` turns no caller away: limits and breakers choose among providers,
-                and bound hedges. ``shed`` is for a platform that is over its capacity: a turn for
-                which no provider has room within 3 s, or whose providers all have open breakers,
-                ends with ``fallback_text``.
-            min_in_flight: Requests in flight to a provider, of this process, below which nothing
-                that is inferred from its latency limits them. Defaults to 10, with ``shed`` to 1.
-            max_in_flight: The most with which hedges and prompts sent ahead are sent, and with
-                ``shed`` callers' requests too. Defaults to 1000; with ``shed`` to 200, which the
-                processes of a fleet divide among themselves.
-            slo: What callers of this tier are promised; how it is kept, ``slo_status`` tells.
-                None is what the policy was told, if anything.
-            own_spans: Whether to make OpenTelemetry spans of the races where Pipecat's own tracing
-                is off. Where that is on, the races are part of its traces in any case.
+                contains the models' answers.
+            warm: Whether to prepare the first turn when the session starts (see ``warm_up``), to
+                keep
+                connections open between turns, and to have Anthropic cache the prompt.
+            tier: The priority of this service's turns if there is not room for all: ``premium``,
+                ``standard`` or ``economy``.
+            admission: ``open`` rejects no caller: limits and breakers choose among providers, and
+                bound hedges. ``shed`` is for a platform beyond its capacity: a turn for which no
+                provider has room within 3 s, or whose providers all have open breakers, ends with
+                ``fallback_text``.
+            min_in_flight: The requests in flight to a provider, from this process, below which no
+                limit
+                is inferred from its latency. Defaults to 10, with ``shed`` to 1.
+            max_in_flight: The most requests in flight with which hedges and warm-up prompts are
+                sent,
+                and with ``shed`` callers' requests. Defaults to 1000; with ``shed`` to 200, divided
+                among the processes of a fleet.
+            slo: The SLO of this tier's callers; ``slo_status`` returns how it is met. Defaults to
+                the
+                policy's, if it has one.
+            own_spans: Whether to create OpenTelemetry spans of the races if Pipecat's own tracing
+                is
+                off. If that is on, the races are part of its traces in any case.
             **kwargs: Further arguments of ``LLMService``.
 
         Raises:
-            ConfigurationError: If an argument cannot work; the message says which, and the remedy.
+            ConfigurationError: If an argument is invalid; the message names it and the remedy.
         """
         providers = as_providers(llms)
         if any(isinstance(s, HedgedLLMService) for p in providers for s in p.services):
@@ -199,7 +207,7 @@ class HedgedLLMService(LLMService):
         self._turns = 0
         self._drains = TaskScope()
         self._late_reports = TaskScope()
-        self._take_back = RetractText()
+        self._retractor = RetractText()
         self._turn: Turn | None = None
         self._filler: Callable[[], FillerReport | None] = lambda: None
         self._on_attempt_sent: Callable[[], None] = lambda: None
@@ -211,32 +219,32 @@ class HedgedLLMService(LLMService):
 
     @property
     def providers(self) -> tuple[Provider, ...]:
-        """The providers, in the order in which they are asked."""
+        """The providers, in the given order."""
         return tuple(entry.provider for entry in self._members.entries)
 
     def provider_states(self) -> tuple[ProviderState, ...]:
-        """What is known of each provider now, in the given order; call it on the loop."""
-        now, out = asyncio.get_running_loop().time(), self._members.is_excluded
+        """The state of each provider now, in the given order; call it on the event loop."""
+        now, is_excluded = asyncio.get_running_loop().time(), self._members.is_excluded
         stats, bounds = self._stats, self._admission_settings.bounds
         return tuple(
-            state_of(entry, stats, now, is_excluded=out(entry), bounds=bounds)
+            state_of(entry, stats, now, is_excluded=is_excluded(entry), bounds=bounds)
             for entry in self._members.entries
         )
 
     @property
     def tier(self) -> Tier:
-        """Whose turns these are."""
+        """The priority of this service's turns."""
         return self._admission_settings.tier
 
     @property
     def slo(self) -> Slo | None:
-        """What the callers are promised."""
+        """The SLO of this service's callers, or None."""
         return self._slo
 
     def slo_status(self) -> tuple[composition.SloStatus, ...]:
-        """How that is kept by all sessions of the process that promise it to this tier.
+        """How the SLO is met by all sessions of the process with this SLO and tier.
 
-        What other tiers are promised is in ``stats.slo_board``.
+        ``stats.slo_board`` has the SLOs of other tiers.
         """
         if self._slo is None:
             return ()
@@ -244,61 +252,59 @@ class HedgedLLMService(LLMService):
 
     @property
     def may_wait(self) -> bool:
-        """Whether an answer may be that the caller has not finished, and is waited for."""
+        """Whether an "incomplete turn" marker counts as an answer."""
         return self._filter_incomplete_user_turns
 
     @property
     def stats(self) -> ProviderStats:
-        """What is known of the providers' latencies."""
+        """The providers' statistics."""
         return self._stats
 
     @property
     def policy(self) -> HedgePolicy:
-        """When the next provider is asked."""
+        """The hedging policy."""
         return self._policy
 
     @property
     def is_failing(self) -> bool:
-        """Whether a turn is running in which nobody has answered, and somebody has failed."""
+        """Whether the current turn has a failed attempt and none that has answered."""
         return self._turn is not None and self._turn.is_failing
 
     @property
     def wait(self) -> SurvivalCurve | None:
-        """How long the turn that is running waits for its answer, by who is asked and when.
+        """The distribution of the current turn's wait for its answer, from the turn's start.
 
-        From the turn's beginning, with those who have been asked and the next one as it is planned;
-        None if no turn is waiting, or for one provider alone.
+        It includes the attempts so far and the next planned one. None if no turn is waiting, or
+        with only one attempt.
         """
         return None if self._turn is None else self._turn.wait
 
     def report_fillers(
-        self, filler: Callable[[], FillerReport | None], asked: Callable[[], None] = lambda: None
+        self,
+        filler: Callable[[], FillerReport | None],
+        on_attempt_sent: Callable[[], None] = lambda: None,
     ) -> None:
-        """Have turns' reports say what was done about the silence.
+        """Add a filler report to turn reports.
 
         Args:
-            filler: Asked at the end of each turn, by whoever speaks the fillers.
-            asked: Called whenever somebody is asked: what is left to wait is another then.
+            filler: Called at the end of each turn; returns its filler report.
+            on_attempt_sent: Called whenever a request is sent, which changes the expected wait.
         """
-        self._filler, self._on_attempt_sent = filler, asked
+        self._filler, self._on_attempt_sent = filler, on_attempt_sent
 
     def can_generate_metrics(self) -> bool:
-        """Whether this service reports metrics: it does, under its own name."""
+        """Whether this service reports metrics, under its own name; always True."""
         return True
 
     # ---- life cycle
 
     @property
     def is_running(self) -> bool:
-        """Whether it is part of a pipeline that has been set up, and not cleaned up."""
+        """Whether its pipeline has been set up and not cleaned up."""
         return self._holds_stats
 
     async def setup(self, setup: FrameProcessorSetup) -> None:
-        """Set this service and its members up.
-
-        Args:
-            setup: The pipeline's configuration.
-        """
+        """Set up this service and its members."""
         await super().setup(setup)
         hosted = [service for provider in self.providers for service in provider.services]
         await self._members.setup(self._tracer.setup(setup, hosted))
@@ -321,11 +327,7 @@ class HedgedLLMService(LLMService):
                 await self._stats.release()
 
     async def start(self, frame: StartFrame) -> None:
-        """Start the members, and prepare them for the first turn.
-
-        Args:
-            frame: The start frame.
-        """
+        """Start the members and prepare them for the first turn."""
         await super().start(frame)
         await self._members.control(frame)
         if self._shared_settings is not None:
@@ -333,48 +335,35 @@ class HedgedLLMService(LLMService):
         if self._warms:
             await self._members.control(LLMEnablePromptCachingFrame(enable=True))
             self._prepare()
-            if is_real(asyncio.get_running_loop()):  # timers would have a virtual one run ahead
+            if is_real(asyncio.get_running_loop()):  # timers would make a virtual loop run ahead
                 self._members.keep_connections()
 
     async def stop(self, frame: EndFrame) -> None:
-        """Report what has not been reported, and stop the members.
-
-        Args:
-            frame: The end frame.
-        """
+        """Publish pending reports and stop the members."""
         await self._end_probes()
-        await self._members.let_connections_go()
+        await self._members.stop_keeping_connections()
         await super().stop(frame)
         await self._members.control(frame)
 
     async def cancel(self, frame: CancelFrame) -> None:
-        """Report what has not been reported, and stop the members at once.
-
-        Args:
-            frame: The cancel frame.
-        """
+        """Publish pending reports and stop the members at once."""
         await self._end_probes()
-        await self._members.let_connections_go()
+        await self._members.stop_keeping_connections()
         await super().cancel(frame)
         await self._members.control(frame)
 
     # ---- frames
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
-        """Run a turn for a context frame; pass everything else on.
-
-        Args:
-            frame: The frame to process.
-            direction: Which way it travels.
-        """
+        """Run a turn for a context frame; forward other frames."""
         await super().process_frame(frame, direction)
         if isinstance(frame, InterruptionFrame):
             await self._drains.close()
         if isinstance(frame, LLMContextFrame):
             await self._run_turn(frame.context)
         elif isinstance(frame, LLMUpdateSettingsFrame) and frame.service is not None:
-            # The base class has applied it, or passed it on for another service.
-            if (member := self._members.hosting(frame.service)) is not None:
+            # The base class has applied it, or forwarded it to another service.
+            if (member := self._members.adapter_of(frame.service)) is not None:
                 if isinstance(frame.delta, LLMSettings):
                     await self._members.update_member(member, frame.delta)
                 else:
@@ -393,9 +382,9 @@ class HedgedLLMService(LLMService):
         self._begin_answer()
         output = find_output(self)
         if output.collector is not None:
-            self._take_back.teach(output.collector)
+            self._retractor.attach(output.collector)
         candidates = self._candidates(now := asyncio.get_running_loop().time())
-        admission = self._admission(candidates, MOST_WAIT_SECS)
+        admission = self._admission(candidates, MAX_WAIT_SECS)
         try:
             planner = TurnPlanner(
                 self._policy, candidates, context, self._stats, output.commit_on, now=now
@@ -405,7 +394,7 @@ class HedgedLLMService(LLMService):
                 self._turns, context, planner, admission, self, output, trace, self.may_wait
             )
         except BaseException:
-            admission.close()  # a claim to a probe comes back, whatever happens
+            admission.close()  # release a probe claim
             raise
         self._turn = turn
         ended = False
@@ -429,7 +418,7 @@ class HedgedLLMService(LLMService):
             await turn.run(self._drains, end)
         finally:
             admission.close()
-            try:  # whatever goes wrong here, the turn is counted and its spans end
+            try:  # in any case the turn is reported and its spans end
                 try:
                     if not ended:
                         await end()
@@ -499,11 +488,11 @@ class HedgedLLMService(LLMService):
             await self.push_frame(MetricsFrame(data=[data]))
 
     async def drained(self, answer: DrainedAnswer) -> None:
-        """Publish the answer of a loser that ran to its end; see ``ResponseSink``."""
+        """Publish the answer of a loser that finished; see ``ResponseSink``."""
         self.events.publish(answer)
         await self._call_event_handler("on_loser_drained", answer)
 
-    # ---- out of the pipeline
+    # ---- outside the pipeline
 
     async def run_inference(
         self,
@@ -512,10 +501,11 @@ class HedgedLLMService(LLMService):
         system_instruction: str | None = None,
         response_schema: dict[str, Any] | None = None,
     ) -> str | None:
-        """Race a one-shot inference, as for a context summary; see ``LLMService.run_inference``.
+        """Race a one-shot inference, such as a context summary; see ``LLMService.run_inference``.
 
         Raises:
-            AllProvidersFailed: If nobody answered or, with ``admission="shed"``, nobody had room.
+            AllProvidersFailed: If no provider answered or, with ``admission="shed"``, none had
+                room.
         """
         candidates = self._candidates(now := asyncio.get_running_loop().time())
         admission = self._admission(candidates, BACKGROUND_WAIT_SECS, has_first_token=False)
@@ -550,12 +540,12 @@ class HedgedLLMService(LLMService):
         self._warming.start(self.warm_up(), name=f"{self}: warms up")
 
     async def warm_up(self, context: LLMContext | None = None) -> None:
-        """Prepare for a session's first turn, which otherwise pays for what later ones find done.
+        """Prepare the session's first turn.
 
-        Opens the connection to each provider, and has a vLLM read the beginning of the conversation
-        (system prompt and tools), behind all other work. Done by itself when the session starts,
-        with the context that the aggregator in front of this service holds then; call it where
-        that is filled later. Returns when all of it is done. A turn does not wait for it.
+        Opens the connection to each provider, and has a vLLM process the beginning of the
+        conversation (system prompt and tools) at the lowest priority. Runs when the session starts,
+        with the context of the aggregator in front of this service; call it if that is filled
+        later. Returns when everything is done. A turn does not wait for it.
 
         Args:
             context: The conversation so far; None for that of the aggregator.
@@ -570,13 +560,13 @@ class HedgedLLMService(LLMService):
     # ---- after a turn
 
     async def _learn(self, errors: Iterable[tuple[str, AttemptError]]) -> None:
-        """Say once who is out for the session, and who is left alone or taken back."""
+        """Exclude providers that failed permanently, and report changes of breakers, once each."""
         for provider, error in errors:
             logger.debug(f"{self}: {provider}: {error.category}: {error.message}")
-            if error.permanent and self._members.strike_out(provider):
+            if error.permanent and self._members.exclude(provider):
                 logger.warning(
                     f"{self}: {provider} rejected the request for good ({error.category}) and is "
-                    "out of the race for this session. Check its key, model and settings; a "
+                    "excluded for this session. Check its key, model and settings; a "
                     "settings update brings it back"
                 )
         for report in map(breaker_report, self._stats.health.take_changes()):
@@ -603,26 +593,17 @@ class HedgedLLMService(LLMService):
         await self._push_llm_text(text)
 
     async def retract(self, text: str) -> None:
-        """Keep the last text from being spoken. Called by the turn.
-
-        Args:
-            text: The text, which a text-to-speech still holds.
-        """
+        """Prevent the last text from being spoken; see ``ResponseSink``."""
         await self.push_frame(RetractTextFrame(text))
 
     async def run_tools(self, calls: ToolCalls, *, wall_time: float) -> None:
-        """Run the winner's tools. Called by the turn.
-
-        Args:
-            calls: The complete calls.
-            wall_time: When they were complete, in seconds since the epoch.
-        """
+        """Run the winner's tools; see ``ResponseSink``."""
         await self.stop_ttfb_metrics(end_time=wall_time)
         await self.stop_ttfat_metrics(end_time=wall_time)
         await self.run_function_calls(calls.calls)
 
     def attempt_sent(self) -> None:
-        """Take note that a request was sent; see ``ResponseSink``."""
+        """Record that a request was sent; see ``ResponseSink``."""
         self._on_attempt_sent()
 
     def committed(self, model: str | None) -> None:
@@ -630,29 +611,24 @@ class HedgedLLMService(LLMService):
         self.set_core_metrics_data(MetricsData(processor=self.name, model=model or ""))
 
     async def pass_on(self, frame: Frame, *, wall_time: float) -> None:
-        """Release any other frame of the winner's answer. Called by the turn.
-
-        Args:
-            frame: The frame, such as a thought.
-            wall_time: When it came, in seconds since the epoch.
-        """
+        """Release any other frame of the winner's answer; see ``ResponseSink``."""
         await self.stop_ttfb_metrics(end_time=wall_time)
         await self.push_frame(frame)
 
-    # ---- what reaches every member
+    # ---- settings and tools of every member
 
     async def _update_settings(self, delta: ServiceSettings) -> dict[str, Any]:
         """Apply a settings delta here and to every member; see ``LLMService``."""
         assert isinstance(delta, LLMSettings)
         if is_given(delta.model):
             logger.warning(
-                f"{self}: a settings update for all providers cannot set model, left out. Address "
+                f"{self}: a settings update for all providers cannot set model, ignored. Send "
                 "it to one member: LLMUpdateSettingsFrame(service=member, delta=...)"
             )
             delta = dataclasses.replace(delta, model=_no_change().model)
         changed = await super()._update_settings(delta)
         for_members = dataclasses.replace(
-            delta, **{name: getattr(_no_change(), name) for name in _HOSTS_OWN_SETTINGS}
+            delta, **{name: getattr(_no_change(), name) for name in _HOST_SETTINGS}
         )
         if for_members.given_fields():
             await self._members.update_settings(for_members)
@@ -660,7 +636,7 @@ class HedgedLLMService(LLMService):
         return changed
 
     async def _instruct_members(self) -> None:
-        """Have the members' prompts ask for the markers of turn completion while they are read."""
+        """Instruct the members to write turn-completion markers while they are needed."""
         wanted = None
         if self._filter_incomplete_user_turns:
             wanted = self._user_turn_completion_config.completion_instructions
@@ -668,16 +644,12 @@ class HedgedLLMService(LLMService):
             return
         self._member_instruction = wanted
         self._members.instruct(wanted)
-        if self._is_prepared and not self._has_begun:  # what was sent ahead is another now
+        if self._is_prepared and not self._has_begun:  # the warm-up prompt has changed
             await self._warming.close()
             self._prepare()
 
     def append_system_instruction(self, instruction: str) -> None:
-        """Append durable text to the system instruction of every member.
-
-        Args:
-            instruction: The text to append.
-        """
+        """Append permanent text to the system instruction of every member."""
         super().append_system_instruction(instruction)
         self._members.append_system_instruction(instruction)
 
@@ -692,8 +664,8 @@ class HedgedLLMService(LLMService):
     ) -> None:
         """Register a tool handler; see ``LLMService.register_function``.
 
-        The handler runs here, once, for the winner. The members are told of it because a tool's
-        options change what the model is told.
+        The handler runs here, once, for the winner. The members get it too, because a tool's
+        options change the prompt.
         """
         options: dict[str, Any] = {
             "cancel_on_interruption": cancel_on_interruption,
@@ -701,11 +673,11 @@ class HedgedLLMService(LLMService):
             "cancellable_by_llm": cancellable_by_llm,
         }
         super().register_function(function_name, handler, **options)
-        if not self._advertising:  # members read what a context advertises for themselves
+        if not self._advertising:  # members read advertised tools themselves
             self._members.register_function(function_name, handler, **options)
 
     def _adopt(self, item: FunctionCallRegistryItem) -> None:
-        """Take over a handler that was registered with a member before."""
+        """Register a handler that a member had before it was hosted."""
         options: dict[str, Any] = {
             "cancel_on_interruption": item.cancel_on_interruption,
             "timeout_secs": item.timeout_secs,
@@ -745,7 +717,7 @@ class HedgedLLMService(LLMService):
 
 
 def _log_connections(report: TurnReport) -> None:
-    """Log each connection that was opened while the caller waited."""
+    """Log each connection that was opened during the turn."""
     for attempt in report.attempts:
         stages = attempt.stages
         if stages is not None and stages.new_connection:
@@ -760,7 +732,7 @@ def _no_change() -> LLMSettings:
 
 
 def _no_settings() -> LLMSettings:
-    """Complete settings that say nothing: each member has its own."""
+    """Complete settings without values: each member has its own."""
     settings = LLMSettings(filter_incomplete_user_turns=False, use_provider_thinking_default=False)
     for field in dataclasses.fields(settings):
         if not is_given(getattr(settings, field.name)):

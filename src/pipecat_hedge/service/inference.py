@@ -1,4 +1,4 @@
-"""A one-shot inference outside the pipeline, raced like a turn."""
+"""Races a one-shot inference outside the pipeline, like a turn."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pipecat_hedge.service.turn_planner import TurnPlanner
 __all__ = ["Inference"]
 
 WHOLE_ANSWER_SECS = 30.0
-"""The silence after which another provider is asked as well. An answer comes all at once here, so
-that a provider's ``stall_secs`` would say little."""
+"""The silence after which another provider gets a request. The answer comes all at once, so a
+provider's ``stall_secs`` does not apply."""
 
 
 class Inference:
-    """Asks for a whole answer and takes the first that is not blank."""
+    """Requests a whole answer and takes the first that is not blank."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Inference:
         admission: Admission,
         options: Mapping[str, Any],
     ):
-        """Prepare it.
+        """Prepare an inference.
 
         Args:
             context: The conversation.
@@ -50,10 +50,10 @@ class Inference:
         """Race to the first answer.
 
         Returns:
-            The answer; None if every provider answered without a word.
+            The answer; None if every provider's answer was blank.
 
         Raises:
-            AllProvidersFailed: If there is none.
+            AllProvidersFailed: If there is no answer.
         """
         runner = self._runner
         if await runner.admit(stall_secs=WHOLE_ANSWER_SECS):
@@ -65,7 +65,7 @@ class Inference:
 
     @property
     def errors(self) -> list[tuple[str, AttemptError]]:
-        """Every provider that failed, and how."""
+        """Every failed provider with its error."""
         return self._runner.errors
 
     async def _send(

@@ -1,7 +1,4 @@
-"""A file to which lines are appended, for its owner alone.
-
-Law: what goes wrong with it never ends a call.
-"""
+"""A log file with one record per line, readable by its owner only. Its errors never end a call."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ __all__ = ["LineLog"]
 
 
 def _own(path: str, flags: int) -> int:
-    """Open a file that, if it is new, nobody but its owner may read."""
+    """Open a file; a new one is readable by its owner only."""
     return os.open(path, flags, 0o600)
 
 
@@ -24,10 +21,10 @@ class LineLog:
     """Appends lines to a file, or to nothing."""
 
     def __init__(self, field: str, path: str | Path | None):
-        """Check that it can be written, before there is anything to write.
+        """Check that the file can be created.
 
         Args:
-            field: What the user calls the file, for the error.
+            field: The argument's name, for the error.
             path: The file; None writes nothing.
 
         Raises:
@@ -40,15 +37,11 @@ class LineLog:
             )
 
     def __bool__(self) -> bool:
-        """Whether there is a file, so that a line is worth making."""
+        """Whether there is a file."""
         return self._path is not None
 
     def append(self, line: str) -> None:
-        """Append a line; on the loop's own thread, so that none overtakes another.
-
-        Args:
-            line: The line, without its end.
-        """
+        """Append a line, given without its end. Synchronous, so that lines keep their order."""
         if self._path is None:
             return
         try:

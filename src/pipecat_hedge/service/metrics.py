@@ -10,7 +10,7 @@ __all__ = ["HedgeMetricsData"]
 
 
 class HedgeMetricsData(MetricsData):
-    """What one hedged turn looked like; travels in a ``MetricsFrame`` when metrics are enabled.
+    """A turn's report; sent in a ``MetricsFrame`` when metrics are enabled.
 
     Parameters:
         report: The turn's report. ``processor`` is the hedged service's name, ``model`` the

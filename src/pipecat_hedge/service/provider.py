@@ -1,4 +1,4 @@
-"""A named backend of the race: one or several instances of a service, and what it costs."""
+"""A named provider of the race: one or several instances of a service, and its price."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ __all__ = ["Provider", "as_providers"]
 
 
 class Provider:
-    """A named backend.
+    """A named provider.
 
     Example::
 
         Provider("claude", AnthropicLLMService(api_key=...), usd_per_mtok=(3.0, 15.0))
-        Provider("local", [VLLMService(...), VLLMService(...)])  # may be asked twice in a turn
+        Provider("local", [VLLMService(...), VLLMService(...)])  # up to two requests per turn
 
     Attributes:
-        name: What reports call it.
+        name: Its name in reports.
         services: Its instances; each carries one attempt at a time.
         usd_per_mtok: Its price in US dollars per million ``(input, output)`` tokens, or None.
         stall_secs: Its own stall time, or ``"policy"`` for the policy's.
-        timeout_secs: The silence after which an attempt of it has failed; None leaves that to its
-            own client.
+        timeout_secs: The silence after which its attempts fail; None leaves that to its client.
     """
 
     def __init__(
@@ -39,21 +38,24 @@ class Provider:
         stall_secs: float | Literal["policy"] | None = "policy",
         timeout_secs: float | None = None,
     ):
-        """Name a backend.
+        """Name a provider.
 
         Args:
-            name: What reports call it; unique among the providers of a race.
-            services: A service, or several instances that ask the same backend.
+            name: Its name in reports; unique among the providers of a race.
+            services: A service, or several instances that use the same backend.
             usd_per_mtok: Its price in US dollars per million ``(input, output)`` tokens.
-            stall_secs: Its own stall time instead of the policy's; None is never. Give a local
-                server that takes long over a long prompt more.
-            timeout_secs: The silence after which an attempt of it counts as failed and is closed,
-                though it might still answer; None leaves that to the service's own client, as
-                without a race (OpenAI's and Anthropic's wait 600 s). After ``stall_secs`` another
-                provider is asked as well, whatever this is.
+            stall_secs: Its own stall time instead of the policy's, in seconds; None is never. A
+                local
+                server that is slow on long prompts needs a longer one.
+            timeout_secs: The silence, in seconds, after which an attempt fails and is closed,
+                though it
+                might still answer. None leaves that to the service's client, as without a race
+                (OpenAI's and Anthropic's wait 600 s). Independently, another provider gets a
+                request
+                after ``stall_secs``.
 
         Raises:
-            ConfigurationError: If an argument cannot work; the message says which, and the remedy.
+            ConfigurationError: If an argument is invalid; the message names it and the remedy.
         """
         if not isinstance(name, str) or not name.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(f"name must be a non-empty string, got {name!r}")
@@ -79,17 +81,17 @@ class Provider:
 
 
 def as_providers(llms: Sequence[Provider | LLMService[Any]]) -> tuple[Provider, ...]:
-    """Name the bare services among ``llms`` and check the whole for what cannot work.
+    """Check ``llms`` and name its bare services.
 
-    A bare service is named after its kind and model, as ``openai:gpt-4.1``, so that what is
-    learned about it holds for every session; further ones of the same name get ``#2``, ``#3``.
+    A bare service is named after its kind and model, such as ``openai:gpt-4.1``, so that its
+    statistics apply to every session; further ones of the same name get ``#2``, ``#3``.
 
     Args:
-        llms: What the user gave.
+        llms: The user's services and providers.
 
     Raises:
-        ConfigurationError: If there is none, an element is no LLM service that can be raced, two
-            providers share a name, or the same instance stands twice.
+        ConfigurationError: If there is none, an element is not an LLM service that can be raced,
+            two providers share a name, or the same instance is listed twice.
     """
     if isinstance(llms, (Provider, LLMService)) or not isinstance(llms, Sequence):
         raise ConfigurationError(f"llms must be a list of LLM services, got {type(llms).__name__}")

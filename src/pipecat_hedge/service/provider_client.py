@@ -1,4 +1,4 @@
-"""What the race must know of a provider's SDK: how it fails, that it retries, what headers tell."""
+"""Adapts providers' SDK clients: errors, hidden retries, rate limits and connections."""
 
 from __future__ import annotations
 
@@ -20,66 +20,66 @@ from pipecat.utils.errors import (
     extract_http_status_code,
 )
 
-from pipecat_hedge.limits.rate_limit_headers import RateLimitNews, http_date, rate_limit_news
+from pipecat_hedge.limits.rate_limit_headers import RateLimits, http_date, parse_rate_limits
 from pipecat_hedge.race.errors import AttemptError
-from pipecat_hedge.service.http_listener import listen
+from pipecat_hedge.service.http_listener import install_hooks
 
 __all__ = [
-    "Leave",
-    "ReadsAhead",
+    "AcquirePermit",
+    "SupportsPromptWarmUp",
     "attempt_error",
+    "capture_rate_limits",
     "exception_error",
     "http_client",
     "keep_connections_open",
     "keepalive_expiry",
-    "listen_to_client",
     "open_connection",
     "switch_off_hidden_retries",
-    "telling_rate_limits_to",
+    "trace_client",
 ]
 
 
-RESTS_AT_MOST_SECS = 300.0
-"""Who asks to be left alone for longer is asked again all the same: nothing else would find out
-that it is well again, or that it was a mistake."""
+MAX_RETRY_AFTER_SECS = 300.0
+"""A longer ``Retry-After`` is cut to this: a request is the only way to find that a provider is
+well."""
 
-Leave: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
-"""Leave to send a request, for as long as it takes; entering it raises ``Rejected``."""
+AcquirePermit: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
+"""Returns a context that holds a permit for a request; entering it raises ``Rejected``."""
 
 
 @runtime_checkable
-class ReadsAhead(Protocol):
-    """A service that can have its server read a prompt before it is needed."""
+class SupportsPromptWarmUp(Protocol):
+    """A service that can have its server process a prompt before it is needed."""
 
-    async def warm(self, context: LLMContext, leave: Leave) -> None:
-        """Have the server read the beginning of a conversation.
+    async def warm(self, context: LLMContext, acquire_permit: AcquirePermit) -> None:
+        """Have the server process the beginning of a conversation.
 
         Args:
             context: The conversation so far.
-            leave: To be entered around what is sent, and only while it is.
+            acquire_permit: To be entered while the request is sent.
 
         Raises:
-            Rejected: By ``leave``.
+            Rejected: From ``acquire_permit``.
         """
         ...
 
 
 def attempt_error(frame: ErrorFrame, *, has_begun: bool = False) -> AttemptError:
-    """Put a service's error frame into the race's words.
+    """Convert a service's error frame to the race's error.
 
     Args:
-        frame: The frame that the service pushed.
+        frame: The service's frame.
         has_begun: Whether the provider had begun to respond.
     """
     category = frame.category or ErrorCategory.UNKNOWN
     if category is ErrorCategory.UNKNOWN:
-        if _is_applications(frame.exception, has_begun=has_begun):
+        if _is_application_error(frame.exception, has_begun=has_begun):
             category = ErrorCategory.APPLICATION
         elif _is_connection_error(frame.exception):
             category = ErrorCategory.CONNECTIVITY
-    called = _what_it_is_called(frame.exception)
-    if not called.isdisjoint(_NO_CREDIT):
-        category = ErrorCategory.QUOTA  # OpenAI says so under 429
+    names = _error_names(frame.exception)
+    if not names.isdisjoint(_NO_CREDIT):
+        category = ErrorCategory.QUOTA  # OpenAI sends it with status 429
     return AttemptError(
         category=category.value,
         message=frame.error,
@@ -89,7 +89,7 @@ def attempt_error(frame: ErrorFrame, *, has_begun: bool = False) -> AttemptError
         is_busy=category is not ErrorCategory.QUOTA
         and (
             category is ErrorCategory.RATE_LIMIT
-            or not called.isdisjoint(_BUSY)
+            or not names.isdisjoint(_BUSY)
             or getattr(frame.exception, "is_busy", False) is True
         ),
         is_connection=category is ErrorCategory.CONNECTIVITY
@@ -101,7 +101,7 @@ def attempt_error(frame: ErrorFrame, *, has_begun: bool = False) -> AttemptError
 
 
 def exception_error(exception: Exception, *, has_begun: bool) -> AttemptError:
-    """Put an exception that a service let through into the race's words.
+    """Convert an exception from a service to the race's error.
 
     Args:
         exception: The exception.
@@ -113,26 +113,23 @@ def exception_error(exception: Exception, *, has_begun: bool) -> AttemptError:
     return attempt_error(frame, has_begun=has_begun)
 
 
-def _is_applications(exception: BaseException | None, *, has_begun: bool) -> bool:
-    """Whether an exception was none of the provider's doing: it would be the same at every one.
+def _is_application_error(exception: BaseException | None, *, has_begun: bool) -> bool:
+    """Whether an exception would be the same with every provider.
 
-    A context that cannot be converted and a method that a service does not have never are. Errors
-    that Python itself raises in whatever code goes wrong are not, as long as nothing has come from
-    the provider: from then on what they stumbled over may be what it sent (``choices`` that are
-    null make a ``TypeError``). Kinds derived from those are left to the provider in any case: they
-    are errors of reading (``JSONDecodeError``, pydantic's ``ValidationError``). ``RuntimeError`` is
-    too, which services raise in a provider's name. To excuse a provider wrongly costs each turn one
-    failure, which is replaced at once; to blame one wrongly shuts it to every caller.
+    A context that cannot be converted and an unsupported method always are. Python's own errors are
+    if nothing has come from the provider; later, its response may be the cause (null ``choices``
+    make a ``TypeError``). Derived kinds (``JSONDecodeError``, pydantic's ``ValidationError``) and
+    ``RuntimeError`` are charged to the provider.
     """
     if isinstance(exception, (LLMContextConversionError, NotImplementedError)):
-        return True  # whatever is behind it: a file that cannot be fetched is no provider's either
+        return True  # whatever its cause, such as a file that cannot be fetched
     if exception is None or has_begun or extract_http_status_code(exception) is not None:
         return False
-    return all(type(cause) in _ANY_CODES_ERRORS for cause in _causes(exception))
+    return all(type(cause) in _CODE_ERRORS for cause in _causes(exception))
 
 
 def _causes(exception: BaseException | None) -> Iterator[BaseException]:
-    """An exception and its causes, each once: a service may have raised it from itself."""
+    """An exception and its causes, each once: an exception may be its own cause."""
     seen: set[int] = set()
     while exception is not None and id(exception) not in seen:
         seen.add(id(exception))
@@ -140,37 +137,37 @@ def _causes(exception: BaseException | None) -> Iterator[BaseException]:
         exception = exception.__cause__
 
 
-_ANY_CODES_ERRORS = {
+_CODE_ERRORS = {
     AttributeError,
     IndexError,
     KeyError,
     NameError,
     TypeError,
     UnboundLocalError,
-    UnicodeEncodeError,  # of what was to be sent; to decode is to read
+    UnicodeEncodeError,  # encoding is of what is sent, decoding of what is received
     ValueError,
 }
 
 
-def _what_it_is_called(exception: BaseException | None) -> set[str]:
-    """What the provider calls its error: HTTP status, type and code, wherever its SDK has them.
+def _error_names(exception: BaseException | None) -> set[str]:
+    """The provider's names for an error: HTTP status, type and code.
 
-    An error in the stream comes under status 200 and says it in its body alone.
+    An error in the stream has status 200 and its names in the body.
     """
-    called = {str(extract_http_status_code(exception))} if exception is not None else set[str]()
+    names = {str(extract_http_status_code(exception))} if exception is not None else set[str]()
     response = getattr(exception, "response", None)
     bodies = [getattr(exception, name, None) for name in ("body", "details")]
     bodies.append(response)  # Bedrock's is a dictionary
     while bodies:
         body = bodies.pop()
         if isinstance(body, dict):
-            told = {key.lower(): value for key, value in body.items() if isinstance(key, str)}  # pyright: ignore[reportUnknownVariableType]
-            called |= {str(told[key]) for key in ("type", "code", "status") if key in told}
-            bodies.append(told.get("error"))
-    return called
+            fields = {key.lower(): value for key, value in body.items() if isinstance(key, str)}  # pyright: ignore[reportUnknownVariableType]
+            names |= {str(fields[key]) for key in ("type", "code", "status") if key in fields}
+            bodies.append(fields.get("error"))
+    return names
 
 
-# Anthropic's, OpenAI's and its likes', Google's, Bedrock's.
+# Of Anthropic, OpenAI and compatible servers, Google, and Bedrock.
 _BUSY = {
     "429",
     "529",
@@ -184,7 +181,7 @@ _NO_CREDIT = {"402", "billing_error", "insufficient_quota"}
 
 
 def _is_connection_error(exception: BaseException | None) -> bool:
-    """Whether a service that did not classify an exception has lost its connection."""
+    """Whether an exception that a service did not classify is a lost connection."""
     for cause in _causes(exception):
         kinds = {kind.__name__ for kind in type(cause).__mro__}
         if isinstance(cause, OSError) or not kinds.isdisjoint(_CONNECTION_ERRORS):
@@ -201,9 +198,9 @@ def _is_retried(exception: BaseException | None, *, has_begun: bool) -> bool:
 
 
 def _is_read_timeout(exception: BaseException | None) -> bool:
-    """Whether the connection stood, and nothing came over it in time."""
-    waited = ("ReadTimeout", "WriteTimeout")
-    return any(type(cause).__name__ in waited for cause in _causes(exception))
+    """Whether the connection was open and nothing came over it in time."""
+    timeouts = ("ReadTimeout", "WriteTimeout")
+    return any(type(cause).__name__ in timeouts for cause in _causes(exception))
 
 
 # By name, so that no SDK has to be imported: the base classes in httpx and in the providers' SDKs.
@@ -211,9 +208,9 @@ _CONNECTION_ERRORS = {"TransportError", "APIConnectionError"}
 
 
 def _retry_after_secs(exception: BaseException | None) -> float | None:
-    """The ``Retry-After`` of the HTTP response behind an exception, if it carries one.
+    """The ``Retry-After`` of the response behind an exception, in seconds, or None.
 
-    A date is compared with the response's own, so that a clock that is wrong here does no harm.
+    A date is compared with the response's own, so that a wrong local clock does no harm.
     """
     headers = getattr(getattr(exception, "response", None), "headers", None)
     if headers is None or (value := headers.get("retry-after")) is None:
@@ -225,23 +222,22 @@ def _retry_after_secs(exception: BaseException | None) -> float | None:
             return None
         sent_at = http_date(headers.get("date"))
         secs = at - (time.time() if sent_at is None else sent_at)
-    return min(max(0.0, secs), RESTS_AT_MOST_SECS) if math.isfinite(secs) else None
+    return min(max(0.0, secs), MAX_RETRY_AFTER_SECS) if math.isfinite(secs) else None
 
 
 def switch_off_hidden_retries(service: LLMService[Any], *, is_alone: bool = False) -> int:
-    """Have the provider's SDK report a failure at once, so that the race can replace it.
+    """Make the provider's SDK report a failure at once, so that the race can replace it.
 
-    What is switched off the race does instead, once nobody else is left to ask. The OpenAI and
-    Anthropic SDKs retry twice by themselves. Both offer ``with_options`` for this; Pipecat keeps
-    the client in ``_client`` and has no public way to it. Pipecat's own ``retry_on_timeout`` asks a
-    second time where the race would ask somebody else; where there is nobody else it is left on.
+    The race retries instead, when no other provider is left. The OpenAI and Anthropic SDKs retry
+    twice by default. Both offer ``with_options``; Pipecat keeps the client in ``_client`` without a
+    public accessor. Pipecat's own ``retry_on_timeout`` stays on if there is no other provider.
 
     Args:
         service: The service.
         is_alone: Whether it is the only one in its race.
 
     Returns:
-        How often the SDK would have sent a failed request again.
+        How many times the SDK would have repeated a failed request.
     """
     if getattr(service, "_retry_on_timeout", False) and not is_alone:
         service._retry_on_timeout = False  # pyright: ignore[reportAttributeAccessIssue]
@@ -256,20 +252,15 @@ def switch_off_hidden_retries(service: LLMService[Any], *, is_alone: bool = Fals
 
 
 def keep_connections_open(service: LLMService[Any]) -> None:
-    """Have the provider's SDK keep an idle connection until the server closes it.
+    """Make the provider's SDK keep an idle connection until the server closes it.
 
-    The SDKs of OpenAI and Anthropic make an httpx client where they are given none, and httpx lets
-    go of what has been idle for 5 s. Callers speak and listen for longer than that between two
-    turns, so that nearly every turn would open a connection. Pipecat gives OpenAI's SDK a client
-    that keeps them, and Anthropic's none. There is no public way to say so to a client that exists,
-    and another in its place would not be closed with the SDK's, so its pool is told. An httpx
-    client that was given is left alone: somebody chose it.
-
-    Args:
-        service: The service.
+    httpx closes connections that are idle for 5 s, less than most pauses between turns. The SDKs of
+    OpenAI and Anthropic create such a client unless they are given one. There is no public setting
+    on an existing client, so its pool is changed. An httpx client that the user provided is left
+    unchanged.
     """
     client = getattr(getattr(service, "_client", None), "_client", None)
-    if type(client).__name__ != _SDKS_OWN:
+    if type(client).__name__ != _SDK_DEFAULT_CLIENT:
         return
     transports = [getattr(client, "_transport", None), *getattr(client, "_mounts", {}).values()]
     for transport in transports:
@@ -279,98 +270,81 @@ def keep_connections_open(service: LLMService[Any]) -> None:
             logger.debug(f"{service}: connections stay open between turns")
 
 
-_SDKS_OWN = "AsyncHttpxClientWrapper"
-"""What both SDKs call the client that they make themselves."""
+_SDK_DEFAULT_CLIENT = "AsyncHttpxClientWrapper"
+"""The class name of the client that both SDKs create themselves."""
 
 
 def http_client(service: LLMService[Any]) -> Any:
-    """The httpx client that a service asks through; None if it has another kind, or hides it.
+    """A service's httpx client; None if it uses another kind, or hides it.
 
-    The SDKs of OpenAI and Anthropic keep it in ``_client``, which several services may share and
-    which several of the SDK's own clients do; Google's has one where it was given one in
-    ``HttpOptions(httpx_async_client=...)``.
-
-    Args:
-        service: The service.
+    The SDKs of OpenAI and Anthropic keep it in ``_client``, which services may share. Google's has
+    one if it was given in ``HttpOptions(httpx_async_client=...)``.
     """
     sdk = getattr(service, "_client", None)
-    theirs = getattr(getattr(sdk, "_api_client", None), "_async_httpx_client", None)
-    client = theirs or getattr(sdk, "_client", None)
+    google_client = getattr(getattr(sdk, "_api_client", None), "_async_httpx_client", None)
+    client = google_client or getattr(sdk, "_client", None)
     is_httpx = "AsyncClient" in {kind.__name__ for kind in type(client).__mro__}
     return client if is_httpx else None
 
 
 def keepalive_expiry(client: Any) -> float | None:
-    """After how long an httpx client itself closes an idle connection; None if it does not.
-
-    Args:
-        client: The client, or None.
-    """
+    """The seconds after which an httpx client closes an idle connection; None if it does not."""
     pool = getattr(getattr(client, "_transport", None), "_pool", None)
     return getattr(pool, "_keepalive_expiry", None)
 
 
-def listen_to_client(service: LLMService[Any]) -> None:
-    """Have the service's client tell when a request's parts come and go, and its headers.
-
-    A service without an httpx client is left alone.
-
-    Args:
-        service: The service.
-    """
+def trace_client(service: LLMService[Any]) -> None:
+    """Make the service's httpx client report a request's stages and headers, if it has one."""
     client = http_client(service)
     if client is None:
         return
     hooks = client.event_hooks["response"]
     if _read_rate_limit not in hooks:
         hooks.append(_read_rate_limit)
-    listen(client)
+    install_hooks(client)
 
 
 @contextmanager
-def telling_rate_limits_to(
-    hears: Callable[[RateLimitNews | None], None],
+def capture_rate_limits(
+    callback: Callable[[RateLimits | None], None],
 ) -> Generator[None, None, None]:
-    """Tell of the responses to the requests made inside, and of the rate limits they speak of.
+    """Call ``callback`` with the rate limits of every response within the context.
 
     Args:
-        hears: Told as soon as a response has begun, refusals included; None where it speaks of
-            no rate limit.
+        callback: Called as soon as a response begins, also for rejections; with None if it states
+            no limit.
     """
-    token = _hears.set(hears)
+    token = _rate_limit_callback.set(callback)
     try:
         yield
     finally:
-        _hears.reset(token)
+        _rate_limit_callback.reset(token)
 
 
-# In a context variable, because a client is shared and a response does not say who asked.
-_hears: ContextVar[Callable[[RateLimitNews | None], None] | None] = ContextVar(
-    "hears", default=None
+# A context variable, because a client is shared and a response does not name its attempt.
+_rate_limit_callback: ContextVar[Callable[[RateLimits | None], None] | None] = ContextVar(
+    "rate_limit_callback", default=None
 )
 
 
 async def _read_rate_limit(response: Any) -> None:
-    hears = _hears.get()
-    if hears is not None:
-        hears(rate_limit_news(response.headers, time.time()))
+    callback = _rate_limit_callback.get()
+    if callback is not None:
+        callback(parse_rate_limits(response.headers, time.time()))
 
 
 async def open_connection(service: LLMService[Any]) -> None:
-    """Have a service's client connect, TLS and all, so that the first turn finds it done.
+    """Open a service's connection, TLS included, so that the first turn need not.
 
-    Lists the provider's models, which costs nothing and whose answer does not matter; the SDKs of
-    OpenAI, Anthropic and Google offer it. A service with another client is left alone.
-
-    Args:
-        service: The service.
+    Lists the provider's models, which is free, and ignores the result; the SDKs of OpenAI,
+    Anthropic and Google offer it. A service with another client is skipped.
     """
     client = getattr(service, "_client", None)
-    client = getattr(client, "aio", client)  # Google's: the client itself would block the loop
+    client = getattr(client, "aio", client)  # Google's synchronous client would block the loop
     models = getattr(client, "models", None)
     if models is None or _ASYNC_CLIENTS.isdisjoint(k.__name__ for k in type(client).__mro__):
         return
-    # Where it is offered, unread: to make objects of a hundred models takes 2 ms of the loop.
+    # Unparsed if possible: to create objects for a hundred models blocks the loop for 2 ms.
     await getattr(models, "with_raw_response", models).list()
 
 

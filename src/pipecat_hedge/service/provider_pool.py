@@ -1,4 +1,4 @@
-"""The services behind a hedged service, as one: what reaches one of them reaches all."""
+"""The hosted services of all providers, and which of them a turn may use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipecat.services.settings import LLMSettings
 
 from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.concurrency_limit import LimitBounds
-from pipecat_hedge.limits.permit_queue import MOST_WAIT_SECS, Ticket
+from pipecat_hedge.limits.permit_queue import MAX_WAIT_SECS, Ticket
 from pipecat_hedge.limits.permits import LoopLag, permit_for
 from pipecat_hedge.limits.server_queue import hedge_refusal, is_last_resort, load_rank
 from pipecat_hedge.policy.backends import Backend, key_of
@@ -42,11 +42,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ProviderMember:
-    """A provider as it stands in a service.
+    """A provider within a hedged service.
 
     Parameters:
         provider: Its name and price.
-        adapters: Its instances, hosted.
+        adapters: Its hosted instances.
     """
 
     provider: Provider
@@ -54,35 +54,35 @@ class ProviderMember:
 
     @property
     def server_load(self) -> ServerLoad | None:
-        """How busy its least busy server is; None if nothing recent is known."""
+        """The load of its least busy server; None without a recent reading."""
         if len(self.adapters) == 1:
             return self.adapters[0].server_load
         return min((c.server_load for c in self.adapters), key=load_rank)
 
     @property
     def backend(self) -> Backend:
-        """Of whom statistics are kept; its health is kept under the same key."""
+        """The key of its statistics."""
         model = self.adapters[0].model
         return Backend(self.provider.name, model, self.provider.usd_per_mtok)
 
     @property
     def key(self) -> str:
-        """What the provider's health is kept under."""
+        """The key of its health in the registry."""
         return key_of(self.provider.name, self.adapters[0].model)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Who may be asked in a turn.
+    """The providers that a turn may use.
 
     Parameters:
-        entries: The providers, in order; empty if all are left alone.
-        keys: What the health of each is kept under in this turn, by its name.
-        probe: Which of them is tried after it was left alone, or None: the claim is the turn's,
-            which sees to it that it comes back.
-        reason: Why nobody may be asked, where that is so.
+        entries: The providers in order; empty if none may be used.
+        keys: The health key of each provider in this turn, by name.
+        probe: The half-open provider that the turn has claimed to probe, or None. The turn must
+            release the claim.
+        reason: Why no provider may be used, if that is so.
         last: The names of those that come last, whatever the planned order.
-        in_panic: Whether every breaker is open, and the order is as given here.
+        in_panic: Whether every breaker is open, so that ``entries`` is the final order.
     """
 
     entries: tuple[ProviderMember, ...]
@@ -97,7 +97,7 @@ class ProviderPool:
     """Every instance of every provider.
 
     Attributes:
-        entries: The providers with their instances, in the order in which they are asked.
+        entries: The providers with their instances, in the given order.
         adapters: All instances.
     """
 
@@ -106,7 +106,7 @@ class ProviderPool:
 
         Args:
             providers: Checked by ``as_providers``.
-            health: How the providers are doing, as the process knows it.
+            health: The process's registry.
         """
         self._health = health
         is_alone = sum(len(provider.services) for provider in providers) == 1
@@ -117,123 +117,118 @@ class ProviderPool:
             for provider in providers
         )
         self.adapters = tuple(c for entry in self.entries for c in entry.adapters)
-        self._struck_out: set[str] = set()
+        self._excluded: set[str] = set()
         self._refreshes = TaskScope()
 
     def candidates(self, now: float, *, sheds: bool = False) -> Candidates:
-        """The providers that a turn may ask.
+        """The providers that a turn may use.
 
-        Left out are providers that have rejected a request for good and instances that Pipecat
-        calls unusable, unless that leaves none: what was wrong may have been the one request. A
-        provider that has asked to be left alone (``Retry-After``) comes last, and is in it only if
-        its time is over soon, or every other has asked so, too: then the earliest comes first.
+        Providers that rejected a request permanently and instances that Pipecat reports as unusable
+        are left out, unless none would remain: the one request may have been at fault. A provider
+        with a ``Retry-After`` comes last, and only if it ends soon or all others have one, too.
 
-        A breaker orders providers and never empties the list. An open one comes last, and gets no
-        hedge. One half-open provider takes part as a probe, beside a healthy one. If every breaker
-        is open, the turn is planned as if all were closed (panic mode), and the first choices of
-        such turns are spread over the providers. Servers that say that they are down or overrun
-        come last.
+        An open breaker puts its provider last, without hedges. One half-open provider is a probe
+        beside a healthy one. If every breaker is open, the turn is planned as if all were closed
+        (panic mode) and the first choices of such turns are spread over the providers. Servers that
+        report that they are down or overloaded come last.
 
         Args:
             now: The loop's time.
             sheds: Whether open breakers end the turn instead (``admission="shed"``).
         """
-        able = [
+        usable = [
             entry
             if len(adapters) == len(entry.adapters)
             else ProviderMember(entry.provider, adapters)
             for entry in self.entries
-            if (adapters := self._able(entry))
+            if (adapters := self._usable_adapters(entry))
         ]
-        able, health = able or list(self.entries), self._health
-        keys, loads = [entry.key for entry in able], [entry.server_load for entry in able]
-        by_name = {entry.provider.name: key for entry, key in zip(able, keys, strict=True)}
+        usable, health = usable or list(self.entries), self._health
+        keys, loads = [entry.key for entry in usable], [entry.server_load for entry in usable]
+        by_name = {entry.provider.name: key for entry, key in zip(usable, keys, strict=True)}
         if any(loads):
             for key, load in zip(keys, loads, strict=True):
                 if load is not None and load.is_up:
-                    health.state_queue(key, load.running, load.waiting, now)
-        if health.are_well(keys, now) and not any(map(is_last_resort, loads)):
-            return Candidates(tuple(able), by_name)  # as nearly always: the quick way
-        states, rests = zip(*health.standings(keys, now), strict=True)
-        by_rest = sorted(range(len(able)), key=lambda n: rests[n])
-        awake = [n for n in by_rest if not rests[n]]
-        asked = awake or by_rest
-        soon = [n for n in by_rest if awake and 0 < rests[n] <= MOST_WAIT_SECS]
-        closed = [n for n in asked if states[n] == "closed"]
-        half_open = [n for n in awake if states[n] == "half_open"]
+                    health.set_queue(key, load.running, load.waiting, now)
+        if health.are_healthy(keys, now) and not any(map(is_last_resort, loads)):
+            return Candidates(tuple(usable), by_name)  # the common case, kept fast
+        states, retry_after_secs = zip(*health.breaker_states(keys, now), strict=True)
+        by_retry_after = sorted(range(len(usable)), key=lambda n: retry_after_secs[n])
+        available = [n for n in by_retry_after if not retry_after_secs[n]]
+        eligible = available or by_retry_after
+        soon = [n for n in by_retry_after if available and 0 < retry_after_secs[n] <= MAX_WAIT_SECS]
+        closed = [n for n in eligible if states[n] == "closed"]
+        half_open = [n for n in available if states[n] == "half_open"]
         probe = next((n for n in half_open if health.claim_probe(keys[n], now)), None)
-        may_be_asked = closed or any(states[n] == "closed" for n in soon)
-        if sheds and not may_be_asked:
+        has_closed = closed or any(states[n] == "closed" for n in soon)
+        if sheds and not has_closed:
             if probe is not None:
-                return Candidates((able[probe],), by_name, able[probe])
-            told = (f"{name} ({health.told(key, now)})" for name, key in by_name.items())
-            return Candidates(
-                (), by_name, reason=f"all providers are left alone: {', '.join(told)}"
-            )
+                return Candidates((usable[probe],), by_name, usable[probe])
+            reasons = (f"{name} ({health.open_reason(key, now)})" for name, key in by_name.items())
+            return Candidates((), by_name, reason=f"all breakers are open: {', '.join(reasons)}")
         if not closed and not sheds:
             if probe is not None:
                 health.drop_probe(keys[probe], now)
-            first = health.count_panic() % len(asked) if awake else 0
-            spread = [*asked[first:], *asked[:first]]
+            first = health.count_panic_turn() % len(eligible) if available else 0
+            spread = [*eligible[first:], *eligible[:first]]
             spread.sort(key=lambda n: is_last_resort(loads[n]))
             spread += soon
-            return Candidates(tuple(able[n] for n in spread), by_name, in_panic=True)
+            return Candidates(tuple(usable[n] for n in spread), by_name, in_panic=True)
         last = {
-            able[n].provider.name
-            for n in [*asked, *soon]
+            usable[n].provider.name
+            for n in [*eligible, *soon]
             if n in soon or is_last_resort(loads[n]) or (states[n] != "closed" and n != probe)
         }
         found = [
-            able[n] for n in [*asked, *soon] if not sheds or states[n] == "closed" or n == probe
+            usable[n]
+            for n in [*eligible, *soon]
+            if not sheds or states[n] == "closed" or n == probe
         ]
-        tried = None if probe is None else able[probe]
-        return Candidates(tuple(found), by_name, tried, last=frozenset(last))
+        half_open_member = None if probe is None else usable[probe]
+        return Candidates(tuple(found), by_name, half_open_member, last=frozenset(last))
 
     def is_excluded(self, entry: ProviderMember) -> bool:
-        """Whether a provider is not asked, until settings change."""
-        return not self._able(entry)
+        """Whether a provider gets no requests until settings change."""
+        return not self._usable_adapters(entry)
 
-    def _able(self, entry: ProviderMember) -> tuple[ServiceAdapter, ...]:
-        if entry.provider.name in self._struck_out:
+    def _usable_adapters(self, entry: ProviderMember) -> tuple[ServiceAdapter, ...]:
+        if entry.provider.name in self._excluded:
             return ()
         if len(entry.adapters) == 1:
             return entry.adapters if entry.adapters[0].service.is_usable else ()
         return tuple(c for c in entry.adapters if c.service.is_usable)
 
-    def strike_out(self, provider: str) -> bool:
-        """Leave a provider out until settings change: it has rejected a request for good.
-
-        Args:
-            provider: Its name.
+    def exclude(self, provider: str) -> bool:
+        """Exclude a provider until settings change: it has rejected a request permanently.
 
         Returns:
-            Whether it was not out before.
+            Whether it was included before.
         """
-        is_new = provider not in self._struck_out
-        self._struck_out.add(provider)
+        is_new = provider not in self._excluded
+        self._excluded.add(provider)
         return is_new
 
-    def hosting(self, service: object) -> ServiceAdapter | None:
-        """The member that hosts ``service``, or None."""
+    def adapter_of(self, service: object) -> ServiceAdapter | None:
+        """The adapter that hosts ``service``, or None."""
         return next((c for c in self.adapters if c.service is service), None)
 
     async def setup(self, setup: FrameProcessorSetup) -> None:
-        """Set every member up, side by side."""
+        """Set up all members concurrently."""
         await asyncio.gather(*(adapter.setup(setup) for adapter in self.adapters))
 
     async def warm(
         self, context: LLMContext | None, tier: Tier, bounds: LimitBounds, loop_lag: LoopLag
     ) -> None:
-        """Prepare every member for the first turn, each by itself: a turn ends only its own.
+        """Prepare every member for the first turn, independently.
 
-        Whoever is left alone is not prepared. A prompt is read ahead where there is room for it;
-        without, as without a context, the connection is opened, which costs the provider nothing.
+        A provider without a closed breaker is skipped. A prompt is warmed up if there is room for
+        it; otherwise, and without a context, only the connection is opened.
 
         Args:
-            context: The conversation so far; None if it is not known.
-            tier: Whose session it is.
-            bounds: Where a provider's limit may lie.
-            loop_lag: Whether the event loop is too far behind.
+            context: The conversation so far; None if it is unknown.
+            tier: The session's tier.
+            bounds: Bounds of a provider's limit.
+            loop_lag: Returns why the event loop is too far behind.
         """
         async with TaskScope() as scope:
             tasks = [
@@ -260,7 +255,7 @@ class ProviderPool:
             return
 
         @contextlib.asynccontextmanager
-        async def leave() -> AsyncGenerator[None]:
+        async def acquire_permit() -> AsyncGenerator[None]:
             now = loop.time()
             ticket = Ticket(
                 "warm_up", tier, now, (entry.key,), now, bounds=bounds, has_first_token=False
@@ -269,71 +264,71 @@ class ProviderPool:
             try:
                 yield
             finally:
-                self._health.give_back(permit, "dropped", loop.time())
+                self._health.release(permit, "dropped", loop.time())
 
-        await adapter.warm(context, leave)
+        await adapter.warm(context, acquire_permit)
 
     def keep_connections(self) -> None:
-        """Keep every member's connection open between turns, from now on."""
+        """Keep every member's connection open between turns from now on."""
         for entry in self.entries:
             for adapter in entry.adapters:
-                may_ask = functools.partial(self._may_refresh, entry, adapter)
-                adapter.connection.keep(self._refreshes, may_ask)
+                may_send = functools.partial(self._may_refresh, entry, adapter)
+                adapter.connection.keep(self._refreshes, may_send)
 
     def _may_refresh(self, entry: ProviderMember, adapter: ServiceAdapter) -> bool:
-        standing = self._health.standings([entry.key], asyncio.get_running_loop().time())
-        return standing == [("closed", 0.0)] and adapter in self._able(entry)
+        standing = self._health.breaker_states([entry.key], asyncio.get_running_loop().time())
+        return standing == [("closed", 0.0)] and adapter in self._usable_adapters(entry)
 
     def turn_began(self) -> None:
-        """Take note that the session is not silent: connections are worth keeping."""
+        """Record that the session is active, so that its connections are kept open."""
         for adapter in self.adapters:
             adapter.connection.turn_began()
 
-    async def let_connections_go(self) -> None:
-        """Send nothing more to keep connections open, and end what is on its way."""
+    async def stop_keeping_connections(self) -> None:
+        """Stop to keep connections open and cancel what is on its way."""
         for adapter in self.adapters:
-            adapter.connection.let_go()
+            adapter.connection.stop()
         await self._refreshes.close()
 
     async def control(self, frame: Frame) -> None:
-        """Hand every member a frame that is not a turn."""
+        """Send every member a frame that is not a turn."""
         await asyncio.gather(*(adapter.control(frame) for adapter in self.adapters))
 
     async def update_settings(self, delta: LLMSettings) -> None:
-        """Change every member's settings, which gives those that were out another chance."""
-        self._struck_out.clear()
+        """Change every member's settings, and include excluded providers again."""
+        self._excluded.clear()
         for adapter in self.adapters:
             await adapter.update_settings(delta)
 
     async def update_member(self, member: ServiceAdapter, delta: LLMSettings) -> None:
-        """Change one member's settings, which gives its provider another chance."""
+        """Change one member's settings, and include its provider again."""
         for entry in self.entries:
             if member in entry.adapters:
-                self._struck_out.discard(entry.provider.name)
+                self._excluded.discard(entry.provider.name)
         await member.update_settings(delta)
 
     def instruct(self, addition: str | None) -> None:
-        """Append a text to every member's system instruction; None takes it away."""
+        """Append a text to every member's system instruction; None removes it."""
         for adapter in self.adapters:
             adapter.instruct(addition)
 
     def offer(self, tools: Mapping[str, FunctionSchema]) -> None:
-        """Offer every model the host's built-in tools; see ``ServiceAdapter.offer``."""
+        """Offer the host's built-in tools to every model; see ``ServiceAdapter.offer``."""
         for adapter in self.adapters:
             adapter.offer(tools)
 
     async def cleanup(self) -> None:
         """Release every member's resources."""
-        await self.let_connections_go()
+        await self.stop_keeping_connections()
         await asyncio.gather(*(adapter.cleanup() for adapter in self.adapters))
 
     def append_system_instruction(self, instruction: str) -> None:
-        """Append durable text to every member's prompt."""
+        """Append permanent text to every member's system instruction."""
         for adapter in self.adapters:
             adapter.service.append_system_instruction(instruction)
 
     def registered_functions(self) -> list[FunctionCallRegistryItem]:
-        """The handlers that members had before they were hosted; of one name the first."""
+        """The handlers that members had before they were hosted; of one name, the first."""
         found: dict[str | None, FunctionCallRegistryItem] = {}
         for adapter in self.adapters:
             for name, item in adapter.registered_functions.items():
@@ -341,24 +336,24 @@ class ProviderPool:
         return list(found.values())
 
     def register_function(self, function_name: str | None, handler: Any, **options: Any) -> None:
-        """Tell every member of a tool handler; they never run it."""
+        """Register a tool handler with every member; the members never run it."""
         for adapter in self.adapters:
             adapter.service.register_function(function_name, handler, **options)
 
     def register_direct_function(self, handler: DirectFunction, **options: Any) -> None:
-        """Tell every member of a direct function; they never run it."""
+        """Register a direct function with every member; the members never run it."""
         for adapter in self.adapters:
             adapter.service.register_direct_function(handler, **options)
 
     def unregister_function(self, function_name: str | None) -> None:
-        """Have every member that knows the handler forget it."""
+        """Unregister a tool handler from every member that has it."""
         for adapter in self.adapters:
-            with contextlib.suppress(KeyError):  # a member reads advertised tools a turn later
+            with contextlib.suppress(KeyError):  # a member sees advertised tools one turn later
                 adapter.service.unregister_function(function_name)
 
 
 def take_least_busy(idle: list[ServiceAdapter]) -> ServiceAdapter:
-    """Take the instance whose server has the least to do out of those that are free.
+    """Remove and return the idle instance whose server has the least load.
 
     Args:
         idle: The free instances of a provider, in order; at least one.
@@ -371,20 +366,20 @@ def take_least_busy(idle: list[ServiceAdapter]) -> ServiceAdapter:
 def hedge_refusals(
     idle: Mapping[str, Sequence[ServiceAdapter]], first: str | None = None
 ) -> dict[str, str]:
-    """Who is to get no hedge now, by the provider's name, and why.
+    """The providers that may get no hedge now because of their servers' load, and why.
 
     Args:
-        idle: The free instances of each provider: one of them would be asked.
-        first: Whose least busy instance is not free any more, since the turn's first request is
-            about to take it; or None.
+        idle: The free instances of each provider.
+        first: The provider of the turn's first request, which is about to take its least busy
+            instance; or None.
     """
-    told: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for name, free in idle.items():
         loads = sorted((adapter.server_load for adapter in free), key=load_rank)
         left = loads[1:] if name == first else loads
         if left and (reason := hedge_refusal(left[0])) is not None:
-            told[name] = reason
-    return told
+            reasons[name] = reason
+    return reasons
 
 
 def slots(
@@ -392,12 +387,12 @@ def slots(
 ) -> list[Slot]:
     """The requests that a turn may make.
 
-    Every provider once, in order, then those that have a second instance, and so on.
+    Every provider once, in order, then those with a second instance, and so on.
 
     Args:
-        candidates: Whom to ask.
-        policy: How long silence may last where a provider has no time of its own.
-        slowest_secs: By provider, how long its first token may take and still be usual.
+        candidates: The providers in order.
+        policy: The default of ``stall_secs``.
+        slowest_secs: By provider, how long its first token usually takes at most.
     """
     rounds = max((len(entry.adapters) for entry in candidates), default=0)
     return [

@@ -1,10 +1,8 @@
-"""What a process has learned of its providers: one registry for every service, loop and thread.
+"""The statistics of a process's providers: one registry for every service, loop and thread.
 
-A call has some twenty turns. Learned call by call, the tail of a provider would never be known, so
-what one call has seen is there for the next, and, through a store, for the next process.
-
-Everything is behind one lock, held for microseconds as a rule, for a millisecond when a curve is
-made anew, and never while anything is awaited or written.
+A call has some twenty turns, too few to learn a provider's tail. So sessions share statistics, and
+processes do through a store. One lock protects everything. It is held for microseconds, or a
+millisecond to compute a curve, and never during an await or a write.
 """
 
 from __future__ import annotations
@@ -32,16 +30,18 @@ from pipecat_hedge.service.registries import introduce
 __all__ = ["ProviderStats", "shared_stats"]
 
 VERSION = 2
+"""The version of the saved format; a file of another version is set aside."""
 SAVE_EVERY_SECS = 60.0
+"""A crash loses at most this much."""
 
 
 class ProviderStats(LatencyRegistry):
-    """What a process knows of its providers: latencies, budgets, breakers and limits.
+    """The statistics of a process: latencies, budgets, breakers and limits.
 
     Attributes:
         health: Breakers and limits, by provider.
-        loop_watch: Whether the process itself is too busy.
-        fleet: This process's part in a fleet; None if nothing is shared with other processes.
+        loop_watch: How far the event loops are behind.
+        fleet: The connection to other processes; None without a shared store.
         events: The hub of every service that uses these statistics; see ``EventHub``.
 
     Services use the process's own unless they are given another: ``HedgedLLMService(stats=...)``.
@@ -61,9 +61,9 @@ class ProviderStats(LatencyRegistry):
         """Load what was saved, if anything.
 
         Args:
-            store: Where statistics are kept between runs, or shared with other processes while
-                sessions run; None keeps them in this process alone.
-            clock: Tells when to save again, in seconds.
+            store: Where statistics are saved between runs, or shared with other processes while
+                sessions run; None keeps them in this process only.
+            clock: Returns the time in seconds, to decide when to save.
         """
         super().__init__(lambda: 1 if self.fleet is None else self.fleet.processes)
         shared = store if isinstance(store, SharedStore) else None
@@ -95,9 +95,9 @@ class ProviderStats(LatencyRegistry):
         """See ``LatencyRegistry``."""
         return self.health.answered_since(key)
 
-    def word_at(self, key: str) -> float:
+    def last_token_at(self, key: str) -> float:
         """See ``LatencyRegistry``."""
-        return self.health.word_at(key)
+        return self.health.last_token_at(key)
 
     def _introduce(self, key: str, latency: ProviderLatency) -> None:
         if self.fleet is not None:
@@ -106,20 +106,20 @@ class ProviderStats(LatencyRegistry):
     # ---- while there are sessions
 
     def hold(self) -> None:
-        """Watch the loop and share what is known with other processes, until ``release``.
+        """Watch the loop and share statistics with other processes, until ``release``.
 
         Each session holds once, on its own event loop. Without a shared store nothing is shared.
         """
         self._background.hold()
 
     async def release(self) -> None:
-        """End what ``hold`` began; the last session tells what has not been told yet."""
+        """End a ``hold``. The last session publishes what has not been shared yet."""
         if await self._background.release() and self.fleet is not None:
             await self.fleet.flush()
 
     @property
     def sessions(self) -> int:
-        """How many sessions there are now."""
+        """The number of sessions now."""
         return self._background.holders
 
     # ---- kept between runs
@@ -134,10 +134,10 @@ class ProviderStats(LatencyRegistry):
         )
 
     def save(self) -> None:
-        """Keep what is known, if there is anything new and a store to keep it in."""
+        """Save the statistics, if there is a store and anything new."""
         if self._store is None:
             return
-        with self._saving:  # one after the other, or an older one might come last
+        with self._saving:  # one at a time, or an older state might be saved last
             with self._lock:
                 if not self._is_new:
                     return
@@ -145,7 +145,7 @@ class ProviderStats(LatencyRegistry):
                 providers = dict(self._kept)
                 latencies = list(self.latencies.items())
             for key, latency in latencies:
-                with self._lock:  # for each of them anew: a turn waits for one at most
+                with self._lock:  # one lock per provider: a turn waits for one at most
                     providers.pop(key, None)
                     providers[key] = latency.saved()
             for key in list(providers)[:-MOST_PROVIDERS]:
@@ -153,9 +153,9 @@ class ProviderStats(LatencyRegistry):
             try:
                 self._store.save(json.dumps({"version": VERSION, "providers": providers}))
             except Exception as e:
-                self._is_new = True  # the next time is another try
+                self._is_new = True  # try again next time
                 why = (e.strerror if isinstance(e, OSError) else None) or type(e).__name__
-                logger.warning(f"statistics could not be kept in {self._store}: {why}")
+                logger.warning(f"statistics could not be saved to {self._store}: {why}")
 
     def _load(self) -> None:
         if self._store is None:
@@ -172,16 +172,16 @@ class ProviderStats(LatencyRegistry):
             version = found["version"]
             if version == VERSION:
                 for key, saved in found["providers"].items():
-                    ProviderLatency(prior_for(key)).restore(saved)  # refuses what cannot be used
+                    ProviderLatency(prior_for(key)).restore(saved)  # raises on invalid data
                 self._kept = dict(list(found["providers"].items())[-MOST_PROVIDERS:])
                 return
             why = f"of version {version}, which this release does not know"
-        except Exception:  # whatever it holds, it must not keep a service from starting
+        except Exception:  # invalid data must not prevent a service from starting
             why = "corrupt"
         try:
             self._store.set_aside(why)
         except Exception as e:
-            logger.warning(f"statistics are {why}, and stay where they are: {type(e).__name__}")
+            logger.warning(f"statistics are {why}, and stay in place: {type(e).__name__}")
 
 
 _shared: ProviderStats | None = None
@@ -189,7 +189,7 @@ _shared_lock = threading.Lock()
 
 
 def shared_stats() -> ProviderStats:
-    """The process's own registry, made and loaded when it is first asked for."""
+    """The process's own registry, created and loaded on first use."""
     global _shared
     with _shared_lock:
         if _shared is None:

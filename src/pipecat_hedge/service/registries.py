@@ -1,4 +1,4 @@
-"""Every registry of the process, for whoever has to see all of them: a recorder of metrics."""
+"""All statistics registries of the process, for metrics recorders."""
 
 from __future__ import annotations
 
@@ -20,11 +20,7 @@ _introducing = threading.RLock()
 
 
 def introduce(stats: ProviderStats) -> None:
-    """Hand a registry that has just been made to whoever follows.
-
-    Args:
-        stats: The registry.
-    """
+    """Pass a new registry to all followers."""
     with _introducing:
         _registries.add(stats)
         for follower in _followers:
@@ -32,12 +28,9 @@ def introduce(stats: ProviderStats) -> None:
 
 
 def follow(follower: Follower) -> None:
-    """Hand over every registry of the process: those there are, and each that is made from now on.
+    """Call ``follower`` once with every registry of the process, existing and future.
 
-    A registry is the user's, and goes when nobody needs it: do not keep it alive.
-
-    Args:
-        follower: Called once with each.
+    A registry belongs to the user and is freed with its last service: hold no reference to it.
     """
     with _introducing:
         _followers.append(follower)
@@ -46,7 +39,7 @@ def follow(follower: Follower) -> None:
 
 
 def unfollow(follower: Follower) -> None:
-    """Hand over no more; as ``follow``."""
+    """Stop following; does nothing for one that does not follow."""
     with _introducing:
         if follower in _followers:
             _followers.remove(follower)

@@ -1,10 +1,9 @@
-"""Taking back the beginning of a sentence that nobody will finish, before it is spoken.
+"""Retracts the start of an unfinished sentence before it is spoken.
 
-A text-to-speech that speaks by sentences speaks one when it sees the next begin, so a beginning
-has been handed to it when an answer breaks off. It has not been spoken: it waits for its other
-half, and would be spoken alone when the answer ends. No frame of Pipecat takes it back short of an
-interruption, which would also stop the sentence being spoken; so a frame of our own travels
-behind the text, and what collects the sentences forgets the beginning when the frame reaches it.
+A text-to-speech that speaks whole sentences holds the start of the next one. If the answer breaks
+off there, the start would be spoken at the end. Pipecat has no frame to retract it except an
+interruption, which also stops the current sentence. So a frame of our own follows the text, and the
+sentence aggregator drops the start when it arrives.
 """
 
 from __future__ import annotations
@@ -19,31 +18,31 @@ from pipecat.utils.text.base_text_aggregator import BaseTextAggregator
 __all__ = ["RetractText", "RetractTextFrame"]
 
 _AGGREGATORS = ("_text_aggregator", "_skipped_text_aggregator")
-"""Where Pipecat's services and processors collect sentences, spoken ones and silent ones."""
+"""The attributes in which Pipecat's processors keep their sentence aggregators."""
 
 
 @dataclass
 class RetractTextFrame(ControlFrame):
-    """The last text that was pushed is not to be spoken.
+    """The last text that was pushed must not be spoken.
 
     Parameters:
-        text: The text, from the last whole sentence on.
+        text: The text since the last whole sentence.
     """
 
     text: str = ""
 
 
 class RetractText:
-    """Has processors that collect sentences obey ``RetractTextFrame``."""
+    """Makes sentence-collecting processors handle ``RetractTextFrame``."""
 
     def __init__(self) -> None:
-        """Begin with none."""
-        self._taught: WeakSet[FrameProcessor] = WeakSet()
+        """Start without processors."""
+        self._attached: WeakSet[FrameProcessor] = WeakSet()
 
-    def teach(self, processor: FrameProcessor) -> None:
-        """Have ``processor`` obey; once is enough, and more do no harm."""
-        if processor not in self._taught:
-            self._taught.add(processor)
+    def attach(self, processor: FrameProcessor) -> None:
+        """Make ``processor`` handle the frame; repeated calls do nothing."""
+        if processor not in self._attached:
+            self._attached.add(processor)
             processor.add_event_handler("on_before_process_frame", _forget)
 
 
@@ -54,6 +53,6 @@ async def _forget(processor: FrameProcessor, frame: Frame) -> None:
         aggregator = getattr(processor, name, None)
         if not isinstance(aggregator, BaseTextAggregator):
             continue
-        # Only what was taken back: an aggregator with rules of its own may hold more.
+        # Only the retracted text: an aggregator with rules of its own may hold more.
         if aggregator.text.text.strip() == frame.text.strip():
             await aggregator.reset()

@@ -1,4 +1,4 @@
-"""Where a sentence ends, by the rule that Pipecat's text-to-speech services use themselves."""
+"""Finds sentence ends by the rule of Pipecat's text-to-speech services."""
 
 from __future__ import annotations
 
@@ -11,51 +11,42 @@ from pipecat_hedge.race.usable import TURN_COMPLETION_MARKERS
 
 __all__ = ["SentenceFinder", "is_whole_sentence"]
 
-MOST_CHARS = 1_000
-"""Longer is no sentence: nobody would say it in one breath, and the search for its end would take
-time that grows with the square of its length."""
+MAX_CHARS = 1_000
+"""A longer text counts as a sentence: searching for its end takes time quadratic in its length."""
 _PUNCTUATION = re.compile(f"[{re.escape(''.join(sorted(SENTENCE_ENDING_PUNCTUATION)))}]")
-_NEXT_WORD = "so"
-"""How a text might go on that has not ended; in lower case, as after an abbreviation."""
+_CONTINUATION = "so"
+"""How a text might continue that has not ended: in lower case, as after an abbreviation."""
 
 
 class SentenceFinder:
     """Finds the whole sentences in a stream of text.
 
-    Pipecat's rule needs to see how the text goes on: "Hello." may be followed by a name's other
-    half, so a sentence is found when the next one begins. ``MOST_CHARS`` without an end count as
-    one.
+    Pipecat's rule needs the following text: "Hello." may be the first half of a name. So a sentence
+    is found when the next one begins. ``MAX_CHARS`` without an end count as one.
 
     Attributes:
-        open: What has been fed since the last whole sentence.
+        open: The text since the last whole sentence.
     """
 
     def __init__(self, language: str | None = None):
-        """Begin at the beginning of an answer.
+        """Start at the beginning of an answer.
 
         Args:
-            language: The language of the text, as Pipecat's aggregators take it; None is English.
+            language: The language of the text, as in Pipecat's aggregators; None is English.
         """
         self._language = language
         self._at_start = True
         self._begin()
 
     async def feed(self, text: str) -> bool:
-        """Take a piece of the stream.
-
-        Args:
-            text: The piece.
-
-        Returns:
-            Whether it completed a sentence.
-        """
-        if self._at_start:  # a marker is taken off before the text is spoken
+        """Add a piece of the stream, and return whether it completed a sentence."""
+        if self._at_start:  # markers are removed before the text is spoken
             text = text.lstrip(TURN_COMPLETION_MARKERS + " ")
             self._at_start = not text
         found = False
-        for start in range(0, len(text), MOST_CHARS):
-            piece = text[start : start + MOST_CHARS]
-            if len(self.open) + len(piece) > MOST_CHARS:
+        for start in range(0, len(text), MAX_CHARS):
+            piece = text[start : start + MAX_CHARS]
+            if len(self.open) + len(piece) > MAX_CHARS:
                 self._begin()
                 found = True
             found = await self._find(piece) or found
@@ -82,12 +73,12 @@ class SentenceFinder:
 
 
 def is_whole_sentence(text: str, language: str | None = None) -> bool:
-    """Whether a text is blank or ends as a sentence ends, whatever comes next.
+    """Whether a text is blank or ends like a sentence, whatever follows.
 
-    Not after an abbreviation, nor after a digit: "It costs 3." may go on with 50.
+    An abbreviation does not, nor a digit: "It costs 3." may continue with 50.
 
     Args:
-        text: What came after the last whole sentence.
+        text: The text after the last whole sentence.
         language: The language of the text; None is English.
     """
     text = text.rstrip()
@@ -95,4 +86,4 @@ def is_whole_sentence(text: str, language: str | None = None) -> bool:
         return True
     if text[-1] == "." and text[-2:-1].isdigit():
         return False
-    return match_endofsentence(f"{text} {_NEXT_WORD}", language=language) == len(text)
+    return match_endofsentence(f"{text} {_CONTINUATION}", language=language) == len(text)

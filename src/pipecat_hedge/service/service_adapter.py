@@ -1,12 +1,9 @@
-"""A Pipecat LLM service, hosted outside any pipeline so that it can take part in a race.
+"""Hosts a Pipecat LLM service outside any pipeline, so that it can take part in a race.
 
-Law: a contender carries one attempt at a time, and nothing that it says reaches the pipeline
-except through the race.
-
-The service is driven by its public surface alone: it is set up like any processor, but without
-the pipeline's observer; a tap stands on each side of it in place of neighbours; and a turn is its
-own ``process_frame(LLMContextFrame(...))``, run in a task of the race. Whatever the service
-pushes, the tap hands to the race at once. Tool calls are taken where the service would run them.
+An instance carries one attempt at a time; its output reaches the pipeline only through the race.
+The service is driven through its public interface: it is set up without the pipeline's observer, a
+tap on each side replaces its neighbours, and a turn is its ``process_frame(LLMContextFrame(...))``,
+run in a task of the race. Tool calls are intercepted where the service would run them.
 """
 
 from __future__ import annotations
@@ -53,21 +50,21 @@ from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge.limits.permits import Rejected
-from pipecat_hedge.limits.server_load import KnowsItsServer
+from pipecat_hedge.limits.server_load import ReportsServerLoad
 from pipecat_hedge.race.driver import AttemptSink
 from pipecat_hedge.race.errors import INCOMPLETE_CALL, AttemptError
 from pipecat_hedge.race.reports import ServerLoad
-from pipecat_hedge.race.usable import InlineThought, is_usable_text, is_wait_verdict
+from pipecat_hedge.race.usable import InlineThought, is_usable_text, is_wait_marker
 from pipecat_hedge.service.attempt_stats import AttemptStats
 from pipecat_hedge.service.connection_warmth import WarmConnection
 from pipecat_hedge.service.provider_client import (
-    Leave,
-    ReadsAhead,
+    AcquirePermit,
+    SupportsPromptWarmUp,
     attempt_error,
+    capture_rate_limits,
     keep_connections_open,
-    listen_to_client,
     switch_off_hidden_retries,
-    telling_rate_limits_to,
+    trace_client,
 )
 from pipecat_hedge.service.sentences import SentenceFinder
 from pipecat_hedge.service.stages import Stages
@@ -83,82 +80,78 @@ class ToolCalls:
 
 
 Piece: TypeAlias = Frame | ToolCalls
-"""A piece of an answer: a frame that the service pushed, or the tools that it wants run."""
+"""A piece of an answer: a frame from the service, or its tool calls."""
 
 
 class ServiceAdapter:
-    """One service instance under the race's control.
+    """Hosts one service instance.
 
     Attributes:
         service: The service.
         connection: Its connection to the provider, which can be kept open between turns.
-        retries: How often its SDK would send a failed request again by itself.
+        retries: How many times its SDK would repeat a failed request.
     """
 
     def __init__(self, service: LLMService[Any], *, is_alone: bool = False):
-        """Take charge of a service.
+        """Host a service.
 
         Args:
             service: A request/response LLM service that is in no pipeline.
             is_alone: Whether it is the only one in its race.
         """
         self.service = service
-        self._post: AttemptSink[Piece] | None = None
+        self._sink: AttemptSink[Piece] | None = None
         self._stats = AttemptStats()
         self._failed = False
         self._thought = InlineThought()
         self._finder: SentenceFinder | None = None
         self._required: Mapping[str, Sequence[str]] = {}
         self._busy = asyncio.Lock()
-        self._server = service if isinstance(service, KnowsItsServer) else None
+        self._server = service if isinstance(service, ReportsServerLoad) else None
         self._warming: asyncio.Task[Any] | None = None
         self._answering: asyncio.Task[Any] | None = None
         self._yields = False
         self._addition: str | None = None
         self._offered: set[str] = set()
-        before, after = _Tap(service, self._heard), _Tap(service, self._heard)
+        before, after = _Tap(service, self._on_frame), _Tap(service, self._on_frame)
         before.link(service)
         service.link(after)
         service.run_function_calls = self._take_tool_calls
-        service.add_event_handler("on_completion_timeout", self._timed_out)
+        service.add_event_handler("on_completion_timeout", self._on_timeout)
         self.retries = switch_off_hidden_retries(service, is_alone=is_alone)
         keep_connections_open(service)
-        listen_to_client(service)
+        trace_client(service)
         self.connection = WarmConnection(service)
 
     @property
     def model(self) -> str | None:
-        """The model that the service asks for, or None if it names none."""
+        """The service's model, or None if it has none."""
         model = self.service.settings.model
         return model if isinstance(model, str) and model else None
 
     @property
     def server_load(self) -> ServerLoad | None:
-        """How busy the server behind the service is; None if nothing recent is known."""
+        """The load of the service's server; None without a recent reading."""
         return None if self._server is None else self._server.server_load
 
     @property
     def registered_functions(self) -> Mapping[str | None, FunctionCallRegistryItem]:
-        """The tool handlers that the service knows, by the tool's name; None handles all others."""
+        """The service's tool handlers, by the tool's name; None is the handler of all others."""
         return self.service._functions
 
     async def setup(self, setup: FrameProcessorSetup) -> None:
-        """Set the service up as its host was, unseen by the pipeline's observers.
-
-        Args:
-            setup: The host's own setup.
-        """
+        """Set up the service like its host, hidden from the pipeline's observers."""
         mine = copy.copy(setup)
         mine.observer = None
-        mine.enable_metrics = setup.enable_tracing  # the tracing decorator reads them
-        mine.enable_usage_metrics = True  # reports count tokens whether the pipeline does or not
+        mine.enable_metrics = setup.enable_tracing  # needed by the tracing decorator
+        mine.enable_usage_metrics = True  # reports count tokens in any case
         await self.service.setup(mine)
 
     async def control(self, frame: StartFrame | EndFrame | CancelFrame | Frame) -> None:
-        """Hand the service a frame that is not a turn: start, end, cancel, settings.
+        """Send the service a frame that is not a turn: start, end, cancel, settings.
 
         Args:
-            frame: The frame; what the service pushes in answer goes nowhere.
+            frame: The frame. What the service pushes in response is dropped.
         """
         await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
 
@@ -167,20 +160,12 @@ class ServiceAdapter:
         await self.service.cleanup()
 
     async def update_settings(self, delta: LLMSettings) -> None:
-        """Change the service's settings.
-
-        Args:
-            delta: The fields to change.
-        """
+        """Change the service's settings."""
         await self.control(LLMUpdateSettingsFrame(delta=delta))
 
     def instruct(self, addition: str | None) -> None:
-        """Append something to the service's system instruction, in place of what was appended here.
-
-        Args:
-            addition: The text; None takes it away.
-        """
-        if self._addition is not None:  # Pipecat appends for good
+        """Set the text that is appended to the service's system instruction; None removes it."""
+        if self._addition is not None:  # Pipecat has no public way to remove it
             self.service._appended_system_instructions.remove(self._addition)
             self.service._compose_system_instruction()
         if addition is not None:
@@ -188,7 +173,7 @@ class ServiceAdapter:
         self._addition = addition
 
     def offer(self, tools: Mapping[str, FunctionSchema]) -> None:
-        """Offer the model the tools that Pipecat has given the host, beside those of the context.
+        """Offer the model the host's built-in tools, in addition to the context's.
 
         Args:
             tools: The built-in tools of the host's adapter, by name.
@@ -199,26 +184,26 @@ class ServiceAdapter:
         self._offered = {name for name in tools if name not in mine or name in self._offered}
         mine.update({name: tools[name] for name in self._offered})
 
-    async def warm(self, context: LLMContext | None, leave: Leave) -> None:
-        """Prepare for the first turn: open the connection, or have the prompt read if it can be.
+    async def warm(self, context: LLMContext | None, acquire_permit: AcquirePermit) -> None:
+        """Prepare the first turn: warm up the prompt if the service can, or open the connection.
 
-        Whoever asks for an answer meanwhile ends it.
+        A request for an answer cancels it.
 
         Args:
-            context: The conversation so far; None if it is not known.
-            leave: Leave to have it read.
+            context: The conversation so far; None if it is unknown.
+            acquire_permit: The permit to warm up the prompt.
         """
         self._warming = asyncio.current_task()
         try:
-            if context is not None and isinstance(self.service, ReadsAhead):
+            if context is not None and isinstance(self.service, SupportsPromptWarmUp):
                 try:
                     with self.connection.in_use(Stages()):
-                        await self.service.warm(self._own_copy(context, ()), leave)
+                        await self.service.warm(self._own_copy(context, ()), acquire_permit)
                     return
                 except Rejected as rejected:
-                    logger.debug(f"{self.service}: its prompt is not read ahead: {rejected}")
+                    logger.debug(f"{self.service}: prompt not warmed up: {rejected}")
             await self.connection.open()
-        except Exception as error:  # the first turn will find out, and say so
+        except Exception as error:  # the first turn will report it
             logger.debug(f"{self.service}: could not be warmed up: {type(error).__name__}")
         finally:
             self._warming = None
@@ -226,7 +211,7 @@ class ServiceAdapter:
     async def answer(
         self,
         context: LLMContext,
-        post: AttemptSink[Piece],
+        sink: AttemptSink[Piece],
         stats: AttemptStats,
         *,
         addition: Sequence[LLMContextMessage] = (),
@@ -235,16 +220,16 @@ class ServiceAdapter:
     ) -> None:
         """Have the service answer one turn.
 
-        Waits for an earlier attempt of this instance that is still closing, and ends one that is
-        let run on after it lost.
+        Waits for an earlier attempt of this instance that is closing, and cancels one that runs on
+        after it lost.
 
         Args:
             context: The conversation; the service gets a copy.
-            post: Where to tell what comes.
+            sink: Receives the attempt's events.
             stats: Counts what the attempt produces.
-            addition: Messages that only this attempt is sent, after the conversation.
-            language: The language by whose rules a sentence ends; None is English.
-            may_wait: Whether a marker that says "the caller has not finished" is an answer.
+            addition: Messages for this attempt only, after the conversation.
+            language: The language of the sentence rules; None is English.
+            may_wait: Whether an "incomplete turn" marker counts as an answer.
         """
         if self._warming is not None:
             self._warming.cancel()
@@ -252,29 +237,29 @@ class ServiceAdapter:
             self._answering.cancel()
         async with self._busy:
             self._answering, self._yields = asyncio.current_task(), False
-            self._post, self._stats, self._failed = post, stats, False
+            self._sink, self._stats, self._failed = sink, stats, False
             self._thought, self._finder = InlineThought(), SentenceFinder(language)
             try:
-                # A fresh frame: speculation is the host's to gate.
+                # A new frame: the host controls speculation.
                 copied = self._own_copy(context, addition)
                 self._required = _required_arguments(copied)
                 length = len(copied.messages)
                 frame = LLMContextFrame(context=copied)
-                self._hear_first_piece(stats.stages)
+                self._watch_first_token(stats.stages)
                 in_use = self.connection.in_use(stats.stages, lambda: self._failed)
-                with in_use, telling_rate_limits_to(stats.response_came):
+                with in_use, capture_rate_limits(stats.record_response):
                     await self.service.process_frame(frame, FrameDirection.DOWNSTREAM)
-                # Some services report a time-out by an event alone, whose handler is a task.
+                # Some services report a timeout only by an event, whose handler is a task.
                 await asyncio.sleep(0)
                 if held := self._thought.finish():
-                    await self._answer_text(LLMTextFrame(held), post)
+                    await self._answer_text(LLMTextFrame(held), sink)
                 stats.mended_context = len(copied.messages) < length
                 stats.completed = not self._failed
-                if may_wait and stats.is_empty and is_wait_verdict(stats.silent_text):
-                    stats.answer_came()
-                    post.piece(LLMTextFrame(""), usable=True)
+                if may_wait and stats.is_empty and is_wait_marker(stats.silent_text):
+                    stats.record_answer()
+                    sink.piece(LLMTextFrame(""), usable=True)
             finally:
-                self._post = self._answering = None
+                self._sink = self._answering = None
                 if not stats.completed and _has_lost_connection(stats.error):
                     self.connection.reopen(stats.stages)
                 vars(self.service).pop("stop_ttfb_metrics", None)
@@ -282,7 +267,7 @@ class ServiceAdapter:
     async def infer(
         self, context: LLMContext, options: Mapping[str, Any], stats: AttemptStats
     ) -> str | None:
-        """Have the service answer outside the pipeline, at once.
+        """Have the service answer outside the pipeline.
 
         Args:
             context: The conversation.
@@ -292,23 +277,23 @@ class ServiceAdapter:
         try:
             with (
                 self.connection.in_use(stats.stages),
-                telling_rate_limits_to(stats.response_came),
+                capture_rate_limits(stats.record_response),
             ):
                 answer = await self.service.run_inference(context, **options)
             stats.completed = True
             if answer is not None and answer.strip():
-                stats.answer_came()
+                stats.record_answer()
             return answer
         finally:
             if not stats.has_answer:
                 self.connection.reopen(stats.stages)
 
     def yield_to_next(self) -> None:
-        """Have the attempt that is under way ended when the next one needs this instance."""
+        """Cancel the current attempt when the next one needs this instance."""
         self._yields = True
 
     def _own_copy(self, context: LLMContext, addition: Sequence[LLMContextMessage]) -> LLMContext:
-        """Copy the context, without the messages that only another kind of service can read."""
+        """Copy the context, without messages that are specific to another kind of service."""
         mine = self.service.get_llm_adapter().id_for_llm_specific_messages
         messages = [
             m for m in context.messages if not isinstance(m, LLMSpecificMessage) or m.llm == mine
@@ -316,53 +301,53 @@ class ServiceAdapter:
         messages += addition
         return LLMContext(messages, tools=context.tools, tool_choice=context.tool_choice)
 
-    # ---- what the service says
+    # ---- the service's output
 
-    def _hear_first_piece(self, stages: Stages) -> None:
-        """Have the first stop of the service's own clock say that a piece has come, of any kind.
+    def _watch_first_token(self, stages: Stages) -> None:
+        """Record the first piece of any kind, when the service stops its own TTFB metric.
 
-        A service stops it with each piece; only the first is heard, the others cost nothing.
+        The hook removes itself after the first call, so later pieces cost nothing.
         """
         service = self.service
 
         async def stop_ttfb_metrics(**kwargs: Any) -> None:
-            stages.token_came()
+            stages.record_token()
             vars(service).pop("stop_ttfb_metrics", None)
             await service.stop_ttfb_metrics(**kwargs)
 
         service.stop_ttfb_metrics = stop_ttfb_metrics
 
-    async def _heard(self, frame: Frame, direction: FrameDirection) -> None:
-        post = self._post
+    async def _on_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        sink = self._sink
         if isinstance(frame, LLMTextFrame):
-            if post is not None:
+            if sink is not None:
                 self._stats.chars += len(frame.text)
                 if self._thought.is_over:
-                    await self._answer_text(frame, post)
+                    await self._answer_text(frame, sink)
                     return
                 thought, answer = self._thought.feed(frame.text)
                 if thought:
-                    post.piece(LLMThoughtTextFrame(thought), usable=False)
+                    sink.piece(LLMThoughtTextFrame(thought), usable=False)
                 if answer:
-                    await self._answer_text(LLMTextFrame(answer), post)
+                    await self._answer_text(LLMTextFrame(answer), sink)
         elif isinstance(frame, MetricsFrame):
             for data in frame.data:
                 if isinstance(data, LLMUsageMetricsData):
                     self._stats.usage = data.value
-        elif post is None:
+        elif sink is None:
             return
         elif isinstance(frame, LLMFullResponseStartFrame):
-            post.opened()
+            sink.opened()
         elif isinstance(frame, ErrorFrame):
             self._fail(attempt_error(frame, has_begun=self._stats.has_begun))
         elif isinstance(frame, LLMFullResponseEndFrame) or direction is FrameDirection.UPSTREAM:
-            return  # the end is when process_frame returns; the host sends its own End
+            return  # the answer ends when process_frame returns
         elif not isinstance(frame, SystemFrame):
             if isinstance(frame, LLMThoughtTextFrame):
                 self._stats.chars += len(frame.text)
-            post.piece(frame, usable=False)
+            sink.piece(frame, usable=False)
 
-    async def _answer_text(self, frame: LLMTextFrame, post: AttemptSink[Piece]) -> None:
+    async def _answer_text(self, frame: LLMTextFrame, sink: AttemptSink[Piece]) -> None:
         text, stats = frame.text, self._stats
         if stats.keeps_text:
             stats.text += text
@@ -370,26 +355,26 @@ class ServiceAdapter:
                 stats.first_text_at = asyncio.get_running_loop().time()
         usable = is_usable_text(text)
         if usable:
-            stats.answer_came()
+            stats.record_answer()
         elif not stats.has_answer:
             stats.silent_text += text
-        post.piece(frame, usable=usable)
+        sink.piece(frame, usable=usable)
         if self._finder is not None and await self._finder.feed(text):
-            self._finder = None  # only the first sentence is of interest here
-            post.speakable()
+            self._finder = None  # only the first sentence matters
+            sink.speakable()
 
     async def _take_tool_calls(self, function_calls: Sequence[FunctionCallFromLLM]) -> None:
-        if self._post is None or not function_calls:
+        if self._sink is None or not function_calls:
             return
         deltas = self._stats.stages.deltas
         was_cut = deltas.knows_format and not deltas.has_ended
         if was_cut and (missing := self._missing_arguments(function_calls)):
-            # The service makes a call of what came, be it nothing.
+            # The service makes a call of what came, even of nothing.
             self._fail(AttemptError(INCOMPLETE_CALL, f"a tool call came without {missing}"))
         else:
             self._stats.chars += sum(len(str(call.arguments)) for call in function_calls)
-            self._stats.answer_came()
-            self._post.tools(ToolCalls(tuple(function_calls)))
+            self._stats.record_answer()
+            self._sink.tools(ToolCalls(tuple(function_calls)))
 
     def _missing_arguments(self, function_calls: Sequence[FunctionCallFromLLM]) -> str:
         for call in function_calls:
@@ -398,23 +383,23 @@ class ServiceAdapter:
                     return f"{name} of {call.function_name}"
         return ""
 
-    async def _timed_out(self, service: LLMService[Any]) -> None:
+    async def _on_timeout(self, service: LLMService[Any]) -> None:
         message = f"{service}: the provider sent nothing for longer than its client waits"
         self._fail(AttemptError(ErrorCategory.CONNECTIVITY.value, message))
 
     def _fail(self, error: AttemptError) -> None:
-        if self._post is not None and not self._failed:
+        if self._sink is not None and not self._failed:
             self._failed, self._stats.error = True, error
-            self._post.failed(error)
+            self._sink.failed(error)
 
 
 def _has_lost_connection(error: AttemptError | None) -> bool:
-    """Whether a request that did not end by itself was cancelled or lost, and not refused."""
+    """Whether a request that did not finish was cancelled or lost, and not rejected."""
     return error is None or error.category == ErrorCategory.CONNECTIVITY.value
 
 
 def _required_arguments(context: LLMContext) -> dict[str, Sequence[str]]:
-    """The arguments that each tool of a context cannot do without."""
+    """The required arguments of each tool of a context."""
     tools = context.tools
     return (
         {t.name: t.required for t in tools.standard_tools} if isinstance(tools, ToolsSchema) else {}
@@ -422,13 +407,13 @@ def _required_arguments(context: LLMContext) -> dict[str, Sequence[str]]:
 
 
 class _Tap(FrameProcessor):
-    """Stands in for a hosted service's neighbour and passes on what it is handed, at once."""
+    """Replaces a hosted service's neighbour and forwards frames at once."""
 
     def __init__(
-        self, service: LLMService[Any], heard: Callable[[Frame, FrameDirection], Awaitable[None]]
+        self, service: LLMService[Any], on_frame: Callable[[Frame, FrameDirection], Awaitable[None]]
     ):
         super().__init__(name=f"{service.name}::tap")
-        self._heard = heard
+        self._on_frame = on_frame
 
     async def queue_frame(
         self,
@@ -436,4 +421,4 @@ class _Tap(FrameProcessor):
         direction: FrameDirection = FrameDirection.DOWNSTREAM,
         callback: FrameCallback | None = None,
     ) -> None:
-        await self._heard(frame, direction)
+        await self._on_frame(frame, direction)

@@ -1,6 +1,6 @@
-"""Where a request's first second goes, as its HTTP client and its server tell.
+"""Records how a request's time until the first token divides.
 
-Law: what is not told is None, and nothing is guessed.
+Unknown values are None, never guesses.
 """
 
 from __future__ import annotations
@@ -13,36 +13,35 @@ from typing import Any, ClassVar
 from pipecat_hedge.race.reports import StageReport
 from pipecat_hedge.service.deltas import DeltaReader
 
-__all__ = ["Stages", "keep_alive_secs", "server_share"]
+__all__ = ["Stages", "keep_alive_secs", "server_time"]
 
 
 @dataclass(slots=True)
 class Stages:
-    """What is known of one attempt's request so far. Moments are the loop's.
+    """What is known of one attempt's request so far. Times are the loop's.
 
-    Where it takes two requests (a model that has moved on, a redirection), times of connecting are
-    sums and moments those of the last.
+    If the attempt takes two requests (a moved model, a redirect), durations of connecting are sums
+    and times are those of the last request.
 
     Parameters:
-        client_tells: Whether the request's client tells what it does.
-        is_begun: Whether a request was begun to be written; then some or all of it may have reached
-            the provider.
-        new_connection: Whether a connection was opened; None if no request was heard of.
-        tcp_secs: How long it took to find the address and to connect.
-        tls_secs: How long it took to agree on keys.
+        is_traced: Whether the request's client can be traced.
+        is_begun: Whether the client began to write a request, some of which may have arrived.
+        new_connection: Whether a connection was opened; None if no request was traced.
+        tcp_secs: The duration of the DNS lookup and TCP connect.
+        tls_secs: The duration of the TLS handshake.
         written_at: When the request had been written.
         headers_at: When the response's headers had come.
-        first_byte_at: When the first byte of its body had come.
+        first_byte_at: When the first byte of the response's body had come.
         first_token_at: When the first piece of any kind had come.
-        server_secs: How long the server says that it worked on it.
-        server_source: Where it says so.
-        host: Whom the client was to ask, with the port if it is no usual one.
-        asked_at: When the client was told to.
-        keep_alive_secs: For how long the server says that it keeps an idle connection open.
-        deltas: What can be read of the body.
+        server_secs: The processing time that the server reports.
+        server_source: The header with that time.
+        host: The request's host, with the port if it is not the default.
+        requested_at: When the client was called.
+        keep_alive_secs: The server's keep-alive timeout, if it states one.
+        deltas: Reads the response's body.
     """
 
-    client_tells: bool = False
+    is_traced: bool = False
     is_begun: bool = False
     new_connection: bool | None = None
     tcp_secs: float | None = None
@@ -54,66 +53,58 @@ class Stages:
     server_secs: float | None = None
     server_source: str | None = None
     host: str | None = None
-    asked_at: float | None = None
+    requested_at: float | None = None
     keep_alive_secs: float | None = None
     deltas: DeltaReader = field(default_factory=DeltaReader)
     _began_at: float = 0.0
 
     @property
-    def was_never_sent(self) -> bool:
-        """Whether the client tells what it does, and has not come to send a request."""
-        return self.client_tells and not self.is_begun
+    def is_unsent(self) -> bool:
+        """Whether the client can be traced and has not begun to send a request."""
+        return self.is_traced and not self.is_begun
 
-    def asks(self, host: str) -> None:
-        """Take note that a client is about to send a request, or to connect for it.
+    def record_request(self, host: str) -> None:
+        """Record that a client is about to send a request to ``host``, or to connect for it."""
+        self.host, self.requested_at = host, asyncio.get_running_loop().time()
 
-        Args:
-            host: Whom it asks.
-        """
-        self.host, self.asked_at = host, asyncio.get_running_loop().time()
-
-    async def hear(self, event: str, info: Mapping[str, Any]) -> None:
-        """Take note of an event of httpcore's; its ``trace``.
+    async def record_event(self, event: str, info: Mapping[str, Any]) -> None:
+        """Record an event of httpcore; its ``trace`` extension.
 
         Args:
-            event: Its name, as ``http11.send_request_body.complete``.
-            info: What came with it.
+            event: Its name, such as ``http11.send_request_body.complete``.
+            info: Its details.
         """
-        note = self._NOTES.get(event.partition(".")[2])
-        if note is not None:
-            note(self, asyncio.get_running_loop().time())
+        handler = self._HANDLERS.get(event.partition(".")[2])
+        if handler is not None:
+            handler(self, asyncio.get_running_loop().time())
 
-    def answered(self, headers: Mapping[str, str]) -> None:
-        """Take note of a response's headers.
+    def record_headers(self, headers: Mapping[str, str]) -> None:
+        """Record a response's headers.
 
         Args:
-            headers: The headers, whose names may be asked for in any case.
+            headers: The headers; lookup must be case-insensitive.
         """
-        self.first_byte_at = None  # of the request before, if there was one
+        self.first_byte_at = None  # of a previous request
         self.deltas = DeltaReader()
-        share = server_share(headers)
-        if share is not None:
-            self.server_secs, self.server_source = share
+        server_time_found = server_time(headers)
+        if server_time_found is not None:
+            self.server_secs, self.server_source = server_time_found
         self.keep_alive_secs = keep_alive_secs(headers)
 
-    def reads(self, chunk: bytes) -> None:
-        """Take note of a part of a response's body.
-
-        Args:
-            chunk: The part.
-        """
+    def record_chunk(self, chunk: bytes) -> None:
+        """Record a part of a response's body."""
         now = asyncio.get_running_loop().time()
         if self.first_byte_at is None:
             self.first_byte_at = now
         self.deltas.feed(chunk, now)
 
-    def token_came(self) -> None:
-        """Take note that a piece of the answer has come, of whatever kind."""
+    def record_token(self) -> None:
+        """Record that a piece of the answer came, of whatever kind."""
         if self.first_token_at is None:
             self.first_token_at = asyncio.get_running_loop().time()
 
     def report(self, sent_at: float) -> StageReport | None:
-        """Sum up what is known; None if nothing is.
+        """Summarise what is known; None if nothing is.
 
         Args:
             sent_at: When the request was sent, in the loop's time.
@@ -138,53 +129,50 @@ class Stages:
 
     # ---- httpcore's events
 
-    def _connects(self, now: float) -> None:
+    def _connect_started(self, now: float) -> None:
         self.new_connection, self._began_at = True, now
 
-    def _agrees_on_keys(self, now: float) -> None:
+    def _tls_started(self, now: float) -> None:
         self._began_at = now
 
-    def _connected(self, now: float) -> None:
+    def _connect_done(self, now: float) -> None:
         self.tcp_secs = (self.tcp_secs or 0.0) + now - self._began_at
 
-    def _agreed_on_keys(self, now: float) -> None:
+    def _tls_done(self, now: float) -> None:
         self.tls_secs = (self.tls_secs or 0.0) + now - self._began_at
 
-    def _writes(self, now: float) -> None:
+    def _write_started(self, now: float) -> None:
         self.is_begun = True
         if self.new_connection is None:
             self.new_connection = False
 
-    def _wrote(self, now: float) -> None:
+    def _write_done(self, now: float) -> None:
         self.written_at = now
 
-    def _has_headers(self, now: float) -> None:
+    def _headers_received(self, now: float) -> None:
         self.headers_at = now
 
-    _NOTES: ClassVar[dict[str, Callable[[Stages, float], None]]] = {
-        "connect_tcp.started": _connects,
-        "connect_tcp.complete": _connected,
-        "connect_unix_socket.started": _connects,
-        "connect_unix_socket.complete": _connected,
-        "start_tls.started": _agrees_on_keys,
-        "start_tls.complete": _agreed_on_keys,
-        "send_request_headers.started": _writes,
-        "send_request_body.complete": _wrote,
-        "receive_response_headers.complete": _has_headers,
+    _HANDLERS: ClassVar[dict[str, Callable[[Stages, float], None]]] = {
+        "connect_tcp.started": _connect_started,
+        "connect_tcp.complete": _connect_done,
+        "connect_unix_socket.started": _connect_started,
+        "connect_unix_socket.complete": _connect_done,
+        "start_tls.started": _tls_started,
+        "start_tls.complete": _tls_done,
+        "send_request_headers.started": _write_started,
+        "send_request_body.complete": _write_done,
+        "receive_response_headers.complete": _headers_received,
     }
 
 
-# ---- what headers tell
+# ---- headers
 
 
 def keep_alive_secs(headers: Mapping[str, str]) -> float | None:
-    """For how long a server keeps an idle connection open, as in ``Keep-Alive: timeout=5, max=99``.
-
-    Args:
-        headers: The response's headers.
+    """A server's keep-alive timeout in seconds, as in ``Keep-Alive: timeout=5, max=99``.
 
     Returns:
-        The time in seconds; None if it does not say.
+        The timeout; None if the header does not state one.
     """
     for parameter in (headers.get("keep-alive") or "").split(","):
         name, _, value = parameter.partition("=")
@@ -193,30 +181,27 @@ def keep_alive_secs(headers: Mapping[str, str]) -> float | None:
     return None
 
 
-# In milliseconds. OpenAI's own; Envoy's, which stands before many providers, Anthropic among them.
+# In milliseconds. OpenAI's; Envoy's, which is in front of many providers, such as Anthropic.
 # Both end when the response's headers are sent.
-_SHARES = ("openai-processing-ms", "x-envoy-upstream-service-time")
+_SERVER_TIME_HEADERS = ("openai-processing-ms", "x-envoy-upstream-service-time")
 
 
-def server_share(headers: Mapping[str, str]) -> tuple[float, str] | None:
-    """How long a server says that it worked on a request, in seconds, and in which header.
-
-    Args:
-        headers: The response's headers.
+def server_time(headers: Mapping[str, str]) -> tuple[float, str] | None:
+    """The processing time that a server reports, in seconds, and the header's name.
 
     Returns:
-        The time and the header's name; None if it does not say.
+        The time and the name; None if no header states it.
     """
-    for name in _SHARES:
+    for name in _SERVER_TIME_HEADERS:
         if (secs := _secs(headers.get(name))) is not None:
             return secs, name
-    told = headers.get("server-timing")
-    durations = [secs for metric in (told or "").split(",") if (secs := _duration(metric))]
+    timing = headers.get("server-timing")
+    durations = [secs for metric in (timing or "").split(",") if (secs := _duration(metric))]
     return (max(durations), "server-timing") if durations else None
 
 
 def _duration(metric: str) -> float | None:
-    """The ``dur`` of one metric of a ``Server-Timing`` header, as Google's ``gfet4t7; dur=52``."""
+    """The ``dur`` of one metric in a ``Server-Timing`` header, such as ``gfet4t7; dur=52``."""
     for parameter in metric.split(";")[1:]:
         name, _, value = parameter.partition("=")
         if name.strip().lower() == "dur":

@@ -1,4 +1,4 @@
-"""How many tokens an attempt took, and what they cost."""
+"""How many tokens an attempt used, and their cost."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pipecat_hedge.service.attempt_stats import AttemptStats
 __all__ = ["NONE", "Tokens", "count_tokens", "estimate_tokens", "usd"]
 
 CHARS_PER_TOKEN = 4
-"""The usual rule of thumb for English text; used only where a provider sent no count."""
+"""The usual rule of thumb for English; used only if a provider sent no count."""
 TOKENS_PER_ATTACHMENT = 1000
-"""For an image, a sound or a file: an image of a megapixel is 765 (OpenAI) to 1400 (Anthropic)."""
+"""Per image, sound or file: an image of a megapixel is 765 (OpenAI) to 1400 (Anthropic) tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A count.
+    """Token counts.
 
     Parameters:
-        input: Tokens of the prompt, cached ones included.
+        input: Tokens of the prompt, including cached ones.
         output: Tokens produced.
         estimated: Whether either is an estimate.
     """
@@ -34,15 +34,15 @@ class Tokens:
 
 
 NONE = Tokens(0, 0, estimated=False)
-"""Of a request that was never sent."""
+"""The counts of a request that was never sent."""
 
 
 def count_tokens(stats: AttemptStats, context: LLMContext) -> Tokens:
-    """The provider's own count if it is final, else the best there is, and marked so.
+    """The provider's own count if it is final, or else the best estimate, marked as such.
 
     Args:
         stats: What the attempt produced.
-        context: What it was asked.
+        context: The conversation it was sent.
     """
     usage = stats.usage
     if usage is None:
@@ -51,22 +51,18 @@ def count_tokens(stats: AttemptStats, context: LLMContext) -> Tokens:
             output=math.ceil(stats.chars / CHARS_PER_TOKEN),
             estimated=True,
         )
-    # Some services count a prompt without its cached part, but total_tokens always with it.
+    # Some services count a prompt without its cached part; total_tokens always includes it.
     gross = max(usage.prompt_tokens, usage.total_tokens - usage.completion_tokens)
     return Tokens(gross, usage.completion_tokens, estimated=not stats.completed)
 
 
 def estimate_tokens(context: LLMContext) -> int:
-    """An estimate of the tokens of a conversation, without the system instruction and tools.
-
-    Args:
-        context: The conversation.
-    """
+    """Estimate the tokens of a conversation, without the system instruction and tools."""
     return sum(_estimate(message) for message in context.messages)
 
 
 def _estimate(message: object) -> int:
-    """The tokens of one message; of an attachment its kind counts, not its bytes."""
+    """The tokens of one message. An attachment counts by its kind and not its bytes."""
     if isinstance(message, LLMSpecificMessage):
         message = message.message
     content = message.get("content") if isinstance(message, Mapping) else None
@@ -83,7 +79,7 @@ def _estimate(message: object) -> int:
 
 
 def usd(tokens: Tokens, usd_per_mtok: tuple[float, float] | None) -> float | None:
-    """What the tokens cost, or None if the price is not known.
+    """The cost of some tokens in US dollars; None if the price is unknown.
 
     Args:
         tokens: The count.

@@ -1,4 +1,4 @@
-"""What a tracer is called with; the default traces nothing."""
+"""The interface of tracers; the default traces nothing."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ __all__ = ["RaceTrace", "Tracer"]
 
 
 class RaceTrace:
-    """Follows one race."""
+    """Traces one race."""
 
     def request(
         self, launch: Launch, service: LLMService[Any], model: str | None
     ) -> AbstractContextManager[Any]:
-        """A context in which the request of a ``launch`` is made, to ``service`` for ``model``."""
+        """Return a context in which the request of ``launch`` is sent."""
         return nullcontext()
 
     def command(self, command: Commit | Continue | StreamBroken, attempt: Attempt) -> None:
-        """The race has issued a command that concerns an attempt."""
+        """Record a command that concerns an attempt."""
 
     def end(self, report: TurnReport) -> None:
-        """The turn is reported."""
+        """Record the turn's report."""
 
 
 class Tracer:
-    """Follows the races of a service."""
+    """Traces the races of a service."""
 
     def setup(
         self, setup: FrameProcessorSetup, services: Iterable[LLMService[Any]]
     ) -> FrameProcessorSetup:
-        """Return the configuration with which the hosted services are set up."""
+        """Return the setup for the hosted services."""
         return setup
 
     def begin(self, turn: int, policy: str, tier: str) -> RaceTrace:
-        """A race begins."""
+        """Start to trace a race."""
         return RaceTrace()

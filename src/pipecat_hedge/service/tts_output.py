@@ -1,4 +1,4 @@
-"""What speaks the answer, and so how it should be committed and released."""
+"""Finds the text-to-speech downstream, which decides how an answer is committed and released."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["Output", "downstream_of", "find_output", "upstream_of"]
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """How the text is turned into speech downstream.
+    """How the answer's text becomes speech downstream.
 
     Parameters:
-        commit_on: What suits it: a sentence where sentences are spoken, else a token.
-        language: The language by whose rules it finds sentences; None is English.
-        collector: What puts the sentences together, or None if nothing does.
+        commit_on: A sentence if sentences are spoken, or else a token.
+        language: The language of its sentence rules; None is English.
+        collector: The processor that assembles sentences, or None.
     """
 
     commit_on: CommitOn = "first_token"
@@ -31,19 +31,16 @@ class Output:
 
     @property
     def needs_lookahead(self) -> bool:
-        """Whether it must see the next sentence begin to speak the one before."""
+        """Whether it must see the start of the next sentence to speak the one before."""
         return self.collector is not None
 
 
 def find_output(processor: FrameProcessor) -> Output:
-    """Look for what speaks the text that ``processor`` pushes.
-
-    Args:
-        processor: A processor in a pipeline that has been built.
+    """Find what speaks the text that ``processor`` pushes, in a pipeline that has been built.
 
     Returns:
-        What was found: a text-to-speech service, or a processor that puts sentences together for
-        one. Without either the text streams token by token.
+        A text-to-speech service, or a processor that assembles sentences for one. Without either,
+        text is streamed token by token.
     """
     for found in downstream_of(processor):
         if isinstance(found, LLMTextProcessor):
@@ -56,25 +53,17 @@ def find_output(processor: FrameProcessor) -> Output:
 
 
 def downstream_of(processor: FrameProcessor) -> Iterator[FrameProcessor]:
-    """Everything behind a processor, in the order of the pipeline.
-
-    Args:
-        processor: A processor in a pipeline that has been built.
-    """
+    """Everything after a processor of a built pipeline, in order."""
     after = processor.next
     while after is not None:
         yield from _with_inner(after)
-        if isinstance(after, PipelineSink):  # what it hands on comes out of the pipeline around it
+        if isinstance(after, PipelineSink):  # continue in the enclosing pipeline
             after = getattr(after._downstream_push_frame, "__self__", None)
         after = after.next if isinstance(after, FrameProcessor) else None
 
 
 def upstream_of(processor: FrameProcessor) -> Iterator[FrameProcessor]:
-    """Everything in front of a processor, the nearest first.
-
-    Args:
-        processor: A processor in a pipeline that has been built.
-    """
+    """Everything before a processor of a built pipeline, nearest first."""
     before = processor.previous
     while before is not None:
         yield from _with_inner(before)

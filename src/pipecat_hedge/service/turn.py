@@ -40,13 +40,13 @@ CONTINUE = (
     "last message. Go on exactly where it stops: say only what is missing, and do not repeat, "
     "apologise or comment."
 )
-"""The last message of an attempt that takes over in mid-answer."""
+"""The last message of an attempt that continues an answer."""
 
 
 class ResponseSink(Protocol):
-    """Where a turn's answer goes; ``HedgedLLMService`` implements it.
+    """Receives a turn's answer; implemented by ``HedgedLLMService``.
 
-    A ``wall_time`` is when a piece came from the provider, in seconds since the epoch.
+    A ``wall_time`` is when a piece came from the provider, in Unix time.
     """
 
     async def say(self, text: str, *, at: float | None = None) -> None:
@@ -54,7 +54,7 @@ class ResponseSink(Protocol):
         ...
 
     async def retract(self, text: str) -> None:
-        """Keep the last text that was released, ``text``, from being spoken."""
+        """Prevent ``text``, the last text released, from being spoken."""
         ...
 
     async def run_tools(self, calls: ToolCalls, *, wall_time: float) -> None:
@@ -66,24 +66,24 @@ class ResponseSink(Protocol):
         ...
 
     def attempt_sent(self) -> None:
-        """Take note that a request was sent."""
+        """Record that a request was sent."""
         ...
 
     def committed(self, model: str | None) -> None:
-        """Take note of the winner's model, just before its answer is released."""
+        """Record the winner's model, just before its answer is released."""
         ...
 
     async def drained(self, answer: DrainedAnswer) -> None:
-        """Take the answer of a loser that ran to its end."""
+        """Publish the answer of a loser that finished."""
         ...
 
 
 class Turn:
-    """Runs one race for one context and sums it up; it starts when it is made.
+    """Runs one race for one context and reports it. The turn starts on creation.
 
     Attributes:
-        failure: Why there is no whole answer, once the race is over, or None.
-        trace: Follows the race, where it is traced.
+        failure: Why there is no whole answer, after the race; None if there is one.
+        trace: Traces the race.
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class Turn:
             context: The conversation.
             planner: The turn's plan.
             admission: The turn's permits.
-            sink: Where the answer goes.
+            sink: Receives the answer.
             output: What speaks the answer.
-            trace: Follows the race, where it is traced.
+            trace: Traces the race.
             may_wait: Whether an "incomplete turn" marker counts as an answer.
         """
         self._loop = asyncio.get_running_loop()
@@ -137,14 +137,14 @@ class Turn:
         """Race to the end of the answer.
 
         Args:
-            drains: Takes over the losers that run on.
-            end: Called once the answer is complete, before the losers' last requests are closed.
+            drains: Takes over the losers that finish.
+            end: Called when the answer is complete, before the last requests of losers are closed.
         """
         runner = self._runner
         async with TaskScope() as scope:
             try:
                 if await runner.admit():
-                    await runner.run(scope, self._deliver, self._obey, drains)
+                    await runner.run(scope, self._deliver, self._execute, drains)
             except asyncio.CancelledError:
                 self._was_interrupted = True
                 raise
@@ -166,12 +166,12 @@ class Turn:
 
     @property
     def has_answered(self) -> bool:
-        """Whether any of an answer was released, and not retracted."""
-        return bool(self._released) and _has_words(self._buffer.said)
+        """Whether a part of an answer was released and not retracted."""
+        return bool(self._released) and _has_text(self._buffer.said)
 
     @property
     def is_failing(self) -> bool:
-        """Whether an attempt has failed, and none has answered."""
+        """Whether an attempt has failed and none has answered."""
         attempts = self._runner.attempts
         return any(a.outcome == "failed" for a in attempts) and not any(
             a.first_token_at is not None for a in attempts
@@ -179,7 +179,7 @@ class Turn:
 
     @property
     def wait(self) -> SurvivalCurve | None:
-        """How long this turn waits from its beginning, as things stand; None if it does not."""
+        """The distribution of this turn's wait from its start; None if it does not wait."""
         race = self._runner.race
         if race is None or race.phase is not Phase.WAITING:
             return None
@@ -187,22 +187,22 @@ class Turn:
 
     @property
     def winner_usage(self) -> LLMTokenUsage | None:
-        """The winner's own count of tokens, or None if it sent none."""
+        """The winner's own token counts, or None if it sent none."""
         winner = self._runner.winner
         return None if winner is None else winner.stats.usage
 
     @property
     def errors(self) -> list[tuple[str, AttemptError]]:
-        """Every provider that failed, and how, whatever the turn's outcome."""
+        """Every failed provider with its error, whatever the turn's outcome."""
         return self._runner.errors
 
     @property
     def has_probe(self) -> bool:
-        """Whether an attempt that has lost still runs on to its first token."""
+        """Whether a losing attempt still runs as a latency probe."""
         return self._policy.losers == "cancel" and bool(self._runner.probes)
 
     async def wait_for_probe(self) -> None:
-        """Wait until the attempts that run on are closed."""
+        """Wait until the latency probes are closed."""
         await self._runner.wait_for_probes()
 
     # ---- the attempts
@@ -234,7 +234,7 @@ class Turn:
                 await self._sink.drained(self._drained_answer(attempt))
 
     def _continuation(self) -> list[LLMContextMessage]:
-        if not _has_words(self._buffer.said):
+        if not _has_text(self._buffer.said):
             return []
         return [
             {"role": "assistant", "content": self._buffer.said},
@@ -243,7 +243,7 @@ class Turn:
 
     # ---- the answer
 
-    async def _obey(self, command: Commit | Continue | StreamBroken) -> None:
+    async def _execute(self, command: Commit | Continue | StreamBroken) -> None:
         attempt = self._runner.attempts[command.attempt]
         self.trace.command(command, attempt)
         if isinstance(command, StreamBroken):
@@ -257,7 +257,7 @@ class Turn:
         if isinstance(command, Commit):
             self._committed_at = self._loop.time()
         else:
-            self._buffer.follow_on()
+            self._buffer.start_continuation()
         self._sink.committed(None if attempt.adapter is None else attempt.adapter.model)
 
     async def _deliver(self, piece: Piece, at: float) -> None:
@@ -272,10 +272,10 @@ class Turn:
             await self._sink.pass_on(piece, wall_time=wall_time)
 
     async def _run_tools(self) -> None:
-        """Run the answer's tools, last of all.
+        """Run the answer's tools, after all text.
 
-        Tools run in tasks of their own. Started earlier, a quick one would put its result into the
-        conversation before the text in front of the call.
+        Tools run in their own tasks. Started earlier, a quick one would put its result into the
+        context before the text that precedes the call.
         """
         for piece, wall_time in self._tools:
             self._ran_tools = True
@@ -283,14 +283,14 @@ class Turn:
             await self._sink.run_tools(ToolCalls(calls), wall_time=wall_time)
 
     def _repair_context(self) -> None:
-        """Remove a rejected file from the conversation, as a failed member did from its copy."""
+        """Remove a rejected file from the context, as a failed member did from its copy."""
         if any(attempt.stats.mended_context for attempt in self._runner.attempts):
             self._context.remove_invalid_file_message()
 
     # ---- the report
 
     def report(self) -> TurnReport:
-        """Sum the turn up; call it once it is over."""
+        """Report the finished turn."""
         race, plan, since = self._runner.race, self._planner.plan, self._since_start
         first = self._released[0] if self._released else None
         winner = self._runner.winner
@@ -381,6 +381,6 @@ def _since(start: float, at: float | None) -> float | None:
     return None if at is None else at - start
 
 
-def _has_words(text: str) -> bool:
-    """Whether a text holds more than blanks and markers."""
+def _has_text(text: str) -> bool:
+    """Whether a text contains more than blanks and markers."""
     return any(char.isalnum() for char in text)

@@ -1,4 +1,4 @@
-"""Plans one turn by what was learned of the providers, and learns from its attempts."""
+"""Plans one turn from the providers' statistics, and learns from its attempts."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class TurnPlanner:
 
     Attributes:
         plan: How the turn is raced.
-        policy: What the user wants.
-        candidates: The providers, in the order in which to ask them.
+        policy: The user's policy.
+        candidates: The providers in the order of their requests.
         commit_on: What an attempt must have to win.
         prompt_tokens: An estimate of the prompt's size.
-        whole_answers: Whether what counts is the whole answer, as in a one-shot inference.
+        whole_answers: Whether the latency of whole answers counts, as in a one-shot inference.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class TurnPlanner:
         """Plan the turn.
 
         Args:
-            policy: What the user wants.
-            candidates: The providers that may be asked, in the order in which they were given.
+            policy: The user's policy.
+            candidates: The providers that may be used, in the given order.
             context: The conversation.
-            stats: What is known of them.
+            stats: The providers' statistics.
             output_commits_on: What suits the text-to-speech.
-            whole_answers: Whether what counts is the whole answer, as in a one-shot inference.
+            whole_answers: Whether the latency of whole answers counts, as in a one-shot inference.
             now: The loop's time.
         """
         self.policy = policy
@@ -88,89 +88,74 @@ class TurnPlanner:
         self.candidates = [by_name[name] for name in self.plan.order]
 
     def price_of(self, provider: str) -> tuple[float, float] | None:
-        """A provider's dollars per million tokens, of prompts and of answers; None if not given.
-
-        Args:
-            provider: Its name.
-        """
+        """A provider's US dollars per million ``(input, output)`` tokens; None if it is unknown."""
         return self._backend(provider).usd_per_mtok
 
     def wait_of(
         self, attempts: Sequence[Attempt], planned: InFlight | None, started_at: float
     ) -> SurvivalCurve | None:
-        """How long a turn waits for its answer, by who is asked and when.
+        """The distribution of a turn's wait for its answer.
 
         Args:
             attempts: All attempts so far.
-            planned: The next one, as it will be launched if nothing happens before.
+            planned: The next attempt, as it will be launched if no event comes before.
             started_at: When the turn began.
 
         Returns:
-            The wait from the turn's beginning; None if only one is asked, and no other will be:
-            then how long such waits have been says more.
+            The wait from the turn's start; None with just one live or planned attempt. Past waits
+            are
+            then the better estimate.
         """
         by_sentence = self.commit_on == "first_sentence"
         known = self._stats.known(self._backends, self.prompt_tokens, by_sentence=by_sentence)
         waits: list[tuple[SurvivalCurve, float]] = []
         live: list[Attempt | InFlight] = [a for a in attempts if a.outcome is None]
-        for asked in [*live, *([] if planned is None or not live else [planned])]:
-            curve, sentence = known[asked.provider].first_token, known[asked.provider].sentence
-            sent = asked.launched_at
-            if sentence is not None and asked.first_token_at is not None:
-                curve, sent = sentence, asked.first_token_at
+        for request in [*live, *([] if planned is None or not live else [planned])]:
+            curve, sentence = known[request.provider].first_token, known[request.provider].sentence
+            sent = request.launched_at
+            if sentence is not None and request.first_token_at is not None:
+                curve, sent = sentence, request.first_token_at
             elif sentence is not None:
                 curve = curve.delayed(sentence.quantile(0.5))
             waits.append((curve, sent - started_at))
         return joint(waits) if len(waits) > 1 else None
 
     def silent_secs(self, provider: str, stall_secs: float | None) -> float:
-        """After how long without a word a provider is silent, and not slow.
+        """The time without a token after which a provider is silent instead of slow, in seconds.
 
         Args:
-            provider: Its name.
-            stall_secs: The silence after which somebody else is asked, if there is such a time.
-
-        Returns:
-            The time, in seconds.
+            provider: The provider's name.
+            stall_secs: The provider's stall time, or None.
         """
         backend = self._backend(provider)
         return silent_secs(self._stats.usual(backend, self.prompt_tokens), stall_secs)
 
     def is_late(self, provider: str, secs: float) -> bool:
-        """Whether a wait for a first token is longer than is usual for a provider.
-
-        Args:
-            provider: Its name.
-            secs: The wait.
-        """
+        """Whether a wait for a first token is longer than usual for a provider."""
         backend = self._backend(provider)
         return secs > late_secs(self._stats.usual(backend, self.prompt_tokens))
 
     def sent(self, attempt: Attempt) -> None:
-        """Watch an attempt whose request is sent now, until ``learn``.
-
-        Args:
-            attempt: The attempt.
-        """
+        """Observe an attempt whose request is sent now, until ``learn``."""
         backend = self._backend(attempt.provider)
         self._stats.sent(backend, attempt, self.prompt_tokens)
 
-    def learn(self, attempts: Sequence[Attempt], listened_to: Collection[int] = ()) -> None:
-        """Learn from a race that is over.
+    def learn(self, attempts: Sequence[Attempt], probes: Collection[int] = ()) -> None:
+        """Learn from a finished race.
 
         Args:
             attempts: All its attempts.
-            listened_to: The numbers of those that have lost, and go on to their first token.
+            probes: The numbers of the losers that still run as latency probes.
         """
         prompt_tokens = self.prompt_tokens
-        learn(self._stats, self._backends, attempts, prompt_tokens, listened_to=listened_to)
+        learn(self._stats, self._backends, attempts, prompt_tokens, listened_to=probes)
 
-    def learn_listened(self, attempt: Attempt, first_at: float | None, now: float) -> None:
-        """Learn from an attempt that lost, and was let run to its first token.
+    def learn_from_probe(self, attempt: Attempt, first_at: float | None, now: float) -> None:
+        """Learn from a finished latency probe.
 
         Args:
             attempt: The attempt.
-            first_at: When its first token came, or None if it was ended before.
+            first_at: When its first token came; None if it ended before.
             now: The time.
         """
         backend = self._backend(attempt.provider)
@@ -180,7 +165,7 @@ class TurnPlanner:
         return next(b for b in self._backends if b.provider == provider)
 
     def forget(self, attempt: Attempt) -> None:
-        """Learn nothing from an attempt that was to be listened to."""
+        """Stop observing a latency probe without learning from it."""
         backend = self._backend(attempt.provider)
         self._stats.forget(backend, attempt)
 
@@ -193,14 +178,14 @@ def state_of(
     is_excluded: bool,
     bounds: LimitBounds,
 ) -> ProviderState:
-    """A provider with what has been learned of its time to first token, for prompts of any size.
+    """A provider's state, with its estimated time to first token over all prompt sizes.
 
     Args:
         entry: The provider.
-        stats: What is known of it.
+        stats: Its statistics.
         now: The loop's time.
-        is_excluded: Whether it is not asked, until settings change.
-        bounds: Where its limit may lie.
+        is_excluded: Whether it gets no requests until settings change.
+        bounds: Bounds of its concurrency limit.
     """
     health = stats.health
     in_flight, limit = health.occupancy(entry.key, now, bounds)
@@ -216,18 +201,14 @@ def state_of(
         retry_after_secs=health.retry_after_secs(entry.key, now),
         server=entry.server_load,
         breaker=health.state(entry.key, now),
-        breaker_reason=health.told(entry.key, now),
+        breaker_reason=health.open_reason(entry.key, now),
         in_flight=in_flight,
         limit=limit,
     )
 
 
 def breaker_report(change: BreakerChange) -> BreakerReport:
-    """A change of a breaker, for users.
-
-    Args:
-        change: The change, as the registry notes it.
-    """
+    """Convert a change of a breaker to the public report."""
     provider, _, model = change.key.partition(" | ")
     event = change.event
     return BreakerReport(provider, model or None, event.before, event.after, event.reason)

@@ -24,7 +24,7 @@ from pipecat_hedge.race.reports import ServerLoad
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.race.usable import InlineThought
 from pipecat_hedge.service.conversation import context_of
-from pipecat_hedge.service.provider_client import Leave
+from pipecat_hedge.service.provider_client import AcquirePermit
 from pipecat_hedge.vllm.errors import VLLMError, closed_while_idle, explain, not_served
 from pipecat_hedge.vllm.prompt import ordered_tools, prefill_request
 from pipecat_hedge.vllm.server import VLLMServer, check_base_url
@@ -247,7 +247,7 @@ class VLLMService(OpenAILLMService):
         inline = InlineThought()
         return answer and inline.feed(answer)[1] + inline.finish()
 
-    async def warm(self, context: LLMContext, leave: Leave = nullcontext) -> None:
+    async def warm(self, context: LLMContext, acquire_permit: AcquirePermit = nullcontext) -> None:
         """Have the server read the beginning of a conversation, so that its cache holds it.
 
         Sends what a first turn would send, for one token, behind all other work. Only finds the
@@ -255,10 +255,10 @@ class VLLMService(OpenAILLMService):
 
         Args:
             context: The conversation so far: system prompt and tools, mostly.
-            leave: Entered around the request; not where another instance sends the same.
+            acquire_permit: Entered around the request; not where another instance sends the same.
 
         Raises:
-            Rejected: By ``leave``.
+            Rejected: By ``acquire_permit``.
             VLLMError: If the server does not answer; the message says what to do.
         """
         await self._find_model()
@@ -271,7 +271,7 @@ class VLLMService(OpenAILLMService):
             return
 
         async def read() -> None:
-            async with leave():
+            async with acquire_permit():
                 with self._server.asking(), working_as("warm_up"):
                     await self._send(
                         lambda: self._client.chat.completions.create(

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipecat_hedge.limits import LISTENS_TO_ONE_IN
+from pipecat_hedge.limits import LATENCY_PROBE_INTERVAL
 from pipecat_hedge.policy import (
     Adaptive,
     Backend,
@@ -232,7 +232,7 @@ def _replay(
     count = len(draws.secs)
     answered, least = np.full(count, np.inf), np.full(count, np.nan)
     extra = replaced = 0
-    plan, unlistened = None, LISTENS_TO_ONE_IN
+    plan, unlistened = None, LATENCY_PROBE_INTERVAL
     candidates = [Slot(first), *(Slot(second) for _ in range(policy.max_attempts - 1))]
     for turn, latencies in enumerate(draws.secs):
         if plan is None or learns:
@@ -271,7 +271,7 @@ def _replay(
                 for attempt in race.attempts
                 if attempt.provider == plan.probe
                 and attempt.outcome == "superseded"
-                and unlistened >= LISTENS_TO_ONE_IN
+                and unlistened >= LATENCY_PROBE_INTERVAL
             ]
             for probe in lost:  # the service lets it run to its first token
                 unlistened = 0

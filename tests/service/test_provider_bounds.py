@@ -1,4 +1,4 @@
-"""What is kept of providers is bounded, however many models there have been."""
+"""The number of providers in the statistics is bounded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ USED = Backend("used", "all the time")
 
 
 class Kept:
-    """Keeps statistics in memory."""
+    """A store in memory."""
 
     def __init__(self) -> None:
         self.text: str | None = None
@@ -28,16 +28,15 @@ class Kept:
         raise AssertionError(why)
 
 
-def test_those_used_last_are_kept() -> None:
-    """In memory, in a file, and when a file is read that holds more."""
+def test_recently_used_providers_are_kept() -> None:
     store = Kept()
     stats = ProviderStats(store)
     for number in range(3 * MOST_PROVIDERS):
         stats.record_first_token(Backend("p", f"model-{number}"), 0.3, 100)
         stats.record_first_token(USED, 0.3, 100)
         with stats.health.lock:
-            stats.health.of(f"p | model-{number}")
-            stats.health.of(USED.key)
+            stats.health.entry(f"p | model-{number}")
+            stats.health.entry(USED.key)
     stats.save()
     assert store.text is not None
     kept = json.loads(store.text)["providers"]
@@ -60,8 +59,7 @@ def test_those_used_last_are_kept() -> None:
     assert again.prior_weight(USED) < 0.1
 
 
-def test_a_provider_that_is_forgotten_while_it_is_asked() -> None:
-    """Its attempt ends like any other."""
+def test_provider_removed_during_a_request() -> None:
     stats, forgotten = ProviderStats(), Backend("forgotten", "m")
     attempt = Attempt(0, Slot("forgotten"), "primary", 0.0)
     stats.sent(forgotten, attempt, None)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from pipecat_hedge.race.events import Slot
-from pipecat_hedge.race.slots import ROOM_AGAIN_SECS, SlotQueue
+from pipecat_hedge.race.slots import SLOT_RETRY_SECS, SlotQueue
 
 A, B, C = (Slot(name) for name in "abc")
 
 
-def test_as_many_are_taken_as_may_be_in_order() -> None:
-    """Also where there are more seats."""
+def test_slots_are_used_in_order_up_to_the_maximum() -> None:
     slots = SlotQueue([A, B, C], 2, None)
     assert slots
     assert [slots.take("primary"), slots.take("hedge")] == [A, B]
     assert not slots
 
 
-def test_who_refuses_comes_after_who_does_not() -> None:
-    """But for the first of all; and if all refuse, it is said why."""
+def test_hedge_prefers_providers_that_accept_hedges() -> None:
     slots = SlotQueue([A, B, C], 3, None)
     slots.refuse({"a": "is full", "b": "is full"}, {"a": 2, "b": 3})
     assert slots.next("primary") == A
@@ -29,15 +27,13 @@ def test_who_refuses_comes_after_who_does_not() -> None:
     assert slots.refusal == "no hedge: a is full"
 
 
-def test_who_refuses_hedges_only_stands_in_in_its_place() -> None:
-    """As where a limit was found out, or the event loop is behind."""
+def test_replacement_uses_provider_that_only_refuses_hedges() -> None:
     slots = SlotQueue([A, B], 2, None)
     slots.refuse({"a": "is full", "b": "is full"}, {})
     assert slots.next("stall") == slots.next("failure") == A
 
 
-def test_who_is_only_tried_stands_in_after_those_who_are_well() -> None:
-    """And before those who refuse callers' own requests."""
+def test_probed_provider_replaces_only_after_healthy_ones() -> None:
     slots = SlotQueue([A, B], 2, "a")
     slots.refuse({"b": "is full"}, {"b": 3})
     assert slots.next("failure") == A
@@ -47,28 +43,26 @@ def test_who_is_only_tried_stands_in_after_those_who_are_well() -> None:
     assert [slots.take("failure"), slots.take("failure")] == [B, A]
 
 
-def test_a_seat_comes_back_after_a_while_and_is_the_last_then() -> None:
-    """Or at once, where everybody is needed."""
+def test_rejected_slot_returns_last_after_a_delay() -> None:
     slots = SlotQueue([A, B, C], 2, None)
     taken = slots.take("primary")
-    slots.give_back(taken, 5.0)
-    assert slots.room_at == 5.0 + ROOM_AGAIN_SECS
-    slots.readmit(5.9, everybody=False)
+    slots.release(taken, 5.0)
+    assert slots.room_at == 5.0 + SLOT_RETRY_SECS
+    slots.readmit(5.9, ignore_delay=False)
     assert slots.take("hedge") == B
-    slots.readmit(6.0, everybody=False)
+    slots.readmit(6.0, ignore_delay=False)
     assert slots.room_at is None
     assert slots.take("hedge") == C
     assert not slots, "two are all that there are"
-    slots.give_back(C, 7.0)
-    slots.readmit(7.0, everybody=True)
+    slots.release(C, 7.0)
+    slots.readmit(7.0, ignore_delay=True)
     assert slots.next("hedge") == A
 
 
-def test_who_is_struck_does_not_come_back() -> None:
-    """Whether its seat is open or on its way back."""
+def test_excluded_provider_does_not_return() -> None:
     slots = SlotQueue([A, B, A], 3, None)
-    slots.give_back(slots.take("primary"), 0.0)
-    slots.strike("a")
-    slots.readmit(9.0, everybody=True)
+    slots.release(slots.take("primary"), 0.0)
+    slots.exclude("a")
+    slots.readmit(9.0, ignore_delay=True)
     assert slots.take("hedge") == B
     assert not slots

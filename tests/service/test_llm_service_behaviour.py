@@ -1,4 +1,4 @@
-"""Everything else that is expected of an LLM service, through the hedged one."""
+"""The hedged service behaves like a bare LLM service."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ def racing(*llms: ScriptedLLMService, fallback_text: str | None = None) -> Hedge
     return HedgedLLMService(llms, policy=HedgePolicy.race(len(llms), fallback_text=fallback_text))
 
 
-async def test_output_can_be_kept_from_the_speech() -> None:
-    """LLMConfigureOutputFrame marks the answer's frames, and the fallback's."""
+async def test_skip_tts_marks_answer_and_fallback() -> None:
     llm = racing(
         ScriptedLLMService([Say("Hi.")], [Error()]),
         ScriptedLLMService([Wait(1)], [Error()]),
@@ -52,8 +51,7 @@ async def test_output_can_be_kept_from_the_speech() -> None:
     assert line.text == "Hi.Sorry.Sorry."
 
 
-async def test_thoughts_of_the_winner_are_remembered() -> None:
-    """With their signature, in front of the answer, as with a bare service."""
+async def test_winner_thoughts_enter_the_context() -> None:
     thought = [
         LLMThoughtStartFrame(append_to_context=True, llm="anthropic"),
         LLMThoughtTextFrame("They want the hours."),
@@ -72,8 +70,7 @@ async def test_thoughts_of_the_winner_are_remembered() -> None:
     assert "They want the hours." in str(expected)
 
 
-async def test_prompt_caching_reaches_those_who_know_it() -> None:
-    """LLMEnablePromptCachingFrame switches it on at each member; so does warming up."""
+async def test_prompt_caching_reaches_members() -> None:
     caching = AnthropicLLMService(api_key="any")
     llms = [ScriptedLLMService([Say("Hi.")]), caching]
     async with Line(HedgedLLMService(llms, warm=False)) as line:
@@ -84,8 +81,7 @@ async def test_prompt_caching_reaches_those_who_know_it() -> None:
     await caching._client.close()
 
 
-async def test_tools_can_change_in_mid_session() -> None:
-    """The handlers that a context advertises run; those it no longer advertises do not."""
+async def test_tools_can_change_during_a_session() -> None:
     ran: list[str] = []
 
     async def handler(params: FunctionCallParams) -> None:
@@ -106,8 +102,7 @@ async def test_tools_can_change_in_mid_session() -> None:
     assert ran == ["book_table", "cancel"]
 
 
-async def test_frames_that_are_not_its_own_pass() -> None:
-    """In their order, between turns."""
+async def test_other_frames_pass_in_order() -> None:
     llm = racing(ScriptedLLMService([Say("Hi.")]))
     context = LLMContext([{"role": "user", "content": "Hello?"}])
     async with Line(llm) as line:

@@ -1,4 +1,4 @@
-"""A race on a loop that is held up: its own deafness is nobody's silence."""
+"""A race on a blocked event loop: the loop's delay is not a provider's silence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READING = [Wait(0)] * 10
 
 
 async def held_up(*script: Step, secs: float) -> TurnReport:
-    """A turn whose loop is held up for ``secs`` from 0.2 s on; the hedge is due at 0.4 s."""
+    """A turn whose loop is blocked for ``secs`` from 0.2 s on; the hedge is due at 0.4 s."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, AutojumpLoop)
     providers = [
@@ -36,31 +36,27 @@ async def held_up(*script: Step, secs: float) -> TurnReport:
 
 
 @pytest.mark.parametrize("secs", [0.3, 0.6, 3.0])
-async def test_an_answer_that_waits_to_be_read_needs_no_hedge(secs: float) -> None:
-    """It came at 0.3 s; the alarm for the hedge rings before it is read."""
+async def test_unread_answer_prevents_a_hedge(secs: float) -> None:
     report = await held_up(Wait(0.3), *READING, Say("Hello."), secs=secs)
     assert [attempt.provider for attempt in report.attempts] == ["a"]
 
 
 @pytest.mark.parametrize(("secs", "hedged_at"), [(0.1, 0.4), (0.21, 0.41), (0.3, 0.6), (3.0, 3.7)])
-async def test_who_is_silent_is_hedged_all_the_same(secs: float, hedged_at: float) -> None:
-    """After as long as the loop was late, half a second at most; a hundredth is not late."""
+async def test_silent_provider_is_hedged_after_the_delay(secs: float, hedged_at: float) -> None:
     report = await held_up(Wait(NEVER), secs=secs)
     assert report.winner == "b"
     assert report.attempts[1].launched_secs == pytest.approx(hedged_at)
 
 
-async def test_one_second_look_for_each_alarm() -> None:
-    """Whoever talks on keeps nobody from being seen to stall."""
+async def test_each_timer_is_rechecked_once() -> None:
     report = await held_up(*(step for _ in range(99) for step in (Wait(0.01), Say(" "))), secs=0.3)
     assert report.attempts[1].launched_secs == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize(("secs", "looks"), [(0.3, 1), (1.0, 2)])
-async def test_a_race_looks_at_who_takes_a_hedge_once_for_each_request(
+async def test_hedge_eligibility_is_read_once_per_launch(
     secs: float, looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At its start and as it wakes to send one: twice for a turn with a hedge."""
     looked: list[str] = []
     refusals = Admission.refusals
 
@@ -80,8 +76,7 @@ class CancelsItself(ScriptedLLMService):
         raise asyncio.CancelledError
 
 
-async def test_a_client_that_cancels_itself_has_failed() -> None:
-    """Another provider answers at once; without one the turn ends with an error."""
+async def test_client_that_cancels_itself_fails_its_attempt() -> None:
     answers = Provider("b", ScriptedLLMService([Say("Good evening.")]))
     for providers, outcome in (
         ([Provider("a", CancelsItself([Say("?")])), answers], "answered"),

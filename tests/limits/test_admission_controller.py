@@ -1,4 +1,4 @@
-"""Breakers, limits and the queue, together: who may be asked, in which order, and what is kept."""
+"""Breakers, limits and the queue together: which providers may get a request."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pipecat_hedge.limits.admission_controller import (
-    LISTENS_TO_ONE_IN,
-    UNHEARD,
+    LATENCY_PROBE_INTERVAL,
+    UNMEASURED_AFTER,
     AdmissionController,
 )
 from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, SHED_BOUNDS
@@ -48,8 +48,8 @@ def ticket(
 
 
 def take(health: AdmissionController, *keys: str, now: float = 0.0) -> Permit:
-    """A caller's request, which is sent at once."""
-    permit = health.take(ticket(*keys, now=now), now)
+    """A caller's request that gets a permit at once."""
+    permit = health.acquire(ticket(*keys, now=now), now)
     assert permit is not None
     return permit
 
@@ -62,23 +62,23 @@ def end(
     now: float = 0.0,
     times: int = 1,
 ) -> None:
-    """So many requests, one after the other, that end at once."""
+    """Requests, one after the other, that end at once."""
     for _ in range(times):
-        health.give_back(take(health, key, now=now), verdict, now)
+        health.release(take(health, key, now=now), verdict, now)
 
 
 def refuse(health: AdmissionController, *keys: str, now: float = 0.0) -> list[Permit]:
-    """Have providers refuse for load what is in flight; two requests at each stay there."""
+    """Providers that reject for load, with two requests in flight each."""
     left: list[Permit] = []
     for key in keys:
         permits = [take(health, key, now=now) for _ in range(3)]
-        health.give_back(permits.pop(), BUSY, now)
+        health.release(permits.pop(), BUSY, now)
         left += permits
     return left
 
 
 class Permits(RuleBasedStateMachine):
-    """Whatever happens in whatever order."""
+    """Any sequence of requests and outcomes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,8 +88,8 @@ class Permits(RuleBasedStateMachine):
         self.waiting: dict[Ticket, list[Permit]] = {}
 
     def got(self, permit: Permit, wanted: Ticket) -> None:
-        """Optional and shedding requests are within the limit, and nothing more urgent waits."""
-        limit = self.health.of(permit.key).limit
+        """Optional and shedding permits are within the limit and in order."""
+        limit = self.health.entry(permit.key).limit
         if wanted.is_optional or (wanted.sheds and not self.all_rest_too_long(wanted)):
             assert limit.in_flight <= limit.limit(self.now, wanted.bounds)
             assert self.health.state(permit.key, self.now) == "closed"
@@ -120,7 +120,7 @@ class Permits(RuleBasedStateMachine):
         self, work: WorkClass, tier: Tier, keys: list[str], waits: bool, sheds: bool
     ) -> None:
         wanted = ticket(*keys, work=work, tier=tier, now=self.now, sheds=sheds)
-        if (permit := self.health.take(wanted, self.now)) is not None:
+        if (permit := self.health.acquire(wanted, self.now)) is not None:
             self.got(permit, wanted)
             return
         if not wanted.is_optional and not sheds:
@@ -130,9 +130,9 @@ class Permits(RuleBasedStateMachine):
                 ]
                 assert (
                     self.health.retry_after_secs(key, self.now)
-                    or self.health.of(key).limit.is_refusing(self.now)
+                    or self.health.entry(key).limit.is_refusing(self.now)
                     or any(t.rank < wanted.rank for t in ahead)
-                ), f"a caller was refused {key} without its word"
+                ), f"a caller was refused {key} without a rejection of its own"
         if waits and not wanted.is_optional:
             given: list[Permit] = []
 
@@ -147,33 +147,34 @@ class Permits(RuleBasedStateMachine):
 
     @rule(data=st.data(), verdict=st.sampled_from(["answered", "dropped", "silent", FAILED, BUSY]))
     def end(self, data: st.DataObject, verdict: Verdict) -> None:
+        """Requests, one after the other, that end at once."""
         if self.out:
             permit = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
-            self.health.give_back(permit, verdict, self.now)
-            self.health.give_back(permit, verdict, self.now)  # a second time changes nothing
+            self.health.release(permit, verdict, self.now)
+            self.health.release(permit, verdict, self.now)  # a second time changes nothing
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        """A request that waits is interrupted, before or after the permit was given."""
+        """Cancel a waiting request, before or after its permit was granted."""
         if self.waiting:
             wanted = data.draw(st.sampled_from(list(self.waiting)))
             self.health.leave(wanted)
             for permit in self.waiting.pop(wanted):
                 if permit in self.out:
                     self.out.remove(permit)
-                    self.health.give_back(permit, "dropped", self.now)
+                    self.health.release(permit, "dropped", self.now)
 
     @rule(data=st.data())
     def hear(self, data: st.DataObject) -> None:
         if self.out:
-            self.health.heard(data.draw(st.sampled_from(self.out)), self.now)
+            self.health.record_first_token(data.draw(st.sampled_from(self.out)), self.now)
 
     @rule(secs=st.floats(0.0, 90.0))
     def pass_time(self, secs: float) -> None:
-        """A wait ends with its deadline: the request is sent all the same."""
+        """Advance the clock; waiting requests are sent at their deadline."""
         self.now += secs
         for wanted, given in list(self.waiting.items()):
-            self.health.look_again(wanted, self.now)
+            self.health.recheck(wanted, self.now)
             if self.now >= wanted.deadline:
                 self.health.leave(wanted)
                 del self.waiting[wanted]
@@ -182,18 +183,18 @@ class Permits(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from("abc"), waiting=st.integers(0, 10))
     def tell_its_queue(self, key: str, waiting: int) -> None:
-        self.health.state_queue(key, 5, waiting, self.now)
+        self.health.set_queue(key, 5, waiting, self.now)
 
     @rule(key=st.sampled_from("abc"), secs=st.floats(0.0, 10.0))
     def ask_to_be_left_alone(self, key: str, secs: float) -> None:
-        self.health.rest(key, self.now + secs)
+        self.health.set_retry_after(key, self.now + secs)
 
     @rule(key=st.sampled_from("abc"))
     def probe(self, key: str) -> None:
         if self.health.claim_probe(key, self.now):
             assert not self.health.claim_probe(key, self.now)  # one at a time
             wanted = replace(ticket(key, work="hedge", now=self.now), probe=key)
-            permit = self.health.take(wanted, self.now)
+            permit = self.health.acquire(wanted, self.now)
             if permit is None:
                 self.health.drop_probe(key, self.now)
             else:
@@ -210,7 +211,7 @@ class Permits(RuleBasedStateMachine):
         for wanted in list(self.waiting):
             self.health.leave(wanted)
         for permit in self.out:
-            self.health.give_back(permit, "dropped", self.now)
+            self.health.release(permit, "dropped", self.now)
         assert all(entry.limit.in_flight == 0 for entry in self.health.entries().values())
         assert self.health.waiting == 0
 
@@ -222,21 +223,20 @@ TestPermits = Permits.TestCase
 
 
 @pytest.mark.parametrize("work", CALLERS)
-def test_a_limit_only_chooses_among_providers(work: WorkClass) -> None:
-    """The preferred one has no room: the next one is asked. If none has, the preferred one."""
+def test_limit_only_ranks_providers_for_callers(work: WorkClass) -> None:
     health = registry()
     for key in "ab":
-        health.state_queue(key, 0, 1, 0.0)
+        health.set_queue(key, 0, 1, 0.0)
     wanted = ticket("a", "b", work=work)
     assert health.refusals(["a", "b"], wanted, 0.0).keys() == {"a", "b"}
-    assert [permit.key for _ in range(3) if (permit := health.take(wanted, 0.0))] == ["a"] * 3
-    health.state_queue("b", 1, 0, 0.0)
-    permit = health.take(wanted, 0.0)
+    assert [permit.key for _ in range(3) if (permit := health.acquire(wanted, 0.0))] == ["a"] * 3
+    health.set_queue("b", 1, 0, 0.0)
+    permit = health.acquire(wanted, 0.0)
     assert permit is not None
     assert permit.key == "b"
 
 
-def test_an_open_breaker_comes_last_and_stops_no_caller() -> None:
+def test_open_breaker_comes_last_and_rejects_no_caller() -> None:
     health = registry()
     end(health, FAILED, times=5)
     assert health.state("a", 0.0) == "open"
@@ -246,55 +246,52 @@ def test_an_open_breaker_comes_last_and_stops_no_caller() -> None:
     assert take(health, "a", "b").key == "a"
 
 
-def test_a_caller_waits_only_while_all_providers_refuse() -> None:
-    """With the first request that is over it is sent; at its deadline in any case."""
+def test_caller_waits_only_while_all_providers_reject() -> None:
     health = registry()
     left = refuse(health, "a", "b")
     first, second = ticket("a", "b"), ticket("a", "b")
     got: list[Permit] = []
     for wanted in (first, second):
-        assert health.take(wanted, 0.2) is None
+        assert health.acquire(wanted, 0.2) is None
         assert health.wait(wanted, got.append, 0.2) is None
-    health.give_back(left[0], "answered", 0.2)
+    health.release(left[0], "answered", 0.2)
     assert [permit.key for permit in got] == ["a"]
     assert got[0].waited_secs == 0.2
     health.leave(second)
     assert health.force(second, 3.0).key in ("a", "b")
 
 
-def test_a_caller_waits_for_a_provider_that_is_ready_in_time() -> None:
-    """Which is seen when it is looked at again."""
+def test_caller_waits_for_the_end_of_retry_after() -> None:
     health = registry()
-    health.rest("a", 2.0)
-    health.rest("b", 1.0)
+    health.set_retry_after("a", 2.0)
+    health.set_retry_after("b", 1.0)
     wanted = ticket("a", "b")
     got: list[Permit] = []
-    assert health.take(wanted, 0.0) is None
+    assert health.acquire(wanted, 0.0) is None
     assert health.wait(wanted, got.append, 0.0) is None
-    assert health.look_again(wanted, 0.9) is None
+    assert health.recheck(wanted, 0.9) is None
     assert not got
-    assert health.look_again(wanted, 1.0) is None
+    assert health.recheck(wanted, 1.0) is None
     assert [permit.key for permit in got] == ["b"]
 
 
-def test_a_caller_does_not_wait_in_vain() -> None:
-    """Where all are to be left alone for longer, the one that is ready first is asked at once."""
+def test_caller_does_not_wait_beyond_its_deadline() -> None:
     health = registry()
-    health.rest("a", 90.0)
-    health.rest("b", 60.0)
+    health.set_retry_after("a", 90.0)
+    health.set_retry_after("b", 60.0)
     assert take(health, "a", "b").key == "b"
-    health.rest("c", 1.0)
-    assert health.take(ticket("a", "b", "c"), 0.0) is None, "that one is worth waiting for"
+    health.set_retry_after("c", 1.0)
+    assert health.acquire(ticket("a", "b", "c"), 0.0) is None, "that one is worth waiting for"
 
 
-def test_a_resting_provider_is_not_asked_while_another_is_not() -> None:
+def test_provider_with_retry_after_is_avoided() -> None:
     health = registry()
     end(health, FAILED, key="b", times=5)
-    health.rest("a", 1.0)
+    health.set_retry_after("a", 1.0)
     assert take(health, "a", "b").key == "b"
 
 
-def test_waiting_requests_are_granted_in_their_order() -> None:
+def test_permits_are_granted_in_queue_order() -> None:
     health = registry()
     left = refuse(health, "a")
     order: list[str] = []
@@ -307,9 +304,9 @@ def test_waiting_requests_are_granted_in_their_order() -> None:
         assert health.wait(wanted, lambda permit, name=name: order.append(name), 0.0) is None
     assert health.waiting == 3
     late = ticket("a", tier="economy")
-    assert health.take(late, 0.0) is None
+    assert health.acquire(late, 0.0) is None
     for permit in left:
-        health.give_back(permit, "answered", 0.1)
+        health.release(permit, "answered", 0.1)
     assert order[:2] == ["premium", "standard"]
 
 
@@ -319,72 +316,72 @@ def test_waiting_requests_are_granted_in_their_order() -> None:
 @pytest.mark.parametrize(("work", "most"), [("hedge", 18), ("warm_up", 15)])
 def test_optional_work_leaves_room_for_callers(work: WorkClass, most: int) -> None:
     health = registry()
-    health.state_queue("a", 20, 0, 0.0)  # room for twenty more
+    health.set_queue("a", 20, 0, 0.0)  # room for twenty more
     wanted = ticket("a", work=work)
-    sent = [health.take(wanted, 0.0) for _ in range(20)]
+    sent = [health.acquire(wanted, 0.0) for _ in range(20)]
     assert sum(permit is not None for permit in sent) == most
     assert health.refusals(["a"], wanted, 0.0) == {"a": f"has {most} of 20 requests in flight"}
     assert health.refusals(["a"], ticket("a"), 0.0) == {}
 
 
 @pytest.mark.parametrize("work", OPTIONAL)
-def test_optional_work_is_not_sent_to_an_unwell_provider(work: WorkClass) -> None:
+def test_optional_work_avoids_unhealthy_providers(work: WorkClass) -> None:
     health = registry()
     end(health, FAILED, times=5)
-    health.rest("b", 2.0)
+    health.set_retry_after("b", 2.0)
     refuse(health, "c")
-    told = health.refusals("abc", wanted := ticket("a", "b", "c", work=work), 0.0)
-    assert "5 failures in a row" in told["a"]
-    assert told["b"] == "has asked to be left alone for 2 s"
-    assert told["c"] == "has 2 of 2 requests in flight"
-    assert health.take(wanted, 0.0) is None
-    assert health.why(wanted, 0.0).startswith("a is left alone (5 failures in a row")
+    refusals = health.refusals("abc", wanted := ticket("a", "b", "c", work=work), 0.0)
+    assert "5 failures in a row" in refusals["a"]
+    assert refusals["b"] == "has sent Retry-After, 2 s left"
+    assert refusals["c"] == "has 2 of 2 requests in flight"
+    assert health.acquire(wanted, 0.0) is None
+    reason = health.rejection_reason(wanted, 0.0)
+    assert reason.startswith("a is excluded by its breaker (5 failures in a row")
 
 
-def test_a_hedge_does_not_overtake_a_waiting_caller() -> None:
+def test_hedge_does_not_overtake_a_waiting_caller() -> None:
     health = registry()
     left = refuse(health, "a")
     health.wait(waiting := ticket("a"), lambda permit: None, 0.0)
     wanted = ticket("a", work="hedge", tier="premium")
-    health.of("a").limit.recover()
-    assert health.take(wanted, 0.0) is None
+    health.entry("a").limit.recover()
+    assert health.acquire(wanted, 0.0) is None
     (reason,) = health.refusals(["a"], wanted, 0.0).values()
     assert reason.endswith("and others waiting")
     health.leave(waiting)
-    assert health.take(wanted, 0.0) is not None
+    assert health.acquire(wanted, 0.0) is not None
     for permit in left:
-        health.give_back(permit, "answered", 0.0)
+        health.release(permit, "answered", 0.0)
 
 
 # ---- admission="shed"
 
 
-def test_a_shedding_request_waits_for_room_within_the_limit() -> None:
+def test_shedding_request_waits_for_room() -> None:
     health = registry()
-    health.state_queue("a", 1, 0, 0.0)
-    health.of("a").limit.state_queue(1, 10.0)
+    health.set_queue("a", 1, 0, 0.0)
+    health.entry("a").limit.set_queue(1, 10.0)
     held, got = take(health, "a"), list[Permit]()
     wanted = ticket("a", sheds=True)
-    assert health.take(wanted, 0.0) is None
+    assert health.acquire(wanted, 0.0) is None
     assert health.wait(wanted, got.append, 0.0) is None
-    assert health.look_again(wanted, 0.1) is None
+    assert health.recheck(wanted, 0.1) is None
     assert not got
-    health.give_back(held, "answered", 0.2)
+    health.release(held, "answered", 0.2)
     assert len(got) == 1
 
 
-def test_a_shedding_request_does_not_wait_at_open_breakers() -> None:
-    """Neither to begin with, nor once the last of them has opened."""
+def test_shedding_request_does_not_wait_for_open_breakers() -> None:
     health = registry()
-    health.of("a").limit.state_queue(5, 10.0)
+    health.entry("a").limit.set_queue(5, 10.0)
     wanted = ticket("a", sheds=True)
-    out = [health.take(wanted, 0.0) for _ in range(5)]
+    out = [health.acquire(wanted, 0.0) for _ in range(5)]
     assert health.wait(wanted, lambda permit: None, 0.0) is None
     for permit in out:
         assert permit is not None
-        health.of("a").limit.state_queue(1, 10.0)
-        health.give_back(permit, FAILED, 0.0)
-    assert health.look_again(wanted, 0.0) == "every provider is left alone"
+        health.entry("a").limit.set_queue(1, 10.0)
+        health.release(permit, FAILED, 0.0)
+    assert health.recheck(wanted, 0.0) == "every breaker is open"
     health.leave(wanted)
     assert health.wait(wanted, lambda permit: None, 0.0) is not None
     assert health.wait(ticket("a", "b", sheds=True), lambda permit: None, 0.0) is None
@@ -393,7 +390,7 @@ def test_a_shedding_request_does_not_wait_at_open_breakers() -> None:
 # ---- breakers
 
 
-def test_a_half_open_provider_is_tried_by_one_at_a_time() -> None:
+def test_half_open_provider_has_one_probe() -> None:
     health = registry()
     end(health, FAILED, times=5)
     assert not health.claim_probe("a", 1.0)
@@ -401,38 +398,37 @@ def test_a_half_open_provider_is_tried_by_one_at_a_time() -> None:
     assert health.claim_probe("a", 100.0)
     assert not health.claim_probe("a", 100.0)
     wanted = ticket("a", work="hedge", now=100.0)
-    assert health.take(wanted, 100.0) is None
-    probe = health.take(replace(wanted, probe="a"), 100.0)
+    assert health.acquire(wanted, 100.0) is None
+    probe = health.acquire(replace(wanted, probe="a"), 100.0)
     assert probe is not None
-    health.give_back(probe, "answered", 101.0)
+    health.release(probe, "answered", 101.0)
     assert health.state("a", 101.0) == "half_open"
     assert health.claim_probe("a", 101.0)
     health.drop_probe("a", 101.0)
     assert health.claim_probe("a", 101.0)
 
 
-def test_an_answer_to_a_caller_closes_an_open_breaker() -> None:
-    """If it was sent since; what was refused before is forgotten then."""
+def test_caller_answer_closes_an_open_breaker() -> None:
     health = registry()
     before = take(health, "a")
     refuse(health, "a")
     end(health, FAILED, times=5, now=61.0)
-    health.give_back(before, "answered", 62.0)
+    health.release(before, "answered", 62.0)
     assert health.state("a", 62.0) == "open"
     end(health, "answered", now=63.0)
     assert health.state("a", 63.0) == "closed"
     assert health.occupancy("a", 63.0)[1] == OPEN_BOUNDS.ceiling
 
 
-def test_changes_are_told_once_with_their_reason() -> None:
+def test_breaker_changes_are_reported_once() -> None:
     health = registry()
     end(health, FAILED, times=5)
     (change,) = health.take_changes()
     assert (change.key, change.event.before, change.event.after) == ("a", "closed", "open")
     assert "5 failures in a row" in change.event.reason
     assert health.take_changes() == ()
-    assert health.told("a", 1.0) == change.event.reason
-    assert health.told("b", 1.0) == ""
+    assert health.open_reason("a", 1.0) == change.event.reason
+    assert health.open_reason("b", 1.0) == ""
 
 
 def lose_connections(
@@ -440,91 +436,87 @@ def lose_connections(
 ) -> None:
     for _ in range(times):
         for key, host in hosts.items():
-            health.give_back(take(health, key, now=now), NOT_CONNECTED, now, host=host)
+            health.release(take(health, key, now=now), NOT_CONNECTED, now, host=host)
 
 
-def test_lost_connections_to_one_host_open_its_breaker_two_seconds_later() -> None:
-    """By then it is known that no other host was lost; also where two providers are there."""
+def test_connection_failures_to_one_host_count_after_two_seconds() -> None:
     health = registry()
     lose_connections(health, {"a": "one:443", "b": "one:443"}, 0.0)
-    assert health.are_well(["a", "b"], 1.9)
-    assert not health.are_well(["a"], 2.0)
-    assert [state for state, _ in health.standings(["a", "b"], 2.0)] == ["open", "open"]
+    assert health.are_healthy(["a", "b"], 1.9)
+    assert not health.are_healthy(["a"], 2.0)
+    assert [state for state, _ in health.breaker_states(["a", "b"], 2.0)] == ["open", "open"]
 
 
-def test_lost_connections_to_two_hosts_open_no_breaker() -> None:
-    """It is our own network, however long it lasts."""
+def test_connection_failures_to_two_hosts_open_no_breaker() -> None:
     health = registry()
     for second in range(30):
         lose_connections(health, {"a": "one:443", "b": "two:443"}, float(second), times=1)
-    assert health.are_well(["a", "b"], 99.0)
+    assert health.are_healthy(["a", "b"], 99.0)
 
 
-def test_a_probe_that_cannot_connect_counts_unless_nobody_can() -> None:
-    """Which is known after two seconds; until then the claim is not given back."""
+def test_probe_connection_failure_counts_unless_shared() -> None:
     health = registry()
     for now, others in ((100.0, ()), (300.0, ("b",))):
         end(health, FAILED, times=5, now=now - 90)
         assert health.claim_probe("a", now)
-        probe = health.take(replace(ticket("a", now=now), probe="a"), now)
+        probe = health.acquire(replace(ticket("a", now=now), probe="a"), now)
         assert probe is not None
-        health.give_back(probe, NOT_CONNECTED, now, host="one:443")
+        health.release(probe, NOT_CONNECTED, now, host="one:443")
         for other in others:
-            health.give_back(take(health, other, now=now), NOT_CONNECTED, now, host="two:443")
+            health.release(take(health, other, now=now), NOT_CONNECTED, now, host="two:443")
         assert not health.claim_probe("a", now)
-        ((state, _),) = health.standings(["a"], now + 3)
+        ((state, _),) = health.breaker_states(["a"], now + 3)
         assert state == ("half_open" if others else "open")
         assert health.claim_probe("a", now + 3) is bool(others)
 
 
-def test_a_connection_failure_counts_from_when_it_was() -> None:
-    """And in no row once a request that was sent later has been answered."""
+def test_connection_failure_counts_from_its_time() -> None:
     health = registry()
     for _ in range(5):
-        health.give_back(take(health, "a"), NOT_CONNECTED, 0.0, host="one:443")
-    ((state, _),) = health.standings(["a"], 600.0)
+        health.release(take(health, "a"), NOT_CONNECTED, 0.0, host="one:443")
+    ((state, _),) = health.breaker_states(["a"], 600.0)
     assert state == "half_open"  # it was open meanwhile
     health = registry()
     for _ in range(5):
-        health.give_back(take(health, "a"), NOT_CONNECTED, 0.0, host="one:443")
+        health.release(take(health, "a"), NOT_CONNECTED, 0.0, host="one:443")
     permit = take(health, "a", now=1.0)
-    health.heard(permit, 1.5)
-    ((state, _),) = health.standings(["a"], 3.0)
+    health.record_first_token(permit, 1.5)
+    ((state, _),) = health.breaker_states(["a"], 3.0)
     assert state == "closed"
 
 
-def test_half_the_connections_failing_open_it_though_others_are_answered() -> None:
+def test_half_of_connections_failing_opens_the_breaker() -> None:
     health = registry()
     for number in range(12):
         at = float(number)
-        health.give_back(take(health, "a", now=at), NOT_CONNECTED, at, host="one:443")
+        health.release(take(health, "a", now=at), NOT_CONNECTED, at, host="one:443")
         permit = take(health, "a", now=at + 0.5)
-        health.heard(permit, at + 0.6)
-        health.give_back(permit, "answered", at + 0.7)
+        health.record_first_token(permit, at + 0.6)
+        health.release(permit, "answered", at + 0.7)
     assert health.state("a", 13.0) == "closed"
-    health.standings(["a"], 14.0)
-    assert health.told("a", 14.0).startswith("1")
+    health.breaker_states(["a"], 14.0)
+    assert health.open_reason("a", 14.0).startswith("1")
 
 
 # ---- what is seen
 
 
-def test_an_overtaken_provider_is_unheard_until_it_says_something() -> None:
+def test_overtaken_provider_is_unmeasured_until_a_token() -> None:
     health = registry()
 
-    def ends(verdict: Verdict, *, was_unheard: bool, has_begun: bool = False) -> None:
+    def ends(verdict: Verdict, *, was_overtaken: bool, has_begun: bool = False) -> None:
         permit = take(health, "a")
-        health.give_back(permit, verdict, 0.0, was_unheard=was_unheard, has_begun=has_begun)
+        health.release(permit, verdict, 0.0, was_overtaken=was_overtaken, has_begun=has_begun)
 
-    for _ in range(UNHEARD):
+    for _ in range(UNMEASURED_AFTER):
         assert not health.is_unmeasured("a")
-        ends("dropped", was_unheard=True)
+        ends("dropped", was_overtaken=True)
     assert health.is_unmeasured("a")
-    ends("dropped", was_unheard=False)  # interrupted: says nothing
-    ends("silent", was_unheard=False)
+    ends("dropped", was_overtaken=False)  # interrupted: says nothing
+    ends("silent", was_overtaken=False)
     assert health.is_unmeasured("a")
     assert health.state("a", 0.0) == "closed"
-    ends("dropped", was_unheard=False, has_begun=True)  # overtaken, but after it had begun
+    ends("dropped", was_overtaken=False, has_begun=True)  # overtaken, but after it had begun
     assert not health.is_unmeasured("a")
 
 
@@ -532,86 +524,82 @@ def test_an_overtaken_provider_is_unheard_until_it_says_something() -> None:
     "verdicts",
     [
         pytest.param(["silent"] * 5, id="each counts once"),
-        pytest.param([*["dropped"] * 4, "silent"], id="one tells of those overtaken before"),
-        pytest.param([*["dropped"] * 3, "silent", "silent"], id="and tells of them once"),
+        pytest.param([*["dropped"] * 4, "silent"], id="a timeout counts those overtaken before"),
+        pytest.param([*["dropped"] * 3, "silent", "silent"], id="and counts them once"),
     ],
 )
-def test_five_silent_requests_in_a_row_open_it(verdicts: list[Verdict]) -> None:
+def test_five_timeouts_in_a_row_open_the_breaker(verdicts: list[Verdict]) -> None:
     health = registry()
     for verdict in verdicts:
         assert health.state("a", 0.0) == "closed"
         was = verdict == "dropped"
-        health.give_back(take(health, "a"), verdict, 0.0, was_unheard=was, was_late=was)
-    assert health.told("a", 0.0).startswith("5 failures in a row")
+        health.release(take(health, "a"), verdict, 0.0, was_overtaken=was, was_late=was)
+    assert health.open_reason("a", 0.0).startswith("5 failures in a row")
 
 
-def test_one_silence_tells_nothing_of_those_that_were_overtaken_soon() -> None:
+def test_timeout_does_not_count_for_quickly_overtaken_requests() -> None:
     health = registry()
     for _ in range(20):
-        health.give_back(take(health, "a"), "dropped", 0.0, was_unheard=True, was_late=False)
-    health.give_back(take(health, "a"), "silent", 0.0)
+        health.release(take(health, "a"), "dropped", 0.0, was_overtaken=True, was_late=False)
+    health.release(take(health, "a"), "silent", 0.0)
     assert health.state("a", 0.0) == "closed"
 
 
-def test_a_provider_that_breaks_off_in_mid_answer_has_been_heard() -> None:
-    """It failed, and is not silent; what was overtaken before it says nothing any more."""
+def test_broken_answer_still_counts_as_measured() -> None:
     health = registry()
     for _ in range(4):
-        health.give_back(take(health, "a"), "silent", 0.0, has_begun=True)
+        health.release(take(health, "a"), "silent", 0.0, has_begun=True)
         assert not health.is_unmeasured("a")
     for verdict in ("dropped", "dropped", "silent"):
         assert health.state("a", 0.0) == "closed"
         permit = take(health, "a")
         is_lost = verdict == "dropped"
-        health.give_back(permit, verdict, 0.0, has_begun=not is_lost, was_unheard=is_lost)
-    assert health.told("a", 0.0).startswith("5 failures in a row")
+        health.release(permit, verdict, 0.0, has_begun=not is_lost, was_overtaken=is_lost)
+    assert health.open_reason("a", 0.0).startswith("5 failures in a row")
 
 
-def test_one_losing_attempt_in_seventy_is_listened_to() -> None:
-    """The first may be, and one at a time of each provider."""
+def test_one_loser_in_seventy_becomes_a_latency_probe() -> None:
     health = registry()
-    assert health.claims_probe("a")
-    for _ in range(LISTENS_TO_ONE_IN):
-        assert not health.claims_probe("b")
+    assert health.claim_latency_probe("a")
+    for _ in range(LATENCY_PROBE_INTERVAL):
+        assert not health.claim_latency_probe("b")
         end(health, "answered")
-    assert not health.claims_probe("a")
-    assert health.claims_probe("b")
-    health.release_probe("a")
-    assert not health.claims_probe("a")
-    end(health, "answered", times=LISTENS_TO_ONE_IN)
-    assert health.claims_probe("a")
+    assert not health.claim_latency_probe("a")
+    assert health.claim_latency_probe("b")
+    health.release_latency_probe("a")
+    assert not health.claim_latency_probe("a")
+    end(health, "answered", times=LATENCY_PROBE_INTERVAL)
+    assert health.claim_latency_probe("a")
 
 
-def test_it_is_known_when_the_latest_answered_request_was_sent() -> None:
-    """An earlier one that is answered later changes nothing."""
+def test_answered_since_is_the_latest_send_time() -> None:
     health = registry()
     early, late = take(health, "a", now=1.0), take(health, "a", now=2.0)
     assert health.answered_since("a") == float("-inf")
-    health.heard(late, 3.0)
+    health.record_first_token(late, 3.0)
     assert health.answered_since("a") == 2.0
-    health.heard(early, 4.0)
+    health.record_first_token(early, 4.0)
     assert health.answered_since("a") == 2.0
     assert health.answered_since("b") == float("-inf")
-    assert (health.word_at("a"), health.word_at("b")) == (4.0, float("-inf"))
+    assert (health.last_token_at("a"), health.last_token_at("b")) == (4.0, float("-inf"))
 
 
 def test_late_first_tokens_of_many_sessions_lower_the_limit() -> None:
-    """Each counts once, however often it is told, and not after its permit came back."""
     health = registry()
     sessions = [object() for _ in range(60)]
 
     def hear(ttft_secs: float, now: float) -> None:
         permits: list[Permit] = []
         for session in sessions:
-            permit = health.take(Ticket("primary", "standard", now, ("a",), now, session), now)
+            permit = health.acquire(Ticket("primary", "standard", now, ("a",), now, session), now)
             assert permit is not None
             permits.append(permit)
         for permit in permits:
             for _ in range(3):
-                health.heard(permit, now + ttft_secs)
+                health.record_first_token(permit, now + ttft_secs)
         for permit in permits:
-            health.give_back(permit, "answered", now + ttft_secs)
-            health.heard(permit, now + 100.0)
+            health.release(permit, "answered", now + ttft_secs)
+            health.record_first_token(permit, now + 100.0)
 
     for second in range(0, 100, 10):
         hear(0.4, float(second))
@@ -620,25 +608,22 @@ def test_late_first_tokens_of_many_sessions_lower_the_limit() -> None:
     assert health.occupancy("a", 110.0)[1] < len(sessions)
 
 
-def test_rest_ends_and_the_longer_counts() -> None:
+def test_longest_retry_after_counts_until_it_ends() -> None:
     health = registry()
     assert health.retry_after_secs("a", 0.0) == 0.0
-    health.rest("a", 5.0)
+    health.set_retry_after("a", 5.0)
     assert health.retry_after_secs("a", 2.0) == 3.0
     assert health.retry_after_secs("a", 6.0) == 0.0
-    health.rest("a", 4.0)
+    health.set_retry_after("a", 4.0)
     assert health.retry_after_secs("a", 2.0) == 3.0
 
 
 @pytest.mark.parametrize(("running", "waiting", "limit"), [(9, 0, 23), (9, 8, 23), (2, 4, 1)])
-def test_a_servers_queue_says_how_many_more_it_may_have(
-    running: int, waiting: int, limit: int
-) -> None:
-    """Of three that are there; beyond those that are served, the rest is too many."""
+def test_reported_queue_sets_the_limit(running: int, waiting: int, limit: int) -> None:
     health = registry()
     for _ in range(3):
         take(health, "a")
-    health.state_queue("a", running, waiting, 0.0)
+    health.set_queue("a", running, waiting, 0.0)
     assert health.occupancy("a", 1.9) == (3, limit)
     assert health.occupancy("a", 2.0) == (3, OPEN_BOUNDS.ceiling)
 
@@ -648,7 +633,7 @@ def test_a_servers_queue_says_how_many_more_it_may_have(
 
 def test_threads_do_not_exceed_the_limit() -> None:
     health = registry()
-    health.of("a").limit.state_queue(5, until=float("inf"))
+    health.entry("a").limit.set_queue(5, until=float("inf"))
     most = 0
     errors: list[BaseException] = []
 
@@ -656,11 +641,11 @@ def test_threads_do_not_exceed_the_limit() -> None:
         nonlocal most
         try:
             for _ in range(500):
-                if (permit := health.take(ticket("a", sheds=True), 0.0)) is not None:
-                    most = max(most, health.of("a").limit.in_flight)
+                if (permit := health.acquire(ticket("a", sheds=True), 0.0)) is not None:
+                    most = max(most, health.entry("a").limit.in_flight)
                     time.sleep(0)  # lets another thread in while the permit is out
-                    health.give_back(permit, "answered", 0.0)
-        except BaseException as error:  # told below: a thread's own would be lost
+                    health.release(permit, "answered", 0.0)
+        except BaseException as error:  # raised below: a thread's exception would be lost
             errors.append(error)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
@@ -670,11 +655,11 @@ def test_threads_do_not_exceed_the_limit() -> None:
         thread.join()
     assert not errors
     assert 1 <= most <= 5
-    assert health.of("a").limit.in_flight == 0
+    assert health.entry("a").limit.in_flight == 0
 
 
 @pytest.mark.parametrize("providers", [1, 100])
-def test_a_registry_grows_with_providers_only(providers: int) -> None:
+def test_registry_grows_with_providers_only(providers: int) -> None:
     health = registry()
     for session in range(1000):
         end(health, "answered", key=str(session % providers), now=float(session))

@@ -1,4 +1,4 @@
-"""Providers that fall, in virtual time: who is asked then, who waits, and what callers hear."""
+"""Failing providers in virtual time: which get requests, which wait, what callers hear."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.limits import LISTENS_TO_ONE_IN, AdmissionController
+from pipecat_hedge.limits import LATENCY_PROBE_INTERVAL, AdmissionController
 from pipecat_hedge.limits.permit_queue import Ticket
 from pipecat_hedge.limits.provider_health import Permit
 from pipecat_hedge.race import BreakerReport, Tier
@@ -49,7 +49,7 @@ RETRY_AFTER_SECS = 2.0
 
 
 def too_many() -> httpx.HTTPStatusError:
-    """A 429 that names a time."""
+    """A 429 with a Retry-After."""
     headers = {"retry-after": f"{RETRY_AFTER_SECS:g}"}
     request = httpx.Request("POST", "http://127.0.0.1/v1")
     response = httpx.Response(429, headers=headers, request=request)
@@ -65,23 +65,23 @@ def scripts(*each: Sequence[Step]) -> ScriptedLLMService:
 
 
 class Telling(ScriptedLLMService):
-    """Tells with the beginning of each response how many requests are left for half a minute."""
+    """Every response states the requests left for half a minute."""
 
     def __init__(self, script: Sequence[Step], left: int):
         super().__init__(script)
         self._left = left
 
     async def _play(self, script: Sequence[Step], context: LLMContext) -> None:
-        told = {
+        found = {
             "x-ratelimit-remaining-requests": f"{self._left}",
             "x-ratelimit-reset-requests": "30s",
         }
-        await _read_rate_limit(httpx.Response(200, headers=told))
+        await _read_rate_limit(httpx.Response(200, headers=found))
         await super()._play(script, context)
 
 
 class SlowToClose(ScriptedLLMService):
-    """Takes a second to close a request that is cancelled."""
+    """Takes a second to close a cancelled request."""
 
     async def _play(self, script: Sequence[Step], context: LLMContext) -> None:
         try:
@@ -92,7 +92,7 @@ class SlowToClose(ScriptedLLMService):
 
 
 class Raising(ScriptedLLMService):
-    """Lets an exception through in every turn."""
+    """Raises an exception in every turn."""
 
     def __init__(self, exception: Exception):
         super().__init__(FINE)
@@ -103,7 +103,7 @@ class Raising(ScriptedLLMService):
 
 
 class Summing(ScriptedLLMService):
-    """Sums conversations up, if it does."""
+    """Runs inferences, if it can."""
 
     def __init__(self, *, secs: float = 0.0, refused: bool = False):
         super().__init__(FINE)
@@ -137,48 +137,48 @@ def health() -> AdmissionController:
 
 
 def bound(name: str, at_most: int) -> None:
-    """Have a provider's limit be so many requests at once."""
-    health().of(f"{name} | scripted").limit.state_queue(at_most, until=1e9)
+    """Set a provider's limit."""
+    health().entry(f"{name} | scripted").limit.set_queue(at_most, until=1e9)
 
 
 def overrun(name: str, requests: int) -> list[Permit]:
-    """Have so many requests be in flight to a provider, which has just refused a further one."""
+    """Put requests in flight to a provider that has just rejected another."""
     now, permits = asyncio.get_running_loop().time(), list[Permit]()
     for _ in range(requests + 1):
-        permit = health().take(
+        permit = health().acquire(
             Ticket("primary", "standard", now, (f"{name} | scripted",), now), now
         )
         assert permit is not None
         permits.append(permit)
-    health().give_back(permits.pop(), "busy", now)
+    health().release(permits.pop(), "busy", now)
     return permits
 
 
-def give_back(*permits: Permit) -> None:
+def release(*permits: Permit) -> None:
     for permit in permits:
-        health().give_back(permit, "answered", asyncio.get_running_loop().time())
+        health().release(permit, "answered", asyncio.get_running_loop().time())
 
 
 def rest(name: str, secs: float) -> None:
-    """Have a provider ask to be left alone for so long."""
-    health().rest(f"{name} | scripted", asyncio.get_running_loop().time() + secs)
+    """Record a Retry-After of a provider."""
+    health().set_retry_after(f"{name} | scripted", asyncio.get_running_loop().time() + secs)
 
 
 def in_flight() -> int:
     return sum(entry.limit.in_flight for entry in health().entries().values())
 
 
-def asked(*llms: ScriptedLLMService) -> list[int]:
+def requests(*llms: ScriptedLLMService) -> list[int]:
     return [len(llm.contexts) for llm in llms]
 
 
-async def ask(line: Line, times: int) -> None:
+async def run_turns(line: Line, times: int) -> None:
     for _ in range(times):
         await line.ask()
 
 
 async def both(one: Line, two: Line) -> None:
-    """Ask both at once, the first a moment before the second."""
+    """Run two turns at once, the first slightly earlier."""
     first = asyncio.create_task(one.ask())
     await asyncio.sleep(0.01)
     await two.ask()
@@ -186,44 +186,43 @@ async def both(one: Line, two: Line) -> None:
 
 
 class TestBreakers:
-    async def test_a_dead_provider_is_asked_five_times_and_then_left_alone(self) -> None:
+    async def test_dead_provider_is_excluded_after_five_failures(self) -> None:
         a, b = scripts(DOWN), scripts(FINE)
         async with Line(racing(a, b)) as line:
-            await ask(line, 30)
+            await run_turns(line, 30)
             last = await line.report(30)
-        assert asked(a, b) == [5, 30]
+        assert requests(a, b) == [5, 30]
         assert [attempt.provider for attempt in last.attempts] == ["b"]
         assert last.ttft_secs == pytest.approx(0.3)
 
-    async def test_what_one_session_has_found_out_spares_the_next(self) -> None:
+    async def test_breaker_state_is_shared_between_sessions(self) -> None:
         a, b, c, d = scripts(DOWN), scripts(FINE), scripts(DOWN), scripts(FINE)
         async with Line(racing(a, b)) as line:
-            await ask(line, 5)
+            await run_turns(line, 5)
         async with Line(racing(c, d)) as line:
-            await ask(line, 1)
-        assert asked(c, d) == [0, 1]
+            await run_turns(line, 1)
+        assert requests(c, d) == [0, 1]
 
-    @pytest.mark.parametrize("is_told", [True, False])
-    async def test_a_context_that_nobody_can_convert_shuts_no_provider(self, is_told: bool) -> None:
-        """It is one caller's, told as Pipecat does without a category, or raised."""
+    @pytest.mark.parametrize("is_reported", [True, False])
+    async def test_unconvertible_context_opens_no_breaker(self, is_reported: bool) -> None:
         error = LLMContextConversionError(ValueError("no such file"))
-        told: list[Step] = [ErrorFrame("failed", exception=error)]
+        found: list[Step] = [ErrorFrame("failed", exception=error)]
 
         def member() -> ScriptedLLMService:
-            return scripts(told) if is_told else Raising(error)
+            return scripts(found) if is_reported else Raising(error)
 
         policy = HedgePolicy.fallback(max_attempts=3, fallback_text=SORRY)
         async with Line(racing(member(), member(), member(), policy=policy)) as line:
-            await ask(line, 6)
+            await run_turns(line, 6)
             report = await line.report(6)
         now = asyncio.get_running_loop().time()
         assert {health().state(f"{name} | scripted", now) for name in "abc"} == {"closed"}
         assert [attempt.error_category for attempt in report.attempts] == ["application"] * 3
         async with Line(racing(a := scripts(FINE), scripts(FINE))) as other:
-            await ask(other, 1)
-        assert asked(a) == [1]
+            await run_turns(other, 1)
+        assert requests(a) == [1]
 
-    async def test_a_summary_that_no_service_can_make_shuts_no_provider(self) -> None:
+    async def test_unsupported_inference_opens_no_breaker(self) -> None:
         llm = racing(scripts(FINE), scripts(FINE))
         async with Line(llm) as line:
             for _ in range(6):
@@ -232,153 +231,142 @@ class TestBreakers:
             await line.ask()
             assert line.text == "Yes, do come."
 
-    async def test_it_is_tried_again_beside_a_healthy_one_and_comes_back(self) -> None:
-        """The probe is a hedge; when two have answered, it is the first again."""
+    async def test_half_open_provider_is_probed_beside_a_healthy_one(self) -> None:
         a, b = scripts(*[DOWN] * 5, BACK), scripts(FINE)
         async with Line(racing(a, b)) as line:
-            await ask(line, 5)
+            await run_turns(line, 5)
             await asyncio.sleep(75)
-            await ask(line, 3)
+            await run_turns(line, 3)
             reports = line.reports[5:]
-        told = [[(t.provider, t.launch_reason) for t in r.attempts] for r in reports]
-        assert told == [
+        found = [[(t.provider, t.launch_reason) for t in r.attempts] for r in reports]
+        assert found == [
             [("b", "primary"), ("a", "hedge")],
             [("b", "primary"), ("a", "hedge")],
             [("a", "primary")],
         ]
 
-    async def test_a_probe_that_fails_costs_the_caller_nothing(self) -> None:
+    async def test_failed_probe_costs_the_caller_nothing(self) -> None:
         a, b = scripts(DOWN), scripts(FINE)
         async with Line(racing(a, b)) as line:
-            await ask(line, 5)
+            await run_turns(line, 5)
             await asyncio.sleep(75)
-            await ask(line, 2)
+            await run_turns(line, 2)
             probing, after = line.reports[5:]
         assert [t.outcome for t in probing.attempts] == ["won", "failed"]
         assert probing.ttft_secs == pytest.approx(0.3)
         assert [t.provider for t in after.attempts] == ["b"]
 
-    async def test_a_probe_takes_nobodys_place(self) -> None:
-        """Of two attempts the probe is a third: who fails beside it is replaced all the same."""
+    async def test_probe_is_an_additional_attempt(self) -> None:
         a, b, c = scripts(DOWN), scripts(*[FINE] * 5, DOWN), scripts(FINE)
         async with Line(racing(a, b, c)) as line:
-            await ask(line, 5)
+            await run_turns(line, 5)
             await asyncio.sleep(75)
-            await ask(line, 1)
+            await run_turns(line, 1)
             report = line.reports[-1]
         assert report.winner == "c"
         assert len(report.attempts) == 3
 
-    async def test_a_loop_that_is_behind_sends_no_probe(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """As it sends no hedge; what fails is replaced by a healthy provider."""
+    async def test_late_loop_sends_no_probe(self, monkeypatch: pytest.MonkeyPatch) -> None:
         a, b, c = scripts(DOWN), scripts(*[FINE] * 5, DOWN), scripts(FINE)
         async with Line(racing(a, b, c)) as line:
-            await ask(line, 5)
+            await run_turns(line, 5)
             await asyncio.sleep(75)
             watch = shared_stats().loop_watch
             monkeypatch.setattr(watch, "refusal", lambda: "the event loop is 0.31 s behind")
-            await ask(line, 1)
-            told = [(t.provider, t.launch_reason) for t in line.reports[-1].attempts]
-        assert told == [("b", "primary"), ("c", "failure")]
+            await run_turns(line, 1)
+            found = [(t.provider, t.launch_reason) for t in line.reports[-1].attempts]
+        assert found == [("b", "primary"), ("c", "failure")]
         assert health().claim_probe("a | scripted", 1e3), "the claim has come back"
 
-    async def test_a_turn_that_cannot_begin_gives_its_claim_back(
+    async def test_failed_turn_start_releases_its_probe_claim(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Whatever went wrong, the provider may be tried by the next."""
         a, b = scripts(*[DOWN] * 5, FINE), scripts(FINE)
         async with Line(racing(a, b)) as line:
-            await ask(line, 5)
+            await run_turns(line, 5)
             await asyncio.sleep(75)
             with monkeypatch.context() as patched:
                 patched.setattr(service, "TurnPlanner", _broken)
                 await line.send(LLMContextFrame(LLMContext()))
                 await line.until(lambda: bool(line.errors))
-            await ask(line, 1)
-        assert asked(a, b) == [6, 6]
+            await run_turns(line, 1)
+        assert requests(a, b) == [6, 6]
 
-    async def test_it_is_not_tried_while_it_has_asked_to_be_left_alone(self) -> None:
-        """``Retry-After`` may be longer than its breaker is open."""
+    async def test_no_probe_during_retry_after(self) -> None:
         a, b = scripts(*[DOWN] * 5, FINE), scripts(FINE)
         async with Line(racing(a, b)) as line:
-            await ask(line, 5)
-            health().rest("a | scripted", asyncio.get_running_loop().time() + 100)
+            await run_turns(line, 5)
+            health().set_retry_after("a | scripted", asyncio.get_running_loop().time() + 100)
             await asyncio.sleep(75)
-            await ask(line, 1)
-            assert asked(a, b) == [5, 6]
+            await run_turns(line, 1)
+            assert requests(a, b) == [5, 6]
             await asyncio.sleep(25)
-            await ask(line, 1)
-            assert asked(a, b) == [6, 7]
+            await run_turns(line, 1)
+            assert requests(a, b) == [6, 7]
 
-    async def test_a_policy_of_one_attempt_tries_it_too(self) -> None:
+    async def test_single_attempt_policy_probes_too(self) -> None:
         a, b = scripts(*[DOWN] * 5, FINE), scripts(FINE)
         policy = HedgePolicy.fallback(max_attempts=1)
         async with Line(racing(a, b, policy=policy)) as line:
-            await ask(line, 6)
-            assert asked(a, b) == [5, 1]
+            await run_turns(line, 6)
+            assert requests(a, b) == [5, 1]
             await asyncio.sleep(75)
-            await ask(line, 2)
-            assert asked(a, b) == [7, 3]
+            await run_turns(line, 2)
+            assert requests(a, b) == [7, 3]
 
-    async def test_a_probe_that_is_overtaken_is_listened_to(self) -> None:
-        """One attempt in seventy: two first tokens close its breaker, though it is slower."""
+    async def test_overtaken_probe_runs_on_to_its_token(self) -> None:
         a, b = scripts(*[DOWN] * 5, [Wait(0.9), Say("Late."), Wait(9)]), scripts(FINE)
         turns = 0
         async with Line(racing(a, b)) as line:
-            await ask(line, 5)
+            await run_turns(line, 5)
             await asyncio.sleep(75)
             while health().state("a | scripted", 1e3) == "half_open":
-                await ask(line, 1)
-                assert a.open_requests == (turns in (0, LISTENS_TO_ONE_IN // 2))
+                await run_turns(line, 1)
+                assert a.open_requests == (turns in (0, LATENCY_PROBE_INTERVAL // 2))
                 turns += 1
                 await asyncio.sleep(1)
                 assert a.open_requests == 0
-        assert turns == LISTENS_TO_ONE_IN // 2 + 1
+        assert turns == LATENCY_PROBE_INTERVAL // 2 + 1
         assert health().state("a | scripted", 1e3) == "closed"
         assert line.text == "Yes, do come." * (5 + turns)
 
-    async def test_with_every_breaker_open_a_turn_is_asked_as_ever(self) -> None:
-        """The first answer closes the breaker of the provider that gave it."""
+    async def test_all_breakers_open_sends_requests_as_usual(self) -> None:
         a, b = scripts(*[DOWN] * 8, FINE), scripts(DOWN)
         async with Line(racing(a, b)) as line:
-            await ask(line, 9)
-            assert asked(a, b) == [9, 8]
+            await run_turns(line, 9)
+            assert requests(a, b) == [9, 8]
             outcomes = [report.outcome for report in line.reports]
             assert outcomes == ["failed"] * 8 + ["answered"]
             assert line.reports[-1].queued_secs == 0.0
-            await ask(line, 1)
+            await run_turns(line, 1)
             assert [attempt.provider for attempt in line.reports[-1].attempts] == ["a"]
 
-    async def test_with_every_breaker_open_the_first_choice_rotates(self) -> None:
+    async def test_all_breakers_open_rotates_the_first_choice(self) -> None:
         a, b, c = scripts(DOWN), scripts(DOWN), scripts(DOWN)
         policy = HedgePolicy.fallback(max_attempts=3)
         async with Line(racing(a, b, c, policy=policy)) as line:
-            await ask(line, 5 + 30)
+            await run_turns(line, 5 + 30)
             firsts = [report.attempts[0].provider for report in line.reports[5:]]
         assert {name: firsts.count(name) for name in "abc"} == dict.fromkeys("abc", 10)
 
-    async def test_an_unreachable_network_opens_no_breaker(self) -> None:
-        """Connections to two providers fail together: when they are back the first is asked."""
+    async def test_network_outage_opens_no_breaker(self) -> None:
         a, b = scripts(*[UNREACHABLE] * 10, FINE), scripts(*[UNREACHABLE] * 10, FINE)
         async with Line(racing(a, b)) as line:
             for _ in range(10):
                 await line.ask()
                 await asyncio.sleep(1)
-            assert asked(a, b) == [10, 10]
+            assert requests(a, b) == [10, 10]
             await line.ask()
             assert [attempt.provider for attempt in line.reports[-1].attempts] == ["a"]
 
-    async def test_an_unreachable_provider_is_left_alone_two_seconds_later(self) -> None:
+    async def test_unreachable_provider_is_excluded_after_two_seconds(self) -> None:
         a, b = scripts(UNREACHABLE), scripts(FINE)
         async with Line(racing(a, b)) as line:
-            await ask(line, 30)
-        assert 5 <= asked(a)[0] <= 12
+            await run_turns(line, 30)
+        assert 5 <= requests(a)[0] <= 12
         assert {report.winner for report in line.reports} == {"b"}
 
-    async def test_when_all_fall_in_mid_answer_the_caller_is_told(self) -> None:
-        """He hears the part, and that it is one; the report says who failed, and is no answer's."""
+    async def test_all_failing_mid_answer_speaks_the_fallback(self) -> None:
         cut: list[Step] = [Wait(0.3), Say("Yes, we are open."), Wait(0.5), Error()]
         a, b, c = scripts(cut), scripts(DOWN), scripts(DOWN)
         policy = HedgePolicy.fallback(max_attempts=3, fallback_text=SORRY)
@@ -393,7 +381,7 @@ class TestBreakers:
         assert len(line.errors) == 1
 
     @pytest.mark.parametrize("how", ["superseded", "interrupted"])
-    async def test_who_was_cancelled_is_not_blamed(self, how: str) -> None:
+    async def test_cancelled_attempts_do_not_count(self, how: str) -> None:
         a, b = scripts([Wait(0.8), Say("Late.")]), scripts([Wait(0.1), Say("Soon.")])
         async with Line(racing(a, b, policy=HedgePolicy.race())) as line:
             for _ in range(20):
@@ -408,15 +396,14 @@ class TestBreakers:
             assert health().state("a | scripted", 1e3) == "closed"
 
     @pytest.mark.parametrize("category", [ErrorCategory.APPLICATION, ErrorCategory.INVALID_REQUEST])
-    async def test_the_applications_errors_are_its_own(self, category: ErrorCategory) -> None:
+    async def test_application_errors_do_not_count(self, category: ErrorCategory) -> None:
         for _ in range(10):
             a, b = scripts([Error(category=category)]), scripts(FINE)
             async with Line(racing(a, b)) as line:
-                await ask(line, 1)
+                await run_turns(line, 1)
         assert health().state("a | scripted", 1e3) == "closed"
 
-    async def test_a_silent_provider_is_found_out_although_it_is_always_overtaken(self) -> None:
-        """It accepts and never answers; one request in seventy is waited for."""
+    async def test_overtaken_silent_provider_is_detected(self) -> None:
         a, b = scripts([Wait(NEVER)]), scripts(FINE)
         async with Line(racing(a, b, policy=HedgePolicy.after(0.5))) as line:
             for _ in range(60):
@@ -427,8 +414,7 @@ class TestBreakers:
         assert a.open_requests == 0
 
     @pytest.mark.parametrize("probes", [True, False])
-    async def test_few_losing_requests_are_let_run_on(self, probes: bool) -> None:
-        """To their first token, and none where the policy says so."""
+    async def test_few_losers_become_latency_probes(self, probes: bool) -> None:
         a, b = scripts([Wait(2.0), Say("Late."), Wait(9.0)]), scripts(FINE)
         policy = HedgePolicy.after(0.5, probes=probes)
         ran_on = 0
@@ -440,17 +426,16 @@ class TestBreakers:
                 assert a.open_requests == 0
         assert ran_on == (3 if probes else 0)
 
-    async def test_a_slow_provider_is_not_a_silent_one(self) -> None:
+    async def test_slow_provider_is_not_silent(self) -> None:
         a, b = scripts([Wait(2.0), Say("Late.")]), scripts(FINE)
         async with Line(racing(a, b, policy=HedgePolicy.after(0.5))) as line:
             for _ in range(20):
                 await line.ask()
                 await asyncio.sleep(4)
-        assert asked(a) == [20]
+        assert requests(a) == [20]
 
-    async def test_changes_are_told_once(self) -> None:
-        """In the log and to one service's handlers, with the reason and without any answer."""
-        told: list[BreakerReport] = []
+    async def test_breaker_changes_are_published_once(self) -> None:
+        found: list[BreakerReport] = []
         lines: list[str] = []
         sink = logger.add(lambda line: lines.append(str(line)), level="INFO", format="{message}")
         a, b = scripts([Error("secret words")]), scripts(FINE)
@@ -458,13 +443,13 @@ class TestBreakers:
 
         @llm.event_handler("on_breaker_changed")
         async def on_breaker_changed(_: Any, report: BreakerReport) -> None:
-            told.append(report)
+            found.append(report)
 
         async with Line(llm) as line:
-            await ask(line, 8)
+            await run_turns(line, 8)
             state = llm.provider_states()[0]
         logger.remove(sink)
-        (report,) = told
+        (report,) = found
         assert (report.provider, report.before, report.after) == ("a", "closed", "open")
         assert "5 failures in a row" in report.reason
         ours = [line for line in lines if line.startswith("a is")]
@@ -474,8 +459,7 @@ class TestBreakers:
 
 
 class TestLoad:
-    async def test_a_refusal_for_load_is_no_failure(self) -> None:
-        """The limit falls, the breaker stays closed; only refusals that persist open it."""
+    async def test_load_rejection_is_not_a_failure(self) -> None:
         a, b = scripts(BUSY), scripts(FINE)
         llm = racing(a, b)
         async with Line(llm) as line:
@@ -491,8 +475,7 @@ class TestLoad:
             assert llm.provider_states()[0].breaker == "open"
 
     @pytest.mark.parametrize("losers", ["cancel", "drain"])
-    async def test_retry_after_counts_from_the_refusal(self, losers: Any) -> None:
-        """For every session and at once, though the turn that was refused speaks for 8 s yet."""
+    async def test_retry_after_counts_from_the_rejection(self, losers: Any) -> None:
         a, b, c, d = scripts([refused()], FINE), scripts(LONG), scripts(FINE), scripts(FINE)
         policy = HedgePolicy.fallback(losers=losers)
         async with (
@@ -502,15 +485,15 @@ class TestLoad:
             speaking = asyncio.create_task(one.ask())
             await asyncio.sleep(0.01)
             await two.ask()
-            assert asked(c, d) == [0, 1], "it is left alone"
+            assert requests(c, d) == [0, 1], "Retry-After applies"
             await asyncio.sleep(RETRY_AFTER_SECS)
             await two.ask()
-            assert asked(c, d) == [1, 1], "its time is over"
+            assert requests(c, d) == [1, 1], "Retry-After is over"
             await speaking
             await one.ask()
-            assert asked(a, b) == [2, 1], "and it does not begin again"
+            assert requests(a, b) == [2, 1], "Retry-After does not restart"
 
-    async def test_a_summary_that_was_refused_has_it_left_alone_at_once(self) -> None:
+    async def test_inference_retry_after_applies_at_once(self) -> None:
         busy, slow = Summing(refused=True), Summing(secs=8.0)
         c, d = scripts(FINE), scripts(FINE)
         summing = HedgedLLMService(
@@ -521,24 +504,22 @@ class TestLoad:
             inferring = asyncio.create_task(summing.run_inference(context))
             await asyncio.sleep(0.01)
             await two.ask()
-            assert asked(c, d) == [0, 1]
+            assert requests(c, d) == [0, 1]
             await asyncio.sleep(RETRY_AFTER_SECS)
             await two.ask()
-            assert asked(c, d) == [1, 1]
+            assert requests(c, d) == [1, 1]
             assert await inferring == "In short."
 
-    async def test_a_rate_limit_counts_from_the_beginning_of_the_response(self) -> None:
-        """Not from the end of the answer, which is spoken for 8 s yet."""
+    async def test_rate_limit_counts_from_the_response_start(self) -> None:
         a, b, c, d = Telling(LONG, left=1), scripts(FINE), scripts(FINE), scripts(FINE)
         async with Line(racing(a, b)) as one, Line(racing(c, d)) as two:
             speaking = asyncio.create_task(one.ask())
             await asyncio.sleep(0.01)
-            await ask(two, 2)
+            await run_turns(two, 2)
             await speaking
-        assert asked(a, b, c, d) == [1, 0, 1, 1]
+        assert requests(a, b, c, d) == [1, 0, 1, 1]
 
-    async def test_a_long_answer_takes_no_later_word_back(self) -> None:
-        """Five were left when it was sent. When it ends, it is known that all are used up."""
+    async def test_old_response_does_not_override_newer_rate_limit(self) -> None:
         a, b = Telling(LONG, left=5), scripts(FINE)
         c, d = Telling(FINE, left=0), scripts(FINE)
         async with Line(racing(a, b)) as one, Line(racing(c, d)) as two:
@@ -547,19 +528,18 @@ class TestLoad:
             await two.ask()
             await speaking
             await two.ask()
-        assert asked(a, b, c, d) == [1, 0, 1, 1]
+        assert requests(a, b, c, d) == [1, 0, 1, 1]
 
-    async def test_a_request_goes_where_there_is_room(self) -> None:
+    async def test_request_goes_to_a_provider_with_room(self) -> None:
         bound("a", 1)
         a, b = scripts(FINE), scripts(FINE)
         c, d = scripts(FINE), scripts(FINE)
         async with Line(racing(a, b)) as one, Line(racing(c, d)) as two:
             await both(one, two)
-        assert asked(a, b, c, d) == [1, 0, 0, 1]
+        assert requests(a, b, c, d) == [1, 0, 0, 1]
         assert two.reports[0].queued_secs == 0.0
 
-    async def test_no_limit_keeps_a_caller_waiting(self) -> None:
-        """Where no provider has room, the preferred one is asked all the same."""
+    async def test_full_limits_do_not_delay_callers(self) -> None:
         bound("a", 1)
         bound("b", 0)
         lines = [Line(racing(scripts(FINE), scripts(FINE))) for _ in range(20)]
@@ -572,12 +552,12 @@ class TestLoad:
             assert (attempt.provider, line.reports[0].queued_secs) == ("a", 0.0)
             assert line.reports[0].ttft_secs == pytest.approx(0.3)
 
-    async def test_a_turn_waits_where_all_have_refused_and_says_how_long(self) -> None:
+    async def test_turn_waits_when_all_reject_and_reports_it(self) -> None:
         held = overrun("a", 2)
         async with Line(racing(scripts(FINE))) as line:
             asking = asyncio.create_task(line.ask())
             await asyncio.sleep(0.2)
-            give_back(*held)
+            release(*held)
             await asking
         report = line.reports[0]
         assert report.outcome == "answered"
@@ -586,26 +566,24 @@ class TestLoad:
         assert report.attempts[0].launched_secs == pytest.approx(report.queued_secs)
         assert in_flight() == 0
 
-    async def test_a_turn_is_sent_after_three_seconds_whatever_was_refused(self) -> None:
+    async def test_turn_is_sent_after_three_seconds(self) -> None:
         overrun("a", 80)
         async with Line(racing(scripts(FINE))) as line:
             await line.ask()
         assert line.text == "Yes, do come."
         assert line.reports[0].queued_secs == pytest.approx(3.0, abs=0.02)
 
-    async def test_no_turn_waits_while_another_provider_has_not_refused(self) -> None:
-        """Not even one whose breaker is open."""
+    async def test_turn_does_not_wait_if_a_provider_accepts(self) -> None:
         a, b = scripts(FINE), scripts(*[DOWN] * 5, FINE)
         async with Line(racing(b, a)) as line:
-            await ask(line, 5)
+            await run_turns(line, 5)
             assert health().state("a | scripted", 1.0) == "open"
             overrun("b", 80)
             await line.ask()
             assert line.reports[-1].queued_secs == 0.0
             assert line.reports[-1].winner == "a"
 
-    async def test_what_was_waited_for_room_is_no_latency(self) -> None:
-        """Of the provider; else it would seem slower the more it asks to be left alone."""
+    async def test_queue_time_is_not_latency(self) -> None:
         llm = racing(scripts(FINE))
         async with Line(llm) as line:
             for _ in range(40):
@@ -615,8 +593,7 @@ class TestLoad:
         assert state.p50_secs == pytest.approx(0.3, abs=0.05)
 
     @pytest.mark.parametrize("losers", ["cancel", "drain"])
-    async def test_what_waits_for_room_when_the_turn_is_won_is_not_sent(self, losers: Any) -> None:
-        """Also where losers run on: there is nothing to compare yet."""
+    async def test_queued_attempt_is_not_sent_after_the_commit(self, losers: Any) -> None:
         a, b = scripts([Wait(2.0), Say("Yes, do come.")]), scripts(FINE)
         policy = HedgePolicy.fallback(stall_secs=1.0, losers=losers)
         async with Line(racing(a, b, policy=policy)) as line:
@@ -626,14 +603,13 @@ class TestLoad:
             await asking
             report = await line.report()
             await asyncio.sleep(10)
-        told = [(t.provider, t.launched_secs, t.outcome) for t in report.attempts]
-        assert told == [("a", 0.0, "won"), ("b", pytest.approx(1.0), "superseded")]
+        found = [(t.provider, t.launched_secs, t.outcome) for t in report.attempts]
+        assert found == [("a", 0.0, "won"), ("b", pytest.approx(1.0), "superseded")]
         assert [t.sent_secs for t in report.attempts] == [0.0, None]
-        assert asked(a, b) == [1, 0]
+        assert requests(a, b) == [1, 0]
         assert in_flight() == 0
 
-    async def test_a_rescue_waits_for_room_and_is_sent(self) -> None:
-        """Of a provider that has refused meanwhile; it is never rejected."""
+    async def test_continuation_waits_for_room_and_is_sent(self) -> None:
         a, b = scripts([Wait(0.3), Say("Yes."), Wait(0.2), Error()]), scripts(FINE)
         async with Line(racing(a, b)) as line:
             asking = asyncio.create_task(line.ask())
@@ -643,7 +619,7 @@ class TestLoad:
         assert line.reports[0].outcome == "answered"
         assert line.reports[0].attempts[1].sent_secs == pytest.approx(3.0, abs=0.02)
 
-    async def test_the_policys_deadline_holds_for_waiting_and_answering_together(self) -> None:
+    async def test_deadline_includes_queue_time(self) -> None:
         policy = HedgePolicy.fallback(deadline_secs=1.0, fallback_text=SORRY)
         async with Line(racing(scripts([Wait(0.7), Say("Yes.")]), policy=policy)) as line:
             rest("a", 0.4)
@@ -652,10 +628,9 @@ class TestLoad:
         assert line.reports[0].duration_secs == pytest.approx(1.0)
 
     @pytest.mark.parametrize(("retry_after_secs", "ttft_secs"), [(0.5, 0.9), (0.95, 0.4)])
-    async def test_a_pause_is_waited_for_if_the_deadline_leaves_time(
+    async def test_retry_after_is_awaited_within_the_deadline(
         self, retry_after_secs: float, ttft_secs: float
     ) -> None:
-        """Else the provider is asked all the same: nobody else can be."""
         policy = HedgePolicy.fallback(deadline_secs=1.0, fallback_text=SORRY)
         async with Line(racing(scripts([Wait(0.4), Say("Yes.")]), policy=policy)) as line:
             rest("a", retry_after_secs)
@@ -663,8 +638,7 @@ class TestLoad:
         assert line.text == "Yes."
         assert line.reports[0].ttft_secs == pytest.approx(ttft_secs, abs=0.01)
 
-    async def test_the_better_tier_goes_first(self) -> None:
-        """Of three that wait for a provider that has refused; and all are answered."""
+    async def test_better_tier_goes_first(self) -> None:
         held = overrun("a", 40)
         tiers: list[Tier] = ["economy", "standard", "premium"]
         lines = [Line(racing(scripts(FINE), tier=tier)) for tier in tiers]
@@ -674,7 +648,7 @@ class TestLoad:
                 tasks.append(asyncio.create_task(line.ask()))
                 await asyncio.sleep(0.01)
             for permit in held[:6]:
-                give_back(permit)
+                release(permit)
                 await asyncio.sleep(0.05)
             await asyncio.gather(*tasks)
         waited = [line.reports[0].queued_secs for line in lines]
@@ -682,8 +656,7 @@ class TestLoad:
         assert len(set(waited)) == 3
         assert all(line.text == "Yes, do come." for line in lines)
 
-    async def test_a_hedge_without_room_is_not_sent(self) -> None:
-        """It is no attempt, and the report says why there is none."""
+    async def test_hedge_without_room_is_not_sent(self) -> None:
         bound("b", 1)
         slow, spare = scripts([Wait(1.0), Say("Late.")]), scripts(FINE)
         other = scripts([Wait(2.0), Say("Long.")])
@@ -697,12 +670,11 @@ class TestLoad:
             await two.ask()
             await holding
         report = two.reports[0]
-        assert asked(spare) == [0]
+        assert requests(spare) == [0]
         assert report.hedge_reason == "no hedge: b has 1 of 1 requests in flight"
         assert len(report.attempts) == 1
 
-    async def test_turns_wait_for_a_provider_that_asks_to_be_left_alone(self) -> None:
-        """If it is the only one, and its time is over soon; then all are answered."""
+    async def test_turns_wait_for_the_only_provider_with_retry_after(self) -> None:
         busy, *others = [scripts([Wait(0.2), refused()], FINE), *(scripts(FINE) for _ in range(3))]
         lines = [Line(racing(each)) for each in (busy, *others)]
         async with AsyncExitStack() as stack:
@@ -711,27 +683,25 @@ class TestLoad:
             await lines[0].ask()
             asking = [asyncio.create_task(line.ask()) for line in lines[1:]]
             await asyncio.sleep(0.9 * RETRY_AFTER_SECS)
-            assert asked(busy, *others) == [1, 0, 0, 0]
+            assert requests(busy, *others) == [1, 0, 0, 0]
             await asyncio.gather(*asking)
         for line in lines[1:]:
             assert line.text == "Yes, do come."
             assert line.reports[0].queued_secs == pytest.approx(RETRY_AFTER_SECS, abs=0.15)
 
-    async def test_the_provider_that_is_ready_first_is_asked_where_all_rest_for_long(self) -> None:
-        """At once: to wait would be longer than a caller is kept waiting."""
+    async def test_earliest_provider_is_used_when_all_have_long_retry_after(self) -> None:
         a, b = scripts(FINE), scripts(FINE)
         async with Line(racing(a, b)) as line:
             rest("a", 60.0)
             rest("b", 30.0)
             await line.ask()
-            assert (asked(a, b), line.reports[0].queued_secs) == ([0, 1], 0.0)
+            assert (requests(a, b), line.reports[0].queued_secs) == ([0, 1], 0.0)
             await asyncio.sleep(28.0)
             await line.ask()
-            assert asked(a, b) == [0, 2]
+            assert requests(a, b) == [0, 2]
             assert line.reports[1].queued_secs == pytest.approx(1.7, abs=0.15)
 
-    async def test_a_hedge_that_found_no_room_has_cost_nothing(self) -> None:
-        """It was paid for when it was due, and is paid back when the turn ends without it."""
+    async def test_rejected_hedge_is_refunded(self) -> None:
         bound("b", 1)
         long = Provider("b", scripts([Wait(30.0), Say("Long.")]))
         holder = HedgedLLMService([long], policy=HedgePolicy.fallback())
@@ -748,7 +718,7 @@ class TestLoad:
             await one.interrupt()
             await holding
 
-    async def test_an_interruption_while_waiting_leaves_nothing_behind(self) -> None:
+    async def test_interruption_while_queued_leaves_nothing(self) -> None:
         held = overrun("a", 80)
         async with Line(racing(scripts(FINE))) as line:
             await line.send(LLMContextFrame(LLMContext([{"role": "user", "content": "?"}])))
@@ -757,13 +727,12 @@ class TestLoad:
             await line.interrupt()
             assert (await line.report()).attempts == ()
             assert health().waiting == 0
-            give_back(*held)
+            release(*held)
             await line.ask()
         assert line.text == "Yes, do come."
         assert in_flight() == 0
 
-    async def test_a_summary_waits_behind_callers_for_half_a_minute(self) -> None:
-        """Where a provider has refused; and is asked for then, whatever there is."""
+    async def test_inference_waits_behind_callers(self) -> None:
         summing, calling = racing(Summing()), racing(scripts(FINE))
         overrun("a", 400)
         async with Line(calling) as line, Line(summing):
@@ -776,10 +745,9 @@ class TestLoad:
             assert await inferring == "In short."
             assert asyncio.get_running_loop().time() == pytest.approx(30, abs=0.1)
 
-    async def test_a_summary_that_cannot_be_asked_for_gives_its_permit_back(
+    async def test_failed_inference_releases_its_permit(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Whatever goes wrong between leave to ask and the asking."""
         llm = racing(Summing())
         async with Line(llm):
             with monkeypatch.context() as patched:
@@ -788,15 +756,15 @@ class TestLoad:
                     await llm.run_inference(LLMContext([{"role": "user", "content": "?"}]))
             assert in_flight() == 0
 
-    def test_a_tier_has_to_be_known(self) -> None:
+    def test_unknown_tier_is_rejected(self) -> None:
         with pytest.raises(ValueError, match="tier is not known, got 'gold': write 'premium'"):
             racing(scripts(FINE), tier="gold")  # pyright: ignore[reportArgumentType]
 
 
 class TestShedding:
-    """``admission="shed"``: for a platform that is over its capacity."""
+    """``admission="shed"``: for a platform beyond its capacity."""
 
-    async def test_a_turn_waits_for_room_within_the_limit(self) -> None:
+    async def test_shedding_turn_waits_for_room(self) -> None:
         bound("a", 1)
         lines = [Line(racing(scripts(FINE), admission="shed")) for _ in range(2)]
         async with lines[0], lines[1]:
@@ -804,8 +772,7 @@ class TestShedding:
         assert lines[1].text == "Yes, do come."
         assert lines[1].reports[0].queued_secs == pytest.approx(0.3, abs=0.02)
 
-    async def test_a_turn_without_room_for_three_seconds_is_ended(self) -> None:
-        """The caller hears the degraded answer; nothing raises."""
+    async def test_shedding_turn_without_room_ends_with_fallback(self) -> None:
         bound("a", 1)
         slow = racing(scripts([Wait(60), Say("At last.")]), admission="shed")
         async with Line(slow) as one, Line(racing(scripts(FINE), admission="shed")) as two:
@@ -821,12 +788,12 @@ class TestShedding:
             await waiting
         assert in_flight() == 0
 
-    async def test_with_every_breaker_open_a_turn_is_ended_at_once(self) -> None:
+    async def test_shedding_turn_ends_at_once_with_open_breakers(self) -> None:
         a, b = scripts(DOWN), scripts(DOWN)
         async with Line(racing(a, b, admission="shed")) as line:
-            await ask(line, 6)
+            await run_turns(line, 6)
             report = await line.report(6)
-            assert asked(a, b) == [5, 5]
+            assert requests(a, b) == [5, 5]
         assert report.attempts == ()
         assert report.outcome == "failed"
         assert report.duration_secs == 0.0
@@ -836,21 +803,19 @@ class TestShedding:
         assert len(line.errors) == 6
         assert line.framing == ["<", "t", ">"] * 6
 
-    async def test_the_last_provider_is_tried_by_one_caller_at_a_time(self) -> None:
-        """Alone it is asked like any other; a turn that begins meanwhile is ended."""
+    async def test_last_half_open_provider_has_one_probe(self) -> None:
         first, second = scripts(*[DOWN] * 5, FINE), scripts(FINE)
         async with (
             Line(racing(first, admission="shed")) as one,
             Line(racing(second, admission="shed")) as two,
         ):
-            await ask(one, 5)
+            await run_turns(one, 5)
             await asyncio.sleep(75)
             await asyncio.gather(one.ask(), two.ask())
             assert one.reports[5].outcome == "answered"
             assert two.text == SORRY
 
-    async def test_an_open_session_beside_it_is_not_ended(self) -> None:
-        """Both use the same providers and limits; only its own turns are its to end."""
+    async def test_open_session_is_not_shed(self) -> None:
         bound("a", 1)
         slow = racing(scripts([Wait(60), Say("At last.")]))
         async with Line(slow) as one, Line(racing(scripts(FINE))) as two:
@@ -861,6 +826,6 @@ class TestShedding:
             await one.interrupt()
             await waiting
 
-    def test_a_mode_has_to_be_known(self) -> None:
+    def test_unknown_admission_mode_is_rejected(self) -> None:
         with pytest.raises(ValueError, match="admission is not known, got 'closed': write 'open'"):
             racing(scripts(FINE), admission="closed")  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""What hedging sends in a bad moment of a provider, with all callers of a fleet at once."""
+"""The load of hedging on a provider in trouble, with all callers of a fleet at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUDGET = 0.1
 CHANCE = 3 * math.sqrt(BUDGET * (1 - BUDGET) / 150)
 """Three standard deviations of the requests per turn, over 150 turns."""
 MOST, MOST_IN_SPELL = 1 + BUDGET + CHANCE, 1 + SLACK * BUDGET + CHANCE
-"""Requests per turn, over 150 turns: what was saved in calm may be spent in a spell."""
+"""Requests per turn, over 150 turns: savings of calm times may be spent in a slow period."""
 EVENT, UNTIL = 60.0, 80.0
 
 
@@ -35,10 +35,10 @@ def crowd(seed: int) -> Crowd:
         pytest.param({}, MOST, id="calm"),
     ],
 )
-def test_no_second_of_trouble_has_more_than_twice_the_budgeted_requests(
+def test_extra_requests_per_second_are_bounded(
     slow: dict[str, float], most: float, seed: int
 ) -> None:
-    """But for what replaces the silent. Without a bound it is 1.6 a turn where one turns slow."""
+    """Replacements of stalled attempts excepted. Without the bound: 1.6 requests per turn."""
     callers = crowd(seed)
     callers.run(EVENT)
     callers.slow |= slow
@@ -49,8 +49,7 @@ def test_no_second_of_trouble_has_more_than_twice_the_budgeted_requests(
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_where_all_have_a_queue_few_silences_are_replaced(seed: int) -> None:
-    """They go on answering earlier requests: a silence is taken for slowness there."""
+def test_queued_providers_cause_few_replacements(seed: int) -> None:
     callers = crowd(seed)
     callers.run(EVENT)
     callers.slow |= dict.fromkeys(PROVIDERS, 4.0)
@@ -61,8 +60,8 @@ def test_where_all_have_a_queue_few_silences_are_replaced(seed: int) -> None:
     assert worst <= MOST_IN_SPELL + BUDGET
 
 
-def test_in_calm_the_bound_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The p95 nothing, and a tenth of the p99: three fleets with it and three without."""
+def test_bound_costs_little_without_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing at the p95 and a tenth of the p99."""
 
     def waits() -> list[float]:
         found: list[float] = []
@@ -83,7 +82,7 @@ def test_in_calm_the_bound_costs_little(monkeypatch: pytest.MonkeyPatch) -> None
         assert with_it <= most * without
 
 
-def test_who_is_put_off_is_helped_when_the_provider_is_found_silent() -> None:
+def test_deferred_callers_are_rescued_from_a_silent_provider() -> None:
     """5 s, and then what the second provider takes, for nearly all who wait for the first.
 
     At the mean of three seeds: of 36 seeds one alone has its p90 anywhere from 5.5 to 8.4 s.

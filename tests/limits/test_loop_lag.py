@@ -1,4 +1,4 @@
-"""How far behind an event loop is."""
+"""How far an event loop is behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.line import Line
 
 @asynccontextmanager
 async def watched() -> AsyncIterator[LoopWatch]:
-    """The running loop is watched, by one task however many hold it."""
+    """Whether the running loop is watched, by one task."""
     watch = LoopWatch()
     work = LoopWork({"watches the loop": watch.run})
     work.hold()
@@ -34,28 +34,27 @@ async def watched() -> AsyncIterator[LoopWatch]:
 
 @pytest.fixture
 def samples(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[float]:
-    """Every lag, as soon as the policy has been told."""
-    told: asyncio.Queue[float] = asyncio.Queue()
+    """Collect every lag."""
+    lags: asyncio.Queue[float] = asyncio.Queue()
     sample: Callable[[Overload, float, float], None] = Overload.sample
 
     def spy(self: Overload, lag_secs: float, now: float) -> None:
         sample(self, lag_secs, now)
-        told.put_nowait(lag_secs)
+        lags.put_nowait(lag_secs)
 
     monkeypatch.setattr(Overload, "sample", spy)
-    return told
+    return lags
 
 
 def block(secs: float) -> None:
-    """As a call that blocks, on a virtual loop."""
+    """Advance a virtual loop's clock, as a blocking call does."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, AutojumpLoop)
     loop._jump(secs)
 
 
 @pytest.mark.virtual_time
-async def test_a_loop_that_keeps_up_refuses_nothing() -> None:
-    """Nor does one that is not watched."""
+async def test_loop_without_lag_refuses_nothing() -> None:
     assert (LoopWatch().refusal(), LoopWatch().lag_now()) == (None, 0.0)
     async with watched() as watch:
         for _ in range(100):
@@ -65,8 +64,7 @@ async def test_a_loop_that_keeps_up_refuses_nothing() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_a_loop_that_is_behind_refuses_hedges(samples: asyncio.Queue[float]) -> None:
-    """Each timer is 0.3 s late; once none is, hedges are sent again."""
+async def test_late_loop_refuses_hedges_until_it_recovers(samples: asyncio.Queue[float]) -> None:
     async with watched() as watch:
         for _ in range(SAMPLES + 1):
             await samples.get()
@@ -79,8 +77,7 @@ async def test_a_loop_that_is_behind_refuses_hedges(samples: asyncio.Queue[float
 
 
 @pytest.mark.virtual_time
-async def test_a_lag_is_known_before_it_is_sampled(samples: asyncio.Queue[float]) -> None:
-    """A token that has been read late is known to be, whether its reader came first or not."""
+async def test_lag_is_known_before_the_next_sample(samples: asyncio.Queue[float]) -> None:
     async with watched() as watch:
         await samples.get()
         block(EVERY_SECS + 0.3)
@@ -92,10 +89,9 @@ async def test_a_lag_is_known_before_it_is_sampled(samples: asyncio.Queue[float]
 
 
 @pytest.mark.virtual_time
-async def test_a_watch_that_has_ended_refuses_nothing_for_long(
+async def test_samples_expire_after_the_watch_ends(
     samples: asyncio.Queue[float],
 ) -> None:
-    """What it has seen last is soon too old."""
     async with watched() as watch:
         for _ in range(SAMPLES):
             await samples.get()
@@ -107,15 +103,14 @@ async def test_a_watch_that_has_ended_refuses_nothing_for_long(
 
 
 @pytest.mark.virtual_time
-async def test_a_watch_that_has_ended_knows_no_lag() -> None:
+async def test_ended_watch_has_no_lag() -> None:
     async with watched() as watch:
         await asyncio.sleep(1.0)
     await asyncio.sleep(60.0)
     assert watch.lag_now() == 0.0
 
 
-async def test_a_real_loop_that_is_blocked_once(samples: asyncio.Queue[float]) -> None:
-    """For half a second: it is late at once, and refuses nothing for that."""
+async def test_one_long_step_refuses_no_hedge(samples: asyncio.Queue[float]) -> None:
     async with watched() as watch:
         await samples.get()
         time.sleep(0.5)
@@ -126,10 +121,9 @@ async def test_a_real_loop_that_is_blocked_once(samples: asyncio.Queue[float]) -
         assert watch.refusal() is None
 
 
-async def test_the_sessions_of_a_process_watch_their_loop(
+async def test_sessions_watch_their_loop(
     samples: asyncio.Queue[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the first to the last; what they see drops a hedge, and never the turn."""
     monkeypatch.setattr(LoopWatch, "run_if_real", LoopWatch.run)
     stats = ProviderStats()
     policy = HedgePolicy.after(0.0)
@@ -155,4 +149,4 @@ async def test_the_sessions_of_a_process_watch_their_loop(
     assert report.outcome == "answered"
     assert len(report.attempts) == 1
     assert report.hedge_reason is not None
-    assert report.hedge_reason.endswith("is not asked: the event loop is 1.00 s behind")
+    assert report.hedge_reason.endswith("is skipped: the event loop is 1.00 s behind")

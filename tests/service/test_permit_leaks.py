@@ -1,4 +1,4 @@
-"""Whole services, cancelled anywhere: no permit, claim or request outlives what it was for."""
+"""Whole services, cancelled at any point: every permit, claim and request is released."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ class Session:
     """One caller's call.
 
     Parameters:
-        policy: When to ask the next.
-        tier: Whose turns they are.
-        admission: Whether limits and open breakers end its turns.
-        scripts: What each provider does, turn by turn.
-        moves: What happens, and how many seconds after what came before.
-        hangs_up: Whether its pipeline is cancelled at the end, and not ended.
+        policy: Its hedging policy.
+        tier: Its tier.
+        admission: Its admission mode.
+        scripts: Each provider's scripts, turn by turn.
+        moves: Its actions, each with the seconds since the one before.
+        hangs_up: Whether its pipeline is cancelled instead of ended.
     """
 
     policy: HedgePolicy
@@ -83,7 +83,7 @@ class Session:
     hangs_up: bool
 
 
-secs = st.floats(0.0, 4.0).map(lambda value: round(value, 1))  # so that things happen together
+secs = st.floats(0.0, 4.0).map(lambda value: round(value, 1))  # makes events coincide
 turns = st.lists(st.sampled_from(sorted(SCRIPTS)), min_size=1, max_size=4).map(tuple)
 sessions = st.builds(
     Session,
@@ -97,7 +97,7 @@ sessions = st.builds(
 
 
 class Summing(ScriptedLLMService):
-    """Sums up, too, as long as its first script says."""
+    """Runs an inference too, for as long as its first script lasts."""
 
     def __init__(self, told: Sequence[str]):
         super().__init__(*(SCRIPTS[name] for name in told))
@@ -115,7 +115,7 @@ class Summing(ScriptedLLMService):
 
 
 class HungUp(Exception):
-    """Has a line cancel its pipeline."""
+    """Cancels a line's pipeline."""
 
 
 async def call(session: Session, stats: ProviderStats, asked: dict[str, list[Summing]]) -> None:
@@ -174,21 +174,21 @@ async def summarise(llm: HedgedLLMService, context: LLMContext) -> None:
 
 
 def open_breaker(health: AdmissionController, key: str) -> None:
-    """Have it be half open in the calls to come."""
+    """Make the breaker half-open for the following calls."""
     for _ in range(5):
-        permit = health.take(Ticket("primary", "standard", 0.0, (key,), 0.0), 0.0)
+        permit = health.acquire(Ticket("primary", "standard", 0.0, (key,), 0.0), 0.0)
         assert permit is not None
-        health.give_back(permit, "failed", 0.0)
+        health.release(permit, "failed", 0.0)
 
 
 @dataclass(frozen=True)
 class Room:
-    """How a provider is when the calls begin.
+    """A provider's state when the calls begin.
 
     Parameters:
-        at_most: Requests in flight, as it states for as long as the calls last; None is no word.
-        retry_after_secs: For how long it has asked to be left alone.
-        is_half_open: Whether its breaker is.
+        at_most: Its stated limit of requests in flight; None is none.
+        retry_after_secs: The time left of its Retry-After.
+        is_half_open: Whether its breaker is half-open.
     """
 
     at_most: int | None
@@ -196,12 +196,12 @@ class Room:
     is_half_open: bool
 
     def prepare(self, health: AdmissionController, key: str) -> None:
-        """Have it be so when the calls begin."""
+        """Set this state before the calls begin."""
         if self.is_half_open:
             open_breaker(health, key)
-        health.rest(key, BEGINS_AT + self.retry_after_secs)
+        health.set_retry_after(key, BEGINS_AT + self.retry_after_secs)
         if self.at_most is not None:
-            health.of(key).limit.state_queue(self.at_most, until=NEVER)
+            health.entry(key).limit.set_queue(self.at_most, until=NEVER)
 
 
 rooms = st.builds(
@@ -211,12 +211,9 @@ rooms = st.builds(
 
 @settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(sessions, min_size=1, max_size=4), st.tuples(rooms, rooms, rooms))
-def test_nothing_is_kept(everybody: list[Session], room: tuple[Room, ...]) -> None:
-    """Several callers share providers that answer, hang, fail, are full, or were left alone.
-
-    Whenever a permit is given, each open request has one. When all have gone nothing is left of
-    them, also of those who waited for room.
-    """
+def test_cancellation_leaves_no_permit_or_request(
+    everybody: list[Session], room: tuple[Room, ...]
+) -> None:
     unpermitted: list[str] = []
     acquire = ConcurrencyLimit.acquire
 
@@ -224,7 +221,7 @@ def test_nothing_is_kept(everybody: list[Session], room: tuple[Room, ...]) -> No
         open_requests = sum(
             member.open_requests
             for name in NAMES
-            if health.of(f"{name} | scripted").limit is self
+            if health.entry(f"{name} | scripted").limit is self
             for member in asked[name]
         )
         acquire(self, *args, **kwargs)
