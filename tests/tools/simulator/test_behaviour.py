@@ -128,7 +128,7 @@ def test_bad_key_or_value_is_named(keys: str, message: str) -> None:
 
 
 def test_every_fault_is_documented() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "reference" / "faults.md").read_text()
     for fault in FAULTS.values():
         assert f"| `{fault.name}` | {fault.summary} |" in text
 
