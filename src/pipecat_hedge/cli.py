@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 
 __all__ = ["main"]
 
@@ -17,7 +18,7 @@ class _Command:
 
     Its module has ``configure(parser)`` and ``run(args)``, which returns the exit status. It is
     imported only when its command runs, after a check of its extra: importing Pipecat takes a
-    second and prints a line.
+    second.
     """
 
     module: str
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for package in command.needs:
                 if find_spec(package) is None:
                     raise ModuleNotFoundError(name=package)
-            module = import_module(f"pipecat_hedge.tools.{command.module}")
+            module = _import_quietly(f"pipecat_hedge.tools.{command.module}")
             module.configure(parsers[name])
             parsers[name].set_defaults(run=module.run)
         args = top.parse_args(arguments)
@@ -100,6 +101,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the output's reader has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _import_quietly(name: str) -> ModuleType:
+    """Import a module without the line that Pipecat logs when it is imported."""
+    from loguru import logger
+
+    logger.disable("pipecat")
+    try:
+        return import_module(name)
+    finally:
+        logger.enable("pipecat")
 
 
 class _Version(argparse.Action):

@@ -42,7 +42,7 @@ from pipecat_hedge import (
     HedgePolicy,
     Provider,
 )
-from pipecat_hedge.race import DrainedAnswer
+from pipecat_hedge.race import ConfigurationError, DrainedAnswer
 from pipecat_hedge.service.provider_client import _read_rate_limit
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
 from tests.support.line import Line
@@ -614,6 +614,34 @@ class TestProviderStates:
         assert [s.prior_weight for s in before] == [1.0, 1.0]
         assert after[1].prior_weight < 1.0
         assert after[1].p50_secs < before[1].p50_secs < before[1].p95_secs
+
+    def test_provider_states_need_no_running_loop(self) -> None:
+        (state,) = racing(scripted(Say("Hi."))).provider_states()
+        assert (state.provider, state.breaker) == ("a", "closed")
+
+    async def test_each_race_is_logged_in_one_line(self) -> None:
+        lines: list[str] = []
+        handler = logger.add(lambda m: lines.append(str(m)), level="DEBUG", format="{message}")
+        llm = racing(
+            scripted(Wait(1), Say("No.")), scripted(Say("Yes.")), policy=HedgePolicy.race()
+        )
+        async with Line(llm) as line:
+            await line.ask()
+            await line.report()
+        logger.remove(handler)
+        (found,) = [text for text in lines if "turn 1: answered" in text]
+        assert "race(2): turn 1: answered, TTFT 0.000 s: a superseded, b won" in found
+
+    @pytest.mark.parametrize(
+        ("name", "policy"),
+        [("stall_secs", "adaptive"), ("budget", "adaptive"), ("seconds", "after")],
+    )
+    def test_policy_argument_is_referred_to_the_policy(self, name: str, policy: str) -> None:
+        expected = (
+            rf"{name} belongs to HedgePolicy: write policy=HedgePolicy.{policy}\({name}=...\)"
+        )
+        with pytest.raises(ConfigurationError, match=expected):
+            HedgedLLMService([scripted()], **{name: 1})
 
 
 class TestDrain:

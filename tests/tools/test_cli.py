@@ -34,6 +34,12 @@ def test_help_does_not_import_pipecat():
     assert found.stdout.isascii()
 
 
+@pytest.mark.parametrize("command", ["bench", "drill"])
+def test_help_of_a_command_is_all_it_prints(command: str):
+    found = main(command, "--help")
+    assert (found.returncode, found.stderr) == (0, "")
+
+
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])

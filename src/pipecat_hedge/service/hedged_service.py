@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -175,6 +176,7 @@ class HedgedLLMService(LLMService):
             raise ConfigurationError(
                 f"policy must be a HedgePolicy, got {policy!r}: write HedgePolicy.adaptive()"
             )
+        _refuse_policy_arguments(kwargs)
         refuse_unknown(kwargs, owner=HedgedLLMService, base=LLMService)
         if tier not in TIERS:
             raise ConfigurationError(
@@ -223,11 +225,15 @@ class HedgedLLMService(LLMService):
         return tuple(entry.provider for entry in self._members.entries)
 
     def provider_states(self) -> tuple[ProviderState, ...]:
-        """The state of each provider now, in the given order; call it on the event loop."""
-        now, is_excluded = asyncio.get_running_loop().time(), self._members.is_excluded
-        stats, bounds = self._stats, self._admission_settings.bounds
+        """What is known of each provider now, in the given order."""
+        try:
+            now = asyncio.get_running_loop().time()
+        except RuntimeError:  # outside of a loop: the clock of asyncio's own loops
+            now = time.monotonic()
+        excluded, stats = self._members.is_excluded, self._stats
+        bounds = self._admission_settings.bounds
         return tuple(
-            state_of(entry, stats, now, is_excluded=is_excluded(entry), bounds=bounds)
+            state_of(entry, stats, now, is_excluded=excluded(entry), bounds=bounds)
             for entry in self._members.entries
         )
 
@@ -480,7 +486,7 @@ class HedgedLLMService(LLMService):
         report = dataclasses.replace(turn.report(), filler=filler)
         self.events.publish(report)
         turn.trace.end(report)
-        _log_connections(report)
+        _log(f"{self}: {self._policy.name}", report)
         await self._call_event_handler("on_turn_report", report)
         if self.metrics_enabled:
             model = next((a.model for a in report.attempts if a.outcome == "won"), None)
@@ -716,8 +722,21 @@ class HedgedLLMService(LLMService):
             self._advertising = False
 
 
-def _log_connections(report: TurnReport) -> None:
-    """Log each connection that was opened during the turn."""
+def _refuse_policy_arguments(arguments: Iterable[str]) -> None:
+    shared = {field.name for field in dataclasses.fields(HedgePolicy)} - {"rule", "name"}
+    for name in arguments:
+        for make in ("adaptive", "race", "after", "fallback"):
+            if name in shared | inspect.signature(getattr(HedgePolicy, make)).parameters.keys():
+                raise ConfigurationError(
+                    f"{name} belongs to HedgePolicy: write policy=HedgePolicy.{make}({name}=...)"
+                )
+
+
+def _log(name: str, report: TurnReport) -> None:
+    """Log a race in one line, and each connection that was opened during the turn."""
+    ttft = "no token" if report.ttft_secs is None else f"TTFT {report.ttft_secs:.3f} s"
+    attempts = ", ".join(f"{a.provider} {a.outcome}" for a in report.attempts) or "no attempt"
+    logger.debug(f"{name}: turn {report.turn}: {report.outcome}, {ttft}: {attempts}")
     for attempt in report.attempts:
         stages = attempt.stages
         if stages is not None and stages.new_connection:
