@@ -63,7 +63,7 @@ class Compared:
     name: str
     turns: list[TurnResult]
     requests: int
-    turns_asked: int
+    expected_requests: int
 
     @property
     def summary(self) -> Summary:
@@ -138,12 +138,12 @@ async def _compare(models: str, policy: str, seed: int, runs: int) -> list[Compa
 def _script() -> tuple[Utterance, ...]:
     """Questions that take one request each: no tool, no pause in which the bot may answer."""
     everything = utterances([ROOT / "fixtures/audio"])
-    asked = [
+    questions = [
         u
         for u in everything
         if not u.interrupts and not u.name.startswith(TOOLS) and "pause" not in u.name
     ]
-    return tuple(asked[:SCRIPT])
+    return tuple(questions[:SCRIPT])
 
 
 def _show(compared: Sequence[Compared]) -> None:
@@ -170,7 +170,7 @@ def _figures(bot: Compared) -> dict[str, float]:
         "p50": round(everything.p50 or float("inf"), 3),
         "p95": round(everything.p95 or float("inf"), 3),
         "max": round(everything.max or float("inf"), 3),
-        "extra_requests": round(bot.requests / bot.turns_asked - 1, 4),
+        "extra_requests": round(bot.requests / bot.expected_requests - 1, 4),
     }
 
 

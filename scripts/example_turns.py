@@ -44,8 +44,8 @@ ANSWER = (
     "Yes, we are open until nine.",
     " The kitchen closes half an hour before that, so do come by in time.",
 )
-SAID = "Are you open? "
-SAID_TIMES = (250, 700)
+QUESTION = "Are you open? "
+QUESTION_TIMES = (250, 700)
 """A prompt of some 900 to 2,400 tokens."""
 PROVIDERS = (
     ("haiku", "claude-haiku-4-5", (1.0, 5.0)),
@@ -75,7 +75,7 @@ class Hour:
     seed: int = 1
 
 
-class _MadeUp(ScriptedLLMService):
+class _Provider(ScriptedLLMService):
     """A provider with a profile's latencies, and a bad time."""
 
     def __init__(
@@ -83,7 +83,7 @@ class _MadeUp(ScriptedLLMService):
     ):
         usage = LLMTokenUsage(prompt_tokens=0, completion_tokens=0, total_tokens=0)
         super().__init__([Say("")], model=profile.name, usage=usage)
-        self._profile, self._slowness, self._dice = profile, slowness, rng
+        self._profile, self._slowness, self._rng = profile, slowness, rng
 
     async def _play(self, script: Sequence[Step], context: LLMContext) -> None:
         prompt = sum(len(str(message)) for message in context.get_messages()) // 4
@@ -94,9 +94,9 @@ class _MadeUp(ScriptedLLMService):
 
     def _steps(self) -> list[Step]:
         now = asyncio.get_running_loop().time()
-        if self._dice.random() < FAILURES:
-            return [Wait(self._dice.uniform(0.1, 0.4)), Error(category=ErrorCategory.SERVER)]
-        first = self._profile.sample(self._dice) * self._slowness(now)
+        if self._rng.random() < FAILURES:
+            return [Wait(self._rng.uniform(0.1, 0.4)), Error(category=ErrorCategory.SERVER)]
+        first = self._profile.sample(self._rng) * self._slowness(now)
         steps: list[Step] = [Wait(first)]
         for sentence in ANSWER:
             pause = len(sentence.split()) / self._profile.tokens_per_sec
@@ -104,7 +104,7 @@ class _MadeUp(ScriptedLLMService):
         return steps
 
 
-async def made_up_hour(hour: Hour, write: Callable[[dict[str, Any]], None]) -> None:
+async def play_hour(hour: Hour, write: Callable[[dict[str, Any]], None]) -> None:
     """Have callers talk to a bot.
 
     Args:
@@ -121,7 +121,7 @@ async def made_up_hour(hour: Hour, write: Callable[[dict[str, Any]], None]) -> N
         llms = [
             Provider(
                 name,
-                _MadeUp(
+                _Provider(
                     PROFILES[profile],
                     slowness if name == PROVIDERS[0][0] else lambda now: 1.0,
                     random.Random(mine.random()),
@@ -142,7 +142,7 @@ async def made_up_hour(hour: Hour, write: Callable[[dict[str, Any]], None]) -> N
         await line.start()
         await asyncio.sleep(mine.uniform(0, PAUSE_SECS[1]))
         while asyncio.get_running_loop().time() < hour.secs:
-            await line.turn(SAID * mine.randint(*SAID_TIMES), 60.0)
+            await line.turn(QUESTION * mine.randint(*QUESTION_TIMES), 60.0)
             await asyncio.sleep(mine.uniform(*PAUSE_SECS))
         await line.stop()
 
@@ -161,7 +161,7 @@ def write_log(path: Path, hour: Hour) -> int:
     """
     lines = list[dict[str, Any]]()
     with asyncio.Runner(loop_factory=AutojumpLoop) as runner:
-        runner.run(made_up_hour(hour, lines.append))
+        runner.run(play_hour(hour, lines.append))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return len(lines)

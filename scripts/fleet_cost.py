@@ -38,7 +38,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         options = {"port": port, "bind": "127.0.0.1", "save": "", "appendonly": "no", "dir": folder}
         server = subprocess.Popen(
-            ["redis-server", *(word for k, v in options.items() for word in (f"--{k}", str(v)))],
+            ["redis-server", *(text for k, v in options.items() for text in (f"--{k}", str(v)))],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -86,7 +86,7 @@ async def measure(
         for kind in ("latency", "processes")
     }
     p99 = statistics.quantiles(cpu, n=100)[98]
-    told = {
+    figures = {
         "memory": f"{memory['latency'] / 1024 / processes:.1f} KiB a process and hour, and "
         f"{memory['processes'] / 1024:.1f} KiB for all processes",
         "commands": f"{a_second['calls']:.1f} a process and second, {a_second['usec']:.0f} µs",
@@ -96,7 +96,7 @@ async def measure(
         "ms, in steps",
     }
     print(f"{processes} processes, {sessions} sessions each, {len(PROVIDERS)} providers:")
-    for name, value in told.items():
+    for name, value in figures.items():
         print(f"  {name:16}{value}")
     for store in stores:
         await store.close()
@@ -109,14 +109,14 @@ async def _sync(stats: ProviderStats, second: int) -> None:
 
 
 def _counted(control: redis.Redis) -> dict[str, float]:
-    told = cast(dict[str, Any], control.info("all"))
+    figures = cast(dict[str, Any], control.info("all"))
     names = ("time", "hlen", "hrandfield", "hset", "expire")
-    commands = [told.get(f"cmdstat_{name}", {"calls": 0, "usec": 0}) for name in names]
+    commands = [figures.get(f"cmdstat_{name}", {"calls": 0, "usec": 0}) for name in names]
     return {
         "calls": sum(each["calls"] for each in commands),
         "usec": sum(each["usec"] for each in commands),
-        "in": told["total_net_input_bytes"],
-        "out": told["total_net_output_bytes"],
+        "in": figures["total_net_input_bytes"],
+        "out": figures["total_net_output_bytes"],
     }
 
 

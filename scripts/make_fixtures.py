@@ -137,8 +137,8 @@ def spoken_stretches(speech: Samples) -> list[tuple[int, int]]:
 
 def at_level(sound: Samples, dbfs: float, within: list[tuple[int, int]]) -> Samples:
     """The sound scaled so that its RMS in the given stretches is `dbfs`."""
-    heard = np.concatenate([sound[begin : end + 1] for begin, end in within])
-    return sound * (10 ** (dbfs / 20) / np.sqrt(np.mean(heard**2)))
+    speech = np.concatenate([sound[begin : end + 1] for begin, end in within])
+    return sound * (10 ** (dbfs / 20) / np.sqrt(np.mean(speech**2)))
 
 
 def pink(length: int, random: np.random.Generator) -> Samples:

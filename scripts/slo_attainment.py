@@ -23,7 +23,7 @@ from tests.support.virtual import draws, run_turns
 from pipecat_hedge import HedgePolicy, Slo
 
 PROFILES = ("gemma-4-31b-baseten", "gpt-4.1", "claude-haiku-4-5", "jagged")
-PROMISES = (0.8, 1.2)
+TARGETS_SECS = (0.8, 1.2)
 BUDGETS = (0.05, 0.1, 0.2)
 TURNS, SEEDS, COLD = 8_000, 2, 200
 
@@ -143,7 +143,7 @@ def main() -> int:
     lines = [
         compare(profile, within, budget, turns=args.turns, seeds=args.seeds)
         for profile in PROFILES
-        for within in PROMISES
+        for within in TARGETS_SECS
         for budget in BUDGETS
     ]
     Console(highlight=False, width=None if sys.stdout.isatty() else 130).print(table(lines))

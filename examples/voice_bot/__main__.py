@@ -71,9 +71,9 @@ def _serve(arguments: list[str]) -> None:
     parser.add_argument(
         "--max-sessions", type=int, default=16, help="calls at the same time (default 16)"
     )
-    ours = _read_ahead(arguments)
-    if not ours.help:
-        port = _prepare(app, ours)
+    options = _read_ahead(arguments)
+    if not options.help:
+        port = _prepare(app, options)
         arguments = [*DEFAULTS, *arguments, "--port", str(port)]
     sys.argv[1:] = arguments
     run(parser)
@@ -170,7 +170,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
         functools.partial(
             Gate,
             origins=origins,
-            most_sessions=options.max_sessions,
+            max_sessions=options.max_sessions,
             is_local=is_loopback(options.host),
             is_known=calls.is_known,
         ),

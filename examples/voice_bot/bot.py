@@ -41,9 +41,9 @@ from pipecat.turns.user_turn_strategies import UserTurnStrategies
 from pipecat.workers.runner import WorkerRunner
 
 from examples.voice_bot.choices import Choices, choose
-from examples.voice_bot.promises import promises_message
 from examples.voice_bot.provider_log import ProviderLog
 from examples.voice_bot.services import make_llms, make_stt, make_tts
+from examples.voice_bot.slo_status import slos_message
 from examples.voice_bot.turn_log import logged
 from pipecat_hedge import FillerProcessor, HedgedLLMService, Provider
 from pipecat_hedge.telemetry import LiveFeed, PrometheusRecorder
@@ -175,20 +175,20 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
 
     provider_log = ProviderLog()
 
-    async def tell(message: dict[str, Any]) -> None:
+    async def send(message: dict[str, Any]) -> None:
         await worker.queue_frame(RTVIServerMessageFrame(data=message))
 
-    async def tell_how_things_stand() -> None:
-        await tell(provider_log.message(hedged.provider_states() if hedged else ()))
-        await tell(promises_message(hedged.stats.slo_board.status() if hedged else ()))
+    async def send_state() -> None:
+        await send(provider_log.message(hedged.provider_states() if hedged else ()))
+        await send(slos_message(hedged.stats.slo_tracker.status() if hedged else ()))
 
     @latency.event_handler("on_turn_latency")
     async def on_turn_latency(observer: TurnLatencyObserver, turn: TurnLatency) -> None:
         for race in logged(turn):
             logger.info(race.line())
             provider_log.count(race.report)
-            await tell(race.message())
-        await tell_how_things_stand()
+            await send(race.message())
+        await send_state()
 
     # ---- the call
 
@@ -203,8 +203,8 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
             "policy": choices.policy.name if choices.policy else "off",
             "simulated": choices.simulated,
         }
-        await tell(parts)
-        await tell_how_things_stand()
+        await send(parts)
+        await send_state()
         context.add_message({"role": "developer", "content": GREETING})
         await worker.queue_frame(LLMRunFrame())
 

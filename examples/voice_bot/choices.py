@@ -157,7 +157,7 @@ def choose(env: Mapping[str, str]) -> Choices:
         tts="cartesia" if "CARTESIA_API_KEY" in env else "espeak",
         llms=llms,
         policy=_policy(env, attempts=max(2, len(llms))),
-        slo=_promise(setting_in(env, "SLO")),
+        slo=_slo(setting_in(env, "SLO")),
         turn_log=env.get("TURN_LOG"),
         turn_silence_secs=_turn_silence(setting_in(env, "TURN_DETECTION")),
         traces=_traces(env),
@@ -182,9 +182,9 @@ def setting_in(env: Mapping[str, str], name: str) -> str:
         name: The setting; one that has a default or is known to be set.
     """
     default = next(setting.default for setting in SETTINGS if setting.name == name)
-    said = env.get(name, default)
-    assert said is not None, f"{name} is not set and has no default"
-    return said.strip()
+    value = env.get(name, default)
+    assert value is not None, f"{name} is not set and has no default"
+    return value.strip()
 
 
 def _llms(env: Mapping[str, str]) -> tuple[LLMChoice, ...]:
@@ -218,15 +218,15 @@ def _simulated(models: str) -> tuple[LLMChoice, ...]:
 
 
 def _policy(env: Mapping[str, str], *, attempts: int) -> HedgePolicy | None:
-    said = setting_in(env, "HEDGE_POLICY")
-    if said == "off":
+    value = setting_in(env, "HEDGE_POLICY")
+    if value == "off":
         return None
-    policy = _policy_of(said, attempts=attempts)
+    policy = _policy_of(value, attempts=attempts)
     return dataclasses.replace(policy, fallback_text=setting_in(env, "FALLBACK_TEXT"))
 
 
-def _policy_of(said: str, *, attempts: int) -> HedgePolicy:
-    name, _, argument = said.partition(":")
+def _policy_of(value: str, *, attempts: int) -> HedgePolicy:
+    name, _, argument = value.partition(":")
     try:
         if name == "adaptive":
             return HedgePolicy.adaptive(float(argument or 0.1), max_attempts=attempts)
@@ -237,14 +237,14 @@ def _policy_of(said: str, *, attempts: int) -> HedgePolicy:
         if name == "fallback" and not argument:
             return HedgePolicy.fallback(max_attempts=attempts)
     except ValueError as error:  # ConfigurationError is one
-        raise SettingError(f"HEDGE_POLICY={said}: {error}") from None
+        raise SettingError(f"HEDGE_POLICY={value}: {error}") from None
     raise SettingError(
-        f"HEDGE_POLICY={said}: not a policy; write adaptive, adaptive:0.05, race, race:3, "
+        f"HEDGE_POLICY={value}: not a policy; write adaptive, adaptive:0.05, race, race:3, "
         "after:0.6, fallback or off"
     )
 
 
-_PROMISED = {
+_SLO_FIELDS = {
     "ttft": "ttft_secs",
     "ttfs": "ttfs_secs",
     "voice": "voice_to_voice_secs",
@@ -252,31 +252,31 @@ _PROMISED = {
 }
 
 
-def _promise(said: str) -> Slo | None:
-    if said == "off":
+def _slo(value: str) -> Slo | None:
+    if value == "off":
         return None
     try:
-        told = {
-            _PROMISED[name]: None if value == "none" and name != "share" else float(value)
-            for name, _, value in (word.partition("=") for word in said.split())
+        targets = {
+            _SLO_FIELDS[name]: None if value == "none" and name != "share" else float(value)
+            for name, _, value in (setting.partition("=") for setting in value.split())
         }
-        return Slo(**told)  # pyright: ignore[reportArgumentType]
+        return Slo(**targets)  # pyright: ignore[reportArgumentType]
     except (KeyError, ValueError) as error:  # ConfigurationError is a ValueError
         why = f"{error} is not known" if isinstance(error, KeyError) else str(error)
         raise SettingError(
-            f"SLO={said}: {why}; write ttft=0.8 ttfs=1.2 voice=1.5 share=0.95, or off"
+            f"SLO={value}: {why}; write ttft=0.8 ttfs=1.2 voice=1.5 share=0.95, or off"
         ) from None
 
 
-def _turn_silence(said: str) -> float | None:
-    if said == "smart":
+def _turn_silence(value: str) -> float | None:
+    if value == "smart":
         return None
     try:
-        secs = float(said)
+        secs = float(value)
     except ValueError:
         secs = -1.0
     if not 0 <= secs < 10:
         raise SettingError(
-            f"TURN_DETECTION={said}: write smart, or seconds of silence from 0 to 10"
+            f"TURN_DETECTION={value}: write smart, or seconds of silence from 0 to 10"
         )
     return secs

@@ -19,12 +19,12 @@ from pipecat.transports.smallwebrtc.connection import SmallWebRTCConnection
 
 from pipecat_hedge.telemetry import LIVE_PATH, AllowedOrigins
 
-__all__ = ["MOST_BYTES", "MOST_SESSIONS", "UNCONNECTED_SECS", "Gate", "connected_in_time"]
+__all__ = ["CONNECT_SECS", "MAX_BYTES", "MAX_SESSIONS", "Gate", "connected_in_time"]
 
-MOST_BYTES = 65_536
+MAX_BYTES = 65_536
 """Of what a request brings."""
-MOST_SESSIONS = 16
-UNCONNECTED_SECS = 15.0
+MAX_SESSIONS = 16
+CONNECT_SECS = 15.0
 """How long a call may take to connect."""
 WATCHED = ("/metrics", LIVE_PATH)
 """What a scraper or ``pipecat-hedge top`` on another machine reads."""
@@ -35,7 +35,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
-class Refused(Exception):
+class Rejected(Exception):
     """A request that is not let in."""
 
     def __init__(self, status: int, why: str):
@@ -58,7 +58,7 @@ class Gate:
         app: App,
         origins: AllowedOrigins,
         *,
-        most_sessions: int = MOST_SESSIONS,
+        max_sessions: int = MAX_SESSIONS,
         is_local: bool = True,
         is_known: Callable[[str], bool] = lambda pc_id: False,
     ):
@@ -67,14 +67,14 @@ class Gate:
         Args:
             app: The application.
             origins: Who may come in.
-            most_sessions: How many calls there may be at once.
+            max_sessions: How many calls there may be at once.
             is_local: Whether the server is bound to loopback. If it is not, those may read metrics
                 and the live feed who know it by any name.
             is_known: Whether a call with that identity is going on; what is offered to it is no
                 further one.
         """
         self._app, self._origins = app, origins
-        self._most_sessions, self._is_local, self._is_known = most_sessions, is_local, is_known
+        self._max_sessions, self._is_local, self._is_known = max_sessions, is_local, is_known
         self.sessions = 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -84,29 +84,31 @@ class Gate:
             return
         try:
             self._check(scope)
-            body = await _read(receive) if _brings_body(scope) else None
-            begins = self._begins_call(scope, body)
-            if begins and self.sessions >= self._most_sessions:
-                raise Refused(503, f"all {self._most_sessions} sessions are taken: try again later")
-        except Refused as refused:
+            body = await _read(receive) if _has_body(scope) else None
+            starts_call = self._starts_call(scope, body)
+            if starts_call and self.sessions >= self._max_sessions:
+                raise Rejected(503, f"all {self._max_sessions} sessions are taken: try again later")
+        except Rejected as refused:
             await _refuse(scope, receive, send, refused)
             return
-        self.sessions += begins  # nothing is awaited between the look and the claim
+        self.sessions += starts_call  # nothing is awaited between the look and the claim
         try:
-            await self._app(scope, receive if body is None else _again(body, receive), send)
+            await self._app(scope, receive if body is None else _replayed(body, receive), send)
         finally:
-            self.sessions -= begins
+            self.sessions -= starts_call
 
     def _check(self, scope: Message) -> None:
-        def told(wanted: bytes) -> list[str]:
+        def header_values(wanted: bytes) -> list[str]:
             return [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]
 
         is_open = scope["path"] in WATCHED and not self._is_local
-        why = self._origins.refusal(told(b"origin"), None if is_open else told(b"host"))
+        why = self._origins.refusal(
+            header_values(b"origin"), None if is_open else header_values(b"host")
+        )
         if why is not None:
-            raise Refused(403, f"{why} (see --allow-origin)")
+            raise Rejected(403, f"{why} (see --allow-origin)")
 
-    def _begins_call(self, scope: Message, body: bytes | None) -> bool:
+    def _starts_call(self, scope: Message, body: bytes | None) -> bool:
         if scope["type"] == "websocket":
             return True
         if scope["method"] != "POST" or not scope["path"].rstrip("/").endswith("/api/offer"):
@@ -115,7 +117,7 @@ class Gate:
         return pc_id is None or not self._is_known(pc_id)
 
 
-def _brings_body(scope: Message) -> bool:
+def _has_body(scope: Message) -> bool:
     return scope["type"] == "http" and scope["method"] not in ("GET", "HEAD", "OPTIONS")
 
 
@@ -124,73 +126,73 @@ async def _read(receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] != "http.request":
-            raise Refused(400, "the request broke off")
+            raise Rejected(400, "the request broke off")
         body += message.get("body", b"")
-        if len(body) > MOST_BYTES:
-            raise Refused(413, f"more than {MOST_BYTES // 1024} KB: no offer is as long")
+        if len(body) > MAX_BYTES:
+            raise Rejected(413, f"more than {MAX_BYTES // 1024} KB: no offer is as long")
         if not message.get("more_body", False):
             return bytes(body)
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
+def _replayed(body: bytes, receive: Receive) -> Receive:
     """What has been read, once more; then whatever comes."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def receive_again() -> Message:
+    async def receive_body() -> Message:
         return messages.pop() if messages else await receive()
 
-    return receive_again
+    return receive_body
 
 
 def _checked_offer(body: bytes) -> str | None:
     """The call that an offer is made to; None for a new one.
 
     Raises:
-        Refused: If it is no offer.
+        Rejected: If it is no offer.
     """
     try:
         offer = json.loads(body)
     except (ValueError, RecursionError):
-        raise Refused(400, "the offer is not JSON") from None
+        raise Rejected(400, "the offer is not JSON") from None
     if not isinstance(offer, dict) or offer.get("type") != "offer":
-        raise Refused(400, 'this is no offer: it needs a type, "offer", and an sdp')
+        raise Rejected(400, 'this is no offer: it needs a type, "offer", and an sdp')
     sdp, pc_id = offer.get("sdp"), offer.get("pc_id")
     if not isinstance(sdp, str) or not (pc_id is None or isinstance(pc_id, str)):
-        raise Refused(400, "this is no offer: sdp must be a text, and so must pc_id")
+        raise Rejected(400, "this is no offer: sdp must be a text, and so must pc_id")
     try:
         media = SessionDescription.parse(sdp).media
     except Exception:  # whatever a parser makes of what strangers write
-        raise Refused(400, "the offer's sdp cannot be read") from None
+        raise Rejected(400, "the offer's sdp cannot be read") from None
     if not media:
-        raise Refused(400, "the offer's sdp offers no media")
+        raise Rejected(400, "the offer's sdp offers no media")
     for each in media:
         if each.ice is None or not (each.ice.usernameFragment and each.ice.password):
-            raise Refused(400, "the offer's sdp has no ICE credentials")
+            raise Rejected(400, "the offer's sdp has no ICE credentials")
         if each.dtls is None or not each.dtls.fingerprints:
-            raise Refused(400, "the offer's sdp has no fingerprint")
+            raise Rejected(400, "the offer's sdp has no fingerprint")
     return pc_id
 
 
-async def _refuse(scope: Message, receive: Receive, send: Send, refused: Refused) -> None:
-    told = f"{refused}\n".encode()
+async def _refuse(scope: Message, receive: Receive, send: Send, refused: Rejected) -> None:
+    body = f"{refused}\n".encode()
     if scope["type"] == "websocket":
         await receive()
         await send({"type": "websocket.close", "code": 1008, "reason": str(refused)})
         return
     headers = [
         (b"content-type", b"text/plain; charset=utf-8"),
-        (b"content-length", str(len(told)).encode()),
+        (b"content-length", str(len(body)).encode()),
         (b"connection", b"close"),
     ]
     if refused.status == 503:
         headers.append((b"retry-after", b"15"))
     await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-    await send({"type": "http.response.body", "body": told})
+    await send({"type": "http.response.body", "body": body})
 
 
 @asynccontextmanager
 async def connected_in_time(
-    connection: SmallWebRTCConnection, secs: float = UNCONNECTED_SECS
+    connection: SmallWebRTCConnection, secs: float = CONNECT_SECS
 ) -> AsyncIterator[None]:
     """End what runs in this block if nobody has connected in time, and close the connection.
 
@@ -202,11 +204,11 @@ async def connected_in_time(
     try:
         async with limit:
 
-            def look() -> None:
+            def check() -> None:
                 if connection.pc.connectionState != "connected":
                     limit.reschedule(loop.time())
 
-            alarm = loop.call_later(secs, look)
+            alarm = loop.call_later(secs, check)
             try:
                 yield
             finally:

@@ -21,7 +21,7 @@ class ProviderLog:
         self._outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._last_errors: dict[str, tuple[str, int]] = {}
         self._first: str | None = None
-        self._order_reason: str | None = None
+        self._routing_reason: str | None = None
 
     def count(self, report: TurnReport) -> None:
         """Count a race's requests.
@@ -35,7 +35,7 @@ class ProviderLog:
                 self._last_errors[attempt.provider] = (attempt.error_category, report.turn)
         if report.attempts:
             self._first = report.attempts[0].provider
-        self._order_reason = report.routing_reason
+        self._routing_reason = report.routing_reason
 
     def message(self, states: Sequence[ProviderState]) -> dict[str, Any]:
         """The providers as the page gets them.
@@ -45,7 +45,7 @@ class ProviderLog:
         """
         return {
             "type": "providers",
-            "routing_reason": self._order_reason,
+            "routing_reason": self._routing_reason,
             "providers": [self._provider(state) for state in states],
         }
 

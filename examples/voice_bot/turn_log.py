@@ -12,11 +12,11 @@ from typing import Any
 from pipecat_hedge import AttemptReport, TurnReport
 from pipecat_hedge.voice import TurnLatency
 
-__all__ = ["Heard", "LoggedTurn", "logged"]
+__all__ = ["LoggedTurn", "Playback", "logged"]
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Playback:
     """What the caller heard, and when: seconds from the turn's origin; None if it was not heard.
 
     Parameters:
@@ -53,19 +53,19 @@ class LoggedTurn:
     first_sound_secs: float | None = None
     origin: str = "context"
     asked_secs: float = 0.0
-    heard: Heard | None = None
+    playback: Playback | None = None
     continues: bool = False
 
     def line(self) -> str:
         """The turn in one line, without a word of what was said."""
         report = self.report
-        heard = _secs(self.voice_to_voice_secs)
+        voice_to_voice = _secs(self.voice_to_voice_secs)
         attempts = "; ".join(_attempt(attempt) for attempt in report.attempts) or "none"
         if report.filler is not None and report.filler.spoken_secs is not None:
-            heard += f" (a filler at {_secs(self.first_sound_secs)})"
+            voice_to_voice += f" (a filler at {_secs(self.first_sound_secs)})"
         return (
             f"turn {report.turn}: {report.outcome}, winner {report.winner or 'none'}, "
-            f"TTFT {_secs(report.ttft_secs)}, voice-to-voice {heard}, attempts: {attempts}"
+            f"TTFT {_secs(report.ttft_secs)}, voice-to-voice {voice_to_voice}, attempts: {attempts}"
         )
 
     def message(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class LoggedTurn:
             "asked_secs": self.asked_secs,
             "committed_secs": self._moment(report.committed_secs),
             "commit_reason": report.commit_reason,
-            "heard": None if self.heard is None else dataclasses.asdict(self.heard),
+            "heard": None if self.playback is None else dataclasses.asdict(self.playback),
             "filler": None if report.filler is None else dataclasses.asdict(report.filler),
             "attempts": [self._attempt(attempt) for attempt in report.attempts],
         }
@@ -136,7 +136,7 @@ def logged(turn: TurnLatency) -> list[LoggedTurn]:
             races[-1],
             voice_to_voice_secs=turn.voice_to_voice_secs,
             first_sound_secs=turn.first_sound_secs if turn.anchor == "user_silence" else None,
-            heard=Heard(
+            playback=Playback(
                 turn.first_sound_secs,
                 turn.filler_end_secs,
                 turn.first_answer_secs,
@@ -147,12 +147,12 @@ def logged(turn: TurnLatency) -> list[LoggedTurn]:
 
 
 def _attempt(attempt: AttemptReport) -> str:
-    told = f"{attempt.provider} {attempt.outcome}"
+    text = f"{attempt.provider} {attempt.outcome}"
     if attempt.error_category is not None:
-        told += f" ({attempt.error_category})"
+        text += f" ({attempt.error_category})"
     if attempt.launch_reason != "primary":
-        told += f" ({attempt.launch_reason} at {attempt.launched_secs:.2f} s)"
-    return told
+        text += f" ({attempt.launch_reason} at {attempt.launched_secs:.2f} s)"
+    return text
 
 
 def _secs(secs: float | None) -> str:

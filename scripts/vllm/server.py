@@ -170,8 +170,8 @@ class VLLMProcess:
             except OSError:
                 time.sleep(0.2)
         self.kill()
-        said = self.log.read_text(errors="replace").splitlines()[-30:]
-        raise RuntimeError("vLLM did not start; it said:\n" + "\n".join(said))
+        output = self.log.read_text(errors="replace").splitlines()[-30:]
+        raise RuntimeError("vLLM did not start; it said:\n" + "\n".join(output))
 
     def restart(self, *, name: str | None = None) -> None:
         """Start it again where it was, and wait until it answers.

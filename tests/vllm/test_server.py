@@ -226,7 +226,7 @@ async def test_own_requests_count_before_the_next_look(script: Script) -> None:
     server = new_server()
     server.hold()
     await asyncio.sleep(0.1)
-    with server.asking(), server.asking():
+    with server.count_request(), server.count_request():
         assert server.load is not None
         assert server.load.running == 3
     assert server.load.running == 1

@@ -70,7 +70,7 @@ class GrammarRecognizer:
         )
         self._lock = threading.Lock()
         self._usual_mean: str = self._decoder.get_cmn()
-        self._listen_for(grammar, smallest(self._parsed(grammar, text)))
+        self._use_grammar(grammar, smallest(self._parsed(grammar, text)))
 
     def recognize(self, audio: bytes) -> str:
         """Recognise one segment. Call it in a thread: it takes about 20 ms a second of audio.
@@ -94,8 +94,8 @@ class GrammarRecognizer:
                     time.sleep(0)  # waits for nothing: lets another thread have the GIL
             finally:
                 self._decoder.end_utt()
-            heard = self._decoder.hyp()
-        return heard.hypstr if heard is not None else ""
+            hypothesis = self._decoder.hyp()
+        return hypothesis.hypstr if hypothesis is not None else ""
 
     def _parsed(self, grammar: Path, text: str) -> WordGraph:
         try:
@@ -110,7 +110,7 @@ class GrammarRecognizer:
             graph.writefile(str(path))
             return parse_fsg(path.read_text(encoding="utf-8"))
 
-    def _listen_for(self, grammar: Path, graph: WordGraph) -> None:
+    def _use_grammar(self, grammar: Path, graph: WordGraph) -> None:
         unknown = sorted(word for word in graph.words if self._decoder.lookup_word(word) is None)
         if unknown:
             raise ConfigurationError(

@@ -115,7 +115,7 @@ class LiveFeed:
         for llm in services.values():
             for state in llm.provider_states():
                 self._states[state.provider, state.model] = state
-        boards = [stats.slo_board for stats in self._stats]
+        trackers = [stats.slo_tracker for stats in self._stats]
         budgets = [budget for stats in self._stats for budget in stats.budgets()]
         return {
             "version": LIVE_VERSION,
@@ -128,7 +128,7 @@ class LiveFeed:
             "turns": [turn for turn in self._turns.values() if turn["number"] > after],
             "providers": [self._provider(state) for state in self._states.values()],
             "budgets": [dataclasses.asdict(budget) for budget in budgets],
-            "slos": [dataclasses.asdict(slo) for board in boards for slo in board.status()],
+            "slos": [dataclasses.asdict(slo) for tracker in trackers for slo in tracker.status()],
         }
 
     def _provider(self, state: ProviderState) -> dict[str, Any]:

@@ -118,7 +118,7 @@ class PrometheusRecorder(Collector):
         """
 
         async def on_turn_latency(_: object, turn: TurnLatency) -> None:
-            self.record_heard(turn)
+            self.record_latency(turn)
 
         observer.add_event_handler("on_turn_latency", on_turn_latency)
 
@@ -156,7 +156,7 @@ class PrometheusRecorder(Collector):
         if report.filler is not None:
             self._fillers.labels(report.filler.cause, _result(report.filler)).inc()
 
-    def record_heard(self, turn: TurnLatency) -> None:
+    def record_latency(self, turn: TurnLatency) -> None:
         """Count when a caller heard the answer of a turn; see ``listen_to``.
 
         Args:
@@ -175,7 +175,7 @@ class PrometheusRecorder(Collector):
         self._stats.add(stats)
         stats.events.subscribe(TurnReport, self.record)
         stats.events.subscribe(SloCounted, self._record_slo)
-        for tier, slo in stats.slo_board.slos():
+        for tier, slo in stats.slo_tracker.slos():
             self._show_slo(tier, slo)
 
     def _labels(self, stats: ProviderStats) -> list[tuple[str, Labels]]:
@@ -206,7 +206,7 @@ class PrometheusRecorder(Collector):
             self._censored.labels(provider, outcome, reason).observe(waited_secs)
         if attempt.stages is not None and attempt.stages.new_connection:
             self._cold_connections.labels(provider).inc()
-        use = "used" if won or _was_heard(attempt, report) else "wasted"
+        use = "used" if won or _is_interrupted_answer(attempt, report) else "wasted"
         estimated = _flag(attempt.tokens_estimated)
         for direction, tokens in (
             ("input", attempt.input_tokens),
@@ -360,7 +360,7 @@ def _is_continuation(attempt: AttemptReport, report: TurnReport) -> bool:
     return committed is not None and attempt.launched_secs >= committed
 
 
-def _was_heard(attempt: AttemptReport, report: TurnReport) -> bool:
+def _is_interrupted_answer(attempt: AttemptReport, report: TurnReport) -> bool:
     """Whether it is the answer that the caller interrupted."""
     has_begun = attempt.ttft_secs is not None and attempt.provider == report.winner
     return has_begun and attempt.outcome == "interrupted"

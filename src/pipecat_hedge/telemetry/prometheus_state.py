@@ -55,14 +55,16 @@ def state_metrics(
     balance: dict[tuple[str, ...], float] = {}
     for stats in registries:
         health, slow_keys = stats.health, stats.slow()
-        for key, who in labels(stats):
-            breaker.update({(*who, state): 0 for state in get_args(BreakerState)})
-            breaker[*who, health.state(key, now)] += 1
+        for key, name_and_model in labels(stats):
+            breaker.update({(*name_and_model, state): 0 for state in get_args(BreakerState)})
+            breaker[*name_and_model, health.state(key, now)] += 1
             requests, allowed = health.occupancy(key, now)
-            in_flight[who] += requests
-            limit[who] += allowed
-            slow[who] += key in slow_keys
-            retry_after[who] = max(health.retry_after_secs(key, now), retry_after.get(who, 0.0))
+            in_flight[name_and_model] += requests
+            limit[name_and_model] += allowed
+            slow[name_and_model] += key in slow_keys
+            retry_after[name_and_model] = max(
+                health.retry_after_secs(key, now), retry_after.get(name_and_model, 0.0)
+            )
         for account in stats.budgets():
             name = (f"{account.budget:g}",)
             budget[name] = account.budget

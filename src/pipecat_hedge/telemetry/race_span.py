@@ -112,14 +112,14 @@ class RaceTracer(Tracer):
         """The span that Pipecat makes of a hosted service's request."""
         return self._pipecat_spans[service]
 
-    def leave(self, race: RaceSpan, report: TurnReport) -> FillerReport | None:
+    def race_ended(self, race: RaceSpan, report: TurnReport) -> FillerReport | None:
         """A race has ended.
 
         Returns:
             Its filler, unless an earlier race had it: a tool's filler is in two reports.
         """
         if self._context is not None:
-            self._context.leave(race)
+            self._context.race_ended(race)
         is_new = report.filler is not self._last_filler
         self._last_filler = report.filler
         return report.filler if is_new else None
@@ -162,7 +162,7 @@ class RaceSpan(RaceTrace):
             return nullcontext()
         if self._tracer is None:
             span = self._pipecat_spans[launch.attempt] = self._races.pipecat_span(service)
-            span.issue(launch)
+            span.expect(launch)
             return nullcontext()
         now_ns = self._now()
         span = self._tracer.start_span(
@@ -194,7 +194,7 @@ class RaceSpan(RaceTrace):
 
     def end(self, report: TurnReport) -> None:
         """See ``RaceTrace``."""
-        filler = self._races.leave(self, report)
+        filler = self._races.race_ended(self, report)
         if self._span is None or trace is None:
             return
         for number, attempt in enumerate(report.attempts):
@@ -247,7 +247,7 @@ class _RaceContext(TracingContext):
         assert trace is not None
         self._race, self._race_context = race, trace.set_span_in_context(span)
 
-    def leave(self, race: RaceSpan) -> None:
+    def race_ended(self, race: RaceSpan) -> None:
         if race is self._race:
             self._race = self._race_context = None
 

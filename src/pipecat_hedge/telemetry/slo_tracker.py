@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from pipecat_hedge.policy.slo import Objective, Slo
-from pipecat_hedge.policy.slo_outcome import classify, has_left, is_degraded, judge_wait
+from pipecat_hedge.policy.slo_outcome import classify, classify_wait, has_left, is_degraded
 from pipecat_hedge.race.reports import TIERS, Tier, TurnReport
 from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.voice.turn_timeline import TurnLatency
@@ -24,9 +24,9 @@ __all__ = [
     "MAX_SLOS",
     "SLOTS",
     "WINDOWS_SECS",
-    "SloBoard",
     "SloCounted",
     "SloStatus",
+    "SloTracker",
     "WindowCount",
     "track",
 ]
@@ -129,12 +129,12 @@ class SloCounted:
     met: Mapping[Objective, bool]
 
 
-class SloBoard:
+class SloTracker:
     """Counts the turns of all services of a process by tier and SLO. Safe from any thread.
 
     Example::
 
-        for status in llm.stats.slo_board.status("premium"):
+        for status in llm.stats.slo_tracker.status("premium"):
             print(status.objective, status.attainment, status.budget_left, status.burns)
     """
 
@@ -148,7 +148,7 @@ class SloBoard:
         self._events = events or EventHub()
         self._clock = clock
         self._lock = threading.Lock()
-        self._rows: dict[tuple[Tier, Slo], _Row] = {}
+        self._counted: dict[tuple[Tier, Slo], _Windows] = {}
 
     def add(self, tier: Tier, slo: Slo) -> None:
         """Show an SLO from now on, before its first turn.
@@ -158,30 +158,30 @@ class SloBoard:
             slo: What they are promised.
         """
         with self._lock:
-            self._row(tier, slo)
+            self._windows(tier, slo)
         self._events.publish(SloCounted(tier, slo, {}))
 
     def slos(self) -> tuple[tuple[Tier, Slo], ...]:
         """The SLOs, each with its tier."""
         with self._lock:
-            return tuple(self._rows)
+            return tuple(self._counted)
 
-    def record(self, tier: Tier, slo: Slo, kept: Mapping[Objective, bool]) -> None:
+    def record(self, tier: Tier, slo: Slo, met: Mapping[Objective, bool]) -> None:
         """Count a turn.
 
         Args:
             tier: The caller's tier.
             slo: The SLO.
-            kept: By objective, whether the turn met it; without those that did not apply to it.
+            met: By objective, whether the turn met it; without those that did not apply to it.
         """
-        if not kept:
+        if not met:
             return
         with self._lock:
-            now, row = self._clock(), self._row(tier, slo)
-            for objective, was_kept in kept.items():
-                for window in row[objective]:
-                    window.record(was_kept, now)
-        self._events.publish(SloCounted(tier, slo, kept))
+            now, windows = self._clock(), self._windows(tier, slo)
+            for objective, was_met in met.items():
+                for window in windows[objective]:
+                    window.record(was_met, now)
+        self._events.publish(SloCounted(tier, slo, met))
 
     def status(self, tier: Tier | None = None, slo: Slo | None = None) -> tuple[SloStatus, ...]:
         """How well the SLOs are met, the best tier first.
@@ -194,23 +194,23 @@ class SloBoard:
             now = self._clock()
             found = [
                 SloStatus(
-                    *(row_tier, objective, within, row_slo.share),
-                    tuple(window.count(now) for window in row[objective]),
+                    *(of_tier, objective, within, of_slo.share),
+                    tuple(window.count(now) for window in windows[objective]),
                 )
-                for (row_tier, row_slo), row in self._rows.items()
-                if tier in (None, row_tier) and slo in (None, row_slo)
-                for objective, within in row_slo.promises()
+                for (of_tier, of_slo), windows in self._counted.items()
+                if tier in (None, of_tier) and slo in (None, of_slo)
+                for objective, within in of_slo.promises()
             ]
         return tuple(sorted(found, key=lambda status: TIERS.index(status.tier)))
 
-    def _row(self, tier: Tier, slo: Slo) -> _Row:
-        row: _Row | None = self._rows.pop((tier, slo), None)
-        if row is None:
-            if len(self._rows) >= MAX_SLOS:
-                del self._rows[next(iter(self._rows))]
-            row = {name: tuple(map(_Window, WINDOWS_SECS)) for name, _ in slo.promises()}
-        self._rows[tier, slo] = row  # the one used last comes last
-        return row
+    def _windows(self, tier: Tier, slo: Slo) -> _Windows:
+        windows: _Windows | None = self._counted.pop((tier, slo), None)
+        if windows is None:
+            if len(self._counted) >= MAX_SLOS:
+                del self._counted[next(iter(self._counted))]
+            windows = {name: tuple(map(_Window, WINDOWS_SECS)) for name, _ in slo.promises()}
+        self._counted[tier, slo] = windows  # the one used last comes last
+        return windows
 
 
 class _Window:
@@ -221,12 +221,12 @@ class _Window:
         self._slots = deque[list[int]](maxlen=SLOTS)
         """The slot's number, its turns, and how many of them were bad."""
 
-    def record(self, kept: bool, now: float) -> None:
+    def record(self, met: bool, now: float) -> None:
         slot = self._slot(now)
         if not self._slots or self._slots[-1][0] < slot:
             self._slots.append([slot, 0, 0])
         self._slots[-1][1] += 1
-        self._slots[-1][2] += not kept
+        self._slots[-1][2] += not met
 
     def count(self, now: float) -> WindowCount:
         first = self._slot(now) - SLOTS + 1
@@ -237,35 +237,35 @@ class _Window:
         return int(now // (self._secs / SLOTS))
 
 
-_Row: TypeAlias = dict[Objective, tuple[_Window, ...]]
+_Windows: TypeAlias = dict[Objective, tuple[_Window, ...]]
 """The windows of one SLO's objectives."""
 
 
-def track(events: EventHub, slo: Slo, tier: Tier, board: SloBoard) -> None:
+def track(events: EventHub, slo: Slo, tier: Tier, tracker: SloTracker) -> None:
     """Count a service's turns on a board, from their reports and from what its callers heard.
 
     Args:
         events: The service's hub.
         slo: Its SLO.
         tier: The tier of its callers.
-        board: The board.
+        tracker: The tracker.
     """
 
     def on_report(report: TurnReport) -> None:
-        board.record(tier, slo, classify(slo, report))
+        tracker.record(tier, slo, classify(slo, report))
 
     def on_latency(turn: TurnLatency) -> None:
         within_secs = slo.voice_to_voice_secs
-        met = None if within_secs is None else judge_voice(within_secs, turn)
+        met = None if within_secs is None else classify_voice(within_secs, turn)
         if met is not None:
-            board.record(tier, slo, {"voice_to_voice": met})
+            tracker.record(tier, slo, {"voice_to_voice": met})
 
-    board.add(tier, slo)
+    tracker.add(tier, slo)
     events.subscribe(TurnReport, on_report)
     events.subscribe(TurnLatency, on_latency)
 
 
-def judge_voice(within_secs: float, turn: TurnLatency) -> bool | None:
+def classify_voice(within_secs: float, turn: TurnLatency) -> bool | None:
     """Whether the caller heard the answer in time; None if the objective does not apply.
 
     Args:
@@ -277,7 +277,7 @@ def judge_voice(within_secs: float, turn: TurnLatency) -> bool | None:
     is_silent = turn.first_answer_secs is None and not turn.interrupted
     if is_silent and (turn.may_wait or not turn.reports):
         return None
-    return judge_wait(
+    return classify_wait(
         within_secs,
         turn.first_answer_secs,
         turn.ended_secs,

@@ -46,7 +46,7 @@ class AttemptSpan:
 
         service.start_ttfb_metrics = start_ttfb_metrics
 
-    def issue(self, launch: Launch) -> None:
+    def expect(self, launch: Launch) -> None:
         """Announce the service's next request.
 
         Args:

@@ -50,7 +50,7 @@ _WITHOUT_TEXT = frozenset(
         "voice_id",
     }
 )
-_OURS = "hedge."
+_OWN_PREFIX = "hedge."
 
 
 class WithoutText(SpanExporter):
@@ -103,7 +103,9 @@ class WithoutText(SpanExporter):
         return {
             name: value
             for name, value in (attributes or {}).items()
-            if isinstance(value, (bool, int, float)) or name in self._kept or name.startswith(_OURS)
+            if isinstance(value, (bool, int, float))
+            or name in self._kept
+            or name.startswith(_OWN_PREFIX)
         }
 
 

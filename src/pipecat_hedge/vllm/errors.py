@@ -136,11 +136,11 @@ def explain(
 def _explain_refusal(
     error: APIStatusError, base_url: str, model: str | None, served: Sequence[str]
 ) -> Exception:
-    said, status, response = _message(error), error.status_code, error.response
-    logger.debug(f"{base_url} says: {said}")
+    text, status, response = _message(error), error.status_code, error.response
+    logger.debug(f"{base_url} says: {text}")
     category = ErrorCategory.SERVER if status >= 500 else ErrorCategory.INVALID_REQUEST
-    if (limit := re.search(r"maximum context length is (\d+) tokens", said)) is not None:
-        size = re.search(r"prompt contains ((?:at least )?\d+ (?:input tokens|characters))", said)
+    if (limit := re.search(r"maximum context length is (\d+) tokens", text)) is not None:
+        size = re.search(r"prompt contains ((?:at least )?\d+ (?:input tokens|characters))", text)
         category = ErrorCategory.APPLICATION  # the server is well, and another context may fit
         message = (
             f"the prompt has {size[1] if size else 'too many tokens'}, the server's limit is "
@@ -156,14 +156,14 @@ def _explain_refusal(
         )
     elif status >= 500:
         message = f"{base_url} has failed, HTTP {status}: {_RESTART}"
-    elif status == 404 and "model" in said:
+    elif status == 404 and "model" in text:
         message = not_served(base_url, model, served)
     elif status == 404:
         message = (
             f"{base_url} has no chat completions: base_url must be the address of vLLM's "
             "OpenAI-compatible API, as http://localhost:8000/v1"
         )
-    elif status == 400 and ("--enable-auto-tool-choice" in said or "--tool-call-parser" in said):
+    elif status == 400 and ("--enable-auto-tool-choice" in text or "--tool-call-parser" in text):
         message = (
             f"{base_url} was started without tools: start it with --enable-auto-tool-choice "
             "--tool-call-parser and the parser of its model, as hermes"

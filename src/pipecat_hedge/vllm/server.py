@@ -34,12 +34,12 @@ from pipecat_hedge.vllm.errors import VLLMError, cause_of, unreachable, wrong_ke
 
 __all__ = ["Counts", "VLLMServer", "check_base_url", "read_counts"]
 
-LOOK_EVERY_SECS = 2.0
+POLL_SECS = 2.0
 """Between two readings of ``/metrics``; other times are shares of it. Queues that matter last for
 seconds."""
-LOOK_SECS = 3.0
+POLL_TIMEOUT_SECS = 3.0
 """How long a look may take. A server that is busy with a long prompt answers late."""
-LIST_SECS = 5.0
+LIST_TIMEOUT_SECS = 5.0
 """How long the list of models may take."""
 
 _servers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str | None], VLLMServer]] = (
@@ -52,7 +52,7 @@ class VLLMServer:
 
     Attributes:
         base_url: The address of its OpenAI-compatible API, as ``http://localhost:8000/v1``.
-        look_every_secs: The time between two readings of its metrics while it has no queue.
+        poll_secs: The time between two readings of its metrics while it has no queue.
     """
 
     def __init__(
@@ -60,26 +60,26 @@ class VLLMServer:
         base_url: str,
         api_key: str | None = None,
         *,
-        look_every_secs: float = LOOK_EVERY_SECS,
+        poll_secs: float = POLL_SECS,
     ):
         """Name a server; nothing is sent yet.
 
         Args:
             base_url: The address of its API.
             api_key: Its key, if it was started with one.
-            look_every_secs: The time between two readings of its metrics.
+            poll_secs: The time between two readings of its metrics.
         """
         self.base_url = base_url.rstrip("/")
-        self.look_every_secs = look_every_secs
+        self.poll_secs = poll_secs
         self._root = self.base_url.removesuffix("/v1")
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._scope = TaskScope()
         self._holders = 0
-        self._asking = self._asking_then = 0
+        self._in_flight = self._in_flight_then = 0
         self._reading: dict[Hashable, asyncio.Future[bool]] = {}
         self._problems: set[str] = set()
         self._load: ServerLoad | None = None
-        self._looked_at = 0.0
+        self._polled_at = 0.0
         self._queue_pause_secs = 0.0
         self._forget()
 
@@ -109,16 +109,16 @@ class VLLMServer:
     def load(self) -> ServerLoad | None:
         """How busy it is; None if nothing recent is known."""
         load = self._load
-        age = asyncio.get_running_loop().time() - self._looked_at
-        if load is None or age > 3 * self.look_every_secs + LOOK_SECS:
+        age = asyncio.get_running_loop().time() - self._polled_at
+        if load is None or age > 3 * self.poll_secs + POLL_TIMEOUT_SECS:
             return None
-        return replace(load, running=max(load.running + self._asking - self._asking_then, 0))
+        return replace(load, running=max(load.running + self._in_flight - self._in_flight_then, 0))
 
     def hold(self) -> None:
         """Look at the server until ``release`` has been called as often as this."""
         self._holders += 1
         if self._holders == 1:
-            self._scope.start(self._keep_looking(), name=f"looks at {self._root}")
+            self._scope.start(self._poll(), name=f"looks at {self._root}")
 
     async def release(self) -> None:
         """End what ``hold`` began."""
@@ -128,13 +128,13 @@ class VLLMServer:
             await self._scope.close()
 
     @contextmanager
-    def asking(self) -> Generator[None, None, None]:
+    def count_request(self) -> Generator[None, None, None]:
         """Count a request of this process, which the next look will find at the server."""
-        self._asking += 1
+        self._in_flight += 1
         try:
             yield
         finally:
-            self._asking -= 1
+            self._in_flight -= 1
 
     def mark_down(self, detail: str, problem: str) -> None:
         """Note that a request found the server down, which counts until the next look.
@@ -143,7 +143,7 @@ class VLLMServer:
             detail: What was found, in a few words.
             problem: The same with a remedy, for the log.
         """
-        self._see(ServerLoad(is_up=False, detail=detail), problem)
+        self._update(ServerLoad(is_up=False, detail=detail), problem)
 
     def report(self, recovery: str, problem: str | None) -> None:
         """Log a problem when it is first found, and once more when it is over.
@@ -159,30 +159,30 @@ class VLLMServer:
             self._problems.discard(recovery)
             logger.info(f"{self.base_url} {recovery}")
 
-    async def _keep_looking(self) -> None:
+    async def _poll(self) -> None:
         async with aiohttp.ClientSession(headers=self._headers) as session:
             while True:
                 try:
-                    async with asyncio.timeout(LOOK_SECS):
-                        load = await self._look(session)
+                    async with asyncio.timeout(POLL_TIMEOUT_SECS):
+                        load = await self._poll_once(session)
                 except (TimeoutError, aiohttp.ClientError, OSError) as error:
                     load = ServerLoad(is_up=False, detail=cause_of(error))
-                self._see(load)
+                self._update(load)
                 # Not in step with the other processes that look at it.
                 await asyncio.sleep(self._pause_secs() * random.uniform(0.9, 1.1))
 
     def _pause_secs(self) -> float:
         """The time until the next look, which doubles while there is a queue to be read."""
         if self._tracks_load:
-            return 0.5 * self.look_every_secs
+            return 0.5 * self.poll_secs
         if self._load is None or not self._load.waiting:
             self._queue_pause_secs = 0.0
-            return self.look_every_secs
-        pause = min(2 * self._queue_pause_secs, 2.5 * self.look_every_secs)
-        self._queue_pause_secs = pause or 0.5 * self.look_every_secs
+            return self.poll_secs
+        pause = min(2 * self._queue_pause_secs, 2.5 * self.poll_secs)
+        self._queue_pause_secs = pause or 0.5 * self.poll_secs
         return self._queue_pause_secs
 
-    async def _look(self, session: aiohttp.ClientSession) -> ServerLoad | None:
+    async def _poll_once(self, session: aiohttp.ClientSession) -> ServerLoad | None:
         """Look once; None if the server does not say how busy it is."""
         async with session.get(f"{self._root}/health") as answer:
             if answer.status >= 500:
@@ -212,18 +212,18 @@ class VLLMServer:
         load, age = self._load, asyncio.get_running_loop().time() - self._metrics_at
         total = max(total - self._overcount, 0)
         waiting = max(total - self._runs, 0)
-        if load is None or age > 2.5 * self.look_every_secs or (waiting and not load.waiting):
+        if load is None or age > 2.5 * self.poll_secs or (waiting and not load.waiting):
             return None
         return replace(load, running=total - waiting, waiting=waiting)
 
-    def _see(self, load: ServerLoad | None, problem: str | None = None) -> None:
+    def _update(self, load: ServerLoad | None, problem: str | None = None) -> None:
         if load is not None and not load.is_up:
             self._forget()
             problem = problem or str(unreachable(self.base_url, load.detail))
         self.report("answers again", problem)
         self._load = load
-        self._looked_at = asyncio.get_running_loop().time()
-        self._asking_then = self._asking
+        self._polled_at = asyncio.get_running_loop().time()
+        self._in_flight_then = self._in_flight
 
     # ---- what it reads ahead
 
@@ -278,7 +278,7 @@ class VLLMServer:
         return self._models
 
     async def _list_models(self) -> tuple[str, ...]:
-        url, timeout = f"{self.base_url}/models", aiohttp.ClientTimeout(total=LIST_SECS)
+        url, timeout = f"{self.base_url}/models", aiohttp.ClientTimeout(total=LIST_TIMEOUT_SECS)
         async with (
             aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session,
             session.get(url) as answer,

@@ -186,7 +186,7 @@ class VLLMService(OpenAILLMService):
         problem = not_served(self._base_url, self._model, served) if is_missing else None
         self._server.report(f"serves {self._model} now", problem)
 
-    async def _has_moved_on(self) -> bool:
+    async def _model_changed(self) -> bool:
         """Whether the server serves another model than before, where none was named."""
         before = self._model
         if before is None or before != self._found_model:
@@ -221,7 +221,7 @@ class VLLMService(OpenAILLMService):
         """
         await self._background.close()  # the server keeps what it has read of the prompt by now
         with ExitStack() as in_flight:
-            in_flight.enter_context(self._server.asking())
+            in_flight.enter_context(self._server.count_request())
             chunks = await self._send(
                 lambda: super(VLLMService, self).get_chat_completions(context)
             )
@@ -240,7 +240,7 @@ class VLLMService(OpenAILLMService):
             VLLMError: If the server does not answer; the message says what to do.
         """
         infer = super().run_inference
-        with self._server.asking(), working_as("background"):
+        with self._server.count_request(), working_as("background"):
             answer = await self._send(
                 lambda: infer(context, max_tokens, system_instruction, response_schema)
             )
@@ -272,7 +272,7 @@ class VLLMService(OpenAILLMService):
 
         async def read() -> None:
             async with acquire_permit():
-                with self._server.asking(), working_as("warm_up"):
+                with self._server.count_request(), working_as("warm_up"):
                     await self._send(
                         lambda: self._client.chat.completions.create(
                             **prefill_request(self.build_chat_completion_params(from_context))
@@ -296,7 +296,7 @@ class VLLMService(OpenAILLMService):
                 if not closed_while_idle(error):
                     raise
             except NotFoundError:
-                if not await self._has_moved_on():
+                if not await self._model_changed():
                     raise
             return await request()
         except OpenAIError as error:

@@ -39,11 +39,11 @@ class AnswerAudio:
 
     def __init__(self) -> None:
         """Nothing has been said."""
-        self._turn_of_start: dict[int, int] = {}
-        self._answering: dict[FrameProcessor, int] = {}
+        self._turn_of_response: dict[int, int] = {}
+        self._responding: dict[FrameProcessor, int] = {}
         self._turns: dict[str | None, int | None] = {}  # by context id; None is a line
         self._lines: list[str] = []
-        self._has_words = False
+        self._has_text = False
 
     def turn_of(self, context_id: str | None) -> int | None:
         """The turn that a sound answers; None if it does not.
@@ -61,22 +61,22 @@ class AnswerAudio:
         """
         return context_id is not None and self._turns.get(context_id, 0) is None
 
-    def asked(self, start: LLMFullResponseStartFrame, turn: int) -> None:
+    def response_started(self, start: LLMFullResponseStartFrame, turn: int) -> None:
         """The LLM begins to answer.
 
         Args:
             start: The beginning of its answer.
             turn: The turn's number.
         """
-        self._turn_of_start[start.id] = turn
+        self._turn_of_response[start.id] = turn
 
     def interrupted(self) -> None:
         """What was about to be spoken will not be."""
-        self._turn_of_start.clear()
-        self._answering.clear()
+        self._turn_of_response.clear()
+        self._responding.clear()
         self._lines.clear()
 
-    def take_up(self, frame: Frame) -> None:
+    def frame_queued(self, frame: Frame) -> None:
         """Note what a text-to-speech is about to speak.
 
         Args:
@@ -86,11 +86,11 @@ class AnswerAudio:
             if frame.append_to_context and frame.text.strip():
                 self._lines.append(frame.text)
         elif isinstance(frame, LLMFullResponseStartFrame):
-            self._has_words = False
+            self._has_text = False
         elif isinstance(frame, LLMTextFrame) and frame.text.strip() and not frame.skip_tts:
-            self._has_words = True
+            self._has_text = True
 
-    def let_out(self, frame: Frame, source: FrameProcessor) -> None:
+    def frame_pushed(self, frame: Frame, source: FrameProcessor) -> None:
         """Note what a text-to-speech lets out.
 
         Args:
@@ -98,17 +98,17 @@ class AnswerAudio:
             source: The text-to-speech.
         """
         if isinstance(frame, LLMFullResponseStartFrame):
-            if (turn := self._turn_of_start.pop(frame.id, None)) is not None:
-                self._answering[source] = turn
+            if (turn := self._turn_of_response.pop(frame.id, None)) is not None:
+                self._responding[source] = turn
         elif isinstance(frame, LLMFullResponseEndFrame):
-            self._answering.pop(source, None)
+            self._responding.pop(source, None)
         elif isinstance(frame, AggregatedTextFrame):
             is_new = frame.context_id is not None and frame.context_id not in self._turns
             if is_new and frame.text in self._lines:
                 self._lines.remove(frame.text)
                 self._turns[frame.context_id] = None
 
-    def open(self, frame: TTSStartedFrame, source: FrameProcessor, turn: int) -> None:
+    def audio_started(self, frame: TTSStartedFrame, source: FrameProcessor, turn: int) -> None:
         """Somebody begins to speak.
 
         Args:
@@ -120,8 +120,8 @@ class AnswerAudio:
             return
         answers: int | None = turn
         if isinstance(source, TTSService):
-            answers = self._answering.get(source)
-            if self._lines and (answers is None or not self._has_words):
+            answers = self._responding.get(source)
+            if self._lines and (answers is None or not self._has_text):
                 if frame.append_to_context:
                     self._lines.pop(0)
                 answers = None

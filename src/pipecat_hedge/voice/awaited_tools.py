@@ -25,12 +25,12 @@ class AwaitedTools:
     def __init__(self) -> None:
         """Begin with none."""
         self._running: set[str] = set()
-        self._beside: set[str] = set()
-        self._asks_again = False
+        self._in_background: set[str] = set()
+        self._runs_llm_again = False
 
     def __bool__(self) -> bool:
         """Whether a tool runs, or has returned and the LLM is about to be asked again."""
-        return self._asks_again or bool(self._running)
+        return self._runs_llm_again or bool(self._running)
 
     def take(self, frame: Frame) -> None:
         """Note what a frame tells of the calls.
@@ -45,22 +45,22 @@ class AwaitedTools:
                 self._running.add(frame.tool_call_id)
             else:
                 self._running.discard(frame.tool_call_id)
-                self._beside.add(frame.tool_call_id)
-        elif isinstance(frame, FunctionCallResultFrame) and self._is_ours(frame.tool_call_id):
+                self._in_background.add(frame.tool_call_id)
+        elif isinstance(frame, FunctionCallResultFrame) and self._is_known(frame.tool_call_id):
             if frame.properties is None or frame.properties.is_final:
                 self._running.discard(frame.tool_call_id)
-            self._asks_again = self._asks_again or _asks_again(frame)
-        elif isinstance(frame, FunctionCallCancelFrame) and self._is_ours(frame.tool_call_id):
+            self._runs_llm_again = self._runs_llm_again or _runs_llm_again(frame)
+        elif isinstance(frame, FunctionCallCancelFrame) and self._is_known(frame.tool_call_id):
             self._running.discard(frame.tool_call_id)
-            self._asks_again = self._asks_again or frame.run_llm
+            self._runs_llm_again = self._runs_llm_again or frame.run_llm
         elif isinstance(frame, LLMFullResponseStartFrame):
-            self._asks_again = False
+            self._runs_llm_again = False
 
-    def _is_ours(self, tool_call_id: str) -> bool:
-        return tool_call_id in self._running or tool_call_id in self._beside
+    def _is_known(self, tool_call_id: str) -> bool:
+        return tool_call_id in self._running or tool_call_id in self._in_background
 
 
-def _asks_again(frame: FunctionCallResultFrame) -> bool:
+def _runs_llm_again(frame: FunctionCallResultFrame) -> bool:
     """As Pipecat's assistant aggregator decides it."""
     if not frame.result:
         return False

@@ -31,7 +31,7 @@ from pipecat.frames.frames import (
 
 __all__ = ["CallerTurn"]
 
-ASKED_SECS, ANSWERED_SECS = 1.0, 3.0
+REQUEST_SECS, RESPONSE_SECS = 1.0, 3.0
 """So soon after the end of a turn the LLM is asked for it; or begins to answer, if nobody asks."""
 TRANSCRIBED_SECS = 5.0
 """A turn that begins so long after a sound, of which no word was understood, is not that sound's.
@@ -45,15 +45,15 @@ class CallerTurn:
         """Nothing has been heard."""
         self._has_turns = False
         self._has_messages = False
-        self._transcribed: float | None = None
-        self._written: float | None = None
+        self._transcribed_at: float | None = None
+        self._message_at: float | None = None
         self._forget()
 
     def _forget(self) -> None:
-        self._began: float | None = None
-        self._silence: float | None = None
-        self._noticed: float | None = None  # when the silence was
-        self._ended: float | None = None
+        self._began_at: float | None = None
+        self._silence_at: float | None = None
+        self._noticed_at: float | None = None  # when the silence was
+        self._ended_at: float | None = None
 
     def take(self, frame: Frame, now: float) -> None:
         """Note what a frame tells of the caller.
@@ -64,33 +64,33 @@ class CallerTurn:
         """
         if isinstance(frame, VADUserStartedSpeakingFrame):
             self._begin(now)
-            self._silence = None
+            self._silence_at = None
         elif isinstance(frame, VADUserStoppedSpeakingFrame):
             self._begin(now)
-            self._silence, self._noticed = now - frame.stop_secs, now
+            self._silence_at, self._noticed_at = now - frame.stop_secs, now
         elif isinstance(frame, UserStartedSpeakingFrame):
-            quiet_secs = 0.0 if self._silence is None else now - self._silence
-            if quiet_secs > TRANSCRIBED_SECS and not self._is_since_began(self._transcribed):
+            quiet_secs = 0.0 if self._silence_at is None else now - self._silence_at
+            if quiet_secs > TRANSCRIBED_SECS and not self._is_after_beginning(self._transcribed_at):
                 self._forget()
             self._begin(now)
-            self._ended, self._has_turns = None, True
+            self._ended_at, self._has_turns = None, True
         elif isinstance(frame, UserStoppedSpeakingFrame):
             self._begin(now)
-            self._ended, self._has_turns = now, True
+            self._ended_at, self._has_turns = now, True
         elif isinstance(frame, TranscriptionFrame):
             if frame.text.strip():
-                self._transcribed = now
+                self._transcribed_at = now
         elif isinstance(frame, LLMContextUserTurnFrame):
-            self._written, self._has_messages = now, True
+            self._message_at, self._has_messages = now, True
 
     def _begin(self, now: float) -> None:
-        if self._began is None:
-            self._began = now
+        if self._began_at is None:
+            self._began_at = now
 
-    def _is_since_began(self, at: float | None) -> bool:
-        return at is not None and self._began is not None and at >= self._began
+    def _is_after_beginning(self, at: float | None) -> bool:
+        return at is not None and self._began_at is not None and at >= self._began_at
 
-    def asked(
+    def llm_started(
         self, now: float, context_at: float | None, *, provisional: bool
     ) -> tuple[float | None, float | None] | None:
         """Say what the LLM is asked about; that is then done with.
@@ -104,14 +104,14 @@ class CallerTurn:
             The caller's last sound and the end of the turn, in seconds, as far as they are known;
             None if it is asked for another reason.
         """
-        words = self._written if self._has_messages else self._transcribed
-        if not provisional and not self._is_since_began(words):
-            end = self._ended if self._has_turns else self._noticed
-            asked_at, limit = now, ANSWERED_SECS
+        text_at = self._message_at if self._has_messages else self._transcribed_at
+        if not provisional and not self._is_after_beginning(text_at):
+            end = self._ended_at if self._has_turns else self._noticed_at
+            requested_at, limit = now, RESPONSE_SECS
             if context_at is not None:
-                asked_at, limit = context_at, ASKED_SECS
-            if end is None or asked_at - end > limit:
+                requested_at, limit = context_at, REQUEST_SECS
+            if end is None or requested_at - end > limit:
                 return None
-        silence, ended = self._silence, self._ended
+        silence, ended = self._silence_at, self._ended_at
         self._forget()
         return silence, ended

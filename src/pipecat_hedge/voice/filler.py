@@ -40,7 +40,7 @@ from pipecat_hedge.service.hedged_service import HedgedLLMService
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.service.tts_output import downstream_of, upstream_of
 from pipecat_hedge.voice.filler_playback import EARCON_RATE, FillerVoice, read_earcon
-from pipecat_hedge.voice.filler_policy import FillerDecision, FillerRule, FillerWords, Silence
+from pipecat_hedge.voice.filler_policy import FillerDecision, FillerPhrases, FillerRule, Silence
 
 __all__ = ["FillerProcessor"]
 
@@ -104,7 +104,7 @@ class FillerProcessor(FrameProcessor):
         require("rng", rng, random.Random, "write random.Random(1)")
         super().__init__(**kwargs)
         self._rule = FillerRule(after_secs, margin_secs, per_turn, every_secs, not_before_turn)
-        self._words = FillerWords() if phrases is None else FillerWords(phrases)
+        self._filler_phrases = FillerPhrases() if phrases is None else FillerPhrases(phrases)
         self._earcon = None if earcon is None else read_earcon(earcon)
         self._given_stats = stats
         self._rng = rng or random.Random()
@@ -149,7 +149,7 @@ class FillerProcessor(FrameProcessor):
             elif isinstance(frame, InterruptionFrame):
                 await self._interrupted()
             elif isinstance(frame, LLMFullResponseEndFrame):
-                await self._ended()
+                await self._response_ended()
             elif isinstance(frame, FunctionCallsStartedFrame):
                 # It has overtaken the text in front of it: what to do is known at the end.
                 self._called = tuple(call.function_name for call in frame.function_calls)
@@ -157,18 +157,18 @@ class FillerProcessor(FrameProcessor):
                 now = asyncio.get_running_loop().time()
                 self._tools[frame.tool_call_id] = (frame.function_name, now)
             elif isinstance(frame, FunctionCallResultFrame):
-                self._came_back(frame)
+                self._tool_returned(frame)
             elif isinstance(frame, UserStartedSpeakingFrame):
                 self._after_tools = False
             elif isinstance(frame, (EndFrame, CancelFrame)):
                 await self._scope.close()
         await self.push_frame(frame, direction)
         if isinstance(frame, LLMFullResponseStartFrame) and direction is FrameDirection.DOWNSTREAM:
-            await self._begin()
+            await self._response_started()
 
     # ---- the turn
 
-    async def _begin(self) -> None:
+    async def _response_started(self) -> None:
         """The LLM is asked."""
         self._attach()
         if not self._after_tools:
@@ -179,7 +179,7 @@ class FillerProcessor(FrameProcessor):
         self._began_at = asyncio.get_running_loop().time()
         await self._wait("slow", self._llm_wait, self._rule)
 
-    async def _ended(self) -> None:
+    async def _response_ended(self) -> None:
         """The LLM has said all. If it called tools, the answer comes after them."""
         called, self._called = self._called, ()
         self._after_tools = bool(called)
@@ -195,7 +195,7 @@ class FillerProcessor(FrameProcessor):
         # bot is speaking: a filler has to be over when the tools are, or it delays the answer.
         await self._wait("tool", lambda: slowest, replace(self._rule, after_secs=0.0))
 
-    def _came_back(self, frame: FunctionCallResultFrame) -> None:
+    def _tool_returned(self, frame: FunctionCallResultFrame) -> None:
         called = self._tools.pop(frame.tool_call_id, None)
         if called is None or self._stats is None:
             return
@@ -323,17 +323,19 @@ class FillerProcessor(FrameProcessor):
             sound = self._earcon.astype("<i2").tobytes()
             await self.push_frame(OutputAudioRawFrame(sound, EARCON_RATE, 1))
         elif phrase is not None and self._voice is not None:
-            self._words.said(phrase)
+            self._filler_phrases.mark_spoken(phrase)
             await self.push_frame(self._voice.frame(phrase))
         await self._call_event_handler("on_filler", report)
 
     def _phrases(self, cause: FillerCause) -> Sequence[str | None]:
-        return [None] if self._earcon is not None else self._words.choices(cause, self._rng)
+        return (
+            [None] if self._earcon is not None else self._filler_phrases.choices(cause, self._rng)
+        )
 
     def _secs(self, phrase: str | None) -> float:
         if self._earcon is not None:
             return len(self._earcon) / EARCON_RATE
-        return 0.0 if phrase is None else self._words.secs(phrase)
+        return 0.0 if phrase is None else self._filler_phrases.secs(phrase)
 
     @property
     def _is_failing(self) -> bool:

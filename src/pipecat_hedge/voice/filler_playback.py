@@ -28,7 +28,7 @@ __all__ = ["EARCON_RATE", "FillerFrame", "FillerVoice", "read_earcon"]
 Samples: TypeAlias = npt.NDArray[np.int16]
 
 EARCON_RATE = 24_000
-HEARD = 33
+AUDIBLE_LEVEL = 33
 """A sound whose loudest sample is below (-60 dBFS) is silence on any line. Not 0: a silent file
 that is converted to another rate comes out as ones."""
 
@@ -128,7 +128,7 @@ def read_earcon(path: str | Path) -> Samples:
         sound = read_audio(Path(path), EARCON_RATE)
     except ConfigurationError as error:
         raise ConfigurationError(f"earcon: {error} Or {_REMEDY}.") from error
-    if np.abs(sound.astype(np.int32)).max(initial=0) < HEARD:
+    if np.abs(sound.astype(np.int32)).max(initial=0) < AUDIBLE_LEVEL:
         raise ConfigurationError(
             f"earcon: {path} is silent, or empty: nothing would be heard. Name another, or "
             f"{_REMEDY}"

@@ -36,11 +36,11 @@ from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.events import FillerCause
 
-__all__ = ["FillerDecision", "FillerRule", "FillerWords", "Silence"]
+__all__ = ["FillerDecision", "FillerPhrases", "FillerRule", "Silence"]
 
-MOST_LANDING = 0.5
+MAX_ANSWERED_SHARE = 0.5
 """So many of the answers may land while the filler sounds."""
-UNHEARD_OF, TIMES = 0.002, 2.0
+RARE_SHARE, HANG_FACTOR = 0.002, 2.0
 """Twice the time by which all but so few answers have come is on no curve."""
 WORDS_PER_SEC, LEAST_SECS = 2.6, 0.4
 """How fast fillers are spoken (about 155 words a minute), and how long the shortest one takes."""
@@ -119,15 +119,15 @@ class FillerRule:
         Args:
             silence: What is known of the turn.
         """
-        if (refusal := self._manners(silence)) is not None:
+        if (refusal := self._refusal(silence)) is not None:
             return FillerDecision(None, refusal)
         earliest = max(silence.waited_secs, self.after_secs)
         if silence.since_filler_secs is not None:
-            rested = self.every_secs - silence.since_filler_secs
-            earliest = max(earliest, silence.waited_secs + rested)
+            pause_left = self.every_secs - silence.since_filler_secs
+            earliest = max(earliest, silence.waited_secs + pause_left)
         needed = silence.filler_secs + self.margin_secs
-        at = _first_worth_it(silence.wait, earliest, silence.filler_secs, needed)
-        hangs_at = max(earliest, TIMES * silence.wait.quantile(1.0 - UNHEARD_OF))
+        at = _first_useful_time(silence.wait, earliest, silence.filler_secs, needed)
+        hangs_at = max(earliest, HANG_FACTOR * silence.wait.quantile(1.0 - RARE_SHARE))
         if at is None or at > hangs_at:
             left = silence.wait.expected_remaining(earliest)
             return FillerDecision(
@@ -140,7 +140,7 @@ class FillerRule:
             at, f"{left:.2f} s left to wait at {at:.2f} s, a filler needs {needed:.2f} s"
         )
 
-    def _manners(self, silence: Silence) -> str | None:
+    def _refusal(self, silence: Silence) -> str | None:
         if silence.turn < self.not_before_turn:
             return f"no fillers before turn {self.not_before_turn}"
         if silence.fillers >= self.per_turn:
@@ -148,23 +148,23 @@ class FillerRule:
         return None
 
 
-def _first_worth_it(
+def _first_useful_time(
     wait: SurvivalCurve, earliest: float, filler_secs: float, needed: float
 ) -> float | None:
     """The first time at which so much is left to wait, and few answers are about to land."""
     steps = np.concatenate(([earliest], wait.secs, wait.secs - filler_secs))
     at = np.unique(steps[steps >= earliest])
     shares = wait.share_after(at)
-    alive = shares > 0
-    at, shares = at[alive], shares[alive]
+    waiting = shares > 0
+    at, shares = at[waiting], shares[waiting]
     left = wait.area_after(at) / shares
-    landing = 1.0 - wait.share_after(at + filler_secs) / shares
-    worth_it = np.flatnonzero((left >= needed) & (landing <= MOST_LANDING + 1e-9))
-    return float(at[worth_it[0]]) if worth_it.size else None
+    answered = 1.0 - wait.share_after(at + filler_secs) / shares
+    useful = np.flatnonzero((left >= needed) & (answered <= MAX_ANSWERED_SHARE + 1e-9))
+    return float(at[useful[0]]) if useful.size else None
 
 
 @dataclass
-class FillerWords:
+class FillerPhrases:
     """What fillers say, by cause; the same is not said twice in a row.
 
     Parameters:
@@ -211,7 +211,7 @@ class FillerWords:
         drawn = rng.choice(others)
         return [drawn, *sorted((p for p in others if p != drawn), key=self.secs)]
 
-    def said(self, phrase: str) -> None:
+    def mark_spoken(self, phrase: str) -> None:
         """Remember what was said last.
 
         Args:

@@ -95,7 +95,7 @@ class Timeline:
         self.silence: float | None = None
         self.turn_end: float | None = None
         self.context: float | None = None
-        self.asked: float | None = None
+        self.requested: float | None = None
         self.token: float | None = None
         self.sentence: float | None = None
         self.tts_audio: float | None = None
@@ -106,8 +106,8 @@ class Timeline:
         self.is_answering = False
         self.is_responding = False
         self.is_racing = self.may_wait = False
-        self.has_words = False
-        self.had_words = False
+        self.has_text = False
+        self.had_text = False
         self.tools = AwaitedTools()
         self.reports: list[TurnReport] = []
         self.races: list[float] = []
@@ -145,22 +145,22 @@ class Timeline:
         Args:
             bot_speaks: Whether the bot is heard now.
         """
-        is_asked = self.is_responding or self.is_racing or bool(self.tools)
-        return is_asked or bot_speaks or (self.has_words and self.answer is None)
+        is_pending = self.is_responding or self.is_racing or bool(self.tools)
+        return is_pending or bot_speaks or (self.has_text and self.answer is None)
 
-    def reported(self, report: TurnReport) -> None:
+    def take_report(self, report: TurnReport) -> None:
         """Take a race's own times, which are exact: text may have been kept back for a sentence."""
-        if self.asked is None:
+        if self.requested is None:
             return
         self.is_racing = False
         self.reports.append(report)
-        self.races.append(self.asked)
-        if report.ttft_secs is not None and not self.had_words:
-            self.token = self.asked + report.ttft_secs
+        self.races.append(self.requested)
+        if report.ttft_secs is not None and not self.had_text:
+            self.token = self.requested + report.ttft_secs
             if report.ttfs_secs is not None:
-                self.sentence = self.asked + report.ttfs_secs
+                self.sentence = self.requested + report.ttfs_secs
 
-    def break_down(self, breakdown: LatencyBreakdown | None) -> None:
+    def take_breakdown(self, breakdown: LatencyBreakdown | None) -> None:
         """Take over what Pipecat names of the time, if it counts from where the turn does.
 
         Args:
@@ -176,7 +176,7 @@ class Timeline:
             for c in breakdown.contributions
         )
 
-    def summed_up(self, now: float, *, interrupted: bool) -> TurnLatency | None:
+    def to_record(self, now: float, *, interrupted: bool) -> TurnLatency | None:
         """The record of the turn.
 
         Args:
@@ -204,7 +204,7 @@ class Timeline:
             first_answer_secs=since(self.answer),
             interrupted=interrupted,
             reports=tuple(self.reports),
-            asked_secs=tuple(asked - began for asked in self.races),
+            asked_secs=tuple(requested - began for requested in self.races),
             contributions=self.contributions,
             ended_secs=since(now),
             may_wait=self.may_wait,

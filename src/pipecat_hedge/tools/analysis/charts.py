@@ -17,7 +17,7 @@ import numpy as np
 from pipecat_hedge.race import ConfigurationError, missing_extra
 from pipecat_hedge.tools.analysis.replay_policies import Outcome
 
-__all__ = ["Axis", "Chart", "check_picture", "log_axis", "nines_axis", "path", "plot_distributions"]
+__all__ = ["Axis", "Chart", "check_picture", "log_axis", "path", "plot_distributions"]
 
 _MARKS = tuple(m * 10.0**e for e in range(-2, 4) for m in (1, 2, 5))
 MAX_TICKS, MAX_POINTS = 7, 2000
@@ -80,26 +80,6 @@ def log_axis(values: Sequence[float], title: str) -> tuple[Callable[[float], flo
     if len(marks) > MAX_TICKS:
         marks = [m for m in marks if math.isclose(10 ** round(math.log10(m)), m)]
     return place, Axis(title, tuple((place(mark), f"{mark:g}") for mark in marks))
-
-
-def nines_axis(count: int, title: str) -> tuple[Callable[[float], float], Axis]:
-    """An axis of shares on which each further nine is as high as the one before.
-
-    Args:
-        count: How many things the shares are of: the more, the more nines.
-        title: What it is.
-
-    Returns:
-        The place of a share in per cent, and the axis.
-    """
-    nines = math.log10(max(count, 10))
-
-    def place(share: float) -> float:
-        return math.nan if share >= 1 else min(-100 * math.log10(1 - share) / nines, 100.0)
-
-    shares = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
-    shown = [each for each in shares if each < 1 - 0.99 / max(count, 10)]
-    return place, Axis(title, tuple((place(each), f"{100 * each:g} %") for each in shown))
 
 
 def path(points: Sequence[tuple[float, float]], *, is_step: bool = False) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import shutil
 import sys
@@ -11,6 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
 from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
 from pipecat_hedge.tools.analysis.statistics import Quantile
 
 __all__ = [
@@ -18,7 +22,8 @@ __all__ = [
     "between",
     "count",
     "paragraph",
-    "plain",
+    "print_json",
+    "progress_bar",
     "secs",
     "share",
     "terminal_width",
@@ -128,15 +133,32 @@ def text_table(
     return "\n".join(stacked)
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON has it; a figure that is not finite is None."""
+def progress_bar() -> Progress:
+    """A progress bar on the standard error, shown only in a terminal."""
+    errors = Console(stderr=True, highlight=False)
+    return Progress(
+        TextColumn("{task.description:20}"),
+        BarColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    )
+
+
+def print_json(result: Any) -> None:
+    """Print a dataclass as JSON, with the format's version; non-finite figures become null."""
+    json.dump({"version": 2, **_plain(result)}, sys.stdout, indent=1)
+    sys.stdout.write("\n")
+
+
+def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         shown = [field.name for field in dataclasses.fields(value) if field.repr]
-        return {name: plain(getattr(value, name)) for name in shown}
+        return {name: _plain(getattr(value, name)) for name in shown}
     if isinstance(value, Mapping):
-        return {str(name): plain(inner) for name, inner in value.items()}
+        return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(inner) for inner in value]
+        return [_plain(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

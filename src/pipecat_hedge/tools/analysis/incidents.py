@@ -132,20 +132,20 @@ def incidents_of(turns: Sequence[LoggedTurn]) -> tuple[Incident, ...]:
     Args:
         turns: The turns, in the order of time.
     """
-    asked: dict[str, list[tuple[int, AttemptReport]]] = {}
+    by_provider: dict[str, list[tuple[int, AttemptReport]]] = {}
     for place, turn in enumerate(turns):
         for attempt in turn.sent:
-            asked.setdefault(attempt.provider, []).append((place, attempt))
+            by_provider.setdefault(attempt.provider, []).append((place, attempt))
     found: list[tuple[str, list[tuple[int, AttemptReport]], int]] = []
-    for name, requests in asked.items():
+    for name, requests in by_provider.items():
         p50 = attempt_waits([attempt for _, attempt in requests]).p50
         if len(requests) < MIN_REQUESTS or p50 is None:
             continue
-        judged = [(place, _is_bad(attempt, SLOW * p50.secs)) for place, attempt in requests]
-        judged = [(place, bad) for place, bad in judged if bad is not None]
-        for start, stop in bad_stretches([bool(bad) for _, bad in judged]):
-            first, last = judged[start][0], judged[stop - 1][0]
-            bad = sum(bool(bad) for _, bad in judged[start:stop])
+        rated = [(place, _is_bad(attempt, SLOW * p50.secs)) for place, attempt in requests]
+        rated = [(place, bad) for place, bad in rated if bad is not None]
+        for start, stop in bad_stretches([bool(bad) for _, bad in rated]):
+            first, last = rated[start][0], rated[stop - 1][0]
+            bad = sum(bool(bad) for _, bad in rated[start:stop])
             found.append((name, [each for each in requests if first <= each[0] <= last], bad))
     hit = {place for _, requests, _ in found for place, _ in requests}
     calm = [turn for place, turn in enumerate(turns) if place not in hit]
@@ -154,7 +154,7 @@ def incidents_of(turns: Sequence[LoggedTurn]) -> tuple[Incident, ...]:
             name,
             requests,
             bad,
-            attempt_waits([a for place, a in asked[name] if place not in hit]).p50,
+            attempt_waits([a for place, a in by_provider[name] if place not in hit]).p50,
             turns,
             calm,
         )

@@ -239,15 +239,15 @@ class _Reader:
                 raise ValueError(f"{str(value)[:20]} is not a latency")
         provider = record.get("provider")
         for name in taken:
-            value, (whose, unit) = numeric[name], _split(name)
+            value, (column, unit) = numeric[name], _split(name)
             if isinstance(provider, str) and len(taken) == 1:
-                whose = provider
+                column = provider
             if isinstance(value, _Failure):
-                self._add(whose, math.nan if value.is_timeout else 0.0, failed=True)
+                self._add(column, math.nan if value.is_timeout else 0.0, failed=True)
                 continue
             if isinstance(value, _Seconds) or unit is not None:
-                self._units[whose] = "s" if isinstance(value, _Seconds) else unit or "s"
-            self._add(whose, float(value))
+                self._units[column] = "s" if isinstance(value, _Seconds) else unit or "s"
+            self._add(column, float(value))
         self.turns += 1
 
     def _add(self, name: str, secs: float, *, censored: bool = False, failed: bool = False) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections import Counter
@@ -15,18 +14,17 @@ from typing import Literal, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
-from pipecat_hedge.policy import HedgePolicy, Slo, judge_llm, judge_wait
+from pipecat_hedge.policy import HedgePolicy, Slo, classify_llm, classify_wait
 from pipecat_hedge.race import AttemptReport, ConfigurationError, HedgeError, missing_extra
-from pipecat_hedge.tools.analysis.charts import Axis, Chart, log_axis, nines_axis, path
+from pipecat_hedge.tools.analysis.charts import Axis, Chart, log_axis, path
 from pipecat_hedge.tools.analysis.formatting import (
     UNKNOWN,
     between,
     count,
     paragraph,
-    plain,
+    print_json,
+    progress_bar,
     secs,
     share,
     terminal_width,
@@ -41,7 +39,6 @@ from pipecat_hedge.tools.analysis.statistics import (
     Floats,
     Interval,
     Waits,
-    kaplan_meier,
     rank_correlation,
     wilson,
 )
@@ -86,7 +83,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class ObjectiveResult:
     """What became of a promise to a tier.
 
     Parameters:
@@ -103,7 +100,7 @@ class Promise:
     tier: str | None
     limit_secs: float
     target: float
-    kept: int
+    met: int
     turns: int
     interval: Interval | None
 
@@ -118,7 +115,6 @@ class Spending:
         output_tokens: Their answers' tokens.
         estimated: How many requests' token counts are estimates.
         usd: What they cost, in US dollars.
-        unpriced: How many have no price.
     """
 
     requests: int
@@ -126,7 +122,6 @@ class Spending:
     output_tokens: int | None
     estimated: int
     usd: float | None
-    unpriced: int
 
     @classmethod
     def of(cls, attempts: Sequence[AttemptReport]) -> Spending:
@@ -140,7 +135,6 @@ class Spending:
             sum(answers) if answers else None,
             sum(a.tokens_estimated for a in attempts),
             math.fsum(prices) if prices else None,
-            len(attempts) - len(prices),
         )
 
 
@@ -261,7 +255,7 @@ class Report:
     periods: tuple[Group, ...]
     ttfs: Waits
     voice_to_voice: Waits
-    promises: tuple[Promise, ...]
+    objectives: tuple[ObjectiveResult, ...]
     providers: tuple[ProviderFigures, ...]
     incidents: tuple[Incident, ...]
     hedging: Hedging
@@ -302,11 +296,11 @@ def report_of(
     tiers = dict.fromkeys(turn.report.tier for turn in turns)
     usual = {p.provider: p.ttft.p50.secs for p in providers if p.ttft.p50 is not None}
     incidents, hedging = incidents_of(turns), _hedging(turns, answer)
-    promises = _promises(log, slo)
-    few = f"{count(len(turns), 'turn')} are too few for a p99: take percentiles for a hint."
+    objectives = _objectives(log, slo)
+    few = f"{count(len(turns), 'turn')} are too few for a p99: the percentiles are rough."
     return Report(
         log.files,
-        tuple(_headline(all_turns, promises, incidents, hedging, answer, zone)),
+        tuple(_headline(all_turns, objectives, incidents, hedging, answer, zone)),
         few if len(turns) < FEW else "",
         log.skipped,
         tuple(log.named_skips),
@@ -319,10 +313,10 @@ def report_of(
         _periods(turns, zone) if is_timed else (),
         _ttfs(turns),
         Waits.of(
-            [each.secs for each in log.heard if each.heard],
-            [each.secs for each in log.heard if not each.heard],
+            [each.secs for each in log.voice_turns if each.voice_turns],
+            [each.secs for each in log.voice_turns if not each.voice_turns],
         ),
-        promises,
+        objectives,
         providers,
         incidents,
         hedging,
@@ -395,42 +389,42 @@ def _providers(turns: Sequence[LoggedTurn]) -> tuple[ProviderFigures, ...]:
     return tuple(sorted(figures, key=lambda p: (-p.reasons.get("primary", 0), -p.requests)))
 
 
-def _promises(log: Log, slo: Slo | None) -> tuple[Promise, ...]:
+def _objectives(log: Log, slo: Slo | None) -> tuple[ObjectiveResult, ...]:
     if slo is None:
         return ()
-    found = list[Promise]()
+    found = list[ObjectiveResult]()
     for tier in dict.fromkeys(turn.report.tier for turn in log.turns):
         mine = [turn.report for turn in log.turns if turn.report.tier == tier]
         objectives: tuple[Literal["ttft", "ttfs"], ...] = ("ttft", "ttfs")
         for objective in objectives:
             if (limit := slo.within(objective)) is not None:
-                verdicts = [judge_llm(objective, limit, report) for report in mine]
-                found.append(_promise(objective, tier, limit, slo.share, verdicts))
-    if log.heard and (limit := slo.voice_to_voice_secs) is not None:
-        heard = [
-            judge_wait(
+                verdicts = [classify_llm(objective, limit, report) for report in mine]
+                found.append(_objective(objective, tier, limit, slo.share, verdicts))
+    if log.voice_turns and (limit := slo.voice_to_voice_secs) is not None:
+        voice_turns = [
+            classify_wait(
                 limit,
-                turn.secs if turn.heard else None,
+                turn.secs if turn.voice_turns else None,
                 turn.secs,
-                is_cut=not turn.heard,
+                is_cut=not turn.voice_turns,
                 is_degraded=False,
             )
-            for turn in log.heard
+            for turn in log.voice_turns
         ]
-        found.append(_promise("voice_to_voice", None, limit, slo.share, heard))
+        found.append(_objective("voice_to_voice", None, limit, slo.share, voice_turns))
     return tuple(found)
 
 
-def _promise(
+def _objective(
     objective: Objective,
     tier: str | None,
     limit: float,
     target: float,
     verdicts: Sequence[bool | None],
-) -> Promise:
+) -> ObjectiveResult:
     known = [verdict for verdict in verdicts if verdict is not None]
     interval = wilson(sum(known), len(known)) if known else None
-    return Promise(objective, tier, limit, target, sum(known), len(known), interval)
+    return ObjectiveResult(objective, tier, limit, target, sum(known), len(known), interval)
 
 
 def _replayed(
@@ -472,12 +466,12 @@ def _guessed(turns: Sequence[LoggedTurn]) -> HedgePolicy:
 def _hedging(turns: Sequence[LoggedTurn], answer: Answer | None) -> Hedging:
     sent = [a for turn in turns for a in turn.sent]
     hedges = [a for a in sent if a.launch_reason == "hedge"]
-    asked = sum(bool(turn.sent) for turn in turns)
+    with_requests = sum(bool(turn.sent) for turn in turns)
     counted = Hedging(
         len(hedges),
         sum(a.outcome == "won" for a in hedges),
         sum(a.launch_reason in ("failure", "stall") for a in sent),
-        len(sent) / asked - 1 if asked else 0.0,
+        len(sent) / with_requests - 1 if with_requests else 0.0,
         Spending.of([a for a in sent if a.outcome == "superseded"]),
     )
     if answer is None:
@@ -576,16 +570,16 @@ def _ratio_figure(name: str, unit: str, above: str, below: str | None = None) ->
 
 _FIGURES = (
     *(_quantile_figure(p) for p in (0.5, 0.95, 0.99)),
-    _ratio_figure("answered to the end", "share", "whole"),
+    _ratio_figure("complete answers", "share", "whole"),
     _ratio_figure("given up before the first token", "share", "gone"),
-    _ratio_figure("requests a turn", "requests", "requests"),
+    _ratio_figure("requests per turn", "requests", "requests"),
     _ratio_figure("cost of an answered turn", "usd", "usd", "whole"),
 )
 
 
 def _headline(
     all_turns: Group,
-    promises: Sequence[Promise],
+    objectives: Sequence[ObjectiveResult],
     incidents: Sequence[Incident],
     hedging: Hedging,
     answer: Answer | None,
@@ -596,14 +590,14 @@ def _headline(
     yield f"{count(all_turns.turns, 'turn')}: callers waited {waited} for the first token."
     if all_turns.unanswered or ttft.cut_short:
         yield (
-            f"{count(all_turns.unanswered, 'turn')} had no whole answer; callers gave up on "
+            f"{count(all_turns.unanswered, 'turn')} had no complete answer; callers gave up on "
             f"{count(ttft.cut_short)}."
         )
-    missed = [p for p in promises if p.turns and p.kept < p.target * p.turns]
+    missed = [p for p in objectives if p.turns and p.met < p.target * p.turns]
     if missed:
-        worst = min(missed, key=lambda p: p.kept / p.turns - p.target)
+        worst = min(missed, key=lambda p: p.met / p.turns - p.target)
         more = f", and {len(missed) - 1} more" if len(missed) > 1 else ""
-        yield f"Promise missed: {_promised(worst)}{more}."
+        yield f"SLO missed: {_objective_text(worst)}{more}."
     for incident in incidents[:3]:
         yield f"{_incident(incident, zone)}."
     yield f"{_bought(hedging)}."
@@ -611,12 +605,12 @@ def _headline(
         yield f"Recommended policy: {_recommended(answer)}."
 
 
-def _promised(promise: Promise) -> str:
-    kept = promise.kept / promise.turns if promise.turns else None
+def _objective_text(result: ObjectiveResult) -> str:
+    met = result.met / result.turns if result.turns else None
     return (
-        f"{OBJECTIVES[promise.objective]} within {promise.limit_secs:g} s for "
-        f"{promise.tier or 'all callers'}, in {share(kept)} of turns instead of "
-        f"{100 * promise.target:g} %"
+        f"{OBJECTIVES[result.objective]} within {result.limit_secs:g} s for "
+        f"{result.tier or 'all callers'}, in {share(met)} of turns instead of "
+        f"{100 * result.target:g} %"
     )
 
 
@@ -638,12 +632,12 @@ def _incident(incident: Incident, zone: tzinfo | None) -> str:
             f"{secs(incident.extra_wait_secs)} of waiting in {count(incident.turns, 'turn')}"
         )
     if lost := incident.unanswered + incident.given_up:
-        costs.append(f"{count(lost, 'turn')} without a whole answer")
+        costs.append(f"{count(lost, 'turn')} without a complete answer")
     if incident.extra_requests >= 1:
         costs.append(f"{count(incident.extra_requests, 'request')} more")
     if (incident.extra_usd or 0.0) > 0:
         costs.append(usd(incident.extra_usd))
-    cost = f"It cost {', '.join(costs)}" if costs else "Callers did not notice"
+    cost = f"Cost: {', '.join(costs)}" if costs else "No effect on callers"
     return f"{incident.provider} was {incident.kind} {when}: {what}. {cost}"
 
 
@@ -651,11 +645,11 @@ def _bought(hedging: Hedging) -> str:
     """What hedging bought, in one figure."""
     if not hedging.hedges:
         return "No turn was hedged"
-    told = f"{count(hedging.hedges, 'hedge')}, {share(hedging.extra_requests)} more requests"
+    text = f"{count(hedging.hedges, 'hedge')}, {share(hedging.extra_requests)} more requests"
     if hedging.with_secs is None or hedging.without_secs is None:
-        return told
+        return text
     if not hedging.is_known:
-        return f"{told}; what that bought is not known, as hedges cut short the slow requests"
+        return f"{text}; the effect is unknown: hedges cancelled the slow requests"
     return (
         f"Hedging: {hedging.percentile} {secs(hedging.with_secs)} instead of "
         f"{secs(hedging.without_secs)} (replayed), for {share(hedging.extra_requests)} more "
@@ -667,7 +661,7 @@ def _recommended(answer: Answer) -> str:
     mine, chosen = answer.outcome(AS_LOGGED), answer.outcome(answer.recommended)
     interval, more = chosen.intervals["p95"], chosen.extra_requests - mine.extra_requests
     if interval.low <= mine.percentiles["p95"] <= interval.high and abs(more) < SAME_REQUESTS:
-        return "the one of the log"
+        return "keep the one of the log"
     return (
         f"{answer.recommended}. p95 {secs(chosen.percentiles['p95'])} instead of "
         f"{secs(mine.percentiles['p95'])} with the policy of the log, "
@@ -687,8 +681,8 @@ def summary_of(report: Report, zone: tzinfo | None = None, width: int = 80) -> s
     if report.caveat:
         lines.append(paragraph(f"- {report.caveat}", width, "  "))
     tables = [_waits_table(report), _providers_table(report)]
-    if report.promises:
-        tables.append(_promises_table(report))
+    if report.objectives:
+        tables.append(_objectives_table(report))
     if report.comparison:
         tables.append(_comparison_table(report))
     for title, heads, rows in tables:
@@ -743,19 +737,19 @@ def _providers_table(report: Report) -> _Table:
     return "Providers", heads, rows
 
 
-def _promises_table(report: Report) -> _Table:
+def _objectives_table(report: Report) -> _Table:
     rows = [
         [
             f"{OBJECTIVES[p.objective]} ≤ {p.limit_secs:g} s, {p.tier or 'all callers'}",
             f"{100 * p.target:g} %",
-            share(p.kept / p.turns if p.turns else None),
+            share(p.met / p.turns if p.turns else None),
             UNKNOWN
             if p.interval is None
             else f"{100 * p.interval.low:.1f} – {100 * p.interval.high:.1f} %",
         ]
-        for p in report.promises
+        for p in report.objectives
     ]
-    return "Promises", ["", "promised", "kept", "95 % interval"], rows
+    return "Service level objectives", ["", "target", "met", "95 % interval"], rows
 
 
 def _comparison_table(report: Report) -> _Table:
@@ -791,12 +785,11 @@ def _ratio(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.3f}"
 
 
-def page_of(report: Report, log: Log, zone: tzinfo | None = None) -> str:
+def page_of(report: Report, zone: tzinfo | None = None) -> str:
     """The report as one HTML page without scripts, other files or addresses.
 
     Args:
         report: The report.
-        log: The turns, for the charts.
         zone: The time zone of hours; None is this machine's own.
 
     Raises:
@@ -820,7 +813,7 @@ def page_of(report: Report, log: Log, zone: tzinfo | None = None) -> str:
         tables={
             "waits": _waits_table(report),
             "providers": _providers_table(report),
-            "promises": _promises_table(report),
+            "objectives": _objectives_table(report),
             "comparison": _comparison_table(report),
         },
         periods=[
@@ -830,25 +823,9 @@ def page_of(report: Report, log: Log, zone: tzinfo | None = None) -> str:
         bought=_bought(report.hedging),
         recommended="" if report.whatif is None else _recommended(report.whatif),
         whatif="" if report.whatif is None else show(report.whatif, 100),
-        charts=[chart for chart in (_curve(log), _over_time(report)) if chart is not None],
+        chart=_over_time(report),
         clock=lambda at: f"{datetime.fromtimestamp(at, zone):%H:%M:%S}",
     )
-
-
-def _curve(log: Log) -> Chart | None:
-    """The share of turns whose first token had come, over time."""
-    ended = [t.report.ttft_secs for t in log.turns if t.report.ttft_secs is not None]
-    if len(ended) < 2:
-        return None
-    cut = [t.report.duration_secs for t in log.turns if t.given_up]
-    waits = np.array([*ended, *cut])
-    curve, _ = kaplan_meier(waits, np.arange(len(waits)) >= len(ended))
-    x, across = log_axis(ended, "seconds (logarithmic)")
-    y, up = nines_axis(len(waits), "share of turns answered")
-    shares = 1 - np.geomspace(1, 1 / len(waits), 160)
-    points = [(x(min(curve.quantile(p), max(ended))), y(float(p))) for p in shares]
-    title = "How long callers waited for the first token"
-    return Chart(title, title, (("first token", path(points)),), across, up)
 
 
 def _over_time(report: Report) -> Chart | None:
@@ -897,17 +874,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="turn logs (HedgedLLMService(turn_log=...)), and logs of what callers heard "
+        help="turn logs (HedgedLLMService(turn_log=...)), and logs of voice-to-voice times "
         "(TurnLatencyObserver(log=...))",
     )
     add("--out", type=Path, metavar="PAGE", help="write an HTML page there")
     add("--against", action="append", metavar="FILE", help="compare with this log; repeatable")
     for name, what in OBJECTIVES.items():
         option = f"--slo-{name.replace('_', '-')}"
-        add(option, type=float, metavar="SECS", help=f"promised to callers: {what} within this")
-    add("--slo-share", type=float, metavar="SHARE", default=0.95, help="for so many turns (0.95)")
+        add(option, type=float, metavar="SECS", help=f"SLO: {what} within this time")
+    add("--slo-share", type=float, metavar="SHARE", default=0.95, help="of turns (default 0.95)")
     add("--tz", metavar="ZONE", help="the time zone of hours, as Europe/Paris (default: local)")
-    add("--no-replay", action="store_true", help="leave out what is replayed; quicker")
+    add("--no-replay", action="store_true", help="do not replay other policies; faster")
     add("--json", action="store_true", help="print all figures as JSON")
 
 
@@ -920,14 +897,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0, or 2 if it cannot be made.
     """
-    errors = Console(stderr=True, highlight=False)
-    bar = Progress(
-        TextColumn("{task.description:20}"),
-        BarColumn(),
-        console=errors,
-        transient=True,
-        disable=not errors.is_terminal,
-    )
+    bar = progress_bar()
     try:
         zone = _zone(args.tz)
         limits = (args.slo_ttft, args.slo_ttfs, args.slo_voice_to_voice)
@@ -947,15 +917,14 @@ def run(args: argparse.Namespace) -> int:
             )
         if args.out is not None:
             try:
-                args.out.write_text(page_of(report, log, zone), encoding="utf-8")
+                args.out.write_text(page_of(report, zone), encoding="utf-8")
             except OSError as e:
                 raise ConfigurationError(f"out: {args.out} cannot be written: {e.strerror}") from e
     except HedgeError as e:
         print(f"pipecat-hedge report: {e}", file=sys.stderr)
         return 2
     if args.json:
-        json.dump({"version": 2, **plain(report)}, sys.stdout, indent=1)
-        sys.stdout.write("\n")
+        print_json(report)
     else:
         print(summary_of(report, zone, terminal_width()))
         if args.out is not None:

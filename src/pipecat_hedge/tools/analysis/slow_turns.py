@@ -162,7 +162,7 @@ def _explained(
         parts.append("no provider could be asked")
     for number, attempt in enumerate(chain):
         is_answer = attempt is answering
-        parts.append(_deed(attempt, number, is_answer, report.ttft_secs, usual_secs))
+        parts.append(_attempt_text(attempt, number, is_answer, report.ttft_secs, usual_secs))
     if report.degraded_reason is not None:
         parts.append("the caller heard the fallback text")
     elif turn.given_up:
@@ -175,7 +175,7 @@ def _explained(
 _REASONS = {"hedge": "hedge to ", "failure": "replacement ", "stall": "rescue by ", "primary": ""}
 
 
-def _deed(
+def _attempt_text(
     attempt: AttemptReport,
     number: int,
     is_answer: bool,

@@ -7,14 +7,12 @@ Unknown fields are ignored, and logs written before the renames of 0.1.0 are rea
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -22,11 +20,10 @@ from pipecat_hedge.policy import HedgePolicy, has_left, is_degraded, policy_of
 from pipecat_hedge.race import SHED, AttemptReport, HedgeError, TurnReport
 
 __all__ = [
-    "HeardTurn",
     "Log",
     "LoggedTurn",
     "ReadingError",
-    "TurnLog",
+    "VoiceTurn",
     "named",
     "parse_turn",
     "printable",
@@ -57,14 +54,12 @@ class LoggedTurn:
     Parameters:
         report: The turn's report.
         at: When the turn ended, in seconds since the epoch; None if the line does not say.
-        policy_name: The policy's name; None if the line does not say.
         policy: The policy, made again from its settings; None if the line does not have them.
         session: The call that the turn belongs to; None if the line does not say.
     """
 
     report: TurnReport
     at: float | None = None
-    policy_name: str | None = None
     policy: HedgePolicy | None = None
     session: str | None = None
 
@@ -98,7 +93,7 @@ class LoggedTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class HeardTurn:
+class VoiceTurn:
     """A line of ``TurnLatencyObserver(log=...)``: what the caller heard.
 
     Parameters:
@@ -109,7 +104,7 @@ class HeardTurn:
 
     at: float | None
     secs: float
-    heard: bool
+    voice_turns: bool
 
 
 @dataclass(slots=True)
@@ -126,7 +121,7 @@ class Log:
 
     files: tuple[str, ...]
     turns: list[LoggedTurn] = field(default_factory=list[LoggedTurn])
-    heard: list[HeardTurn] = field(default_factory=list[HeardTurn])
+    voice_turns: list[VoiceTurn] = field(default_factory=list[VoiceTurn])
     skipped: int = 0
     named_skips: list[str] = field(default_factory=list[str])
 
@@ -156,7 +151,7 @@ def read_logs(paths: Sequence[str | Path]) -> Log:
                 try:
                     record = _record_of(line)
                     if "anchor" in record and "attempts" not in record:
-                        log.heard += _heard(record)
+                        log.voice_turns += _voice_turns(record)
                     else:
                         log.turns.append(_logged(record, policies))
                 except ValueError as e:
@@ -229,73 +224,6 @@ def named(path: Path) -> Iterator[None]:
         raise ReadingError(f"{path} is not text: give a turn log, JSONL or CSV") from e
 
 
-class TurnLog:
-    """A turn log that is still being written, read as far as it goes.
-
-    Attributes:
-        skipped: Lines that are no turns.
-    """
-
-    def __init__(self, path: str | Path):
-        """Begin at its beginning.
-
-        Args:
-            path: The file; it need not exist yet.
-        """
-        self.path = Path(path)
-        self.skipped = 0
-        self._read = 0
-        self._file: tuple[int, int] | None = None
-
-    def new_turns(self) -> Iterator[TurnReport]:
-        """The turns written since the last call, in order.
-
-        A line that is being written is left for the next call. A log that was replaced or
-        truncated, as by rotation, is read from its beginning; one that was renamed to a name that
-        begins as its own did (``turns.jsonl.1``) is read to its end first.
-        """
-        with contextlib.ExitStack() as stack:
-            try:
-                file = stack.enter_context(self.path.open("rb"))
-            except FileNotFoundError:
-                file = None
-            if self._file is not None and (file is None or _identity(file) != self._file):
-                yield from self._rest_of_renamed()
-            if file is None:
-                return
-            if _identity(file) != self._file:
-                self._file, self._read = _identity(file), 0
-            yield from self._rest_of(file)
-
-    def _rest_of_renamed(self) -> Iterator[TurnReport]:
-        for path in self.path.parent.glob(f"{glob.escape(self.path.stem)}*"):
-            with contextlib.suppress(OSError), path.open("rb") as file:
-                if _identity(file) == self._file:
-                    yield from self._rest_of(file)
-                    return
-
-    def _rest_of(self, file: BinaryIO) -> Iterator[TurnReport]:
-        if file.seek(0, os.SEEK_END) < self._read:
-            self._read = 0
-        file.seek(self._read)
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            self._read += len(line)
-            if not line.strip():
-                continue
-            try:
-                yield parse_turn(_record_of(line.decode()))
-            except ValueError:
-                self.skipped += 1
-
-
-def _identity(file: BinaryIO) -> tuple[int, int]:
-    """The file's device and inode, which a rename does not change."""
-    stat = os.fstat(file.fileno())
-    return stat.st_dev, stat.st_ino
-
-
 def _record_of(line: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
@@ -312,23 +240,21 @@ def _logged(record: dict[str, Any], policies: dict[str, HedgePolicy | None]) -> 
     if key not in policies:
         policies[key] = policy_of(settings)
     session = record.get("session", record.get("call"))
-    name = record.get("policy")
     return LoggedTurn(
         parse_turn(record),
         _figure(record, "at"),
-        name if isinstance(name, str) else None,
         policies[key],
         None if session is None else str(session),
     )
 
 
-def _heard(record: dict[str, Any]) -> list[HeardTurn]:
+def _voice_turns(record: dict[str, Any]) -> list[VoiceTurn]:
     """What was heard; nothing where the caller's last sound is not known."""
     answer, ended = _figure(record, "first_answer_secs"), _figure(record, "ended_secs")
     if record["anchor"] != "user_silence" or (answer is None and not record.get("interrupted")):
         return []
     secs = ended if answer is None else answer
-    return [] if secs is None else [HeardTurn(_figure(record, "at"), secs, answer is not None)]
+    return [] if secs is None else [VoiceTurn(_figure(record, "at"), secs, answer is not None)]
 
 
 def _attempt(record: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -11,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from pipecat_hedge.policy import AfterSilence, HedgePolicy, LearnedRule, Slo
 from pipecat_hedge.race import ConfigurationError, HedgeError
@@ -21,7 +18,8 @@ from pipecat_hedge.tools.analysis.comparison_rules import single_r
 from pipecat_hedge.tools.analysis.formatting import (
     count,
     paragraph,
-    plain,
+    print_json,
+    progress_bar,
     secs,
     share,
     terminal_width,
@@ -355,37 +353,39 @@ def _caveats(
 ) -> list[str]:
     """What limits the answer, a sentence each without its full stop."""
     first, second, turns = draws.first, draws.second, len(draws.filled)
-    said = list[str]()
+    caveats = list[str]()
     if turns < FEW:
-        said.append(f"{count(turns, 'turn')} do not have a p99: take this for a hint")
+        caveats.append(f"{count(turns, 'turn')} do not have a p99: take this for a hint")
     elif turns < 1000:
-        said.append(f"{turns} turns say little beyond the p{100 * (1 - 10 / turns):.0f}")
+        caveats.append(f"{turns} turns say little beyond the p{100 * (1 - 10 / turns):.0f}")
     if not independence.holds or independence.is_measured:
-        said.append(independence.text)
+        caveats.append(independence.text)
     for each in dict.fromkeys((first.name, second.name)):
         if cut := int(recorded.providers[each].censored.sum()):
-            said.append(
+            caveats.append(
                 f"{cut} requests to {each} were cut short by a hedge or an interruption, and "
                 "are estimated from the others (Kaplan-Meier)"
             )
     if second.answers < FEW <= turns:
-        said.append(f"only {second.answers} answers of {second.name} are known")
+        caveats.append(f"only {second.answers} answers of {second.name} are known")
     if turns > question.max_turns:
-        said.append(f"{len(draws.secs):,} of {turns:,} turns were replayed, in blocks of {BLOCK:,}")
+        caveats.append(
+            f"{len(draws.secs):,} of {turns:,} turns were replayed, in blocks of {BLOCK:,}"
+        )
     if others := [n for n in recorded.providers if n not in (first.name, second.name)]:
-        said.append(f"also measured: {', '.join(others)}; --second NAME hedges to one of them")
+        caveats.append(f"also measured: {', '.join(others)}; --second NAME hedges to one of them")
     if recorded.ignored:
-        said.append(f"columns that were not taken for latencies: {', '.join(recorded.ignored)}")
+        caveats.append(f"columns that were not taken for latencies: {', '.join(recorded.ignored)}")
     if cost[1] is not None and question.usd_per_mtok is not None and recorded.lost_tokens is None:
-        said.append("an extra request is priced by its prompt alone")
+        caveats.append("an extra request is priced by its prompt alone")
     if recorded.unit != "s":
-        said.append(f"the figures were taken for {_UNITS[recorded.unit]}")
+        caveats.append(f"the figures were taken for {_UNITS[recorded.unit]}")
     if recorded.skipped:
         more = recorded.skipped - len(recorded.named_skips)
         rest = f"; and {more} more" if more else ""
         lines = count(recorded.skipped, "bad line")
-        said.append(f"{lines} skipped: {'; '.join(recorded.named_skips)}{rest}")
-    return said
+        caveats.append(f"{lines} skipped: {'; '.join(recorded.named_skips)}{rest}")
+    return caveats
 
 
 def show(answer: Answer, width: int = 80) -> str:
@@ -542,18 +542,11 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0, or 2 if it cannot be answered.
     """
-    errors = Console(stderr=True, highlight=False)
-    bar = Progress(
-        TextColumn("{task.description:20}"),
-        BarColumn(),
-        console=errors,
-        transient=True,
-        disable=not errors.is_terminal,
-    )
+    bar = progress_bar()
     try:
-        promised = None
+        slo = None
         if args.slo is not None:
-            promised = Slo(args.slo, ttfs_secs=None, voice_to_voice_secs=None, share=args.slo_share)
+            slo = Slo(args.slo, ttfs_secs=None, voice_to_voice_secs=None, share=args.slo_share)
         question = Question(
             first=args.first,
             second=args.second,
@@ -561,7 +554,7 @@ def run(args: argparse.Namespace) -> int:
             after_secs=tuple(dict.fromkeys(args.after or ())),
             budgets=tuple(dict.fromkeys(args.budget or BUDGETS)),
             deadline_secs=args.deadline,
-            slo=promised,
+            slo=slo,
             min_saving_secs=args.min_saving,
             prompt_tokens=args.prompt_tokens,
             usd_per_mtok=None if args.usd_per_mtok is None else tuple(args.usd_per_mtok),
@@ -584,8 +577,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"pipecat-hedge whatif: {e}", file=sys.stderr)
         return 2
     if args.json:
-        json.dump({"version": 2, **plain(answer)}, sys.stdout, indent=2)
-        sys.stdout.write("\n")
+        print_json(answer)
     else:
         print(show(answer, terminal_width()))
     return 0

@@ -83,17 +83,17 @@ class TimedPipeline(FrameProcessor):
         """Start the pipeline; returns when it is ready for a turn."""
         self._running = await run_worker(self._worker)
 
-    async def turn(self, said: str = "Hello?", give_up_secs: float | None = None) -> TimedTurn:
+    async def turn(self, text: str = "Hello?", give_up_secs: float | None = None) -> TimedTurn:
         """Run one turn.
 
         Args:
-            said: The user's message.
+            text: The user's message.
             give_up_secs: How long to wait for the response's end; None waits without a limit.
         """
         self._over.clear()
         self._first_at = None
         self._text.clear()
-        context = LLMContext([{"role": "user", "content": said}])
+        context = LLMContext([{"role": "user", "content": text}])
         began = time.perf_counter()
         await self._worker.queue_frame(LLMContextFrame(context))
         with contextlib.suppress(TimeoutError):

@@ -103,11 +103,6 @@ class Recording:
         """From the start of the file to the end of speech."""
         return self.speech_ends_sample / self.sample_rate
 
-    @property
-    def speech_secs(self) -> float:
-        """From the first speech to the last, pauses included."""
-        return self.speech_ends_secs - self.speech_begins_secs
-
 
 _RECORDING = TypeAdapter(Recording)
 

@@ -175,10 +175,10 @@ class CommandBot(Bot):
         """
         super().__init__()
         try:
-            words = shlex.split(command) if isinstance(command, str) else [*map(str, command)]
+            arguments = shlex.split(command) if isinstance(command, str) else [*map(str, command)]
         except ValueError as e:
             raise ConfigurationError(f"command: {e} in {command!r}: close the quotes") from e
-        if not words or not words[0]:
+        if not arguments or not arguments[0]:
             raise ConfigurationError(
                 'command: there is nothing to run; write "python bot.py --port {port}", say'
             )
@@ -188,7 +188,7 @@ class CommandBot(Bot):
             raise ConfigurationError(
                 "command: this takes a POSIX system; start the bot yourself and give its address"
             )
-        self._words = words
+        self._argv = arguments
         self._env = dict(env or {})
         self._cwd = cwd
         self._start_secs, self._stop_secs = start_secs, stop_secs
@@ -208,7 +208,7 @@ class CommandBot(Bot):
         except OSError as e:
             self._close_log()
             raise BotFailed(
-                f"{self._words[0]} cannot be run ({e.strerror}): correct the bot's command"
+                f"{self._argv[0]} cannot be run ({e.strerror}): correct the bot's command"
             ) from e
         self._warden = subprocess.Popen(  # noqa: ASYNC220 - outlives the loop
             [sys.executable, "-I", "-S", "-c", _WARDEN, str(self._process.pid)],
@@ -242,11 +242,11 @@ class CommandBot(Bot):
         return os.pread(file, OUTPUT_BYTES, begin).decode(errors="replace").strip()
 
     async def _launch(self, port: int) -> asyncio.subprocess.Process:
-        words = [word.replace("{port}", str(port)) for word in self._words]
-        if words[0] in ("python", "python3"):
-            words[0] = sys.executable
+        arguments = [argument.replace("{port}", str(port)) for argument in self._argv]
+        if arguments[0] in ("python", "python3"):
+            arguments[0] = sys.executable
         return await asyncio.create_subprocess_exec(
-            *words,
+            *arguments,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -258,7 +258,7 @@ class CommandBot(Bot):
     async def _watch(self) -> None:
         status = await self._process.wait()
         self._fail(
-            f"the bot ended by itself, with status {status}: run {shlex.join(self._words)} to see "
+            f"the bot ended by itself, with status {status}: run {shlex.join(self._argv)} to see "
             "why, with a number for {port}"
         )
 

@@ -92,24 +92,17 @@ def run(args: argparse.Namespace) -> int:
         args: The parsed arguments.
 
     Returns:
-        0 if every turn was answered, 1 if one was not, 2 if no call could be made, 130 if it was
-        stopped.
+        0 if every turn was answered, 1 if one was not, 2 if no call could be made.
     """
-    turns: list[TurnResult] = []
     errors = Console(stderr=True, highlight=False)
     try:
         wanted = _wanted(args)
         if args.report is not None:
             check_folder(args.report)
-        is_complete = _call(wanted, errors, turns)
+        turns = _call(wanted, errors)
     except HedgeError as e:
         errors.print(f"pipecat-hedge replay: {e}", markup=False, soft_wrap=True)
         return 2
-    if not is_complete:
-        so_far = f"{len(turns)} of {wanted.turns} turns were over"
-        errors.print(f"pipecat-hedge replay: stopped; {so_far}", markup=False)
-        if not turns:
-            return 130
     if args.report is not None:
         write_report(args.report, turns, _about(wanted))
     if args.json:
@@ -119,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         print_table(turns, Console(highlight=False, width=None if sys.stdout.isatty() else 110))
         if args.report is not None:
             print(f"report: {args.report / 'report.html'}")
-    return int(any(turn.error is not None for turn in turns)) if is_complete else 130
+    return int(any(turn.error is not None for turn in turns))
 
 
 def _wanted(args: argparse.Namespace) -> Replay:
@@ -139,24 +132,16 @@ def _wanted(args: argparse.Namespace) -> Replay:
     )
 
 
-def _call(wanted: Replay, errors: Console, turns: list[TurnResult]) -> bool:
-    """Make the calls, and add each turn when it is over; False if Ctrl-C has stopped them."""
+def _call(wanted: Replay, errors: Console) -> list[TurnResult]:
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task("calling", total=wanted.turns)
 
-        def add(turn: TurnResult) -> None:
-            turns.append(turn)
+        def show(turn: TurnResult) -> None:
             secs = turn.voice_to_voice_secs
             latency = "no answer" if secs is None else f"{secs:.2f} s"
             bar.update(task, advance=1, description=f"{turn.recording}: {latency}")
 
-        try:
-            asyncio.run(replay(wanted, on_turn=add))
-        except KeyboardInterrupt:
-            return False
-        finally:
-            turns.sort(key=lambda turn: (turn.caller, turn.run))
-    return True
+        return asyncio.run(replay(wanted, on_turn=show))
 
 
 def _about(wanted: Replay) -> str:

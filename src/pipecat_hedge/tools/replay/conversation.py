@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipecat_hedge.tools.replay.audio import RATE, Utterance, envelope, one_utterance
-from pipecat_hedge.tools.replay.peer import Caller, NoAnswer, Said
+from pipecat_hedge.tools.replay.peer import Caller, NoAnswer, SpeechTimes
 from pipecat_hedge.tools.replay.rtvi import (
     answer_text,
     filler_secs,
@@ -61,7 +61,7 @@ class Waves:
     bot: npt.NDArray[np.float64]
     secs: float
     spoken_secs: float
-    heard_secs: float | None
+    audible_secs: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +111,10 @@ class _Exchange:
     """A recording that has been spoken, and what has come back so far."""
 
     utterance: Utterance
-    said: Said
+    speech: SpeechTimes
     first_message: int
     first_frame: int
-    heard_at: float | None = None
+    audible_at: float | None = None
     silent_after_secs: float | None = None
     is_unfinished: bool = False
     error: str | None = None
@@ -127,7 +127,7 @@ class Conversation:
 
         async with Caller("http://127.0.0.1:7860") as caller:
             conversation = Conversation(caller)
-            await conversation.hear_greeting()
+            await conversation.wait_for_greeting()
             turn = await conversation.say("fixtures/audio/hours.flac")
             print(turn.voice_to_voice_secs, turn.answer_text)
 
@@ -151,7 +151,7 @@ class Conversation:
         self._run = run
         self._number = number
 
-    async def hear_greeting(self, *, timeout_secs: float = 5.0) -> bool:
+    async def wait_for_greeting(self, *, timeout_secs: float = 5.0) -> bool:
         """Let the bot speak first, if it does, and finish.
 
         Args:
@@ -164,10 +164,10 @@ class Conversation:
             CallError: If it hangs up, or does not come to an end.
         """
         try:
-            heard_at = await self.caller.heard_since(0.0, timeout_secs=timeout_secs)
+            audible_at = await self.caller.wait_until_audible(0.0, timeout_secs=timeout_secs)
         except NoAnswer:
             return False
-        await self._wait_until_finished(heard_at)
+        await self._wait_until_finished(audible_at)
         return True
 
     async def say(self, spoken: Utterance | str | Path) -> TurnResult:
@@ -184,7 +184,7 @@ class Conversation:
             HungUp: If the bot ends the call.
         """
         exchange = await self._speak(_utterance(spoken))
-        await self._hear_out(exchange)
+        await self._wait_for_answer(exchange)
         return self._result(exchange)
 
     async def say_and_interrupt(
@@ -205,10 +205,10 @@ class Conversation:
         """
         utterance, interruption = _utterance(spoken), _utterance(by)
         first = await self._speak(utterance)
-        if first.heard_at is not None:
-            await self._wait_into_answer(first.heard_at)
+        if first.audible_at is not None:
+            await self._wait_into_answer(first.audible_at)
         second = await self._speak(interruption, interrupts=True)
-        await self._hear_out(second)
+        await self._wait_for_answer(second)
         return self._result(first, second), self._result(second)
 
     # ---- inside
@@ -217,30 +217,32 @@ class Conversation:
         """Speak, and wait for the first sound of the answer."""
         caller = self.caller
         first_message, first_frame = len(caller.messages), len(caller.sender.late_secs)
-        said = await caller.say(utterance)
-        exchange = _Exchange(utterance, said, first_message, first_frame)
+        speech = await caller.say(utterance)
+        exchange = _Exchange(utterance, speech, first_message, first_frame)
         try:
-            since = said.ended_at
-            if interrupts and caller.receiver.speaking_since(said.began_at) is not None:
-                silent_at = await caller.silence_since(
-                    said.began_at, timeout_secs=self._timeout_secs
+            since = speech.ended_at
+            if interrupts and caller.receiver.speaking_since(speech.began_at) is not None:
+                silent_at = await caller.wait_until_silent(
+                    speech.began_at, timeout_secs=self._timeout_secs
                 )
-                if silent_at > said.began_at:  # else the answer was over already
-                    exchange.silent_after_secs = silent_at - said.began_at
+                if silent_at > speech.began_at:  # else the answer was over already
+                    exchange.silent_after_secs = silent_at - speech.began_at
                 since = max(since, silent_at + 1 / RATE)
             # A bot that speaks already has not let the caller finish.
-            exchange.heard_at = caller.receiver.speaking_since(since)
-            if exchange.heard_at is None or exchange.heard_at < said.began_at:
-                exchange.heard_at = await caller.heard_since(since, timeout_secs=self._timeout_secs)
+            exchange.audible_at = caller.receiver.speaking_since(since)
+            if exchange.audible_at is None or exchange.audible_at < speech.began_at:
+                exchange.audible_at = await caller.wait_until_audible(
+                    since, timeout_secs=self._timeout_secs
+                )
         except NoAnswer as e:
             exchange.error = str(e)
         return exchange
 
-    async def _hear_out(self, exchange: _Exchange) -> None:
-        if exchange.heard_at is None:
+    async def _wait_for_answer(self, exchange: _Exchange) -> None:
+        if exchange.audible_at is None:
             return
         try:
-            await self._wait_until_finished(max(exchange.heard_at, exchange.said.ended_at))
+            await self._wait_until_finished(max(exchange.audible_at, exchange.speech.ended_at))
         except NoAnswer as e:
             exchange.error = str(e)
         else:
@@ -265,64 +267,68 @@ class Conversation:
 
         await caller.until(is_finished, f"the bot went on speaking for {longest:g} s", longest)
 
-    async def _wait_into_answer(self, heard_at: float) -> None:
+    async def _wait_into_answer(self, audible_at: float) -> None:
         """Wait until it is time to interrupt, or the bot has fallen silent."""
         receiver = self.caller.receiver
 
         def is_time() -> bool | None:
-            silent = receiver.received_at - receiver.last_loud(heard_at) >= PAUSE_SECS
+            silent = receiver.received_at - receiver.last_loud(audible_at) >= PAUSE_SECS
             return (
-                True if silent or receiver.received_at >= heard_at + INTERRUPT_AFTER_SECS else None
+                True
+                if silent or receiver.received_at >= audible_at + INTERRUPT_AFTER_SECS
+                else None
             )
 
         await self.caller.until(is_time, "the bot's sound stopped", self._timeout_secs)
 
     def _result(self, exchange: _Exchange, interruption: _Exchange | None = None) -> TurnResult:
-        caller, said, heard_at = self.caller, exchange.said, exchange.heard_at
+        caller, speech, audible_at = self.caller, exchange.speech, exchange.audible_at
         # A bot sends its record of a turn when it is over: of an interrupted one, a moment later.
         messages_end = frames_end = None
         record_until = float("inf")
         if interruption is not None:
             messages_end, frames_end = interruption.first_message, interruption.first_frame
-            record_until = interruption.said.ended_at
+            record_until = interruption.speech.ended_at
         messages = caller.messages[exchange.first_message : messages_end]
         record = turn_record(
             [
                 message
                 for message in caller.messages[exchange.first_message :]
-                if said.ended_at < message["received_at"] <= record_until
+                if speech.ended_at < message["received_at"] <= record_until
             ]
         )
-        first = None if heard_at is None else heard_at - said.ended_at
+        first = None if audible_at is None else audible_at - speech.ended_at
         # None: a sound was heard, but no answer.
         later = None if exchange.is_unfinished else filler_secs(record)
         error = exchange.error
         if first is not None and later is None and error is None:
             error = "a filler was heard, but no answer"
             error += "" if interruption is None else " before the interruption"
-        answer_at = None if heard_at is None or later is None else heard_at + later
-        is_filler = heard_at is not None and (later is None or later > FILLER_SECS)
+        answer_at = None if audible_at is None or later is None else audible_at + later
+        is_filler = audible_at is not None and (later is None or later > FILLER_SECS)
         return TurnResult(
             recording=exchange.utterance.name,
             run=self._run,
             caller=self._number,
-            voice_to_voice_secs=None if answer_at is None else answer_at - said.ended_at,
+            voice_to_voice_secs=None if answer_at is None else answer_at - speech.ended_at,
             first_sound_secs=first,
             error=error,
             silent_after_secs=exchange.silent_after_secs,
             answer_text=(written_text if later is None else answer_text)(messages),
             understood_text=understood_text(messages),
-            stages=stages_of(messages, said.ended_at, answer_at, heard_at if is_filler else None),
+            stages=stages_of(
+                messages, speech.ended_at, answer_at, audible_at if is_filler else None
+            ),
             record=record,
             late_secs=_p99(caller.sender.late_secs[exchange.first_frame : frames_end]),
-            bot_late_secs=_p99(caller.receiver.late_since(said.began_at)),
+            bot_late_secs=_p99(caller.receiver.late_since(speech.began_at)),
             waves=self._waves(exchange, answer_at),
         )
 
     def _waves(self, exchange: _Exchange, answer_at: float | None) -> Waves:
-        utterance, said, heard_at = exchange.utterance, exchange.said, exchange.heard_at
-        begin = said.began_at - LEAD_SECS
-        last = max(at for at in (said.ended_at, heard_at, answer_at) if at is not None)
+        utterance, speech, audible_at = exchange.utterance, exchange.speech, exchange.audible_at
+        begin = speech.began_at - LEAD_SECS
+        last = max(at for at in (speech.ended_at, audible_at, answer_at) if at is not None)
         secs = min(max(last + TRAIL_SECS - begin, 1.0), SHOWN_SECS)
         points = round(secs * POINTS_PER_SEC)
         spoken = np.pad(utterance.samples, (round(LEAD_SECS * RATE), round(secs * RATE)))
@@ -331,8 +337,8 @@ class Conversation:
             envelope(spoken, points),
             envelope(self.caller.receiver.between(begin, begin + secs), points),
             secs,
-            said.ended_at - begin,
-            None if heard_at is None else heard_at - begin,
+            speech.ended_at - begin,
+            None if audible_at is None else audible_at - begin,
         )
 
 

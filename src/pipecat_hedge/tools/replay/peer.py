@@ -38,7 +38,7 @@ __all__ = [
     "HungUp",
     "Network",
     "NoAnswer",
-    "Said",
+    "SpeechTimes",
     "check_secs",
     "impair",
     "loopback_only",
@@ -182,7 +182,7 @@ def loopback_only() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SpeechTimes:
     """When a recording was sent, on the loop's clock.
 
     Parameters:
@@ -201,7 +201,7 @@ class Caller:
 
         async with Caller("http://127.0.0.1:7860") as caller:
             said = await caller.say(utterance)
-            heard_at = await caller.heard_since(said.ended_at, timeout_secs=10)
+            heard_at = await caller.wait_until_audible(said.ended_at, timeout_secs=10)
 
     Attributes:
         sender: The caller's sound.
@@ -254,7 +254,7 @@ class Caller:
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         await self._close()
 
-    async def say(self, utterance: Utterance) -> Said:
+    async def say(self, utterance: Utterance) -> SpeechTimes:
         """Speak a recording to its end, in real time.
 
         Args:
@@ -272,9 +272,9 @@ class Caller:
         def time_of(sample: int) -> float:
             return sent[sample // FRAME] + sample % FRAME / RATE
 
-        return Said(time_of(utterance.speech_begins), time_of(utterance.speech_ends))
+        return SpeechTimes(time_of(utterance.speech_begins), time_of(utterance.speech_ends))
 
-    async def heard_since(self, at: float, *, timeout_secs: float) -> float:
+    async def wait_until_audible(self, at: float, *, timeout_secs: float) -> float:
         """Wait until the bot is heard.
 
         Args:
@@ -293,7 +293,7 @@ class Caller:
             timeout_secs,
         )
 
-    async def silence_since(self, at: float, *, timeout_secs: float) -> float:
+    async def wait_until_silent(self, at: float, *, timeout_secs: float) -> float:
         """Wait until the bot has been silent for longer than between two words.
 
         Args:

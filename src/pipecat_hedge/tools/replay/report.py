@@ -195,9 +195,9 @@ def _drawing(turn: TurnResult) -> dict[str, Any] | None:
 
     latency = turn.voice_to_voice_secs
     answer_secs = None if latency is None else waves.spoken_secs + latency
-    heard = waves.heard_secs
-    is_other_sound = heard is not None and (
-        answer_secs is None or answer_secs > heard + FILLER_SECS
+    audible_secs = waves.audible_secs
+    is_other_sound = audible_secs is not None and (
+        answer_secs is None or answer_secs > audible_secs + FILLER_SECS
     )
     step = next(step for step in (0.5, 1, 2, 5, 10) if waves.secs / step <= 12)
     return {
@@ -209,7 +209,7 @@ def _drawing(turn: TurnResult) -> dict[str, Any] | None:
         "ticks": [(x(n * step), f"{n * step:g} s") for n in range(int(waves.secs / step) + 1)],
         "spoken": x(waves.spoken_secs),
         "answer": None if answer_secs is None else x(answer_secs),
-        "other_sound": x(heard) if heard is not None and is_other_sound else None,
+        "other_sound": x(audible_secs) if audible_secs is not None and is_other_sound else None,
         "stages": [
             (x(waves.spoken_secs + secs), f"{name.replace('_', ' ')} {_secs(secs)}")
             for name, secs in turn.stages.items()

@@ -85,7 +85,7 @@ class Call:
                 await stack.enter_async_context(caller)
                 self.conversation = Conversation(caller, timeout_secs=self._timeout_secs)
                 if self._greeting_secs:
-                    await self.conversation.hear_greeting(timeout_secs=self._greeting_secs)
+                    await self.conversation.wait_for_greeting(timeout_secs=self._greeting_secs)
             self._stack = stack.pop_all()
         return self
 
@@ -268,7 +268,7 @@ async def _one_call(
                 caller, timeout_secs=wanted.timeout_secs, run=run, number=number
             )
             if wanted.greeting_secs:
-                await conversation.hear_greeting(timeout_secs=wanted.greeting_secs)
+                await conversation.wait_for_greeting(timeout_secs=wanted.greeting_secs)
             for spoken in exchanges:
                 if len(spoken) == 1:
                     add(await conversation.say(spoken[0]))

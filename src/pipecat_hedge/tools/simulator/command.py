@@ -48,8 +48,6 @@ def run(args: argparse.Namespace) -> int:
     try:
         simulator = Simulator(args.port, host=args.host, seed=args.seed, capacity=args.capacity)
         asyncio.run(_serve(simulator))
-    except KeyboardInterrupt:
-        return 0
     except (OSError, ValueError) as error:
         print(f"pipecat-hedge simulate: {getattr(error, 'strerror', error)}", file=sys.stderr)
         return 2

@@ -173,7 +173,7 @@ def _answer(prompt: Prompt, utterance: str | None) -> str:
     party, minutes = _booking(prompt.user_texts)
     for pattern, answer in _ANSWERS.items():
         if re.search(pattern, utterance, re.I):
-            return answer.format(party=_words(party), hour=_hour(minutes))
+            return answer.format(party=_number_text(party), hour=_hour(minutes))
     return FALLBACK
 
 
@@ -199,15 +199,15 @@ def _booking(texts: list[str]) -> tuple[int, int]:
     return party, minutes
 
 
-def _number(word: str) -> int:
-    return int(word) if word.isdigit() else _NUMBERS.index(word.lower()) + 1
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else _NUMBERS.index(text.lower()) + 1
 
 
-def _words(number: int) -> str:
+def _number_text(number: int) -> str:
     return _NUMBERS[number - 1] if 1 <= number <= len(_NUMBERS) else str(number)
 
 
 def _hour(minutes: int) -> str:
     hour, minute = divmod(minutes, 60)
     spoken_minutes = {15: " fifteen", 30: " thirty", 45: " forty five"}.get(minute, "")
-    return _words((hour - 1) % 12 + 1) + spoken_minutes
+    return _number_text((hour - 1) % 12 + 1) + spoken_minutes

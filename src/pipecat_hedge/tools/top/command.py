@@ -52,8 +52,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"pipecat-hedge top: {error}", file=sys.stderr)
         return 2
     show = _print_lines if args.lines or not sys.stdout.isatty() else _draw
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_until_signal(show(fleet, args.every)))
+    asyncio.run(_until_signal(show(fleet, args.every)))
     return 0
 
 

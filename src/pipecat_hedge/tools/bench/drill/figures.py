@@ -208,9 +208,9 @@ def _first_requests(record: Record) -> Counts:
     Turns that wait for room send their requests together later; that is one request each.
     """
     secs = len(record.began)
-    asked = [turn for turn in record.turns if turn.requests]
-    moved = _by_second((turn.requests[0].at for turn in asked), secs)
-    return record.began - _by_second((turn.at for turn in asked), secs) + moved
+    with_requests = [turn for turn in record.turns if turn.requests]
+    moved = _by_second((turn.requests[0].at for turn in with_requests), secs)
+    return record.began - _by_second((turn.at for turn in with_requests), secs) + moved
 
 
 def _first_second(begin: float, end: float, holds: Callable[[int], bool]) -> float | None:

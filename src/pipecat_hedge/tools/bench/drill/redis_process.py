@@ -80,7 +80,7 @@ class RedisProcess:
         options = {"port": str(self.port), "bind": "127.0.0.1", "dir": tempfile.gettempdir()}
         options |= {"save": "", "appendonly": "no"}
         self._process = subprocess.Popen(
-            ["redis-server", *(word for name in options for word in (f"--{name}", options[name]))],
+            ["redis-server", *(text for name in options for text in (f"--{name}", options[name]))],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

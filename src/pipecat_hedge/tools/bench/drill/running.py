@@ -301,7 +301,7 @@ def _processor_ticks() -> tuple[int, int]:
     if not stat.exists():
         return 0, 0
     # user, nice, system, idle, iowait, irq, softirq, steal; the guests' times are in user's
-    ticks = [int(word) for word in stat.read_text().split("\n", 1)[0].split()[1:9]]
+    ticks = [int(text) for text in stat.read_text().split("\n", 1)[0].split()[1:9]]
     return sum(ticks), ticks[3] + ticks[4]
 
 
