@@ -42,7 +42,7 @@ def test_a_short_wait_is_not() -> None:
     longest = fixed(0.6).quantile(0.998)
     assert decision.at_secs == pytest.approx(2 * longest)
     assert "s left to wait at 0.80 s, a filler needs 1.20 s, and 1.6" in decision.reason
-    assert decision.reason.endswith(" s would be unheard of")
+    assert decision.reason.endswith(" s would be exceptional")
 
 
 def test_an_answer_that_is_about_to_land_is_not_spoken_over() -> None:
@@ -96,7 +96,7 @@ def test_manners() -> None:
     wait = fixed(5.0)
     assert decided(wait, turn=1) == FillerDecision(None, "no fillers before turn 2")
     assert decided(wait, turn=2).at_secs == 0.8
-    assert decided(wait, fillers=1).reason == "1 spoken in this turn, which is enough"
+    assert decided(wait, fillers=1).reason == "1 spoken in this turn, the most per turn"
     assert decided(wait, FillerRule(per_turn=2), fillers=1).at_secs == 0.8
     assert decided(wait, since_filler_secs=12.5).at_secs == pytest.approx(2.5)
     late = decided(wait, since_filler_secs=10.5).at_secs

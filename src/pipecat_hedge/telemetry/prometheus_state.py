@@ -1,4 +1,4 @@
-"""The state of providers, budgets and sessions as Prometheus gauges, read at each scrape."""
+"""Reads the state of providers, budgets and sessions as Prometheus gauges, at each scrape."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PROVIDER = ("provider", "model")
 def provider_labels(
     stats: ProviderStats, provider: Callable[[str], str], model: Callable[[str], str]
 ) -> list[tuple[str, Labels]]:
-    """The providers of a registry: each one's key, and its label values.
+    """Return the key and the label values of each provider in a registry.
 
     Args:
         stats: The registry.
-        provider: Makes a label value of a provider's name.
-        model: Makes a label value of a model's name.
+        provider: Maps a provider's name to a label value.
+        model: Maps a model's name to a label value.
     """
     with stats.health.lock:
         keys = list(stats.health.entries())
@@ -41,12 +41,12 @@ def state_metrics(
     labels: Callable[[ProviderStats], list[tuple[str, Labels]]],
     now: float | None = None,
 ) -> Iterator[Metric]:
-    """The gauges. Several registries are added up; of waits and balances the worst is shown.
+    """Yield the gauges. Registries are summed; of waits and balances the worst is shown.
 
     Args:
-        registries: The registries of the process, one as a rule.
-        labels: Gives a registry's providers, as ``provider_labels``.
-        now: The event loops' time; None is ``time.monotonic()``.
+        registries: The registries of the process, usually one.
+        labels: Returns a registry's providers, as ``provider_labels`` does.
+        now: The event loops' time in seconds; None is ``time.monotonic()``.
     """
     now = time.monotonic() if now is None else now
     breaker, in_flight, limit, slow = Counter(), Counter(), Counter(), Counter()
@@ -81,7 +81,7 @@ def state_metrics(
     yield _gauge("requests_in_flight", "Requests a provider has now.", PROVIDER, in_flight)
     yield _gauge(
         "provider_retry_after_seconds",
-        "How long a provider is still to be left alone, as it has asked (Retry-After).",
+        "Remaining time of a provider's Retry-After.",
         PROVIDER,
         retry_after,
     )

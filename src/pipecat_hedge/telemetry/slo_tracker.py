@@ -1,8 +1,8 @@
-"""How well service level objectives are met: attainment, error budget and burn rate.
+"""Tracks how well service level objectives are met: attainment, error budget and burn rate.
 
-After Google's *Site Reliability Workbook*, chapter 5: of the turns in a window, ``1 - share`` may
-miss the objective, which is the window's error budget; the burn rate says how many times as fast
-as allowed it is spent. Which turns count, and as what, is decided in ``policy/slo_outcome.py``.
+After Google's *Site Reliability Workbook*, chapter 5. The error budget of a window is the share
+``1 - share`` of its turns that may miss the objective; a burn rate of 1 spends exactly that.
+``policy/slo_outcome.py`` decides which turns count as good or bad.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__ = [
 ]
 
 WINDOWS_SECS = (300.0, 3600.0, 21_600.0, 259_200.0)
-"""5 minutes, an hour, 6 hours, 3 days: pairs of a short and a long window tell an incident that
-has just begun or is over from one that goes on; the longest is the error budget's."""
+"""5 minutes, 1 hour, 6 hours, 3 days. A short and a long window together show whether an incident
+is still going on. The longest window is the error budget's."""
 SLOTS = 60
-"""A window is counted in so many slots: it is up to 1/60 shorter than it says, never longer."""
+"""Slots per window: the window covers up to 1/60 less than its length, never more."""
 MAX_SLOS = 32
-"""SLOs that a board remembers; the one that was used longest ago is dropped for a new one."""
+"""The least recently used SLO is dropped beyond this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class WindowCount:
 
     Parameters:
         window_secs: The window's length.
-        turns: How many turns.
-        bad: How many of them missed the objective.
+        turns: The number of turns.
+        bad: The turns that missed the objective.
     """
 
     window_secs: float
@@ -60,23 +60,23 @@ class WindowCount:
         return 1.0 - self.bad / self.turns if self.turns else None
 
     def burn(self, share: float) -> float | None:
-        """The error budget's burn rate, 1 being just as fast as allowed; None without turns.
+        """Return the error budget's burn rate, ``bad / turns / (1 - share)``; None without turns.
 
         Args:
-            share: The share of turns that the SLO wants to be good.
+            share: The SLO's share of good turns, from 0 to below 1.
         """
         return self.bad / self.turns / (1.0 - share) if self.turns else None
 
     def budget_left(self, share: float) -> float:
-        """The part of the window's error budget that is left; negative when it is overspent.
+        """Return the remaining part of the error budget, ``1 - burn``; negative if overspent.
 
         Args:
-            share: The share of turns that the SLO wants to be good.
+            share: The SLO's share of good turns, from 0 to below 1.
         """
         return 1.0 - (self.burn(share) or 0.0)
 
     def plus(self, other: WindowCount) -> WindowCount:
-        """The sum with another process's count of the same window."""
+        """Add another process's count of the same window."""
         return WindowCount(self.window_secs, self.turns + other.turns, self.bad + other.bad)
 
 
@@ -85,11 +85,11 @@ class SloStatus:
     """How well one objective is met.
 
     Parameters:
-        tier: The tier of callers.
+        tier: The callers' tier.
         objective: ``ttft``, ``ttfs`` or ``voice_to_voice``.
-        within_secs: The time to meet, in seconds.
-        share: For which share of the turns.
-        windows: The counts, the shortest window first; the last one is the error budget's.
+        within_secs: The objective's limit, in seconds.
+        share: The target share of turns.
+        windows: The counts, shortest window first; the last one is the error budget's.
     """
 
     tier: Tier
@@ -105,7 +105,7 @@ class SloStatus:
 
     @property
     def budget_left(self) -> float:
-        """What is left of the longest window's error budget."""
+        """The remaining part of the longest window's error budget."""
         return self.windows[-1].budget_left(self.share)
 
     @property
@@ -119,7 +119,7 @@ class SloCounted:
     """A turn was counted for an SLO, or an SLO was added.
 
     Parameters:
-        tier: The tier of callers.
+        tier: The callers' tier.
         slo: The SLO.
         met: By objective, whether the turn met it; empty when the SLO is added.
     """
@@ -130,7 +130,7 @@ class SloCounted:
 
 
 class SloTracker:
-    """Counts the turns of all services of a process by tier and SLO. Safe from any thread.
+    """Counts the turns of all services of a process by tier and SLO. Thread-safe.
 
     Example::
 
@@ -139,11 +139,11 @@ class SloTracker:
     """
 
     def __init__(self, events: EventHub | None = None, clock: Callable[[], float] = time.monotonic):
-        """Create an empty board.
+        """Create an empty tracker.
 
         Args:
-            events: Where an ``SloCounted`` is published for each turn.
-            clock: The time in seconds; it must not go back.
+            events: The hub that receives an ``SloCounted`` per turn.
+            clock: A monotonic clock in seconds.
         """
         self._events = events or EventHub()
         self._clock = clock
@@ -151,18 +151,13 @@ class SloTracker:
         self._counted: dict[tuple[Tier, Slo], _Windows] = {}
 
     def add(self, tier: Tier, slo: Slo) -> None:
-        """Show an SLO from now on, before its first turn.
-
-        Args:
-            tier: The tier of callers.
-            slo: What they are promised.
-        """
+        """Show an SLO before its first turn."""
         with self._lock:
             self._windows(tier, slo)
         self._events.publish(SloCounted(tier, slo, {}))
 
     def slos(self) -> tuple[tuple[Tier, Slo], ...]:
-        """The SLOs, each with its tier."""
+        """Return the SLOs, each with its tier."""
         with self._lock:
             return tuple(self._counted)
 
@@ -172,7 +167,7 @@ class SloTracker:
         Args:
             tier: The caller's tier.
             slo: The SLO.
-            met: By objective, whether the turn met it; without those that did not apply to it.
+            met: By objective, whether the turn met it; objectives that did not apply are absent.
         """
         if not met:
             return
@@ -184,11 +179,11 @@ class SloTracker:
         self._events.publish(SloCounted(tier, slo, met))
 
     def status(self, tier: Tier | None = None, slo: Slo | None = None) -> tuple[SloStatus, ...]:
-        """How well the SLOs are met, the best tier first.
+        """Return how well the SLOs are met, best tier first.
 
         Args:
-            tier: Only this tier; None is all.
-            slo: Only this SLO; None is all.
+            tier: Only this tier; None returns all.
+            slo: Only this SLO; None returns all.
         """
         with self._lock:
             now = self._clock()
@@ -209,7 +204,7 @@ class SloTracker:
             if len(self._counted) >= MAX_SLOS:
                 del self._counted[next(iter(self._counted))]
             windows = {name: tuple(map(_Window, WINDOWS_SECS)) for name, _ in slo.promises()}
-        self._counted[tier, slo] = windows  # the one used last comes last
+        self._counted[tier, slo] = windows  # most recently used last
         return windows
 
 
@@ -219,7 +214,7 @@ class _Window:
     def __init__(self, secs: float):
         self._secs = secs
         self._slots = deque[list[int]](maxlen=SLOTS)
-        """The slot's number, its turns, and how many of them were bad."""
+        """Slot number, turns, bad turns."""
 
     def record(self, met: bool, now: float) -> None:
         slot = self._slot(now)
@@ -242,14 +237,7 @@ _Windows: TypeAlias = dict[Objective, tuple[_Window, ...]]
 
 
 def track(events: EventHub, slo: Slo, tier: Tier, tracker: SloTracker) -> None:
-    """Count a service's turns on a board, from their reports and from what its callers heard.
-
-    Args:
-        events: The service's hub.
-        slo: Its SLO.
-        tier: The tier of its callers.
-        tracker: The tracker.
-    """
+    """Count a service's turns in a tracker, from turn reports and voice latencies."""
 
     def on_report(report: TurnReport) -> None:
         tracker.record(tier, slo, classify(slo, report))
@@ -266,11 +254,11 @@ def track(events: EventHub, slo: Slo, tier: Tier, tracker: SloTracker) -> None:
 
 
 def classify_voice(within_secs: float, turn: TurnLatency) -> bool | None:
-    """Whether the caller heard the answer in time; None if the objective does not apply.
+    """Whether the answer was audible in time; None if the objective does not apply.
 
     Args:
-        within_secs: The time from the end of the caller's speech, in seconds.
-        turn: The turn as the caller heard it.
+        within_secs: The limit, in seconds from the end of the caller's speech.
+        turn: The turn's latency record.
     """
     if turn.anchor != "user_silence":
         return None

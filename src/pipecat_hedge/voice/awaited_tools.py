@@ -1,8 +1,7 @@
-"""Which tools a turn waits for: an answer that comes after them is the same turn's.
+"""Tracks the tool calls that a turn waits for: the answer after them belongs to the same turn.
 
-Pipecat tells when a call is made, when it runs, what it returned, and whether that asks the LLM
-again. Asking may take its time: Pipecat's assistant aggregator waits until the bot is silent. A
-tool that an interruption does not cancel is not waited for: the conversation goes on beside it.
+Running the LLM again may take a while: Pipecat's assistant aggregator waits until the bot is
+silent. A tool that an interruption does not cancel is not awaited.
 """
 
 from __future__ import annotations
@@ -20,24 +19,19 @@ __all__ = ["AwaitedTools"]
 
 
 class AwaitedTools:
-    """Follows the calls of one turn."""
+    """The tool calls of one turn."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._running: set[str] = set()
         self._in_background: set[str] = set()
         self._runs_llm_again = False
 
     def __bool__(self) -> bool:
-        """Whether a tool runs, or has returned and the LLM is about to be asked again."""
+        """Whether a tool runs, or has returned and the LLM is about to run again."""
         return self._runs_llm_again or bool(self._running)
 
     def take(self, frame: Frame) -> None:
-        """Note what a frame tells of the calls.
-
-        Args:
-            frame: Any frame.
-        """
+        """Process a frame."""
         if isinstance(frame, FunctionCallsStartedFrame):
             self._running.update(call.tool_call_id for call in frame.function_calls)
         elif isinstance(frame, FunctionCallInProgressFrame):
@@ -61,7 +55,7 @@ class AwaitedTools:
 
 
 def _runs_llm_again(frame: FunctionCallResultFrame) -> bool:
-    """As Pipecat's assistant aggregator decides it."""
+    """Decide as Pipecat's assistant aggregator does."""
     if not frame.result:
         return False
     if frame.properties is not None and frame.properties.run_llm is not None:

@@ -1,12 +1,10 @@
-"""Where the time of a turn went, as the caller lived it: an observer, one record a turn.
+"""Measures where the time of each turn went, as the caller experienced it: one record per turn.
 
-Pipecat's own observer measures from the caller's silence to the bot's first sound. Two things are
-missing where answers are raced and silences filled: a filler is a sound and no answer, so it ends
-that measurement too early; and without a local voice activity detector there is no measurement at
-all. This one stands on it, takes over its breakdown, and tells first sound from first answer.
+Pipecat's ``UserBotLatencyObserver`` measures from the caller's silence to the bot's first sound. A
+filler ends that measurement too early, and without a local VAD there is none. This observer wraps
+it, copies its breakdown, and separates the first sound from the first answer.
 
-Times are those at which frames were pushed, on the pipeline's clock, not those at which an observer
-got round to them.
+Times are those at which frames were pushed, on the pipeline's clock.
 """
 
 from __future__ import annotations
@@ -56,12 +54,12 @@ __all__ = ["TurnLatencyObserver"]
 
 
 class TurnLatencyObserver(BaseObserver):
-    """Yields a ``TurnLatency`` for each turn.
+    """Emits a ``TurnLatency`` for each turn.
 
-    A turn is told of when its answer has been heard and its race reported, or else when the bot
-    falls silent, the LLM is asked anew, the caller speaks, or the call ends; if tools were called,
-    not before the answer that comes after them. A race that the caller has cut off reports a moment
-    later, and its turn is told of then.
+    A turn is complete when its answer has started to play and its race is reported; or else when
+    the bot falls silent, the LLM is called anew, the caller speaks, or the call ends. With tool
+    calls the answer after them counts. A race that the caller interrupted reports a moment later,
+    and the turn is emitted then.
 
     Event handlers available:
 
@@ -83,8 +81,8 @@ class TurnLatencyObserver(BaseObserver):
         """Begin with the first turn.
 
         Args:
-            log: A file to which every ``TurnLatency`` is appended as a line of JSON. It holds times
-                and counts, nothing that was said.
+            log: A file to which every ``TurnLatency`` is appended as a JSON line. It contains times
+                and counts, no conversation text.
             **kwargs: Further arguments of ``BaseObserver``.
 
         Raises:
@@ -106,20 +104,12 @@ class TurnLatencyObserver(BaseObserver):
         self._register_event_handler("on_turn_latency")
 
     async def on_process_frame(self, data: FrameProcessed) -> None:
-        """Note what is about to be spoken.
-
-        Args:
-            data: The frame, and who takes it up.
-        """
+        """Track frames that reach a TTS."""
         if isinstance(data.processor, TTSService) and data.direction is FrameDirection.DOWNSTREAM:
             self._audio.frame_queued(data.frame)
 
     async def on_push_frame(self, data: FramePushed) -> None:
-        """Note the moments of the turn.
-
-        Args:
-            data: The frame, who pushed it, and when.
-        """
+        """Record the moments of the turn."""
         if data.first_push:
             await self._pipecat_observer.on_push_frame(data)
         self._now = data.timestamp / 1e9
@@ -137,22 +127,22 @@ class TurnLatencyObserver(BaseObserver):
             await self._close()
 
     async def on_pipeline_started(self) -> None:
-        """Hand it on to Pipecat's observer."""
+        """Forward the event to Pipecat's observer."""
         await self._pipecat_observer.on_pipeline_started()
 
     # ---- moments
 
     def _context_pushed(self, frame: LLMContextFrame, data: FramePushed) -> None:
-        """The LLM is asked, by whoever stands on either side of it."""
+        """Record an LLM call, from either side of the LLM."""
         is_downstream = data.direction is FrameDirection.DOWNSTREAM
         if is_downstream and isinstance(data.source, LLMAssistantAggregator):
-            return  # it tells of the answer, behind it, and asks for nothing
+            return  # downstream of the LLM it announces the answer and requests nothing
         self._context, self._early = (self._now, frame), None
 
     def _output_pushed(self, frame: Frame) -> None:
-        """What the output transport lets through is heard now."""
+        """Record what the output transport plays."""
         timeline = self._timeline
-        if timeline.context is None:  # the bot speaks of its own accord
+        if timeline.context is None:  # the LLM was not called: the bot's own line
             return
         if isinstance(frame, TTSStartedFrame):
             timeline.is_answering = self._audio.turn_of(frame.context_id) == timeline.turn
@@ -165,7 +155,7 @@ class TurnLatencyObserver(BaseObserver):
             if is_line and timeline.sound is not None:
                 timeline.filler_end = self._now
         elif type(frame) is OutputAudioRawFrame and timeline.sound is None:
-            timeline.sound = self._now  # a sound that is no speech
+            timeline.sound = self._now  # not speech, such as an earcon
 
     async def _frame_pushed(self, frame: Frame, source: FrameProcessor) -> None:
         timeline, now = self._timeline, self._now
@@ -205,7 +195,7 @@ class TurnLatencyObserver(BaseObserver):
     async def _response_started(
         self, frame: LLMFullResponseStartFrame, source: FrameProcessor
     ) -> None:
-        """The LLM begins: on a turn of the caller's, on its tools' results, or of the bot's own."""
+        """Begin or continue a turn: the caller's, its tools' results, or the bot's own."""
         pushed, self._context = self._context, None
         await self._publish_interrupted()
         if self._timeline.is_answered:
@@ -225,7 +215,7 @@ class TurnLatencyObserver(BaseObserver):
         timeline.is_racing = self._hedged is not None and self._hedged.metrics_enabled
         timeline.may_wait = self._hedged is not None and self._hedged.may_wait
         timeline.requested = self._now
-        if provisional and at is not None:  # its beginning was held back until the turn was certain
+        if provisional and at is not None:  # its start was held back until the turn had ended
             timeline.requested = at
             if self._early is not None:
                 timeline.take_report(self._early)
@@ -233,7 +223,7 @@ class TurnLatencyObserver(BaseObserver):
         self._audio.response_started(frame, timeline.turn)
 
     async def _race_reported(self, report: TurnReport) -> None:
-        """A race is over, which may be before it is known whether its answer is wanted."""
+        """Assign a report to its turn, or keep it if the turn has not started yet."""
         timeline = self._interrupted or self._timeline
         if timeline.is_racing:
             timeline.take_report(report)
@@ -245,7 +235,7 @@ class TurnLatencyObserver(BaseObserver):
         timeline = self._timeline
         timeline.tools.take(frame)
         if isinstance(frame, UserStoppedSpeakingFrame) and timeline.is_reply:
-            timeline.turn_end = self._now  # the LLM was asked before it was certain
+            timeline.turn_end = self._now  # the LLM was called before the turn's end
             return
         if isinstance(frame, UserStartedSpeakingFrame):
             await self._close(interrupted=timeline.is_under_way(bot_speaks=self._bot_speaks))
@@ -260,9 +250,9 @@ class TurnLatencyObserver(BaseObserver):
     # ---- the record
 
     async def _close(self, *, interrupted: bool = False) -> None:
-        """The turn is over, if there has been anything of it; the next begins."""
+        """End the turn, if the LLM was called in it, and begin the next one."""
         timeline = self._timeline
-        if timeline.context is None:  # the caller speaks, but nobody has been asked yet
+        if timeline.context is None:  # the caller speaks, but the LLM was not called yet
             return
         await self._publish_interrupted()
         self._timeline, self._context = Timeline(timeline.turn + 1), None
@@ -288,9 +278,9 @@ class TurnLatencyObserver(BaseObserver):
 
 
 class _Breakdowns(UserBotLatencyObserver):
-    """Has its breakdown at hand while the frame that ends it is being observed.
+    """Keeps the latest breakdown available while the frame that ends it is being observed.
 
-    Its own event is called in a task, which is too late: the turn has been told of then.
+    The event of the base class runs in a task, after the turn has been emitted.
     """
 
     def __init__(self) -> None:
