@@ -192,7 +192,7 @@ def hedge(at: float, ttft: float) -> AttemptReport:
         (
             turn(attempt(ttft=0.5, launched=2.1), ttft=2.6, queued_secs=2.1),
             *("queue", None),
-            "waited 2.10 s for a free request; one took 500 ms to its first token",
+            "queued for 2.10 s; one took 500 ms to its first token",
         ),
         (
             turn(FAILED, ttft=None, outcome="failed", duration_secs=4.1),
@@ -210,7 +210,7 @@ def hedge(at: float, ttft: float) -> AttemptReport:
                 ttft=None, outcome="failed", degraded_reason="x",
             ),
             *("queue", None),
-            "one: there was no room for the request; the caller heard the fallback text",
+            "one: the request was rejected; the caller heard the fallback text",
         ),
     ],
 )  # fmt: skip
@@ -261,7 +261,7 @@ def test_json_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--tz", "Mars/Olympus"], "tz: 'Mars/Olympus' is no time zone"),
+        (["--tz", "Mars/Olympus"], "tz: 'Mars/Olympus' is not a time zone"),
         (["--slo-ttft", "-1"], "ttft_secs must be a positive number"),
         (["--slo-ttft", "1", "--slo-share", "95"], "share must be above 0 and below 1"),
         (["--out", "no/such/folder/x.html"], "out: there is no folder no/such/folder"),

@@ -75,7 +75,7 @@ def test_a_log_of_before_the_renames_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"attempts": 3}, "attempts: no list of attempts"),
+        ({"attempts": 3}, "attempts: not a list"),
         ({"duration_secs": "a secret"}, "duration_secs: input should be a valid number"),
         ({"duration_secs": -1}, "duration_secs: negative, or too large"),
         ({"ttft_secs": float("nan")}, "ttft_secs: negative, or too large"),

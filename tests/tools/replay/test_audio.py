@@ -191,7 +191,7 @@ def test_what_cannot_be_spoken_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for path, message in (
         ("text.wav", "not an audio file"),
-        ("quiet.wav", "holds no speech above -36 dBFS"),
+        ("quiet.wav", "no speech above -36 dBFS"),
         ("odd.wav", "holds samples that are no numbers"),
         ("none.wav", "no such file"),
         ("empty", "there is no audio in this folder"),

@@ -69,7 +69,7 @@ async def test_command_that_ignores_signals_is_killed(tmp_path: Path) -> None:
 
 
 async def test_command_that_exits_ends_the_call(tmp_path: Path) -> None:
-    with pytest.raises(BotFailed, match="ended by itself, with status 3") as failed:
+    with pytest.raises(BotFailed, match="the bot exited with status 3") as failed:
         async with Call(scripted(tmp_path / "started", "exits"), greeting_secs=0) as caller:
             await caller.say(SPOKEN)
     assert "something has gone wrong" in failed.value.__notes__[0]
@@ -259,8 +259,8 @@ async def test_silence_fails_the_test_unless_it_is_right() -> None:
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
-        ("", {}, "command: there is nothing to run"),
-        ([], {}, "command: there is nothing to run"),
+        ("", {}, "command is empty"),
+        ([], {}, "command is empty"),
         ("python 'bot.py", {}, "command: No closing quotation in .*: close the quotes"),
         (7860, {}, "a bot is an address such as .*; got 7860"),
         (b"python bot.py", {}, "a bot is an address such as .*; got b'python bot.py'"),

@@ -254,7 +254,7 @@ async def test_replay_without_a_bot_is_an_error(unused_tcp_port: int) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"script": ()}, "script: there is nothing to say"),
+        ({"script": ()}, "script is empty"),
         ({"runs": 0}, "runs must be at least 1, got 0"),
         ({"callers": -1}, "callers must be at least 1, got -1"),
         ({"timeout_secs": 0.0}, r"timeout_secs must be positive, got 0\.0"),

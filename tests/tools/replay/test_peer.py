@@ -30,8 +30,8 @@ async def test_address_without_a_server_is_an_error(unused_tcp_port: int) -> Non
     [
         (404, {}, "refused the offer with 404: is it a bot with a SmallWebRTC endpoint"),
         (500, {"error": "no room"}, "refused the offer with 500.*no room"),
-        (200, ["no"], "is no SmallWebRTC endpoint: its answer has no sdp"),
-        (200, None, "is no SmallWebRTC endpoint: its answer has no sdp"),
+        (200, ["no"], "is not a SmallWebRTC endpoint: its answer has no sdp"),
+        (200, None, "is not a SmallWebRTC endpoint: its answer has no sdp"),
         (200, {"sdp": None, "type": "answer"}, "is no session description that fits the offer"),
         (200, {"sdp": 3, "type": "answer"}, "is no session description that fits the offer"),
         (200, {"sdp": "", "type": "answer"}, "is no session description that fits the offer"),

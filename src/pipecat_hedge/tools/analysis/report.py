@@ -1,4 +1,4 @@
-"""``pipecat-hedge report``: callers' waits, providers' incidents, and what hedging bought."""
+"""``pipecat-hedge report``: callers' waits, provider incidents, and the effect of hedging."""
 
 from __future__ import annotations
 
@@ -48,27 +48,27 @@ from pipecat_hedge.tools.analysis.whatif import Answer, Question, show, what_if
 __all__ = ["Report", "configure", "page_of", "report_of", "run", "summary_of"]
 
 FEW, P99_TURNS = 100, 500
-"""A log of fewer turns gets a caveat; hedging is judged by the p99 from 500 turns on."""
+"""Fewer turns get a caveat; from 500 turns on the p99 shows the effect of hedging."""
 BUDGETS = (0.05, 0.1, 0.25)
 REPLAYED, SAMPLED = 6_000, 20_000
-"""How many turns are replayed, and of how many at most latencies are learned."""
+"""Turns that are replayed, and the most turns whose latencies are used."""
 AS_LOGGED, SAME_REQUESTS = "as logged", 0.02
 MAX_PERIODS, MAX_HOURS = 26, 7 * 24 + 1
 COMPARED_TURNS, MIN_BEYOND, MIN_TURNS = 20_000, 5, 20
-"""Compared are the latest turns; a percentile needs five turns beyond it, a share twenty turns."""
+"""The latest turns are compared; a percentile needs five turns beyond it, a share twenty turns."""
 OBJECTIVES = {"ttft": "first token", "ttfs": "first sentence", "voice_to_voice": "voice to voice"}
 Objective: TypeAlias = Literal["ttft", "ttfs", "voice_to_voice"]
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The turns of a tier, or of a stretch of time.
+    """The turns of a tier or a period.
 
     Parameters:
-        name: What they have in common.
-        turns: How many they are.
-        ttft: Times to first token, those that callers gave up on included.
-        unanswered: Turns that had no whole answer.
+        name: The group's name.
+        turns: The number of turns.
+        ttft: Times to first token; given-up turns are right-censored.
+        unanswered: Turns without a complete answer.
     """
 
     name: str
@@ -84,16 +84,16 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveResult:
-    """What became of a promise to a tier.
+    """How well a tier met an objective.
 
     Parameters:
         objective: ``ttft``, ``ttfs`` or ``voice_to_voice``.
-        tier: Its callers' tier; None for all.
-        limit_secs: What was promised.
-        target: For what share of turns.
-        kept: Turns that kept it.
-        turns: Turns that say whether it was kept.
-        interval: Where the share of kept turns lies, with 95 % certainty; None without a turn.
+        tier: The callers' tier; None for all.
+        limit_secs: The objective's limit.
+        target: The target share of turns.
+        met: Turns that met it.
+        turns: Turns to which it applies.
+        interval: The 95 % interval of the share of met turns; None without a turn.
     """
 
     objective: Objective
@@ -107,14 +107,14 @@ class ObjectiveResult:
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """What requests used and cost; None if no request tells.
+    """The tokens and costs of requests; None if unknown for all.
 
     Parameters:
-        requests: How many requests there were.
-        input_tokens: Their prompts' tokens.
-        output_tokens: Their answers' tokens.
-        estimated: How many requests' token counts are estimates.
-        usd: What they cost, in US dollars.
+        requests: The number of requests.
+        input_tokens: Prompt tokens.
+        output_tokens: Answer tokens.
+        estimated: Requests with estimated token counts.
+        usd: Their cost, in US dollars.
     """
 
     requests: int
@@ -140,16 +140,16 @@ class Spending:
 
 @dataclass(frozen=True, slots=True)
 class ProviderFigures:
-    """What a provider did.
+    """One provider's requests.
 
     Parameters:
         provider: The provider's name.
-        requests: Requests that were sent to it.
+        requests: Requests sent to it.
         reasons: The same by ``primary``, ``hedge``, ``failure`` and ``stall``.
         outcomes: The same by ``won``, ``superseded``, ``failed`` and ``interrupted``.
-        failures: Those that failed, by category.
-        ttft: Times to first token, cancelled requests included.
-        spending: What they used and cost.
+        failures: The failed ones, by category.
+        ttft: Times to first token; cancelled requests are right-censored.
+        spending: Their tokens and costs.
     """
 
     provider: str
@@ -163,18 +163,18 @@ class ProviderFigures:
 
 @dataclass(frozen=True, slots=True)
 class Hedging:
-    """What hedging did.
+    """The effect of hedging.
 
     Parameters:
-        hedges: Requests that were sent because another one was slow.
-        won: Those of them whose answer was released.
-        replacements: Requests that replaced one that failed or stalled.
-        extra_requests: Requests beyond the first, per turn in which a provider was asked.
-        lost: What requests cost that lost a race.
-        percentile: What is compared: the ``p99``, or the ``p95`` of few turns.
+        hedges: Requests sent because another one was slow.
+        won: The hedges whose answer was released.
+        replacements: Requests that replaced a failed or stalled one.
+        extra_requests: Requests beyond the first, per turn with a request.
+        lost: The cost of requests that lost a race.
+        percentile: The compared percentile: ``p99``, or ``p95`` for few turns.
         with_secs: It under the log's policy, replayed; None without a replay.
-        without_secs: The same without hedging, failed requests being replaced.
-        is_known: Whether both are known; else hedges cut short too many requests to tell.
+        without_secs: It without hedging, failed requests being replaced.
+        is_known: Whether both are known; else hedges cancelled too many requests.
     """
 
     hedges: int
@@ -193,11 +193,11 @@ class Difference:
     """One figure of two logs.
 
     Parameters:
-        name: What it is.
+        name: Its name.
         unit: ``secs``, ``share``, ``requests`` or ``usd``.
-        this: The figure of this log; None if it is not known.
-        other: The same of the other log.
-        interval: Where this less the other lies, with 95 % certainty; None if that is not known.
+        this: This log's figure; None if unknown.
+        other: The other log's figure.
+        interval: The 95 % interval of this minus other; None if unknown.
         verdict: ``differs``, ``no difference shown`` or ``too few turns``.
     """
 
@@ -211,32 +211,32 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that the page, the summary and the JSON say.
+    """The contents of the page, the summary and the JSON.
 
     Parameters:
         files: The logs' names.
-        headline: What matters most, a sentence each.
-        caveat: What limits the figures, or empty.
-        skipped: Lines that could not be used.
+        headline: The most important results, a sentence each.
+        caveat: A limitation of the figures, or empty.
+        skipped: Unusable lines.
         named_skips: The first of them.
-        begin_at: When the first turn began, in seconds since the epoch; None if not all times are
-            known.
-        end_at: When the last turn ended.
+        begin_at: The beginning of the first turn, in seconds since the epoch; None unless all times
+            are known.
+        end_at: The end of the last turn.
         outcomes: Turns by outcome.
-        degraded: Turns whose caller heard the fallback text.
+        degraded: Turns with the fallback text.
         all_turns: All turns.
         tiers: The turns of each tier.
-        periods: The turns of each stretch of time; none if not all times are known.
+        periods: The turns of each period; empty unless all times are known.
         ttfs: Times to the first speakable sentence.
-        voice_to_voice: From the caller's last sound to the answer's first, where a log has it.
-        promises: What became of promises; none if none is given.
-        providers: What each provider did, the one asked first most often first.
-        incidents: When a provider was slow or failing, the costliest first.
-        hedging: What hedging did.
-        spending: What all requests used and cost.
-        usd_per_success: What a turn with a whole answer cost; None if it is not known.
+        voice_to_voice: From the caller's last sound to the answer's first, if logged.
+        objectives: How well the objectives were met; empty without an SLO.
+        providers: Each provider's requests, the most frequent first provider first.
+        incidents: Times in which a provider was slow or failing, costliest first.
+        hedging: The effect of hedging.
+        spending: The tokens and costs of all requests.
+        usd_per_success: The cost of a completely answered turn; None if unknown.
         slowest: The slowest turns.
-        whatif: What other policies would have done; None if nothing was replayed.
+        whatif: The results of other policies; None if nothing was replayed.
         other_files: The names of the logs compared with.
         comparison: The figures of both logs, if there is another one.
     """
@@ -276,15 +276,15 @@ def report_of(
     replay: bool = True,
     progress: Callable[[str, float], None] = lambda what, share: None,
 ) -> Report:
-    """Count everything.
+    """Compute a report.
 
     Args:
         log: The turns.
-        slo: What is promised to callers; None is nothing.
-        zone: The time zone of hours; None is this machine's own.
-        against: Another log, to compare with.
-        replay: Whether to replay the turns: what hedging bought, and what to change.
-        progress: Called with what is being done, and the share of it that is done.
+        slo: The callers' SLO; None has no objectives.
+        zone: The time zone; None is the local one.
+        against: Another log to compare with.
+        replay: Whether to replay the turns under other policies.
+        progress: Called with the current step, and its completed share.
     """
     turns = log.turns
     sent = [attempt for turn in turns for attempt in turn.sent]
@@ -346,7 +346,7 @@ def _ttfs(turns: Sequence[LoggedTurn]) -> Waits:
 
 
 def _periods(turns: Sequence[LoggedTurn], zone: tzinfo | None) -> tuple[Group, ...]:
-    """The turns of each hour, or of the shortest stretches of which there are not too many."""
+    """Group the turns by hour, or by the shortest period that gives few enough groups."""
     began = [turn.began_at or 0.0 for turn in turns]
     low, high = min(began), max(began)
     offset = datetime.fromtimestamp(low, zone).astimezone(zone).utcoffset()
@@ -430,7 +430,7 @@ def _objective(
 def _replayed(
     turns: Sequence[LoggedTurn], slo: Slo | None, progress: Callable[[str, float], None]
 ) -> Answer | None:
-    """What other policies would have done, the log's own among them."""
+    """Replay other policies and the log's own."""
     names = Counter(a.provider for turn in turns for a in turn.sent[:1])
     if not names:
         return None
@@ -451,12 +451,12 @@ def _replayed(
     try:
         recorded = recorded_from(turn.report for turn in recent if turn.sent)
         return what_if(recorded, question, progress=progress)
-    except ReadingError:  # no request of one of the providers was ever answered
+    except ReadingError:  # one of the providers never answered
         return None
 
 
 def _guessed(turns: Sequence[LoggedTurn]) -> HedgePolicy:
-    """A policy that hedges as often as the log has it, where its lines have no settings."""
+    """A policy that hedges as often as the log, for logs without policy settings."""
     hedges = sum(a.launch_reason == "hedge" for turn in turns for a in turn.sent)
     if not hedges:
         return HedgePolicy.fallback(stall_secs=None)
@@ -481,7 +481,7 @@ def _hedging(turns: Sequence[LoggedTurn], answer: Answer | None) -> Hedging:
     found = counted
     for name in ("p99", "p95")[answer.turns < P99_TURNS :]:
         both = [o.at_least.get(name, o.percentiles[name]) for o in (mine, bare)]
-        # A lower bound will do where it lies beyond the other figure.
+        # A lower bound is enough if it exceeds the other figure.
         known = name not in mine.at_least and (name not in bare.at_least or both[1] > both[0])
         found = replace(
             counted, percentile=name, with_secs=both[0], without_secs=both[1], is_known=known
@@ -492,7 +492,7 @@ def _hedging(turns: Sequence[LoggedTurn], answer: Answer | None) -> Hedging:
 
 
 def _compared(turns: Sequence[LoggedTurn], others: Sequence[LoggedTurn]) -> Iterable[Difference]:
-    """Each figure of both logs, and whether they differ by more than chance."""
+    """Compare each figure of both logs, with its bootstrap interval."""
     logs = [_Sample(each[-COMPARED_TURNS:], seed) for seed, each in enumerate((turns, others), 1)]
     for name, unit, figure, enough in _FIGURES:
         this, other = (figure(log, None) for log in logs)
@@ -511,7 +511,7 @@ def _compared(turns: Sequence[LoggedTurn], others: Sequence[LoggedTurn]) -> Iter
 
 
 class _Sample:
-    """A log's figures, of all its turns or of turns with weights."""
+    """A log's figures, optionally with weighted turns."""
 
     def __init__(self, turns: Sequence[LoggedTurn], seed: int):
         nan = math.nan
@@ -615,7 +615,7 @@ def _objective_text(result: ObjectiveResult) -> str:
 
 
 def _incident(incident: Incident, zone: tzinfo | None) -> str:
-    """From when to when, and what it cost."""
+    """Describe an incident and its cost."""
     when = f"in turns {incident.first_turn} to {incident.last_turn}"
     if incident.begin_at is not None:
         when = between(incident.begin_at, incident.end_at, zone)
@@ -642,7 +642,7 @@ def _incident(incident: Incident, zone: tzinfo | None) -> str:
 
 
 def _bought(hedging: Hedging) -> str:
-    """What hedging bought, in one figure."""
+    """Describe the effect of hedging, in one figure."""
     if not hedging.hedges:
         return "No turn was hedged"
     text = f"{count(hedging.hedges, 'hedge')}, {share(hedging.extra_requests)} more requests"
@@ -670,11 +670,11 @@ def _recommended(answer: Answer) -> str:
 
 
 def summary_of(report: Report, zone: tzinfo | None = None, width: int = 80) -> str:
-    """The report for a terminal.
+    """Format the report for a terminal.
 
     Args:
         report: The report.
-        zone: The time zone of hours; None is this machine's own.
+        zone: The time zone; None is the local one.
         width: Columns of the terminal.
     """
     lines = [paragraph(f"- {each}", width, "  ") for each in report.headline]
@@ -786,11 +786,11 @@ def _ratio(value: float | None) -> str:
 
 
 def page_of(report: Report, zone: tzinfo | None = None) -> str:
-    """The report as one HTML page without scripts, other files or addresses.
+    """Render the report as one HTML page without scripts, other files or addresses.
 
     Args:
         report: The report.
-        zone: The time zone of hours; None is this machine's own.
+        zone: The time zone; None is the local one.
 
     Raises:
         ConfigurationError: If jinja2 is not installed.
@@ -829,7 +829,7 @@ def page_of(report: Report, zone: tzinfo | None = None) -> str:
 
 
 def _over_time(report: Report) -> Chart | None:
-    """The p50 and p95 of each period, and the incidents."""
+    """Chart the p50 and p95 of each period, and the incidents."""
     periods = report.periods
     known = [q.secs for group in periods for q in (group.ttft.p50, group.ttft.p95) if q is not None]
     if len(periods) < 2 or not known or report.begin_at is None or report.end_at is None:
@@ -864,11 +864,7 @@ def _over_time(report: Report) -> Chart | None:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Describe the command's arguments.
-
-    Args:
-        parser: The command's own parser.
-    """
+    """Add the command's arguments."""
     add = parser.add_argument
     add(
         "files",
@@ -883,27 +879,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         option = f"--slo-{name.replace('_', '-')}"
         add(option, type=float, metavar="SECS", help=f"SLO: {what} within this time")
     add("--slo-share", type=float, metavar="SHARE", default=0.95, help="of turns (default 0.95)")
-    add("--tz", metavar="ZONE", help="the time zone of hours, as Europe/Paris (default: local)")
+    add("--tz", metavar="ZONE", help="time zone, such as Europe/Paris (default: local)")
     add("--no-replay", action="store_true", help="do not replay other policies; faster")
     add("--json", action="store_true", help="print all figures as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the report.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        0, or 2 if it cannot be made.
-    """
+    """Print and write the report; returns 0, or 2 if it cannot be made."""
     bar = progress_bar()
     try:
         zone = _zone(args.tz)
         limits = (args.slo_ttft, args.slo_ttfs, args.slo_voice_to_voice)
         slo = None if limits == (None, None, None) else Slo(*limits, share=args.slo_share)
         if args.out is not None and not args.out.parent.is_dir():
-            raise ConfigurationError(f"out: there is no folder {args.out.parent}: make it first")
+            raise ConfigurationError(f"out: there is no folder {args.out.parent}: create it first")
         with bar:
             task = bar.add_task("reading", total=1.0)
             log = read_logs(args.files)
@@ -938,4 +927,6 @@ def _zone(name: str | None) -> tzinfo | None:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ConfigurationError(f"tz: {name!r} is no time zone: write one as UTC") from None
+        raise ConfigurationError(
+            f"tz: {name!r} is not a time zone: write one such as UTC"
+        ) from None

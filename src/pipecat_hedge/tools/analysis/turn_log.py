@@ -1,7 +1,7 @@
-"""Reads turn logs: lines of JSON, as ``HedgedLLMService(turn_log=...)`` appends them.
+"""Reads turn logs: JSON lines, as ``HedgedLLMService(turn_log=...)`` appends them.
 
-A line that cannot be used is counted and named by file, line and field, never by what it holds.
-Unknown fields are ignored, and logs written before the renames of 0.1.0 are read until 0.2.
+An unusable line is counted and named by file, line and field, without its content. Unknown fields
+are ignored, and logs written before the renames of 0.1.0 are read until 0.2.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = [
 ]
 
 NAMED = 5
-"""How many unusable lines are named; the others are counted."""
+"""The number of unusable lines that are named; the others are only counted."""
 _TURN = TypeAdapter(TurnReport)
 _MOST = 1e11
-"""No figure of a log is larger: in seconds since the epoch that is the year 5138."""
+"""The largest valid figure: in seconds since the epoch the year 5138."""
 _OLD_NAMES = {
     "order_reason": "routing_reason",
     "prior_share": "prior_weight",
@@ -44,18 +44,18 @@ _OLD_NAMES = {
 
 
 class ReadingError(HedgeError, ValueError):
-    """A file without anything to read; the message says why, and the remedy."""
+    """A file has nothing to read; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedTurn:
-    """A turn as its line has it.
+    """A turn from a log.
 
     Parameters:
         report: The turn's report.
-        at: When the turn ended, in seconds since the epoch; None if the line does not say.
-        policy: The policy, made again from its settings; None if the line does not have them.
-        session: The call that the turn belongs to; None if the line does not say.
+        at: Its end, in seconds since the epoch; None if not logged.
+        policy: The policy, recreated from its settings; None if not logged.
+        session: The turn's call; None if not logged.
     """
 
     report: TurnReport
@@ -65,12 +65,12 @@ class LoggedTurn:
 
     @property
     def began_at(self) -> float | None:
-        """When the turn began, in seconds since the epoch."""
+        """The turn's beginning, in seconds since the epoch."""
         return None if self.at is None else self.at - self.report.duration_secs
 
     @property
     def sent(self) -> list[AttemptReport]:
-        """The attempts for which a request was sent."""
+        """The attempts that sent a request."""
         return [a for a in self.report.attempts if a.sent_secs is not None]
 
     @property
@@ -82,24 +82,24 @@ class LoggedTurn:
 
     @property
     def unanswered(self) -> bool:
-        """Whether the caller waited for an answer and did not get all of one."""
+        """Whether the caller waited and did not get a complete answer."""
         return is_degraded(self.report)
 
     @property
     def succeeded(self) -> bool:
-        """Whether the caller got the whole answer."""
+        """Whether the caller got the complete answer."""
         outcome = self.report.outcome
         return outcome in ("answered", "answered_with_tools") and not self.unanswered
 
 
 @dataclass(frozen=True, slots=True)
 class VoiceTurn:
-    """A line of ``TurnLatencyObserver(log=...)``: what the caller heard.
+    """A line of ``TurnLatencyObserver(log=...)``.
 
     Parameters:
-        at: When the caller fell silent, in seconds since the epoch; None if the line does not say.
-        secs: From then to the answer's first sound, or how long the caller waited without one.
-        heard: Whether the answer was heard.
+        at: The end of the caller's speech, in seconds since the epoch; None if not logged.
+        secs: From then to the answer's first sound, or the caller's wait without one.
+        heard: Whether the answer was audible.
     """
 
     at: float | None
@@ -109,13 +109,13 @@ class VoiceTurn:
 
 @dataclass(slots=True)
 class Log:
-    """What the files hold, in the order of time where every line has a time.
+    """The contents of the files, in the order of time if every line has a time.
 
     Attributes:
         files: The files' names, without their folders.
         turns: The turns.
-        heard: What callers heard, where one of the files is such a log.
-        skipped: How many lines could not be used.
+        voice_turns: Voice latencies, if one of the files has them.
+        skipped: The number of unusable lines.
         named_skips: The first of them, with file, line and field.
     """
 
@@ -126,20 +126,20 @@ class Log:
     named_skips: list[str] = field(default_factory=list[str])
 
     def skip(self, path: Path, number: int, why: str) -> None:
-        """Count a line that cannot be used."""
+        """Count an unusable line."""
         self.skipped += 1
         if len(self.named_skips) < NAMED:
             self.named_skips.append(f"{printable(path.name)}:{number}: {why}")
 
 
 def read_logs(paths: Sequence[str | Path]) -> Log:
-    """Read logs as one stretch of turns.
+    """Read logs as one sequence of turns.
 
     Args:
-        paths: Turn logs, and logs of what callers heard.
+        paths: Turn logs, and logs of ``TurnLatencyObserver``.
 
     Raises:
-        ReadingError: If a file cannot be read, or there is no turn in any.
+        ReadingError: If a file cannot be read, or no file has a turn.
     """
     log = Log(tuple(dict.fromkeys(printable(Path(path).name) for path in paths)))
     policies: dict[str, HedgePolicy | None] = {}
@@ -160,7 +160,7 @@ def read_logs(paths: Sequence[str | Path]) -> Log:
         detail = f" ({log.skipped} lines skipped; {log.named_skips[0]})" if log.skipped else ""
         raise ReadingError(
             f"there is no turn in {', '.join(map(str, paths))}{detail}: give a log that "
-            'HedgedLLMService(turn_log="turns.jsonl") has written'
+            'HedgedLLMService(turn_log="turns.jsonl") wrote'
         )
     if all(turn.at is not None for turn in log.turns):
         log.turns.sort(key=lambda turn: turn.began_at or 0.0)
@@ -168,16 +168,16 @@ def read_logs(paths: Sequence[str | Path]) -> Log:
 
 
 def parse_turn(record: Mapping[str, Any]) -> TurnReport:
-    """A turn's report from its line, of this release or another one.
+    """Parse a turn's report from its line, of this or an older release.
 
     Args:
         record: The line's object.
 
     Raises:
-        ValueError: If it is none; the message names the field, and not what it holds.
+        ValueError: If it is not a turn; the message names the field, without its content.
     """
     if not isinstance(record.get("attempts"), (list, tuple)):
-        raise ValueError("attempts: no list of attempts")
+        raise ValueError("attempts: not a list")
     values = {"turn": 0, "winner": None, "ttfs_secs": None, **_renamed(record)}
     values["attempts"] = [_attempt(each) for each in values["attempts"]]
     try:
@@ -192,11 +192,7 @@ def parse_turn(record: Mapping[str, Any]) -> TurnReport:
 
 
 def printable(value: Any) -> Any:
-    """JSON values without control characters, which could steer a terminal, in their texts.
-
-    Args:
-        value: A text, or lists and objects of texts.
-    """
+    """Remove terminal control characters from the texts of JSON values."""
     if isinstance(value, str):
         return value if value.isprintable() else "".join(filter(str.isprintable, value))
     if isinstance(value, list):
@@ -208,10 +204,7 @@ def printable(value: Any) -> Any:
 
 @contextlib.contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Turn the errors of reading a file into one that names it.
-
-    Args:
-        path: The file.
+    """Convert errors while reading a file to one that names it.
 
     Raises:
         ReadingError: In their place.
@@ -249,7 +242,7 @@ def _logged(record: dict[str, Any], policies: dict[str, HedgePolicy | None]) -> 
 
 
 def _voice_turns(record: dict[str, Any]) -> list[VoiceTurn]:
-    """What was heard; nothing where the caller's last sound is not known."""
+    """Return the voice latency of a line; nothing without known caller speech."""
     answer, ended = _figure(record, "first_answer_secs"), _figure(record, "ended_secs")
     if record["anchor"] != "user_silence" or (answer is None and not record.get("interrupted")):
         return []
@@ -262,7 +255,7 @@ def _attempt(record: Any) -> dict[str, Any]:
         raise ValueError("attempts: one of them is not an object")
     values = {"model": None, **_renamed(record)}
     if "sent_secs" not in values and values.get("error_category") != SHED:
-        values["sent_secs"] = values.get("launched_secs")  # a log from before there was a queue
+        values["sent_secs"] = values.get("launched_secs")  # logs written before queues existed
     if isinstance(values.get("stages"), dict):
         values["stages"] = _renamed(values["stages"])
     return values

@@ -1,4 +1,4 @@
-"""A caller made of recordings: calls a bot over WebRTC, speaks, and measures what it hears.
+"""Calls a voice bot over WebRTC with recordings, and measures what the caller hears.
 
 Names are imported on first use: the pytest plugin is imported in every test run.
 """
