@@ -1,8 +1,8 @@
-"""Makes a turn log to look at: `python -m scripts.example_turns out/turns.jsonl`.
+"""Creates an example turn log: `python -m scripts.example_turns out/turns.jsonl`.
 
-Twelve callers talk to a bot for an hour; its first provider is slow for five minutes of it. The
-bot's service, its policy and what it learns are the real ones, in virtual time; only the providers
-are made up, with the published latencies of claude-haiku-4-5 and gpt-4.1. It takes some seconds.
+Twelve callers talk to a bot for an hour; its first provider is slow for five minutes. The service,
+the policy and its learning are real, in virtual time. The providers are simulated, with the
+published latencies of claude-haiku-4-5 and gpt-4.1. It takes some seconds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pipecat_hedge.testing import AutojumpLoop, Error, Say, ScriptedLLMService, 
 from pipecat_hedge.tools.bench import TimedPipeline
 
 BEGIN_AT = 1_772_456_400.0
-"""The second of March 2026, 13:00 UTC."""
+"""2 March 2026, 13:00 UTC."""
 SECS = 3600.0
 SLOW_FROM_SECS, SLOW_UNTIL_SECS, SLOW_TIMES = 1320.0, 1620.0, 6.0
 """From 13:22 to 13:27 the first provider takes six times as long."""
@@ -46,25 +46,25 @@ ANSWER = (
 )
 QUESTION = "Are you open? "
 QUESTION_TIMES = (250, 700)
-"""A prompt of some 900 to 2,400 tokens."""
+"""A prompt of about 900 to 2,400 tokens."""
 PROVIDERS = (
     ("haiku", "claude-haiku-4-5", (1.0, 5.0)),
     ("gpt", "gpt-4.1", (2.0, 8.0)),
 )
-"""Names, profiles, and dollars per million tokens."""
+"""Names, profiles, and US dollars per million tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hour:
-    """What is made up.
+    """The parameters of a log.
 
     Parameters:
-        secs: How long callers talk.
+        secs: The duration.
         slow_from: When the first provider becomes slow.
-        slow_until: When it is as before.
-        slow_times: How many times as long it takes then.
-        policy: How turns are raced.
-        seed: The same seed makes the same log.
+        slow_until: When it recovers.
+        slow_times: The factor on its latencies in between.
+        policy: The hedging policy.
+        seed: The same seed gives the same log.
     """
 
     secs: float = SECS
@@ -76,7 +76,7 @@ class Hour:
 
 
 class _Provider(ScriptedLLMService):
-    """A provider with a profile's latencies, and a bad time."""
+    """A provider with a profile's latencies, and a slow period."""
 
     def __init__(
         self, profile: LatencyProfile, slowness: Callable[[float], float], rng: random.Random
@@ -105,11 +105,11 @@ class _Provider(ScriptedLLMService):
 
 
 async def play_hour(hour: Hour, write: Callable[[dict[str, Any]], None]) -> None:
-    """Have callers talk to a bot.
+    """Run all callers.
 
     Args:
-        hour: What is made up.
-        write: Told each line of the log, as ``HedgedLLMService(turn_log=...)`` writes it.
+        hour: The parameters.
+        write: Gets each line of the log, as ``HedgedLLMService(turn_log=...)`` writes it.
     """
     stats, rng = ProviderStats(), random.Random(hour.seed)
 
@@ -150,15 +150,7 @@ async def play_hour(hour: Hour, write: Callable[[dict[str, Any]], None]) -> None
 
 
 def write_log(path: Path, hour: Hour) -> int:
-    """Make a log.
-
-    Args:
-        path: The file.
-        hour: What is made up.
-
-    Returns:
-        How many turns it has.
-    """
+    """Write a log; returns the number of its turns."""
     lines = list[dict[str, Any]]()
     with asyncio.Runner(loop_factory=AutojumpLoop) as runner:
         runner.run(play_hour(hour, lines.append))
@@ -168,14 +160,10 @@ def write_log(path: Path, hour: Hour) -> int:
 
 
 def main() -> int:
-    """Make the log that is asked for.
-
-    Returns:
-        The exit status.
-    """
+    """Write the log; returns the exit status."""
     parser = argparse.ArgumentParser(description="Make a turn log with five slow minutes in it.")
     parser.add_argument("path", type=Path, nargs="?", default=Path("out/turns.jsonl"))
-    parser.add_argument("--secs", type=float, default=SECS, help="how long callers talk")
+    parser.add_argument("--secs", type=float, default=SECS, help="duration")
     parser.add_argument("--calm", action="store_true", help="without the slow minutes")
     parser.add_argument("--bare", action="store_true", help="one request a turn")
     parser.add_argument("--seed", type=int, default=1)

@@ -1,7 +1,7 @@
-"""What a fleet's meeting place costs: memory of a Redis, its commands and bytes, and time.
+"""Measures the cost of sharing statistics through Redis: memory, commands, bytes and time.
 
-Starts a Redis of its own, has eight processes' registries share what they see of three providers,
-and prints what Redis counts. Run it with ``python -m scripts.fleet_cost``.
+Starts a Redis server, lets eight processes' registries share their observations of three
+providers, and prints Redis's counters. Run it with ``python -m scripts.fleet_cost``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
 async def measure(
     control: redis.Redis, port: int, processes: int, sessions: int, seconds: int
 ) -> None:
-    """Run the fleet's time as fast as it goes: one exchange a process and second."""
+    """Simulate the fleet as fast as possible: one exchange per process and second."""
     rng = random.Random(1)
     stores = [RedisStore(f"redis://127.0.0.1:{port}") for _ in range(processes)]
     fleet = [ProviderStats(store) for store in stores]

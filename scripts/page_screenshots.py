@@ -1,8 +1,8 @@
-"""Takes pictures of the example bot's page after a call: `python -m scripts.page_screenshots`.
+"""Takes screenshots of the example bot's page after a call: `python -m scripts.page_screenshots`.
 
-A browser calls the bot with recordings for a microphone. The simulated providers are such that
-their turns differ: some are hedged, one is slow enough for a filler, requests fail, and the caller
-interrupts. The pictures are of a laptop and a telephone, light and dark: out/page-*.png.
+A browser calls the bot with recordings as its microphone. The simulated providers cause different
+turns: hedges, a filler, failed requests; and the caller interrupts. Screenshots are of a laptop and
+a telephone, light and dark: out/page-*.png.
 """
 
 from __future__ import annotations
@@ -29,11 +29,7 @@ CALL_SECS = 150.0
 
 
 async def main() -> int:
-    """Make the call and take the pictures.
-
-    Returns:
-        The exit status: 2 if there is no browser.
-    """
+    """Make the call and take the screenshots; returns 2 without a browser."""
     if chromium() is None:
         print(f"page_screenshots: {NO_BROWSER}", file=sys.stderr)
         return 2
@@ -54,7 +50,7 @@ async def main() -> int:
             await page.click("#connect")
             await page.wait_for_function(
                 "count => document.querySelectorAll('#turns .turn').length >= count",
-                arg=len(SCRIPT) + 2,  # and the greeting, and the interruption
+                arg=len(SCRIPT) + 2,  # plus the greeting and the interruption
                 timeout=CALL_SECS * 1000,
             )
             for width, height in SCREENS.items():

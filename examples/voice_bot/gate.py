@@ -1,8 +1,8 @@
-"""The bot's door: who may come in, and how many at once.
+"""Protects the bot's server: checks origins and offers, and limits concurrent calls.
 
-Every page that the user opens could otherwise have the bot call, with the keys in ``.env``. So
-before the runner sees a request its origin and host are checked, what it brings is small, and an
-offer of a call is one, and finds a free place.
+Otherwise any page that the user opens could call the bot and use the keys in ``.env``. Before the
+runner gets a request, its origin, host and size are checked, and an offer must be valid and within
+the limit of calls.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pipecat_hedge.telemetry import LIVE_PATH, AllowedOrigins
 __all__ = ["CONNECT_SECS", "MAX_BYTES", "MAX_SESSIONS", "Gate", "connected_in_time"]
 
 MAX_BYTES = 65_536
-"""Of what a request brings."""
+"""Of a request's body."""
 MAX_SESSIONS = 16
 CONNECT_SECS = 15.0
-"""How long a call may take to connect."""
+"""The longest time for a call to connect."""
 WATCHED = ("/metrics", LIVE_PATH)
-"""What a scraper or ``pipecat-hedge top`` on another machine reads."""
+"""Paths for scrapers and ``pipecat-hedge top`` on other machines."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -36,7 +36,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class Rejected(Exception):
-    """A request that is not let in."""
+    """A rejected request."""
 
     def __init__(self, status: int, why: str):
         super().__init__(why)
@@ -44,13 +44,12 @@ class Rejected(Exception):
 
 
 class Gate:
-    """Stands before an ASGI application.
+    """An ASGI middleware that checks requests.
 
-    A call is held inside the request that offered it, so a place is taken for as long as that
-    request runs.
+    A call runs inside the request that offered it, so it counts for as long as that request runs.
 
     Attributes:
-        sessions: How many calls there are now, those included that are being set up.
+        sessions: The number of calls, including those being set up.
     """
 
     def __init__(
@@ -62,23 +61,23 @@ class Gate:
         is_local: bool = True,
         is_known: Callable[[str], bool] = lambda pc_id: False,
     ):
-        """Stand before it.
+        """Wrap an application.
 
         Args:
             app: The application.
-            origins: Who may come in.
-            max_sessions: How many calls there may be at once.
-            is_local: Whether the server is bound to loopback. If it is not, those may read metrics
-                and the live feed who know it by any name.
-            is_known: Whether a call with that identity is going on; what is offered to it is no
-                further one.
+            origins: The allowed origins.
+            max_sessions: The most concurrent calls.
+            is_local: Whether the server is bound to loopback. If not, metrics and the live feed may
+                be read under any host name.
+            is_known: Whether a call with that connection id is running; an offer to it is not a new
+                call.
         """
         self._app, self._origins = app, origins
         self._max_sessions, self._is_local, self._is_known = max_sessions, is_local, is_known
         self.sessions = 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Let a request through, or refuse it; see ASGI."""
+        """Forward a request, or reject it; see ASGI."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -91,7 +90,7 @@ class Gate:
         except Rejected as refused:
             await _refuse(scope, receive, send, refused)
             return
-        self.sessions += starts_call  # nothing is awaited between the look and the claim
+        self.sessions += starts_call  # no await between check and increment
         try:
             await self._app(scope, receive if body is None else _replayed(body, receive), send)
         finally:
@@ -126,16 +125,16 @@ async def _read(receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] != "http.request":
-            raise Rejected(400, "the request broke off")
+            raise Rejected(400, "the request is incomplete")
         body += message.get("body", b"")
         if len(body) > MAX_BYTES:
-            raise Rejected(413, f"more than {MAX_BYTES // 1024} KB: no offer is as long")
+            raise Rejected(413, f"more than {MAX_BYTES // 1024} KB: too long for an offer")
         if not message.get("more_body", False):
             return bytes(body)
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """What has been read, once more; then whatever comes."""
+    """Return a ``receive`` that first returns the body that was already read."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_body() -> Message:
@@ -145,23 +144,23 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def _checked_offer(body: bytes) -> str | None:
-    """The call that an offer is made to; None for a new one.
+    """Return the connection id of an offer; None for a new call.
 
     Raises:
-        Rejected: If it is no offer.
+        Rejected: If it is not an offer.
     """
     try:
         offer = json.loads(body)
     except (ValueError, RecursionError):
         raise Rejected(400, "the offer is not JSON") from None
     if not isinstance(offer, dict) or offer.get("type") != "offer":
-        raise Rejected(400, 'this is no offer: it needs a type, "offer", and an sdp')
+        raise Rejected(400, 'not an offer: it needs a type, "offer", and an sdp')
     sdp, pc_id = offer.get("sdp"), offer.get("pc_id")
     if not isinstance(sdp, str) or not (pc_id is None or isinstance(pc_id, str)):
-        raise Rejected(400, "this is no offer: sdp must be a text, and so must pc_id")
+        raise Rejected(400, "not an offer: sdp and pc_id must be strings")
     try:
         media = SessionDescription.parse(sdp).media
-    except Exception:  # whatever a parser makes of what strangers write
+    except Exception:  # the parser may raise anything on untrusted input
         raise Rejected(400, "the offer's sdp cannot be read") from None
     if not media:
         raise Rejected(400, "the offer's sdp offers no media")
@@ -194,12 +193,7 @@ async def _refuse(scope: Message, receive: Receive, send: Send, refused: Rejecte
 async def connected_in_time(
     connection: SmallWebRTCConnection, secs: float = CONNECT_SECS
 ) -> AsyncIterator[None]:
-    """End what runs in this block if nobody has connected in time, and close the connection.
-
-    Args:
-        connection: The call's connection.
-        secs: The time.
-    """
+    """Cancel the body if the connection is not established in time; always close the connection."""
     loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
     try:
         async with limit:
@@ -216,6 +210,6 @@ async def connected_in_time(
     except TimeoutError:
         if not limit.expired():
             raise
-        logger.info(f"a call was offered and nobody connected in {secs:g} s: it is ended")
+        logger.info(f"a call did not connect within {secs:g} s and was closed")
     finally:
         await connection.disconnect()

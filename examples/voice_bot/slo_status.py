@@ -1,4 +1,4 @@
-"""How the promises to callers are kept, for the page."""
+"""The SLO state for the page."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ __all__ = ["slos_message"]
 
 
 def slos_message(statuses: Sequence[SloStatus]) -> dict[str, Any]:
-    """The promises as the page gets them.
-
-    Args:
-        statuses: How each is kept, by all calls of this bot.
-    """
+    """Return the page's message with the SLOs of all calls."""
     return {"type": "slos", "slos": [_slo(status) for status in statuses]}
 
 

@@ -268,7 +268,7 @@ class PrometheusRecorder(Collector):
         self._voice_to_voice = histogram(
             "voice_to_voice", "From the end of the caller's speech to the answer's sound.", *ANSWER
         )
-        self._turn_queued = histogram("turn_queued", "How long a turn waited for a permit.", "tier")
+        self._turn_queued = histogram("turn_queued", "Time a turn waited for a permit.", "tier")
         self._attempts = counter(
             "attempts",
             "Attempts, with or without a request.",
@@ -297,28 +297,30 @@ class PrometheusRecorder(Collector):
         self._rejected = counter(
             "rejected", "Attempts rejected for lack of a permit, by launch reason; turns.", "kind"
         )
-        self._fillers = counter("fillers", "Fillers by what became of them.", "cause", "result")
+        self._fillers = counter("fillers", "Fillers by result.", "cause", "result")
         self._cold_connections = counter(
             "cold_connections", "Requests that opened a connection.", "provider"
         )
         self._tokens = counter(
             "tokens",
-            "Tokens; those of attempts whose answer was not heard are wasted.",
+            "Tokens; those of attempts whose answer did not play are wasted.",
             *("provider", "model", "direction", "use", "estimated"),
         )
         self._usd = counter("cost_usd", "US dollars.", "provider", "model", "use")
-        self._slo_turns = counter("slo_turns", "Turns an SLO applied to.", "tier", "objective")
+        self._slo_turns = counter(
+            "slo_turns", "Turns to which an SLO applied.", "tier", "objective"
+        )
         self._slo_missed = counter("slo_missed", "Turns that missed an SLO.", "tier", "objective")
         self._slo_objective = Gauge(
             "pipecat_hedge_slo_objective_seconds",
-            "Within what time the SLO wants an answer.",
+            "The SLO's limit.",
             ("tier", "objective"),
             registry=self._metrics,
             multiprocess_mode="max",
         )
         self._slo_share = Gauge(
             "pipecat_hedge_slo_share_ratio",
-            "For what share of turns.",
+            "The SLO's target share of turns.",
             ("tier",),
             registry=self._metrics,
             multiprocess_mode="min",

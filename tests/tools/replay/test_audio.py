@@ -192,9 +192,9 @@ def test_what_cannot_be_spoken_is_refused(tmp_path: Path) -> None:
     for path, message in (
         ("text.wav", "not an audio file"),
         ("quiet.wav", "no speech above -36 dBFS"),
-        ("odd.wav", "holds samples that are no numbers"),
+        ("odd.wav", "contains NaN or infinite samples"),
         ("none.wav", "no such file"),
-        ("empty", "there is no audio in this folder"),
+        ("empty", "no audio files in this folder"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             utterances([tmp_path / path])

@@ -313,8 +313,8 @@ def report_of(
         _periods(turns, zone) if is_timed else (),
         _ttfs(turns),
         Waits.of(
-            [each.secs for each in log.voice_turns if each.voice_turns],
-            [each.secs for each in log.voice_turns if not each.voice_turns],
+            [each.secs for each in log.voice_turns if each.answered],
+            [each.secs for each in log.voice_turns if not each.answered],
         ),
         objectives,
         providers,
@@ -404,9 +404,9 @@ def _objectives(log: Log, slo: Slo | None) -> tuple[ObjectiveResult, ...]:
         voice_turns = [
             classify_wait(
                 limit,
-                turn.secs if turn.voice_turns else None,
+                turn.secs if turn.answered else None,
                 turn.secs,
-                is_cut=not turn.voice_turns,
+                is_cut=not turn.answered,
                 is_degraded=False,
             )
             for turn in log.voice_turns

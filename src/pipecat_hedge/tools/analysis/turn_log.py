@@ -99,12 +99,12 @@ class VoiceTurn:
     Parameters:
         at: The end of the caller's speech, in seconds since the epoch; None if not logged.
         secs: From then to the answer's first sound, or the caller's wait without one.
-        heard: Whether the answer was audible.
+        answered: Whether the answer was audible.
     """
 
     at: float | None
     secs: float
-    voice_turns: bool
+    answered: bool
 
 
 @dataclass(slots=True)
