@@ -247,19 +247,19 @@ _SLO_FIELDS = {
 }
 
 
-def _slo(value: str) -> Slo | None:
-    if value == "off":
+def _slo(text: str) -> Slo | None:
+    if text == "off":
         return None
     try:
         targets = {
             _SLO_FIELDS[name]: None if value == "none" and name != "share" else float(value)
-            for name, _, value in (setting.partition("=") for setting in value.split())
+            for name, _, value in (setting.partition("=") for setting in text.split())
         }
         return Slo(**targets)  # pyright: ignore[reportArgumentType]
     except (KeyError, ValueError) as error:  # ConfigurationError is a ValueError
         why = f"{error} is not known" if isinstance(error, KeyError) else str(error)
         raise SettingError(
-            f"SLO={value}: {why}; write ttft=0.8 ttfs=1.2 voice=1.5 share=0.95, or off"
+            f"SLO={text}: {why}; write ttft=0.8 ttfs=1.2 voice=1.5 share=0.95, or off"
         ) from None
 
 
