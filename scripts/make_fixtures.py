@@ -127,7 +127,7 @@ def in_a_room(speech: Samples, random: np.random.Generator) -> Samples:
 
 
 def spoken_stretches(speech: Samples) -> list[tuple[int, int]]:
-    """Return the first and last sample of each stretch over BOUNDARY_DBFS; gaps under 0.5 s do not count."""
+    """Return first and last sample of each stretch over BOUNDARY_DBFS; pauses are 0.5 s or more."""
     loud = np.flatnonzero(np.abs(speech) >= 10 ** (BOUNDARY_DBFS / 20))
     breaks = np.flatnonzero(np.diff(loud) > SAMPLE_RATE // 2)
     first = loud[np.concatenate(([0], breaks + 1))]
