@@ -159,7 +159,7 @@ def plain(runner_args: Any) -> Any:
     ("function", "message"),
     [
         (raises, "the bot raised LookupError: no such voice"),
-        (returns, "the bot returned without answering the call: have it run"),
+        (returns, "the bot returned without answering the call: run"),
         (plain, r"the bot must be async def bot\(runner_args\), but returned 7"),
     ],
 )
