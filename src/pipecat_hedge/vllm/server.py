@@ -50,8 +50,8 @@ class VLLMServer:
     """A server, shared by all services of an event loop.
 
     Attributes:
-        base_url: The address of its OpenAI-compatible API, as ``http://localhost:8000/v1``.
-        poll_secs: The time between two readings of its metrics while it has no queue.
+        base_url: The address of its OpenAI-compatible API, such as ``http://localhost:8000/v1``.
+        poll_secs: The interval of reading its metrics while it has no queue.
     """
 
     def __init__(

@@ -200,8 +200,8 @@ class Caller:
     Example::
 
         async with Caller("http://127.0.0.1:7860") as caller:
-            said = await caller.say(utterance)
-            heard_at = await caller.wait_until_audible(said.ended_at, timeout_secs=10)
+            speech = await caller.say(utterance)
+            audible_at = await caller.wait_until_audible(speech.ended_at, timeout_secs=10)
 
     Attributes:
         sender: The caller's audio.

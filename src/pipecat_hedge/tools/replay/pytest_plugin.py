@@ -96,7 +96,7 @@ def voice_bot(pytestconfig: pytest.Config) -> Any:
 
 @pytest.fixture
 def _voice_call(request: pytest.FixtureRequest) -> Call:
-    """The call that ``caller`` makes."""
+    """Create the call that ``caller`` makes."""
     from pipecat_hedge.race import ConfigurationError, missing_extra
 
     try:

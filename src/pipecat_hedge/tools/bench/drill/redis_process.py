@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MISSING", "RedisProcess", "has_redis"]
 
-MISSING = 'there is no Redis: apt-get install redis-server, and pip install "pipecat-hedge[redis]"'
+MISSING = 'Redis is missing: apt-get install redis-server, and pip install "pipecat-hedge[redis]"'
 START_SECS = 10.0
 POLL_SECS = 0.02
 
