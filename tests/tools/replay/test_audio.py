@@ -199,7 +199,7 @@ def test_what_cannot_be_spoken_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match=message):
             utterances([tmp_path / path])
     for path, kind in ((FIXTURES, "folder"), (MANIFEST, "manifest")):
-        with pytest.raises(ConfigurationError, match=f"is a {kind}, .* name one file of it"):
+        with pytest.raises(ConfigurationError, match=f"is a {kind}, .* name one of its files"):
             one_utterance(path)
 
 
