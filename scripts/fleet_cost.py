@@ -87,12 +87,12 @@ async def measure(
     }
     p99 = statistics.quantiles(cpu, n=100)[98]
     figures = {
-        "memory": f"{memory['latency'] / 1024 / processes:.1f} KiB a process and hour, and "
+        "memory": f"{memory['latency'] / 1024 / processes:.1f} KiB per process and hour, and "
         f"{memory['processes'] / 1024:.1f} KiB for all processes",
-        "commands": f"{a_second['calls']:.1f} a process and second, {a_second['usec']:.0f} µs",
+        "commands": f"{a_second['calls']:.1f} per process and second, {a_second['usec']:.0f} µs",
         "bytes": f"{a_second['in'] / 1024:.1f} KiB sent, {a_second['out'] / 1024:.1f} KiB received "
-        "a process and second",
-        "processor time": f"{statistics.mean(cpu) * 1e3:.1f} ms an exchange, p99 {p99 * 1e3:.1f} "
+        "per process and second",
+        "processor time": f"{statistics.mean(cpu) * 1e3:.1f} ms per exchange, p99 {p99 * 1e3:.1f} "
         "ms, in steps",
     }
     print(f"{processes} processes, {sessions} sessions each, {len(PROVIDERS)} providers:")

@@ -248,18 +248,19 @@ class VLLMService(OpenAILLMService):
         return answer and inline.feed(answer)[1] + inline.finish()
 
     async def warm(self, context: LLMContext, acquire_permit: AcquirePermit = nullcontext) -> None:
-        """Have the server read the beginning of a conversation, so that its cache holds it.
+        """Prefill the beginning of a conversation, so that the server's cache holds it.
 
         Sends a first turn's request for one token, at low priority. Without messages and tools it
         only finds the model.
 
         Args:
-            context: The conversation so far: system prompt and tools, mostly.
-            acquire_permit: Entered around the request; not where another instance sends the same.
+            context: The conversation so far, usually the system prompt and tools.
+            acquire_permit: Entered around the request, unless another instance sends the same
+                prompt.
 
         Raises:
-            Rejected: By ``acquire_permit``.
-            VLLMError: If the server does not answer; the message says what to do.
+            Rejected: If ``acquire_permit`` raises it.
+            VLLMError: If the server does not answer; the message names the remedy.
         """
         await self._find_model()
         from_context = await self.get_llm_adapter().get_llm_invocation_params(
