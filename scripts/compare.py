@@ -1,12 +1,12 @@
-"""The example bot twice, over the same recordings: its first LLM alone, and hedged.
+"""Compares two example bots over the same recordings: its first LLM alone, and hedged.
 
-Both bots run at once, each with simulated providers of its own that draw the same latencies, and
-are called over WebRTC by callers who speak the same recordings. What is compared is what these
-hear. The random seed is chosen so that the slowest of the first provider's answers is what it
-typically is among so many (5.3 s among 40); another one is `make compare ARGS="--seed 3"`.
+Both bots run concurrently, each with simulated providers that draw the same latencies, and are
+called over WebRTC with the same recordings. The comparison is of voice-to-voice times. With the
+default seed the slowest answer of the first provider has the usual size for so many answers (5.3 s
+of 40); `make compare ARGS="--seed 3"` uses another one.
 
-The exit status is 1 if the hedged bot's slowest answer is more than half as slow as the bare one's,
-or its median more than 5 % worse.
+The exit status is 1 if the hedged bot's slowest answer takes more than half as long as the bare
+one's, or its median is more than 5 % worse.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from pipecat_hedge.tools.simulator import SimulatorProcess
 ROOT = Path(__file__).parents[1]
 BOT = ("python", "-m", "examples.voice_bot", "--port", "{port}", "--loopback-only")
 SCRIPT = 10
-"""Recordings in a call."""
+"""Recordings per call."""
 TOOLS = ("book", "four-people", "cancel")
-"""Recordings to which the bot calls a tool: two requests a turn."""
+"""Recordings that make the bot call a tool: two requests per turn."""
 HALF, NO_WORSE = 0.5, 1.05
 MODELS, SEED = "jagged claude-haiku-4-5", 9
 BOTS = {"bare": "off", "hedged": "adaptive"}
@@ -51,35 +51,35 @@ BOTS = {"bare": "off", "hedged": "adaptive"}
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What one bot did.
+    """One bot's results.
 
     Parameters:
-        name: Which one.
-        turns: What its callers heard.
+        name: The bot's name.
+        turns: Its turns.
         requests: Requests to all providers.
-        turns_asked: Requests that anyone makes: one a turn and one a greeting.
+        expected_requests: Requests without hedging: one per turn and one per greeting.
     """
 
     name: str
     turns: list[TurnResult]
     requests: int
-    turns_asked: int
+    expected_requests: int
 
     @property
     def summary(self) -> Summary:
-        """Its figures."""
+        """The bot's figures."""
         return summarise(self.turns)
 
 
 def main() -> int:
-    """Compare them, print a table, and draw a picture."""
+    """Compare the bots, print a table, and draw a picture."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--turns", type=int, default=40, help="turns of each (default 40)")
+    parser.add_argument("--turns", type=int, default=40, help="turns per bot (default 40)")
     parser.add_argument("--models", default=MODELS, help=f"of the simulator (default {MODELS!r})")
     parser.add_argument("--policy", default=BOTS["hedged"], help="of the hedged bot")
     parser.add_argument("--seed", type=int, default=SEED, help=f"of the latencies (default {SEED})")
-    parser.add_argument("--out", type=Path, default=Path("out/compare"), help="where to write")
-    parser.add_argument("--picture", type=Path, help="write the picture here, too")
+    parser.add_argument("--out", type=Path, default=Path("out/compare"), help="output folder")
+    parser.add_argument("--picture", type=Path, help="also write the picture here")
     args = parser.parse_args()
     runs = max(round(args.turns / SCRIPT), 1)
     for name in BOTS:
@@ -136,14 +136,14 @@ async def _compare(models: str, policy: str, seed: int, runs: int) -> list[Compa
 
 
 def _script() -> tuple[Utterance, ...]:
-    """Questions that take one request each: no tool, no pause in which the bot may answer."""
+    """Questions of one request each: no tool, no pause in mid-sentence."""
     everything = utterances([ROOT / "fixtures/audio"])
-    asked = [
+    questions = [
         u
         for u in everything
         if not u.interrupts and not u.name.startswith(TOOLS) and "pause" not in u.name
     ]
-    return tuple(asked[:SCRIPT])
+    return tuple(questions[:SCRIPT])
 
 
 def _show(compared: Sequence[Compared]) -> None:
@@ -170,7 +170,7 @@ def _figures(bot: Compared) -> dict[str, float]:
         "p50": round(everything.p50 or float("inf"), 3),
         "p95": round(everything.p95 or float("inf"), 3),
         "max": round(everything.max or float("inf"), 3),
-        "extra_requests": round(bot.requests / bot.turns_asked - 1, 4),
+        "extra_requests": round(bot.requests / bot.expected_requests - 1, 4),
     }
 
 
@@ -193,7 +193,7 @@ LANES = {"bare": 92, "hedged": 164}
 
 
 def _picture(compared: Sequence[Compared]) -> str:
-    """Each turn a dot, on one axis of seconds; medians and slowest ones named."""
+    """Draw each turn as a dot on an axis of seconds, with medians and maxima."""
     slowest = max(turn.voice_to_voice_secs or 0.0 for bot in compared for turn in bot.turns)
     longest = max(float(int(slowest) + 1), 2.0)
 
@@ -222,7 +222,7 @@ def _lane(bot: Compared, middle: int, x: Callable[[float], float]) -> list[str]:
     parts = [f'<text class="ink" x="28" y="{middle + 5}" font-weight="600">{bot.name}</text>']
     secs = sorted(t.voice_to_voice_secs for t in bot.turns if t.voice_to_voice_secs is not None)
     for number, value in enumerate(secs):
-        y = middle + (number * 7 % 23) - 11  # spread, so that dots do not hide each other
+        y = middle + (number * 7 % 23) - 11  # spread the dots vertically
         parts.append(f'<circle class="{bot.name}" cx="{x(value):.1f}" cy="{y}" r="4.5"/>')
     assert figures.p50 is not None
     assert figures.max is not None
@@ -239,7 +239,7 @@ _HEAD = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" \
 height="{height}" role="img" aria-labelledby="t" \
 font-family="system-ui, -apple-system, 'Segoe UI', sans-serif" font-size="15">
-<title id="t">What callers waited for an answer, bare and hedged</title>
+<title id="t">Waits for an answer, bare and hedged</title>
 <style>
 .ink {{ fill: #1c2530 }} .dim {{ fill: #5b6875 }}
 .grid {{ stroke: #d5dbe1 }} .bg {{ fill: #f7f9fb }}

@@ -1,8 +1,8 @@
-"""Makes a turn log to look at: `python -m scripts.example_turns out/turns.jsonl`.
+"""Creates an example turn log: `python -m scripts.example_turns out/turns.jsonl`.
 
-Twelve callers talk to a bot for an hour; its first provider is slow for five minutes of it. The
-bot's service, its policy and what it learns are the real ones, in virtual time; only the providers
-are made up, with the published latencies of claude-haiku-4-5 and gpt-4.1. It takes some seconds.
+Twelve callers talk to a bot for an hour; its first provider is slow for five minutes. The service,
+the policy and its learning are real, in virtual time. The providers are simulated, with the
+published latencies of claude-haiku-4-5 and gpt-4.1. It takes some seconds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pipecat_hedge.testing import AutojumpLoop, Error, Say, ScriptedLLMService, 
 from pipecat_hedge.tools.bench import TimedPipeline
 
 BEGIN_AT = 1_772_456_400.0
-"""The second of March 2026, 13:00 UTC."""
+"""2 March 2026, 13:00 UTC."""
 SECS = 3600.0
 SLOW_FROM_SECS, SLOW_UNTIL_SECS, SLOW_TIMES = 1320.0, 1620.0, 6.0
 """From 13:22 to 13:27 the first provider takes six times as long."""
@@ -44,27 +44,27 @@ ANSWER = (
     "Yes, we are open until nine.",
     " The kitchen closes half an hour before that, so do come by in time.",
 )
-SAID = "Are you open? "
-SAID_TIMES = (250, 700)
-"""A prompt of some 900 to 2,400 tokens."""
+QUESTION = "Are you open? "
+QUESTION_TIMES = (250, 700)
+"""A prompt of about 900 to 2,400 tokens."""
 PROVIDERS = (
     ("haiku", "claude-haiku-4-5", (1.0, 5.0)),
     ("gpt", "gpt-4.1", (2.0, 8.0)),
 )
-"""Names, profiles, and dollars per million tokens."""
+"""Names, profiles, and US dollars per million tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hour:
-    """What is made up.
+    """The parameters of a log.
 
     Parameters:
-        secs: How long callers talk.
+        secs: The duration.
         slow_from: When the first provider becomes slow.
-        slow_until: When it is as before.
-        slow_times: How many times as long it takes then.
-        policy: How turns are raced.
-        seed: The same seed makes the same log.
+        slow_until: When it recovers.
+        slow_times: The factor on its latencies in between.
+        policy: The hedging policy.
+        seed: The same seed gives the same log.
     """
 
     secs: float = SECS
@@ -75,15 +75,15 @@ class Hour:
     seed: int = 1
 
 
-class _MadeUp(ScriptedLLMService):
-    """A provider with a profile's latencies, and a bad time."""
+class _Provider(ScriptedLLMService):
+    """A provider with a profile's latencies, and a slow period."""
 
     def __init__(
         self, profile: LatencyProfile, slowness: Callable[[float], float], rng: random.Random
     ):
         usage = LLMTokenUsage(prompt_tokens=0, completion_tokens=0, total_tokens=0)
         super().__init__([Say("")], model=profile.name, usage=usage)
-        self._profile, self._slowness, self._dice = profile, slowness, rng
+        self._profile, self._slowness, self._rng = profile, slowness, rng
 
     async def _play(self, script: Sequence[Step], context: LLMContext) -> None:
         prompt = sum(len(str(message)) for message in context.get_messages()) // 4
@@ -94,9 +94,9 @@ class _MadeUp(ScriptedLLMService):
 
     def _steps(self) -> list[Step]:
         now = asyncio.get_running_loop().time()
-        if self._dice.random() < FAILURES:
-            return [Wait(self._dice.uniform(0.1, 0.4)), Error(category=ErrorCategory.SERVER)]
-        first = self._profile.sample(self._dice) * self._slowness(now)
+        if self._rng.random() < FAILURES:
+            return [Wait(self._rng.uniform(0.1, 0.4)), Error(category=ErrorCategory.SERVER)]
+        first = self._profile.sample(self._rng) * self._slowness(now)
         steps: list[Step] = [Wait(first)]
         for sentence in ANSWER:
             pause = len(sentence.split()) / self._profile.tokens_per_sec
@@ -104,12 +104,12 @@ class _MadeUp(ScriptedLLMService):
         return steps
 
 
-async def made_up_hour(hour: Hour, write: Callable[[dict[str, Any]], None]) -> None:
-    """Have callers talk to a bot.
+async def play_hour(hour: Hour, write: Callable[[dict[str, Any]], None]) -> None:
+    """Run all callers.
 
     Args:
-        hour: What is made up.
-        write: Told each line of the log, as ``HedgedLLMService(turn_log=...)`` writes it.
+        hour: The parameters.
+        write: Gets each line of the log, as ``HedgedLLMService(turn_log=...)`` writes it.
     """
     stats, rng = ProviderStats(), random.Random(hour.seed)
 
@@ -121,7 +121,7 @@ async def made_up_hour(hour: Hour, write: Callable[[dict[str, Any]], None]) -> N
         llms = [
             Provider(
                 name,
-                _MadeUp(
+                _Provider(
                     PROFILES[profile],
                     slowness if name == PROVIDERS[0][0] else lambda now: 1.0,
                     random.Random(mine.random()),
@@ -142,7 +142,7 @@ async def made_up_hour(hour: Hour, write: Callable[[dict[str, Any]], None]) -> N
         await line.start()
         await asyncio.sleep(mine.uniform(0, PAUSE_SECS[1]))
         while asyncio.get_running_loop().time() < hour.secs:
-            await line.turn(SAID * mine.randint(*SAID_TIMES), 60.0)
+            await line.turn(QUESTION * mine.randint(*QUESTION_TIMES), 60.0)
             await asyncio.sleep(mine.uniform(*PAUSE_SECS))
         await line.stop()
 
@@ -150,32 +150,20 @@ async def made_up_hour(hour: Hour, write: Callable[[dict[str, Any]], None]) -> N
 
 
 def write_log(path: Path, hour: Hour) -> int:
-    """Make a log.
-
-    Args:
-        path: The file.
-        hour: What is made up.
-
-    Returns:
-        How many turns it has.
-    """
+    """Write a log; returns the number of its turns."""
     lines = list[dict[str, Any]]()
     with asyncio.Runner(loop_factory=AutojumpLoop) as runner:
-        runner.run(made_up_hour(hour, lines.append))
+        runner.run(play_hour(hour, lines.append))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return len(lines)
 
 
 def main() -> int:
-    """Make the log that is asked for.
-
-    Returns:
-        The exit status.
-    """
+    """Write the log; returns the exit status."""
     parser = argparse.ArgumentParser(description="Make a turn log with five slow minutes in it.")
     parser.add_argument("path", type=Path, nargs="?", default=Path("out/turns.jsonl"))
-    parser.add_argument("--secs", type=float, default=SECS, help="how long callers talk")
+    parser.add_argument("--secs", type=float, default=SECS, help="duration")
     parser.add_argument("--calm", action="store_true", help="without the slow minutes")
     parser.add_argument("--bare", action="store_true", help="one request a turn")
     parser.add_argument("--seed", type=int, default=1)

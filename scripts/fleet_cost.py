@@ -1,7 +1,7 @@
-"""What a fleet's meeting place costs: memory of a Redis, its commands and bytes, and time.
+"""Measures the cost of sharing statistics through Redis: memory, commands, bytes and time.
 
-Starts a Redis of its own, has eight processes' registries share what they see of three providers,
-and prints what Redis counts. Run it with ``python -m scripts.fleet_cost``.
+Starts a Redis server, lets eight processes' registries share their observations of three
+providers, and prints Redis's counters. Run it with ``python -m scripts.fleet_cost``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         options = {"port": port, "bind": "127.0.0.1", "save": "", "appendonly": "no", "dir": folder}
         server = subprocess.Popen(
-            ["redis-server", *(word for k, v in options.items() for word in (f"--{k}", str(v)))],
+            ["redis-server", *(text for k, v in options.items() for text in (f"--{k}", str(v)))],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -55,7 +55,7 @@ def main() -> None:
 async def measure(
     control: redis.Redis, port: int, processes: int, sessions: int, seconds: int
 ) -> None:
-    """Run the fleet's time as fast as it goes: one exchange a process and second."""
+    """Simulate the fleet as fast as possible: one exchange per process and second."""
     rng = random.Random(1)
     stores = [RedisStore(f"redis://127.0.0.1:{port}") for _ in range(processes)]
     fleet = [ProviderStats(store) for store in stores]
@@ -86,17 +86,17 @@ async def measure(
         for kind in ("latency", "processes")
     }
     p99 = statistics.quantiles(cpu, n=100)[98]
-    told = {
-        "memory": f"{memory['latency'] / 1024 / processes:.1f} KiB a process and hour, and "
+    figures = {
+        "memory": f"{memory['latency'] / 1024 / processes:.1f} KiB per process and hour, and "
         f"{memory['processes'] / 1024:.1f} KiB for all processes",
-        "commands": f"{a_second['calls']:.1f} a process and second, {a_second['usec']:.0f} µs",
+        "commands": f"{a_second['calls']:.1f} per process and second, {a_second['usec']:.0f} µs",
         "bytes": f"{a_second['in'] / 1024:.1f} KiB sent, {a_second['out'] / 1024:.1f} KiB received "
-        "a process and second",
-        "processor time": f"{statistics.mean(cpu) * 1e3:.1f} ms an exchange, p99 {p99 * 1e3:.1f} "
+        "per process and second",
+        "processor time": f"{statistics.mean(cpu) * 1e3:.1f} ms per exchange, p99 {p99 * 1e3:.1f} "
         "ms, in steps",
     }
     print(f"{processes} processes, {sessions} sessions each, {len(PROVIDERS)} providers:")
-    for name, value in told.items():
+    for name, value in figures.items():
         print(f"  {name:16}{value}")
     for store in stores:
         await store.close()
@@ -109,14 +109,14 @@ async def _sync(stats: ProviderStats, second: int) -> None:
 
 
 def _counted(control: redis.Redis) -> dict[str, float]:
-    told = cast(dict[str, Any], control.info("all"))
+    figures = cast(dict[str, Any], control.info("all"))
     names = ("time", "hlen", "hrandfield", "hset", "expire")
-    commands = [told.get(f"cmdstat_{name}", {"calls": 0, "usec": 0}) for name in names]
+    commands = [figures.get(f"cmdstat_{name}", {"calls": 0, "usec": 0}) for name in names]
     return {
         "calls": sum(each["calls"] for each in commands),
         "usec": sum(each["usec"] for each in commands),
-        "in": told["total_net_input_bytes"],
-        "out": told["total_net_output_bytes"],
+        "in": figures["total_net_input_bytes"],
+        "out": figures["total_net_output_bytes"],
     }
 
 

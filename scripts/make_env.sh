@@ -13,7 +13,7 @@ command -v "$PYTHON" >/dev/null 2>&1 ||
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     fail "$("$PYTHON" --version) is too old: Python 3.11 or newer is needed. Name one: make PYTHON=/path/to/python3.11"
 
-# Debian keeps the part that makes environments in a package of its own.
+# Debian packages venv separately.
 if ! "$PYTHON" -c 'import ensurepip, venv' >/dev/null 2>&1; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
         apt-get update -qq && apt-get install -y -qq python3-venv

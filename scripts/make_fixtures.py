@@ -1,8 +1,8 @@
-"""Make the audio fixtures: fixtures/audio/*.flac and their manifest, from scripts/fixtures.toml.
+"""Creates the audio fixtures, fixtures/audio/*.flac and their manifest, from scripts/fixtures.toml.
 
-The same list, the same versions of the engines and the same seed give the same samples. Each
-recording is a voice in a small room at one level, then noise at a stated distance below it. Where
-speech begins and ends is measured before the noise is added, because afterwards nobody can tell.
+The same list, engine versions and seed give the same samples. Each recording is a voice in a small
+room at one level, plus noise at a given level below it. The beginning and end of speech are
+measured before the noise is added.
 """
 
 import os
@@ -31,10 +31,10 @@ SAMPLE_RATE = 16000
 TAIL_SECS = 0.5
 SPEECH_DBFS = -26.0  # RMS of the voice where it speaks; ITU-T P.56 calls -26 dBov nominal
 BOUNDARY_DBFS = -42.0  # speech begins and ends with the first and last sample at this level
-DITHER_LSB = 8  # digital silence, which no microphone delivers, confuses recognisers
+DITHER_LSB = 8  # digital silence confuses recognisers
 REVERB_SECS = 0.25  # time for the room to fall by 60 dB
 REVERB_DB = -20.0  # the room, compared to the voice
-ENGINES = {  # command → how it names its version
+ENGINES = {  # command → version command and pattern
     "espeak-ng": (["espeak-ng", "--version"], r"text-to-speech: (\S+)"),
     "flite": (["flite", "--version"], r"version: flite-(\S+)"),
 }
@@ -44,7 +44,7 @@ Samples = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One recording to be made; see the head of scripts/fixtures.toml for the fields."""
+    """One recording to create; see the head of scripts/fixtures.toml for the fields."""
 
     name: str
     text: str
@@ -59,15 +59,15 @@ class Source:
 
     @property
     def transcript(self) -> str:
-        """The words alone, in lower case, as a recogniser writes them."""
+        """The words in lower case, as a recogniser writes them."""
         return " ".join(re.findall(r"[a-z']+", self.text.lower()))
 
 
 def require_engines() -> dict[str, str]:
-    """Install the missing speech engines where that is possible, and return the versions.
+    """Install missing speech engines if possible, and return the versions.
 
     Raises:
-        SystemExit: When a package is missing and cannot be installed here.
+        SystemExit: If a package is missing and cannot be installed here.
     """
     missing = [name for name in ENGINES if shutil.which(name) is None]
     if missing and os.geteuid() == 0 and shutil.which("apt-get"):
@@ -80,7 +80,7 @@ def require_engines() -> dict[str, str]:
         sys.exit(f"make_fixtures: {names} not found. Run: sudo apt-get install {names}")
     versions: dict[str, str] = {}
     for name, (command, pattern) in ENGINES.items():
-        # flite ends with status 1 after it has told its version.
+        # flite exits with status 1 after printing its version.
         answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout
         found = re.search(pattern, answer)
         versions[name] = found[1] if found else "unknown"
@@ -88,7 +88,7 @@ def require_engines() -> dict[str, str]:
 
 
 def synthesize(source: Source, text: str) -> Samples:
-    """One voice saying `text`, at SAMPLE_RATE, between -1 and 1, silence at both ends cut off."""
+    """Synthesize `text` at SAMPLE_RATE, between -1 and 1, with silence trimmed at both ends."""
     with tempfile.TemporaryDirectory() as folder:
         wav = str(Path(folder) / "speech.wav")
         if source.engine == "espeak-ng":
@@ -112,12 +112,12 @@ def synthesize(source: Source, text: str) -> Samples:
 
 
 def silence(secs: float) -> Samples:
-    """That many seconds of nothing."""
+    """Return silence of that many seconds."""
     return np.zeros(round(secs * SAMPLE_RATE))
 
 
 def in_a_room(speech: Samples, random: np.random.Generator) -> Samples:
-    """The voice with the echo of a small room: noise that decays, folded with the voice."""
+    """Add the reverberation of a small room: the voice convolved with decaying noise."""
     length = round(REVERB_SECS * SAMPLE_RATE)
     decay = 10 ** (-3 * np.arange(length) / length)
     echo = random.standard_normal(length) * decay
@@ -127,7 +127,7 @@ def in_a_room(speech: Samples, random: np.random.Generator) -> Samples:
 
 
 def spoken_stretches(speech: Samples) -> list[tuple[int, int]]:
-    """First and last sample of each stretch over BOUNDARY_DBFS; gaps under 0.5 s are bridged."""
+    """Return first and last sample of each stretch over BOUNDARY_DBFS; pauses are 0.5 s or more."""
     loud = np.flatnonzero(np.abs(speech) >= 10 ** (BOUNDARY_DBFS / 20))
     breaks = np.flatnonzero(np.diff(loud) > SAMPLE_RATE // 2)
     first = loud[np.concatenate(([0], breaks + 1))]
@@ -136,13 +136,13 @@ def spoken_stretches(speech: Samples) -> list[tuple[int, int]]:
 
 
 def at_level(sound: Samples, dbfs: float, within: list[tuple[int, int]]) -> Samples:
-    """The sound scaled so that its RMS in the given stretches is `dbfs`."""
-    heard = np.concatenate([sound[begin : end + 1] for begin, end in within])
-    return sound * (10 ** (dbfs / 20) / np.sqrt(np.mean(heard**2)))
+    """Scale the sound so that its RMS in the given stretches is `dbfs`."""
+    speech = np.concatenate([sound[begin : end + 1] for begin, end in within])
+    return sound * (10 ** (dbfs / 20) / np.sqrt(np.mean(speech**2)))
 
 
 def pink(length: int, random: np.random.Generator) -> Samples:
-    """Noise with the same power in every octave."""
+    """Noise with equal power in every octave."""
     spectrum = np.fft.rfft(random.standard_normal(length))
     frequency = np.fft.rfftfreq(length, 1 / SAMPLE_RATE)
     spectrum /= np.sqrt(np.maximum(frequency, 40.0))
@@ -150,7 +150,7 @@ def pink(length: int, random: np.random.Generator) -> Samples:
 
 
 def kitchen(length: int, random: np.random.Generator) -> Samples:
-    """An extractor's hum and hiss, with some six pans and plates a second ringing out."""
+    """An extractor's hum and hiss, with about six pans and plates a second."""
     secs = np.arange(length) / SAMPLE_RATE
     hiss = pink(length, random)
     sound = hiss / hiss.std() + 0.6 * np.sin(2 * np.pi * 100 * secs)
@@ -164,7 +164,7 @@ def kitchen(length: int, random: np.random.Generator) -> Samples:
 
 
 def babble(length: int, random: np.random.Generator) -> Samples:
-    """Four other guests who talk at once, looped from a random place."""
+    """Four other voices at once, looped from a random position."""
     sound = np.zeros(length)
     for voice in ("en+m2", "en-us+f4", "en-gb-scotland+m5", "en-us+m7"):
         guest = Source("babble", "", "espeak-ng", voice, speed=float(random.uniform(0.85, 1.1)))
@@ -182,18 +182,14 @@ NOISES: dict[str, Callable[[int, np.random.Generator], Samples]] = {
 
 
 def record(source: Source, seed: int) -> tuple[npt.NDArray[np.int16], list[tuple[int, int]]]:
-    """Make one recording.
-
-    Returns:
-        The 16-bit samples, and the stretches in which the voice speaks.
-    """
+    """Create one recording: 16-bit samples, and the stretches with speech."""
     random = np.random.default_rng([seed, zlib.crc32(source.name.encode())])
     parts: list[Samples] = []
     for phrase in source.text.split("…"):
         parts += [silence(source.pause_secs if parts else source.lead_secs)]
         parts += [synthesize(source, phrase.strip())]
     speech = in_a_room(np.concatenate([*parts, silence(TAIL_SECS)]), random)
-    # The level decides what is over the threshold, and the threshold where the level is taken.
+    # Level and stretches depend on each other: iterate.
     stretches = [(0, len(speech) - 1)]
     for _ in range(4):
         speech = at_level(speech, SPEECH_DBFS, stretches)
@@ -213,7 +209,7 @@ def record(source: Source, seed: int) -> tuple[npt.NDArray[np.int16], list[tuple
 
 
 def table(source: Source, samples: npt.NDArray[np.int16], stretches: list[tuple[int, int]]) -> str:
-    """The recording's table of the manifest."""
+    """Return the recording's table of the manifest."""
     pauses = [[end, begin] for (_, end), (begin, _) in pairwise(stretches)]
     noise = "none" if source.noise == "none" else f"{source.noise}, {source.snr_db:g} dB below"
     tags = sorted({*source.tags, *(["noise"] if source.noise != "none" else ["clean"])})
@@ -236,7 +232,7 @@ tags = [{listed}]
 
 
 def head(versions: dict[str, str]) -> str:
-    """The manifest's opening: what the fields mean and where the recordings come from."""
+    """Return the manifest's header: the fields and the recordings' origin."""
     return f"""\
 # Made by `make fixtures` (scripts/make_fixtures.py) from scripts/fixtures.toml; do not edit.
 #
@@ -253,7 +249,7 @@ licence = "BSD-2-Clause, as this repository; the engines' licences do not extend
 
 
 def main() -> None:
-    """Make every recording and the manifest."""
+    """Create every recording and the manifest."""
     versions = require_engines()
     listing = tomllib.loads(SOURCES.read_text(encoding="utf-8"))
     sources = [

@@ -1,8 +1,8 @@
-"""Takes pictures of the example bot's page after a call: `python -m scripts.page_screenshots`.
+"""Takes screenshots of the example bot's page after a call: `python -m scripts.page_screenshots`.
 
-A browser calls the bot with recordings for a microphone. The simulated providers are such that
-their turns differ: some are hedged, one is slow enough for a filler, requests fail, and the caller
-interrupts. The pictures are of a laptop and a telephone, light and dark: out/page-*.png.
+A browser calls the bot with recordings as its microphone. The simulated providers cause different
+turns: hedges, a filler, failed requests; and the caller interrupts. Screenshots are of a laptop and
+a telephone, light and dark: out/page-*.png.
 """
 
 from __future__ import annotations
@@ -22,24 +22,20 @@ OUT = ROOT / "out"
 SCREENS = {1280: 800, 390: 844}
 SCHEMES = ("light", "dark")
 MODELS = "gpt-4.1?fault=529&rate=0.3&retry_after=2 claude-sonnet-4-6 fixed?fault=401"
-SAID = ("open-sunday", "vegetarian", "book-table_rms", "special", "parking", "where", "deliver")
+SCRIPT = ("open-sunday", "vegetarian", "book-table_rms", "special", "parking", "where", "deliver")
 PAUSE_SECS = 9.0
 INTERRUPTED_AFTER_SECS = 4.5
 CALL_SECS = 150.0
 
 
 async def main() -> int:
-    """Make the call and take the pictures.
-
-    Returns:
-        The exit status: 2 if there is no browser.
-    """
+    """Make the call and take the screenshots; returns 2 without a browser."""
     if chromium() is None:
         print(f"page_screenshots: {NO_BROWSER}", file=sys.stderr)
         return 2
     OUT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        microphone = write_microphone(Path(folder) / "microphone.wav", _said())
+        microphone = write_microphone(Path(folder) / "microphone.wav", _script())
         async with (
             BotProcess(
                 SIMULATED_MODELS=MODELS,
@@ -54,7 +50,7 @@ async def main() -> int:
             await page.click("#connect")
             await page.wait_for_function(
                 "count => document.querySelectorAll('#turns .turn').length >= count",
-                arg=len(SAID) + 2,  # and the greeting, and the interruption
+                arg=len(SCRIPT) + 2,  # plus the greeting and the interruption
                 timeout=CALL_SECS * 1000,
             )
             for width, height in SCREENS.items():
@@ -67,13 +63,13 @@ async def main() -> int:
     return 0
 
 
-def _said() -> list[Utterance | float]:
+def _script() -> list[Utterance | float]:
     recordings = utterances([ROOT / "fixtures/audio"])
-    said: list[Utterance | float] = [PAUSE_SECS]
-    for name in SAID:
-        said += [next(r for r in recordings if r.name.startswith(name)), PAUSE_SECS]
-    said[-1] = INTERRUPTED_AFTER_SECS
-    return [*said, next(r for r in recordings if r.interrupts), PAUSE_SECS]
+    spoken: list[Utterance | float] = [PAUSE_SECS]
+    for name in SCRIPT:
+        spoken += [next(r for r in recordings if r.name.startswith(name)), PAUSE_SECS]
+    spoken[-1] = INTERRUPTED_AFTER_SECS
+    return [*spoken, next(r for r in recordings if r.interrupts), PAUSE_SECS]
 
 
 if __name__ == "__main__":

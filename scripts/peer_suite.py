@@ -1,15 +1,15 @@
-"""Runs Pipecat's own tests with a `HedgedLLMService` in the place of each LLM service they make.
+"""Runs Pipecat's own tests with a `HedgedLLMService` in place of each LLM service.
 
     python scripts/peer_suite.py CHECKOUT          # of Pipecat, at the installed version's tag
     python scripts/peer_suite.py                   # clones that tag first (needs git and a network)
 
-Each test module runs twice, as it is and with the substitution. A test that passes as it is and not
-with the substitution is a difference, and each one is accounted for in `peer_differences.toml`: the
-script fails for one that is not, and names entries that no test needs any more.
+Each test module runs twice, unchanged and with the substitution. A test that passes only unchanged
+is a difference, and must be listed in `peer_differences.toml`: the script fails for an unlisted
+one, and names entries without a difference.
 
 The substitution: every subclass of ``LLMService`` in a test module's namespace becomes a class that
-makes a ``HedgedLLMService`` with the real service as its only member. What a test reads, sets or
-patches is the hedged service's where that has it, else the member's.
+creates a ``HedgedLLMService`` with the real service as its only member. Attributes that a test
+reads, sets or patches are the hedged service's if it has them, else the member's.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from typing import Any
 REPOSITORY = "https://github.com/pipecat-ai/pipecat"
 DIFFERENCES = Path(__file__).with_name("peer_differences.toml")
 USES_A_SERVICE = ("LLMService", "LLMSwitcher", "LLMWithBackend")
-"""A test module that names none of these makes no LLM service."""
+"""A test module with none of these names creates no LLM service."""
 
 
 def main() -> int:
     """Compare the two runs.
 
     Returns:
-        The exit status: 1 if a difference is not accounted for, 2 if nothing could be compared.
+        The exit status: 1 if a difference is not listed, 2 if nothing could be compared.
     """
     parser = argparse.ArgumentParser(description="Run Pipecat's tests on a HedgedLLMService.")
     parser.add_argument("checkout", nargs="?", type=Path, help="a checkout of Pipecat")
@@ -117,20 +117,19 @@ def _account(bare: dict[str, str], hedged: dict[str, str]) -> int:
 
 
 class Recorder:
-    """Takes note of each test's outcome."""
+    """Records each test's outcome."""
 
     def __init__(self) -> None:
-        """Begin."""
         self.outcomes: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Take note of a phase; a test has passed if all of its phases have."""
+        """Record a phase; a test has passed if all of its phases have."""
         if report.when == "call" or report.outcome != "passed":
             self.outcomes[report.nodeid] = report.outcome
 
 
 class Substitution:
-    """Puts substitutes into test modules once they are imported."""
+    """Replaces the services in test modules once they are imported."""
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         """Replace the services in every module that has tests."""
@@ -181,7 +180,7 @@ def _substitute_for(real: type[Any]) -> type[Any]:
             if isinstance(instruction := member._settings.system_instruction, str):
                 own["settings"] = LLMSettings(system_instruction=instruction)
             super().__init__([member], warm=False, **own)
-            if "settings" in own:  # a pipeline's start would do it
+            if "settings" in own:  # as a pipeline's start does
                 self._settings.system_instruction = self._base_system_instruction = instruction
             for name in ("_setup", "_task_manager"):  # a test's service may set itself up
                 if (value := vars(member).get(name)) is not None:

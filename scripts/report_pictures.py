@@ -1,8 +1,8 @@
-"""Makes an example report and pictures of it: `python -m scripts.report_pictures`.
+"""Creates an example report and screenshots of it: `python -m scripts.report_pictures`.
 
-Twelve callers, an hour, five slow minutes (`scripts/example_turns.py`), whom to ask first learned;
-compared with the same hour without hedges: out/turns.jsonl, out/bare.jsonl, out/report.html,
-out/report-*.png. With ``--docs`` the picture of docs/report.md is taken too.
+An hour of twelve callers with five slow minutes (`scripts/example_turns.py`) and a learned order of
+providers, compared with the same hour without hedges: out/turns.jsonl, out/bare.jsonl,
+out/report.html, out/report-*.png. ``--docs`` also takes the picture of docs/report.md.
 """
 
 from __future__ import annotations
@@ -29,11 +29,7 @@ DOCS_WIDTH, DOCS_HEIGHT = 1180, 1330
 
 
 async def main() -> int:
-    """Make the log, the report and the pictures.
-
-    Returns:
-        The exit status: 2 if there is no browser.
-    """
+    """Take the screenshots; returns 2 without a browser."""
     parser = argparse.ArgumentParser(description="Make an example report and pictures of it.")
     parser.add_argument("--docs", action="store_true", help="take the documentation's picture too")
     args = parser.parse_args()
@@ -59,11 +55,7 @@ async def main() -> int:
 
 
 def make_report() -> int:
-    """Make both logs, and the report that compares them.
-
-    Returns:
-        The exit status.
-    """
+    """Write both logs, and the report that compares them; returns the exit status."""
     logger.remove()
     hour = Hour(policy=HedgePolicy.adaptive(0.1, order="learned"))
     write_log(OUT / "turns.jsonl", hour)

@@ -1,9 +1,9 @@
-"""What a promise does for the promise: `python -m scripts.slo_attainment`, in virtual time.
+"""Measures the effect of an SLO in the policy: `python -m scripts.slo_attainment`, in virtual time.
 
-The same turns under `HedgePolicy.adaptive(budget)` and under `adaptive(budget, slo=...)`, from a
-cold start, hedged to the same provider. Each line is the pool of all seeds: the share of turns
-answered within what is promised, and the extra requests that it took. A promise that is far above
-or below what a provider does says little, so the promises are taken from a list.
+The same turns under `HedgePolicy.adaptive(budget)` and `adaptive(budget, slo=...)`, from a cold
+start, hedged to the same provider. Each line pools all seeds: the share of turns answered within
+the SLO's limit, and the extra requests. A limit far above or below a provider's latencies shows
+little, so the limits come from a list.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.virtual import draws, run_turns
 from pipecat_hedge import HedgePolicy, Slo
 
 PROFILES = ("gemma-4-31b-baseten", "gpt-4.1", "claude-haiku-4-5", "jagged")
-PROMISES = (0.8, 1.2)
+TARGETS_SECS = (0.8, 1.2)
 BUDGETS = (0.05, 0.1, 0.2)
 TURNS, SEEDS, COLD = 8_000, 2, 200
 
@@ -33,15 +33,15 @@ class Line:
     """One comparison, pooled over the seeds.
 
     Parameters:
-        profile: Whose latencies.
-        within_secs: What is promised.
-        budget: Extra requests per turn that are allowed.
+        profile: The latency profile.
+        within_secs: The SLO's limit.
+        budget: Extra requests per turn.
         bare: The share of turns in time without hedging.
-        without: The same with hedging, and no word of the promise.
-        aimed: The same with the promise.
-        rates: Extra requests per turn, without and with the promise.
+        without: The same with hedging, without the SLO.
+        aimed: The same with the SLO.
+        rates: Extra requests per turn, without and with the SLO.
         p99s: The p99 without and with it, in seconds.
-        turns: How many turns in all.
+        turns: The number of turns.
     """
 
     profile: str
@@ -56,7 +56,7 @@ class Line:
 
     @property
     def error(self) -> float:
-        """The standard error of the difference of the two shares, were they independent."""
+        """The standard error of the difference of the two shares, if independent."""
         spread = sum(share * (1 - share) for share in (self.without, self.aimed))
         return math.sqrt(spread / self.turns)
 
@@ -67,11 +67,11 @@ def compare(
     """Run the same turns under both policies.
 
     Args:
-        profile: Whose latencies.
-        within_secs: What is promised.
+        profile: The latency profile.
+        within_secs: The SLO's limit.
         budget: Extra requests per turn.
-        turns: Turns of a seed; the first hundreds are left out.
-        seeds: How many seeds are pooled.
+        turns: Turns per seed; the first ones are excluded.
+        seeds: The number of pooled seeds.
     """
     policies = (
         HedgePolicy.adaptive(budget),
@@ -104,13 +104,9 @@ def compare(
 
 
 def table(lines: Sequence[Line]) -> Table:
-    """The comparisons, for a terminal.
-
-    Args:
-        lines: The comparisons.
-    """
-    shown = Table(title=f"within the promise, of {lines[0].turns:,} turns each")
-    heads = ("profile", "promise", "budget", "bare", "adaptive", "with slo", "gain", "±")
+    """Build a table of the comparisons."""
+    shown = Table(title=f"within the SLO, of {lines[0].turns:,} turns each")
+    heads = ("profile", "SLO", "budget", "bare", "adaptive", "with slo", "gain", "±")
     for name in (*heads, "requests", "with slo", "p99", "with slo"):
         shown.add_column(name, justify="left" if name == "profile" else "right")
     for line in lines:
@@ -130,11 +126,7 @@ def table(lines: Sequence[Line]) -> Table:
 
 
 def main() -> int:
-    """Print the table.
-
-    Returns:
-        The exit status.
-    """
+    """Print the table; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m scripts.slo_attainment", description=__doc__)
     parser.add_argument("--turns", type=int, default=TURNS, help=f"of a seed (default {TURNS:,})")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"to pool (default {SEEDS})")
@@ -143,7 +135,7 @@ def main() -> int:
     lines = [
         compare(profile, within, budget, turns=args.turns, seeds=args.seeds)
         for profile in PROFILES
-        for within in PROMISES
+        for within in TARGETS_SECS
         for budget in BUDGETS
     ]
     Console(highlight=False, width=None if sys.stdout.isatty() else 130).print(table(lines))

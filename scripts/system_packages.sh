@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the system packages that `make test-all` uses, where it may: on Debian, as root. Without one
-# of them the tests that need it are skipped, and each says so.
+# Installs the system packages for `make test-all`, on Debian as root. Tests whose package is missing
+# are skipped with a message.
 set -u
 
 missing=""

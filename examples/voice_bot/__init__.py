@@ -1,1 +1,1 @@
-"""A voice bot whose LLM providers race, over WebRTC: `make bot`."""
+"""A voice bot over WebRTC with racing LLM providers: `make bot`."""

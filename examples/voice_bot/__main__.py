@@ -28,11 +28,7 @@ DEFAULTS = ("--host", "127.0.0.1", "--port", "7860", "--transport", "webrtc")
 
 
 def main() -> int:
-    """Serve the bot until the process is told to end.
-
-    Returns:
-        The exit status: 2 if a setting cannot work.
-    """
+    """Serve the bot until the process is stopped; returns 2 if a setting is invalid."""
     os.environ.setdefault("LOGURU_LEVEL", "WARNING")  # until the bot is ready
     missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
     if missing:
@@ -57,30 +53,28 @@ def _serve(arguments: list[str]) -> None:
     from pipecat.runner.run import main as run
 
     parser = argparse.ArgumentParser(prog="python -m examples.voice_bot")
-    parser.add_argument(
-        "--loopback-only", action="store_true", help="no packet of a call leaves this machine"
-    )
+    parser.add_argument("--loopback-only", action="store_true", help="use loopback only for calls")
     parser.add_argument(
         "--allow-origin",
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="a web page's origin that may call, such as https://bot.example.com; its host is "
-        "also a name of this server; may be repeated. Loopback always may",
+        help="a web page's origin that may call, such as https://bot.example.com, and a host name "
+        "of this server; may be repeated. Loopback is always allowed",
     )
     parser.add_argument(
-        "--max-sessions", type=int, default=16, help="calls at the same time (default 16)"
+        "--max-sessions", type=int, default=16, help="concurrent calls (default 16)"
     )
-    ours = _read_ahead(arguments)
-    if not ours.help:
-        port = _prepare(app, ours)
+    options = _read_ahead(arguments)
+    if not options.help:
+        port = _prepare(app, options)
         arguments = [*DEFAULTS, *arguments, "--port", str(port)]
     sys.argv[1:] = arguments
     run(parser)
 
 
 def _read_ahead(arguments: list[str]) -> argparse.Namespace:
-    """The options that are needed before the runner reads them all."""
+    """Parse the options that are needed before the runner parses all."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--host")
@@ -93,11 +87,7 @@ def _read_ahead(arguments: list[str]) -> argparse.Namespace:
 
 
 def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
-    """Check everything that can be wrong, and have the application start with what it needs.
-
-    Returns:
-        The port to listen on.
-    """
+    """Check all settings, and configure the application; returns the port."""
     from dotenv import find_dotenv, load_dotenv
     from loguru import logger
 
@@ -139,16 +129,14 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
     except ConfigurationError as error:
         raise SettingError(str(error)) from None
     if options.max_sessions < 1:
-        raise SettingError(
-            f"--max-sessions must be at least 1, got {options.max_sessions}: with 0 nobody can call"
-        )
+        raise SettingError(f"--max-sessions must be at least 1, got {options.max_sessions}")
     port = free_port(options.host, options.port)
     offer_loopback(alone=options.loopback_only)
 
     from examples.voice_bot.bot import FEED, recorder
     from examples.voice_bot.bot import bot as answer
 
-    recorder()  # so that there is something to read before the first call
+    recorder()  # serve metrics before the first call
 
     calls = Calls()
 
@@ -161,7 +149,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
     def ready() -> None:
         logger.remove()
         logger.add(sys.stderr, level=LEVELS[min(options.verbose, 2)])
-        print(f"\nOpen http://{options.host}:{port}/ and talk to the bot. Ctrl-C ends it.")
+        print(f"\nOpen http://{options.host}:{port}/ and talk to the bot. Ctrl-C stops it.")
         sys.stdout.flush()
 
     surround(app, calls, _simulator() if choices.simulated else nullcontext(), ready)
@@ -170,7 +158,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
         functools.partial(
             Gate,
             origins=origins,
-            most_sessions=options.max_sessions,
+            max_sessions=options.max_sessions,
             is_local=is_loopback(options.host),
             is_known=calls.is_known,
         ),
@@ -183,7 +171,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
 
 
 def _simulator() -> AbstractAsyncContextManager[Any]:
-    """Simulated providers, in this process so that they end with it however it ends."""
+    """Simulated providers, in this process so that they end with it."""
     if "SIMULATOR_URL" in os.environ:
         return nullcontext()
 

@@ -1,8 +1,8 @@
-"""A restaurant's telephone line: a Pipecat voice bot whose LLM is several, raced.
+"""A restaurant's telephone line: a Pipecat voice bot with several racing LLM providers.
 
-Run it with `make bot`, or `python -m examples.voice_bot`. Everything in here is Pipecat as usual
-but for `HedgedLLMService`, which stands where one LLM service stands and reports every turn, and
-`FillerProcessor`, which fills the silence when an answer is late.
+Run it with `make bot`, or `python -m examples.voice_bot`. It differs from other Pipecat bots in
+two services: `HedgedLLMService` replaces the LLM service and reports every turn, and
+`FillerProcessor` fills the silence when an answer is late.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from pipecat.turns.user_turn_strategies import UserTurnStrategies
 from pipecat.workers.runner import WorkerRunner
 
 from examples.voice_bot.choices import Choices, choose
-from examples.voice_bot.promises import promises_message
 from examples.voice_bot.provider_log import ProviderLog
 from examples.voice_bot.services import make_llms, make_stt, make_tts
+from examples.voice_bot.slo_status import slos_message
 from examples.voice_bot.turn_log import logged
 from pipecat_hedge import FillerProcessor, HedgedLLMService, Provider
 from pipecat_hedge.telemetry import LiveFeed, PrometheusRecorder
@@ -55,13 +55,13 @@ INSTRUCTIONS = (
     "Book and cancel tables with the tools; never say that you did before the tool has."
 )
 FEED = LiveFeed("voice bot")
-"""What `make top` shows, of all calls."""
+"""The feed of all calls, for `make top`."""
 GREETING = "The caller has just been connected. Greet the caller in one sentence."
 
 
 @dataclasses.dataclass
 class Bookings:
-    """The tables booked in this call; the tools find it in `params.app_resources`."""
+    """The tables booked in this call; tools access it as `params.app_resources`."""
 
     tables: list[tuple[int, str]] = dataclasses.field(default_factory=list)
 
@@ -89,18 +89,18 @@ async def cancel_booking(params: FunctionCallParams) -> None:
 
 @functools.cache
 def recorder() -> PrometheusRecorder:
-    """Counts all calls of this process for `/metrics`."""
+    """The metrics of all calls of this process, for `/metrics`."""
     return PrometheusRecorder()
 
 
 def turn_end(choices: Choices) -> BaseUserTurnStopStrategy:
-    """What decides that the caller has finished speaking.
+    """Create the strategy that detects the end of the caller's turn.
 
-    The smart-turn model is the default because people pause in mid-sentence: it answers about
-    0.3 s after a sentence that sounds complete, where a silence long enough to be safe costs every
-    turn a second. Where it takes a sentence for incomplete it waits, 3 s by default; 1.5 s here,
-    because it is unsure of synthetic voices (it takes 3 of the 16 recordings in fixtures/audio for
-    incomplete). TURN_DETECTION=0.6 ends a turn after that much silence, whatever it sounds like.
+    The smart-turn model is the default because people pause in mid-sentence: it answers about 0.3 s
+    after a complete sentence, while a safe silence timeout costs every turn a second. It waits 3 s
+    after a seemingly incomplete sentence by default; here 1.5 s, because it is unsure of synthetic
+    voices (3 of the 16 recordings in fixtures/audio seem incomplete). TURN_DETECTION=0.6 ends a
+    turn after that much silence.
     """
     if choices.turn_silence_secs is None:
         analyzer = LocalSmartTurnAnalyzerV3(params=SmartTurnParams(stop_secs=1.5))
@@ -109,7 +109,7 @@ def turn_end(choices: Choices) -> BaseUserTurnStopStrategy:
 
 
 def make_hedged(choices: Choices, llms: Sequence[Provider]) -> HedgedLLMService | None:
-    """The LLMs, raced; None if the first one is to answer alone, as in a bot without hedging."""
+    """Create the hedged service; None if the first LLM is used alone, without hedging."""
     if choices.policy is None:
         return None
     return HedgedLLMService(
@@ -122,13 +122,7 @@ def make_hedged(choices: Choices, llms: Sequence[Provider]) -> HedgedLLMService 
 
 
 async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choices: Choices) -> None:
-    """Hold one call, until the caller hangs up.
-
-    Args:
-        transport: How the caller is connected.
-        runner_args: From Pipecat's runner.
-        choices: The parts to use.
-    """
+    """Run one call, until the caller hangs up."""
     stt = make_stt(choices, os.environ)
     tts = make_tts(choices, os.environ)
     llms = make_llms(choices, os.environ)
@@ -171,24 +165,24 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
         ),
     )
 
-    # ---- one line and one message to the page for each race, and how the providers stand then
+    # ---- for each race a log line and a message to the page; then the providers' and SLOs' state
 
     provider_log = ProviderLog()
 
-    async def tell(message: dict[str, Any]) -> None:
+    async def send(message: dict[str, Any]) -> None:
         await worker.queue_frame(RTVIServerMessageFrame(data=message))
 
-    async def tell_how_things_stand() -> None:
-        await tell(provider_log.message(hedged.provider_states() if hedged else ()))
-        await tell(promises_message(hedged.stats.slo_board.status() if hedged else ()))
+    async def send_state() -> None:
+        await send(provider_log.message(hedged.provider_states() if hedged else ()))
+        await send(slos_message(hedged.stats.slo_tracker.status() if hedged else ()))
 
     @latency.event_handler("on_turn_latency")
     async def on_turn_latency(observer: TurnLatencyObserver, turn: TurnLatency) -> None:
         for race in logged(turn):
             logger.info(race.line())
             provider_log.count(race.report)
-            await tell(race.message())
-        await tell_how_things_stand()
+            await send(race.message())
+        await send_state()
 
     # ---- the call
 
@@ -203,8 +197,8 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
             "policy": choices.policy.name if choices.policy else "off",
             "simulated": choices.simulated,
         }
-        await tell(parts)
-        await tell_how_things_stand()
+        await send(parts)
+        await send_state()
         context.add_message({"role": "developer", "content": GREETING})
         await worker.queue_frame(LLMRunFrame())
 
@@ -213,19 +207,15 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
         logger.info("the caller has hung up")
         await worker.cancel()
 
-    # A call's objects refer to each other in circles, and each holds speech models: without a
-    # collection after each call the process grows by some 50 MB a call.
+    # A call's objects form reference cycles and hold speech models: without a garbage collection
+    # after each call the process grows by about 50 MB per call.
     runner = WorkerRunner(handle_sigint=runner_args.handle_sigint, force_gc=True)
     await runner.add_workers(worker)
     await runner.run()
 
 
 async def bot(runner_args: RunnerArguments) -> None:
-    """Answer a call; Pipecat's runner calls this for each caller.
-
-    Args:
-        runner_args: Who is calling, and how.
-    """
+    """Answer a call; Pipecat's runner calls this for each caller."""
     transport = await create_transport(
         runner_args,
         {"webrtc": lambda: TransportParams(audio_in_enabled=True, audio_out_enabled=True)},

@@ -1,7 +1,7 @@
-"""Which parts the bot is made of, decided from its environment alone.
+"""Selects the bot's services from its environment.
 
-Law: nothing is read but the mapping given, nothing is imported or constructed here, and a setting
-that cannot work is an error at the start, not at the first call.
+Pure: it reads only the given mapping, and imports or creates no service. An invalid setting is an
+error at the start, not at the first call.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ LLMKind = Literal[
 
 
 class SettingError(ValueError):
-    """A setting that cannot work; the message names it and the remedy."""
+    """An invalid setting; the message names it and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One environment variable that the bot reads.
+    """One environment variable of the bot.
 
     Parameters:
         name: The variable.
-        meaning: What it does, in one line.
-        default: What stands for it where it is not set; None if nothing does.
+        meaning: Its effect, in one line.
+        default: The default value; None without one.
     """
 
     name: str
@@ -47,13 +47,13 @@ SETTINGS = (
     Setting("AWS_ACCESS_KEY_ID", "race a model on AWS Bedrock; needs AWS_SECRET_ACCESS_KEY too"),
     Setting("AWS_SECRET_ACCESS_KEY", "the other half of the AWS credentials"),
     Setting("AWS_SESSION_TOKEN", "only with temporary AWS credentials"),
-    Setting("AWS_REGION", "where Bedrock is asked", "us-east-1"),
+    Setting("AWS_REGION", "the region of Bedrock", "us-east-1"),
     Setting("BEDROCK_MODEL", "its model", "us.amazon.nova-lite-v1:0"),
     Setting("VLLM_BASE_URL", "race a vLLM server of your own, such as http://localhost:8000/v1"),
-    Setting("VLLM_API_KEY", "its key, where it was started with one"),
+    Setting("VLLM_API_KEY", "its key, if it was started with one"),
     Setting("VLLM_MODEL", "its model; without it the first one that the server lists"),
-    Setting("DEEPGRAM_API_KEY", "hear with Deepgram; without it offline with pocketsphinx"),
-    Setting("CARTESIA_API_KEY", "speak with Cartesia; without it offline with espeak-ng"),
+    Setting("DEEPGRAM_API_KEY", "speech to text with Deepgram; else offline with pocketsphinx"),
+    Setting("CARTESIA_API_KEY", "text to speech with Cartesia; else offline with espeak-ng"),
     Setting("CARTESIA_VOICE_ID", "its voice", "71a7ad14-091c-4e8e-a314-022ece01c121"),
     Setting(
         "HEDGE_POLICY",
@@ -62,33 +62,33 @@ SETTINGS = (
     ),
     Setting(
         "SLO",
-        "what callers are promised, in secs and a share of turns (ttft=none: nothing); or off",
+        "the callers' SLO, in secs and a share of turns (ttft=none: no such objective); or off",
         "ttft=0.8 ttfs=1.2 voice=1.5 share=0.95",
     ),
-    Setting("TURN_LOG", "a file that every turn is appended to, for pipecat-hedge whatif"),
+    Setting("TURN_LOG", "a file to which every turn is appended, for pipecat-hedge whatif"),
     Setting(
         "OTEL_EXPORTER_OTLP_ENDPOINT",
         "send traces there by OTLP over HTTP, such as to http://localhost:4318",
     ),
     Setting(
         "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT",
-        "true or false: whether traces hold what was said",
+        "true or false: whether traces contain the conversation",
         "false",
     ),
     Setting(
         "FALLBACK_TEXT",
-        "what the bot says when every provider has failed",
+        "the bot's text when every provider failed",
         "I am sorry, I cannot answer right now. Please ask me again in a moment.",
     ),
     Setting("TURN_DETECTION", "smart, or the seconds of silence that end a turn", "smart"),
-    Setting("SIMULATOR_URL", "a simulator that is already running; without it one is started"),
+    Setting("SIMULATOR_URL", "a running simulator; without it one is started"),
     Setting(
         "SIMULATED_MODELS",
-        "models raced without keys, by turns; if set, beside a vLLM too",
+        "models raced without keys, over alternating wire formats; if set, also with a vLLM",
         "jagged claude-haiku-4-5",
     ),
 )
-"""Everything that the bot reads from its environment; `.env.example` lists the same."""
+"""All settings in the bot's environment; `.env.example` lists the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ class LLMChoice:
     """One LLM to race.
 
     Parameters:
-        kind: Which service asks it.
-        model: The model; None for a vLLM that has not been asked which one it serves.
+        kind: The service.
+        model: The model; None for a vLLM whose model is not known yet.
     """
 
     kind: LLMKind
@@ -106,19 +106,17 @@ class LLMChoice:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The parts of the bot.
+    """The bot's services and options.
 
     Parameters:
-        stt: What hears.
-        tts: What speaks.
-        llms: Whom to race, in the order in which they are asked.
-        policy: When the next one is asked; None leaves the first one alone, as it is without
-            hedging.
-        slo: What callers are promised, or None.
-        turn_log: The file that every turn is appended to, or None.
-        turn_silence_secs: The silence that ends the caller's turn; None leaves it to a model that
-            listens for how a sentence sounds when it is complete.
-        traces: Whether traces are sent away, and what they hold.
+        stt: Speech to text.
+        tts: Text to speech.
+        llms: The racing LLMs, in their order.
+        policy: The hedging policy; None uses the first LLM alone, without hedging.
+        slo: The callers' SLO, or None.
+        turn_log: The file to which every turn is appended, or None.
+        turn_silence_secs: The silence that ends the caller's turn; None uses the smart-turn model.
+        traces: Whether traces are exported, and with which content.
     """
 
     stt: Literal["deepgram", "pocketsphinx"]
@@ -132,18 +130,15 @@ class Choices:
 
     @property
     def simulated(self) -> bool:
-        """Whether any of the LLMs are the simulator's."""
+        """Whether any LLM is simulated."""
         return any(llm.kind.startswith("simulated") for llm in self.llms)
 
 
 def choose(env: Mapping[str, str]) -> Choices:
-    """Choose the parts: those whose keys are there, else those that need none.
-
-    Args:
-        env: The environment.
+    """Select services by the keys in the environment, with fallbacks that need none.
 
     Raises:
-        SettingError: If a setting is empty, is half of a pair, or says nothing that is known.
+        SettingError: If a setting is empty, is half of a pair, or has an unknown value.
     """
     for setting in SETTINGS:
         if setting.name in env and not env[setting.name].strip():
@@ -157,7 +152,7 @@ def choose(env: Mapping[str, str]) -> Choices:
         tts="cartesia" if "CARTESIA_API_KEY" in env else "espeak",
         llms=llms,
         policy=_policy(env, attempts=max(2, len(llms))),
-        slo=_promise(setting_in(env, "SLO")),
+        slo=_slo(setting_in(env, "SLO")),
         turn_log=env.get("TURN_LOG"),
         turn_silence_secs=_turn_silence(setting_in(env, "TURN_DETECTION")),
         traces=_traces(env),
@@ -175,16 +170,16 @@ def _traces(env: Mapping[str, str]) -> Literal["off", "without text", "with text
 
 
 def setting_in(env: Mapping[str, str], name: str) -> str:
-    """What a setting says, or its default.
+    """Return a setting's value, or its default.
 
     Args:
         env: The environment.
-        name: The setting; one that has a default or is known to be set.
+        name: A setting that is set or has a default.
     """
     default = next(setting.default for setting in SETTINGS if setting.name == name)
-    said = env.get(name, default)
-    assert said is not None, f"{name} is not set and has no default"
-    return said.strip()
+    value = env.get(name, default)
+    assert value is not None, f"{name} is not set and has no default"
+    return value.strip()
 
 
 def _llms(env: Mapping[str, str]) -> tuple[LLMChoice, ...]:
@@ -200,7 +195,7 @@ def _llms(env: Mapping[str, str]) -> tuple[LLMChoice, ...]:
     if not missing:
         found.append(LLMChoice("bedrock", setting_in(env, "BEDROCK_MODEL")))
     if "VLLM_BASE_URL" in env:
-        # It needs no key, so it may be raced with simulated providers in place of hosted ones.
+        # A vLLM needs no key, so it may race with simulated providers instead of hosted ones.
         if not found and "SIMULATED_MODELS" in env:
             found += _simulated(setting_in(env, "SIMULATED_MODELS"))
         found.append(LLMChoice("vllm", env.get("VLLM_MODEL")))
@@ -212,21 +207,21 @@ def _other(pair: tuple[str, str], name: str) -> str:
 
 
 def _simulated(models: str) -> tuple[LLMChoice, ...]:
-    """Models of the simulator, over its two wires by turns."""
+    """Simulated models, alternating between the two wire formats."""
     wires: tuple[LLMKind, LLMKind] = ("simulated-openai", "simulated-anthropic")
     return tuple(LLMChoice(wires[n % 2], model) for n, model in enumerate(models.split()))
 
 
 def _policy(env: Mapping[str, str], *, attempts: int) -> HedgePolicy | None:
-    said = setting_in(env, "HEDGE_POLICY")
-    if said == "off":
+    value = setting_in(env, "HEDGE_POLICY")
+    if value == "off":
         return None
-    policy = _policy_of(said, attempts=attempts)
+    policy = _policy_of(value, attempts=attempts)
     return dataclasses.replace(policy, fallback_text=setting_in(env, "FALLBACK_TEXT"))
 
 
-def _policy_of(said: str, *, attempts: int) -> HedgePolicy:
-    name, _, argument = said.partition(":")
+def _policy_of(value: str, *, attempts: int) -> HedgePolicy:
+    name, _, argument = value.partition(":")
     try:
         if name == "adaptive":
             return HedgePolicy.adaptive(float(argument or 0.1), max_attempts=attempts)
@@ -237,14 +232,14 @@ def _policy_of(said: str, *, attempts: int) -> HedgePolicy:
         if name == "fallback" and not argument:
             return HedgePolicy.fallback(max_attempts=attempts)
     except ValueError as error:  # ConfigurationError is one
-        raise SettingError(f"HEDGE_POLICY={said}: {error}") from None
+        raise SettingError(f"HEDGE_POLICY={value}: {error}") from None
     raise SettingError(
-        f"HEDGE_POLICY={said}: not a policy; write adaptive, adaptive:0.05, race, race:3, "
+        f"HEDGE_POLICY={value}: not a policy; write adaptive, adaptive:0.05, race, race:3, "
         "after:0.6, fallback or off"
     )
 
 
-_PROMISED = {
+_SLO_FIELDS = {
     "ttft": "ttft_secs",
     "ttfs": "ttfs_secs",
     "voice": "voice_to_voice_secs",
@@ -252,31 +247,31 @@ _PROMISED = {
 }
 
 
-def _promise(said: str) -> Slo | None:
-    if said == "off":
+def _slo(text: str) -> Slo | None:
+    if text == "off":
         return None
     try:
-        told = {
-            _PROMISED[name]: None if value == "none" and name != "share" else float(value)
-            for name, _, value in (word.partition("=") for word in said.split())
+        targets = {
+            _SLO_FIELDS[name]: None if value == "none" and name != "share" else float(value)
+            for name, _, value in (setting.partition("=") for setting in text.split())
         }
-        return Slo(**told)  # pyright: ignore[reportArgumentType]
+        return Slo(**targets)  # pyright: ignore[reportArgumentType]
     except (KeyError, ValueError) as error:  # ConfigurationError is a ValueError
         why = f"{error} is not known" if isinstance(error, KeyError) else str(error)
         raise SettingError(
-            f"SLO={said}: {why}; write ttft=0.8 ttfs=1.2 voice=1.5 share=0.95, or off"
+            f"SLO={text}: {why}; write ttft=0.8 ttfs=1.2 voice=1.5 share=0.95, or off"
         ) from None
 
 
-def _turn_silence(said: str) -> float | None:
-    if said == "smart":
+def _turn_silence(value: str) -> float | None:
+    if value == "smart":
         return None
     try:
-        secs = float(said)
+        secs = float(value)
     except ValueError:
         secs = -1.0
     if not 0 <= secs < 10:
         raise SettingError(
-            f"TURN_DETECTION={said}: write smart, or seconds of silence from 0 to 10"
+            f"TURN_DETECTION={value}: write smart, or seconds of silence from 0 to 10"
         )
     return secs

@@ -1,8 +1,8 @@
-"""The bot's door: who may come in, and how many at once.
+"""Protects the bot's server: checks origins and offers, and limits concurrent calls.
 
-Every page that the user opens could otherwise have the bot call, with the keys in ``.env``. So
-before the runner sees a request its origin and host are checked, what it brings is small, and an
-offer of a call is one, and finds a free place.
+Otherwise any page that the user opens could call the bot and use the keys in ``.env``. Before the
+runner gets a request, its origin, host and size are checked, and an offer must be valid and within
+the limit of calls.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pipecat.transports.smallwebrtc.connection import SmallWebRTCConnection
 
 from pipecat_hedge.telemetry import LIVE_PATH, AllowedOrigins
 
-__all__ = ["MOST_BYTES", "MOST_SESSIONS", "UNCONNECTED_SECS", "Gate", "connected_in_time"]
+__all__ = ["CONNECT_SECS", "MAX_BYTES", "MAX_SESSIONS", "Gate", "connected_in_time"]
 
-MOST_BYTES = 65_536
-"""Of what a request brings."""
-MOST_SESSIONS = 16
-UNCONNECTED_SECS = 15.0
-"""How long a call may take to connect."""
+MAX_BYTES = 65_536
+"""Of a request's body."""
+MAX_SESSIONS = 16
+CONNECT_SECS = 15.0
+"""The longest time for a call to connect."""
 WATCHED = ("/metrics", LIVE_PATH)
-"""What a scraper or ``pipecat-hedge top`` on another machine reads."""
+"""Paths for scrapers and ``pipecat-hedge top`` on other machines."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -35,8 +35,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
-class Refused(Exception):
-    """A request that is not let in."""
+class Rejected(Exception):
+    """A rejected request."""
 
     def __init__(self, status: int, why: str):
         super().__init__(why)
@@ -44,13 +44,12 @@ class Refused(Exception):
 
 
 class Gate:
-    """Stands before an ASGI application.
+    """An ASGI middleware that checks requests.
 
-    A call is held inside the request that offered it, so a place is taken for as long as that
-    request runs.
+    A call runs inside the request that offered it, so it counts for as long as that request runs.
 
     Attributes:
-        sessions: How many calls there are now, those included that are being set up.
+        sessions: The number of calls, including those being set up.
     """
 
     def __init__(
@@ -58,55 +57,57 @@ class Gate:
         app: App,
         origins: AllowedOrigins,
         *,
-        most_sessions: int = MOST_SESSIONS,
+        max_sessions: int = MAX_SESSIONS,
         is_local: bool = True,
         is_known: Callable[[str], bool] = lambda pc_id: False,
     ):
-        """Stand before it.
+        """Wrap an application.
 
         Args:
             app: The application.
-            origins: Who may come in.
-            most_sessions: How many calls there may be at once.
-            is_local: Whether the server is bound to loopback. If it is not, those may read metrics
-                and the live feed who know it by any name.
-            is_known: Whether a call with that identity is going on; what is offered to it is no
-                further one.
+            origins: The allowed origins.
+            max_sessions: The most concurrent calls.
+            is_local: Whether the server is bound to loopback. If not, metrics and the live feed may
+                be read under any host name.
+            is_known: Whether a call with that connection id is running; an offer to it is not a new
+                call.
         """
         self._app, self._origins = app, origins
-        self._most_sessions, self._is_local, self._is_known = most_sessions, is_local, is_known
+        self._max_sessions, self._is_local, self._is_known = max_sessions, is_local, is_known
         self.sessions = 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Let a request through, or refuse it; see ASGI."""
+        """Forward a request, or reject it; see ASGI."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         try:
             self._check(scope)
-            body = await _read(receive) if _brings_body(scope) else None
-            begins = self._begins_call(scope, body)
-            if begins and self.sessions >= self._most_sessions:
-                raise Refused(503, f"all {self._most_sessions} sessions are taken: try again later")
-        except Refused as refused:
+            body = await _read(receive) if _has_body(scope) else None
+            starts_call = self._starts_call(scope, body)
+            if starts_call and self.sessions >= self._max_sessions:
+                raise Rejected(503, f"all {self._max_sessions} sessions are taken: try again later")
+        except Rejected as refused:
             await _refuse(scope, receive, send, refused)
             return
-        self.sessions += begins  # nothing is awaited between the look and the claim
+        self.sessions += starts_call  # no await between check and increment
         try:
-            await self._app(scope, receive if body is None else _again(body, receive), send)
+            await self._app(scope, receive if body is None else _replayed(body, receive), send)
         finally:
-            self.sessions -= begins
+            self.sessions -= starts_call
 
     def _check(self, scope: Message) -> None:
-        def told(wanted: bytes) -> list[str]:
+        def header_values(wanted: bytes) -> list[str]:
             return [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]
 
         is_open = scope["path"] in WATCHED and not self._is_local
-        why = self._origins.refusal(told(b"origin"), None if is_open else told(b"host"))
+        why = self._origins.refusal(
+            header_values(b"origin"), None if is_open else header_values(b"host")
+        )
         if why is not None:
-            raise Refused(403, f"{why} (see --allow-origin)")
+            raise Rejected(403, f"{why} (see --allow-origin)")
 
-    def _begins_call(self, scope: Message, body: bytes | None) -> bool:
+    def _starts_call(self, scope: Message, body: bytes | None) -> bool:
         if scope["type"] == "websocket":
             return True
         if scope["method"] != "POST" or not scope["path"].rstrip("/").endswith("/api/offer"):
@@ -115,7 +116,7 @@ class Gate:
         return pc_id is None or not self._is_known(pc_id)
 
 
-def _brings_body(scope: Message) -> bool:
+def _has_body(scope: Message) -> bool:
     return scope["type"] == "http" and scope["method"] not in ("GET", "HEAD", "OPTIONS")
 
 
@@ -124,89 +125,84 @@ async def _read(receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] != "http.request":
-            raise Refused(400, "the request broke off")
+            raise Rejected(400, "the request is incomplete")
         body += message.get("body", b"")
-        if len(body) > MOST_BYTES:
-            raise Refused(413, f"more than {MOST_BYTES // 1024} KB: no offer is as long")
+        if len(body) > MAX_BYTES:
+            raise Rejected(413, f"more than {MAX_BYTES // 1024} KB: too long for an offer")
         if not message.get("more_body", False):
             return bytes(body)
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """What has been read, once more; then whatever comes."""
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Return a ``receive`` that first returns the body that was already read."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def receive_again() -> Message:
+    async def receive_body() -> Message:
         return messages.pop() if messages else await receive()
 
-    return receive_again
+    return receive_body
 
 
 def _checked_offer(body: bytes) -> str | None:
-    """The call that an offer is made to; None for a new one.
+    """Return the connection id of an offer; None for a new call.
 
     Raises:
-        Refused: If it is no offer.
+        Rejected: If it is not an offer.
     """
     try:
         offer = json.loads(body)
     except (ValueError, RecursionError):
-        raise Refused(400, "the offer is not JSON") from None
+        raise Rejected(400, "the offer is not JSON") from None
     if not isinstance(offer, dict) or offer.get("type") != "offer":
-        raise Refused(400, 'this is no offer: it needs a type, "offer", and an sdp')
+        raise Rejected(400, 'not an offer: it needs a type, "offer", and an sdp')
     sdp, pc_id = offer.get("sdp"), offer.get("pc_id")
     if not isinstance(sdp, str) or not (pc_id is None or isinstance(pc_id, str)):
-        raise Refused(400, "this is no offer: sdp must be a text, and so must pc_id")
+        raise Rejected(400, "not an offer: sdp and pc_id must be strings")
     try:
         media = SessionDescription.parse(sdp).media
-    except Exception:  # whatever a parser makes of what strangers write
-        raise Refused(400, "the offer's sdp cannot be read") from None
+    except Exception:  # the parser may raise anything on untrusted input
+        raise Rejected(400, "the offer's sdp cannot be read") from None
     if not media:
-        raise Refused(400, "the offer's sdp offers no media")
+        raise Rejected(400, "the offer's sdp offers no media")
     for each in media:
         if each.ice is None or not (each.ice.usernameFragment and each.ice.password):
-            raise Refused(400, "the offer's sdp has no ICE credentials")
+            raise Rejected(400, "the offer's sdp has no ICE credentials")
         if each.dtls is None or not each.dtls.fingerprints:
-            raise Refused(400, "the offer's sdp has no fingerprint")
+            raise Rejected(400, "the offer's sdp has no fingerprint")
     return pc_id
 
 
-async def _refuse(scope: Message, receive: Receive, send: Send, refused: Refused) -> None:
-    told = f"{refused}\n".encode()
+async def _refuse(scope: Message, receive: Receive, send: Send, refused: Rejected) -> None:
+    body = f"{refused}\n".encode()
     if scope["type"] == "websocket":
         await receive()
         await send({"type": "websocket.close", "code": 1008, "reason": str(refused)})
         return
     headers = [
         (b"content-type", b"text/plain; charset=utf-8"),
-        (b"content-length", str(len(told)).encode()),
+        (b"content-length", str(len(body)).encode()),
         (b"connection", b"close"),
     ]
     if refused.status == 503:
         headers.append((b"retry-after", b"15"))
     await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-    await send({"type": "http.response.body", "body": told})
+    await send({"type": "http.response.body", "body": body})
 
 
 @asynccontextmanager
 async def connected_in_time(
-    connection: SmallWebRTCConnection, secs: float = UNCONNECTED_SECS
+    connection: SmallWebRTCConnection, secs: float = CONNECT_SECS
 ) -> AsyncIterator[None]:
-    """End what runs in this block if nobody has connected in time, and close the connection.
-
-    Args:
-        connection: The call's connection.
-        secs: The time.
-    """
+    """Cancel the body if the connection is not established in time; always close the connection."""
     loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
     try:
         async with limit:
 
-            def look() -> None:
+            def check() -> None:
                 if connection.pc.connectionState != "connected":
                     limit.reschedule(loop.time())
 
-            alarm = loop.call_later(secs, look)
+            alarm = loop.call_later(secs, check)
             try:
                 yield
             finally:
@@ -214,6 +210,6 @@ async def connected_in_time(
     except TimeoutError:
         if not limit.expired():
             raise
-        logger.info(f"a call was offered and nobody connected in {secs:g} s: it is ended")
+        logger.info(f"a call did not connect within {secs:g} s and was closed")
     finally:
         await connection.disconnect()

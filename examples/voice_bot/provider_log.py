@@ -1,4 +1,4 @@
-"""What a call has seen of its providers so far, for the page."""
+"""The providers' state in a call, for the page."""
 
 from __future__ import annotations
 
@@ -14,38 +14,29 @@ __all__ = ["ProviderLog"]
 
 
 class ProviderLog:
-    """Counts each provider's requests in this call, and how they ended."""
+    """Counts each provider's requests in this call, by outcome."""
 
     def __init__(self) -> None:
-        """Begin with a call in which nobody has been asked."""
         self._outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._last_errors: dict[str, tuple[str, int]] = {}
         self._first: str | None = None
-        self._order_reason: str | None = None
+        self._routing_reason: str | None = None
 
     def count(self, report: TurnReport) -> None:
-        """Count a race's requests.
-
-        Args:
-            report: What the race did.
-        """
+        """Count a race's requests."""
         for attempt in report.attempts:
             self._outcomes[attempt.provider][attempt.outcome] += 1
             if attempt.error_category is not None:
                 self._last_errors[attempt.provider] = (attempt.error_category, report.turn)
         if report.attempts:
             self._first = report.attempts[0].provider
-        self._order_reason = report.routing_reason
+        self._routing_reason = report.routing_reason
 
     def message(self, states: Sequence[ProviderState]) -> dict[str, Any]:
-        """The providers as the page gets them.
-
-        Args:
-            states: What is known of each now, in the order in which they were given.
-        """
+        """Return the page's message with the providers' state."""
         return {
             "type": "providers",
-            "routing_reason": self._order_reason,
+            "routing_reason": self._routing_reason,
             "providers": [self._provider(state) for state in states],
         }
 

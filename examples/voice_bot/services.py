@@ -1,4 +1,4 @@
-"""The Pipecat services behind the choices; a service is imported only where it is chosen."""
+"""Creates the selected Pipecat services; only those are imported."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _NEEDS = {
     "espeak": ("espeakng_loader", "demo"),
     "traces": ("opentelemetry.exporter.otlp.proto.http", "tracing"),
 }
-"""The module that a choice needs, and the extra that brings it."""
+"""The module that a service needs, and the extra that installs it."""
 
 
 def check_installed(choices: Choices) -> None:
-    """Refuse choices whose packages are not installed.
+    """Check that the packages of all selected services are installed.
 
     Raises:
         SettingError: If one is missing; the message has the command that installs it.
@@ -61,15 +61,15 @@ def check_installed(choices: Choices) -> None:
 
 
 def discover_models(choices: Choices, env: Mapping[str, str], timeout_secs: float = 5) -> Choices:
-    """Ask a vLLM server which model it serves, if nobody said.
+    """Read a vLLM server's model, if none is configured.
 
     Args:
-        choices: The choices; one without a vLLM, or with its model, comes back unchanged.
-        env: The environment they were made from.
-        timeout_secs: How long the server may take.
+        choices: The choices; unchanged without a vLLM, or if its model is configured.
+        env: The environment.
+        timeout_secs: The longest wait for the server.
 
     Raises:
-        SettingError: If the server cannot be asked, or serves nothing.
+        SettingError: If the server does not answer, or serves nothing.
     """
     if not any(llm.kind == "vllm" and llm.model is None for llm in choices.llms):
         return choices
@@ -90,7 +90,7 @@ def discover_models(choices: Choices, env: Mapping[str, str], timeout_secs: floa
 
 
 def check_simulated_models(choices: Choices) -> None:
-    """Refuse simulated models that the simulator does not know.
+    """Check that the simulator knows all simulated models.
 
     Raises:
         SettingError: With the list of known ones.
@@ -109,15 +109,10 @@ def check_simulated_models(choices: Choices) -> None:
 
 
 def check_simulator(choices: Choices, env: Mapping[str, str], timeout_secs: float = 5) -> None:
-    """Refuse a simulator of the user's own that is not there.
-
-    Args:
-        choices: What was chosen.
-        env: Where its address is.
-        timeout_secs: How long it may take to answer.
+    """Check that the configured simulator answers.
 
     Raises:
-        SettingError: If nobody answers at its address.
+        SettingError: If it does not.
     """
     if not choices.simulated or "SIMULATOR_URL" not in env:
         return
@@ -133,12 +128,7 @@ def check_simulator(choices: Choices, env: Mapping[str, str], timeout_secs: floa
 
 
 def make_stt(choices: Choices, env: Mapping[str, str]) -> STTService:
-    """What hears the caller.
-
-    Args:
-        choices: What was chosen.
-        env: Where its key is.
-    """
+    """Create the speech-to-text service."""
     if choices.stt == "deepgram":
         from pipecat.services.deepgram.stt import DeepgramSTTService
 
@@ -149,12 +139,7 @@ def make_stt(choices: Choices, env: Mapping[str, str]) -> STTService:
 
 
 def make_tts(choices: Choices, env: Mapping[str, str]) -> TTSService:
-    """What speaks to the caller.
-
-    Args:
-        choices: What was chosen.
-        env: Where its key is.
-    """
+    """Create the text-to-speech service."""
     if choices.tts == "cartesia":
         from pipecat.services.cartesia.tts import CartesiaTTSService
 
@@ -168,13 +153,9 @@ def make_tts(choices: Choices, env: Mapping[str, str]) -> TTSService:
 
 
 def make_llms(choices: Choices, env: Mapping[str, str]) -> list[Provider]:
-    """Whom to race: fresh instances, for one call.
+    """Create the LLM providers of one call.
 
-    A provider that stands alone is made twice, so that it can be raced against itself.
-
-    Args:
-        choices: What was chosen.
-        env: Where the keys and addresses are.
+    A single provider gets two instances, so that it can race itself.
     """
     if len(choices.llms) == 1:
         alone = choices.llms[0]
@@ -184,7 +165,7 @@ def make_llms(choices: Choices, env: Mapping[str, str]) -> list[Provider]:
 
 
 def _names(llms: Sequence[LLMChoice]) -> list[str]:
-    """What reports call the providers; further ones of the same name are numbered."""
+    """Return the providers' names; duplicates are numbered."""
     names = [_name(llm) for llm in llms]
     seen: Counter[str] = Counter()
     for number, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""What surrounds the bot while it is served: its page, the simulator, and a quick end."""
+"""The bot's server: its page, metrics, the simulator, and a quick shutdown."""
 
 from __future__ import annotations
 
@@ -35,12 +35,11 @@ PAGE = Path(__file__).parent / "page"
 
 
 class Calls:
-    """The calls that are being held, so that all can be hung up when the server is to end.
+    """The running calls, so that a shutdown can end them.
 
-    uvicorn ends gracefully: it waits for the requests that are still running. Pipecat's runner
-    holds each call inside the request that offered it, and closes calls only after that wait, so a
-    caller who stays on the line keeps the server alive for ever. Hence the calls are hung up as
-    soon as the signal comes, and the wait is short.
+    uvicorn shuts down gracefully: it waits for running requests. Pipecat's runner holds each call
+    inside the request that offered it, and closes calls only after that wait, so a connected caller
+    would keep the server alive for ever. So the calls are ended as soon as the signal arrives.
     """
 
     def __init__(self) -> None:
@@ -49,12 +48,12 @@ class Calls:
         self._hung_up: set[asyncio.Task[Any]] = set()
 
     def is_known(self, pc_id: str) -> bool:
-        """Whether there is a call with that connection."""
+        """Whether a call with that connection id is running."""
         return pc_id in self._known
 
     @contextmanager
     def held(self, pc_id: str) -> Iterator[None]:
-        """Count what runs in this block, in this task, as a call."""
+        """Register the current task as a call while entered."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -70,14 +69,14 @@ class Calls:
             self._hung_up.discard(task)
 
     def hang_up(self) -> None:
-        """End every call; each closes what it has opened."""
+        """Cancel every call."""
         for task in self._tasks - self._hung_up:
             self._hung_up.add(task)
             task.cancel()
 
     @contextmanager
     def hung_up_by_signals(self) -> Iterator[None]:
-        """Hang up when the process is told to end; then do what was to be done before."""
+        """Cancel all calls on SIGINT and SIGTERM, then run the previous handler."""
         loop = asyncio.get_running_loop()
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -102,13 +101,13 @@ def surround(
     companion: AbstractAsyncContextManager[Any],
     ready: Callable[[], None],
 ) -> None:
-    """Have an application start and end with what belongs to it.
+    """Start and stop a companion with an application.
 
     Args:
         app: The application that Pipecat's runner serves.
-        calls: Hung up when the process is told to end.
+        calls: Cancelled when the process gets a signal to end.
         companion: Entered before the first caller, left after the last.
-        ready: Called once all is there.
+        ready: Called once everything has started.
     """
     inner = app.router.lifespan_context
 
@@ -123,22 +122,18 @@ def surround(
 
 
 def guard(app: FastAPI, gate: Callable[[Any], Any]) -> None:
-    """Have a gate stand before everything, the runner's own middleware too.
+    """Put a gate before the whole application, including the runner's middleware.
 
     Args:
         app: The application that Pipecat's runner serves.
-        gate: Makes the gate of what it stands before.
+        gate: Creates the gate from the application that it wraps.
     """
     build = app.build_middleware_stack
     app.build_middleware_stack = lambda: gate(build())
 
 
 def add_page(app: FastAPI) -> None:
-    """Serve the bot's own page at `/`. Comes before the runner's routes, which redirect from there.
-
-    Args:
-        app: The application that Pipecat's runner serves.
-    """
+    """Serve the bot's page at `/`. Must precede the runner's routes, which redirect from there."""
 
     @app.get("/", include_in_schema=False)
     async def index() -> FileResponse:
@@ -148,11 +143,7 @@ def add_page(app: FastAPI) -> None:
 
 
 def add_metrics(app: FastAPI) -> None:
-    """Serve Prometheus metrics at `/metrics`.
-
-    Args:
-        app: The application that Pipecat's runner serves.
-    """
+    """Serve Prometheus metrics at `/metrics`."""
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:
@@ -161,12 +152,7 @@ def add_metrics(app: FastAPI) -> None:
 
 
 def add_live(app: FastAPI, feed: LiveFeed) -> None:
-    """Serve what `make top` reads.
-
-    Args:
-        app: The application that Pipecat's runner serves.
-        feed: What is shown.
-    """
+    """Serve the live feed for `make top`."""
 
     @app.get(LIVE_PATH, include_in_schema=False)
     async def live(after: int = 0) -> JSONResponse:
@@ -174,13 +160,13 @@ def add_live(app: FastAPI, feed: LiveFeed) -> None:
 
 
 def offer_loopback(*, alone: bool) -> None:
-    """Let callers on this machine reach the bot over 127.0.0.1, which aioice leaves out.
+    """Offer 127.0.0.1 to callers on this machine; aioice excludes it.
 
-    Without it nothing connects on a machine that is offline: no other address is left. The other
-    addresses are offered too, since a browser may not use loopback.
+    Without it nothing connects on an offline machine. Other addresses are offered too, because a
+    browser may not use loopback.
 
     Args:
-        alone: Offer nothing but loopback, so that no packet of a call leaves this machine.
+        alone: Offer only loopback, so that no packet of a call leaves this machine.
     """
     addresses = ice.get_host_addresses
 
@@ -192,7 +178,7 @@ def offer_loopback(*, alone: bool) -> None:
 
 
 def free_port(host: str, port: int) -> int:
-    """Check that a port can be had.
+    """Check that a port is available.
 
     Args:
         host: The address to listen on.
@@ -202,7 +188,7 @@ def free_port(host: str, port: int) -> int:
         The port.
 
     Raises:
-        SettingError: If it cannot be had; the message has the remedy.
+        SettingError: If it is not available; the message has the remedy.
     """
     remedy = f'choose another one: make bot ARGS="--port {port + 1 if port < 65535 else 7860}"'
     if not 0 <= port <= 65535:
@@ -222,4 +208,4 @@ def free_port(host: str, port: int) -> int:
         raise SettingError(f"port {port} needs more rights; {remedy}") from None
     except OSError as error:
         why = error.strerror or str(error)
-        raise SettingError(f"port {port} on {host} cannot be had ({why}); {remedy}") from None
+        raise SettingError(f"port {port} on {host} is not available ({why}); {remedy}") from None

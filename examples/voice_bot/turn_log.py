@@ -1,6 +1,6 @@
-"""One line for each race: what it did, and how long the caller waited to hear of it.
+"""The log line and the page's message of each race.
 
-A turn in which a tool was called has several races; what the caller heard belongs to the last.
+A turn with a tool call has several races; its audio belongs to the last one.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any
 from pipecat_hedge import AttemptReport, TurnReport
 from pipecat_hedge.voice import TurnLatency
 
-__all__ = ["Heard", "LoggedTurn", "logged"]
+__all__ = ["LoggedTurn", "Playback", "logged"]
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """What the caller heard, and when: seconds from the turn's origin; None if it was not heard.
+class Playback:
+    """When the caller heard the bot: seconds from the turn's origin; None if it was not audible.
 
     Parameters:
         sound_secs: The first sound, which may be a filler's.
-        filler_end_secs: The end of a filler that was spoken.
+        filler_end_secs: The end of a filler.
         answer_secs: The beginning of the answer.
-        interrupted: Whether the caller spoke before the answer was complete.
+        interrupted: Whether the caller interrupted the answer.
     """
 
     sound_secs: float | None = None
@@ -37,15 +37,15 @@ class LoggedTurn:
     """A race as it is logged and shown.
 
     Parameters:
-        report: What the race did.
+        report: The race's report.
         voice_to_voice_secs: From the end of the caller's speech to the beginning of the answer;
-            None if it was not heard or answered no speech.
+            None if it was not audible or answered no speech.
         first_sound_secs: The same to the first sound, which may be a filler's.
-        origin: What times are counted from, a ``TurnLatency.anchor``: ``user_silence`` (the
-            caller's last sound), ``turn_end`` or, where nobody spoke, ``context``.
-        asked_secs: When the race began, from the origin.
-        heard: What the caller heard of it, if it is the turn's last race.
-        continues: Whether it goes on with the turn of the race before, which called a tool.
+        origin: The origin of all times, a ``TurnLatency.anchor``: ``user_silence`` (the caller's
+            last sound), ``turn_end`` or, without caller speech, ``context``.
+        asked_secs: The start of the race, from the origin.
+        playback: When the caller heard the bot, if this is the turn's last race.
+        continues: Whether it continues the turn of the previous race, which called a tool.
     """
 
     report: TurnReport
@@ -53,28 +53,28 @@ class LoggedTurn:
     first_sound_secs: float | None = None
     origin: str = "context"
     asked_secs: float = 0.0
-    heard: Heard | None = None
+    playback: Playback | None = None
     continues: bool = False
 
     def line(self) -> str:
-        """The turn in one line, without a word of what was said."""
+        """Format the race in one line, without conversation text."""
         report = self.report
-        heard = _secs(self.voice_to_voice_secs)
+        voice_to_voice = _secs(self.voice_to_voice_secs)
         attempts = "; ".join(_attempt(attempt) for attempt in report.attempts) or "none"
         if report.filler is not None and report.filler.spoken_secs is not None:
-            heard += f" (a filler at {_secs(self.first_sound_secs)})"
+            voice_to_voice += f" (a filler at {_secs(self.first_sound_secs)})"
         return (
             f"turn {report.turn}: {report.outcome}, winner {report.winner or 'none'}, "
-            f"TTFT {_secs(report.ttft_secs)}, voice-to-voice {heard}, attempts: {attempts}"
+            f"TTFT {_secs(report.ttft_secs)}, voice-to-voice {voice_to_voice}, attempts: {attempts}"
         )
 
     def message(self) -> dict[str, Any]:
-        """The turn as the page gets it.
+        """Return the page's message.
 
-        ``asked_secs``, ``committed_secs``, what was heard, and the attempts' ``launched_secs``,
-        ``first_token_secs`` and ``ended_secs`` are moments, all counted from ``origin``. TTFT and
-        voice-to-voice are durations: from the moment when this race began, and from the caller's
-        last sound.
+        ``asked_secs``, ``committed_secs``, the values in ``heard``, and the attempts'
+        ``launched_secs``, ``first_token_secs`` and ``ended_secs`` are times from ``origin``. TTFT
+        and voice-to-voice are durations, from the start of this race and from the caller's last
+        sound.
         """
         report = self.report
         return {
@@ -90,7 +90,7 @@ class LoggedTurn:
             "asked_secs": self.asked_secs,
             "committed_secs": self._moment(report.committed_secs),
             "commit_reason": report.commit_reason,
-            "heard": None if self.heard is None else dataclasses.asdict(self.heard),
+            "heard": None if self.playback is None else dataclasses.asdict(self.playback),
             "filler": None if report.filler is None else dataclasses.asdict(report.filler),
             "attempts": [self._attempt(attempt) for attempt in report.attempts],
         }
@@ -114,7 +114,7 @@ class LoggedTurn:
 
 
 def _connecting_secs(attempt: AttemptReport) -> float | None:
-    """How long the caller waited for a connection to be opened; None if one was open."""
+    """Return the time to open a connection; None if one was open."""
     stages = attempt.stages
     if stages is None or not stages.new_connection:
         return None
@@ -122,11 +122,7 @@ def _connecting_secs(attempt: AttemptReport) -> float | None:
 
 
 def logged(turn: TurnLatency) -> list[LoggedTurn]:
-    """A turn's races, the last one with what the caller heard.
-
-    Args:
-        turn: The turn, as the caller lived it.
-    """
+    """Return a turn's races, the last one with its playback."""
     races = [
         LoggedTurn(report, origin=turn.anchor, asked_secs=asked, continues=number > 0)
         for number, (report, asked) in enumerate(zip(turn.reports, turn.asked_secs, strict=True))
@@ -136,7 +132,7 @@ def logged(turn: TurnLatency) -> list[LoggedTurn]:
             races[-1],
             voice_to_voice_secs=turn.voice_to_voice_secs,
             first_sound_secs=turn.first_sound_secs if turn.anchor == "user_silence" else None,
-            heard=Heard(
+            playback=Playback(
                 turn.first_sound_secs,
                 turn.filler_end_secs,
                 turn.first_answer_secs,
@@ -147,12 +143,12 @@ def logged(turn: TurnLatency) -> list[LoggedTurn]:
 
 
 def _attempt(attempt: AttemptReport) -> str:
-    told = f"{attempt.provider} {attempt.outcome}"
+    text = f"{attempt.provider} {attempt.outcome}"
     if attempt.error_category is not None:
-        told += f" ({attempt.error_category})"
+        text += f" ({attempt.error_category})"
     if attempt.launch_reason != "primary":
-        told += f" ({attempt.launch_reason} at {attempt.launched_secs:.2f} s)"
-    return told
+        text += f" ({attempt.launch_reason} at {attempt.launched_secs:.2f} s)"
+    return text
 
 
 def _secs(secs: float | None) -> str:

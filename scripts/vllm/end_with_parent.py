@@ -1,6 +1,6 @@
-"""Runs a command until it ends, or until the process that started this one does.
+"""Runs a command until it ends, or until the parent process does.
 
-That process holds the other end of standard input, which the kernel closes whichever way it ends.
+The parent holds the other end of standard input, which the kernel closes however it ends.
 (`PR_SET_PDEATHSIG` would end the command with the *thread* that started it.)
 """
 
@@ -16,11 +16,7 @@ STOP_SECS = 20
 
 
 def main() -> int:
-    """Run the command that the arguments are.
-
-    Returns:
-        Its exit status.
-    """
+    """Run the command in the arguments; returns its exit status."""
     command = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
     signal.signal(signal.SIGTERM, lambda *_: command.terminate())
 

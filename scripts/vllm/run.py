@@ -1,7 +1,7 @@
-"""Runs the example bot on a vLLM server: as the second of a race, or alone.
+"""Runs the example bot with a vLLM server: as the second provider of a race, or alone.
 
-`make vllm` installs vLLM first, where there is none. With VLLM_BASE_URL set, that server is used.
-With VLLM_API_KEY set, the server wants that key, and the bot sends it.
+`make vllm` installs vLLM if needed. VLLM_BASE_URL selects a running server instead. VLLM_API_KEY is
+the key of server and bot.
 """
 
 from __future__ import annotations
@@ -20,25 +20,21 @@ from pathlib import Path
 from scripts.vllm.server import BRIEF, MADE, VLLMProcess, has_gpu, vllm_home
 
 HOSTED = "gemma-4-31b-baseten"
-"""What the simulated hosted provider is like, in front of the vLLM."""
+"""The simulated hosted provider that precedes the vLLM."""
 
 ENDS_WITHIN_SECS = 3
 
 
 def main() -> int:
-    """Run both until Ctrl-C.
-
-    Returns:
-        The exit status.
-    """
+    """Run both until Ctrl-C; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="make vllm",
         description="run the example bot on a vLLM server: second in a race, or alone",
     )
     parser.add_argument(
         "--model",
-        help="what vllm serve takes, such as Qwen/Qwen3-8B; without a GPU a tiny model of random "
-        "weights, which speaks word salad",
+        help="a model for vllm serve, such as Qwen/Qwen3-8B; without a GPU a tiny model of random "
+        "weights, whose answers are random words",
     )
     parser.add_argument("--alone", action="store_true", help="the vLLM alone, without a race")
     parser.add_argument("--port", default="7860", help="of the bot's page (default 7860)")
@@ -46,7 +42,7 @@ def main() -> int:
         "--vllm-args", default="", help="further arguments of vllm serve, quoted as in a shell"
     )
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is to end, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so the child processes end
     gpu = has_gpu()
     if gpu and not args.model and "VLLM_BASE_URL" not in os.environ:
         print("make vllm: name a model: make vllm MODEL=Qwen/Qwen3-8B", file=sys.stderr)
@@ -62,12 +58,12 @@ def main() -> int:
         print(f"make vllm: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 0  # it was asked to end
+        return 0  # stopped by the user
 
 
 @contextlib.contextmanager
 def _server(model: str, arguments: list[str]) -> Iterator[str]:
-    """The address of a server: the user's, or one that runs as long as this."""
+    """Yield the address of a server: the user's, or one that runs while entered."""
     if "VLLM_BASE_URL" in os.environ:
         yield os.environ["VLLM_BASE_URL"]
         return
@@ -93,7 +89,7 @@ def _bot(base_url: str, args: argparse.Namespace) -> int:
         return bot.wait()
     finally:
         try:
-            bot.wait(ENDS_WITHIN_SECS)  # Ctrl-C in a terminal has told it, too
+            bot.wait(ENDS_WITHIN_SECS)  # Ctrl-C in a terminal also reaches it
         except subprocess.TimeoutExpired:
             bot.terminate()
             bot.wait()

@@ -1,4 +1,4 @@
-"""A vLLM server in a process of its own."""
+"""A vLLM server in a separate process."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ STOP_SECS = 20
 MADE = ("tiny", "small")
 """The models of random weights that ``make_env.sh`` makes, 1.4 and 28 million parameters."""
 BRIEF = ("--override-generation-config", '{"max_new_tokens": 24}')
-"""For a model of random weights that is listened to: half a minute of word salad is enough."""
+"""For audible answers of a random model: short ones."""
 ALWAYS = (
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     *("--scheduling-policy", "priority"),
     "--enable-prompt-tokens-details",
     "--enable-server-load-tracking",
 )
-"""Arguments for voice; what is said again later counts."""
+"""Default arguments for voice; later ones override them."""
 KEEP_ALIVE = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120"}
-"""In seconds: between two turns a caller speaks and listens for longer than vLLM's own 5."""
+"""In seconds: the time between two turns is longer than vLLM's default of 5."""
 
 
 def vllm_home() -> Path:
-    """The folder of vLLM's environment and models; `make vllm` makes it."""
+    """Return the folder of vLLM's environment and models; `make vllm` creates it."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("VLLM_HOME") or Path(cache) / "pipecat-hedge" / "vllm")
 
 
 def has_gpu() -> bool:
-    """Whether there is an NVIDIA GPU here; then the ordinary vLLM is installed."""
+    """Whether an NVIDIA GPU is present; then the ordinary vLLM package is installed."""
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -52,7 +52,7 @@ def has_gpu() -> bool:
 
 
 class VLLMProcess:
-    """Starts ``vllm serve`` and ends it.
+    """Starts ``vllm serve`` and stops it.
 
     Example::
 
@@ -60,8 +60,8 @@ class VLLMProcess:
             VLLMService(base_url=server.base_url)
 
     Attributes:
-        port: Where it listens; the same again after ``restart``.
-        log: The file with what it says.
+        port: Its port, kept by ``restart``.
+        log: The file with its output.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class VLLMProcess:
         port: int | None = None,
         core: int | None = None,
     ):
-        """Say what to serve; nothing is started yet.
+        """Configure a server; nothing is started yet.
 
         Args:
-            model: ``tiny`` or ``small``, made by ``make_env.sh``, or what ``vllm serve`` takes.
+            model: ``tiny`` or ``small``, created by ``make_env.sh``, or a model for ``vllm serve``.
             *arguments: Further arguments of ``vllm serve``.
-            name: What the model is asked for as.
-            port: Where to listen; None chooses.
-            core: The processor core that it keeps to; None for all.
+            name: The served model's name.
+            port: The port; None picks a free one.
+            core: The processor core to bind to; None uses all.
         """
         self._home = vllm_home()
         self._has_gpu = has_gpu()
@@ -94,7 +94,7 @@ class VLLMProcess:
 
     @property
     def base_url(self) -> str:
-        """Where its OpenAI-compatible API is."""
+        """The address of its OpenAI-compatible API."""
         return f"http://127.0.0.1:{self.port}/v1"
 
     def __enter__(self) -> Self:
@@ -115,14 +115,14 @@ class VLLMProcess:
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
-        if not isinstance(error, Exception):  # Ctrl-C is none
+        if not isinstance(error, Exception):  # not KeyboardInterrupt
             self.log.unlink(missing_ok=True)
 
     def start(self, *, name: str | None = None) -> None:
-        """Start it, without waiting.
+        """Start the server without waiting.
 
         Args:
-            name: What the model is asked for as from now on.
+            name: The served model's new name.
         """
         self._name = name or self._name
         command = [
@@ -148,17 +148,17 @@ class VLLMProcess:
             self._process = subprocess.Popen(
                 command,
                 env={**KEEP_ALIVE, **os.environ, **(ours if is_cpu else {})},
-                stdin=subprocess.PIPE,  # its end is the end of this process: see end_with_parent
+                stdin=subprocess.PIPE,  # closes when this process ends: see end_with_parent
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
     def wait_until_ready(self) -> None:
-        """Wait until it answers.
+        """Wait until the server answers.
 
         Raises:
-            RuntimeError: If it ends instead, or takes too long; with the end of what it said.
+            RuntimeError: If it exits, or takes too long; with the end of its output.
         """
         process = self._process
         assert process is not None, "it has not been started"
@@ -170,21 +170,21 @@ class VLLMProcess:
             except OSError:
                 time.sleep(0.2)
         self.kill()
-        said = self.log.read_text(errors="replace").splitlines()[-30:]
-        raise RuntimeError("vLLM did not start; it said:\n" + "\n".join(said))
+        output = self.log.read_text(errors="replace").splitlines()[-30:]
+        raise RuntimeError("vLLM did not start; its output:\n" + "\n".join(output))
 
     def restart(self, *, name: str | None = None) -> None:
-        """Start it again where it was, and wait until it answers.
+        """Restart the server on its port, and wait until it answers.
 
         Args:
-            name: What the model is asked for as from now on.
+            name: The served model's new name.
         """
         self.stop()
         self.start(name=name)
         self.wait_until_ready()
 
     def stop(self) -> None:
-        """End it, if it runs: kindly, or by force if that does not do it."""
+        """Terminate the server, if it runs, and kill it if necessary."""
         if self._process is None:
             return
         self._process.terminate()
@@ -193,7 +193,7 @@ class VLLMProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End it and all its processes at once, as a crash does."""
+        """Kill the server and all its processes, as in a crash."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):

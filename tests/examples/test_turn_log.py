@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from examples.voice_bot.turn_log import Heard, LoggedTurn, logged
+from examples.voice_bot.turn_log import LoggedTurn, Playback, logged
 
 from pipecat_hedge import AttemptReport, TurnReport
 from pipecat_hedge.race import FillerReport, StageReport, TurnOutcome
@@ -36,14 +36,14 @@ def test_what_was_heard_belongs_to_the_last_race() -> None:
     call, answer = a_report(1, "answered_with_tools"), a_report(2)
     assert logged(a_turn(call, answer)) == [
         LoggedTurn(call, origin="user_silence", asked_secs=0.3),
-        LoggedTurn(answer, 0.6, 0.6, "user_silence", 1.5, Heard(0.6, None, 0.6), continues=True),
+        LoggedTurn(answer, 0.6, 0.6, "user_silence", 1.5, Playback(0.6, None, 0.6), continues=True),
     ]
 
 
 def test_a_greeting_is_heard_without_a_latency() -> None:
     """Nobody has spoken before it."""
     (race,) = logged(a_turn(a_report(), anchor="context", asked_secs=(0.0,)))
-    assert race == LoggedTurn(a_report(), heard=Heard(0.6, None, 0.6))
+    assert race == LoggedTurn(a_report(), playback=Playback(0.6, None, 0.6))
 
 
 def test_a_turn_without_a_race_is_none() -> None:

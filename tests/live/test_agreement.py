@@ -240,7 +240,7 @@ def agrees_with_report(told: Series, turns: Sequence[dict[str, Any]], report: Re
         ("slo_turns_total", lambda p: p.turns),
         ("slo_missed_total", lambda p: p.turns - p.kept),
     ):
-        mine = {(p.tier, p.objective): counted(p) for p in report.promises if counted(p)}
+        mine = {(p.tier, p.objective): counted(p) for p in report.objectives if counted(p)}
         assert by(told, name, "tier", "objective") == mine
     counts = {name: by(told, f"turn_{name}_seconds_count")[()] for name in ("ttft", "ttfs")}
     assert counts == {"ttft": report.all_turns.ttft.count, "ttfs": report.ttfs.count}

@@ -135,7 +135,7 @@ async def test_a_call(tmp_path: Path) -> None:
             assert await turn.locator(".heard .bar.spoken, .heard .mark.answer").count() == 2
             told = await turn.locator(".moments li").all_inner_texts()
             assert [words.rsplit(" ", 1)[0] for words in told] == [
-                "LLM asked",
+                "LLM called",
                 "committed",
                 "answer heard",
             ]
@@ -216,7 +216,7 @@ RACE = {
 }
 
 
-PROMISES = [
+SLOS = [
     {
         "tier": "premium",
         "objective": "ttft",
@@ -270,16 +270,16 @@ async def test_what_the_page_computes(subtests: pytest.Subtests) -> None:
                     "voiceToVoice": {"count": 1, "p50_secs": 2.0, "p95_secs": 2.0},
                 }
 
-            with subtests.test("the promises"):
+            with subtests.test("the SLOs"):
                 await page.evaluate(
-                    """async (promises) => {
-                      const { PromisesView } = await import("/page/promises.js");
-                      const place = document.getElementById("promises");
-                      new PromisesView(place).show({ promises });
+                    """async (slos) => {
+                      const { SlosView } = await import("/page/slos.js");
+                      const place = document.getElementById("slos");
+                      new SlosView(place).show({ slos });
                     }""",
-                    PROMISES,
+                    SLOS,
                 )
-                told = await page.locator("#promises .promise").all_inner_texts()
+                told = await page.locator("#slos .slo").all_inner_texts()
                 assert [" ".join(words.split()) for words in told] == [
                     "premium: first token within 800 ms 90 % of 95 % 200 turns in 3 d "
                     "budget overspent 2.0× 5 min 14× 3 d 2.0×",
@@ -287,7 +287,7 @@ async def test_what_the_page_computes(subtests: pytest.Subtests) -> None:
                     "budget 100 % left 5 min – 3 d –",
                 ]
                 kinds = await page.eval_on_selector_all(
-                    "#promises .burns li", "found => found.map((one) => one.className)"
+                    "#slos .burns li", "found => found.map((one) => one.className)"
                 )
                 assert kinds == ["fast", "over", "unknown", "unknown"]
                 for width, height in ((390, 844), (1280, 800)):
@@ -306,7 +306,7 @@ async def test_what_the_page_computes(subtests: pytest.Subtests) -> None:
                 assert await bar(page, "answering") == pytest.approx((1.6 / scale, 0.9 / scale))
                 moments = await page.locator("#chart .moments li").all_inner_texts()
                 assert [words.replace("\u00a0", " ") for words in moments] == [
-                    "LLM asked 500 ms",
+                    "LLM called 500 ms",
                     "first sound, a filler 1000 ms",
                     "committed 1750 ms",
                     "answer heard 2000 ms",

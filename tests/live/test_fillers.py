@@ -30,7 +30,7 @@ async def test_a_slow_answer_is_bridged() -> None:
         await greeted(caller)
         before = len(caller.messages)
         said = await caller.say(asking)
-        heard_at = await caller.heard_since(said.ended_at, timeout_secs=HEARD_SECS)
+        heard_at = await caller.wait_until_audible(said.ended_at, timeout_secs=HEARD_SECS)
         message = await caller.message(
             "the turn's report", is_heard_turn, since=before, timeout_secs=HEARD_SECS
         )
@@ -44,10 +44,10 @@ async def test_a_slow_answer_is_bridged() -> None:
         assert "".join(texts) == ANSWER
 
         said = await caller.say(asking)
-        await caller.heard_since(said.ended_at, timeout_secs=HEARD_SECS)
+        await caller.wait_until_audible(said.ended_at, timeout_secs=HEARD_SECS)
         before = len(caller.messages)
         said = await caller.say(again)
-        silent_at = await caller.silence_since(said.began_at, timeout_secs=HEARD_SECS)
+        silent_at = await caller.wait_until_silent(said.began_at, timeout_secs=HEARD_SECS)
         assert silent_at < said.ended_at
         await caller.message("the report", is_turn, since=before, timeout_secs=HEARD_SECS)
         turn = (

@@ -261,7 +261,9 @@ async def test_the_bot_is_scraped_and_the_dashboard_has_answers(tmp_path: Path) 
                 for number in (1, 2):  # to a rate, what a series begins with is no increase
                     before = len(caller.messages)
                     said = await caller.say(recording)
-                    heard_at = await caller.heard_since(said.ended_at, timeout_secs=HEARD_SECS)
+                    heard_at = await caller.wait_until_audible(
+                        said.ended_at, timeout_secs=HEARD_SECS
+                    )
                     await caller.message(
                         "the turn's report", is_heard_turn, since=before, timeout_secs=60
                     )

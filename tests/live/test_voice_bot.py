@@ -43,14 +43,14 @@ def words(text: str) -> list[str]:
 async def greeted(caller: Caller) -> None:
     """Hear the greeting out."""
     await caller.message("the greeting", of_type("bot-started-speaking"), timeout_secs=HEARD_SECS)
-    await heard_out(caller, await caller.heard_since(0, timeout_secs=HEARD_SECS))
+    await heard_out(caller, await caller.wait_until_audible(0, timeout_secs=HEARD_SECS))
 
 
 async def heard_out(caller: Caller, heard_at: float, *, since: int = 0) -> None:
     """Wait until the bot has said what it has to say."""
     stopped = of_type("bot-stopped-speaking")
     await caller.message("the end of it", stopped, since=since, timeout_secs=HEARD_SECS)
-    await caller.silence_since(heard_at, timeout_secs=HEARD_SECS)
+    await caller.wait_until_silent(heard_at, timeout_secs=HEARD_SECS)
 
 
 async def test_every_recording_is_understood_and_answered(
@@ -68,7 +68,7 @@ async def test_every_recording_is_understood_and_answered(
             with subtests.test(recording.name):
                 before = len(caller.messages)
                 said = await caller.say(recording)
-                heard_at = await caller.heard_since(said.ended_at, timeout_secs=HEARD_SECS)
+                heard_at = await caller.wait_until_audible(said.ended_at, timeout_secs=HEARD_SECS)
 
                 inputs = [
                     number
@@ -116,7 +116,7 @@ async def test_a_conversation_over_a_broken_provider(tabulate: Callable[[Row], N
         # The whole sentence is one turn: the tool is called, and its result is spoken about.
         before = len(caller.messages)
         said = await caller.say(paused)
-        heard_at = await caller.heard_since(said.ended_at, timeout_secs=HEARD_SECS)
+        heard_at = await caller.wait_until_audible(said.ended_at, timeout_secs=HEARD_SECS)
         turn = (
             await caller.message(
                 "the turn's report", is_heard_turn, since=before, timeout_secs=HEARD_SECS
@@ -137,7 +137,7 @@ async def test_a_conversation_over_a_broken_provider(tabulate: Callable[[Row], N
 
         # The caller speaks over the answer: the bot falls silent, then answers what was said.
         said = await caller.say(asking)
-        await caller.heard_since(said.ended_at, timeout_secs=HEARD_SECS)
+        await caller.wait_until_audible(said.ended_at, timeout_secs=HEARD_SECS)
         before = len(caller.messages)
         said = await caller.say(interrupting)
         await caller.message(
@@ -145,8 +145,8 @@ async def test_a_conversation_over_a_broken_provider(tabulate: Callable[[Row], N
         )
         spoken = [m["type"] for m in caller.messages[before:] if m["type"].startswith("bot-")]
         assert "bot-stopped-speaking" not in spoken[: spoken.index("bot-interrupted")]
-        silent_at = await caller.silence_since(said.began_at, timeout_secs=HEARD_SECS)
-        heard_at = await caller.heard_since(said.ended_at, timeout_secs=HEARD_SECS)
+        silent_at = await caller.wait_until_silent(said.began_at, timeout_secs=HEARD_SECS)
+        heard_at = await caller.wait_until_audible(said.ended_at, timeout_secs=HEARD_SECS)
         assert silent_at < heard_at
         turn = (
             await caller.message(

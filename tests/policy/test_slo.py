@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge.policy.slo import Slo
-from pipecat_hedge.policy.slo_outcome import classify, judge_wait
+from pipecat_hedge.policy.slo_outcome import classify, classify_wait
 from pipecat_hedge.race import AttemptReport, ConfigurationError, TurnReport
 
 
@@ -148,7 +148,7 @@ def test_silence_never_keeps_a_promise(
     within: float, took: float | None, waited: float | None, is_cut: bool, is_degraded: bool
 ) -> None:
     """Only an answer does, and only the caller's own leave is an excuse."""
-    kept = judge_wait(within, took, waited, is_cut=is_cut, is_degraded=is_degraded)
+    kept = classify_wait(within, took, waited, is_cut=is_cut, is_degraded=is_degraded)
     if kept is True:
         assert took is not None
         assert took <= within

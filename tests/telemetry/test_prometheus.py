@@ -212,9 +212,9 @@ def test_interrupted_answer_tokens_are_used(recorded: Recorded) -> None:
 def test_voice_to_voice_is_what_callers_heard(recorded: Recorded) -> None:
     recorder, registry, _ = recorded
     heard = TurnLatency(1, 0.0, "user_silence", first_answer_secs=1.4, reports=(turn(),))
-    recorder.record_heard(heard)
-    recorder.record_heard(replace(heard, anchor="context"))
-    recorder.record_heard(replace(heard, first_answer_secs=1.6, interrupted=True))
+    recorder.record_latency(heard)
+    recorder.record_latency(replace(heard, anchor="context"))
+    recorder.record_latency(replace(heard, first_answer_secs=1.6, interrupted=True))
     heard_by = by(registry, "voice_to_voice_seconds_count", "provider", "outcome")
     assert heard_by == {("a", "answered"): 1, ("a", "interrupted"): 1}
 
@@ -381,7 +381,7 @@ async def test_slo_of_a_service_is_counted(recorded: Recorded, *, by_policy: boo
     silent = TurnLatency(1, 0.0, "user_silence", reports=(turn(tier="premium"),), ended_secs=4.0)
     for latency in (silent, replace(silent, may_wait=True)):  # the second one says nothing
         llm.events.publish(latency)
-        recorder.record_heard(latency)
+        recorder.record_latency(latency)
     missed = {("ttft",): 1, ("voice_to_voice",): 1}
     assert by(registry, "slo_turns_total", "objective") == missed
     assert by(registry, "slo_missed_total", "objective") == missed
@@ -391,7 +391,7 @@ def test_most_lenient_slo_of_a_tier_is_shown(recorded: Recorded) -> None:
     """Each turn is held against its own SLO; alerts look at the gauges."""
     _, registry, stats = recorded
     for slo in (TTFT_SLO, replace(TTFT_SLO, ttft_secs=1.0, share=0.8), TTFT_SLO):
-        stats.slo_board.add("economy", slo)
+        stats.slo_tracker.add("economy", slo)
     assert value(registry, "slo_objective_seconds", tier="economy", objective="ttft") == 1.0
     assert value(registry, "slo_share_ratio", tier="economy") == 0.8
 
@@ -444,8 +444,8 @@ def test_closed_recorder_counts_no_more(recorded: Recorded) -> None:
     recorder, registry, stats = recorded
     recorder.close()
     recorder.close()
-    stats.slo_board.add("standard", TTFT_SLO)
-    stats.slo_board.record("standard", TTFT_SLO, {"ttft": True})
+    stats.slo_tracker.add("standard", TTFT_SLO)
+    stats.slo_tracker.record("standard", TTFT_SLO, {"ttft": True})
     stats.events.publish(turn())
     samples = [sample for family in recorder.describe() for sample in family.samples]
     assert not any(s.value for s in samples if s.name.endswith(("turns_total", "_ratio")))
@@ -465,10 +465,10 @@ attempt = AttemptReport("a", "tiny", 0.0, "primary", 0.3, 1.0, "won", sent_secs=
 answered = TurnReport(1, "a", "answered", 0.3, 0.4, 1.0, (attempt,))
 stats = ProviderStats()
 PrometheusRecorder(stats=stats)
-stats.slo_board.add("standard", Slo())
+stats.slo_tracker.add("standard", Slo())
 for _ in range(int(sys.argv[1])):
     stats.events.publish(answered)
-    stats.slo_board.record("standard", Slo(), {"ttft": False})
+    stats.slo_tracker.record("standard", Slo(), {"ttft": False})
 """
 
 

@@ -16,8 +16,8 @@ from pipecat_hedge.telemetry.slo_tracker import (
     MAX_SLOS,
     SLOTS,
     WINDOWS_SECS,
-    SloBoard,
     SloStatus,
+    SloTracker,
     WindowCount,
 )
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
@@ -88,7 +88,7 @@ async def test_sessions_of_a_tier_count_together() -> None:
             await line.ask()
             await line.report()
     assert counted(llm)["ttft"] == (1, 0)
-    ttft = [status for status in stats.slo_board.status() if status.objective == "ttft"]
+    ttft = [status for status in stats.slo_tracker.status() if status.objective == "ttft"]
     assert [(status.tier, status.windows[0].turns) for status in ttft] == [
         ("premium", 2),
         ("standard", 1),
@@ -155,7 +155,7 @@ def test_windows_count_the_turns_of_their_last_slots(
     turns: list[tuple[float, bool]], later: float
 ) -> None:
     now, events = 0.0, list[tuple[float, bool]]()
-    board = SloBoard(clock=lambda: now)
+    board = SloTracker(clock=lambda: now)
     board.add("standard", Slo())
     for step, kept in turns:
         now += step
@@ -188,7 +188,7 @@ def test_without_turns_nothing_is_known_and_nothing_is_spent() -> None:
 
 
 def test_board_does_not_grow_with_slos() -> None:
-    board = SloBoard()
+    board = SloTracker()
     first = Slo(ttft_secs=0.5)
     board.record("standard", first, {"ttft": True})
     for number in range(MAX_SLOS):

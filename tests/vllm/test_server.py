@@ -226,7 +226,7 @@ async def test_own_requests_count_before_the_next_look(script: Script) -> None:
     server = new_server()
     server.hold()
     await asyncio.sleep(0.1)
-    with server.asking(), server.asking():
+    with server.count_request(), server.count_request():
         assert server.load is not None
         assert server.load.running == 3
     assert server.load.running == 1
@@ -264,7 +264,7 @@ async def test_a_gateway_is_simply_not_known(script: Script) -> None:
 
 @pytest.mark.parametrize(
     ("fails", "detail"),
-    [({"health": 503}, "calls itself unhealthy"), ({"is_gone": True}, "nothing listens there")],
+    [({"health": 503}, "unhealthy, HTTP 503"), ({"is_gone": True}, "nothing listens there")],
 )
 async def test_a_server_that_is_down_is_logged_once_and_once_when_it_is_back(
     script: Script, logged: list[tuple[str, str]], fails: dict[str, Any], detail: str
@@ -291,7 +291,7 @@ async def test_a_server_that_is_down_is_logged_once_and_once_when_it_is_back(
 @pytest.mark.parametrize(
     ("models", "message"),
     [
-        ((401, {}), "argument api_key"),
+        ((401, {}), "as api_key of VLLMService"),
         ((404, {}), "answers HTTP 404"),
         ((200, {"data": []}), "lists no models"),
         ((200, "soup"), "lists no models"),

@@ -58,7 +58,10 @@ def service(fake: FakeVLLM, **kwargs: Any) -> VLLMService:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"base_url": "localhost:8000"}, "base_url is no HTTP address.*http://localhost:8000/v1"),
+        (
+            {"base_url": "localhost:8000"},
+            "base_url must be an HTTP address.*http://localhost:8000/v1",
+        ),
         ({"base_url": "http://gpu:8000"}, "write http://gpu:8000/v1"),
         ({"base_url": "http://gpu:8000/"}, "write http://gpu:8000/v1"),
         ({"base_url": None}, "base_url must be a string"),
@@ -242,8 +245,8 @@ async def test_every_call_of_an_answer_runs(deltas: list[dict[str, Any]], hedged
     ("deltas", "message"),
     [
         ([{"tool_calls": [piece(0, "a", "ask", '{"dish": "fi')]}], "the call of ask came with"),
-        ([{"reasoning": "Let me think about"}], "reached its limit of tokens"),
-        ([], "reached its limit of tokens"),
+        ([{"reasoning": "Let me think about"}], "reached max_tokens before"),
+        ([], "reached max_tokens before"),
     ],
 )
 async def test_an_answer_that_is_cut_off_with_nothing_to_show(
@@ -286,7 +289,7 @@ async def test_an_error_in_mid_answer() -> None:
         async with Line(llm) as line:
             await line.ask()
             load = llm.server_load
-    assert "has failed in mid-answer" in line.errors[0].error
+    assert "failed in mid-answer" in line.errors[0].error
     assert "SECRET" not in line.errors[0].error
     assert line.errors[0].category is ErrorCategory.SERVER
     assert load is not None
@@ -326,7 +329,7 @@ async def test_a_key_that_the_server_does_not_know() -> None:
     [
         (401, "Unauthorized", "argument api_key", ErrorCategory.AUTHENTICATION),
         (503, "busy", "its queue is full", ErrorCategory.SERVER),
-        (500, "EngineCore: SECRET", "has failed, HTTP 500: see its log", ErrorCategory.SERVER),
+        (500, "EngineCore: SECRET", "failed, HTTP 500: see its log", ErrorCategory.SERVER),
         (400, "bad input_value='SECRET'", "about messages", ErrorCategory.INVALID_REQUEST),
         (
             400,

@@ -133,7 +133,7 @@ def test_calls_are_put_together(pieces: list[Piece], calls: list[ToolCall]) -> N
     [
         ([(0, "a", "book", '{"day": "sun')], "raise max_tokens"),
         ([(0, "a", "book", "[1]")], "not a JSON object"),
-        ([(0, "a", None, "{}")], "without the tool's name"),
+        ([(0, "a", None, "{}")], "has no tool name"),
     ],
 )
 def test_half_a_call_is_an_error(pieces: list[Piece], message: str) -> None:

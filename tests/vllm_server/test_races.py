@@ -91,7 +91,7 @@ async def test_a_full_queue_sends_the_race_elsewhere(narrow_vllm: VLLMProcess) -
     local = Provider("local", service(narrow_vllm))
     other = Provider("other", ScriptedLLMService([Say("We are open.")]))
     # The one look, at the start, finds it idle: else the other one would be asked first.
-    VLLMServer.shared(narrow_vllm.base_url).look_every_secs = 60
+    VLLMServer.shared(narrow_vllm.base_url).poll_secs = 60
     llm = HedgedLLMService([local, other])
     async with Line(llm) as line:
         await _look(llm, waiting=0, of=0)

@@ -114,17 +114,17 @@ async def test_a_bare_service_that_pauses() -> None:
 def test_a_model_that_speaks_for_itself() -> None:
     """Says nothing but the answer; it may tell of it only behind its first sound."""
     audio, model = AnswerAudio(), ScriptedLLMService(ANSWER)
-    audio.open(TTSStartedFrame(), model, 1)
+    audio.audio_started(TTSStartedFrame(), model, 1)
     assert audio.turn_of(None) == 1
-    audio.open(TTSStartedFrame(), model, 2)
+    audio.audio_started(TTSStartedFrame(), model, 2)
     assert audio.turn_of(None) == 2
 
 
 def test_what_an_interruption_takes_away() -> None:
     """Is not waited for: the same words may be an answer then."""
     audio, voice = AnswerAudio(), Voice()
-    audio.take_up(TTSSpeakFrame("One moment."))
+    audio.frame_queued(TTSSpeakFrame("One moment."))
     audio.interrupted()
-    audio.open(TTSStartedFrame(context_id="a"), voice, 1)
+    audio.audio_started(TTSStartedFrame(context_id="a"), voice, 1)
     assert audio.is_line("a")
     assert audio.turn_of("b") is None

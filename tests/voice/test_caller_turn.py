@@ -212,8 +212,8 @@ async def test_a_turn_that_was_expected_to_end(make: Any, answer_secs: float) ->
 async def test_the_llm_is_asked_before_the_turn_is_certain() -> None:
     """When it was over is told afterwards."""
     async with Phone(hedged(ANSWER)) as phone:
-        asked = LLMContextFrame(LLMContext())
-        events = [VAD_ON(), TURN_ON(), 1.0, vad_off(), message(), asked, 0.1, TURN_OFF()]
+        llm_started = LLMContextFrame(LLMContext())
+        events = [VAD_ON(), TURN_ON(), 1.0, vad_off(), message(), llm_started, 0.1, TURN_OFF()]
         await happen(phone, events)
         turn = await phone.answered()
     assert turn.anchor == "user_silence"
@@ -227,7 +227,7 @@ def test_a_model_that_hears_for_itself(asked_at: float, is_reply: bool) -> None:
     caller = CallerTurn()
     for at, frame in ((-1.0, VAD_ON()), (-1.0, TURN_ON()), (0.0, vad_off()), (0.0, TURN_OFF())):
         caller.take(frame, at)
-    turn = caller.asked(asked_at, None, provisional=False)
+    turn = caller.llm_started(asked_at, None, provisional=False)
     assert turn == ((-0.2, 0.0) if is_reply else None)
 
 
@@ -237,5 +237,5 @@ def test_a_turn_that_is_expected_to_end_here() -> None:
     caller.take(VAD_ON(), 0.0)
     caller.take(TURN_ON(), 0.0)
     caller.take(vad_off(), 1.0)
-    assert caller.asked(9.0, 8.0, provisional=True) == (0.8, None)
-    assert caller.asked(9.1, 9.1, provisional=False) is None, "that is done with"
+    assert caller.llm_started(9.0, 8.0, provisional=True) == (0.8, None)
+    assert caller.llm_started(9.1, 9.1, provisional=False) is None, "that is done with"

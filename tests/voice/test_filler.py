@@ -165,7 +165,7 @@ async def test_a_usual_answer_is_not() -> None:
     assert reports[50].filler is not None
     assert reports[50].filler.spoken_secs is None
     assert " s, a filler needs " in reports[50].filler.reason
-    assert reports[50].filler.reason.endswith("; the answer came at 0.40 s")
+    assert reports[50].filler.reason.endswith("; the answer started at 0.40 s")
 
 
 async def test_it_stands_inside_the_answer() -> None:
@@ -198,7 +198,7 @@ async def test_it_is_withdrawn_if_the_answer_is_there_before_it_sounds(voice_sec
     assert report.filler is not None
     assert report.filler.was_cut
     assert report.filler.spoken_secs == pytest.approx(0.8, abs=0.01)
-    assert report.filler.reason.endswith("; but the answer came")
+    assert report.filler.reason.endswith("; but the answer started")
     loud = [f for f in call.line.frames(TTSAudioRawFrame) if any(f.audio)]
     assert len(loud) == 1, "the answer alone"
     first = next(
@@ -292,7 +292,7 @@ async def test_without_a_voice_it_says_so_and_keeps_silent() -> None:
     filler = line.reports[-1].filler
     assert filler is not None
     assert filler.spoken_secs is None
-    assert filler.reason.startswith("there is no text-to-speech behind it")
+    assert filler.reason.startswith("no text-to-speech downstream")
 
 
 async def test_not_again_soon() -> None:
@@ -484,7 +484,7 @@ def test_an_earcon_that_nobody_would_hear(tmp_path: Path, rate: int, loudest: in
     """Is refused, at whatever rate it is: conversion makes silence a little less so."""
     file = tmp_path / "silence.wav"
     soundfile.write(file, np.full(0 if loudest is None else rate, loudest or 0, np.int16), rate)
-    with pytest.raises(HedgeError, match=r"^earcon: .*silent, or empty: .* leave it out to have"):
+    with pytest.raises(HedgeError, match=r"^earcon: .*silent or empty. .* omit it to use"):
         FillerProcessor(earcon=file)
 
 
@@ -493,11 +493,11 @@ def test_an_earcon_that_nobody_would_hear(tmp_path: Path, rate: int, loudest: in
     [
         (
             "none.wav",
-            r"^earcon: none\.wav: no such file\. Put it there, .* Or leave it out to have",
+            r"^earcon: none\.wav: no such file\. Put it there, .* Or omit it to use",
         ),
-        ("README.md", r"^earcon: README\.md: not an audio file .* Name a WAV .* Or leave it out"),
-        ("", r"^earcon must be the path of an audio file, got '': leave it out to have words"),
-        (b"x", r"^earcon must be the path of an audio file, got b'x': leave it out to have words"),
+        ("README.md", r"^earcon: README\.md: not an audio file .* Name a WAV .* Or omit it"),
+        ("", r"^earcon must be the path of an audio file, got '': omit it to use"),
+        (b"x", r"^earcon must be the path of an audio file, got b'x': omit it to use"),
     ],
 )
 def test_an_earcon_that_is_none(

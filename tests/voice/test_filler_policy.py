@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipecat_hedge import HedgeError
 from pipecat_hedge.policy import SurvivalCurve
-from pipecat_hedge.voice.filler_policy import FillerDecision, FillerRule, FillerWords, Silence
+from pipecat_hedge.voice.filler_policy import FillerDecision, FillerPhrases, FillerRule, Silence
 
 FILLER = 0.8
 RULE = FillerRule(after_secs=0.8, margin_secs=0.4)
@@ -42,7 +42,7 @@ def test_a_short_wait_is_not() -> None:
     longest = fixed(0.6).quantile(0.998)
     assert decision.at_secs == pytest.approx(2 * longest)
     assert "s left to wait at 0.80 s, a filler needs 1.20 s, and 1.6" in decision.reason
-    assert decision.reason.endswith(" s would be unheard of")
+    assert decision.reason.endswith(" s would be exceptional")
 
 
 def test_an_answer_that_is_about_to_land_is_not_spoken_over() -> None:
@@ -96,7 +96,7 @@ def test_manners() -> None:
     wait = fixed(5.0)
     assert decided(wait, turn=1) == FillerDecision(None, "no fillers before turn 2")
     assert decided(wait, turn=2).at_secs == 0.8
-    assert decided(wait, fillers=1).reason == "1 spoken in this turn, which is enough"
+    assert decided(wait, fillers=1).reason == "1 spoken in this turn, the most per turn"
     assert decided(wait, FillerRule(per_turn=2), fillers=1).at_secs == 0.8
     assert decided(wait, since_filler_secs=12.5).at_secs == pytest.approx(2.5)
     late = decided(wait, since_filler_secs=10.5).at_secs
@@ -134,30 +134,30 @@ def test_rules_that_cannot_work(fields: dict[str, Any], told: str) -> None:
 
 def test_the_same_is_not_said_twice_in_a_row() -> None:
     """And all of them are said."""
-    words, rng = FillerWords(), random.Random(1)
-    said: list[str] = []
+    words, rng = FillerPhrases(), random.Random(1)
+    mark_spoken: list[str] = []
     for _ in range(60):
         phrase, *others = words.choices("slow", rng)
         assert [len(other) for other in others] == sorted(len(other) for other in others)
-        words.said(phrase)
-        said.append(phrase)
-    assert all(one != other for one, other in itertools.pairwise(said))
-    assert len(set(said)) == 4
+        words.mark_spoken(phrase)
+        mark_spoken.append(phrase)
+    assert all(one != other for one, other in itertools.pairwise(mark_spoken))
+    assert len(set(mark_spoken)) == 4
 
 
 def test_the_only_phrase_is_said_again() -> None:
     """Where there is no other; and nothing where there is none."""
-    words, rng = FillerWords({"slow": ["Hm."]}), random.Random(1)
+    words, rng = FillerPhrases({"slow": ["Hm."]}), random.Random(1)
     assert words.choices("slow", rng) == ["Hm."]
-    words.said("Hm.")
+    words.mark_spoken("Hm.")
     assert words.choices("slow", rng) == ["Hm."]
     assert words.choices("tool", rng) == []
 
 
 def test_how_long_a_phrase_takes() -> None:
     """By its words."""
-    assert FillerWords.secs("Hm.") == 0.4
-    assert FillerWords.secs("One moment, I'm checking.") == pytest.approx(4 / 2.6)
+    assert FillerPhrases.secs("Hm.") == 0.4
+    assert FillerPhrases.secs("One moment, I'm checking.") == pytest.approx(4 / 2.6)
 
 
 @pytest.mark.parametrize(
@@ -172,4 +172,4 @@ def test_how_long_a_phrase_takes() -> None:
 def test_words_that_cannot_be_said(phrases: Any, told: str) -> None:
     """The error names the cause."""
     with pytest.raises(HedgeError, match=told):
-        FillerWords(phrases)
+        FillerPhrases(phrases)

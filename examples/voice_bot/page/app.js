@@ -1,11 +1,10 @@
 // The page of the voice bot: one WebRTC call, its transcript, and what the race did for each turn.
 // What happens in the call arrives over the data channel as RTVI messages, Pipecat's own protocol;
-// the bot adds server messages of its own: "parts" (what it is made of), "turn", "providers" and
-// "promises".
+// the bot adds server messages of its own: "parts" (its services), "turn", "providers" and "slos".
 
 import { Meter } from "./meter.js";
-import { PromisesView } from "./promises.js";
 import { ProvidersView } from "./providers.js";
+import { SlosView } from "./slos.js";
 import { TranscriptView } from "./transcript.js";
 import { TurnsView } from "./turns.js";
 
@@ -28,12 +27,12 @@ const providers = new ProvidersView({
   order: byId("order"),
 });
 
-const promises = new PromisesView(byId("promises"));
+const slos = new SlosView(byId("slos"));
 
 let call = null;
 
-// An error that is already a sentence for the person in front of the page.
-class Sentence extends Error {}
+// An error whose message is shown to the user as it is.
+class UserError extends Error {}
 
 class Call {
   constructor() {
@@ -49,7 +48,7 @@ class Call {
     const [track] = this.microphone.getAudioTracks();
     track.onended = () => endCall("The microphone went away. Plug it in, then connect again.");
     connection.addTransceiver(track, { direction: "sendrecv", streams: [this.microphone] });
-    connection.ontrack = (event) => this.hear(event.track);
+    connection.ontrack = (event) => this.play(event.track);
     connection.onconnectionstatechange = () => this.stateChanged(connection.connectionState);
     const channel = connection.createDataChannel("rtvi");
     channel.onopen = () => channel.send(clientReady());
@@ -58,14 +57,14 @@ class Call {
     this.watch("you", this.microphone);
     await connection.setLocalDescription(await connection.createOffer());
     await gathered(connection);
-    if (!connection.localDescription.sdp.includes("a=candidate")) throw new Sentence(NO_NETWORK);
+    if (!connection.localDescription.sdp.includes("a=candidate")) throw new UserError(NO_NETWORK);
     const answer = await postOffer(connection.localDescription);
     if (connection.signalingState === "closed") return;
     await connection.setRemoteDescription(answer);
     this.deadline = setTimeout(() => endCall(NO_PATH), CONNECT_TIMEOUT_MS);
   }
 
-  hear(track) {
+  play(track) {
     const stream = new MediaStream([track]);
     byId("audio").srcObject = stream;
     this.watch("bot", stream);
@@ -111,7 +110,7 @@ const NO_NETWORK =
 
 async function openMicrophone() {
   if (!navigator.mediaDevices?.getUserMedia) {
-    throw new Sentence(
+    throw new UserError(
       `Browsers give the microphone only to secure pages, and ${location.origin} is none. ` +
         `On the computer that runs the bot, open http://127.0.0.1:${location.port || 80}/.`,
     );
@@ -121,7 +120,7 @@ async function openMicrophone() {
       audio: { echoCancellation: true, noiseSuppression: true, autoGainControl: true },
     });
   } catch (error) {
-    throw new Sentence(
+    throw new UserError(
       {
         NotFoundError: "No microphone was found. Plug one in, then connect again.",
         NotAllowedError:
@@ -139,7 +138,7 @@ function gathered(connection) {
   return new Promise((resolve) => {
     const done = () => connection.iceGatheringState === "complete" && resolve();
     connection.addEventListener("icegatheringstatechange", done);
-    setTimeout(resolve, GATHER_TIMEOUT_MS); // with what there is by then
+    setTimeout(resolve, GATHER_TIMEOUT_MS); // with the candidates found so far
   });
 }
 
@@ -153,11 +152,11 @@ async function postOffer({ sdp, type }) {
       signal: AbortSignal.timeout(CONNECT_TIMEOUT_MS),
     });
   } catch {
-    throw new Sentence("The bot does not answer. Start it again with “make bot”, then connect.");
+    throw new UserError("The bot does not answer. Start it again with “make bot”, then connect.");
   }
   if (!response.ok) {
-    throw new Sentence(
-      `The bot refused the call (status ${response.status}). The terminal in which it runs says why.`,
+    throw new UserError(
+      `The bot refused the call (status ${response.status}). The reason is in the bot's terminal.`,
     );
   }
   const answer = await response.json();
@@ -170,14 +169,14 @@ function clientReady() {
   return JSON.stringify({ id: "ready", label: "rtvi-ai", type: "client-ready", data });
 }
 
-// ---- what the bot says over the data channel
+// ---- the bot's messages over the data channel
 
 const handlers = {
-  "user-started-speaking": () => doing("you", "speaking"),
-  "user-stopped-speaking": () => doing("you", "silent"),
-  "bot-started-speaking": () => doing("bot", "speaking"),
-  "bot-stopped-speaking": () => doing("bot", "silent"),
-  "bot-interrupted": () => byId("bot").dataset.doing === "speaking" && interrupted(),
+  "user-started-speaking": () => setActivity("you", "speaking"),
+  "user-stopped-speaking": () => setActivity("you", "silent"),
+  "bot-started-speaking": () => setActivity("bot", "speaking"),
+  "bot-stopped-speaking": () => setActivity("bot", "silent"),
+  "bot-interrupted": () => byId("bot").dataset.activity === "speaking" && interrupted(),
   "bot-llm-started": () => turns.begin(),
   "user-input": (data) => data.final && transcript.user(data.text),
   "bot-output": (data) => transcript.bot(data.segment_id, data.text),
@@ -195,16 +194,16 @@ const SPEECH = {
 
 const serverHandlers = {
   parts: (parts) => {
-    const real = parts.llms.some((name) => name.startsWith("vllm:")); // the one that is never simulated
-    const how = real ? " (simulated, but for the vLLM)" : " (simulated)";
+    const real = parts.llms.some((name) => name.startsWith("vllm:")); // never simulated
+    const how = real ? " (simulated, except the vLLM)" : " (simulated)";
     const llms = parts.llms.join(" and ") + (parts.simulated ? how : "");
     byId("parts").textContent = `Racing ${llms}, policy ${parts.policy}.`;
     byId("speech").textContent =
-      `Hears with ${SPEECH[parts.stt] ?? parts.stt}, speaks with ${SPEECH[parts.tts] ?? parts.tts}.`;
+      `Speech to text: ${SPEECH[parts.stt] ?? parts.stt}. Text to speech: ${SPEECH[parts.tts] ?? parts.tts}.`;
   },
   turn: (turn) => turns.add(turn),
   providers: (message) => providers.show(message),
-  promises: (message) => promises.show(message),
+  slos: (message) => slos.show(message),
 };
 
 function interrupted() {
@@ -220,7 +219,7 @@ function received(message) {
   handlers[message.type]?.(message.data ?? {});
 }
 
-// ---- what the person does
+// ---- user actions
 
 async function startCall() {
   fail(null);
@@ -234,7 +233,7 @@ async function startCall() {
     await mine.connect();
   } catch (error) {
     if (call !== mine) return; // disconnected meanwhile
-    endCall(error instanceof Sentence ? error.message : `The call failed: ${error.message}.`);
+    endCall(error instanceof UserError ? error.message : `The call failed: ${error.message}.`);
   }
 }
 
@@ -243,8 +242,8 @@ function endCall(why) {
   call = null;
   turns.end();
   show("idle", "not connected");
-  doing("you", "silent");
-  doing("bot", "silent");
+  setActivity("you", "silent");
+  setActivity("bot", "silent");
   byId("connect").textContent = "Connect";
   byId("mute").disabled = true;
   setMuted(false);
@@ -258,14 +257,14 @@ function setMuted(isMuted) {
   call?.mute(isMuted);
 }
 
-function show(state, words) {
+function show(state, text) {
   byId("state").dataset.state = state;
-  byId("state").textContent = words;
+  byId("state").textContent = text;
 }
 
-function doing(id, what) {
-  byId(id).dataset.doing = what;
-  byId(id).querySelector(".doing").textContent = what;
+function setActivity(id, activity) {
+  byId(id).dataset.activity = activity;
+  byId(id).querySelector(".activity").textContent = activity;
 }
 
 function fail(why) {

@@ -1,4 +1,4 @@
-// Small things to build the page of.
+// Helpers that build elements.
 
 export function element(tag, className, text) {
   const made = document.createElement(tag);
@@ -24,8 +24,8 @@ export function msFigure(name, secs) {
   return secs == null ? figure(name, "–") : figure(name, String(Math.round(secs * 1000)), "ms");
 }
 
-// Puts a name such as "anthropic:claude-haiku-4-5" into an element, to be broken where it reads well:
-// before a part of three characters or more, and elsewhere only if there is no room for the part.
+// Adds a name such as "anthropic:claude-haiku-4-5" to an element. A line may break before a part of
+// three characters or more, and elsewhere only if the part does not fit.
 export function breakable(into, name) {
   const parts = name.split(/(?<=[:/-])(?=[^:/-]{3})/);
   for (const part of parts) into.append(element("span", "part", part));

@@ -1,7 +1,7 @@
-// How the call has been so far: percentiles of what was measured. Nothing here touches the page.
+// Percentiles of the call so far. Pure: nothing here touches the page.
 
-// The smallest value that at least this share of the values does not exceed (nearest rank): always
-// one that was measured, so of a few values the p95 is the largest.
+// Nearest rank: the smallest measured value that at least this share of the values does not exceed.
+// The p95 of a few values is therefore the largest.
 export function percentile(values, share) {
   if (!values.length) return null;
   const ascending = [...values].sort((one, other) => one - other);
@@ -15,8 +15,8 @@ export class CallFigures {
     this.voiceToVoice = [];
   }
 
-  // A race without an answer has no first token, and one whose answer nobody heard no voice-to-voice;
-  // an apology is heard, but is no answer.
+  // A race without an answer has no first token. A turn whose answer did not play has no
+  // voice-to-voice time, and neither has a fallback text.
   count({ outcome, ttft_secs, voice_to_voice_secs }) {
     if (ttft_secs != null) this.firstTokens.push(ttft_secs);
     if (voice_to_voice_secs != null && outcome !== "failed") {

@@ -1,14 +1,14 @@
-// The providers: what is known of each now, and what it has done in this call.
+// The state of each provider, and the outcomes of its requests in this call.
 
 import { breakable, element } from "./dom.js";
 
 const COLUMNS = [
-  ["p50, ms", "the time to first token that half of its answers are expected to stay within"],
-  ["p95, ms", "the time to first token that 19 of 20 answers are expected to stay within"],
-  ["assumed", "how much of p50 and p95 is still assumed, from the published figures of its kind"],
-  ["asked", "requests in this call"],
+  ["p50, ms", "expected median time to first token"],
+  ["p95, ms", "expected 95th percentile of the time to first token"],
+  ["prior", "weight of the prior (published figures of such models) in p50 and p95"],
+  ["requests", "requests in this call"],
   ["won", "answers that you heard"],
-  ["closed", "requests that were closed because another was faster"],
+  ["closed", "requests that were closed because another one was faster"],
   ["failed", "requests that failed"],
 ];
 
@@ -76,32 +76,32 @@ function providerRows(provider) {
 
 function chips(provider) {
   const made = [];
-  const chip = (kind, words) => made.push(element("span", `chip ${kind}`, words));
+  const chip = (kind, text) => made.push(element("span", `chip ${kind}`, text));
   if (provider.is_excluded) {
-    chip("out", "left out: it rejects requests for good");
+    chip("excluded", "excluded: it rejects every request");
   } else if (provider.breaker !== "closed") {
-    const kind = provider.breaker === "open" ? "out" : "resting";
-    chip(kind, provider.breaker === "open" ? "left alone" : "may be tried again");
-    if (provider.breaker_reason) chip("trouble", provider.breaker_reason);
+    const kind = provider.breaker === "open" ? "excluded" : "paused";
+    chip(kind, provider.breaker === "open" ? "breaker open" : "breaker half open");
+    if (provider.breaker_reason) chip("problem", provider.breaker_reason);
   } else if (provider.retry_after_secs > 0) {
     const until = new Date(Date.now() + provider.retry_after_secs * 1000).toLocaleTimeString();
-    chip("resting", `rests until ${until}, as it asked`);
+    chip("paused", `retry after ${until}`);
   } else {
     chip("usable", "usable");
   }
   if (provider.server) {
     const { is_up, running, waiting, detail } = provider.server;
-    if (is_up) chip(waiting ? "trouble" : "", `its server: ${running} running, ${waiting} waiting`);
-    else chip("trouble", `its server is down${detail ? `: ${detail}` : ""}`);
+    if (is_up) chip(waiting ? "problem" : "", `server: ${running} running, ${waiting} waiting`);
+    else chip("problem", `server down${detail ? `: ${detail}` : ""}`);
   }
   if (provider.in_flight >= provider.limit) {
-    chip("trouble", `no room: ${provider.in_flight} of ${provider.limit} requests in flight`);
+    chip("problem", `at its limit: ${provider.in_flight} of ${provider.limit} requests in flight`);
   }
-  if (provider.was_first) chip("first", "asked first");
-  if (provider.interrupted) chip("", `${provider.interrupted} cut off by you`);
+  if (provider.was_first) chip("first", "primary");
+  if (provider.interrupted) chip("", `${provider.interrupted} interrupted by you`);
   if (provider.last_error) {
     const { category, turn } = provider.last_error;
-    chip("trouble", `last error: ${category.replaceAll("_", " ")}, turn ${turn}`);
+    chip("problem", `last error: ${category.replaceAll("_", " ")}, turn ${turn}`);
   }
   return made;
 }

@@ -1,19 +1,19 @@
-// A turn as a chart: what happened when, one row for each thing that lasts, all on one clock.
-// Zero is the caller's last sound; where nobody spoke, as before a greeting, the LLM's being asked.
+// A turn as a chart, one row for each request, tool, filler and answer, on one time axis. Zero is the
+// caller's last sound or, in a turn without caller speech, the moment the LLM was called.
 
 import { breakable, element, ms } from "./dom.js";
 
-const SHORTEST_SECS = 1; // most turns are shorter, and so compare at a glance
-const AFTERMATH = 1.5; // an answer streams on; what came before it is what the chart is about
+const SHORTEST_SECS = 1; // most turns are shorter: one scale makes them comparable
+const AFTERMATH = 1.5; // of the time until the last event; the streaming of the answer is cut
 const STEPS_SECS = [0.2, 0.5, 1, 2, 5, 10, 20, 50];
 const MOST_STEPS = 5;
-const TOOL_SECS = 0.02; // a tool whose result is there sooner is not worth a row
-const CONNECTING_SECS = 0.05; // a connection that is there sooner is not worth a word
-const FILLER_SECS = 0.25; // how long a filler is drawn whose end is not known
+const TOOL_SECS = 0.02; // quicker tools have no row
+const CONNECTING_SECS = 0.05; // quicker connections are not mentioned
+const FILLER_SECS = 0.25; // drawn length of a filler whose end is not known
 
 const ENDINGS = {
   won: "won",
-  superseded: "closed, another was faster",
+  superseded: "closed, another one was faster",
   failed: "failed",
   interrupted: "closed, you spoke",
 };
@@ -21,7 +21,7 @@ const ENDINGS = {
 const REASONS = {
   hedge: "hedge",
   failure: "after the failure",
-  stall: "after the silence",
+  stall: "after the stall",
 };
 
 const CAUSES = {
@@ -33,10 +33,10 @@ const CAUSES = {
 const ORIGINS = {
   user_silence: "you fell silent",
   turn_end: "your turn ended",
-  context: "the LLM was asked",
+  context: "the LLM was called",
 };
 
-// Whether a filler was heard: a sound that came before the answer.
+// Whether a filler played before the answer.
 export function fillerHeard(races) {
   const { heard } = races.at(-1);
   if (heard?.sound_secs == null) return false;
@@ -61,13 +61,13 @@ export function chart(races, { wasCut }) {
   return drawing.grid;
 }
 
-// The moments that people ask for, by name, each with the sign that marks it in the chart.
+// The main moments by name, each with the sign that marks it in the chart.
 export function moments(races) {
   const found = [];
   const add = (sign, name, secs) => found.push({ sign, name, secs });
   const { heard } = races.at(-1);
   for (const race of races) {
-    if (race.asked_secs > 0) add("asked", race.continues ? "asked again" : "LLM asked", race.asked_secs);
+    if (race.asked_secs > 0) add("asked", race.continues ? "LLM called again" : "LLM called", race.asked_secs);
     if (race.committed_secs != null) add("commit", "committed", race.committed_secs);
   }
   if (fillerHeard(races)) add("filler", "first sound, a filler", heard.sound_secs);
@@ -93,25 +93,25 @@ function drawRace(drawing, race) {
     if (first != null) drawing.bar("answering", first, attempt.ended_secs);
     if (attempt.outcome !== "won") drawing.mark(`closed ${attempt.outcome}`, attempt.ended_secs);
     if (attempt === winner) drawing.mark("commit", race.committed_secs);
-    drawing.caption(attempt.launched_secs, inWords(attempt));
+    drawing.caption(attempt.launched_secs, described(attempt));
   }
-  if (!race.attempts.length) drawing.row("LLM", "nobody could be asked");
+  if (!race.attempts.length) drawing.row("LLM", "no provider available");
 }
 
-function inWords(attempt) {
+function described(attempt) {
   const lasted = ms(attempt.ended_secs - attempt.launched_secs);
-  let did =
+  let result =
     attempt.ttft_secs == null
       ? `no token in ${lasted}`
       : `first token in ${ms(attempt.ttft_secs)}`;
   if (attempt.connecting_secs >= CONNECTING_SECS) {
-    did += `, ${ms(attempt.connecting_secs)} of it to connect`;
+    result += `, ${ms(attempt.connecting_secs)} of it to connect`;
   }
   const reason = REASONS[attempt.launch_reason];
-  return reason ? `${reason}: ${did}` : did;
+  return reason ? `${reason}: ${result}` : result;
 }
 
-// Whose answer was released first: the commit is marked there.
+// The attempt whose answer was committed; the commit is marked in its row.
 function committedAttempt(race) {
   if (race.committed_secs == null) return null;
   const answering = race.attempts.filter(
@@ -125,7 +125,7 @@ function drawTool(drawing, before, race) {
   if (race.asked_secs - ended < TOOL_SECS) return;
   drawing.row("Tool", "called");
   drawing.bar("pause", ended, race.asked_secs);
-  drawing.caption(ended, `LLM asked again after ${ms(race.asked_secs - ended)}`);
+  drawing.caption(ended, `LLM called again after ${ms(race.asked_secs - ended)}`);
 }
 
 function drawHeard(drawing, races, wasCut) {
@@ -140,29 +140,29 @@ function drawHeard(drawing, races, wasCut) {
   const answered = spoken(races);
   const note = filled ? `a filler, the ${answered}` : `the ${answered}`;
   drawing.row("You hear", isCut ? "cut off: you spoke" : note, "heard");
-  const words = [];
+  const texts = [];
   if (filled) {
     const { cause } = races.map(({ filler }) => filler).findLast((f) => f?.spoken_secs != null);
     const end = heard.filler_end_secs ?? Math.min(sound + FILLER_SECS, answer ?? Infinity);
     drawing.bar("filler", sound, end);
     drawing.mark("filler", sound);
-    words.push(`filler, as ${CAUSES[cause] ?? cause}`);
+    texts.push(`filler, as ${CAUSES[cause] ?? cause}`);
   }
   if (answer == null && !filled) {
     drawing.bar("spoken", sound, drawing.span);
-    words.push(`a sound after ${ms(sound)}`);
+    texts.push(`a sound after ${ms(sound)}`);
   }
   if (answer != null) {
     drawing.bar(isCut ? "spoken cut" : "spoken", answer, drawing.span);
     drawing.mark("answer", answer);
-    words.push(`${answered} after ${ms(answer)}`);
+    texts.push(`${answered} after ${ms(answer)}`);
   }
-  drawing.caption(sound ?? answer, words.join("; "));
+  drawing.caption(sound ?? answer, texts.join("; "));
 }
 
-// Where every provider has failed the bot says that it cannot answer.
+// If every provider failed, the bot speaks the fallback text.
 function spoken(races) {
-  return races.at(-1).outcome === "failed" ? "apology" : "answer";
+  return races.at(-1).outcome === "failed" ? "fallback text" : "answer";
 }
 
 function span(races) {
@@ -218,9 +218,9 @@ class Drawing {
     this.track.append(mark);
   }
 
-  // Under the bar, beginning where it does, or pushed back from the right edge.
-  caption(secs, words) {
-    const caption = element("p", "caption", words);
+  // Under the bar, at its beginning, or pushed back from the right edge.
+  caption(secs, text) {
+    const caption = element("p", "caption", text);
     const left = this.percent(secs);
     if (left > 45) caption.classList.add("at-end");
     else caption.style.marginLeft = `${left}%`;
@@ -233,9 +233,9 @@ class Drawing {
     const step = STEPS_SECS.find((secs) => this.span / secs <= MOST_STEPS) ?? this.span;
     for (let n = 0; n * step <= this.span; n += 1) {
       const secs = n * step;
-      const isLast = this.percent(secs) > 88; // there is no room for its label
-      const words = n ? `${Number(secs.toFixed(1))}\u00a0s` : "0";
-      const tick = element("span", "tick", isLast ? "" : words);
+      const isLast = this.percent(secs) > 88; // its label does not fit
+      const text = n ? `${Number(secs.toFixed(1))}\u00a0s` : "0";
+      const tick = element("span", "tick", isLast ? "" : text);
       tick.style.left = `${this.percent(secs)}%`;
       ticks.append(tick);
     }

@@ -1,4 +1,4 @@
-// What was said.
+// The transcript.
 
 import { element } from "./dom.js";
 
@@ -12,12 +12,12 @@ export class TranscriptView {
   clear() {
     this.list.replaceChildren();
     this.hint.hidden = false;
-    this.segments = new Map(); // what the bot says comes in segments, each sent more than once
+    this.segments = new Map(); // the bot's text comes in segments, each sent more than once
     this.last = null;
   }
 
   user(text) {
-    if (this.last?.who === "you") this.last.words.textContent += ` ${text}`;
+    if (this.last?.speaker === "you") this.last.text.textContent += ` ${text}`;
     else this.line("you", "You", text);
     this.scroll();
   }
@@ -27,11 +27,11 @@ export class TranscriptView {
     if (known) {
       known.textContent = text;
     } else {
-      const line = this.last?.who === "bot" ? this.last : this.line("bot", "Bot", "");
-      if (line.words.childNodes.length) line.words.append(" ");
-      const words = element("span", "", text);
-      line.words.append(words);
-      this.segments.set(segment, words);
+      const line = this.last?.speaker === "bot" ? this.last : this.line("bot", "Bot", "");
+      if (line.text.childNodes.length) line.text.append(" ");
+      const part = element("span", "", text);
+      line.text.append(part);
+      this.segments.set(segment, part);
     }
     this.scroll();
   }
@@ -42,18 +42,18 @@ export class TranscriptView {
   }
 
   interrupted() {
-    if (this.last?.who === "bot" && !this.last.item.querySelector(".cut")) {
-      this.last.words.append(" ", element("span", "cut", "(interrupted)"));
+    if (this.last?.speaker === "bot" && !this.last.item.querySelector(".cut")) {
+      this.last.text.append(" ", element("span", "cut", "(interrupted)"));
     }
   }
 
-  line(who, name, text) {
+  line(speaker, name, content) {
     this.hint.hidden = true;
-    const item = element("li", who);
-    const words = element("p", "words", text);
-    item.append(element("span", "who", name), words);
+    const item = element("li", speaker);
+    const text = element("p", "text", content);
+    item.append(element("span", "speaker", name), text);
     this.list.append(item);
-    this.last = { who, words, item };
+    this.last = { speaker, text, item };
     return this.last;
   }
 

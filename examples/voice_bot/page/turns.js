@@ -1,4 +1,4 @@
-// What the race did for each turn, newest first, and how the call has been so far.
+// Each turn's race, newest first, and the figures of the call so far.
 
 import { breakable, element, figure, msFigure } from "./dom.js";
 import { CallFigures } from "./figures.js";
@@ -26,7 +26,7 @@ export class TurnsView {
     this.isCut = false;
   }
 
-  // The LLM is asked: what comes of it is told when the answer is heard.
+  // The LLM was called; its turn is shown once the answer plays.
   begin() {
     this.empty.hidden = true;
     this.underWay.hidden = false;
@@ -37,13 +37,13 @@ export class TurnsView {
     this.underWay.hidden = true;
   }
 
-  // The caller has spoken over the bot: over the answer that is under way, or the last one.
+  // The caller interrupted the answer in progress, or the last one.
   interrupt() {
     if (!this.underWay.hidden) this.isCut = true;
     else if (this.card) this.show({ ...this.card, isCut: true });
   }
 
-  // A race is over. One that goes on with the turn of the race before shares its card.
+  // A race has ended. A race that continues the previous turn shares its card.
   add(race) {
     this.end();
     this.empty.hidden = true;
@@ -90,12 +90,12 @@ function turnItem({ races, isCut }) {
   head.append(
     element("span", "turn-number", numbered(races)),
     winnersName(winners),
-    element("span", `outcome ${outcome}`, inWords(outcome, races)),
+    element("span", `outcome ${outcome}`, described(outcome, races)),
   );
   const figures = element("dl", "figures");
   const tokens = races.map(({ ttft_secs }) => ttft_secs).filter((secs) => secs != null);
-  const told = tokens.map((secs) => Math.round(secs * 1000)).join(" + ");
-  figures.append(figure("First token", told || "–", told && "ms"));
+  const text = tokens.map((secs) => Math.round(secs * 1000)).join(" + ");
+  figures.append(figure("First token", text || "–", text && "ms"));
   if (fillerHeard(races)) figures.append(msFigure("First sound", last.first_sound_secs));
   figures.append(msFigure("Voice to voice", last.voice_to_voice_secs));
   item.append(head, figures, chart(races, { wasCut: isInterrupted }), moments(races));
@@ -116,8 +116,8 @@ function numbered(races) {
   return first === last ? `Turn ${first}` : `Turns ${first}–${last}`;
 }
 
-function inWords(outcome, races) {
-  const words = OUTCOMES[outcome] ?? outcome;
+function described(outcome, races) {
+  const text = OUTCOMES[outcome] ?? outcome;
   if (outcome === "interrupted") return "interrupted: you spoke";
-  return races.length > 1 && outcome === "answered" ? "answered, after a tool" : words;
+  return races.length > 1 && outcome === "answered" ? "answered, after a tool" : text;
 }

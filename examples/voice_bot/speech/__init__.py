@@ -1,4 +1,4 @@
-"""Speech without keys, downloads or a network, for a bot that has no cloud keys."""
+"""Offline speech services, for a bot without cloud keys."""
 
 from examples.voice_bot.speech.espeak_tts import EspeakTTSService
 from examples.voice_bot.speech.pocketsphinx_stt import PocketsphinxSTTService

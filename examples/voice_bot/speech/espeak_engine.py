@@ -1,8 +1,8 @@
-"""Drive espeak-ng through its C interface: text in, 22.05 kHz samples out, 500 times real time.
+"""Drives espeak-ng through its C interface: text in, 22.05 kHz samples out, 500 times real time.
 
-The library keeps its state in globals: one engine a process, one utterance at a time. Its
-callback runs in the thread that asked for the speech, and ends it by returning 1. espeak-ng is
-GPL-3 and comes with the package espeakng-loader, which only this example uses.
+The library has global state: one engine per process, one utterance at a time. Its callback runs in
+the calling thread, and stops the speech by returning 1. espeak-ng is GPL-3 and comes with the
+package espeakng-loader, which only this example uses.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ except ModuleNotFoundError as missing:
         'Offline speech synthesis needs espeakng-loader: pip install "pipecat-hedge[demo]"'
     ) from missing
 
-WORDS_PER_MINUTE = range(80, 451)  # outside, the library clips without a word
+WORDS_PER_MINUTE = range(80, 451)  # the library clips other rates silently
 
 # From espeak-ng's speak_lib.h.
 _SYNCHRONOUS = 2  # espeak_Synth returns when all is spoken
@@ -35,15 +35,15 @@ _Callback = ctypes.CFUNCTYPE(
 
 @cache
 def shared_engine() -> "EspeakEngine":
-    """The process's engine, started when it is first asked for."""
+    """The process's engine, started on first use."""
     return EspeakEngine()
 
 
 class EspeakEngine:
-    """The speech engine: one a process, from `shared_engine`. Safe to use from several threads.
+    """The speech engine: one per process, from `shared_engine`. Thread-safe.
 
     Attributes:
-        sample_rate: Of what it speaks, 22050 Hz.
+        sample_rate: Of the speech, 22050 Hz.
 
     Raises:
         RuntimeError: If the library does not start.
@@ -65,7 +65,7 @@ class EspeakEngine:
         self._lock = threading.Lock()
         self._on_audio: Callable[[bytes], bool] = lambda audio: False
         self._failure: BaseException | None = None
-        self._callback = _Callback(self._deliver)  # kept: the library holds a bare pointer to it
+        self._callback = _Callback(self._deliver)  # keep a reference: the library has a pointer
         # The interface takes the folder that holds espeak-ng-data, or espeak-ng-data itself.
         data = str(self._data).encode()
         self.sample_rate: int = self._library.espeak_Initialize(
@@ -79,7 +79,7 @@ class EspeakEngine:
         self._library.espeak_SetSynthCallback(self._callback)
 
     def check(self, voice: str, words_per_minute: int) -> None:
-        """Refuse what the engine cannot speak with.
+        """Check a voice and a rate.
 
         Raises:
             ConfigurationError: If there is no such voice or variant, or the rate is out of range.
@@ -89,7 +89,7 @@ class EspeakEngine:
                 f"words_per_minute: {words_per_minute} is outside {WORDS_PER_MINUTE.start} to "
                 f"{WORDS_PER_MINUTE.stop - 1}. People speak at 150 to 180."
             )
-        # The library speaks an unknown variant in the plain voice; better to say so.
+        # The library would silently use the plain voice for an unknown variant.
         _, plus, variant = voice.partition("+")
         variants = {path.name for path in (self._data / "voices" / "!v").iterdir()}
         if plus and variant not in variants:
@@ -103,14 +103,14 @@ class EspeakEngine:
     def speak(
         self, text: str, voice: str, words_per_minute: int, on_audio: Callable[[bytes], bool]
     ) -> None:
-        """Speak in the calling thread, which waits for its turn and then until all is spoken.
+        """Synthesize in the calling thread; blocks until the text is done.
 
         Args:
-            text: What to say.
-            voice: A voice's file name, "en-us" or "en" (British) for example, and if wanted "+" and
-                a variant.
-            words_per_minute: How fast.
-            on_audio: Gets each chunk of up to 60 ms, 16-bit mono; False ends the speech.
+            text: The text.
+            voice: A voice's file name, "en-us" or "en" (British) for example, optionally with "+"
+                and a variant.
+            words_per_minute: The rate.
+            on_audio: Gets each chunk of up to 60 ms, 16-bit mono; returning False stops the speech.
 
         Raises:
             ConfigurationError: If there is no such voice.

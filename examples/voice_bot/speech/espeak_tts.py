@@ -1,4 +1,4 @@
-"""Speech synthesis offline: espeak-ng, a robotic but clear voice that starts within 20 ms."""
+"""Offline speech synthesis with espeak-ng: a robotic but clear voice that starts within 20 ms."""
 
 import asyncio
 import threading
@@ -21,17 +21,17 @@ from pipecat_hedge.race import ConfigurationError
 
 @dataclass
 class EspeakTTSSettings(TTSSettings):
-    """Settings for `EspeakTTSService`; all can be changed while it runs.
+    """Settings of `EspeakTTSService`; all can be changed at runtime.
 
     Parameters:
-        words_per_minute: How fast the voice speaks, 80 to 450.
+        words_per_minute: The rate, 80 to 450.
     """
 
     words_per_minute: int | NotGiven = field(default_factory=lambda: NOT_GIVEN)
 
 
 class EspeakTTSService(TTSService):
-    """Speaks sentence by sentence in a thread, and stops within a chunk of 60 ms of audio.
+    """Synthesizes sentence by sentence in a thread, and stops within 60 ms of audio.
 
     Args:
         settings: The voice ("en-us+f3": a voice's file name, "+" and a variant) and its rate.
@@ -55,20 +55,12 @@ class EspeakTTSService(TTSService):
         super().__init__(push_start_frame=True, push_stop_frames=True, settings=chosen, **kwargs)
 
     def can_generate_metrics(self) -> bool:
-        """This service measures its time to the first audio."""
+        """Return True: the service measures its time to the first audio."""
         return True
 
     @traced_tts
     async def run_tts(self, text: str, context_id: str) -> AsyncGenerator[Frame, None]:
-        """Speak.
-
-        Args:
-            text: What to say.
-            context_id: Of the audio context that the frames belong to.
-
-        Yields:
-            `TTSAudioRawFrame`s as they are made.
-        """
+        """Synthesize a text; yields `TTSAudioRawFrame`s."""
         await self.start_tts_usage_metrics(text)
         voice = require_given(self._settings.voice, "voice")
         words_per_minute = assert_given(self._settings.words_per_minute)
@@ -77,7 +69,7 @@ class EspeakTTSService(TTSService):
         unwanted = threading.Event()
 
         def speak() -> None:
-            # A converter of its own for each sentence: nothing is left over from the one before.
+            # One converter per sentence: no samples remain from the previous one.
             converter = soxr.ResampleStream(
                 self._engine.sample_rate, self.sample_rate, 1, dtype="int16"
             )
@@ -97,7 +89,7 @@ class EspeakTTSService(TTSService):
 
         def spoken(done: asyncio.Future[None]) -> None:
             if not done.cancelled():
-                done.exception()  # heard of here, if nobody waits for it any more
+                done.exception()  # marks it as retrieved
             made.put_nowait(None)
 
         speaking.add_done_callback(spoken)
@@ -111,7 +103,7 @@ class EspeakTTSService(TTSService):
             unwanted.set()
 
     async def _update_settings(self, delta: TTSSettings) -> dict[str, Any]:
-        """Apply new settings from the next sentence on; those that cannot work change nothing."""
+        """Apply new settings from the next sentence on; invalid ones change nothing."""
         wanted = self._settings.copy()
         TTSSettings.apply_update(wanted, delta)
         try:

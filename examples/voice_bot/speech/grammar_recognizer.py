@@ -1,18 +1,14 @@
-"""Recognise the sentences of a grammar with pocketsphinx, without stopping the event loop.
+"""Recognises the sentences of a grammar with pocketsphinx, without blocking the event loop.
 
-Four things make it work, each measured on 1105 sentences of 13 synthetic voices, with and without
-noise:
+Measured on 1105 sentences of 13 synthetic voices, with and without noise:
 
-- The grammar is made small first (see `word_graph`): 45 ms a sentence instead of 100.
-- The search for the best path through the lattice is off. It gains nothing in a grammar, and it
-  is one C call of up to 0.18 s that holds the GIL: an audible hole in what the bot is saying.
-- Every segment is brought to one level. The recogniser expects a certain loudness and learns
-  another only after some seconds: at a usual microphone level 68 % of the sentences came out
-  right, at LEVEL_DBFS 92 %.
-- Dither is added, because digital silence, which no microphone delivers, confuses it.
-
-One recogniser serves all sessions of the process: loading takes 0.1 s and 36 MB, and since the C
-calls hold the GIL, several would not run side by side anyway.
+- The grammar is minimised first (`word_graph`): 45 ms per sentence instead of 100.
+- The best-path search is off. It gains nothing with a grammar, and one C call of up to 0.18 s
+  holds the GIL: an audible gap in the bot's speech.
+- Segments are normalised to one level: at a usual microphone level 68 % of the sentences were
+  recognised, at LEVEL_DBFS 92 %.
+- Dither is added, because digital silence confuses the recogniser.
+One recogniser serves all sessions: loading takes 0.1 s and 36 MB, and C calls hold the GIL.
 """
 
 import threading
@@ -43,19 +39,19 @@ SILENCE_PROBABILITY = 0.02  # between words; the default, 0.005, loses noisy sen
 
 @cache
 def shared_recognizer(grammar: Path) -> "GrammarRecognizer":
-    """The process's recogniser for a grammar, loaded when it is first asked for."""
+    """The process's recogniser for a grammar, loaded on first use."""
     return GrammarRecognizer(grammar)
 
 
 class GrammarRecognizer:
-    """Hears the sentences of one grammar and no others; safe to use from several threads.
+    """Recognises the sentences of one grammar; thread-safe.
 
     Args:
-        grammar: A JSGF file. Its first public rule is what can be said.
+        grammar: A JSGF file. Its first public rule is used.
 
     Raises:
-        ConfigurationError: If the file is missing, is no grammar, or uses a word that the
-            recogniser's dictionary does not know.
+        ConfigurationError: If the file is missing, is not a grammar, or uses a word that is not in
+            the recogniser's dictionary.
     """
 
     def __init__(self, grammar: Path):
@@ -70,32 +66,32 @@ class GrammarRecognizer:
         )
         self._lock = threading.Lock()
         self._usual_mean: str = self._decoder.get_cmn()
-        self._listen_for(grammar, smallest(self._parsed(grammar, text)))
+        self._use_grammar(grammar, smallest(self._parsed(grammar, text)))
 
     def recognize(self, audio: bytes) -> str:
-        """Recognise one segment. Call it in a thread: it takes about 20 ms a second of audio.
+        """Recognise one segment. Call it in a thread: it takes about 20 ms per second of audio.
 
-        The GIL is offered after every piece, so that the event loop waits for 1 ms, not for the
-        5 ms after which Python would take it away.
+        The GIL is released after every piece, so the event loop waits for 1 ms instead of Python's
+        switch interval of 5 ms.
 
         Args:
             audio: 16-bit mono samples at SAMPLE_RATE.
 
         Returns:
-            The words, in lower case, or nothing if no sentence of the grammar comes near.
+            The words, in lower case; empty if no sentence of the grammar matches.
         """
         prepared = _at_level(audio)
         with self._lock:
-            self._decoder.set_cmn(self._usual_mean)  # no segment depends on the one before
+            self._decoder.set_cmn(self._usual_mean)  # segments are independent
             self._decoder.start_utt()
             try:
                 for start in range(0, len(prepared), PIECE_BYTES):
                     self._decoder.process_raw(prepared[start : start + PIECE_BYTES])
-                    time.sleep(0)  # waits for nothing: lets another thread have the GIL
+                    time.sleep(0)  # releases the GIL
             finally:
                 self._decoder.end_utt()
-            heard = self._decoder.hyp()
-        return heard.hypstr if heard is not None else ""
+            hypothesis = self._decoder.hyp()
+        return hypothesis.hypstr if hypothesis is not None else ""
 
     def _parsed(self, grammar: Path, text: str) -> WordGraph:
         try:
@@ -110,7 +106,7 @@ class GrammarRecognizer:
             graph.writefile(str(path))
             return parse_fsg(path.read_text(encoding="utf-8"))
 
-    def _listen_for(self, grammar: Path, graph: WordGraph) -> None:
+    def _use_grammar(self, grammar: Path, graph: WordGraph) -> None:
         unknown = sorted(word for word in graph.words if self._decoder.lookup_word(word) is None)
         if unknown:
             raise ConfigurationError(
@@ -139,7 +135,7 @@ def _read(grammar: Path) -> str:
 
 
 def _at_level(audio: bytes) -> bytes:
-    """The segment with its loud parts at LEVEL_DBFS, and dithered."""
+    """Normalise the segment's loud parts to LEVEL_DBFS, and add dither."""
     samples = np.frombuffer(audio, dtype=np.int16, count=len(audio) // 2).astype(np.float64)
     frame = SAMPLE_RATE // 50
     if len(samples) < frame:

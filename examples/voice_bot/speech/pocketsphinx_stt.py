@@ -1,7 +1,7 @@
-"""Speech recognition offline: pocketsphinx, with a grammar of what the bot's callers say.
+"""Offline speech recognition with pocketsphinx and a grammar of the callers' sentences.
 
-It hears the sentences of its grammar and no others: anything else comes out as the nearest
-sentence. Free-form, the same model gets 12 to 76 % of the words wrong.
+Any other sentence is recognised as the nearest one of the grammar. Without a grammar the same model
+gets 12 to 76 % of the words wrong.
 """
 
 import asyncio
@@ -20,25 +20,25 @@ from examples.voice_bot.speech.grammar_recognizer import SAMPLE_RATE, shared_rec
 
 RESTAURANT_GRAMMAR = Path(__file__).with_name("restaurant.jsgf")
 
-# From the end of speech: the VAD's 0.2 s, then 0.04 to 0.1 s of recognition, and a busy machine.
+# From the end of speech: the VAD's 0.2 s, 0.04 to 0.1 s of recognition, and reserve.
 TTFS_P99_SECS = 0.4
 
 
 @dataclass
 class PocketsphinxSTTSettings(STTSettings):
-    """Settings for `PocketsphinxSTTService`; the model and its language (English) are fixed."""
+    """Settings of `PocketsphinxSTTService`; the model and its language (English) are fixed."""
 
 
 class PocketsphinxSTTService(SegmentedSTTService):
-    """Transcribes each segment of speech with a grammar, in a thread, without the network.
+    """Transcribes each segment of speech with a grammar, in a thread.
 
     Args:
-        grammar: A JSGF file; its first public rule is what can be said.
-        ttfs_p99_latency: Seconds from the end of speech to the transcript, at worst.
+        grammar: A JSGF file; its first public rule is used.
+        ttfs_p99_latency: The 99th percentile from the end of speech to the transcript, in seconds.
         **kwargs: Passed to `SegmentedSTTService`.
 
     Raises:
-        ConfigurationError: If the grammar cannot be used; the message says why.
+        ConfigurationError: If the grammar cannot be used; the message has the reason.
     """
 
     Settings = PocketsphinxSTTSettings
@@ -54,7 +54,7 @@ class PocketsphinxSTTService(SegmentedSTTService):
         super().__init__(
             sample_rate=SAMPLE_RATE,
             ttfs_p99_latency=ttfs_p99_latency,
-            # The VAD waits for 0.2 s of silence, so the segment already ends in it.
+            # The segment already ends with the VAD's 0.2 s of silence.
             trailing_silence_secs=0.1,
             settings=self.Settings(model="pocketsphinx-en-us", language=Language.EN),
             **kwargs,
@@ -62,21 +62,17 @@ class PocketsphinxSTTService(SegmentedSTTService):
 
     @property
     def wants_wav_segments(self) -> bool:
-        """The recogniser reads plain samples."""
+        """False: the recogniser reads raw samples."""
         return False
 
     def can_generate_metrics(self) -> bool:
-        """This service measures its time to the transcript."""
+        """Return True: the service measures its time to the transcript."""
         return True
 
     async def run_stt(self, audio: bytes) -> AsyncGenerator[Frame, None]:
-        """Transcribe one segment.
+        """Transcribe one segment of 16-bit mono samples at 16 kHz.
 
-        Args:
-            audio: 16-bit mono samples at 16 kHz.
-
-        Yields:
-            One `TranscriptionFrame`, or nothing if no sentence of the grammar comes near.
+        Yields one `TranscriptionFrame`, or nothing if no sentence of the grammar matches.
         """
         await self.start_processing_metrics()
         text = await asyncio.to_thread(self._recognizer.recognize, audio)
@@ -87,4 +83,4 @@ class PocketsphinxSTTService(SegmentedSTTService):
 
     @traced_stt
     async def _transcribed(self, transcript: str, is_final: bool, language: Language | None = None):
-        """Where Pipecat's tracing reads the transcript."""
+        """Pipecat's tracing reads the transcript from this call."""

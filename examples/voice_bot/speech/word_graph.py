@@ -1,11 +1,10 @@
-"""The smallest graph of words that accepts the same sentences as a larger one.
+"""Minimises a graph of words: the smallest one that accepts the same sentences.
 
-pocketsphinx turns a JSGF grammar into a graph with a state for every symbol of every rule it
-expands, over a thousand for a page of grammar, and its search visits every state 100 times a
-second. Most of them are copies. The textbook cure is to make the graph deterministic (after each
-beginning of a sentence there is one state) and then to merge the states from which the same
-endings follow. On the restaurant's grammar that leaves about a tenth of the states and halves the
-time to recognise. Probabilities are left out: whatever may follow is equally likely.
+pocketsphinx turns a JSGF grammar into a graph with a state per symbol of every expanded rule, over
+a thousand for a page of grammar, and visits every state 100 times a second. Most are copies. The
+graph is made deterministic, and states with the same continuations are merged. This leaves about a
+tenth of the restaurant grammar's states, and halves the recognition time. Probabilities are
+dropped: all continuations are equally likely.
 """
 
 from collections import defaultdict
@@ -17,9 +16,9 @@ class WordGraph:
     """States joined by words.
 
     Parameters:
-        start: Where every sentence begins.
-        final: Where every sentence ends.
-        arcs: From state, to state, and the word between them; None is passed without a word.
+        start: The initial state.
+        final: The final state.
+        arcs: From state, to state, and the word between them; None is an epsilon transition.
     """
 
     start: int
@@ -28,23 +27,20 @@ class WordGraph:
 
     @property
     def words(self) -> frozenset[str]:
-        """Every word that occurs in a sentence."""
+        """All words of the graph."""
         return frozenset(word for _, _, word in self.arcs if word is not None)
 
     @property
     def state_count(self) -> int:
-        """How many states the arcs join."""
+        """The number of states."""
         return len({state for begin, end, _ in self.arcs for state in (begin, end)})
 
 
 def parse_fsg(text: str) -> WordGraph:
-    """Read a graph in the text form that Sphinx tools write.
+    """Parse a graph in the text format of the Sphinx tools, without probabilities.
 
     Args:
         text: Lines of `TRANSITION from to probability [word]`, between `START_STATE` and `FSG_END`.
-
-    Returns:
-        The graph, without the probabilities.
     """
     start = final = 0
     arcs: list[tuple[int, int, str | None]] = []
@@ -64,16 +60,16 @@ def parse_fsg(text: str) -> WordGraph:
 
 
 def smallest(graph: WordGraph) -> WordGraph:
-    """The smallest graph for the same sentences: deterministic, and no two states alike."""
+    """Return the minimal deterministic graph for the same sentences."""
     return _merged(*_deterministic(graph))
 
 
 def _deterministic(graph: WordGraph) -> tuple[list[dict[str, int]], set[int]]:
-    """Follow all ways through the graph at once: a new state is a set of old ones.
+    """Determinise by subset construction: a new state is a set of old ones.
 
     Returns:
-        For every new state the words that lead on (state 0 is the start), and the states at which a
-        sentence may end.
+        For every new state its transitions by word (state 0 is the start), and the states at which
+        a sentence may end.
     """
     silent: dict[int, set[int]] = defaultdict(set)
     spoken: dict[int, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
@@ -111,7 +107,7 @@ def _deterministic(graph: WordGraph) -> tuple[list[dict[str, int]], set[int]]:
 
 
 def _merged(ways: list[dict[str, int]], endings: set[int]) -> WordGraph:
-    """Split the states by what can follow until nothing changes; each class is one state."""
+    """Merge equivalent states by partition refinement."""
     kind = [int(state in endings) for state in range(len(ways))]
     while True:
         seen: dict[tuple[int, tuple[tuple[str, int], ...]], int] = {}

@@ -1,7 +1,7 @@
-"""Keeps vLLM's processes from spinning, where a machine has few cores.
+"""Stops vLLM's processes from busy-waiting on machines with few cores.
 
-They wait for each other by calling ``sched_yield`` in a loop, which on two cores keeps every other
-process off the processor for seconds. A short sleep waits just as well.
+They wait for each other by calling ``sched_yield`` in a loop, which on two cores starves other
+processes for seconds. A short sleep works equally well.
 """
 
 import os

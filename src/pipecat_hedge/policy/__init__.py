@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipecat_hedge.policy.profiles import PROFILES, LatencyProfile
     from pipecat_hedge.policy.settings import policy_of
     from pipecat_hedge.policy.slo import Slo
-    from pipecat_hedge.policy.slo_outcome import has_left, is_degraded, judge_llm, judge_wait
+    from pipecat_hedge.policy.slo_outcome import classify_llm, classify_wait, has_left, is_degraded
     from pipecat_hedge.policy.stats_store import FileStore, StatsStore
     from pipecat_hedge.policy.survival import SurvivalCurve
 
@@ -42,10 +42,10 @@ __all__ = [
     "Slo",
     "StatsStore",
     "SurvivalCurve",
+    "classify_llm",
+    "classify_wait",
     "has_left",
     "is_degraded",
-    "judge_llm",
-    "judge_wait",
     "learn",
     "plan_turn",
     "policy_of",
@@ -67,7 +67,7 @@ _MODULES = {
     "profiles": ("PROFILES", "LatencyProfile"),
     "settings": ("policy_of",),
     "slo": ("Slo",),
-    "slo_outcome": ("has_left", "is_degraded", "judge_llm", "judge_wait"),
+    "slo_outcome": ("has_left", "is_degraded", "classify_llm", "classify_wait"),
     "stats_store": ("FileStore", "StatsStore"),
     "survival": ("SurvivalCurve",),
 }

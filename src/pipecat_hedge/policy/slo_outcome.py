@@ -23,7 +23,7 @@ from typing import Literal
 from pipecat_hedge.policy.slo import Objective, Slo
 from pipecat_hedge.race.reports import TurnReport
 
-__all__ = ["classify", "has_left", "is_degraded", "judge_llm", "judge_wait"]
+__all__ = ["classify", "classify_llm", "classify_wait", "has_left", "is_degraded"]
 
 
 def classify(slo: Slo, report: TurnReport) -> dict[Objective, bool]:
@@ -38,13 +38,13 @@ def classify(slo: Slo, report: TurnReport) -> dict[Objective, bool]:
     """
     found: dict[Objective, bool] = {}
     for objective, within in slo.promises():
-        kept = None if objective == "voice_to_voice" else judge_llm(objective, within, report)
+        kept = None if objective == "voice_to_voice" else classify_llm(objective, within, report)
         if kept is not None:
             found[objective] = kept
     return found
 
 
-def judge_llm(
+def classify_llm(
     objective: Literal["ttft", "ttfs"], within_secs: float, report: TurnReport
 ) -> bool | None:
     """Whether the LLM's answer came as promised; None if that cannot be said.
@@ -58,7 +58,7 @@ def judge_llm(
     if objective == "ttfs" and took is None and report.outcome == "answered_with_tools":
         return None
     is_cut = report.outcome == "interrupted" or has_left(report)
-    return judge_wait(
+    return classify_wait(
         within_secs, took, report.duration_secs, is_cut=is_cut, is_degraded=is_degraded(report)
     )
 
@@ -83,7 +83,7 @@ def has_left(report: TurnReport) -> bool:
     return report.outcome == "failed" and not (report.attempts or report.degraded_reason)
 
 
-def judge_wait(
+def classify_wait(
     within_secs: float,
     took_secs: float | None,
     waited_secs: float | None,

@@ -29,17 +29,17 @@ from pipecat_hedge.service.tracer import Tracer
 if TYPE_CHECKING:
     from pipecat_hedge.fleet.sync import FleetSync
     from pipecat_hedge.service.provider_stats import ProviderStats
-    from pipecat_hedge.telemetry.slo_tracker import SloBoard, SloStatus
+    from pipecat_hedge.telemetry.slo_tracker import SloStatus, SloTracker
 
 __all__ = [
     "ENVIRONMENT",
     "FleetSync",
-    "SloBoard",
     "SloStatus",
+    "SloTracker",
     "default_store",
     "join_fleet",
     "race_tracer",
-    "slo_board",
+    "slo_tracker",
     "track_slo",
     "write_logs",
 ]
@@ -94,11 +94,11 @@ def join_fleet(
     return FleetSync(store, lock, registry.latencies, registry.accounts.accounts, health)
 
 
-def slo_board(events: EventHub) -> SloBoard:
+def slo_tracker(events: EventHub) -> SloTracker:
     """Create the counts of all SLOs of a process."""
-    from pipecat_hedge.telemetry.slo_tracker import SloBoard
+    from pipecat_hedge.telemetry.slo_tracker import SloTracker
 
-    return SloBoard(events)
+    return SloTracker(events)
 
 
 def track_slo(events: EventHub, slo: Slo | None, tier: Tier, stats: ProviderStats) -> None:
@@ -106,7 +106,7 @@ def track_slo(events: EventHub, slo: Slo | None, tier: Tier, stats: ProviderStat
     from pipecat_hedge.telemetry.slo_tracker import track
 
     if slo is not None:
-        track(events, slo, tier, stats.slo_board)
+        track(events, slo, tier, stats.slo_tracker)
 
 
 def race_tracer(*, own_spans: bool) -> Tracer:

@@ -250,11 +250,11 @@ class HedgedLLMService(LLMService):
     def slo_status(self) -> tuple[composition.SloStatus, ...]:
         """How the SLO is met by all sessions of the process with this SLO and tier.
 
-        ``stats.slo_board`` has the SLOs of other tiers.
+        ``stats.slo_tracker`` has the SLOs of other tiers.
         """
         if self._slo is None:
             return ()
-        return self._stats.slo_board.status(self.tier, self._slo)
+        return self._stats.slo_tracker.status(self.tier, self._slo)
 
     @property
     def may_wait(self) -> bool:

@@ -71,7 +71,7 @@ class ProviderStats(LatencyRegistry):
         self._clock = clock
         self._saving = threading.Lock()
         self._saved_at = clock()
-        self._slo_board: composition.SloBoard | None = None
+        self._slo_tracker: composition.SloTracker | None = None
         self.events = EventHub()
         self.loop_watch = LoopWatch()
         self.health = AdmissionController(lag_secs=self.loop_watch.lag_now)
@@ -85,11 +85,11 @@ class ProviderStats(LatencyRegistry):
         introduce(self)
 
     @property
-    def slo_board(self) -> composition.SloBoard:
+    def slo_tracker(self) -> composition.SloTracker:
         """How the SLOs of all services that use these statistics are met."""
-        if self._slo_board is None:
-            self._slo_board = composition.slo_board(self.events)
-        return self._slo_board
+        if self._slo_tracker is None:
+            self._slo_tracker = composition.slo_tracker(self.events)
+        return self._slo_tracker
 
     def answered_since(self, key: str) -> float:
         """See ``LatencyRegistry``."""

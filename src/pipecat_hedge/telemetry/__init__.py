@@ -1,6 +1,6 @@
 """Observability: metrics, traces, SLO tracking, turn logs and the live feed.
 
-Names are imported on first use: each needs its own extra alone, and some need no Pipecat.
+Names are imported on first use: each one needs only its own extra, and some need no Pipecat.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
-"""The live feed: the latest turns and current state of a process, for ``pipecat-hedge top``.
+"""The live feed: a process's latest turns and current state, for ``pipecat-hedge top``.
 
-Readers poll ``snapshot(after)``, so a slow or vanished reader costs the bot nothing, and no
-connection stays open. No prompt, answer or key is in it.
+Readers poll ``snapshot(after)``, so a slow reader costs the bot nothing and no connection stays
+open. A snapshot contains no prompt, answer or key.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["KEPT_TURNS", "LIVE_PATH", "LIVE_VERSION", "LiveFeed", "LiveServer", "routes"]
 
 LIVE_PATH = "/hedge/live"
-"""Where ``pipecat-hedge top`` looks for the feed, unless it is given another path."""
+"""The feed's default path."""
 LIVE_VERSION = 1
-"""The version of a snapshot's format, which ``docs/slo.md`` describes."""
+"""The version of the snapshot format (see ``docs/slo.md``)."""
 KEPT_TURNS = 200
 _ATTEMPT_FIELDS = (
     *("provider", "launch_reason", "launched_secs", "ttft_secs", "outcome", "error_category"),
@@ -63,9 +63,9 @@ class LiveFeed:
         """Create an empty feed.
 
         Args:
-            name: The process's name on the screen; None is the machine's name.
-            turns: How many turns are kept.
-            clock: The time in seconds since the epoch.
+            name: The name that ``top`` shows; None takes the host name.
+            turns: The number of turns to keep.
+            clock: Returns seconds since the epoch.
         """
         self.name = name or socket.gethostname()
         self._process = secrets.token_hex(4)
@@ -81,11 +81,11 @@ class LiveFeed:
         self._outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def watch(self, llm: HedgedLLMService, latency: TurnLatencyObserver | None = None) -> None:
-        """Add a session. The feed does not keep it alive.
+        """Add a session; the feed holds no reference that keeps it alive.
 
         Args:
             llm: The session's service.
-            latency: Its observer, which reports when answers are heard; None without one.
+            latency: The session's observer; without one the feed has no voice-to-voice times.
         """
         self._sessions += 1
         session = self._watched[llm] = self._sessions
@@ -103,19 +103,19 @@ class LiveFeed:
             latency.add_event_handler("on_turn_latency", on_turn_latency)
 
     def snapshot(self, after: int = 0) -> dict[str, Any]:
-        """The current state, as plain values for JSON. Call it on the event loop.
+        """Return the current state as JSON values. Call it on the event loop.
 
         Args:
-            after: The ``next`` of the previous snapshot: only turns that are new or have changed
-                since are included. 0 includes all that are kept.
+            after: The ``next`` of the previous snapshot: the result has only turns that are new or
+                changed since. 0 returns all kept turns.
         """
         running = [llm for llm in self._watched if llm.is_running]
-        # Providers' states are shared by the process: one service for each set of providers.
+        # Services with the same providers share their states: one service per set is enough.
         services = {tuple(p.name for p in llm.providers): llm for llm in running or self._watched}
         for llm in services.values():
             for state in llm.provider_states():
                 self._states[state.provider, state.model] = state
-        boards = [stats.slo_board for stats in self._stats]
+        trackers = [stats.slo_tracker for stats in self._stats]
         budgets = [budget for stats in self._stats for budget in stats.budgets()]
         return {
             "version": LIVE_VERSION,
@@ -128,7 +128,7 @@ class LiveFeed:
             "turns": [turn for turn in self._turns.values() if turn["number"] > after],
             "providers": [self._provider(state) for state in self._states.values()],
             "budgets": [dataclasses.asdict(budget) for budget in budgets],
-            "slos": [dataclasses.asdict(slo) for board in boards for slo in board.status()],
+            "slos": [dataclasses.asdict(slo) for tracker in trackers for slo in tracker.status()],
         }
 
     def _provider(self, state: ProviderState) -> dict[str, Any]:
@@ -177,15 +177,14 @@ class LiveFeed:
 
 
 def routes(feed: LiveFeed, path: str = LIVE_PATH, *, is_local: bool = False) -> list[web.RouteDef]:
-    """The feed's route for an aiohttp application: ``app.add_routes(routes(feed))``.
+    """Return the feed's route for an aiohttp application: ``app.add_routes(routes(feed))``.
 
-    Requests of foreign web pages are refused.
+    Cross-origin requests of web pages are rejected.
 
     Args:
         feed: The feed.
         path: The route's path.
-        is_local: Whether the server is bound to loopback; then the ``Host`` must be a name of this
-            machine, too.
+        is_local: Whether the server is bound to loopback. If so, ``Host`` must be a loopback name.
     """
     allowed = AllowedOrigins()
 
@@ -215,12 +214,12 @@ class LiveServer:
     """
 
     def __init__(self, feed: LiveFeed, *, port: int = 0, host: str = "127.0.0.1"):
-        """Prepare to listen.
+        """Prepare a server; it listens once entered.
 
         Args:
             feed: The feed.
             port: The port; 0 picks a free one.
-            host: The address. There is no password: keep it to loopback or a private network.
+            host: The address. There is no password: use loopback or a private network.
 
         Raises:
             ConfigurationError: If ``port`` is not a port number.

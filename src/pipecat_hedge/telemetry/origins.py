@@ -1,8 +1,8 @@
-"""Which web pages may use a local server.
+"""Checks which web pages may use a local server.
 
-Every page that a user opens can send requests to a server on the user's machine, and with DNS
-rebinding even as its own origin. So ``Origin`` and ``Host`` must name this machine, or a name that
-was allowed. Programs other than browsers send no ``Origin``.
+Any page that a user opens can send requests to a server on the user's machine; with DNS rebinding
+even as the same origin. So ``Origin`` and ``Host`` must be loopback names or allowed ones.
+Programs other than browsers send no ``Origin``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ __all__ = ["AllowedOrigins", "is_loopback"]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address, without a port, is one of this machine alone.
+    """Whether a host name or address, without a port, is loopback.
 
     Args:
-        host: ``localhost``, ``127.0.0.1``, ``[::1]`` and the like.
+        host: For example ``localhost``, ``127.0.0.1`` or ``[::1]``.
     """
     name = host.lower().strip("[]").rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):
@@ -32,10 +32,10 @@ def is_loopback(host: str) -> bool:
 
 
 class AllowedOrigins:
-    """The origins that may use a server: those of this machine, and the allowed ones."""
+    """The origins that may use a server: loopback and the configured ones."""
 
     def __init__(self, named: Sequence[str] = (), *, field: str = "allow_origin"):
-        """Check the allowed origins.
+        """Check the configured origins.
 
         Args:
             named: Origins such as ``https://bot.example.com``.
@@ -54,11 +54,11 @@ class AllowedOrigins:
             self._origins.add((parts.scheme, parts.hostname, parts.port))
 
     def refusal(self, origins: Sequence[str], hosts: Sequence[str] | None) -> str | None:
-        """Why a request is refused; None if it is allowed.
+        """Return the reason to reject a request; None if it is allowed.
 
         Args:
             origins: The values of its ``Origin`` headers.
-            hosts: The values of its ``Host`` headers; None does not check them.
+            hosts: The values of its ``Host`` headers; None skips this check.
         """
         if len(origins) > 1 or not all(map(self._allows_origin, origins)):
             return "this page may not speak to this server: its origin is not allowed"
@@ -80,7 +80,7 @@ class AllowedOrigins:
 
 
 def _split(origin: str) -> SplitResult | None:
-    """The parts of an origin; None if it is not one."""
+    """Split an origin; None if it is not one."""
     try:
         parts = urlsplit(origin)
         _ = parts.port  # raises ValueError if it is not a number

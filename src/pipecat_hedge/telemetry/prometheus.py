@@ -1,7 +1,7 @@
 """Counts the turns of every hedged service of the process as Prometheus metrics.
 
-The metrics are ``prometheus_client``'s own, made from reports alone: no prompt, answer, key, error
-message or session is in a label. ``docs/metrics.md`` lists them.
+Labels come from reports only and contain no prompt, answer, key, error message or session.
+``docs/metrics.md`` lists the metrics.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ BUCKETS = (
     *(0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 2.5),
     *(3.0, 4.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0),
 )
-"""Bounds of the histograms in seconds: no first token comes within 50 ms, no caller waits 30 s."""
+"""Upper bounds in seconds: no first token arrives within 50 ms, and no caller waits 30 s."""
 MAX_PROVIDERS, MAX_MODELS, MAX_CATEGORIES = 50, 100, 30
-"""Different values of a label; further ones are counted as ``other``."""
+"""Distinct values of a label; further ones are counted as ``other``."""
 MAX_LABEL_LENGTH = 120
 CONTINUATION_REASONS = ("failure", "stall")
 TIMEOUTS = (STALLED.category, TIMED_OUT.category, MISSED_DEADLINE.category)
-"""Failures that are right-censored waits; other failures say nothing of the time to first token."""
+"""Failures that are right-censored waits; other failures carry no information on latency."""
 CATEGORIES = (*(c.value for c in ErrorCategory), *TIMEOUTS, EMPTY_ANSWER.category, SHED)
 ANSWER = ("provider", "outcome", "tier")
 
@@ -52,31 +52,31 @@ ANSWER = ("provider", "outcome", "tier")
 class PrometheusRecorder(Collector):
     """Counts every turn of every hedged service of the process.
 
-    Make one where the process starts, and serve ``prometheus_client``'s registry by any of its own
-    means. In its multi-process mode the gauges of state (breakers, limits, queue, budgets,
-    sessions, event loop) are not served: they are read at a scrape, and no scrape reaches them.
+    Create one at start-up and serve ``prometheus_client``'s registry as usual. In multi-process
+    mode the state gauges (breakers, limits, queue, budgets, sessions, event loop) are not served,
+    because they are read at scrape time.
 
     Example::
 
         recorder = PrometheusRecorder()
         prometheus_client.start_http_server(9464)
         ...
-        latency = TurnLatencyObserver()     # for each call, for voice-to-voice latency
+        latency = TurnLatencyObserver()     # one per call, for voice-to-voice latency
         recorder.listen_to(latency)
     """
 
     def __init__(
         self, *, stats: ProviderStats | None = None, registry: CollectorRegistry = REGISTRY
     ):
-        """Count turns from now on, until ``close``.
+        """Start counting; ``close`` stops it.
 
         Args:
-            stats: Counts the turns of the services that use these statistics; None counts those of
-                all services of the process.
-            registry: Where the metrics are registered.
+            stats: Counts only services that use these statistics; None counts all services of the
+                process.
+            registry: The registry to add the metrics to.
 
         Raises:
-            ConfigurationError: If this registry has a recorder already.
+            ConfigurationError: If the registry already has a recorder.
         """
         self._registry = registry
         self._metrics = CollectorRegistry()
@@ -111,19 +111,19 @@ class PrometheusRecorder(Collector):
             self._registry = None
 
     def listen_to(self, observer: TurnLatencyObserver) -> None:
-        """Count what the callers of an observer's pipeline heard.
+        """Count the voice-to-voice latencies of a pipeline.
 
         Args:
             observer: The pipeline's observer.
         """
 
         async def on_turn_latency(_: object, turn: TurnLatency) -> None:
-            self.record_heard(turn)
+            self.record_latency(turn)
 
         observer.add_event_handler("on_turn_latency", on_turn_latency)
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics now; the registry calls it at each scrape, from any thread."""
+        """Return the current metrics; the registry calls it at each scrape, from any thread."""
         registries = list(self._stats)
         for stats in registries:
             for _, labels in self._labels(stats):
@@ -132,16 +132,12 @@ class PrometheusRecorder(Collector):
         yield from state_metrics(registries, self._labels)
 
     def describe(self) -> Iterable[Metric]:
-        """The metrics without the state's values, for the registry's check of duplicates."""
+        """Return the metrics without state values; the registry checks them for duplicates."""
         yield from self._metrics.collect()
         yield from state_metrics((), self._labels)
 
     def record(self, report: TurnReport) -> None:
-        """Count a turn; the services call it.
-
-        Args:
-            report: The turn.
-        """
+        """Count a turn; the services call it."""
         tier, outcome, winner = report.tier, report.outcome, self._provider(report.winner)
         self._turns.labels(outcome, tier, _flag(report.degraded_reason is not None)).inc()
         if report.ttft_secs is not None:
@@ -156,12 +152,8 @@ class PrometheusRecorder(Collector):
         if report.filler is not None:
             self._fillers.labels(report.filler.cause, _result(report.filler)).inc()
 
-    def record_heard(self, turn: TurnLatency) -> None:
-        """Count when a caller heard the answer of a turn; see ``listen_to``.
-
-        Args:
-            turn: The turn, from the end of the caller's speech on.
-        """
+    def record_latency(self, turn: TurnLatency) -> None:
+        """Count the voice-to-voice latency of a turn; see ``listen_to``."""
         if (secs := turn.voice_to_voice_secs) is None:
             return
         last = turn.reports[-1] if turn.reports else None
@@ -175,7 +167,7 @@ class PrometheusRecorder(Collector):
         self._stats.add(stats)
         stats.events.subscribe(TurnReport, self.record)
         stats.events.subscribe(SloCounted, self._record_slo)
-        for tier, slo in stats.slo_board.slos():
+        for tier, slo in stats.slo_tracker.slos():
             self._show_slo(tier, slo)
 
     def _labels(self, stats: ProviderStats) -> list[tuple[str, Labels]]:
@@ -206,7 +198,7 @@ class PrometheusRecorder(Collector):
             self._censored.labels(provider, outcome, reason).observe(waited_secs)
         if attempt.stages is not None and attempt.stages.new_connection:
             self._cold_connections.labels(provider).inc()
-        use = "used" if won or _was_heard(attempt, report) else "wasted"
+        use = "used" if won or _is_interrupted_answer(attempt, report) else "wasted"
         estimated = _flag(attempt.tokens_estimated)
         for direction, tokens in (
             ("input", attempt.input_tokens),
@@ -227,7 +219,7 @@ class PrometheusRecorder(Collector):
             self._slo_missed.labels(counted.tier, objective).inc(not was_met)
 
     def _show_slo(self, tier: Tier, slo: Slo) -> None:
-        """Show a tier's SLO: of several the most lenient, or alerts fire for what none promised."""
+        """Show a tier's SLO: of several the most lenient, or alerts would fire for none of them."""
         shown = self._slos.setdefault(tier, {})
         shown["share"] = min(slo.share, shown.get("share", 1.0))
         self._slo_share.labels(tier).set(shown["share"])
@@ -238,7 +230,7 @@ class PrometheusRecorder(Collector):
             self._slo_missed.labels(tier, objective)
 
     def _start_at_zero(self, labels: Labels) -> None:
-        """Create a provider's series: ``rate()`` sees no increase in a series that starts at 1."""
+        """Create a provider's series at 0: ``rate()`` misses the first increase otherwise."""
         if labels in self._known:
             return
         self._known.add(labels)
@@ -276,7 +268,7 @@ class PrometheusRecorder(Collector):
         self._voice_to_voice = histogram(
             "voice_to_voice", "From the end of the caller's speech to the answer's sound.", *ANSWER
         )
-        self._turn_queued = histogram("turn_queued", "How long a turn waited for a permit.", "tier")
+        self._turn_queued = histogram("turn_queued", "Time a turn waited for a permit.", "tier")
         self._attempts = counter(
             "attempts",
             "Attempts, with or without a request.",
@@ -305,28 +297,30 @@ class PrometheusRecorder(Collector):
         self._rejected = counter(
             "rejected", "Attempts rejected for lack of a permit, by launch reason; turns.", "kind"
         )
-        self._fillers = counter("fillers", "Fillers by what became of them.", "cause", "result")
+        self._fillers = counter("fillers", "Fillers by result.", "cause", "result")
         self._cold_connections = counter(
             "cold_connections", "Requests that opened a connection.", "provider"
         )
         self._tokens = counter(
             "tokens",
-            "Tokens; those of attempts whose answer was not heard are wasted.",
+            "Tokens; those of attempts whose answer did not play are wasted.",
             *("provider", "model", "direction", "use", "estimated"),
         )
         self._usd = counter("cost_usd", "US dollars.", "provider", "model", "use")
-        self._slo_turns = counter("slo_turns", "Turns an SLO applied to.", "tier", "objective")
+        self._slo_turns = counter(
+            "slo_turns", "Turns to which an SLO applied.", "tier", "objective"
+        )
         self._slo_missed = counter("slo_missed", "Turns that missed an SLO.", "tier", "objective")
         self._slo_objective = Gauge(
             "pipecat_hedge_slo_objective_seconds",
-            "Within what time the SLO wants an answer.",
+            "The SLO's limit.",
             ("tier", "objective"),
             registry=self._metrics,
             multiprocess_mode="max",
         )
         self._slo_share = Gauge(
             "pipecat_hedge_slo_share_ratio",
-            "For what share of turns.",
+            "The SLO's target share of turns.",
             ("tier",),
             registry=self._metrics,
             multiprocess_mode="min",
@@ -340,7 +334,7 @@ class PrometheusRecorder(Collector):
 
 
 class _LabelValues:
-    """Makes label values of names: at most ``limit`` different ones, the others are ``other``."""
+    """Maps names to label values: at most ``limit`` distinct ones, then ``other``."""
 
     def __init__(self, limit: int):
         self._limit = limit
@@ -348,20 +342,20 @@ class _LabelValues:
 
     def __call__(self, name: str | None) -> str:
         if not name:
-            return "none"  # to Prometheus an empty label is no label
+            return "none"  # Prometheus treats an empty label as absent
         if name not in self._values and len(self._values) < self._limit:
             self._values[name] = name[:MAX_LABEL_LENGTH]
         return self._values.get(name, "other")
 
 
 def _is_continuation(attempt: AttemptReport, report: TurnReport) -> bool:
-    """Whether an attempt was launched after an answer had begun, to continue it."""
+    """Whether an attempt was launched after the commit, to continue the answer."""
     committed = report.committed_secs
     return committed is not None and attempt.launched_secs >= committed
 
 
-def _was_heard(attempt: AttemptReport, report: TurnReport) -> bool:
-    """Whether it is the answer that the caller interrupted."""
+def _is_interrupted_answer(attempt: AttemptReport, report: TurnReport) -> bool:
+    """Whether the attempt's answer was playing when the caller interrupted."""
     has_begun = attempt.ttft_secs is not None and attempt.provider == report.winner
     return has_begun and attempt.outcome == "interrupted"
 

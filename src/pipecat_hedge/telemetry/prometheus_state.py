@@ -1,4 +1,4 @@
-"""The state of providers, budgets and sessions as Prometheus gauges, read at each scrape."""
+"""Reads the state of providers, budgets and sessions as Prometheus gauges, at each scrape."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PROVIDER = ("provider", "model")
 def provider_labels(
     stats: ProviderStats, provider: Callable[[str], str], model: Callable[[str], str]
 ) -> list[tuple[str, Labels]]:
-    """The providers of a registry: each one's key, and its label values.
+    """Return the key and the label values of each provider in a registry.
 
     Args:
         stats: The registry.
-        provider: Makes a label value of a provider's name.
-        model: Makes a label value of a model's name.
+        provider: Maps a provider's name to a label value.
+        model: Maps a model's name to a label value.
     """
     with stats.health.lock:
         keys = list(stats.health.entries())
@@ -41,12 +41,12 @@ def state_metrics(
     labels: Callable[[ProviderStats], list[tuple[str, Labels]]],
     now: float | None = None,
 ) -> Iterator[Metric]:
-    """The gauges. Several registries are added up; of waits and balances the worst is shown.
+    """Yield the gauges. Registries are summed; of waits and balances the worst is shown.
 
     Args:
-        registries: The registries of the process, one as a rule.
-        labels: Gives a registry's providers, as ``provider_labels``.
-        now: The event loops' time; None is ``time.monotonic()``.
+        registries: The registries of the process, usually one.
+        labels: Returns a registry's providers, as ``provider_labels`` does.
+        now: The event loops' time in seconds; None is ``time.monotonic()``.
     """
     now = time.monotonic() if now is None else now
     breaker, in_flight, limit, slow = Counter(), Counter(), Counter(), Counter()
@@ -55,14 +55,16 @@ def state_metrics(
     balance: dict[tuple[str, ...], float] = {}
     for stats in registries:
         health, slow_keys = stats.health, stats.slow()
-        for key, who in labels(stats):
-            breaker.update({(*who, state): 0 for state in get_args(BreakerState)})
-            breaker[*who, health.state(key, now)] += 1
+        for key, name_and_model in labels(stats):
+            breaker.update({(*name_and_model, state): 0 for state in get_args(BreakerState)})
+            breaker[*name_and_model, health.state(key, now)] += 1
             requests, allowed = health.occupancy(key, now)
-            in_flight[who] += requests
-            limit[who] += allowed
-            slow[who] += key in slow_keys
-            retry_after[who] = max(health.retry_after_secs(key, now), retry_after.get(who, 0.0))
+            in_flight[name_and_model] += requests
+            limit[name_and_model] += allowed
+            slow[name_and_model] += key in slow_keys
+            retry_after[name_and_model] = max(
+                health.retry_after_secs(key, now), retry_after.get(name_and_model, 0.0)
+            )
         for account in stats.budgets():
             name = (f"{account.budget:g}",)
             budget[name] = account.budget
@@ -79,7 +81,7 @@ def state_metrics(
     yield _gauge("requests_in_flight", "Requests a provider has now.", PROVIDER, in_flight)
     yield _gauge(
         "provider_retry_after_seconds",
-        "How long a provider is still to be left alone, as it has asked (Retry-After).",
+        "Remaining time of a provider's Retry-After.",
         PROVIDER,
         retry_after,
     )

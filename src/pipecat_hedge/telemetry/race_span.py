@@ -1,8 +1,8 @@
-"""The race in the turn's trace: a span of the race, with the attempts side by side below it.
+"""Traces a race: one span for the race, with its attempts' spans as children.
 
-With Pipecat's tracing on, the services make the attempts' spans themselves: their tracing context
-names the race's span as the turn's. Without it, and only with ``own_spans``, the attempts' spans
-are made here. Spans stay open until the turn is reported, and end with their request's time.
+With Pipecat's tracing on, the hosted services create the attempts' spans; their tracing context
+makes the race's span the parent. Otherwise, and only with ``own_spans``, they are created here.
+Spans stay open until the turn is reported, and end with their request's end time.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from pipecat_hedge.telemetry.spans import AttemptSpan
 
 try:
     from opentelemetry import trace
-except ModuleNotFoundError:  # it comes with the extra "tracing", this package's or Pipecat's
+except ModuleNotFoundError:  # part of the extra "tracing" of this package and of Pipecat
     trace = None
 
 __all__ = ["RaceSpan", "RaceTracer"]
 
 
 class RaceTracer(Tracer):
-    """Makes the spans of a service's races."""
+    """Creates the spans of a service's races."""
 
     def __init__(self, *, own_spans: bool = False, provider: Any = None):
         """Create a tracer.
 
         Args:
-            own_spans: Whether to make spans where Pipecat's tracing is off.
-            provider: The tracer provider; None is the process's own.
+            own_spans: Whether to create spans when Pipecat's tracing is off.
+            provider: The tracer provider; None is the global one.
 
         Raises:
             ConfigurationError: If ``own_spans`` is on and OpenTelemetry is not installed.
@@ -66,7 +66,7 @@ class RaceTracer(Tracer):
     def setup(
         self, setup: FrameProcessorSetup, services: Iterable[LLMService[Any]]
     ) -> FrameProcessorSetup:
-        """Place the hosted services' spans below the race's, if Pipecat traces the pipeline.
+        """Make the hosted services' spans children of the race's, if Pipecat traces the pipeline.
 
         Args:
             setup: The pipeline's configuration.
@@ -85,13 +85,7 @@ class RaceTracer(Tracer):
         return setup
 
     def begin(self, turn: int, policy: str, tier: str) -> RaceTrace:
-        """Open the span of a race, if races are traced.
-
-        Args:
-            turn: The turn's number.
-            policy: The policy's name.
-            tier: The caller's tier.
-        """
+        """Open the span of a race, if races are traced."""
         if not self._is_on or trace is None:
             return RaceTrace()
         if self._tracer is None:
@@ -109,24 +103,24 @@ class RaceTracer(Tracer):
         return race
 
     def pipecat_span(self, service: LLMService[Any]) -> AttemptSpan:
-        """The span that Pipecat makes of a hosted service's request."""
+        """Return the span that Pipecat creates for a hosted service's request."""
         return self._pipecat_spans[service]
 
-    def leave(self, race: RaceSpan, report: TurnReport) -> FillerReport | None:
-        """A race has ended.
+    def race_ended(self, race: RaceSpan, report: TurnReport) -> FillerReport | None:
+        """Detach a race that has ended.
 
         Returns:
-            Its filler, unless an earlier race had it: a tool's filler is in two reports.
+            Its filler, unless an earlier race reported it: a tool's filler is in two reports.
         """
         if self._context is not None:
-            self._context.leave(race)
+            self._context.race_ended(race)
         is_new = report.filler is not self._last_filler
         self._last_filler = report.filler
         return report.filler if is_new else None
 
 
 class RaceSpan(RaceTrace):
-    """The span of one race, and of its attempts."""
+    """The span of one race and of its attempts."""
 
     def __init__(
         self,
@@ -142,8 +136,8 @@ class RaceSpan(RaceTrace):
             races: The tracer of the service's races.
             span: The span.
             began_ns: Its start, in nanoseconds since the epoch.
-            attributes: The race's attributes, which are set at its end.
-            tracer: Makes the attempts' spans; None where Pipecat makes them.
+            attributes: The race's attributes, set when it ends.
+            tracer: Creates the attempts' spans; None if Pipecat creates them.
         """
         self._races = races
         self._span = span if span.is_recording() else None
@@ -162,7 +156,7 @@ class RaceSpan(RaceTrace):
             return nullcontext()
         if self._tracer is None:
             span = self._pipecat_spans[launch.attempt] = self._races.pipecat_span(service)
-            span.issue(launch)
+            span.expect(launch)
             return nullcontext()
         now_ns = self._now()
         span = self._tracer.start_span(
@@ -194,7 +188,7 @@ class RaceSpan(RaceTrace):
 
     def end(self, report: TurnReport) -> None:
         """See ``RaceTrace``."""
-        filler = self._races.leave(self, report)
+        filler = self._races.race_ended(self, report)
         if self._span is None or trace is None:
             return
         for number, attempt in enumerate(report.attempts):
@@ -213,7 +207,7 @@ class RaceSpan(RaceTrace):
                     span.set_status(trace.StatusCode.ERROR)
                 span.end(max(ended_ns, began_ns))
         if filler is not None and filler.spoken_secs is not None:
-            # A tool's filler was spoken before this race began.
+            # A filler during a tool call was spoken before this race began.
             secs = 0.0 if filler.cause == "tool" else filler.spoken_secs
             self._span.add_event("hedge.filler", filler_attributes(filler), self._at(secs))
         self._span.set_attributes(self._attributes | race_attributes(report))
@@ -225,12 +219,12 @@ class RaceSpan(RaceTrace):
         return self._at(self._loop.time() - self._began_at)
 
     def _at(self, secs: float) -> int:
-        """A moment of the turn, in nanoseconds since the epoch."""
+        """Convert a time of the turn to nanoseconds since the epoch."""
         return self._began_ns + round(secs * 1e9)
 
 
 class _RaceContext(TracingContext):
-    """The pipeline's tracing context, in which the race's span stands for the turn's."""
+    """The pipeline's tracing context, with the race's span in place of the turn's."""
 
     def __init__(self, host: TracingContext | None):
         super().__init__()
@@ -247,7 +241,7 @@ class _RaceContext(TracingContext):
         assert trace is not None
         self._race, self._race_context = race, trace.set_span_in_context(span)
 
-    def leave(self, race: RaceSpan) -> None:
+    def race_ended(self, race: RaceSpan) -> None:
         if race is self._race:
             self._race = self._race_context = None
 

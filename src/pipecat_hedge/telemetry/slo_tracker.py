@@ -1,8 +1,8 @@
-"""How well service level objectives are met: attainment, error budget and burn rate.
+"""Tracks how well service level objectives are met: attainment, error budget and burn rate.
 
-After Google's *Site Reliability Workbook*, chapter 5: of the turns in a window, ``1 - share`` may
-miss the objective, which is the window's error budget; the burn rate says how many times as fast
-as allowed it is spent. Which turns count, and as what, is decided in ``policy/slo_outcome.py``.
+After Google's *Site Reliability Workbook*, chapter 5. The error budget of a window is the share
+``1 - share`` of its turns that may miss the objective; a burn rate of 1 spends exactly that.
+``policy/slo_outcome.py`` decides which turns count as good or bad.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from pipecat_hedge.policy.slo import Objective, Slo
-from pipecat_hedge.policy.slo_outcome import classify, has_left, is_degraded, judge_wait
+from pipecat_hedge.policy.slo_outcome import classify, classify_wait, has_left, is_degraded
 from pipecat_hedge.race.reports import TIERS, Tier, TurnReport
 from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.voice.turn_timeline import TurnLatency
@@ -24,20 +24,20 @@ __all__ = [
     "MAX_SLOS",
     "SLOTS",
     "WINDOWS_SECS",
-    "SloBoard",
     "SloCounted",
     "SloStatus",
+    "SloTracker",
     "WindowCount",
     "track",
 ]
 
 WINDOWS_SECS = (300.0, 3600.0, 21_600.0, 259_200.0)
-"""5 minutes, an hour, 6 hours, 3 days: pairs of a short and a long window tell an incident that
-has just begun or is over from one that goes on; the longest is the error budget's."""
+"""5 minutes, 1 hour, 6 hours, 3 days. A short and a long window together show whether an incident
+is still going on. The longest window is the error budget's."""
 SLOTS = 60
-"""A window is counted in so many slots: it is up to 1/60 shorter than it says, never longer."""
+"""Slots per window: the window covers up to 1/60 less than its length, never more."""
 MAX_SLOS = 32
-"""SLOs that a board remembers; the one that was used longest ago is dropped for a new one."""
+"""The least recently used SLO is dropped beyond this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class WindowCount:
 
     Parameters:
         window_secs: The window's length.
-        turns: How many turns.
-        bad: How many of them missed the objective.
+        turns: The number of turns.
+        bad: The turns that missed the objective.
     """
 
     window_secs: float
@@ -60,23 +60,23 @@ class WindowCount:
         return 1.0 - self.bad / self.turns if self.turns else None
 
     def burn(self, share: float) -> float | None:
-        """The error budget's burn rate, 1 being just as fast as allowed; None without turns.
+        """Return the error budget's burn rate, ``bad / turns / (1 - share)``; None without turns.
 
         Args:
-            share: The share of turns that the SLO wants to be good.
+            share: The SLO's share of good turns, from 0 to below 1.
         """
         return self.bad / self.turns / (1.0 - share) if self.turns else None
 
     def budget_left(self, share: float) -> float:
-        """The part of the window's error budget that is left; negative when it is overspent.
+        """Return the remaining part of the error budget, ``1 - burn``; negative if overspent.
 
         Args:
-            share: The share of turns that the SLO wants to be good.
+            share: The SLO's share of good turns, from 0 to below 1.
         """
         return 1.0 - (self.burn(share) or 0.0)
 
     def plus(self, other: WindowCount) -> WindowCount:
-        """The sum with another process's count of the same window."""
+        """Add another process's count of the same window."""
         return WindowCount(self.window_secs, self.turns + other.turns, self.bad + other.bad)
 
 
@@ -85,11 +85,11 @@ class SloStatus:
     """How well one objective is met.
 
     Parameters:
-        tier: The tier of callers.
+        tier: The callers' tier.
         objective: ``ttft``, ``ttfs`` or ``voice_to_voice``.
-        within_secs: The time to meet, in seconds.
-        share: For which share of the turns.
-        windows: The counts, the shortest window first; the last one is the error budget's.
+        within_secs: The objective's limit, in seconds.
+        share: The target share of turns.
+        windows: The counts, shortest window first; the last one is the error budget's.
     """
 
     tier: Tier
@@ -105,7 +105,7 @@ class SloStatus:
 
     @property
     def budget_left(self) -> float:
-        """What is left of the longest window's error budget."""
+        """The remaining part of the longest window's error budget."""
         return self.windows[-1].budget_left(self.share)
 
     @property
@@ -119,7 +119,7 @@ class SloCounted:
     """A turn was counted for an SLO, or an SLO was added.
 
     Parameters:
-        tier: The tier of callers.
+        tier: The callers' tier.
         slo: The SLO.
         met: By objective, whether the turn met it; empty when the SLO is added.
     """
@@ -129,88 +129,83 @@ class SloCounted:
     met: Mapping[Objective, bool]
 
 
-class SloBoard:
-    """Counts the turns of all services of a process by tier and SLO. Safe from any thread.
+class SloTracker:
+    """Counts the turns of all services of a process by tier and SLO. Thread-safe.
 
     Example::
 
-        for status in llm.stats.slo_board.status("premium"):
+        for status in llm.stats.slo_tracker.status("premium"):
             print(status.objective, status.attainment, status.budget_left, status.burns)
     """
 
     def __init__(self, events: EventHub | None = None, clock: Callable[[], float] = time.monotonic):
-        """Create an empty board.
+        """Create an empty tracker.
 
         Args:
-            events: Where an ``SloCounted`` is published for each turn.
-            clock: The time in seconds; it must not go back.
+            events: The hub that receives an ``SloCounted`` per turn.
+            clock: A monotonic clock in seconds.
         """
         self._events = events or EventHub()
         self._clock = clock
         self._lock = threading.Lock()
-        self._rows: dict[tuple[Tier, Slo], _Row] = {}
+        self._counted: dict[tuple[Tier, Slo], _Windows] = {}
 
     def add(self, tier: Tier, slo: Slo) -> None:
-        """Show an SLO from now on, before its first turn.
-
-        Args:
-            tier: The tier of callers.
-            slo: What they are promised.
-        """
+        """Show an SLO before its first turn."""
         with self._lock:
-            self._row(tier, slo)
+            self._windows(tier, slo)
         self._events.publish(SloCounted(tier, slo, {}))
 
     def slos(self) -> tuple[tuple[Tier, Slo], ...]:
-        """The SLOs, each with its tier."""
+        """Return the SLOs, each with its tier."""
         with self._lock:
-            return tuple(self._rows)
+            return tuple(self._counted)
 
-    def record(self, tier: Tier, slo: Slo, kept: Mapping[Objective, bool]) -> None:
+    def record(self, tier: Tier, slo: Slo, met: Mapping[Objective, bool]) -> None:
         """Count a turn.
 
         Args:
             tier: The caller's tier.
             slo: The SLO.
-            kept: By objective, whether the turn met it; without those that did not apply to it.
+            met: By objective, whether the turn met it; objectives that did not apply are absent.
         """
-        if not kept:
+        if not met:
             return
         with self._lock:
-            now, row = self._clock(), self._row(tier, slo)
-            for objective, was_kept in kept.items():
-                for window in row[objective]:
-                    window.record(was_kept, now)
-        self._events.publish(SloCounted(tier, slo, kept))
+            now, windows = self._clock(), self._windows(tier, slo)
+            for objective, was_met in met.items():
+                for window in windows[objective]:
+                    window.record(was_met, now)
+        self._events.publish(SloCounted(tier, slo, met))
 
     def status(self, tier: Tier | None = None, slo: Slo | None = None) -> tuple[SloStatus, ...]:
-        """How well the SLOs are met, the best tier first.
+        """Return how well the SLOs are met, best tier first.
 
         Args:
-            tier: Only this tier; None is all.
-            slo: Only this SLO; None is all.
+            tier: Only this tier; None returns all.
+            slo: Only this SLO; None returns all.
         """
         with self._lock:
             now = self._clock()
             found = [
                 SloStatus(
-                    *(row_tier, objective, within, row_slo.share),
-                    tuple(window.count(now) for window in row[objective]),
+                    *(of_tier, objective, within, of_slo.share),
+                    tuple(window.count(now) for window in windows[objective]),
                 )
-                for (row_tier, row_slo), row in self._rows.items()
-                if tier in (None, row_tier) and slo in (None, row_slo)
-                for objective, within in row_slo.promises()
+                for (of_tier, of_slo), windows in self._counted.items()
+                if tier in (None, of_tier) and slo in (None, of_slo)
+                for objective, within in of_slo.promises()
             ]
         return tuple(sorted(found, key=lambda status: TIERS.index(status.tier)))
 
-    def _row(self, tier: Tier, slo: Slo) -> _Row:
-        row: _Row | None = self._rows.pop((tier, slo), None)
-        if row is None:
-            if len(self._rows) >= MAX_SLOS:
-                del self._rows[next(iter(self._rows))]
-            row = {name: tuple(map(_Window, WINDOWS_SECS)) for name, _ in slo.promises()}
-        self._rows[tier, slo] = row  # the one used last comes last
-        return row
+    def _windows(self, tier: Tier, slo: Slo) -> _Windows:
+        windows: _Windows | None = self._counted.pop((tier, slo), None)
+        if windows is None:
+            if len(self._counted) >= MAX_SLOS:
+                del self._counted[next(iter(self._counted))]
+            windows = {name: tuple(map(_Window, WINDOWS_SECS)) for name, _ in slo.promises()}
+        self._counted[tier, slo] = windows  # most recently used last
+        return windows
 
 
 class _Window:
@@ -219,14 +214,14 @@ class _Window:
     def __init__(self, secs: float):
         self._secs = secs
         self._slots = deque[list[int]](maxlen=SLOTS)
-        """The slot's number, its turns, and how many of them were bad."""
+        """Slot number, turns, bad turns."""
 
-    def record(self, kept: bool, now: float) -> None:
+    def record(self, met: bool, now: float) -> None:
         slot = self._slot(now)
         if not self._slots or self._slots[-1][0] < slot:
             self._slots.append([slot, 0, 0])
         self._slots[-1][1] += 1
-        self._slots[-1][2] += not kept
+        self._slots[-1][2] += not met
 
     def count(self, now: float) -> WindowCount:
         first = self._slot(now) - SLOTS + 1
@@ -237,47 +232,40 @@ class _Window:
         return int(now // (self._secs / SLOTS))
 
 
-_Row: TypeAlias = dict[Objective, tuple[_Window, ...]]
+_Windows: TypeAlias = dict[Objective, tuple[_Window, ...]]
 """The windows of one SLO's objectives."""
 
 
-def track(events: EventHub, slo: Slo, tier: Tier, board: SloBoard) -> None:
-    """Count a service's turns on a board, from their reports and from what its callers heard.
-
-    Args:
-        events: The service's hub.
-        slo: Its SLO.
-        tier: The tier of its callers.
-        board: The board.
-    """
+def track(events: EventHub, slo: Slo, tier: Tier, tracker: SloTracker) -> None:
+    """Count a service's turns in a tracker, from turn reports and voice latencies."""
 
     def on_report(report: TurnReport) -> None:
-        board.record(tier, slo, classify(slo, report))
+        tracker.record(tier, slo, classify(slo, report))
 
     def on_latency(turn: TurnLatency) -> None:
         within_secs = slo.voice_to_voice_secs
-        met = None if within_secs is None else judge_voice(within_secs, turn)
+        met = None if within_secs is None else classify_voice(within_secs, turn)
         if met is not None:
-            board.record(tier, slo, {"voice_to_voice": met})
+            tracker.record(tier, slo, {"voice_to_voice": met})
 
-    board.add(tier, slo)
+    tracker.add(tier, slo)
     events.subscribe(TurnReport, on_report)
     events.subscribe(TurnLatency, on_latency)
 
 
-def judge_voice(within_secs: float, turn: TurnLatency) -> bool | None:
-    """Whether the caller heard the answer in time; None if the objective does not apply.
+def classify_voice(within_secs: float, turn: TurnLatency) -> bool | None:
+    """Whether the answer was audible in time; None if the objective does not apply.
 
     Args:
-        within_secs: The time from the end of the caller's speech, in seconds.
-        turn: The turn as the caller heard it.
+        within_secs: The limit, in seconds from the end of the caller's speech.
+        turn: The turn's latency record.
     """
     if turn.anchor != "user_silence":
         return None
     is_silent = turn.first_answer_secs is None and not turn.interrupted
     if is_silent and (turn.may_wait or not turn.reports):
         return None
-    return judge_wait(
+    return classify_wait(
         within_secs,
         turn.first_answer_secs,
         turn.ended_secs,

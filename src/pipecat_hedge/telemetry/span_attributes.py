@@ -1,7 +1,7 @@
-"""What the spans of a race and its attempts say of their reports, as attributes.
+"""Converts reports to span attributes: names, counts and times, no text of a prompt or an answer.
 
-Names, counts and times, and no text of a prompt or an answer. Names are those of OpenTelemetry's
-semantic conventions for generative AI where they exist, and ``hedge.*`` otherwise.
+Names follow OpenTelemetry's semantic conventions for generative AI where they exist; others are
+``hedge.*``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Attributes: TypeAlias = dict[str, Attribute]
 
 
 def attempt_attributes(report: AttemptReport, number: int) -> Attributes:
-    """The attributes of an attempt's span, without those that are None.
+    """Return the attributes of an attempt's span, without those that are None.
 
     Args:
         report: The attempt.
@@ -56,11 +56,7 @@ def attempt_attributes(report: AttemptReport, number: int) -> Attributes:
 
 
 def race_attributes(report: TurnReport) -> Attributes:
-    """The attributes of a race's span, without those that are None.
-
-    Args:
-        report: The turn.
-    """
+    """Return the attributes of a race's span, without those that are None."""
     return _without_none(
         {
             "hedge.winner": report.winner,
@@ -81,11 +77,7 @@ def race_attributes(report: TurnReport) -> Attributes:
 
 
 def filler_attributes(filler: FillerReport) -> Attributes:
-    """The attributes of a filler's event, without those that are None.
-
-    Args:
-        filler: The filler.
-    """
+    """Return the attributes of a filler's event, without those that are None."""
     return _without_none(
         {
             "hedge.filler.cause": filler.cause,
@@ -101,7 +93,7 @@ def _without_none(attributes: Mapping[str, Attribute | None]) -> Attributes:
 
 
 def _sum_usd(report: TurnReport) -> float | None:
-    """What the turn cost; None if a price is unknown."""
+    """Sum the turn's costs; None if a price is unknown."""
     total = 0.0
     for attempt in report.attempts:
         if attempt.sent_secs is None:

@@ -1,7 +1,7 @@
-"""The span that Pipecat's tracing makes of a hosted service's request.
+"""Defers the end of the span that Pipecat creates for a hosted service's request.
 
-A service ends its span with the request, but the attempt's outcome is known only when the race is
-over. So the end is deferred until then, and given the time at which the service ended it.
+A service ends its span with the request, but the attempt's outcome is known only after the race.
+The span ends then, with the time at which the service ended it.
 """
 
 from __future__ import annotations
@@ -16,28 +16,24 @@ from pipecat_hedge.telemetry.span_attributes import Attributes
 
 try:
     from opentelemetry import trace
-except ModuleNotFoundError:  # it comes with the extra "tracing", this package's or Pipecat's
+except ModuleNotFoundError:  # part of the extra "tracing" of this package and of Pipecat
     trace = None
 
 __all__ = ["AttemptSpan"]
 
 
 class AttemptSpan:
-    """The span of a hosted service's current request, if Pipecat makes one."""
+    """The span of a hosted service's current request, if Pipecat creates one."""
 
     def __init__(self, service: LLMService[Any]):
-        """Find the spans of a service's requests from now on.
-
-        Args:
-            service: The hosted service.
-        """
+        """Intercept the spans of a service's requests."""
         self._launch: Launch | None = None
         self._span: Any = None
         self._ended_ns: int | None = None
         self._is_deferred = False
         if trace is None:
             return
-        # A service starts its time-to-first-byte clock inside the span of each request.
+        # A service starts its TTFB clock inside each request's span.
         start_clock, current_span = service.start_ttfb_metrics, trace.get_current_span
 
         async def start_ttfb_metrics(**kwargs: Any) -> None:
@@ -46,21 +42,13 @@ class AttemptSpan:
 
         service.start_ttfb_metrics = start_ttfb_metrics
 
-    def issue(self, launch: Launch) -> None:
-        """Announce the service's next request.
-
-        Args:
-            launch: The race's command.
-        """
+    def expect(self, launch: Launch) -> None:
+        """Prepare for the service's next request."""
         self.close({})  # of a turn that was never reported
         self._launch = launch
 
     def close(self, attributes: Attributes) -> None:
-        """Let the request's span end.
-
-        Args:
-            attributes: The attempt's outcome.
-        """
+        """End the request's span with the attempt's outcome."""
         span, self._span, self._launch = self._span, None, None
         if span is None:
             return
@@ -76,7 +64,7 @@ class AttemptSpan:
         self._span, self._ended_ns, self._is_deferred = span, None, True
         try:
             span.end = self._defer
-        except AttributeError:  # not the SDK's span: its end cannot be deferred
+        except AttributeError:  # not the SDK's span class
             self._is_deferred = False
 
     def _defer(self, end_time: int | None = None) -> None:

@@ -1,8 +1,8 @@
-"""Exports traces without what was said: an exporter that lets through known names only.
+"""Exports traces without conversation text: only known attribute names may carry text.
 
-Pipecat's spans hold the conversation (prompts, answers, transcripts, tools, and messages of
-exceptions, in which a provider may quote its request). A text is exported only under a name that
-is known to hold none of it; numbers and booleans are exported under any name.
+Pipecat's spans contain the conversation: prompts, answers, transcripts, tools, and exception
+messages, which may quote a request. Text is exported only under a name that is known to hold no
+conversation. Numbers and booleans are exported under any name.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _WITHOUT_TEXT = frozenset(
         "voice_id",
     }
 )
-_OURS = "hedge."
+_OWN_PREFIX = "hedge."
 
 
 class WithoutText(SpanExporter):
-    """Hands spans on to another exporter, without the texts in them.
+    """Forwards spans to another exporter after removing conversation text.
 
     Example::
 
@@ -66,7 +66,7 @@ class WithoutText(SpanExporter):
 
         Args:
             exporter: The exporter.
-            keep: Names of further attributes whose texts may leave the process.
+            keep: Further attribute names whose text may be exported.
         """
         self._exporter = exporter
         self._kept = _WITHOUT_TEXT | frozenset(keep)
@@ -80,7 +80,7 @@ class WithoutText(SpanExporter):
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Export what is left; see ``SpanExporter``."""
+        """Export pending spans; see ``SpanExporter``."""
         return self._exporter.force_flush(timeout_millis)
 
     def _without_text(self, span: ReadableSpan) -> ReadableSpan:
@@ -103,7 +103,9 @@ class WithoutText(SpanExporter):
         return {
             name: value
             for name, value in (attributes or {}).items()
-            if isinstance(value, (bool, int, float)) or name in self._kept or name.startswith(_OURS)
+            if isinstance(value, (bool, int, float))
+            or name in self._kept
+            or name.startswith(_OWN_PREFIX)
         }
 
 
@@ -121,10 +123,10 @@ def export_traces(
 
     Args:
         service_name: The process's name in traces, unless ``OTEL_SERVICE_NAME`` is set.
-        with_text: Whether prompts, answers and transcripts may leave the process.
-        keep: Without text: names of further attributes whose texts may.
-        without_paths: Paths of this process's HTTP server whose requests are not traced. FastAPI
-            traces every request where traces are exported.
+        with_text: Whether prompts, answers and transcripts are exported.
+        keep: Without text: further attribute names whose text may be exported.
+        without_paths: Paths of this process's HTTP server that are not traced. FastAPI traces
+            every request once an exporter is set.
     """
     exporter = OTLPSpanExporter()
     name = os.environ.get("OTEL_SERVICE_NAME", service_name)
@@ -133,13 +135,13 @@ def export_traces(
 
 
 def leave_out(provider: trace.TracerProvider, paths: Collection[str]) -> None:
-    """Do not trace requests to some paths of this process's HTTP server.
+    """Exclude requests to some paths of this process's HTTP server from tracing.
 
-    Call it before a tracer is taken from the provider. Its sampler decides about all other spans.
+    Call it before a tracer is created. The provider's sampler decides about all other spans.
 
     Args:
-        provider: OpenTelemetry's own ``TracerProvider``; any other is left as it is.
-        paths: The paths, as a server's span has them in ``url.path``.
+        provider: OpenTelemetry's ``TracerProvider``; others are not changed.
+        paths: The paths, as in the ``url.path`` attribute of a server's span.
     """
     if isinstance(provider, TracerProvider) and paths:
         provider.sampler = _WithoutPaths(provider.sampler, frozenset(paths))

@@ -1,8 +1,7 @@
-"""Log files of a service: one line of JSON for each turn, and one for each drained answer.
+"""Writes log files: one JSON line per turn, and one per drained answer.
 
-A turn's line holds times and counts, the policy's settings and a random ``session`` for each
-service, so that the turns of one call can be told; nothing that was said. A drained answer's line
-holds what the model said.
+A turn's line has times, counts, the policy's settings and a random ``session`` per service that
+groups the turns of a call; it has no conversation text. A drained answer's line has the answer.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ __all__ = ["TurnLines", "write_drained_log", "write_turn_log"]
 
 
 class TurnLines:
-    """The lines of one service."""
+    """Formats the lines of one service."""
 
     def __init__(self, policy: HedgePolicy, session: str | None = None):
         """Begin a session.
 
         Args:
-            policy: How its turns are raced.
-            session: Its name; None draws a random one.
+            policy: The service's policy.
+            session: The session's name; None draws a random one.
         """
         self._same: dict[str, Any] = {
             "session": session or uuid.uuid4().hex[:16],
@@ -40,17 +39,17 @@ class TurnLines:
         }
 
     def line(self, report: TurnReport, at: float) -> dict[str, Any]:
-        """A turn's line.
+        """Return a turn's line.
 
         Args:
             report: The turn.
-            at: When it ended, in seconds since the epoch.
+            at: Its end, in seconds since the epoch.
         """
         return {"at": at, **self._same, **dataclasses.asdict(report)}
 
 
 def write_turn_log(events: EventHub, policy: HedgePolicy, path: str | Path) -> None:
-    """Append a line to a file for each turn; ``LineLog`` says how it may fail."""
+    """Append a line to a file for each turn; see ``LineLog`` for write errors."""
     log, lines = LineLog("turn_log", path), TurnLines(policy)
     events.subscribe(
         TurnReport, lambda report: log.append(json.dumps(lines.line(report, time.time())))
@@ -58,7 +57,7 @@ def write_turn_log(events: EventHub, policy: HedgePolicy, path: str | Path) -> N
 
 
 def write_drained_log(events: EventHub, path: str | Path) -> None:
-    """Append a line to a file for each drained answer; ``LineLog`` says how it may fail."""
+    """Append a line to a file for each drained answer; see ``LineLog`` for write errors."""
     log = LineLog("drained_log", path)
     events.subscribe(
         DrainedAnswer,

@@ -1,1 +1,1 @@
-"""What an engineer runs beside the library."""
+"""Command-line tools: simulator, replay, analysis, benchmarks and a terminal view."""

@@ -1,4 +1,4 @@
-"""A vLLM server of one's own, as a Pipecat LLM service that reads the server's load."""
+"""``VLLMService``: a self-hosted vLLM server as a Pipecat LLM service, with its load."""
 
 from pipecat_hedge.vllm.errors import VLLMError
 from pipecat_hedge.vllm.service import VLLMService, VLLMSettings

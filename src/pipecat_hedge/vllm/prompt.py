@@ -1,4 +1,4 @@
-"""Prepares prompts for a vLLM's prefix cache: always in the same order, and sent ahead."""
+"""Prepares prompts for vLLM's prefix cache: stable tool order, and prefill requests."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _PROMPT_FIELDS = (
     *("chat_template", "chat_template_kwargs", "documents", "mm_processor_kwargs", "cache_salt"),
     "priority",
 )
-"""What a prefill keeps of ``extra_body``: what changes the prompt, and when it is read."""
+"""Fields of ``extra_body`` that a prefill keeps: they change the prompt or its priority."""
 
 
 def ordered_tools(tools: Sequence[Any], *, strict: bool) -> list[Any]:
-    """Tools in the order of their names, whatever order the bot has them in.
+    """Sort tools by name.
 
-    A chat template puts the tools in front of the conversation: in another order, the server would
-    read all of it again.
+    A chat template puts the tools before the conversation: another order would miss the prefix
+    cache.
 
     Args:
-        tools: In the format of a chat completion.
-        strict: Whether the server is to hold calls to their schemas.
+        tools: In chat completion format.
+        strict: Whether the server enforces the tools' schemas.
     """
     ordered = sorted(tools, key=lambda tool: str(tool.get("function", {}).get("name", "")))
     if not strict:
@@ -31,7 +31,7 @@ def ordered_tools(tools: Sequence[Any], *, strict: bool) -> list[Any]:
 
 
 def prefill_request(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The request that has a prompt read, and one token written.
+    """Return the request that prefills a prompt and generates one token.
 
     Args:
         params: The request of a turn with this prompt.

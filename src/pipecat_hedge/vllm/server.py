@@ -1,12 +1,12 @@
-"""One vLLM server, as this process knows it: which models it serves, and how busy it is.
+"""Tracks one vLLM server for this process: its models and its load.
 
-All services of an event loop share one look at a server, taken only while one of them is in a
-session. No request waits for it.
+All services of an event loop share one poller per server, which runs only while one of them is in
+a session. No request waits for it.
 
-``/metrics`` costs a server's API process 12 ms, so it is read seldom, and less often the longer the
-server has a queue. ``/load`` costs 0.5 ms. It counts the requests in a server that was started with
-``--enable-server-load-tracking``, and is always 0 elsewhere. It does not separate running from
-waiting requests: where more are counted than are known to run, ``/metrics`` is read again.
+``/metrics`` costs the server 12 ms, so it is read rarely, and less often the longer a queue lasts.
+``/load`` costs 0.5 ms. It counts all requests of a server that was started with
+``--enable-server-load-tracking``, and is 0 otherwise. It does not separate running from waiting
+requests: when it counts more than are known to run, ``/metrics`` is read again.
 """
 
 from __future__ import annotations
@@ -34,13 +34,12 @@ from pipecat_hedge.vllm.errors import VLLMError, cause_of, unreachable, wrong_ke
 
 __all__ = ["Counts", "VLLMServer", "check_base_url", "read_counts"]
 
-LOOK_EVERY_SECS = 2.0
-"""Between two readings of ``/metrics``; other times are shares of it. Queues that matter last for
-seconds."""
-LOOK_SECS = 3.0
-"""How long a look may take. A server that is busy with a long prompt answers late."""
-LIST_SECS = 5.0
-"""How long the list of models may take."""
+POLL_SECS = 2.0
+"""Between two readings of ``/metrics``; other intervals are multiples of it. Queues that matter
+last for seconds."""
+POLL_TIMEOUT_SECS = 3.0
+"""A server that is busy with a long prompt answers late."""
+LIST_TIMEOUT_SECS = 5.0
 
 _servers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str | None], VLLMServer]] = (
     WeakKeyDictionary()
@@ -48,11 +47,11 @@ _servers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str | Non
 
 
 class VLLMServer:
-    """A server that all services of an event loop share.
+    """A server, shared by all services of an event loop.
 
     Attributes:
-        base_url: The address of its OpenAI-compatible API, as ``http://localhost:8000/v1``.
-        look_every_secs: The time between two readings of its metrics while it has no queue.
+        base_url: The address of its OpenAI-compatible API, such as ``http://localhost:8000/v1``.
+        poll_secs: The interval of reading its metrics while it has no queue.
     """
 
     def __init__(
@@ -60,97 +59,85 @@ class VLLMServer:
         base_url: str,
         api_key: str | None = None,
         *,
-        look_every_secs: float = LOOK_EVERY_SECS,
+        poll_secs: float = POLL_SECS,
     ):
-        """Name a server; nothing is sent yet.
-
-        Args:
-            base_url: The address of its API.
-            api_key: Its key, if it was started with one.
-            look_every_secs: The time between two readings of its metrics.
-        """
         self.base_url = base_url.rstrip("/")
-        self.look_every_secs = look_every_secs
+        self.poll_secs = poll_secs
         self._root = self.base_url.removesuffix("/v1")
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._scope = TaskScope()
         self._holders = 0
-        self._asking = self._asking_then = 0
+        self._in_flight = self._in_flight_then = 0
         self._reading: dict[Hashable, asyncio.Future[bool]] = {}
         self._problems: set[str] = set()
         self._load: ServerLoad | None = None
-        self._looked_at = 0.0
+        self._polled_at = 0.0
         self._queue_pause_secs = 0.0
         self._forget()
 
     def _forget(self) -> None:
-        """Forget what another process at this address may do differently."""
+        """Reset what may differ in another server process at this address."""
         self._models: tuple[str, ...] = ()
         self._counts: Counts | None = None
         self._metrics_at = float("-inf")
         self._tracks_load = False
-        self._overcount = 0  # by /load; requests that end in unusual ways are counted wrongly
-        self._runs = 0  # so many requests are known to run at once
+        self._overcount = 0  # of /load: it miscounts requests that end abnormally
+        self._runs = 0  # the most requests known to run at once
 
     @classmethod
     def shared(cls, base_url: str, api_key: str | None = None) -> VLLMServer:
-        """The one instance for a server on this event loop.
-
-        Args:
-            base_url: The address of its API.
-            api_key: Its key, if it was started with one.
-        """
+        """Return the one instance for a server on this event loop."""
         servers = _servers.setdefault(asyncio.get_running_loop(), {})
         return servers.setdefault((base_url.rstrip("/"), api_key), cls(base_url, api_key))
 
-    # ---- how busy it is
+    # ---- load
 
     @property
     def load(self) -> ServerLoad | None:
-        """How busy it is; None if nothing recent is known."""
+        """The server's load; None without a recent reading."""
         load = self._load
-        age = asyncio.get_running_loop().time() - self._looked_at
-        if load is None or age > 3 * self.look_every_secs + LOOK_SECS:
+        age = asyncio.get_running_loop().time() - self._polled_at
+        if load is None or age > 3 * self.poll_secs + POLL_TIMEOUT_SECS:
             return None
-        return replace(load, running=max(load.running + self._asking - self._asking_then, 0))
+        return replace(load, running=max(load.running + self._in_flight - self._in_flight_then, 0))
 
     def hold(self) -> None:
-        """Look at the server until ``release`` has been called as often as this."""
+        """Poll the server until ``release`` has been called as often as this."""
         self._holders += 1
         if self._holders == 1:
-            self._scope.start(self._keep_looking(), name=f"looks at {self._root}")
+            self._scope.start(self._poll(), name=f"polls {self._root}")
 
     async def release(self) -> None:
-        """End what ``hold`` began."""
+        """Undo one ``hold``."""
         self._holders -= 1
         if self._holders == 0:
             self._load = self._counts = None
             await self._scope.close()
 
     @contextmanager
-    def asking(self) -> Generator[None, None, None]:
-        """Count a request of this process, which the next look will find at the server."""
-        self._asking += 1
+    def count_request(self) -> Generator[None, None, None]:
+        """Count a request of this process until the next poll finds it at the server."""
+        self._in_flight += 1
         try:
             yield
         finally:
-            self._asking -= 1
+            self._in_flight -= 1
 
     def mark_down(self, detail: str, problem: str) -> None:
-        """Note that a request found the server down, which counts until the next look.
+        """Record that a request found the server down; valid until the next poll.
 
         Args:
-            detail: What was found, in a few words.
-            problem: The same with a remedy, for the log.
+            detail: A short cause.
+            problem: The cause and a remedy, for the log.
         """
-        self._see(ServerLoad(is_up=False, detail=detail), problem)
+        self._update(ServerLoad(is_up=False, detail=detail), problem)
 
     def report(self, recovery: str, problem: str | None) -> None:
-        """Log a problem when it is first found, and once more when it is over.
+        """Log a problem when it first occurs, and its recovery.
 
         Args:
-            recovery: The end of the sentence that is logged then; it identifies the problem.
-            problem: The problem and its remedy; None if there is none (any more).
+            recovery: The message at recovery, after the address; it identifies the problem.
+            problem: The problem and its remedy; None if there is none.
         """
         if problem is not None and recovery not in self._problems:
             self._problems.add(recovery)
@@ -159,34 +146,34 @@ class VLLMServer:
             self._problems.discard(recovery)
             logger.info(f"{self.base_url} {recovery}")
 
-    async def _keep_looking(self) -> None:
+    async def _poll(self) -> None:
         async with aiohttp.ClientSession(headers=self._headers) as session:
             while True:
                 try:
-                    async with asyncio.timeout(LOOK_SECS):
-                        load = await self._look(session)
+                    async with asyncio.timeout(POLL_TIMEOUT_SECS):
+                        load = await self._poll_once(session)
                 except (TimeoutError, aiohttp.ClientError, OSError) as error:
                     load = ServerLoad(is_up=False, detail=cause_of(error))
-                self._see(load)
-                # Not in step with the other processes that look at it.
+                self._update(load)
+                # Jitter: other processes poll the same server.
                 await asyncio.sleep(self._pause_secs() * random.uniform(0.9, 1.1))
 
     def _pause_secs(self) -> float:
-        """The time until the next look, which doubles while there is a queue to be read."""
+        """Return the time until the next poll; it doubles while a queue lasts."""
         if self._tracks_load:
-            return 0.5 * self.look_every_secs
+            return 0.5 * self.poll_secs
         if self._load is None or not self._load.waiting:
             self._queue_pause_secs = 0.0
-            return self.look_every_secs
-        pause = min(2 * self._queue_pause_secs, 2.5 * self.look_every_secs)
-        self._queue_pause_secs = pause or 0.5 * self.look_every_secs
+            return self.poll_secs
+        pause = min(2 * self._queue_pause_secs, 2.5 * self.poll_secs)
+        self._queue_pause_secs = pause or 0.5 * self.poll_secs
         return self._queue_pause_secs
 
-    async def _look(self, session: aiohttp.ClientSession) -> ServerLoad | None:
-        """Look once; None if the server does not say how busy it is."""
+    async def _poll_once(self, session: aiohttp.ClientSession) -> ServerLoad | None:
+        """Poll once; None if the server does not report its load."""
         async with session.get(f"{self._root}/health") as answer:
             if answer.status >= 500:
-                detail = f"calls itself unhealthy, HTTP {answer.status}"
+                detail = f"unhealthy, HTTP {answer.status}"
                 return ServerLoad(is_up=False, detail=detail)
         async with session.get(f"{self._root}/load") as answer:
             total = _count_in(await answer.read())
@@ -196,7 +183,7 @@ class VLLMServer:
         async with session.get(f"{self._root}/metrics") as answer:
             counts = read_counts(await answer.text(errors="replace"))
         if counts is None:
-            return None  # a gateway in front of it, perhaps
+            return None  # perhaps a gateway
         self._overcount = total - counts.running - counts.waiting
         self._runs = counts.running if counts.waiting else max(self._runs, counts.running)
         before, self._counts = self._counts, counts
@@ -208,34 +195,34 @@ class VLLMServer:
         return ServerLoad(True, counts.running, counts.waiting, counts.kv_cache_usage, share)
 
     def _load_with(self, total: int) -> ServerLoad | None:
-        """The load with so many requests in the server; None if only its metrics can tell."""
+        """Return the load with so many requests in the server; None if ``/metrics`` is needed."""
         load, age = self._load, asyncio.get_running_loop().time() - self._metrics_at
         total = max(total - self._overcount, 0)
         waiting = max(total - self._runs, 0)
-        if load is None or age > 2.5 * self.look_every_secs or (waiting and not load.waiting):
+        if load is None or age > 2.5 * self.poll_secs or (waiting and not load.waiting):
             return None
         return replace(load, running=total - waiting, waiting=waiting)
 
-    def _see(self, load: ServerLoad | None, problem: str | None = None) -> None:
+    def _update(self, load: ServerLoad | None, problem: str | None = None) -> None:
         if load is not None and not load.is_up:
             self._forget()
             problem = problem or str(unreachable(self.base_url, load.detail))
         self.report("answers again", problem)
         self._load = load
-        self._looked_at = asyncio.get_running_loop().time()
-        self._asking_then = self._asking
+        self._polled_at = asyncio.get_running_loop().time()
+        self._in_flight_then = self._in_flight
 
-    # ---- what it reads ahead
+    # ---- prefill
 
     async def read_once(self, prompt: Hashable, read: Callable[[], Awaitable[None]]) -> None:
-        """Have a prompt read once for all who want it read at the same time.
+        """Prefill a prompt once for all concurrent callers.
 
-        If that is interrupted or rejected, the next one tries. What the server refuses is not sent
-        again.
+        If the prefill is cancelled or rejected, the next caller tries. A prompt that the server
+        refuses is not sent again.
 
         Args:
             prompt: Identifies the prompt.
-            read: Sends it.
+            read: Sends the prefill request.
         """
         while (pending := self._reading.get(prompt)) is not None:
             if await asyncio.shield(pending):
@@ -251,16 +238,16 @@ class VLLMServer:
             del self._reading[prompt]
             pending.set_result(is_settled)
 
-    # ---- what it serves
+    # ---- models
 
     async def models(self, *, again: bool = False) -> tuple[str, ...]:
-        """The names of the models that it serves, at least one; they are listed once.
+        """Return the names of the served models, at least one; they are listed once.
 
         Args:
-            again: Whether to list them even if they are known.
+            again: Whether to list them again.
 
         Raises:
-            VLLMError: If it does not list any.
+            VLLMError: If it lists none.
         """
         if self._models and not again:
             return self._models
@@ -278,7 +265,7 @@ class VLLMServer:
         return self._models
 
     async def _list_models(self) -> tuple[str, ...]:
-        url, timeout = f"{self.base_url}/models", aiohttp.ClientTimeout(total=LIST_SECS)
+        url, timeout = f"{self.base_url}/models", aiohttp.ClientTimeout(total=LIST_TIMEOUT_SECS)
         async with (
             aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session,
             session.get(url) as answer,
@@ -299,15 +286,14 @@ class VLLMServer:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a server's metrics say, over all its engines.
+    """The values of a server's metrics, over all its engines.
 
     Parameters:
-        running: Requests being worked on.
-        waiting: Requests in its queue.
-        kv_cache_usage: The share of the fullest engine's key-value cache that is in use; None if
-            the server does not say.
-        prefix_queries: Prompt tokens looked up in the prefix cache, since the server started.
-        prefix_hits: How many of them were found there.
+        running: Running requests.
+        waiting: Queued requests.
+        kv_cache_usage: The used share of the fullest engine's key-value cache; None if unknown.
+        prefix_queries: Prompt tokens looked up in the prefix cache since the server's start.
+        prefix_hits: Prompt tokens found there.
     """
 
     running: int
@@ -322,13 +308,13 @@ _LINE = re.compile(r"vllm:(\w+)(?:\{.*\})? (\S+)")
 
 
 def read_counts(text: str) -> Counts | None:
-    """Read what a server's metrics say of its load.
+    """Parse the load from a server's metrics.
 
     Args:
-        text: The metrics, in Prometheus' text format; those of vLLM 0.10 or newer.
+        text: The metrics in Prometheus' text format, of vLLM 0.10 or newer.
 
     Returns:
-        The counts; None if these are not the metrics of a vLLM.
+        The counts; None if these are not the metrics of a vLLM server.
     """
     found: defaultdict[str, list[float]] = defaultdict(list)
     try:
@@ -349,29 +335,26 @@ def read_counts(text: str) -> Counts | None:
 
 
 def check_base_url(base_url: Any) -> None:
-    """Refuse what cannot be the address of an OpenAI-compatible API.
-
-    Args:
-        base_url: The address.
+    """Check that a value can be the address of an OpenAI-compatible API.
 
     Raises:
-        ConfigurationError: If it cannot; the message says what to write.
+        ConfigurationError: If not; the message has an example.
     """
-    example = "write it as http://localhost:8000/v1"
+    example = "write it like http://localhost:8000/v1"
     if not isinstance(base_url, str):
         raise ConfigurationError(f"base_url must be a string, got {base_url!r}: {example}")
     where = urlsplit(base_url)
     if where.scheme not in ("http", "https") or not where.hostname:
-        raise ConfigurationError(f"base_url is no HTTP address, got {base_url!r}: {example}")
+        raise ConfigurationError(f"base_url must be an HTTP address, got {base_url!r}: {example}")
     if where.path.rstrip("/") == "":
         raise ConfigurationError(
-            f"base_url {base_url!r} is the server's, not that of its OpenAI-compatible API: "
-            f"write {base_url.rstrip('/')}/v1"
+            f"base_url {base_url!r} is the server's address, not that of its OpenAI-compatible "
+            f"API: write {base_url.rstrip('/')}/v1"
         )
 
 
 def _count_in(body: bytes) -> int:
-    """The count in an answer to ``/load``; 0 if there is none."""
+    """Parse the count in an answer to ``/load``; 0 if there is none."""
     try:
         return max(int(json.loads(body)["server_load"]), 0)
     except (ValueError, OverflowError, LookupError, TypeError):

@@ -1,4 +1,4 @@
-"""``VLLMService``: a vLLM server of one's own, as a Pipecat LLM service."""
+"""``VLLMService``: a self-hosted vLLM server as a Pipecat LLM service."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class VLLMSettings(OpenAILLMSettings):
     """Settings of a ``VLLMService``.
 
     Parameters:
-        model: The model, by its name at the server. Not given, or None: the first that is served.
+        model: The served model's name. Not given, or None: the first model that is served.
     """
 
 
@@ -49,16 +49,16 @@ class VLLMService(OpenAILLMService):
     """Sends requests to a vLLM server, alone in a pipeline or as a provider of a race.
 
     Beyond an OpenAI service with another ``base_url`` it finds the model, keeps reasoning out of
-    the speech, puts tool calls together, sends the prompt ahead, knows how busy the server is, and
-    says what to do when that does not answer.
+    the speech, assembles tool calls, prefills the prompt, knows the server's load, and names a
+    remedy when the server fails.
 
     Example::
 
         VLLMService(base_url="http://localhost:8000/v1")
 
-    Requests carry ``priority``, lower for what is more urgent: a turn's first request, the answer
-    to a tool's result, a replacement, a hedge, a prompt sent ahead, a one-shot inference. A server
-    heeds it when it was started with ``--scheduling-policy priority``.
+    Requests carry ``priority``, lower is more urgent: a turn's first request, the answer to a
+    tool's result, a replacement, a hedge, a prefill, a one-shot inference. A server uses it when
+    started with ``--scheduling-policy priority``.
     """
 
     Settings = VLLMSettings
@@ -76,22 +76,22 @@ class VLLMService(OpenAILLMService):
         settings: VLLMSettings | None = None,
         **kwargs: Any,
     ):
-        """Name the server.
+        """Configure the service; nothing is sent yet.
 
         Args:
-            base_url: The address of its OpenAI-compatible API; ends in ``/v1``.
-            api_key: The key that it was started with, if any.
-            priority: That of a turn's first request; less urgent ones add 1 to 5. Give callers who
-                may wait a larger one. None sends none at all.
-            warm: Whether the prompt is sent ahead when a session starts, so that the server has
-                read it before the caller's first turn. In a race the race decides.
-            strict_tools: Whether the server holds calls to their tools' schemas while it writes
-                them. It refuses schemas whose features its grammar does not know.
-            settings: The model and how to sample; may change in a session.
+            base_url: The address of the OpenAI-compatible API; ends in ``/v1``.
+            api_key: The key that the server was started with, if any.
+            priority: The priority of a turn's first request; less urgent requests add 1 to 5. Use a
+                larger value for callers who may wait. None sends no priority.
+            warm: Whether the prompt is prefilled when a session starts, before the caller's first
+                turn. In a race the hedged service decides.
+            strict_tools: Whether the server enforces the tools' schemas while it generates. It
+                rejects schemas with features that its grammar does not support.
+            settings: The model and sampling parameters; may change in a session.
             **kwargs: Further arguments of ``OpenAILLMService``.
 
         Raises:
-            ConfigurationError: If an argument cannot work; the message says which, and the remedy.
+            ConfigurationError: If an argument is invalid; the message names it and the remedy.
         """
         refuse_unknown(kwargs, owner=VLLMService, base=OpenAILLMService)
         for old in _SETTINGS.keys() & kwargs.keys():
@@ -101,13 +101,13 @@ class VLLMService(OpenAILLMService):
         check_base_url(base_url)
         if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(
-                f"priority must be a whole number, lower for what is more urgent, or None to send "
-                f"none, got {priority!r}"
+                f"priority must be a whole number (lower is more urgent), or None to send none, "
+                f"got {priority!r}"
             )
         defaults = VLLMSettings(model=None)
         if settings is not None:
             defaults.apply_update(settings)
-        # Without a key the client would send the one in OPENAI_API_KEY.
+        # Without a key the client would send OPENAI_API_KEY.
         super().__init__(base_url=base_url, api_key=api_key or "EMPTY", settings=defaults, **kwargs)
         self._base_url = base_url
         self._server_key = api_key
@@ -119,21 +119,21 @@ class VLLMService(OpenAILLMService):
         self._found_model: str | None = None
 
     def create_client(self, *args: Any, **kwargs: Any) -> AsyncOpenAI:
-        """Make a client that reports a failure at once; see ``BaseOpenAILLMService``."""
+        """Create a client without retries; see ``BaseOpenAILLMService``."""
         return super().create_client(*args, **kwargs).with_options(max_retries=0)
 
     # ---- life cycle
 
     async def start(self, frame: StartFrame) -> None:
-        """Look at the server from now on, check the model, and send the prompt ahead."""
+        """Start to poll the server, check the model, and prefill the prompt."""
         await super().start(frame)
         if self._held is None:
             self._held = VLLMServer.shared(self._base_url, self._server_key)
             self._held.hold()
-        self._background.start(self._prepare(), name=f"{self}: prepares")
+        self._background.start(self._prepare(), name=f"{self}: prepare")
 
     async def cleanup(self) -> None:
-        """Let go of the server, and close the connections to it."""
+        """Stop polling the server, and close the connections to it."""
         await self._background.close()
         held, self._held = self._held, None
         if held is not None:
@@ -148,14 +148,14 @@ class VLLMService(OpenAILLMService):
                 await self._check_model()
             if context is not None:
                 await self.warm(context)
-        except Exception as error:  # the first turn will report it
-            logger.debug(f"{self}: could not prepare: {type(error).__name__}")
+        except Exception as error:  # the first turn reports it
+            logger.debug(f"{self}: preparation failed: {type(error).__name__}")
 
     # ---- the server and its model
 
     @property
     def server_load(self) -> ServerLoad | None:
-        """How busy the server is; None if nothing recent is known."""
+        """The server's load; None without a recent reading."""
         return None if self._held is None else self._held.load
 
     @property
@@ -168,7 +168,7 @@ class VLLMService(OpenAILLMService):
         return model if is_given(model) else None
 
     async def _find_model(self, *, again: bool = False) -> None:
-        """Use the first model that is served if none is named."""
+        """Use the first served model if none is configured."""
         if self._model:
             return
         models = await self._server.models(again=again)
@@ -177,7 +177,7 @@ class VLLMService(OpenAILLMService):
         logger.debug(f"{self}: uses {models[0]}")
 
     async def _check_model(self) -> None:
-        """Find the model, and report one that is named and not served."""
+        """Find the model, and report a configured one that is not served."""
         await self._find_model()
         served = await self._server.models()
         if self._model not in served:
@@ -186,8 +186,8 @@ class VLLMService(OpenAILLMService):
         problem = not_served(self._base_url, self._model, served) if is_missing else None
         self._server.report(f"serves {self._model} now", problem)
 
-    async def _has_moved_on(self) -> bool:
-        """Whether the server serves another model than before, where none was named."""
+    async def _model_changed(self) -> bool:
+        """Whether the server now serves another model, if none is configured."""
         before = self._model
         if before is None or before != self._found_model:
             return False
@@ -196,7 +196,7 @@ class VLLMService(OpenAILLMService):
             await self._find_model(again=True)
         except VLLMError:
             return False
-        logger.warning(f"{self}: {before} is gone, the server serves {self._found_model} now")
+        logger.warning(f"{self}: {before} is gone, the server now serves {self._found_model}")
         return self._found_model != before
 
     # ---- requests
@@ -204,7 +204,7 @@ class VLLMService(OpenAILLMService):
     def build_chat_completion_params(
         self, params_from_context: OpenAILLMInvocationParams
     ) -> dict[str, Any]:
-        """Build a request; see ``BaseOpenAILLMService``. Tools come in the order of their names."""
+        """Build a request; see ``BaseOpenAILLMService``. Tools are sorted by name."""
         params = super().build_chat_completion_params(params_from_context)
         if isinstance(tools := params.get("tools"), list):
             params["tools"] = ordered_tools(tools, strict=self._strict_tools)
@@ -217,11 +217,11 @@ class VLLMService(OpenAILLMService):
         """Request an answer; see ``BaseOpenAILLMService``.
 
         Raises:
-            VLLMError: If the server does not answer; the message says what to do.
+            VLLMError: If the server does not answer; the message names the remedy.
         """
-        await self._background.close()  # the server keeps what it has read of the prompt by now
+        await self._background.close()  # the server keeps the part that it has prefilled
         with ExitStack() as in_flight:
-            in_flight.enter_context(self._server.asking())
+            in_flight.enter_context(self._server.count_request())
             chunks = await self._send(
                 lambda: super(VLLMService, self).get_chat_completions(context)
             )
@@ -234,13 +234,13 @@ class VLLMService(OpenAILLMService):
         system_instruction: str | None = None,
         response_schema: dict[str, Any] | None = None,
     ) -> str | None:
-        """Request a whole answer outside the pipeline; see ``BaseOpenAILLMService``.
+        """Request a complete answer outside the pipeline; see ``BaseOpenAILLMService``.
 
         Raises:
-            VLLMError: If the server does not answer; the message says what to do.
+            VLLMError: If the server does not answer; the message names the remedy.
         """
         infer = super().run_inference
-        with self._server.asking(), working_as("background"):
+        with self._server.count_request(), working_as("background"):
             answer = await self._send(
                 lambda: infer(context, max_tokens, system_instruction, response_schema)
             )
@@ -248,18 +248,19 @@ class VLLMService(OpenAILLMService):
         return answer and inline.feed(answer)[1] + inline.finish()
 
     async def warm(self, context: LLMContext, acquire_permit: AcquirePermit = nullcontext) -> None:
-        """Have the server read the beginning of a conversation, so that its cache holds it.
+        """Prefill the beginning of a conversation, so that the server's cache holds it.
 
-        Sends what a first turn would send, for one token, behind all other work. Only finds the
-        model where there is nothing to read yet.
+        Sends a first turn's request for one token, at low priority. Without messages and tools it
+        only finds the model.
 
         Args:
-            context: The conversation so far: system prompt and tools, mostly.
-            acquire_permit: Entered around the request; not where another instance sends the same.
+            context: The conversation so far, usually the system prompt and tools.
+            acquire_permit: Entered around the request, unless another instance sends the same
+                prompt.
 
         Raises:
-            Rejected: By ``acquire_permit``.
-            VLLMError: If the server does not answer; the message says what to do.
+            Rejected: If ``acquire_permit`` raises it.
+            VLLMError: If the server does not answer; the message names the remedy.
         """
         await self._find_model()
         from_context = await self.get_llm_adapter().get_llm_invocation_params(
@@ -272,7 +273,7 @@ class VLLMService(OpenAILLMService):
 
         async def read() -> None:
             async with acquire_permit():
-                with self._server.asking(), working_as("warm_up"):
+                with self._server.count_request(), working_as("warm_up"):
                     await self._send(
                         lambda: self._client.chat.completions.create(
                             **prefill_request(self.build_chat_completion_params(from_context))
@@ -283,10 +284,10 @@ class VLLMService(OpenAILLMService):
         await self._server.read_once(prompt, read)
 
     async def _send(self, request: Callable[[], Awaitable[_T]]) -> _T:
-        """Send a request, and explain it if that fails.
+        """Send a request, and explain a failure.
 
-        It is sent again, once, where the server had closed the idle connection just then (vLLM does
-        so after 5 s), or serves another model now.
+        It is sent once more if the server had just closed an idle connection (vLLM does so after 5
+        s), or now serves another model.
         """
         try:
             await self._find_model()
@@ -296,7 +297,7 @@ class VLLMService(OpenAILLMService):
                 if not closed_while_idle(error):
                     raise
             except NotFoundError:
-                if not await self._has_moved_on():
+                if not await self._model_changed():
                     raise
             return await request()
         except OpenAIError as error:
@@ -314,7 +315,7 @@ class VLLMService(OpenAILLMService):
         if isinstance(error, NotFoundError):
             self._server.report(f"serves {self._model} now", str(explained))
         if isinstance(explained, VLLMError) and explained.category is ErrorCategory.CONNECTIVITY:
-            self._server.mark_down("does not answer", str(explained))
+            self._server.mark_down("no answer", str(explained))
         return explained
 
     def _classify_error(self, exception: Exception) -> ErrorCategory | None:

@@ -1,7 +1,7 @@
-"""Makes a chat completion's chunks fit for Pipecat's loop, which reads the plainest kind only.
+"""Converts the chunks of a chat completion to the simple form that Pipecat's loop reads.
 
-Answer text passes unchanged. Reasoning becomes thought frames, wherever the server puts it. Tool
-calls are put together from their pieces and sent on whole at the end, one in a chunk.
+Answer text passes unchanged. Reasoning becomes thought frames, in whatever field the server sends
+it. Tool calls are assembled and emitted complete at the end, one per chunk.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from pipecat_hedge.vllm.server import VLLMServer
 __all__ = ["AnswerCutOff", "ChatStream", "MalformedToolCall", "ToolPieces"]
 
 _ENDED_EARLY = (None, "abort", "error")
-"""Finish reasons of an incomplete answer. A vLLM that shuts down ends its streams with ``abort``;
-without any reason, the connection was cut between here and there."""
+"""Finish reasons of an incomplete answer. vLLM ends its streams with ``abort`` when it shuts down;
+without any reason the connection was cut."""
 
 
 class AnswerCutOff(HedgeError):
-    """An answer that ended before its first text or tool call, or before its end."""
+    """An answer ended before its first text or tool call, or before its end."""
 
 
 class MalformedToolCall(HedgeError):
-    """A tool call that came without its name, or without complete arguments."""
+    """A tool call without its name, or without complete arguments."""
 
 
 class ChatStream:
@@ -54,11 +54,11 @@ class ChatStream:
         server: VLLMServer,
         in_flight: ExitStack,
     ):
-        """Read an answer.
+        """Wrap a stream.
 
         Args:
-            chunks: What the server sends.
-            llm: The service, which pushes the thoughts' frames.
+            chunks: The server's stream.
+            llm: The service, which pushes the thought frames.
             server: The server, marked as down if it reports a failure in mid-answer.
             in_flight: Closed with the request.
         """
@@ -72,11 +72,11 @@ class ChatStream:
         self._tools = ToolPieces()
 
     async def __aiter__(self) -> AsyncIterator[ChatCompletionChunk]:
-        """The chunks.
+        """Yield the chunks.
 
         Raises:
-            AnswerCutOff: If the answer reached its limit of tokens without text or a tool call, or
-                was ended by the server.
+            AnswerCutOff: If the answer reached ``max_tokens`` without text or a tool call, or the
+                server ended it.
             MalformedToolCall: If the answer ended inside a tool call.
             VLLMError: If the server reports a failure in mid-answer.
         """
@@ -94,17 +94,16 @@ class ChatStream:
             if isinstance(error, APIStatusError | APIConnectionError):
                 raise
             explained = explain(error, self._server.base_url, None)
-            self._server.mark_down("has failed in mid-answer", str(explained))
+            self._server.mark_down("failed in mid-answer", str(explained))
             raise explained from error
         await self._end_thought()
         if last is None or finish_reason in _ENDED_EARLY:
-            raise AnswerCutOff("the server ended the answer early, as it does when it is stopped")
+            raise AnswerCutOff("the server ended the answer early, as when it is stopped")
         held = self._inline.finish()
         calls = self._tools.finish()
         if finish_reason == "length" and not (self._has_text or held or calls):
             raise AnswerCutOff(
-                "the answer reached its limit of tokens before its first text or tool call: raise "
-                "max_tokens"
+                "the answer reached max_tokens before its first text or tool call: raise max_tokens"
             )
         deltas = [ChoiceDelta(content=held)] if held else []
         deltas += [ChoiceDelta(tool_calls=[call]) for call in calls]
@@ -113,14 +112,14 @@ class ChatStream:
             yield last.model_copy(update={"choices": [choice], "usage": None})
 
     async def close(self) -> None:
-        """Close the request, wherever the answer is."""
+        """Close the request at any point of the answer."""
         try:
             await self._chunks.close()
         finally:
             self._in_flight.close()
 
     async def _simplify(self, delta: ChoiceDelta) -> None:
-        """Leave answer text alone in a delta."""
+        """Keep only answer text in a delta."""
         reasoning = getattr(delta, "reasoning", None) or getattr(delta, "reasoning_content", None)
         if reasoning:
             await self._think(reasoning)
@@ -134,7 +133,7 @@ class ChatStream:
             delta.content = answer or None
         if delta.tool_calls:
             await self._end_thought()
-            await self._llm.stop_ttfat_metrics()  # Pipecat sees the call only when it is complete
+            await self._llm.stop_ttfat_metrics()  # Pipecat gets the call only when complete
             for piece in delta.tool_calls:
                 self._tools.feed(piece)
             delta.tool_calls = None
@@ -163,20 +162,19 @@ class _Call:
 
 
 class ToolPieces:
-    """Puts an answer's tool calls together from the pieces in which they are streamed.
+    """Assembles an answer's tool calls from streamed pieces.
 
-    By the protocol, ``index`` tells the calls apart, and the first piece of each carries its id and
-    name. Some servers give two calls the same index, send the id late or never, or repeat the name
-    in each piece. A new call therefore begins with another id, with another index, or with a name
-    that comes when the arguments so far are complete. A call without an id is given one.
+    By the protocol, ``index`` separates the calls, and the first piece of each has its id and name.
+    Some servers use one index for two calls, send the id late or never, or repeat the name in each
+    piece. So a new call begins with another id, with another index, or with a name after complete
+    arguments. A call without an id gets one.
     """
 
     def __init__(self) -> None:
-        """Begin an answer."""
         self._calls: list[_Call] = []
 
     def feed(self, piece: ChoiceDeltaToolCall) -> None:
-        """Take the next piece."""
+        """Add the next piece."""
         function = piece.function or ChoiceDeltaToolCallFunction()
         call = self._call_of(piece.index, piece.id, function.name)
         call.id = piece.id or call.id
@@ -213,11 +211,11 @@ class ToolPieces:
         for index, call in enumerate(self._calls):
             arguments = call.arguments.strip() or "{}"
             if not call.name:
-                raise MalformedToolCall("a tool call came without the tool's name")
+                raise MalformedToolCall("a tool call has no tool name")
             if not _is_object(arguments):
                 raise MalformedToolCall(
-                    f"the call of {call.name} came with arguments that are not a JSON object, as "
-                    "when an answer is cut off: raise max_tokens if it has reached that"
+                    f"the call of {call.name} has arguments that are not a JSON object, as in a "
+                    "truncated answer: raise max_tokens if that limit was reached"
                 )
             function = ChoiceDeltaToolCallFunction(name=call.name, arguments=arguments)
             id = call.id or f"call_{uuid4().hex}"

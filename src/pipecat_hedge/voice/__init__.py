@@ -1,4 +1,4 @@
-"""What the caller hears: fillers while an answer is late, and where the time of a turn went.
+"""Voice-side timing: fillers while an answer is late, and the latency of each turn.
 
 Names are imported on first use: not all of them need Pipecat.
 """

@@ -1,4 +1,4 @@
-"""Reads audio files as samples: mono, 16 bit, at the rate that is wanted."""
+"""Reads audio files as mono 16-bit samples at a given rate."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def read_audio(path: Path, sample_rate: int) -> npt.NDArray[np.int16]:
     """Read the loudest channel of an audio file.
 
     Args:
-        path: A file of any kind that libsndfile reads, such as WAV or FLAC.
+        path: A file of any format that libsndfile reads, such as WAV or FLAC.
         sample_rate: In Hz; the samples are resampled to it.
 
     Returns:
-        Mono samples, 16 bit; shape (n,).
+        Mono 16-bit samples; shape (n,).
 
     Raises:
-        ConfigurationError: If the file is missing, is not audio, or holds NaN or infinity.
+        ConfigurationError: If the file is missing, is not audio, or has NaN or infinite samples.
     """
     if sample_rate <= 0:
         raise ConfigurationError(f"sample_rate: {sample_rate} is not a rate. Use 48000 or 16000.")
     try:
-        # Not as int16: libsndfile does not scale files of floating point samples to it.
+        # Not int16: libsndfile does not scale floating-point files to it.
         samples, file_rate = soundfile.read(path, dtype="float32", always_2d=True)
     except (soundfile.SoundFileError, OSError) as error:
         if not path.exists():
@@ -43,8 +43,7 @@ def read_audio(path: Path, sample_rate: int) -> npt.NDArray[np.int16]:
         ) from error
     if not np.isfinite(samples).all():
         raise ConfigurationError(
-            f"{path}: holds samples that are no numbers (NaN or infinite). Make the file again, as "
-            "16 bit."
+            f"{path}: contains NaN or infinite samples. Convert the file to 16 bit."
         )
     loudest = samples[:, int(np.argmax(np.abs(samples).max(axis=0, initial=0.0)))]
     mono = np.clip(np.rint(loudest * 32768), -32768, 32767).astype(np.int16)

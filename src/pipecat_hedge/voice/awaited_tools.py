@@ -1,8 +1,7 @@
-"""Which tools a turn waits for: an answer that comes after them is the same turn's.
+"""Tracks the tool calls that a turn waits for: the answer after them belongs to the same turn.
 
-Pipecat tells when a call is made, when it runs, what it returned, and whether that asks the LLM
-again. Asking may take its time: Pipecat's assistant aggregator waits until the bot is silent. A
-tool that an interruption does not cancel is not waited for: the conversation goes on beside it.
+Running the LLM again may take a while: Pipecat's assistant aggregator waits until the bot is
+silent. A tool that an interruption does not cancel is not awaited.
 """
 
 from __future__ import annotations
@@ -20,24 +19,19 @@ __all__ = ["AwaitedTools"]
 
 
 class AwaitedTools:
-    """Follows the calls of one turn."""
+    """The tool calls of one turn."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._running: set[str] = set()
-        self._beside: set[str] = set()
-        self._asks_again = False
+        self._in_background: set[str] = set()
+        self._runs_llm_again = False
 
     def __bool__(self) -> bool:
-        """Whether a tool runs, or has returned and the LLM is about to be asked again."""
-        return self._asks_again or bool(self._running)
+        """Whether a tool runs, or has returned and the LLM is about to run again."""
+        return self._runs_llm_again or bool(self._running)
 
     def take(self, frame: Frame) -> None:
-        """Note what a frame tells of the calls.
-
-        Args:
-            frame: Any frame.
-        """
+        """Process a frame."""
         if isinstance(frame, FunctionCallsStartedFrame):
             self._running.update(call.tool_call_id for call in frame.function_calls)
         elif isinstance(frame, FunctionCallInProgressFrame):
@@ -45,23 +39,23 @@ class AwaitedTools:
                 self._running.add(frame.tool_call_id)
             else:
                 self._running.discard(frame.tool_call_id)
-                self._beside.add(frame.tool_call_id)
-        elif isinstance(frame, FunctionCallResultFrame) and self._is_ours(frame.tool_call_id):
+                self._in_background.add(frame.tool_call_id)
+        elif isinstance(frame, FunctionCallResultFrame) and self._is_known(frame.tool_call_id):
             if frame.properties is None or frame.properties.is_final:
                 self._running.discard(frame.tool_call_id)
-            self._asks_again = self._asks_again or _asks_again(frame)
-        elif isinstance(frame, FunctionCallCancelFrame) and self._is_ours(frame.tool_call_id):
+            self._runs_llm_again = self._runs_llm_again or _runs_llm_again(frame)
+        elif isinstance(frame, FunctionCallCancelFrame) and self._is_known(frame.tool_call_id):
             self._running.discard(frame.tool_call_id)
-            self._asks_again = self._asks_again or frame.run_llm
+            self._runs_llm_again = self._runs_llm_again or frame.run_llm
         elif isinstance(frame, LLMFullResponseStartFrame):
-            self._asks_again = False
+            self._runs_llm_again = False
 
-    def _is_ours(self, tool_call_id: str) -> bool:
-        return tool_call_id in self._running or tool_call_id in self._beside
+    def _is_known(self, tool_call_id: str) -> bool:
+        return tool_call_id in self._running or tool_call_id in self._in_background
 
 
-def _asks_again(frame: FunctionCallResultFrame) -> bool:
-    """As Pipecat's assistant aggregator decides it."""
+def _runs_llm_again(frame: FunctionCallResultFrame) -> bool:
+    """Decide as Pipecat's assistant aggregator does."""
     if not frame.result:
         return False
     if frame.properties is not None and frame.properties.run_llm is not None:

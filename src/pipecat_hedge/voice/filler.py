@@ -1,4 +1,4 @@
-"""Fills the silence while an answer is late: a processor between the LLM and the text-to-speech."""
+"""Speaks a filler while an answer is late: a processor between the LLM and the TTS."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ from pipecat_hedge.service.hedged_service import HedgedLLMService
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.service.tts_output import downstream_of, upstream_of
 from pipecat_hedge.voice.filler_playback import EARCON_RATE, FillerVoice, read_earcon
-from pipecat_hedge.voice.filler_policy import FillerDecision, FillerRule, FillerWords, Silence
+from pipecat_hedge.voice.filler_policy import FillerDecision, FillerPhrases, FillerRule, Silence
 
 __all__ = ["FillerProcessor"]
 
 
 class FillerProcessor(FrameProcessor):
-    """Speaks a few words, or plays a sound, when the answer is late and will be for a while.
+    """Speaks a short phrase, or plays a sound, when an answer is late and will stay so.
 
-    Stands between the LLM and the text-to-speech, behind any LLM service. It learns how long
-    callers wait for this service's answers and for each tool, as ``ProviderStats`` keeps it;
-    behind a ``HedgedLLMService`` it knows who has been asked and when, and the decision and its
-    reason are in the ``TurnReport``. It speaks when what is left to wait is longer than the filler
-    and a margin; see ``policies/filler.py`` for the rule. What it says stays out of the
-    conversation, and is withdrawn if the answer comes before it sounds.
+    Place it between the LLM and the TTS, behind any LLM service. It learns the waits for the
+    service's answers and for each tool (``ProviderStats``). Behind a ``HedgedLLMService`` it uses
+    the running attempts, and the decision and its reason are in the ``TurnReport``. It speaks when
+    the expected remaining wait is longer than the filler plus a margin; ``filler_policy.py`` has
+    the rule. Fillers stay out of the context, and are withdrawn if the answer starts before they
+    play.
 
     Event handlers available:
 
@@ -78,33 +78,34 @@ class FillerProcessor(FrameProcessor):
         rng: random.Random | None = None,
         **kwargs: Any,
     ):
-        """Set up what to say and when.
+        """Configure the fillers.
 
         Args:
-            after_secs: Not before the caller has waited so long for the LLM, in seconds.
-            margin_secs: By how much the rest of the wait must be longer than the filler, in
+            after_secs: The earliest time of a filler, in seconds from the start of the wait; 0 or
+                more.
+            margin_secs: The least time by which the remaining wait must exceed the filler, in
                 seconds.
-            per_turn: The most fillers in a turn.
+            per_turn: The most fillers in a turn; at least 1.
             every_secs: The least time between two fillers of a call, in seconds.
-            not_before_turn: The first turn that may have one; a greeting is a turn.
-            phrases: What may be said, by cause: ``slow``, ``tool`` (one is running), ``failing``
-                (whoever has been asked so far has failed). Defaults to a few English phrases. A
-                cause without phrases has no filler.
-            earcon: A short sound to play instead of words, as an audio file.
-            stats: What is known of waits. Defaults to that of the hedged service in front, or the
+            not_before_turn: The first turn that may have one, from 1; a greeting is a turn.
+            phrases: Phrases by cause: ``slow``, ``tool`` (a tool runs), ``failing`` (every attempt
+                so far failed). Defaults to a few English phrases. A cause without phrases has no
+                filler.
+            earcon: An audio file to play instead of phrases.
+            stats: The wait statistics. Defaults to those of the hedged service upstream, or the
                 process's own.
-            rng: Decides which phrase is spoken.
+            rng: Draws the phrases.
             **kwargs: Further arguments of ``FrameProcessor``.
 
         Raises:
-            ConfigurationError: If an argument cannot work; the message says which, and the remedy.
+            ConfigurationError: If an argument is invalid; the message names it and the remedy.
         """
         refuse_unknown(kwargs, owner=FillerProcessor, base=FrameProcessor)
         require("stats", stats, ProviderStats, "write ProviderStats()")
         require("rng", rng, random.Random, "write random.Random(1)")
         super().__init__(**kwargs)
         self._rule = FillerRule(after_secs, margin_secs, per_turn, every_secs, not_before_turn)
-        self._words = FillerWords() if phrases is None else FillerWords(phrases)
+        self._filler_phrases = FillerPhrases() if phrases is None else FillerPhrases(phrases)
         self._earcon = None if earcon is None else read_earcon(earcon)
         self._given_stats = stats
         self._rng = rng or random.Random()
@@ -114,7 +115,7 @@ class FillerProcessor(FrameProcessor):
         self._backend: Backend | None = None
         self._stats: ProviderStats | None = None
         self._turn = 0
-        self._began_at = 0.0  # of the wait that is going on: for the LLM, or for a tool
+        self._began_at = 0.0  # start of the current wait, for the LLM or a tool
         self._is_waiting = False
         self._has_answered = False
         self._called: tuple[str, ...] = ()
@@ -128,17 +129,12 @@ class FillerProcessor(FrameProcessor):
         self._register_event_handler("on_filler")
 
     async def cleanup(self) -> None:
-        """End what is still waiting to be said."""
+        """Cancel a pending filler."""
         await self._scope.close()
         await super().cleanup()
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
-        """Follow the turn, and pass everything on.
-
-        Args:
-            frame: The frame to process.
-            direction: Which way it travels.
-        """
+        """Track the turn and push every frame on."""
         await super().process_frame(frame, direction)
         if isinstance(frame, StartFrame):
             self._check_place()
@@ -149,27 +145,26 @@ class FillerProcessor(FrameProcessor):
             elif isinstance(frame, InterruptionFrame):
                 await self._interrupted()
             elif isinstance(frame, LLMFullResponseEndFrame):
-                await self._ended()
+                await self._response_ended()
             elif isinstance(frame, FunctionCallsStartedFrame):
-                # It has overtaken the text in front of it: what to do is known at the end.
+                # A system frame overtakes text: decide at the end of the response.
                 self._called = tuple(call.function_name for call in frame.function_calls)
             elif isinstance(frame, FunctionCallInProgressFrame):
                 now = asyncio.get_running_loop().time()
                 self._tools[frame.tool_call_id] = (frame.function_name, now)
             elif isinstance(frame, FunctionCallResultFrame):
-                self._came_back(frame)
+                self._tool_returned(frame)
             elif isinstance(frame, UserStartedSpeakingFrame):
                 self._after_tools = False
             elif isinstance(frame, (EndFrame, CancelFrame)):
                 await self._scope.close()
         await self.push_frame(frame, direction)
         if isinstance(frame, LLMFullResponseStartFrame) and direction is FrameDirection.DOWNSTREAM:
-            await self._begin()
+            await self._response_started()
 
     # ---- the turn
 
-    async def _begin(self) -> None:
-        """The LLM is asked."""
+    async def _response_started(self) -> None:
         self._attach()
         if not self._after_tools:
             self._turn += 1
@@ -179,23 +174,23 @@ class FillerProcessor(FrameProcessor):
         self._began_at = asyncio.get_running_loop().time()
         await self._wait("slow", self._llm_wait, self._rule)
 
-    async def _ended(self) -> None:
-        """The LLM has said all. If it called tools, the answer comes after them."""
+    async def _response_ended(self) -> None:
+        """Start to wait for the tools, if the response called any."""
         called, self._called = self._called, ()
         self._after_tools = bool(called)
         if called and not self._has_answered:
             self._learn(asyncio.get_running_loop().time(), censored=False)
         await self._stop_waiting()
-        if not called or self._has_answered:  # it has said what it is about to do
+        if not called or self._has_answered:  # the answer announced the tool call
             return
         self._began_at = asyncio.get_running_loop().time()
         tools = (self._known(_tool(name)) for name in called)
         slowest = max(tools, key=lambda known: known.expected_remaining(0.0))
-        # The caller has waited for the call already. Then the LLM is asked again, but not while the
-        # bot is speaking: a filler has to be over when the tools are, or it delays the answer.
+        # The caller has already waited. The LLM runs again only while the bot is silent, so a
+        # filler must end before the tools do, or it delays the answer.
         await self._wait("tool", lambda: slowest, replace(self._rule, after_secs=0.0))
 
-    def _came_back(self, frame: FunctionCallResultFrame) -> None:
+    def _tool_returned(self, frame: FunctionCallResultFrame) -> None:
         called = self._tools.pop(frame.tool_call_id, None)
         if called is None or self._stats is None:
             return
@@ -208,7 +203,7 @@ class FillerProcessor(FrameProcessor):
         self._learn(now, censored=False)
         spoken = self._report is not None and self._report.spoken_secs is not None
         if self._report is not None and not spoken:
-            came = f"the answer came at {now - self._began_at:.2f} s"
+            came = f"the answer started at {now - self._began_at:.2f} s"
             self._report = replace(self._report, reason=f"{self._report.reason}; {came}")
         self._has_answered = True
         self._after_tools = False
@@ -216,7 +211,7 @@ class FillerProcessor(FrameProcessor):
         if spoken and self._voice is not None and await self._voice.cut():
             assert self._report is not None
             self._report = replace(
-                self._report, was_cut=True, reason=f"{self._report.reason}; but the answer came"
+                self._report, was_cut=True, reason=f"{self._report.reason}; but the answer started"
             )
             self._last_at = None
 
@@ -235,7 +230,7 @@ class FillerProcessor(FrameProcessor):
     async def _wait(
         self, cause: FillerCause, wait: Callable[[], SurvivalCurve], rule: FillerRule
     ) -> None:
-        """Decide, and speak at once or when it is time."""
+        """Decide, and speak now or when the filler is due."""
         await self._scope.close()
         self._is_waiting = True
         self._changed.clear()
@@ -250,7 +245,7 @@ class FillerProcessor(FrameProcessor):
         rule: FillerRule,
         decision: FillerDecision,
     ) -> None:
-        """When it is time, and whenever somebody else has been asked."""
+        """Decide again when the filler is due, and whenever another attempt is launched."""
         loop = asyncio.get_running_loop()
         while self._may_speak(decision, rule):
             due_at = None if decision.at_secs is None else self._began_at + decision.at_secs
@@ -268,7 +263,7 @@ class FillerProcessor(FrameProcessor):
     async def _consider(
         self, cause: FillerCause, wait: Callable[[], SurvivalCurve], rule: FillerRule, now: float
     ) -> FillerDecision:
-        """Decide; and if it is time, speak, and decide whether there is to be another."""
+        """Decide; if the filler is due, speak it and decide on a further one."""
         phrase, decision = self._plan(cause, wait(), rule, now)
         if self._fillers == 0:
             self._report = FillerReport(cause, None, decision.reason)
@@ -278,27 +273,27 @@ class FillerProcessor(FrameProcessor):
         return decision
 
     def _may_speak(self, decision: FillerDecision, rule: FillerRule) -> bool:
-        """Whether a filler may come yet: one is planned, or the race may give reason for one."""
+        """Whether a filler is planned, or the race may still give a reason for one."""
         follows = isinstance(self._llm, HedgedLLMService) and not self._after_tools
         return decision.at_secs is not None or (follows and self._fillers < rule.per_turn)
 
     def _plan(
         self, cause: FillerCause, wait: SurvivalCurve, rule: FillerRule, now: float
     ) -> tuple[str | None, FillerDecision]:
-        """What to say and when: what can be said soonest, and of those the one that was drawn."""
+        """Choose the phrase that can be spoken soonest; among equals the drawn one."""
         if self._earcon is None and self._voice is None:
-            return None, FillerDecision(None, "there is no text-to-speech behind it")
+            return None, FillerDecision(None, "no text-to-speech downstream")
         plans = [(phrase, self._decide(phrase, wait, rule, now)) for phrase in self._phrases(cause)]
         return min(
             plans,
             key=lambda plan: math.inf if plan[1].at_secs is None else plan[1].at_secs,
-            default=(None, FillerDecision(None, "there is no phrase for it")),
+            default=(None, FillerDecision(None, "no phrase for this cause")),
         )
 
     def _decide(
         self, phrase: str | None, wait: SurvivalCurve, rule: FillerRule, now: float
     ) -> FillerDecision:
-        # Not while the last one is still sounding, however short the least time between them is.
+        # Never while the previous filler plays, whatever every_secs is.
         rule = replace(rule, every_secs=max(rule.every_secs, self._last_secs))
         return rule.decide(
             Silence(
@@ -323,26 +318,28 @@ class FillerProcessor(FrameProcessor):
             sound = self._earcon.astype("<i2").tobytes()
             await self.push_frame(OutputAudioRawFrame(sound, EARCON_RATE, 1))
         elif phrase is not None and self._voice is not None:
-            self._words.said(phrase)
+            self._filler_phrases.mark_spoken(phrase)
             await self.push_frame(self._voice.frame(phrase))
         await self._call_event_handler("on_filler", report)
 
     def _phrases(self, cause: FillerCause) -> Sequence[str | None]:
-        return [None] if self._earcon is not None else self._words.choices(cause, self._rng)
+        return (
+            [None] if self._earcon is not None else self._filler_phrases.choices(cause, self._rng)
+        )
 
     def _secs(self, phrase: str | None) -> float:
         if self._earcon is not None:
             return len(self._earcon) / EARCON_RATE
-        return 0.0 if phrase is None else self._words.secs(phrase)
+        return 0.0 if phrase is None else self._filler_phrases.secs(phrase)
 
     @property
     def _is_failing(self) -> bool:
         return isinstance(self._llm, HedgedLLMService) and self._llm.is_failing
 
-    # ---- what is known
+    # ---- wait statistics
 
     def _attach(self) -> None:
-        """Find who answers and who speaks; the pipeline is not built before it starts."""
+        """Find the LLM and the TTS; the pipeline is linked only once it starts."""
         if self._stats is not None:
             return
         self._llm = next((p for p in upstream_of(self) if isinstance(p, LLMService)), None)
@@ -361,17 +358,17 @@ class FillerProcessor(FrameProcessor):
         self._stats = stats
 
     def _check_place(self) -> None:
-        """Say so if it stands where it can do nothing."""
+        """Warn if the position in the pipeline makes fillers impossible."""
         if not any(isinstance(p, LLMService) for p in upstream_of(self)):
-            logger.warning(f"{self} has no LLM service before it: put it behind the LLM")
+            logger.warning(f"{self} has no LLM service upstream: put it after the LLM")
         if self._earcon is None and not any(isinstance(p, TTSService) for p in downstream_of(self)):
             logger.warning(
-                f"{self} has no text-to-speech behind it and no earcon, and keeps silent: put it "
+                f"{self} has no text-to-speech downstream and no earcon, and stays silent: put it "
                 "between the LLM and the text-to-speech"
             )
 
     def _llm_wait(self) -> SurvivalCurve:
-        """By who is asked and when, where that is known; else by how long such waits have been."""
+        """Return the wait of the running race, if known; else the learned wait of the service."""
         assert self._backend is not None
         now = self._llm.wait if isinstance(self._llm, HedgedLLMService) else None
         return self._known(self._backend) if now is None else now

@@ -1,11 +1,9 @@
-"""How a filler is said, and kept from being said when the answer is there first.
+"""Speaks a filler, and withdraws it if the answer starts first.
 
-A filler is a ``TTSSpeakFrame`` that stays out of the conversation. Pipecat has no frame to take one
-back short of an interruption, which would end the answer too. So it is watched through the
-text-to-speech's public events: one that still waits in its queue is emptied, one that has a context
-but no audio yet is ended with one silent sample, in its turn, so that nothing is heard and nobody
-takes the silence for a broken voice. One that sounds already is let finish: it is short, and the
-answer follows it at once.
+A filler is a ``TTSSpeakFrame`` outside the context. Pipecat can take one back only by an
+interruption, which would end the answer too. So the TTS's public events are followed: a queued
+filler is emptied; one with a context but no audio yet is ended with one silent sample, in order,
+so that no TTS reports missing audio. A filler that already plays is short and may finish.
 """
 
 from __future__ import annotations
@@ -28,31 +26,26 @@ __all__ = ["EARCON_RATE", "FillerFrame", "FillerVoice", "read_earcon"]
 Samples: TypeAlias = npt.NDArray[np.int16]
 
 EARCON_RATE = 24_000
-HEARD = 33
-"""A sound whose loudest sample is below (-60 dBFS) is silence on any line. Not 0: a silent file
-that is converted to another rate comes out as ones."""
+AUDIBLE_LEVEL = 33
+"""Sound whose peak is lower (-60 dBFS) is silence. Not 0: resampling a silent file yields ones."""
 
 
 @dataclass
 class FillerFrame(TTSSpeakFrame):
-    """Words to fill a silence with; they stay out of the conversation."""
+    """A filler's text; it stays out of the context."""
 
     append_to_context: bool = False
 
 
 class FillerVoice:
-    """Follows one filler after the other through a text-to-speech service.
+    """Follows the latest filler through a TTS service.
 
     Attributes:
-        is_sounding: Whether the latest filler has begun to sound.
+        is_sounding: Whether the latest filler has started to play.
     """
 
     def __init__(self, tts: TTSService):
-        """Listen to a service.
-
-        Args:
-            tts: What speaks the fillers.
-        """
+        """Subscribe to the events of the TTS that speaks the fillers."""
         self._tts = tts
         self._frame: FillerFrame | None = None
         self._is_next = False
@@ -63,20 +56,16 @@ class FillerVoice:
         tts.add_event_handler("on_before_push_frame", self._pushes)
 
     def frame(self, text: str) -> FillerFrame:
-        """A filler to push, which is followed from now on.
-
-        Args:
-            text: The words.
-        """
+        """Create a filler to push, and follow it."""
         self._frame, self._context_id = FillerFrame(text), None
         self._is_next, self.is_sounding = False, False
         return self._frame
 
     async def cut(self) -> bool:
-        """Keep the latest filler from sounding, if it has not begun to.
+        """Withdraw the latest filler, unless it has started to play.
 
         Returns:
-            Whether it will not be heard.
+            Whether it was withdrawn.
         """
         if self._frame is None or self.is_sounding:
             return False
@@ -84,8 +73,8 @@ class FillerVoice:
             self._frame.text = ""
             return not self._is_next
         if self._tts._pause_frame_processing:
-            # Such a service cannot tell whose audio comes in: what is still to come of the filler
-            # would be taken for the answer's.
+            # Such a service does not match audio to contexts: late filler audio would be taken
+            # for the answer's.
             return False
         silence = TTSAudioRawFrame(bytes(2), self._tts.sample_rate, 1, context_id=self._context_id)
         self._frame = None
@@ -112,13 +101,13 @@ class FillerVoice:
 
 
 def read_earcon(path: str | Path) -> Samples:
-    """Read a short sound that is played instead of words: mono, 16 bit, at ``EARCON_RATE``.
+    """Read a short sound to play instead of phrases: mono, 16 bit, at ``EARCON_RATE``.
 
     Args:
         path: An audio file.
 
     Raises:
-        ConfigurationError: If it is none, or nothing would be heard; the message names the field.
+        ConfigurationError: If it is not audio, or is silent; the message names the field.
     """
     if not isinstance(path, (str, Path)) or not str(path):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError(
@@ -128,12 +117,11 @@ def read_earcon(path: str | Path) -> Samples:
         sound = read_audio(Path(path), EARCON_RATE)
     except ConfigurationError as error:
         raise ConfigurationError(f"earcon: {error} Or {_REMEDY}.") from error
-    if np.abs(sound.astype(np.int32)).max(initial=0) < HEARD:
+    if np.abs(sound.astype(np.int32)).max(initial=0) < AUDIBLE_LEVEL:
         raise ConfigurationError(
-            f"earcon: {path} is silent, or empty: nothing would be heard. Name another, or "
-            f"{_REMEDY}"
+            f"earcon: {path} is silent or empty. Name another file, or {_REMEDY}"
         )
     return sound
 
 
-_REMEDY = "leave it out to have words spoken instead"
+_REMEDY = "omit it to use spoken phrases"

@@ -1,12 +1,10 @@
-"""Where the time of a turn went, as the caller lived it: an observer, one record a turn.
+"""Measures where the time of each turn went, as the caller experienced it: one record per turn.
 
-Pipecat's own observer measures from the caller's silence to the bot's first sound. Two things are
-missing where answers are raced and silences filled: a filler is a sound and no answer, so it ends
-that measurement too early; and without a local voice activity detector there is no measurement at
-all. This one stands on it, takes over its breakdown, and tells first sound from first answer.
+Pipecat's ``UserBotLatencyObserver`` measures from the caller's silence to the bot's first sound. A
+filler ends that measurement too early, and without a local VAD there is none. This observer wraps
+it, copies its breakdown, and separates the first sound from the first answer.
 
-Times are those at which frames were pushed, on the pipeline's clock, not those at which an observer
-got round to them.
+Times are those at which frames were pushed, on the pipeline's clock.
 """
 
 from __future__ import annotations
@@ -56,12 +54,12 @@ __all__ = ["TurnLatencyObserver"]
 
 
 class TurnLatencyObserver(BaseObserver):
-    """Yields a ``TurnLatency`` for each turn.
+    """Emits a ``TurnLatency`` for each turn.
 
-    A turn is told of when its answer has been heard and its race reported, or else when the bot
-    falls silent, the LLM is asked anew, the caller speaks, or the call ends; if tools were called,
-    not before the answer that comes after them. A race that the caller has cut off reports a moment
-    later, and its turn is told of then.
+    A turn is complete when its answer has started to play and its race is reported; or else when
+    the bot falls silent, the LLM is called anew, the caller speaks, or the call ends. With tool
+    calls the answer after them counts. A race that the caller interrupted reports a moment later,
+    and the turn is emitted then.
 
     Event handlers available:
 
@@ -83,8 +81,8 @@ class TurnLatencyObserver(BaseObserver):
         """Begin with the first turn.
 
         Args:
-            log: A file to which every ``TurnLatency`` is appended as a line of JSON. It holds times
-                and counts, nothing that was said.
+            log: A file to which every ``TurnLatency`` is appended as a JSON line. It contains times
+                and counts, no conversation text.
             **kwargs: Further arguments of ``BaseObserver``.
 
         Raises:
@@ -93,10 +91,10 @@ class TurnLatencyObserver(BaseObserver):
         refuse_unknown(kwargs, owner=TurnLatencyObserver, base=BaseObserver)
         super().__init__(**kwargs)
         self._log = LineLog("log", log)
-        self._pipecats = _Breakdowns()
+        self._pipecat_observer = _Breakdowns()
         self._now = 0.0
         self._timeline = Timeline(1)
-        self._cut_off: Timeline | None = None
+        self._interrupted: Timeline | None = None
         self._caller = CallerTurn()
         self._audio = AnswerAudio()
         self._context: tuple[float, LLMContextFrame] | None = None
@@ -106,53 +104,45 @@ class TurnLatencyObserver(BaseObserver):
         self._register_event_handler("on_turn_latency")
 
     async def on_process_frame(self, data: FrameProcessed) -> None:
-        """Note what is about to be spoken.
-
-        Args:
-            data: The frame, and who takes it up.
-        """
+        """Track frames that reach a TTS."""
         if isinstance(data.processor, TTSService) and data.direction is FrameDirection.DOWNSTREAM:
-            self._audio.take_up(data.frame)
+            self._audio.frame_queued(data.frame)
 
     async def on_push_frame(self, data: FramePushed) -> None:
-        """Note the moments of the turn.
-
-        Args:
-            data: The frame, who pushed it, and when.
-        """
+        """Record the moments of the turn."""
         if data.first_push:
-            await self._pipecats.on_push_frame(data)
+            await self._pipecat_observer.on_push_frame(data)
         self._now = data.timestamp / 1e9
         if isinstance(data.frame, LLMContextFrame) and data.first_push:
-            self._hands_over(data.frame, data)
+            self._context_pushed(data.frame, data)
         if data.direction is not FrameDirection.DOWNSTREAM:
             return
         if isinstance(data.source, TTSService):
-            self._audio.let_out(data.frame, data.source)
+            self._audio.frame_pushed(data.frame, data.source)
         if isinstance(data.source, BaseOutputTransport):
-            self._comes_out(data.frame)
+            self._output_pushed(data.frame)
         if data.first_push:
-            await self._happens(data.frame, data.source)
+            await self._frame_pushed(data.frame, data.source)
         if self._timeline.is_over(bot_speaks=self._bot_speaks):
             await self._close()
 
     async def on_pipeline_started(self) -> None:
-        """Hand it on to Pipecat's observer."""
-        await self._pipecats.on_pipeline_started()
+        """Forward the event to Pipecat's observer."""
+        await self._pipecat_observer.on_pipeline_started()
 
     # ---- moments
 
-    def _hands_over(self, frame: LLMContextFrame, data: FramePushed) -> None:
-        """The LLM is asked, by whoever stands on either side of it."""
-        is_told = data.direction is FrameDirection.DOWNSTREAM
-        if is_told and isinstance(data.source, LLMAssistantAggregator):
-            return  # it tells of the answer, behind it, and asks for nothing
+    def _context_pushed(self, frame: LLMContextFrame, data: FramePushed) -> None:
+        """Record an LLM call, from either side of the LLM."""
+        is_downstream = data.direction is FrameDirection.DOWNSTREAM
+        if is_downstream and isinstance(data.source, LLMAssistantAggregator):
+            return  # downstream of the LLM it announces the answer and requests nothing
         self._context, self._early = (self._now, frame), None
 
-    def _comes_out(self, frame: Frame) -> None:
-        """What the output transport lets through is heard now."""
+    def _output_pushed(self, frame: Frame) -> None:
+        """Record what the output transport plays."""
         timeline = self._timeline
-        if timeline.context is None:  # the bot speaks of its own accord
+        if timeline.context is None:  # the LLM was not called: the bot's own line
             return
         if isinstance(frame, TTSStartedFrame):
             timeline.is_answering = self._audio.turn_of(frame.context_id) == timeline.turn
@@ -165,13 +155,13 @@ class TurnLatencyObserver(BaseObserver):
             if is_line and timeline.sound is not None:
                 timeline.filler_end = self._now
         elif type(frame) is OutputAudioRawFrame and timeline.sound is None:
-            timeline.sound = self._now  # a sound that is no speech
+            timeline.sound = self._now  # not speech, such as an earcon
 
-    async def _happens(self, frame: Frame, source: FrameProcessor) -> None:
+    async def _frame_pushed(self, frame: Frame, source: FrameProcessor) -> None:
         timeline, now = self._timeline, self._now
         if isinstance(frame, LLMTextFrame):
             if frame.text.strip() and not frame.skip_tts:
-                timeline.has_words = True
+                timeline.has_text = True
                 timeline.token = now if timeline.token is None else timeline.token
         elif isinstance(frame, TTSAudioRawFrame):
             is_answer = self._audio.turn_of(frame.context_id) == timeline.turn
@@ -182,68 +172,70 @@ class TurnLatencyObserver(BaseObserver):
             if timeline.sentence is None and is_answer:
                 timeline.sentence = now
         elif isinstance(frame, TTSStartedFrame):
-            self._audio.open(frame, source, timeline.turn)
+            self._audio.audio_started(frame, source, timeline.turn)
         elif isinstance(frame, BotStartedSpeakingFrame):
             self._bot_speaks = True
-            breakdown, self._pipecats.latest = self._pipecats.latest, None
+            breakdown, self._pipecat_observer.latest = self._pipecat_observer.latest, None
             if timeline.context is not None:
                 timeline.sound = now if timeline.sound is None else timeline.sound
-                timeline.break_down(breakdown)
+                timeline.take_breakdown(breakdown)
         elif isinstance(frame, BotStoppedSpeakingFrame):
             self._bot_speaks = False
         elif isinstance(frame, MetricsFrame):
             for metric in frame.data:
                 if isinstance(metric, HedgeMetricsData):
-                    await self._reported(metric.report)
+                    await self._race_reported(metric.report)
         elif isinstance(frame, LLMFullResponseStartFrame):
-            await self._asked(frame, source)
+            await self._response_started(frame, source)
         elif isinstance(frame, LLMFullResponseEndFrame):
             timeline.is_responding = False
         else:
-            await self._turn_happens(frame)
+            await self._turn_frame_pushed(frame)
 
-    async def _asked(self, frame: LLMFullResponseStartFrame, source: FrameProcessor) -> None:
-        """The LLM begins: on a turn of the caller's, on its tools' results, or of the bot's own."""
-        handed, self._context = self._context, None
-        await self._tell_cut_off()
+    async def _response_started(
+        self, frame: LLMFullResponseStartFrame, source: FrameProcessor
+    ) -> None:
+        """Begin or continue a turn: the caller's, its tools' results, or the bot's own."""
+        pushed, self._context = self._context, None
+        await self._publish_interrupted()
         if self._timeline.is_answered:
             await self._close()
         timeline = self._timeline
-        at, context = handed or (None, None)
+        at, context = pushed or (None, None)
         provisional = context is not None and context.speculation
         if timeline.context is None:
             timeline.context = self._now if at is None else at
-            turn = self._caller.asked(self._now, at, provisional=provisional)
+            turn = self._caller.llm_started(self._now, at, provisional=provisional)
             timeline.is_reply = turn is not None
             timeline.silence, timeline.turn_end = turn or (None, None)
         timeline.tools.take(frame)
-        timeline.had_words = timeline.has_words
+        timeline.had_text = timeline.has_text
         timeline.is_responding = True
         self._hedged = source if isinstance(source, HedgedLLMService) else None
         timeline.is_racing = self._hedged is not None and self._hedged.metrics_enabled
         timeline.may_wait = self._hedged is not None and self._hedged.may_wait
-        timeline.asked = self._now
-        if provisional and at is not None:  # its beginning was held back until the turn was certain
-            timeline.asked = at
+        timeline.requested = self._now
+        if provisional and at is not None:  # its start was held back until the turn had ended
+            timeline.requested = at
             if self._early is not None:
-                timeline.reported(self._early)
+                timeline.take_report(self._early)
         self._early = None
-        self._audio.asked(frame, timeline.turn)
+        self._audio.response_started(frame, timeline.turn)
 
-    async def _reported(self, report: TurnReport) -> None:
-        """A race is over, which may be before it is known whether its answer is wanted."""
-        timeline = self._cut_off or self._timeline
+    async def _race_reported(self, report: TurnReport) -> None:
+        """Assign a report to its turn, or keep it if the turn has not started yet."""
+        timeline = self._interrupted or self._timeline
         if timeline.is_racing:
-            timeline.reported(report)
+            timeline.take_report(report)
         elif report.outcome != "interrupted":
             self._early = report
-        await self._tell_cut_off()
+        await self._publish_interrupted()
 
-    async def _turn_happens(self, frame: Frame) -> None:
+    async def _turn_frame_pushed(self, frame: Frame) -> None:
         timeline = self._timeline
         timeline.tools.take(frame)
         if isinstance(frame, UserStoppedSpeakingFrame) and timeline.is_reply:
-            timeline.turn_end = self._now  # the LLM was asked before it was certain
+            timeline.turn_end = self._now  # the LLM was called before the turn's end
             return
         if isinstance(frame, UserStartedSpeakingFrame):
             await self._close(interrupted=timeline.is_under_way(bot_speaks=self._bot_speaks))
@@ -251,31 +243,31 @@ class TurnLatencyObserver(BaseObserver):
             self._audio.interrupted()
             await self._close(interrupted=True)
         elif isinstance(frame, (EndFrame, CancelFrame)):
-            await self._tell_cut_off()
+            await self._publish_interrupted()
             await self._close()
         self._caller.take(frame, self._now)
 
     # ---- the record
 
     async def _close(self, *, interrupted: bool = False) -> None:
-        """The turn is over, if there has been anything of it; the next begins."""
+        """End the turn, if the LLM was called in it, and begin the next one."""
         timeline = self._timeline
-        if timeline.context is None:  # the caller speaks, but nobody has been asked yet
+        if timeline.context is None:  # the caller speaks, but the LLM was not called yet
             return
-        await self._tell_cut_off()
+        await self._publish_interrupted()
         self._timeline, self._context = Timeline(timeline.turn + 1), None
         if interrupted and timeline.is_racing:
-            self._cut_off = timeline
+            self._interrupted = timeline
         else:
-            await self._tell(timeline, interrupted=interrupted)
+            await self._publish(timeline, interrupted=interrupted)
 
-    async def _tell_cut_off(self) -> None:
-        timeline, self._cut_off = self._cut_off, None
+    async def _publish_interrupted(self) -> None:
+        timeline, self._interrupted = self._interrupted, None
         if timeline is not None:
-            await self._tell(timeline, interrupted=True)
+            await self._publish(timeline, interrupted=True)
 
-    async def _tell(self, timeline: Timeline, *, interrupted: bool) -> None:
-        turn = timeline.summed_up(self._now, interrupted=interrupted)
+    async def _publish(self, timeline: Timeline, *, interrupted: bool) -> None:
+        turn = timeline.to_record(self._now, interrupted=interrupted)
         if turn is None:
             return
         if self._hedged is not None:
@@ -286,9 +278,9 @@ class TurnLatencyObserver(BaseObserver):
 
 
 class _Breakdowns(UserBotLatencyObserver):
-    """Has its breakdown at hand while the frame that ends it is being observed.
+    """Keeps the latest breakdown available while the frame that ends it is being observed.
 
-    Its own event is called in a task, which is too late: the turn has been told of then.
+    The event of the base class runs in a task, after the turn has been emitted.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The moments of a turn, and the record they make: ``TurnLatency``."""
+"""The moments of a turn, and their record: ``TurnLatency``."""
 
 from __future__ import annotations
 
@@ -20,35 +20,34 @@ Anchor: TypeAlias = Literal["user_silence", "turn_end", "context"]
 class TurnLatency:
     """One turn of a call, from the caller's silence to the bot's answer.
 
-    Times are seconds from the anchor; None where it did not happen.
+    Times are seconds from the anchor; None if the moment did not occur.
 
     Parameters:
         turn: The turn's number in this call, from 1.
-        at: When the anchor was, in seconds since the epoch.
-        anchor: What is counted from: ``user_silence`` (the last sound of the caller), ``turn_end``
-            (the end of the turn, where there is no local voice activity detector), or ``context``
-            (nobody spoke, as before a greeting, or nobody's words were what the LLM was asked
-            about, as after a cough; see ``caller_turn.py``).
-        turn_end_secs: The caller's turn was over.
-        context_secs: The conversation was handed to the LLM.
-        first_token_secs: Its first usable token was there.
-        first_sentence_secs: Its first speakable sentence was there.
-        first_tts_audio_secs: The first audio of the answer was synthesized.
-        first_sound_secs: The bot was first heard, be it with a filler or another line of its own.
-        filler_end_secs: The filler, or another such line, had been heard out before the answer.
-        first_answer_secs: The answer was first heard; from the caller's silence this is the
-            voice-to-voice latency, less what the network takes. The answer is what the LLM says,
-            the words it says before it calls a tool included ("Let me look."). A line that the bot
-            says itself (``TTSSpeakFrame``) is none, whether it is remembered or not.
-        interrupted: Whether the caller spoke before it was complete.
-        reports: What each race of the turn did; several if tools were called, none without a
+        at: The anchor's time, in seconds since the epoch.
+        anchor: The origin of all times: ``user_silence`` (the caller's last sound), ``turn_end``
+            (the end of the turn, without a local VAD), or ``context`` (the LLM call, if the
+            response answers no caller speech, as before a greeting or after a cough; see
+            ``caller_turn.py``).
+        turn_end_secs: The end of the caller's turn.
+        context_secs: The LLM call.
+        first_token_secs: The first usable token.
+        first_sentence_secs: The first speakable sentence.
+        first_tts_audio_secs: The first synthesized audio of the answer.
+        first_sound_secs: The bot's first audible sound, which may be a filler or another line.
+        filler_end_secs: The end of a filler or other line that played before the answer.
+        first_answer_secs: The first audible sound of the answer; from ``user_silence`` this is the
+            voice-to-voice latency without the network. Text before a tool call ("Let me look.") is
+            answer; a ``TTSSpeakFrame`` of the bot is not, even if it enters the context.
+        interrupted: Whether the caller interrupted the turn.
+        reports: The report of each race; several with tool calls, none without a
             ``HedgedLLMService``.
-        asked_secs: When each race of ``reports`` began: a race's own times count from there.
-        contributions: What Pipecat's ``UserBotLatencyObserver`` names of the time to the first
-            sound, in order: ``key``, ``label``, ``owner``, ``secs``.
-        ended_secs: When the turn was over: no more of it was waited for.
+        asked_secs: The start of each race in ``reports``; a race's own times count from there.
+        contributions: The parts of the time to the first sound by Pipecat's
+            ``UserBotLatencyObserver``, in order: ``key``, ``label``, ``owner``, ``secs``.
+        ended_secs: The end of the turn: the wait for the answer stopped.
         may_wait: Whether the LLM decides if the caller has finished (Pipecat's
-            ``filter_incomplete_user_turns``): then a turn without an answer may have been none.
+            ``filter_incomplete_user_turns``): then a turn without an answer may be no turn.
     """
 
     turn: int
@@ -71,23 +70,23 @@ class TurnLatency:
 
     @property
     def voice_to_voice_secs(self) -> float | None:
-        """From the caller's silence to the answer; None if it was not heard or nobody spoke."""
+        """From the caller's silence to the answer; None without caller speech or audible answer."""
         return self.first_answer_secs if self.anchor == "user_silence" else None
 
 
 class Timeline:
-    """The moments of the turn that is going on, on the pipeline's clock.
+    """The moments of the current turn, on the pipeline's clock.
 
     Attributes:
         turn: The turn's number in this call, from 1.
-        is_reply: Whether the caller has spoken, and the LLM was asked about it.
-        is_answering: Whether what comes out is the answer.
-        is_responding: Whether the LLM has begun and not ended.
-        is_racing: Whether a race is to be reported.
+        is_reply: Whether the response answers caller speech.
+        is_answering: Whether the audio that plays is the answer.
+        is_responding: Whether the LLM response has started and not ended.
+        is_racing: Whether a race has not been reported yet.
         may_wait: Whether the LLM decides if the caller has finished.
-        has_words: Whether the LLM has said anything.
-        had_words: Whether it had before it was asked last: what it said first is what counts.
-        tools: Those that the turn waits for.
+        has_text: Whether the LLM has produced text.
+        had_text: Whether it had before the latest LLM call: the first text counts.
+        tools: The tool calls that the turn waits for.
     """
 
     def __init__(self, turn: int) -> None:
@@ -95,7 +94,7 @@ class Timeline:
         self.silence: float | None = None
         self.turn_end: float | None = None
         self.context: float | None = None
-        self.asked: float | None = None
+        self.requested: float | None = None
         self.token: float | None = None
         self.sentence: float | None = None
         self.tts_audio: float | None = None
@@ -106,8 +105,8 @@ class Timeline:
         self.is_answering = False
         self.is_responding = False
         self.is_racing = self.may_wait = False
-        self.has_words = False
-        self.had_words = False
+        self.has_text = False
+        self.had_text = False
         self.tools = AwaitedTools()
         self.reports: list[TurnReport] = []
         self.races: list[float] = []
@@ -115,7 +114,7 @@ class Timeline:
 
     @property
     def anchor(self) -> tuple[Anchor, float] | None:
-        """What is counted from, and when it was; None before the turn has any."""
+        """The origin of times and its time; None before the turn has one."""
         if self.silence is not None:
             return "user_silence", self.silence
         if self.turn_end is not None:
@@ -124,15 +123,15 @@ class Timeline:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the answer has been heard, and none is to come that belongs to it."""
+        """Whether the answer is audible and no further part of it is awaited."""
         return self.answer is not None and not self.tools
 
     def is_over(self, *, bot_speaks: bool) -> bool:
-        """Whether the answer has been heard, and all that is to be told of it is known.
+        """Whether the answer is audible and everything to report is known.
 
         Args:
-            bot_speaks: Whether the bot is heard now. If no race has told of an answer, what is
-                heard is waited for.
+            bot_speaks: Whether the bot is audible now. Without a race that reports an answer, the
+                turn lasts until the bot is silent.
         """
         if not self.is_answered or self.is_responding or self.is_racing:
             return False
@@ -140,32 +139,28 @@ class Timeline:
         return has_won or not bot_speaks
 
     def is_under_way(self, *, bot_speaks: bool) -> bool:
-        """Whether there is anything that could be interrupted.
+        """Whether there is anything to interrupt.
 
         Args:
-            bot_speaks: Whether the bot is heard now.
+            bot_speaks: Whether the bot is audible now.
         """
-        is_asked = self.is_responding or self.is_racing or bool(self.tools)
-        return is_asked or bot_speaks or (self.has_words and self.answer is None)
+        is_pending = self.is_responding or self.is_racing or bool(self.tools)
+        return is_pending or bot_speaks or (self.has_text and self.answer is None)
 
-    def reported(self, report: TurnReport) -> None:
-        """Take a race's own times, which are exact: text may have been kept back for a sentence."""
-        if self.asked is None:
+    def take_report(self, report: TurnReport) -> None:
+        """Take the race's own times: they are exact, while text may be held back for a sentence."""
+        if self.requested is None:
             return
         self.is_racing = False
         self.reports.append(report)
-        self.races.append(self.asked)
-        if report.ttft_secs is not None and not self.had_words:
-            self.token = self.asked + report.ttft_secs
+        self.races.append(self.requested)
+        if report.ttft_secs is not None and not self.had_text:
+            self.token = self.requested + report.ttft_secs
             if report.ttfs_secs is not None:
-                self.sentence = self.asked + report.ttfs_secs
+                self.sentence = self.requested + report.ttfs_secs
 
-    def break_down(self, breakdown: LatencyBreakdown | None) -> None:
-        """Take over what Pipecat names of the time, if it counts from where the turn does.
-
-        Args:
-            breakdown: Up to the first sound; None if there is none.
-        """
+    def take_breakdown(self, breakdown: LatencyBreakdown | None) -> None:
+        """Take Pipecat's breakdown up to the first sound, if it has the same origin as the turn."""
         if breakdown is None or self.anchor is None:
             return
         from_silence = breakdown.measured_from is MeasuredFrom.USER_SILENCE
@@ -176,12 +171,12 @@ class Timeline:
             for c in breakdown.contributions
         )
 
-    def summed_up(self, now: float, *, interrupted: bool) -> TurnLatency | None:
-        """The record of the turn.
+    def to_record(self, now: float, *, interrupted: bool) -> TurnLatency | None:
+        """Return the turn's record.
 
         Args:
-            now: When it is over, in seconds.
-            interrupted: Whether the caller spoke before it was complete.
+            now: The end of the turn, in seconds.
+            interrupted: Whether the caller interrupted the turn.
         """
         if (found := self.anchor) is None:
             return None
@@ -204,7 +199,7 @@ class Timeline:
             first_answer_secs=since(self.answer),
             interrupted=interrupted,
             reports=tuple(self.reports),
-            asked_secs=tuple(asked - began for asked in self.races),
+            asked_secs=tuple(requested - began for requested in self.races),
             contributions=self.contributions,
             ended_secs=since(now),
             may_wait=self.may_wait,

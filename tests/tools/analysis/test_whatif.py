@@ -196,7 +196,7 @@ def test_independent_turns_are_found_independent() -> None:
     independence = what_if(recorded(measured("x", trace(HOSTED, 3000))), FAST).independence
     assert independence.holds
     assert abs(independence.rank_correlation) < 1.5 * independence.noise
-    assert independence.text.startswith("turns are independent as far as the file tells")
+    assert independence.text.startswith("turns appear independent")
 
 
 def test_why_it_is_not_worth_it() -> None:
@@ -256,7 +256,7 @@ def test_what_was_cut_short_is_estimated() -> None:
     for name, p in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
         expected = percentile(np.sort(truth), p)
         assert answer.policies[0].percentiles[name] == pytest.approx(expected, rel=0.12)
-    assert any(f"{cut.sum()} requests to gpt were cut short" in each for each in answer.caveats)
+    assert any(f"{cut.sum()} requests to gpt were cancelled" in each for each in answer.caveats)
 
 
 def test_a_log_of_races_cannot_tell_how_long_a_tail_is() -> None:
@@ -270,7 +270,7 @@ def test_a_log_of_races_cannot_tell_how_long_a_tail_is() -> None:
     bound = answer.policies[0].at_least["p99"]
     unhedged = next(row for row in show(answer, 120).splitlines() if "no hedging" in row)
     assert f"> {1000 * bound:.0f} ms" in unhedged
-    assert "these turns cannot tell how long the tail is: log some under" in answer.why
+    assert "so the tail is unknown: log some turns under" in answer.why
 
 
 def test_turns_that_are_slow_together_are_found_out() -> None:
@@ -280,7 +280,7 @@ def test_turns_that_are_slow_together_are_found_out() -> None:
     answer = what_if(recorded(measured("x", secs)), FAST)
     assert not answer.independence.holds
     assert answer.independence.clustering > 3
-    assert any(each.startswith("slow turns come together") for each in answer.caveats)
+    assert any(each.startswith("slow turns cluster") for each in answer.caveats)
 
 
 def test_an_order_that_is_learned_follows_a_provider_that_turned_slow() -> None:
@@ -329,7 +329,7 @@ def test_a_larger_file_is_sampled_and_it_says_so() -> None:
         ({"prompt_tokens": math.nan}, "prompt_tokens must be positive, got nan"),
         ({"usd_per_mtok": (1.0, -1.0)}, "usd_per_mtok must be two prices, not negative"),
         ({"max_turns": 10}, "turns must be at least 1000, got 10"),
-        ({"slo": Slo(), "deadline_secs": 1.0}, "both set when an answer should be there"),
+        ({"slo": Slo(), "deadline_secs": 1.0}, "both set the time of an answer"),
         ({"slo": Slo(ttft_secs=None)}, "slo has no ttft_secs"),
         ({"others": (("three", HedgePolicy.race(3)),)}, "one of the other policies makes more"),
     ],
@@ -369,8 +369,8 @@ def test_the_recommendation_comes_first_and_every_policy_has_a_row(
 def test_few_turns_have_no_p99_and_a_caveat() -> None:
     """Six latencies are a hint; a hundred have a p99."""
     few = what_if(recorded(measured("x", trace(HOSTED, 6))))
-    assert "p99" not in show(few).replace("SingleR(p99", "").replace("have a p99", "")
-    assert few.caveats == ("6 turns do not have a p99: take this for a hint",)
+    assert "p99" not in show(few).replace("SingleR(p99", "").replace("have no p99", "")
+    assert few.caveats == ("6 turns have no p99: the result is rough",)
     assert few.replayed == 600
     enough = what_if(recorded(measured("x", trace(HOSTED, 100))), FAST)
     assert " p99 " in show(enough)
@@ -414,7 +414,7 @@ def test_json_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["one.csv", "--first", "x"], "first: 'x' was not measured; measured: latency"),
         (
             ["one.csv", "--budget", "0.05", "--plot", "out.docx"],
-            "plot: out.docx is of an unknown kind",
+            "plot: unknown format of out.docx",
         ),
         (
             ["one.csv", "--budget", "0.05", "--plot", "none/out.png"],

@@ -133,7 +133,7 @@ def _children() -> list[int]:
 
 
 def test_a_worker_that_fails_is_an_error():
-    with pytest.raises(HedgeError, match=r"a worker of the drill has ended: .*budget"):
+    with pytest.raises(HedgeError, match=r"a worker of the drill exited: .*budget"):
         run_drill(DOWN, replace(HEDGED, budget=-1.0), FLEET)
 
 

@@ -69,7 +69,7 @@ async def test_command_that_ignores_signals_is_killed(tmp_path: Path) -> None:
 
 
 async def test_command_that_exits_ends_the_call(tmp_path: Path) -> None:
-    with pytest.raises(BotFailed, match="ended by itself, with status 3") as failed:
+    with pytest.raises(BotFailed, match="the bot exited with status 3") as failed:
         async with Call(scripted(tmp_path / "started", "exits"), greeting_secs=0) as caller:
             await caller.say(SPOKEN)
     assert "something has gone wrong" in failed.value.__notes__[0]
@@ -159,7 +159,7 @@ def plain(runner_args: Any) -> Any:
     ("function", "message"),
     [
         (raises, "the bot raised LookupError: no such voice"),
-        (returns, "the bot returned without answering the call: have it run"),
+        (returns, "the bot returned without answering the call: run"),
         (plain, r"the bot must be async def bot\(runner_args\), but returned 7"),
     ],
 )
@@ -259,14 +259,14 @@ async def test_silence_fails_the_test_unless_it_is_right() -> None:
 @pytest.mark.parametrize(
     ("given", "options", "message"),
     [
-        ("", {}, "command: there is nothing to run"),
-        ([], {}, "command: there is nothing to run"),
+        ("", {}, "command is empty"),
+        ([], {}, "command is empty"),
         ("python 'bot.py", {}, "command: No closing quotation in .*: close the quotes"),
         (7860, {}, "a bot is an address such as .*; got 7860"),
         (b"python bot.py", {}, "a bot is an address such as .*; got b'python bot.py'"),
         ("python bot.py", {"start_secs": 0}, "start_secs must be positive, got 0"),
         ("python bot.py", {"start_secs": "5"}, "start_secs must be a number of seconds, got '5'"),
-        ("http://127.0.0.1:1", {"start_secs": 5}, "start_secs is for a bot .* command"),
+        ("http://127.0.0.1:1", {"start_secs": 5}, "start_secs applies to a bot given as a command"),
     ],
 )
 def test_wrong_bot_is_refused(given: Any, options: dict[str, Any], message: str) -> None:

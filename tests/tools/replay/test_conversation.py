@@ -23,7 +23,7 @@ from pipecat_hedge.tools.replay import (
 )
 from pipecat_hedge.tools.replay.bots import Bot
 from pipecat_hedge.tools.replay.conversation import Conversation
-from pipecat_hedge.tools.replay.peer import Said
+from pipecat_hedge.tools.replay.peer import SpeechTimes
 from tests.tools.replay.scripted_bot import ScriptedBot
 
 pytestmark = [pytest.mark.live, pytest.mark.realtime]
@@ -51,9 +51,9 @@ class RecordingCaller(Caller):
 
     def __init__(self, url: str):
         super().__init__(url)
-        self.said: list[Said] = []
+        self.said: list[SpeechTimes] = []
 
-    async def say(self, utterance: Utterance) -> Said:
+    async def say(self, utterance: Utterance) -> SpeechTimes:
         self.said.append(await super().say(utterance))
         return self.said[-1]
 
@@ -103,10 +103,10 @@ async def test_turn_has_the_bots_messages_and_both_waves() -> None:
     assert turn.record is not None
     waves = turn.waves
     assert waves is not None
-    assert waves.heard_secs is not None
+    assert waves.audible_secs is not None
     assert waves.secs > waves.spoken_secs + turn.voice_to_voice_secs, "the answer is shown"
     rate = len(waves.caller) / waves.secs
-    spoken, heard = round(waves.spoken_secs * rate), round(waves.heard_secs * rate)
+    spoken, heard = round(waves.spoken_secs * rate), round(waves.audible_secs * rate)
     assert waves.caller[spoken - 5] > 0.1 > waves.caller[spoken + 3]
     assert max(waves.bot[heard : heard + 2]) > 0.1 > waves.bot[heard - 4], "more may come late"
 
@@ -254,7 +254,7 @@ async def test_replay_without_a_bot_is_an_error(unused_tcp_port: int) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"script": ()}, "script: there is nothing to say"),
+        ({"script": ()}, "script is empty"),
         ({"runs": 0}, "runs must be at least 1, got 0"),
         ({"callers": -1}, "callers must be at least 1, got -1"),
         ({"timeout_secs": 0.0}, r"timeout_secs must be positive, got 0\.0"),

@@ -30,12 +30,12 @@ async def test_address_without_a_server_is_an_error(unused_tcp_port: int) -> Non
     [
         (404, {}, "refused the offer with 404: is it a bot with a SmallWebRTC endpoint"),
         (500, {"error": "no room"}, "refused the offer with 500.*no room"),
-        (200, ["no"], "is no SmallWebRTC endpoint: its answer has no sdp"),
-        (200, None, "is no SmallWebRTC endpoint: its answer has no sdp"),
-        (200, {"sdp": None, "type": "answer"}, "is no session description that fits the offer"),
-        (200, {"sdp": 3, "type": "answer"}, "is no session description that fits the offer"),
-        (200, {"sdp": "", "type": "answer"}, "is no session description that fits the offer"),
-        (200, {"sdp": "x=y", "type": "offer"}, "is no session description that fits the offer"),
+        (200, ["no"], "is not a SmallWebRTC endpoint: its answer has no sdp"),
+        (200, None, "is not a SmallWebRTC endpoint: its answer has no sdp"),
+        (200, {"sdp": None, "type": "answer"}, "is not a session description for the offer"),
+        (200, {"sdp": 3, "type": "answer"}, "is not a session description for the offer"),
+        (200, {"sdp": "", "type": "answer"}, "is not a session description for the offer"),
+        (200, {"sdp": "x=y", "type": "offer"}, "is not a session description for the offer"),
     ],
 )
 async def test_server_that_is_no_bot_is_an_error(status: int, answer: Any, message: str) -> None:

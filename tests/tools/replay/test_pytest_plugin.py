@@ -116,7 +116,7 @@ def test_failed_tests_leave_no_bot(pytester: pytest.Pytester) -> None:
         [
             "*the bot's output:",
             "*the scripted bot is at port*",
-            "*there is no recording 'no-such.wav': *no-such.wav is no file*",
+            "*there is no recording 'no-such.wav': *no-such.wav is not a file*",
         ]
     )
     bots = started(pytester.path / "started")
@@ -229,7 +229,7 @@ def test_command_line_and_configuration_name_the_bot(pytester: pytest.Pytester) 
 
 def test_wrong_marker_is_refused_without_a_traceback(pytester: pytest.Pytester) -> None:
     wrong = {
-        "usefixtures()": "no voice bot is named: have a fixture voice_bot return a command*",
+        "usefixtures()": "no voice bot is named: return a command*",
         "voice_bot(7860)": "a bot is an address such as *; got 7860",
         "voice_bot('true', greetings=1)": "the marker voice_bot has no greetings: it has *",
         "voice_bot('true', 'false')": "the marker voice_bot takes one bot, got *",

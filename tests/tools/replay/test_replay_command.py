@@ -68,7 +68,7 @@ async def test_unanswered_turn_is_exit_status_1(
         (("{hello}", "--runs", "0"), "runs must be at least 1, got 0"),
         (("{hello}", "--loss", "1.5"), "loss must be a share from 0 to below 1, got 1.5"),
         (("{hello}", "--interrupt-with", "{missing}"), "missing.wav"),
-        (("{hello}", "--interrupt-with", "{folder}"), "is a folder, but one recording is to be"),
+        (("{hello}", "--interrupt-with", "{folder}"), "is a folder, but exactly one recording"),
         (("{hello}", "--report", "{text}"), "cannot be written to"),
     ],
 )

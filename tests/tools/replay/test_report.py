@@ -118,7 +118,7 @@ def test_pacing_names_the_machine_that_fell_behind() -> None:
     summary = summarise([turn(), dataclasses.replace(turn(), bot_late_secs=0.4)])
     assert not summary.kept_up
     assert summary.pacing.startswith(
-        "the bot's machine was the bottleneck in 1 of 2 turns: its sound came up to 400 ms late"
+        "the bot's machine was the bottleneck in 1 of 2 turns: its audio was up to 400 ms late"
     )
 
 

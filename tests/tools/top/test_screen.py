@@ -59,7 +59,7 @@ def test_everything_is_shown() -> None:
         *("standard: first token ≤ 0.8 s", "premium: voice to voice ≤ 0.8 s"),
         *("-100 %", "2.0×", "burn 5 min", "burn 3 d"),
         *("usable", "breaker open", "retry in 12 s", "queue of 3", "[red]c[/red]", "1 of 20"),
-        "budget 10 % of turns: 1.0 saved, at most 4 requests, 2% spent in 5 min",
+        "budget 10 % of turns: 1.0 credit, at most 4 requests, 2% spent in 5 min",
         "a superseded; b won, hedge at 620 ms",
     ):
         assert expected in text

@@ -167,7 +167,7 @@ async def test_a_server_without_a_feed_is_named() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bot:x"], "bot:x is no address: write http://127.0.0.1:7860"),
+        (["bot:x"], "bot:x is not an address: write http://127.0.0.1:7860"),
         (["--every", "0"], "--every must be from 0.05 to 60 s, got 0"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Analyses turn logs: ``report`` shows what callers waited for, ``whatif`` tries other policies.
+"""Analyses turn logs: ``report`` shows callers' waits, ``whatif`` replays other policies.
 
 Names are imported on first use: ``whatif`` needs nothing of the report.
 """

@@ -1,7 +1,7 @@
-"""Charts: coordinates of the report's inline SVG, and ``whatif --plot``, which is matplotlib's.
+"""Charts: coordinates for the report's inline SVG, and the matplotlib plot of ``whatif --plot``.
 
-The SVG stretches with the page and its texts do not: coordinates are per cent of the plot, and the
-template puts ticks and titles beside it as text of the page.
+The SVG scales with the page but text must not: coordinates are per cent of the plot, and the
+template places ticks and titles as HTML text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from pipecat_hedge.race import ConfigurationError, missing_extra
 from pipecat_hedge.tools.analysis.replay_policies import Outcome
 
-__all__ = ["Axis", "Chart", "check_picture", "log_axis", "nines_axis", "path", "plot_distributions"]
+__all__ = ["Axis", "Chart", "check_picture", "log_axis", "path", "plot_distributions"]
 
 _MARKS = tuple(m * 10.0**e for e in range(-2, 4) for m in (1, 2, 5))
 MAX_TICKS, MAX_POINTS = 7, 2000
@@ -25,7 +25,7 @@ MAX_TICKS, MAX_POINTS = 7, 2000
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One direction of a plot: its title with its unit, and its ticks in per cent of its length."""
+    """One axis of a plot: its title with its unit, and its ticks in per cent of its length."""
 
     title: str
     ticks: tuple[tuple[float, str], ...]
@@ -33,16 +33,16 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What the template draws.
+    """A chart for the template.
 
     Parameters:
         title: The caption.
-        description: What the chart shows, for a screen reader.
+        description: A description for screen readers.
         lines: Each line's name and its SVG path.
         x: The horizontal axis.
         y: The vertical axis.
-        bands: Stretches that are shaded, from and to, in per cent.
-        band_name: What the shading means.
+        bands: Shaded ranges, from and to, in per cent.
+        band_name: The meaning of the shading.
     """
 
     title: str
@@ -55,14 +55,14 @@ class Chart:
 
 
 def log_axis(values: Sequence[float], title: str) -> tuple[Callable[[float], float], Axis]:
-    """A logarithmic axis.
+    """Create a logarithmic axis.
 
     Args:
-        values: What it must hold; what is not above 0 is left out.
-        title: What it is, with its unit.
+        values: The values to cover; those not above 0 are ignored.
+        title: The title, with the unit.
 
     Returns:
-        The place of a value in per cent, and the axis.
+        A function from a value to its position in per cent, and the axis.
     """
     known = [v for v in values if v > 0 and math.isfinite(v)] or [0.1, 1.0]
     low = max((m for m in _MARKS if m <= min(known)), default=_MARKS[0])
@@ -82,32 +82,12 @@ def log_axis(values: Sequence[float], title: str) -> tuple[Callable[[float], flo
     return place, Axis(title, tuple((place(mark), f"{mark:g}") for mark in marks))
 
 
-def nines_axis(count: int, title: str) -> tuple[Callable[[float], float], Axis]:
-    """An axis of shares on which each further nine is as high as the one before.
-
-    Args:
-        count: How many things the shares are of: the more, the more nines.
-        title: What it is.
-
-    Returns:
-        The place of a share in per cent, and the axis.
-    """
-    nines = math.log10(max(count, 10))
-
-    def place(share: float) -> float:
-        return math.nan if share >= 1 else min(-100 * math.log10(1 - share) / nines, 100.0)
-
-    shares = (0.0, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999)
-    shown = [each for each in shares if each < 1 - 0.99 / max(count, 10)]
-    return place, Axis(title, tuple((place(each), f"{100 * each:g} %") for each in shown))
-
-
 def path(points: Sequence[tuple[float, float]], *, is_step: bool = False) -> str:
-    """An SVG path through points in per cent, y upwards; a point that is not a number is a gap.
+    """Return an SVG path through points in per cent, y upwards; NaN makes a gap.
 
     Args:
         points: The points.
-        is_step: Whether the line is level from each point to the next.
+        is_step: Whether the line is horizontal from each point to the next.
     """
     parts, is_down = list[str](), False
     for x, y in points:
@@ -122,31 +102,31 @@ def path(points: Sequence[tuple[float, float]], *, is_step: bool = False) -> str
 
 
 def check_picture(picture: Path) -> None:
-    """See that a picture can be drawn, before anything is replayed.
+    """Check that a picture can be drawn, before the replay.
 
     Args:
-        picture: The file; its ending is its kind.
+        picture: The file; its suffix is the format.
 
     Raises:
-        ConfigurationError: If matplotlib is not installed, or it cannot be written there.
+        ConfigurationError: If matplotlib is not installed, or the file cannot be written.
     """
     kinds = _figure().canvas.get_supported_filetypes()
     if picture.suffix.removeprefix(".").lower() not in kinds:
-        raise ConfigurationError(f"plot: {picture} is of an unknown kind: write .png, .svg or .pdf")
+        raise ConfigurationError(f"plot: unknown format of {picture}: write .png, .svg or .pdf")
     if not picture.parent.is_dir():
-        raise ConfigurationError(f"plot: there is no folder {picture.parent}: make it first")
+        raise ConfigurationError(f"plot: there is no folder {picture.parent}: create it first")
 
 
 def plot_distributions(
     outcomes: Sequence[Outcome], recommended: str, deadline_secs: float | None, picture: Path
 ) -> None:
-    """Draw the distribution of waits under each policy, the tail drawn large.
+    """Plot the distribution of waits under each policy, with an enlarged tail.
 
     Args:
         outcomes: The policies, the one without hedging first.
-        recommended: The name of the one to take.
-        deadline_secs: When an answer should be there, or None.
-        picture: The file; its ending is its kind.
+        recommended: The name of the recommended one.
+        deadline_secs: The deadline to mark, or None.
+        picture: The file; its suffix is the format.
 
     Raises:
         ConfigurationError: If it cannot be written.

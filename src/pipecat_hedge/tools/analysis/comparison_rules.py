@@ -1,6 +1,6 @@
 """Textbook hedging rules, for comparison with ``HedgePolicy.adaptive``.
 
-``at_quantile`` and ``single_r`` make policies of them. Both learn latencies as the service does.
+``at_quantile`` and ``single_r`` are their policies. Both learn latencies like the service.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ __all__ = [
 def at_quantile(
     p: float = 0.95, max_attempts: int = 2, **options: Unpack[PolicyOptions]
 ) -> HedgePolicy:
-    """A policy that hedges when an attempt is slower than a share p of its provider's answers.
+    """A policy that hedges when an attempt is slower than the quantile p of its provider.
 
     Args:
-        p: The share, above 0 and below 1.
-        max_attempts: The most requests a turn may make.
+        p: The quantile, above 0 and below 1.
+        max_attempts: The most requests per turn.
         **options: The keywords of all policies, see ``HedgePolicy``.
 
     Raises:
-        ConfigurationError: If an argument cannot work.
+        ConfigurationError: If an argument is invalid.
     """
     rule = AtQuantile(_share("p", p))
     return HedgePolicy(rule, f"at p{100 * p:g}", max_attempts, **options)
@@ -46,15 +46,15 @@ def at_quantile(
 def single_r(
     percentile: float = 0.99, budget: float = 0.05, **options: Unpack[PolicyOptions]
 ) -> HedgePolicy:
-    """SingleR (Kaler, He and Elnikety, SPAA 2017): one more request, after one delay, by lot.
+    """SingleR (Kaler, He and Elnikety, SPAA 2017): one more request, after one delay, at random.
 
     Args:
-        percentile: The percentile that is made smallest, above 0 and below 1.
+        percentile: The percentile to minimise, above 0 and below 1.
         budget: Extra requests per turn, above 0 and below 1.
         **options: The keywords of all policies, see ``HedgePolicy``.
 
     Raises:
-        ConfigurationError: If an argument cannot work.
+        ConfigurationError: If an argument is invalid.
     """
     rule = SingleR(_share("percentile", percentile), _share("budget", budget))
     return HedgePolicy(rule, f"SingleR(p{100 * percentile:g}, {100 * budget:g} %)", **options)
@@ -62,20 +62,20 @@ def single_r(
 
 @dataclass(frozen=True, slots=True)
 class AtQuantile:
-    """Another request when the attempt before is slower than a share p of its provider's."""
+    """Another request when the previous attempt is slower than the quantile p of its provider."""
 
     p: float
 
     def launch_rule(
         self, known: Mapping[str, LatencyEstimate], order: Sequence[str], draw: float
     ) -> QuantileDelay:
-        """The rule of one turn; see ``LearnedRule``."""
+        """Return the rule of one turn; see ``LearnedRule``."""
         return QuantileDelay(known, self.p)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantileDelay:
-    """Launches at the quantile p of the attempt before; a ``LaunchRule``."""
+    """Launches at the quantile p of the previous attempt; a ``LaunchRule``."""
 
     known: Mapping[str, LatencyEstimate]
     p: float
@@ -89,7 +89,7 @@ class QuantileDelay:
 
 @dataclass(frozen=True, slots=True)
 class SingleR:
-    """One more request after the delay and with the probability best for one percentile."""
+    """One more request, with the delay and probability that minimise one percentile."""
 
     percentile: float
     budget: float
@@ -97,18 +97,18 @@ class SingleR:
     def launch_rule(
         self, known: Mapping[str, LatencyEstimate], order: Sequence[str], draw: float
     ) -> SingleReissue:
-        """The rule of one turn; see ``LearnedRule``."""
+        """Return the rule of one turn; see ``LearnedRule``."""
         first, further = known[order[0]].first_token, known[order[1 % len(order)]].first_token
         return SingleReissue(*best_reissue(first, further, self.percentile, self.budget), draw)
 
 
 @dataclass(frozen=True, slots=True)
 class SingleReissue:
-    """One more request after ``secs``, in a share q of the turns; a ``LaunchRule``.
+    """One more request after ``secs``, with probability q; a ``LaunchRule``.
 
     Parameters:
         secs: The delay, in seconds.
-        q: The probability of a request then.
+        q: The probability of a request.
         drawn: The turn's random number, from 0 to below 1.
     """
 
@@ -127,7 +127,7 @@ class SingleReissue:
 def best_reissue(
     first: SurvivalCurve, further: SurvivalCurve, percentile: float, budget: float
 ) -> tuple[float, float]:
-    """The delay d and the probability q that make one percentile smallest, at a budget.
+    """Return the delay d and the probability q that minimise one percentile within a budget.
 
     P(T ≤ t) = F(t) + q·(1 − F(t))·G(t − d), with extra requests q·(1 − F(d)) ≤ budget (Kaler, He
     and Elnikety, 2017).
@@ -135,7 +135,7 @@ def best_reissue(
     Args:
         first: The survival curve 1 − F of the first request.
         further: The survival curve 1 − G of the further one.
-        percentile: The percentile that is made smallest, below 1.
+        percentile: The percentile to minimise, below 1.
         budget: Extra requests per turn.
 
     Returns:

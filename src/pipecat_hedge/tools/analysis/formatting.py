@@ -1,8 +1,9 @@
-"""Figures as text, tables that fit a terminal, and values as JSON has them. A dash is unknown."""
+"""Formats figures, tables for a terminal, and JSON. A dash is unknown."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import shutil
 import sys
@@ -11,6 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
 from typing import Any
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
 from pipecat_hedge.tools.analysis.statistics import Quantile
 
 __all__ = [
@@ -18,7 +22,8 @@ __all__ = [
     "between",
     "count",
     "paragraph",
-    "plain",
+    "print_json",
+    "progress_bar",
     "secs",
     "share",
     "terminal_width",
@@ -30,11 +35,11 @@ UNKNOWN = "–"
 
 
 def secs(value: float | Quantile | None, *, at_least: bool = False) -> str:
-    """A time.
+    """Format a time.
 
     Args:
         value: Seconds; None is unknown, infinite is never.
-        at_least: Whether it is known only that it is longer.
+        at_least: Whether it is only a lower bound.
     """
     if isinstance(value, Quantile):
         return secs(value.secs, at_least=value.at_least)
@@ -47,12 +52,12 @@ def secs(value: float | Quantile | None, *, at_least: bool = False) -> str:
 
 
 def share(value: float | None, digits: int = 1) -> str:
-    """A share, in per cent."""
+    """Format a share in per cent."""
     return UNKNOWN if value is None else f"{100 * value:.{digits}f} %"
 
 
 def usd(value: float | None) -> str:
-    """US dollars, with two significant digits at least."""
+    """Format US dollars, with at least two significant digits."""
     if value is None:
         return UNKNOWN
     small = 0 < abs(value) < 1
@@ -61,7 +66,7 @@ def usd(value: float | None) -> str:
 
 
 def count(number: float | None, name: str = "") -> str:
-    """A number of things, with their name in the singular."""
+    """Format a number of things; ``name`` is singular."""
     if number is None:
         return UNKNOWN
     plural = "" if not name or round(number) == 1 else "s"
@@ -69,12 +74,12 @@ def count(number: float | None, name: str = "") -> str:
 
 
 def between(begin: float | None, end: float | None, zone: tzinfo | None) -> str:
-    """From when to when.
+    """Format a time range.
 
     Args:
         begin: Seconds since the epoch; None is unknown.
-        end: The same of the end.
-        zone: The time zone; None is this machine's own.
+        end: The same.
+        zone: The time zone; None is the local one.
     """
     if begin is None or end is None:
         return UNKNOWN
@@ -84,19 +89,19 @@ def between(begin: float | None, end: float | None, zone: tzinfo | None) -> str:
 
 
 def terminal_width() -> int:
-    """The columns of the terminal; 80 where the output is none."""
+    """Return the terminal's columns; 80 if the output is not a terminal."""
     return shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 80
 
 
 def paragraph(text: str, width: int, indent: str = "") -> str:
-    """Text wrapped to a width.
+    """Wrap text to a width.
 
     Args:
         text: The text.
         width: Columns.
-        indent: What the lines after the first begin with.
+        indent: The prefix of all lines after the first.
     """
-    text = text.replace(" %", "\u00a0%")  # which no line begins with
+    text = text.replace(" %", "\u00a0%")  # no line begins with it
     lines = textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)
     return "\n".join(lines).replace("\u00a0", " ")
 
@@ -104,14 +109,14 @@ def paragraph(text: str, width: int, indent: str = "") -> str:
 def text_table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], width: int, drop: Sequence[str] = ()
 ) -> str:
-    """A table that is no wider than the terminal, and in which no cell is cut off.
+    """Format a table that fits the terminal, without cutting a cell.
 
     Args:
-        heads: The columns' names; the first column is to the left, the others to the right.
+        heads: The columns' names; the first column is left-aligned, the others right-aligned.
         rows: The cells.
         width: Columns of the terminal.
-        drop: The columns that may be left out, the least important first. If the table is still
-            too wide, the first cell of each row stands on a line of its own.
+        drop: The columns that may be dropped, least important first. If the table is still too
+            wide, the first cell of each row gets its own line.
     """
     lines = [list(heads), *map(list, rows)]
     for name in (*drop, None):
@@ -128,15 +133,32 @@ def text_table(
     return "\n".join(stacked)
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON has it; a figure that is not finite is None."""
+def progress_bar() -> Progress:
+    """Create a progress bar on standard error, shown only in a terminal."""
+    errors = Console(stderr=True, highlight=False)
+    return Progress(
+        TextColumn("{task.description:20}"),
+        BarColumn(),
+        console=errors,
+        transient=True,
+        disable=not errors.is_terminal,
+    )
+
+
+def print_json(result: Any) -> None:
+    """Print a dataclass as JSON, with the format's version; non-finite figures become null."""
+    json.dump({"version": 2, **_plain(result)}, sys.stdout, indent=1)
+    sys.stdout.write("\n")
+
+
+def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         shown = [field.name for field in dataclasses.fields(value) if field.repr]
-        return {name: plain(getattr(value, name)) for name in shown}
+        return {name: _plain(getattr(value, name)) for name in shown}
     if isinstance(value, Mapping):
-        return {str(name): plain(inner) for name, inner in value.items()}
+        return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(inner) for inner in value]
+        return [_plain(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

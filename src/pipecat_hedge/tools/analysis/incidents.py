@@ -1,10 +1,10 @@
-"""Finds when a provider was slow or failing, and what that cost callers. Pure.
+"""Finds when a provider was slow or failing, and the cost to callers. Pure.
 
 A request is bad if it failed, or took longer than 1.5 times its provider's median; one that was
-cancelled sooner says nothing. With shares p0 of bad requests as usual and p1 in an incident, a bad
-request scores log(p1/p0) and a good one log((1-p1)/(1-p0)). The stretch with the largest sum is an
-incident if chance has one in a log of n requests with a probability of at most n·exp(-sum) < 0.01
-(Karlin and Altschul, 1990); the rest is searched in the same way.
+cancelled sooner counts neither way. With the usual share p0 of bad requests and p1 in an incident,
+a bad request scores log(p1/p0) and a good one log((1-p1)/(1-p0)). The range with the largest sum
+is an incident if the probability of such a sum in n random requests, at most n·exp(-sum), is below
+0.01 (Karlin and Altschul, 1990). The remaining requests are searched in the same way.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ SLOW = 1.5
 BY_CHANCE = 0.01
 MIN_BAD, MIN_REQUESTS = 5, 20
 NO_ANSWER_SECS = 60.0
-"""What a turn without an answer counts for when incidents are ranked."""
+"""The cost of a turn without an answer, for ranking."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A stretch in which a provider was bad more often than chance has it.
+    """A range of requests in which a provider was bad more often than by chance.
 
     Parameters:
         provider: The provider's name.
         kind: ``failing`` if most of its bad requests failed, else ``slow``.
-        begin_at: When its first turn began, in seconds since the epoch; None if that is not known.
-        end_at: When its last bad request ended.
-        first_turn: The place of its first turn in the log, from 1.
+        begin_at: The beginning of its first turn, in seconds since the epoch; None if unknown.
+        end_at: The end of its last bad request.
+        first_turn: The position of its first turn in the log, from 1.
         last_turn: The same of its last turn.
-        requests: Requests to the provider then.
-        bad: Those of them that were bad.
-        failures: Its failures then, by category.
-        p50: The median time to first token then.
+        requests: The provider's requests in that time.
+        bad: The bad ones.
+        failures: The failed ones, by category.
+        p50: The median time to first token in that time.
         usual_p50: The same outside of incidents.
-        turns: Turns in which the provider was asked then.
-        extra_wait_secs: How much longer their callers waited in all than usual; None if unknown.
-        unanswered: Those of the turns that had no whole answer.
-        given_up: Those of them that callers gave up before the first token.
-        extra_requests: Hedges and replacements in them beyond the usual.
-        extra_usd: What they cost beyond the usual, in US dollars; None if unknown.
+        turns: Turns with a request to the provider in that time.
+        extra_wait_secs: The callers' total wait above the usual; None if unknown.
+        unanswered: The turns without a complete answer.
+        given_up: The turns in which callers gave up before the first token.
+        extra_requests: Hedges and replacements above the usual.
+        extra_usd: Their cost above the usual, in US dollars; None if unknown.
     """
 
     provider: str
@@ -74,30 +74,26 @@ class Incident:
 
     @property
     def cost_secs(self) -> float:
-        """How much it matters: seconds of waiting, a turn without an answer being a minute."""
+        """The cost in seconds of waiting; a turn without an answer counts a minute."""
         lost = self.unanswered + self.given_up
         return (self.extra_wait_secs or 0.0) + NO_ANSWER_SECS * lost
 
 
 def attempt_waits(attempts: Sequence[AttemptReport]) -> Waits:
-    """Times to first token, the requests included that were cancelled before it.
-
-    Args:
-        attempts: Requests to one provider.
-    """
+    """Return the times to first token, cancelled requests as right-censored waits."""
     answered = [a.ttft_secs for a in attempts if a.ttft_secs is not None]
     cut = [_waited(a) for a in attempts if a.ttft_secs is None and not _is_error(a)]
     return Waits.of(answered, cut)
 
 
 def bad_stretches(bad: Sequence[bool]) -> list[tuple[int, int]]:
-    """The stretches, from and to, in which so much was bad that it is not chance.
+    """Return the ranges, from and to, with more bad requests than by chance.
 
     Args:
         bad: Whether each request was bad, in the order of time.
     """
     found = list[tuple[int, int]]()
-    for _ in range(2):  # the second time the usual share is that outside of the first ones
+    for _ in range(2):  # the second pass takes the usual share from outside the first finds
         inside = sum(sum(bad[start:stop]) for start, stop in found)
         outside = len(bad) - sum(stop - start for start, stop in found)
         usual = max((sum(bad) - inside + 0.5) / (outside + 1), 0.01)
@@ -117,7 +113,7 @@ def bad_stretches(bad: Sequence[bool]) -> list[tuple[int, int]]:
 
 
 def _best(bad: Sequence[bool], up: float, down: float) -> tuple[float, int, int]:
-    """The largest sum of scores, and the stretch that has it."""
+    """Return the largest sum of scores, and its range."""
     if not bad:
         return 0.0, 0, 0
     sums = np.concatenate(([0.0], np.cumsum(np.where(np.asarray(bad), up, down))))
@@ -127,25 +123,25 @@ def _best(bad: Sequence[bool], up: float, down: float) -> tuple[float, int, int]
 
 
 def incidents_of(turns: Sequence[LoggedTurn]) -> tuple[Incident, ...]:
-    """Every provider's incidents, the costliest first.
+    """Return every provider's incidents, costliest first.
 
     Args:
         turns: The turns, in the order of time.
     """
-    asked: dict[str, list[tuple[int, AttemptReport]]] = {}
+    by_provider: dict[str, list[tuple[int, AttemptReport]]] = {}
     for place, turn in enumerate(turns):
         for attempt in turn.sent:
-            asked.setdefault(attempt.provider, []).append((place, attempt))
+            by_provider.setdefault(attempt.provider, []).append((place, attempt))
     found: list[tuple[str, list[tuple[int, AttemptReport]], int]] = []
-    for name, requests in asked.items():
+    for name, requests in by_provider.items():
         p50 = attempt_waits([attempt for _, attempt in requests]).p50
         if len(requests) < MIN_REQUESTS or p50 is None:
             continue
-        judged = [(place, _is_bad(attempt, SLOW * p50.secs)) for place, attempt in requests]
-        judged = [(place, bad) for place, bad in judged if bad is not None]
-        for start, stop in bad_stretches([bool(bad) for _, bad in judged]):
-            first, last = judged[start][0], judged[stop - 1][0]
-            bad = sum(bool(bad) for _, bad in judged[start:stop])
+        rated = [(place, _is_bad(attempt, SLOW * p50.secs)) for place, attempt in requests]
+        rated = [(place, bad) for place, bad in rated if bad is not None]
+        for start, stop in bad_stretches([bool(bad) for _, bad in rated]):
+            first, last = rated[start][0], rated[stop - 1][0]
+            bad = sum(bool(bad) for _, bad in rated[start:stop])
             found.append((name, [each for each in requests if first <= each[0] <= last], bad))
     hit = {place for _, requests, _ in found for place, _ in requests}
     calm = [turn for place, turn in enumerate(turns) if place not in hit]
@@ -154,7 +150,7 @@ def incidents_of(turns: Sequence[LoggedTurn]) -> tuple[Incident, ...]:
             name,
             requests,
             bad,
-            attempt_waits([a for place, a in asked[name] if place not in hit]).p50,
+            attempt_waits([a for place, a in by_provider[name] if place not in hit]).p50,
             turns,
             calm,
         )
@@ -202,14 +198,14 @@ def _incident(
 
 
 def _usd(turns: Sequence[LoggedTurn]) -> float | None:
-    """What turns cost; None unless the price of every request is known."""
+    """Sum the cost of turns; None unless every price is known."""
     prices = [attempt.usd for turn in turns for attempt in turn.sent]
     known = [price for price in prices if price is not None]
     return math.fsum(known) if turns and len(known) == len(prices) else None
 
 
 def _is_bad(attempt: AttemptReport, slow_secs: float) -> bool | None:
-    """Whether a request was slow or failed; None if it ended too soon to tell."""
+    """Whether a request was slow or failed; None if it ended too early to decide."""
     if attempt.error_category == SHED:
         return None
     if attempt.ttft_secs is not None:
@@ -222,5 +218,5 @@ def _waited(attempt: AttemptReport) -> float:
 
 
 def _is_error(attempt: AttemptReport) -> bool:
-    """Whether it ended in an error, and not only in silence."""
+    """Whether it ended with an error, not a timeout."""
     return attempt.error_category not in (None, "timeout", "stalled", "deadline")

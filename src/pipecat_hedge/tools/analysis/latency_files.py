@@ -1,9 +1,9 @@
-"""Reads latencies for ``whatif``: from turn logs, and from plain files of figures.
+"""Reads latencies for ``whatif``: from turn logs, and from plain files of numbers.
 
-Plain files are JSONL (a number, a list or an object a line), a JSON list, or CSV with or without a
-header: a number a line, or a column a provider. The unit of a figure is in its cell (``487 ms``),
-in its column's name (``ttft_ms``) or given with ``unit``; else a median above 30 is milliseconds.
-A line that cannot be used is counted and named.
+Plain files are JSONL (a number, a list or an object per line), a JSON list, or CSV with or without
+a header: one number per line, or one column per provider. The unit is in the cell (``487 ms``), in
+the column's name (``ttft_ms``) or given with ``unit``; else a median above 30 means milliseconds.
+An unusable line is counted and named.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Measured", "Recorded", "Unit", "read_latencies", "recorded_from"]
 Unit: TypeAlias = Literal["auto", "s", "ms", "us", "ns"]
 
 COLUMN = "latency"
-"""The provider's name where a file has none."""
+"""The provider's name if a file has none."""
 SURELY_MS, MAX_MEDIAN_SECS, MAX_FIGURE = 30.0, 60.0, 1e12
 _FACTORS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _UNIT = r"(ms|us|µs|ns|secs|seconds|sec|s)"
@@ -45,13 +45,13 @@ _NO_LATENCY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured of one provider, in the order of time.
+    """One provider's observations, in the order of time.
 
     Parameters:
         name: The provider's name.
         secs: Times to first token in seconds; shape (n,).
-        censored: Which of them were cut short, and would have taken longer; shape (n,).
-        failed: Which of them ended in a failure; shape (n,).
+        censored: Whether each was cut short (a lower bound); shape (n,).
+        failed: Whether each ended in a failure; shape (n,).
         row: The turn of each; shape (n,).
     """
 
@@ -63,14 +63,14 @@ class Measured:
 
     @property
     def answers(self) -> int:
-        """How many of them are answers."""
+        """The number of answers."""
         return int((~self.censored & ~self.failed).sum())
 
     def only(self, index: Ints) -> Measured:
-        """A part of it.
+        """Return a part of the observations.
 
         Args:
-            index: Which observations; shape (m,).
+            index: Their indices; shape (m,).
         """
         flags = self.censored[index], self.failed[index]
         return Measured(self.name, self.secs[index], *flags, self.row[index])
@@ -78,20 +78,20 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What files hold.
+    """The contents of the files.
 
     Parameters:
-        providers: By name, those asked first most often before the others.
-        turns: How many turns there are.
-        skipped: How many lines could not be used.
+        providers: By name; the most frequent first provider comes first.
+        turns: The number of turns.
+        skipped: The number of unusable lines.
         named_skips: The first of them, with file, line and fault.
-        unit: What the figures were taken for: ``s``, ``ms``, ``us`` or ``ns``.
-        prompt_tokens: The mean size of a prompt, where logs have it.
-        lost_tokens: The mean output of an attempt that lost, where logs have it.
-        lost_usd: The mean cost of an attempt that lost, where logs have it.
-        ignored: Columns of numbers that were not taken for latencies.
-        usd_per_mtok: What providers charge per million ``(input, output)`` tokens, where logs have
-            tokens and costs.
+        unit: The unit of the figures: ``s``, ``ms``, ``us`` or ``ns``.
+        prompt_tokens: The mean size of a prompt, if logged.
+        lost_tokens: The mean output of an attempt that lost, if logged.
+        lost_usd: The mean cost of an attempt that lost, if logged.
+        ignored: Numeric columns that are not latencies.
+        usd_per_mtok: Providers' prices per million ``(input, output)`` tokens, if tokens and costs
+            are logged.
     """
 
     providers: dict[str, Measured]
@@ -111,15 +111,15 @@ class Recorded:
 def read_latencies(
     paths: Sequence[str | Path], *, unit: Unit = "auto", columns: Sequence[str] = ()
 ) -> Recorded:
-    """Read files as one stretch of turns, in the order given.
+    """Read files as one sequence of turns, in the order given.
 
     Args:
         paths: Turn logs, JSONL or CSV.
-        unit: What plain figures are; ``auto`` goes by names and size.
-        columns: The columns that hold latencies; none goes by their names.
+        unit: The unit of plain figures; ``auto`` infers it from names and size.
+        columns: The latency columns; empty infers them from their names.
 
     Raises:
-        ReadingError: If a file cannot be read, there is no latency in any, or its unit cannot be.
+        ReadingError: If a file cannot be read, no file has a latency, or a unit is implausible.
     """
     reader = _Reader(columns)
     for path in map(Path, paths):
@@ -130,41 +130,41 @@ def read_latencies(
         detail = f"; {reader.named[0]}" if reader.named else ""
         raise ReadingError(
             f"there is no latency in {', '.join(map(str, paths))} ({reader.skipped} bad lines"
-            f"{detail}): give a turn log, or one number a line or column"
+            f"{detail}): give a turn log, or one number per line or column"
         )
     return reader.recorded(unit)
 
 
 def recorded_from(reports: Iterable[TurnReport]) -> Recorded:
-    """What turns hold that have been read already.
+    """Collect the latencies of turns that are already parsed.
 
     Args:
         reports: The turns, in the order of time.
 
     Raises:
-        ReadingError: If no provider was asked in any.
+        ReadingError: If no turn has a request.
     """
     reader = _Reader(())
     for report in reports:
         reader.take_turn(report)
     if not reader.turns:
-        raise ReadingError("no provider was asked in any turn: there is no latency to replay")
+        raise ReadingError("no turn has a request: there is no latency to replay")
     return reader.recorded("s")
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """A cell that says that there was no answer; a timeout took as long as the slowest answer."""
+    """A cell that stands for a failure; a timeout took as long as the slowest answer."""
 
     is_timeout: bool
 
 
 class _Seconds(float):
-    """A figure whose cell has its unit."""
+    """A figure whose cell has a unit."""
 
 
 class _Reader:
-    """Collects observations, one record after the other."""
+    """Collects observations, record by record."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = columns
@@ -195,7 +195,7 @@ class _Reader:
                 self.named.append(f"{printable(str(path))}:{number}: {e}")
 
     def take_turn(self, report: TurnReport) -> None:
-        # An attempt for which there was no room was no request.
+        # Rejected attempts sent no request.
         sent = [a for a in report.attempts if a.error_category != SHED]
         if not sent:
             if report.attempts or report.degraded_reason is not None:
@@ -223,7 +223,7 @@ class _Reader:
         }
         taken = [name for name in self._columns if name in numeric]
         if not self._columns:
-            # A text such as "error" is a failure only in a column that also has figures.
+            # A text such as "error" is a failure only in a column that also has numbers.
             taken = [
                 name
                 for name in _latency_columns(list(numeric))
@@ -239,15 +239,15 @@ class _Reader:
                 raise ValueError(f"{str(value)[:20]} is not a latency")
         provider = record.get("provider")
         for name in taken:
-            value, (whose, unit) = numeric[name], _split(name)
+            value, (column, unit) = numeric[name], _split(name)
             if isinstance(provider, str) and len(taken) == 1:
-                whose = provider
+                column = provider
             if isinstance(value, _Failure):
-                self._add(whose, math.nan if value.is_timeout else 0.0, failed=True)
+                self._add(column, math.nan if value.is_timeout else 0.0, failed=True)
                 continue
             if isinstance(value, _Seconds) or unit is not None:
-                self._units[whose] = "s" if isinstance(value, _Seconds) else unit or "s"
-            self._add(whose, float(value))
+                self._units[column] = "s" if isinstance(value, _Seconds) else unit or "s"
+            self._add(column, float(value))
         self.turns += 1
 
     def _add(self, name: str, secs: float, *, censored: bool = False, failed: bool = False) -> None:
@@ -280,8 +280,8 @@ class _Reader:
         guess = "ms" if median > SURELY_MS else "s"
         if (secs := median * _FACTORS[guess]) > MAX_MEDIAN_SECS:
             raise ReadingError(
-                f"half of the latencies of {name} would be over {secs:,.0f} s: give their unit, as "
-                "--unit us"
+                f"half of the latencies of {name} would be over {secs:,.0f} s: give their unit, "
+                "such as --unit us"
             )
         return guess
 
@@ -295,7 +295,7 @@ def _measured(name: str, found: list[tuple[float, bool, bool, int]], factor: flo
 
 
 def _prices(attempts: Sequence[AttemptReport]) -> dict[str, tuple[float, float]]:
-    """What providers charge per million tokens: the least squares of costs over tokens."""
+    """Estimate prices per million tokens: least squares of costs over tokens."""
     rows: dict[str, list[tuple[float, float, float]]] = {}
     for a in attempts:
         if a.input_tokens is not None and a.output_tokens is not None and a.usd is not None:
@@ -314,14 +314,14 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _latency_columns(names: list[str]) -> list[str]:
-    """The columns whose names say latency, else those with a unit, else all that may be."""
+    """Return the columns named as latencies, else those with a unit, else all candidates."""
     possible = [name for name in names if not _NO_LATENCY.fullmatch(name)]
     named = [name for name in possible if _IS_LATENCY.fullmatch(name)]
     return named or [name for name in possible if _split(name)[1]] or possible
 
 
 def _split(name: str) -> tuple[str, str | None]:
-    """A column's name without its unit, and its unit if it has one."""
+    """Split a column's name into name and unit, if it has one."""
     found = _NAME.fullmatch(name)
     return (name, None) if found is None else (found[1] or COLUMN, _unit(found[2]))
 
@@ -332,7 +332,7 @@ def _unit(name: str) -> str:
 
 
 def _records(path: Path, file: Iterable[str]) -> Iterator[tuple[int, Any]]:
-    """Each record with its line, or its place in a JSON list; a ValueError for a bad line."""
+    """Yield each record with its line, or its index in a JSON list; a ValueError for a bad line."""
     lines = ((number, line.strip()) for number, line in enumerate(file, 1))
     filled = ((number, line) for number, line in lines if line)
     first = next(filled, None)
@@ -386,10 +386,10 @@ def _cells(line: str, separator: str) -> list[str]:
 
 
 def _cell(cell: str, separator: str) -> float | str | _Failure:
-    """A figure, in seconds if it has its unit; a failure; or a text."""
+    """Parse a cell: a figure (in seconds if it has a unit), a failure, or text."""
     if (failed := _FAILED.fullmatch(cell)) is not None:
         return _Failure(is_timeout=failed[1] is not None)
-    # A comma within a cell is a decimal one, but where commas separate, of thousands.
+    # A comma in a cell is a decimal point, or in comma-separated files a thousands separator.
     plain = cell.replace(",", "" if separator == "," else ".")
     try:
         if (found := _CELL.fullmatch(plain)) is not None:

@@ -1,10 +1,9 @@
 """Replays recorded latencies under a policy, with the service's own race and planner.
 
-Turns run in virtual time, one after the other, so bursts of hedges are not bounded here. A turn
-takes its first latency from the file, in the file's order. A further request's is drawn from its
-provider's, or taken from the same turn where both providers were measured side by side. A request
-that was cut short is drawn from its provider's Kaplan-Meier curve, beyond the time it was waited
-for.
+Turns run in virtual time, one after another, so bursts of hedges are not bounded. A turn takes its
+first latency from the file, in order. A further request's latency is drawn from its provider's, or
+comes from the same turn if both providers were measured side by side. A request that was cut short
+is drawn from its provider's Kaplan-Meier curve beyond its elapsed time.
 """
 
 from __future__ import annotations
@@ -44,35 +43,35 @@ from pipecat_hedge.tools.analysis.statistics import (
 __all__ = ["BLOCK", "Draws", "Outcome", "draws_of", "outcome_of"]
 
 BLOCK = 1000
-"""Of a larger file, blocks of this many consecutive turns are replayed."""
+"""Larger files are sampled in blocks of this many consecutive turns."""
 SIDE_BY_SIDE = 0.9
-"""The share of turns that must have measured both providers to take both from the same turn."""
+"""The share of turns with both providers from which both latencies come from the same turn."""
 SAME = 1.02
-"""A figure that is at most this many times its lower bound counts as known."""
+"""A figure up to this factor above its lower bound counts as known."""
 NO_ANSWER_SECS = 60.0
-"""What a turn without an answer counts for in a mean wait."""
+"""The wait of a turn without an answer, in means."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one policy would have done.
+    """The result of one policy.
 
     Parameters:
         policy: The policy's name.
-        percentiles: ``p50``, ``p95``, ``p99``, ``p99.9`` in seconds; infinite is without an answer.
-        intervals: Where they would lie in 19 of 20 files of this size.
+        percentiles: ``p50``, ``p95``, ``p99``, ``p99.9`` in seconds; infinite is no answer.
+        intervals: Their 95 % intervals for files of this size.
         max_secs: The slowest turn.
-        at_least: Those of the percentiles, and ``max``, that rest on requests which were cut short:
-            their lower bounds, in seconds.
+        at_least: Lower bounds in seconds of those percentiles, and of ``max``, that depend on
+            requests which were cut short.
         mean_secs: The mean wait; a turn without an answer counts a minute.
         under_deadline: The share of turns answered by the deadline; None without a deadline.
         unanswered: The share of turns without an answer.
         extra_requests: Requests per turn beyond the first, without replacements.
         replacements: Requests per turn that replaced a failed one.
-        extra_tokens: Tokens per turn that they add; None if prompt sizes are not known.
-        extra_usd: US dollars per 1,000 turns that they add; None if prices are not known.
+        extra_tokens: The tokens per turn that they add; None if prompt sizes are unknown.
+        extra_usd: The US dollars per 1,000 turns that they add; None if prices are unknown.
         secs: Every turn, in seconds; shape (n,).
-        is_choice: Whether the policy can be recommended, or is there to compare with.
+        is_choice: Whether the policy can be recommended, or is only a comparison.
     """
 
     policy: str
@@ -91,26 +90,25 @@ class Outcome:
     is_choice: bool = True
 
     def waited_secs(self, deadline_secs: float | None = None) -> float:
-        """The mean wait, or the mean wait beyond a deadline; no answer counts a minute."""
+        """Return the mean wait, or the mean wait beyond a deadline; no answer counts a minute."""
         secs = np.minimum(self.secs, NO_ANSWER_SECS)
         return float(np.maximum(secs - (deadline_secs or 0.0), 0.0).mean())
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What each request of each replayed turn does: rows are turns, columns are attempts.
+    """The latency of each request of each replayed turn: rows are turns, columns are attempts.
 
     Parameters:
-        first: What was measured of the provider that is asked first.
-        second: The same of the one that is hedged to.
+        first: The first provider's observations.
+        second: The hedged-to provider's observations.
         filled: The first one's latencies, those that were cut short drawn; shape (n,).
-        pairs: Both providers' latencies turn by turn, if they were measured side by side.
+        pairs: Both providers' latencies by turn, if measured side by side.
         secs: When each request answers or fails, in seconds from its launch.
-        fails: Whether it fails; None where none does.
-        cut: The lower bound of a latency that is not known; infinite where it is known. None
-            where all are known.
-        rows: The observations that each turn's first and second latency are; shape (m,) each.
-        sizes: How many observations there are of each; None where the second's are the first's.
+        fails: Whether it fails; None if none does.
+        cut: The lower bound of an unknown latency; infinite for a known one. None if all are known.
+        rows: The observations of each turn's first and second latency; shape (m,) each.
+        sizes: The numbers of observations; None if the second's are the first's.
     """
 
     first: Measured
@@ -127,14 +125,14 @@ class Draws:
 def draws_of(
     first: Measured, second: Measured, attempts: int, least: int, most: int, seed: int
 ) -> Draws:
-    """Draw what requests do.
+    """Draw the requests' latencies.
 
     Args:
-        first: The provider that is asked first.
-        second: The provider that is hedged to; may be the first.
-        attempts: How many requests a turn may make.
-        least: A file of fewer turns is gone through several times.
-        most: A file of more turns is sampled in blocks.
+        first: The first provider.
+        second: The hedged-to provider; may be the first.
+        attempts: The most requests per turn.
+        least: Files with fewer turns are repeated.
+        most: Files with more turns are sampled in blocks.
         seed: The same seed draws the same.
     """
     rng = np.random.default_rng(seed)
@@ -187,14 +185,14 @@ def outcome_of(
     Args:
         name: The policy's name.
         policy: The policy.
-        draws: What requests do.
-        deadline_secs: When an answer should be there, or None.
-        cost: Tokens and US dollars of an extra request, where they are known.
-        usd_per_mtok: Providers' prices, by which the budget counts a hedge.
+        draws: The requests' latencies.
+        deadline_secs: The deadline, or None.
+        cost: Tokens and US dollars of an extra request, if known.
+        usd_per_mtok: Providers' prices, used by the hedging budget.
         correlation: Of consecutive turns, for the intervals.
         seed: The same seed gives the same intervals.
         is_choice: Whether the policy can be recommended.
-        progress: Called with the share that is done.
+        progress: Called with the completed share.
     """
     secs, least, extra, replaced = _replay(policy, draws, usd_per_mtok, progress)
     ascending, more = np.sort(secs), extra + replaced
@@ -224,7 +222,7 @@ def _replay(
     usd_per_mtok: Mapping[str, tuple[float, float]],
     progress: Callable[[float], None],
 ) -> tuple[Floats, Floats, float, float]:
-    """When each turn is answered, its lower bound where it is not known, and requests per turn."""
+    """Return when each turn is answered, its lower bound if unknown, and requests per turn."""
     stats, rng = LatencyRegistry(), random.Random(1)
     first, second = draws.first.name, draws.second.name
     backends = [Backend(n, n, usd_per_mtok.get(n)) for n in dict.fromkeys((first, second))]
@@ -273,7 +271,7 @@ def _replay(
                 and attempt.outcome == "superseded"
                 and unlistened >= LATENCY_PROBE_INTERVAL
             ]
-            for probe in lost:  # the service lets it run to its first token
+            for probe in lost:  # the service drains it to its first token
                 unlistened = 0
                 seen_at = probe.launched_at + latencies[columns[probe.number]]
                 backend = next(b for b in backends if b.provider == plan.probe)
@@ -286,7 +284,7 @@ def _replay(
 
 
 def _columns(candidates: Sequence[Slot], first: str) -> list[int]:
-    """The column of each attempt's latency, whichever provider is asked first."""
+    """Return the column of each attempt's latency, for either first provider."""
     if all(slot.provider == first for slot in candidates):
         return list(range(len(candidates)))
     further = itertools.count(1)
@@ -294,7 +292,7 @@ def _columns(candidates: Sequence[Slot], first: str) -> list[int]:
 
 
 def _side_by_side(first: Measured, second: Measured) -> tuple[Measured, Measured, bool]:
-    """Both, and whether they were measured in the same turns; then only those turns."""
+    """Return both, and whether they were measured in the same turns; if so, only those turns."""
     unique = all(len(np.unique(m.row)) == len(m.row) for m in (first, second))
     if first is second or not unique or first.censored.any() or second.censored.any():
         return first, second, False
@@ -307,7 +305,7 @@ def _side_by_side(first: Measured, second: Measured) -> tuple[Measured, Measured
 
 
 def _filled(measured: Measured, rng: np.random.Generator) -> Floats:
-    """The latencies, those that were cut short drawn from beyond the time they were waited for."""
+    """Return the latencies; those cut short are drawn beyond their elapsed time."""
     secs = measured.secs.copy()
     cut = np.flatnonzero(measured.censored)
     if not cut.size:
@@ -321,7 +319,7 @@ def _filled(measured: Measured, rng: np.random.Generator) -> Floats:
 
 
 def _bounds(measured: Measured, filled: Floats) -> Floats:
-    """The lower bounds of latencies that are not known, drawn from beyond what the curve knows."""
+    """Return the lower bounds of latencies drawn beyond the known part of the curve."""
     if not measured.censored.any():
         return np.full(len(filled), np.inf)
     kept = ~measured.failed
@@ -331,7 +329,7 @@ def _bounds(measured: Measured, filled: Floats) -> Floats:
 
 
 def _at_least(secs: Floats, least: Floats) -> dict[str, float]:
-    """The percentiles that rest on latencies that are not known, and their lower bounds."""
+    """Return the percentiles that depend on unknown latencies, with their lower bounds."""
     unknown = ~np.isnan(least)
     if not unknown.any():
         return {}

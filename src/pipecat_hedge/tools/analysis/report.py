@@ -1,9 +1,8 @@
-"""``pipecat-hedge report``: callers' waits, providers' incidents, and what hedging bought."""
+"""``pipecat-hedge report``: callers' waits, provider incidents, and the effect of hedging."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections import Counter
@@ -15,18 +14,17 @@ from typing import Literal, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
-from pipecat_hedge.policy import HedgePolicy, Slo, judge_llm, judge_wait
+from pipecat_hedge.policy import HedgePolicy, Slo, classify_llm, classify_wait
 from pipecat_hedge.race import AttemptReport, ConfigurationError, HedgeError, missing_extra
-from pipecat_hedge.tools.analysis.charts import Axis, Chart, log_axis, nines_axis, path
+from pipecat_hedge.tools.analysis.charts import Axis, Chart, log_axis, path
 from pipecat_hedge.tools.analysis.formatting import (
     UNKNOWN,
     between,
     count,
     paragraph,
-    plain,
+    print_json,
+    progress_bar,
     secs,
     share,
     terminal_width,
@@ -41,7 +39,6 @@ from pipecat_hedge.tools.analysis.statistics import (
     Floats,
     Interval,
     Waits,
-    kaplan_meier,
     rank_correlation,
     wilson,
 )
@@ -51,27 +48,27 @@ from pipecat_hedge.tools.analysis.whatif import Answer, Question, show, what_if
 __all__ = ["Report", "configure", "page_of", "report_of", "run", "summary_of"]
 
 FEW, P99_TURNS = 100, 500
-"""A log of fewer turns gets a caveat; hedging is judged by the p99 from 500 turns on."""
+"""Fewer turns get a caveat; from 500 turns on the p99 shows the effect of hedging."""
 BUDGETS = (0.05, 0.1, 0.25)
 REPLAYED, SAMPLED = 6_000, 20_000
-"""How many turns are replayed, and of how many at most latencies are learned."""
+"""Turns that are replayed, and the most turns whose latencies are used."""
 AS_LOGGED, SAME_REQUESTS = "as logged", 0.02
 MAX_PERIODS, MAX_HOURS = 26, 7 * 24 + 1
 COMPARED_TURNS, MIN_BEYOND, MIN_TURNS = 20_000, 5, 20
-"""Compared are the latest turns; a percentile needs five turns beyond it, a share twenty turns."""
+"""The latest turns are compared; a percentile needs five turns beyond it, a share twenty turns."""
 OBJECTIVES = {"ttft": "first token", "ttfs": "first sentence", "voice_to_voice": "voice to voice"}
 Objective: TypeAlias = Literal["ttft", "ttfs", "voice_to_voice"]
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The turns of a tier, or of a stretch of time.
+    """The turns of a tier or a period.
 
     Parameters:
-        name: What they have in common.
-        turns: How many they are.
-        ttft: Times to first token, those that callers gave up on included.
-        unanswered: Turns that had no whole answer.
+        name: The group's name.
+        turns: The number of turns.
+        ttft: Times to first token; given-up turns are right-censored.
+        unanswered: Turns without a complete answer.
     """
 
     name: str
@@ -86,39 +83,38 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
-    """What became of a promise to a tier.
+class ObjectiveResult:
+    """How well a tier met an objective.
 
     Parameters:
         objective: ``ttft``, ``ttfs`` or ``voice_to_voice``.
-        tier: Its callers' tier; None for all.
-        limit_secs: What was promised.
-        target: For what share of turns.
-        kept: Turns that kept it.
-        turns: Turns that say whether it was kept.
-        interval: Where the share of kept turns lies, with 95 % certainty; None without a turn.
+        tier: The callers' tier; None for all.
+        limit_secs: The objective's limit.
+        target: The target share of turns.
+        met: Turns that met it.
+        turns: Turns to which it applies.
+        interval: The 95 % interval of the share of met turns; None without a turn.
     """
 
     objective: Objective
     tier: str | None
     limit_secs: float
     target: float
-    kept: int
+    met: int
     turns: int
     interval: Interval | None
 
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """What requests used and cost; None if no request tells.
+    """The tokens and costs of requests; None if unknown for all.
 
     Parameters:
-        requests: How many requests there were.
-        input_tokens: Their prompts' tokens.
-        output_tokens: Their answers' tokens.
-        estimated: How many requests' token counts are estimates.
-        usd: What they cost, in US dollars.
-        unpriced: How many have no price.
+        requests: The number of requests.
+        input_tokens: Prompt tokens.
+        output_tokens: Answer tokens.
+        estimated: Requests with estimated token counts.
+        usd: Their cost, in US dollars.
     """
 
     requests: int
@@ -126,7 +122,6 @@ class Spending:
     output_tokens: int | None
     estimated: int
     usd: float | None
-    unpriced: int
 
     @classmethod
     def of(cls, attempts: Sequence[AttemptReport]) -> Spending:
@@ -140,22 +135,21 @@ class Spending:
             sum(answers) if answers else None,
             sum(a.tokens_estimated for a in attempts),
             math.fsum(prices) if prices else None,
-            len(attempts) - len(prices),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderFigures:
-    """What a provider did.
+    """One provider's requests.
 
     Parameters:
         provider: The provider's name.
-        requests: Requests that were sent to it.
+        requests: Requests sent to it.
         reasons: The same by ``primary``, ``hedge``, ``failure`` and ``stall``.
         outcomes: The same by ``won``, ``superseded``, ``failed`` and ``interrupted``.
-        failures: Those that failed, by category.
-        ttft: Times to first token, cancelled requests included.
-        spending: What they used and cost.
+        failures: The failed ones, by category.
+        ttft: Times to first token; cancelled requests are right-censored.
+        spending: Their tokens and costs.
     """
 
     provider: str
@@ -169,18 +163,18 @@ class ProviderFigures:
 
 @dataclass(frozen=True, slots=True)
 class Hedging:
-    """What hedging did.
+    """The effect of hedging.
 
     Parameters:
-        hedges: Requests that were sent because another one was slow.
-        won: Those of them whose answer was released.
-        replacements: Requests that replaced one that failed or stalled.
-        extra_requests: Requests beyond the first, per turn in which a provider was asked.
-        lost: What requests cost that lost a race.
-        percentile: What is compared: the ``p99``, or the ``p95`` of few turns.
+        hedges: Requests sent because another one was slow.
+        won: The hedges whose answer was released.
+        replacements: Requests that replaced a failed or stalled one.
+        extra_requests: Requests beyond the first, per turn with a request.
+        lost: The cost of requests that lost a race.
+        percentile: The compared percentile: ``p99``, or ``p95`` for few turns.
         with_secs: It under the log's policy, replayed; None without a replay.
-        without_secs: The same without hedging, failed requests being replaced.
-        is_known: Whether both are known; else hedges cut short too many requests to tell.
+        without_secs: It without hedging, failed requests being replaced.
+        is_known: Whether both are known; else hedges cancelled too many requests.
     """
 
     hedges: int
@@ -199,11 +193,11 @@ class Difference:
     """One figure of two logs.
 
     Parameters:
-        name: What it is.
+        name: Its name.
         unit: ``secs``, ``share``, ``requests`` or ``usd``.
-        this: The figure of this log; None if it is not known.
-        other: The same of the other log.
-        interval: Where this less the other lies, with 95 % certainty; None if that is not known.
+        this: This log's figure; None if unknown.
+        other: The other log's figure.
+        interval: The 95 % interval of this minus other; None if unknown.
         verdict: ``differs``, ``no difference shown`` or ``too few turns``.
     """
 
@@ -217,32 +211,32 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that the page, the summary and the JSON say.
+    """The contents of the page, the summary and the JSON.
 
     Parameters:
         files: The logs' names.
-        headline: What matters most, a sentence each.
-        caveat: What limits the figures, or empty.
-        skipped: Lines that could not be used.
+        headline: The most important results, a sentence each.
+        caveat: A limitation of the figures, or empty.
+        skipped: Unusable lines.
         named_skips: The first of them.
-        begin_at: When the first turn began, in seconds since the epoch; None if not all times are
-            known.
-        end_at: When the last turn ended.
+        begin_at: The beginning of the first turn, in seconds since the epoch; None unless all times
+            are known.
+        end_at: The end of the last turn.
         outcomes: Turns by outcome.
-        degraded: Turns whose caller heard the fallback text.
+        degraded: Turns with the fallback text.
         all_turns: All turns.
         tiers: The turns of each tier.
-        periods: The turns of each stretch of time; none if not all times are known.
+        periods: The turns of each period; empty unless all times are known.
         ttfs: Times to the first speakable sentence.
-        voice_to_voice: From the caller's last sound to the answer's first, where a log has it.
-        promises: What became of promises; none if none is given.
-        providers: What each provider did, the one asked first most often first.
-        incidents: When a provider was slow or failing, the costliest first.
-        hedging: What hedging did.
-        spending: What all requests used and cost.
-        usd_per_success: What a turn with a whole answer cost; None if it is not known.
+        voice_to_voice: From the caller's last sound to the answer's first, if logged.
+        objectives: How well the objectives were met; empty without an SLO.
+        providers: Each provider's requests, the most frequent first provider first.
+        incidents: Times in which a provider was slow or failing, costliest first.
+        hedging: The effect of hedging.
+        spending: The tokens and costs of all requests.
+        usd_per_success: The cost of a completely answered turn; None if unknown.
         slowest: The slowest turns.
-        whatif: What other policies would have done; None if nothing was replayed.
+        whatif: The results of other policies; None if nothing was replayed.
         other_files: The names of the logs compared with.
         comparison: The figures of both logs, if there is another one.
     """
@@ -261,7 +255,7 @@ class Report:
     periods: tuple[Group, ...]
     ttfs: Waits
     voice_to_voice: Waits
-    promises: tuple[Promise, ...]
+    objectives: tuple[ObjectiveResult, ...]
     providers: tuple[ProviderFigures, ...]
     incidents: tuple[Incident, ...]
     hedging: Hedging
@@ -282,15 +276,15 @@ def report_of(
     replay: bool = True,
     progress: Callable[[str, float], None] = lambda what, share: None,
 ) -> Report:
-    """Count everything.
+    """Compute a report.
 
     Args:
         log: The turns.
-        slo: What is promised to callers; None is nothing.
-        zone: The time zone of hours; None is this machine's own.
-        against: Another log, to compare with.
-        replay: Whether to replay the turns: what hedging bought, and what to change.
-        progress: Called with what is being done, and the share of it that is done.
+        slo: The callers' SLO; None has no objectives.
+        zone: The time zone; None is the local one.
+        against: Another log to compare with.
+        replay: Whether to replay the turns under other policies.
+        progress: Called with the current step, and its completed share.
     """
     turns = log.turns
     sent = [attempt for turn in turns for attempt in turn.sent]
@@ -302,11 +296,11 @@ def report_of(
     tiers = dict.fromkeys(turn.report.tier for turn in turns)
     usual = {p.provider: p.ttft.p50.secs for p in providers if p.ttft.p50 is not None}
     incidents, hedging = incidents_of(turns), _hedging(turns, answer)
-    promises = _promises(log, slo)
-    few = f"{count(len(turns), 'turn')} are too few for a p99: take percentiles for a hint."
+    objectives = _objectives(log, slo)
+    few = f"{count(len(turns), 'turn')} are too few for a p99: the percentiles are rough."
     return Report(
         log.files,
-        tuple(_headline(all_turns, promises, incidents, hedging, answer, zone)),
+        tuple(_headline(all_turns, objectives, incidents, hedging, answer, zone)),
         few if len(turns) < FEW else "",
         log.skipped,
         tuple(log.named_skips),
@@ -319,10 +313,10 @@ def report_of(
         _periods(turns, zone) if is_timed else (),
         _ttfs(turns),
         Waits.of(
-            [each.secs for each in log.heard if each.heard],
-            [each.secs for each in log.heard if not each.heard],
+            [each.secs for each in log.voice_turns if each.answered],
+            [each.secs for each in log.voice_turns if not each.answered],
         ),
-        promises,
+        objectives,
         providers,
         incidents,
         hedging,
@@ -352,7 +346,7 @@ def _ttfs(turns: Sequence[LoggedTurn]) -> Waits:
 
 
 def _periods(turns: Sequence[LoggedTurn], zone: tzinfo | None) -> tuple[Group, ...]:
-    """The turns of each hour, or of the shortest stretches of which there are not too many."""
+    """Group the turns by hour, or by the shortest period that gives few enough groups."""
     began = [turn.began_at or 0.0 for turn in turns]
     low, high = min(began), max(began)
     offset = datetime.fromtimestamp(low, zone).astimezone(zone).utcoffset()
@@ -395,48 +389,48 @@ def _providers(turns: Sequence[LoggedTurn]) -> tuple[ProviderFigures, ...]:
     return tuple(sorted(figures, key=lambda p: (-p.reasons.get("primary", 0), -p.requests)))
 
 
-def _promises(log: Log, slo: Slo | None) -> tuple[Promise, ...]:
+def _objectives(log: Log, slo: Slo | None) -> tuple[ObjectiveResult, ...]:
     if slo is None:
         return ()
-    found = list[Promise]()
+    found = list[ObjectiveResult]()
     for tier in dict.fromkeys(turn.report.tier for turn in log.turns):
         mine = [turn.report for turn in log.turns if turn.report.tier == tier]
         objectives: tuple[Literal["ttft", "ttfs"], ...] = ("ttft", "ttfs")
         for objective in objectives:
             if (limit := slo.within(objective)) is not None:
-                verdicts = [judge_llm(objective, limit, report) for report in mine]
-                found.append(_promise(objective, tier, limit, slo.share, verdicts))
-    if log.heard and (limit := slo.voice_to_voice_secs) is not None:
-        heard = [
-            judge_wait(
+                verdicts = [classify_llm(objective, limit, report) for report in mine]
+                found.append(_objective(objective, tier, limit, slo.share, verdicts))
+    if log.voice_turns and (limit := slo.voice_to_voice_secs) is not None:
+        voice_turns = [
+            classify_wait(
                 limit,
-                turn.secs if turn.heard else None,
+                turn.secs if turn.answered else None,
                 turn.secs,
-                is_cut=not turn.heard,
+                is_cut=not turn.answered,
                 is_degraded=False,
             )
-            for turn in log.heard
+            for turn in log.voice_turns
         ]
-        found.append(_promise("voice_to_voice", None, limit, slo.share, heard))
+        found.append(_objective("voice_to_voice", None, limit, slo.share, voice_turns))
     return tuple(found)
 
 
-def _promise(
+def _objective(
     objective: Objective,
     tier: str | None,
     limit: float,
     target: float,
     verdicts: Sequence[bool | None],
-) -> Promise:
+) -> ObjectiveResult:
     known = [verdict for verdict in verdicts if verdict is not None]
     interval = wilson(sum(known), len(known)) if known else None
-    return Promise(objective, tier, limit, target, sum(known), len(known), interval)
+    return ObjectiveResult(objective, tier, limit, target, sum(known), len(known), interval)
 
 
 def _replayed(
     turns: Sequence[LoggedTurn], slo: Slo | None, progress: Callable[[str, float], None]
 ) -> Answer | None:
-    """What other policies would have done, the log's own among them."""
+    """Replay other policies and the log's own."""
     names = Counter(a.provider for turn in turns for a in turn.sent[:1])
     if not names:
         return None
@@ -457,12 +451,12 @@ def _replayed(
     try:
         recorded = recorded_from(turn.report for turn in recent if turn.sent)
         return what_if(recorded, question, progress=progress)
-    except ReadingError:  # no request of one of the providers was ever answered
+    except ReadingError:  # one of the providers never answered
         return None
 
 
 def _guessed(turns: Sequence[LoggedTurn]) -> HedgePolicy:
-    """A policy that hedges as often as the log has it, where its lines have no settings."""
+    """A policy that hedges as often as the log, for logs without policy settings."""
     hedges = sum(a.launch_reason == "hedge" for turn in turns for a in turn.sent)
     if not hedges:
         return HedgePolicy.fallback(stall_secs=None)
@@ -472,12 +466,12 @@ def _guessed(turns: Sequence[LoggedTurn]) -> HedgePolicy:
 def _hedging(turns: Sequence[LoggedTurn], answer: Answer | None) -> Hedging:
     sent = [a for turn in turns for a in turn.sent]
     hedges = [a for a in sent if a.launch_reason == "hedge"]
-    asked = sum(bool(turn.sent) for turn in turns)
+    with_requests = sum(bool(turn.sent) for turn in turns)
     counted = Hedging(
         len(hedges),
         sum(a.outcome == "won" for a in hedges),
         sum(a.launch_reason in ("failure", "stall") for a in sent),
-        len(sent) / asked - 1 if asked else 0.0,
+        len(sent) / with_requests - 1 if with_requests else 0.0,
         Spending.of([a for a in sent if a.outcome == "superseded"]),
     )
     if answer is None:
@@ -487,7 +481,7 @@ def _hedging(turns: Sequence[LoggedTurn], answer: Answer | None) -> Hedging:
     found = counted
     for name in ("p99", "p95")[answer.turns < P99_TURNS :]:
         both = [o.at_least.get(name, o.percentiles[name]) for o in (mine, bare)]
-        # A lower bound will do where it lies beyond the other figure.
+        # A lower bound is enough if it exceeds the other figure.
         known = name not in mine.at_least and (name not in bare.at_least or both[1] > both[0])
         found = replace(
             counted, percentile=name, with_secs=both[0], without_secs=both[1], is_known=known
@@ -498,7 +492,7 @@ def _hedging(turns: Sequence[LoggedTurn], answer: Answer | None) -> Hedging:
 
 
 def _compared(turns: Sequence[LoggedTurn], others: Sequence[LoggedTurn]) -> Iterable[Difference]:
-    """Each figure of both logs, and whether they differ by more than chance."""
+    """Compare each figure of both logs, with its bootstrap interval."""
     logs = [_Sample(each[-COMPARED_TURNS:], seed) for seed, each in enumerate((turns, others), 1)]
     for name, unit, figure, enough in _FIGURES:
         this, other = (figure(log, None) for log in logs)
@@ -517,7 +511,7 @@ def _compared(turns: Sequence[LoggedTurn], others: Sequence[LoggedTurn]) -> Iter
 
 
 class _Sample:
-    """A log's figures, of all its turns or of turns with weights."""
+    """A log's figures, optionally with weighted turns."""
 
     def __init__(self, turns: Sequence[LoggedTurn], seed: int):
         nan = math.nan
@@ -576,16 +570,16 @@ def _ratio_figure(name: str, unit: str, above: str, below: str | None = None) ->
 
 _FIGURES = (
     *(_quantile_figure(p) for p in (0.5, 0.95, 0.99)),
-    _ratio_figure("answered to the end", "share", "whole"),
+    _ratio_figure("complete answers", "share", "whole"),
     _ratio_figure("given up before the first token", "share", "gone"),
-    _ratio_figure("requests a turn", "requests", "requests"),
+    _ratio_figure("requests per turn", "requests", "requests"),
     _ratio_figure("cost of an answered turn", "usd", "usd", "whole"),
 )
 
 
 def _headline(
     all_turns: Group,
-    promises: Sequence[Promise],
+    objectives: Sequence[ObjectiveResult],
     incidents: Sequence[Incident],
     hedging: Hedging,
     answer: Answer | None,
@@ -596,14 +590,14 @@ def _headline(
     yield f"{count(all_turns.turns, 'turn')}: callers waited {waited} for the first token."
     if all_turns.unanswered or ttft.cut_short:
         yield (
-            f"{count(all_turns.unanswered, 'turn')} had no whole answer; callers gave up on "
+            f"{count(all_turns.unanswered, 'turn')} had no complete answer; callers gave up on "
             f"{count(ttft.cut_short)}."
         )
-    missed = [p for p in promises if p.turns and p.kept < p.target * p.turns]
+    missed = [p for p in objectives if p.turns and p.met < p.target * p.turns]
     if missed:
-        worst = min(missed, key=lambda p: p.kept / p.turns - p.target)
+        worst = min(missed, key=lambda p: p.met / p.turns - p.target)
         more = f", and {len(missed) - 1} more" if len(missed) > 1 else ""
-        yield f"Promise missed: {_promised(worst)}{more}."
+        yield f"SLO missed: {_objective_text(worst)}{more}."
     for incident in incidents[:3]:
         yield f"{_incident(incident, zone)}."
     yield f"{_bought(hedging)}."
@@ -611,17 +605,17 @@ def _headline(
         yield f"Recommended policy: {_recommended(answer)}."
 
 
-def _promised(promise: Promise) -> str:
-    kept = promise.kept / promise.turns if promise.turns else None
+def _objective_text(result: ObjectiveResult) -> str:
+    met = result.met / result.turns if result.turns else None
     return (
-        f"{OBJECTIVES[promise.objective]} within {promise.limit_secs:g} s for "
-        f"{promise.tier or 'all callers'}, in {share(kept)} of turns instead of "
-        f"{100 * promise.target:g} %"
+        f"{OBJECTIVES[result.objective]} within {result.limit_secs:g} s for "
+        f"{result.tier or 'all callers'}, in {share(met)} of turns instead of "
+        f"{100 * result.target:g} %"
     )
 
 
 def _incident(incident: Incident, zone: tzinfo | None) -> str:
-    """From when to when, and what it cost."""
+    """Describe an incident and its cost."""
     when = f"in turns {incident.first_turn} to {incident.last_turn}"
     if incident.begin_at is not None:
         when = between(incident.begin_at, incident.end_at, zone)
@@ -638,24 +632,24 @@ def _incident(incident: Incident, zone: tzinfo | None) -> str:
             f"{secs(incident.extra_wait_secs)} of waiting in {count(incident.turns, 'turn')}"
         )
     if lost := incident.unanswered + incident.given_up:
-        costs.append(f"{count(lost, 'turn')} without a whole answer")
+        costs.append(f"{count(lost, 'turn')} without a complete answer")
     if incident.extra_requests >= 1:
         costs.append(f"{count(incident.extra_requests, 'request')} more")
     if (incident.extra_usd or 0.0) > 0:
         costs.append(usd(incident.extra_usd))
-    cost = f"It cost {', '.join(costs)}" if costs else "Callers did not notice"
+    cost = f"Cost: {', '.join(costs)}" if costs else "No effect on callers"
     return f"{incident.provider} was {incident.kind} {when}: {what}. {cost}"
 
 
 def _bought(hedging: Hedging) -> str:
-    """What hedging bought, in one figure."""
+    """Describe the effect of hedging, in one figure."""
     if not hedging.hedges:
         return "No turn was hedged"
-    told = f"{count(hedging.hedges, 'hedge')}, {share(hedging.extra_requests)} more requests"
+    text = f"{count(hedging.hedges, 'hedge')}, {share(hedging.extra_requests)} more requests"
     if hedging.with_secs is None or hedging.without_secs is None:
-        return told
+        return text
     if not hedging.is_known:
-        return f"{told}; what that bought is not known, as hedges cut short the slow requests"
+        return f"{text}; the effect is unknown: hedges cancelled the slow requests"
     return (
         f"Hedging: {hedging.percentile} {secs(hedging.with_secs)} instead of "
         f"{secs(hedging.without_secs)} (replayed), for {share(hedging.extra_requests)} more "
@@ -667,7 +661,7 @@ def _recommended(answer: Answer) -> str:
     mine, chosen = answer.outcome(AS_LOGGED), answer.outcome(answer.recommended)
     interval, more = chosen.intervals["p95"], chosen.extra_requests - mine.extra_requests
     if interval.low <= mine.percentiles["p95"] <= interval.high and abs(more) < SAME_REQUESTS:
-        return "the one of the log"
+        return "keep the one of the log"
     return (
         f"{answer.recommended}. p95 {secs(chosen.percentiles['p95'])} instead of "
         f"{secs(mine.percentiles['p95'])} with the policy of the log, "
@@ -676,19 +670,19 @@ def _recommended(answer: Answer) -> str:
 
 
 def summary_of(report: Report, zone: tzinfo | None = None, width: int = 80) -> str:
-    """The report for a terminal.
+    """Format the report for a terminal.
 
     Args:
         report: The report.
-        zone: The time zone of hours; None is this machine's own.
+        zone: The time zone; None is the local one.
         width: Columns of the terminal.
     """
     lines = [paragraph(f"- {each}", width, "  ") for each in report.headline]
     if report.caveat:
         lines.append(paragraph(f"- {report.caveat}", width, "  "))
     tables = [_waits_table(report), _providers_table(report)]
-    if report.promises:
-        tables.append(_promises_table(report))
+    if report.objectives:
+        tables.append(_objectives_table(report))
     if report.comparison:
         tables.append(_comparison_table(report))
     for title, heads, rows in tables:
@@ -743,19 +737,19 @@ def _providers_table(report: Report) -> _Table:
     return "Providers", heads, rows
 
 
-def _promises_table(report: Report) -> _Table:
+def _objectives_table(report: Report) -> _Table:
     rows = [
         [
             f"{OBJECTIVES[p.objective]} ≤ {p.limit_secs:g} s, {p.tier or 'all callers'}",
             f"{100 * p.target:g} %",
-            share(p.kept / p.turns if p.turns else None),
+            share(p.met / p.turns if p.turns else None),
             UNKNOWN
             if p.interval is None
             else f"{100 * p.interval.low:.1f} – {100 * p.interval.high:.1f} %",
         ]
-        for p in report.promises
+        for p in report.objectives
     ]
-    return "Promises", ["", "promised", "kept", "95 % interval"], rows
+    return "Service level objectives", ["", "target", "met", "95 % interval"], rows
 
 
 def _comparison_table(report: Report) -> _Table:
@@ -791,13 +785,12 @@ def _ratio(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.3f}"
 
 
-def page_of(report: Report, log: Log, zone: tzinfo | None = None) -> str:
-    """The report as one HTML page without scripts, other files or addresses.
+def page_of(report: Report, zone: tzinfo | None = None) -> str:
+    """Render the report as one HTML page without scripts, other files or addresses.
 
     Args:
         report: The report.
-        log: The turns, for the charts.
-        zone: The time zone of hours; None is this machine's own.
+        zone: The time zone; None is the local one.
 
     Raises:
         ConfigurationError: If jinja2 is not installed.
@@ -820,7 +813,7 @@ def page_of(report: Report, log: Log, zone: tzinfo | None = None) -> str:
         tables={
             "waits": _waits_table(report),
             "providers": _providers_table(report),
-            "promises": _promises_table(report),
+            "objectives": _objectives_table(report),
             "comparison": _comparison_table(report),
         },
         periods=[
@@ -830,29 +823,13 @@ def page_of(report: Report, log: Log, zone: tzinfo | None = None) -> str:
         bought=_bought(report.hedging),
         recommended="" if report.whatif is None else _recommended(report.whatif),
         whatif="" if report.whatif is None else show(report.whatif, 100),
-        charts=[chart for chart in (_curve(log), _over_time(report)) if chart is not None],
+        chart=_over_time(report),
         clock=lambda at: f"{datetime.fromtimestamp(at, zone):%H:%M:%S}",
     )
 
 
-def _curve(log: Log) -> Chart | None:
-    """The share of turns whose first token had come, over time."""
-    ended = [t.report.ttft_secs for t in log.turns if t.report.ttft_secs is not None]
-    if len(ended) < 2:
-        return None
-    cut = [t.report.duration_secs for t in log.turns if t.given_up]
-    waits = np.array([*ended, *cut])
-    curve, _ = kaplan_meier(waits, np.arange(len(waits)) >= len(ended))
-    x, across = log_axis(ended, "seconds (logarithmic)")
-    y, up = nines_axis(len(waits), "share of turns answered")
-    shares = 1 - np.geomspace(1, 1 / len(waits), 160)
-    points = [(x(min(curve.quantile(p), max(ended))), y(float(p))) for p in shares]
-    title = "How long callers waited for the first token"
-    return Chart(title, title, (("first token", path(points)),), across, up)
-
-
 def _over_time(report: Report) -> Chart | None:
-    """The p50 and p95 of each period, and the incidents."""
+    """Chart the p50 and p95 of each period, and the incidents."""
     periods = report.periods
     known = [q.secs for group in periods for q in (group.ttft.p50, group.ttft.p95) if q is not None]
     if len(periods) < 2 or not known or report.begin_at is None or report.end_at is None:
@@ -887,53 +864,35 @@ def _over_time(report: Report) -> Chart | None:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Describe the command's arguments.
-
-    Args:
-        parser: The command's own parser.
-    """
+    """Add the command's arguments."""
     add = parser.add_argument
     add(
         "files",
         nargs="+",
         metavar="FILE",
-        help="turn logs (HedgedLLMService(turn_log=...)), and logs of what callers heard "
+        help="turn logs (HedgedLLMService(turn_log=...)), and logs of voice-to-voice times "
         "(TurnLatencyObserver(log=...))",
     )
     add("--out", type=Path, metavar="PAGE", help="write an HTML page there")
     add("--against", action="append", metavar="FILE", help="compare with this log; repeatable")
     for name, what in OBJECTIVES.items():
         option = f"--slo-{name.replace('_', '-')}"
-        add(option, type=float, metavar="SECS", help=f"promised to callers: {what} within this")
-    add("--slo-share", type=float, metavar="SHARE", default=0.95, help="for so many turns (0.95)")
-    add("--tz", metavar="ZONE", help="the time zone of hours, as Europe/Paris (default: local)")
-    add("--no-replay", action="store_true", help="leave out what is replayed; quicker")
+        add(option, type=float, metavar="SECS", help=f"SLO: {what} within this time")
+    add("--slo-share", type=float, metavar="SHARE", default=0.95, help="of turns (default 0.95)")
+    add("--tz", metavar="ZONE", help="time zone, such as Europe/Paris (default: local)")
+    add("--no-replay", action="store_true", help="do not replay other policies; faster")
     add("--json", action="store_true", help="print all figures as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the report.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        0, or 2 if it cannot be made.
-    """
-    errors = Console(stderr=True, highlight=False)
-    bar = Progress(
-        TextColumn("{task.description:20}"),
-        BarColumn(),
-        console=errors,
-        transient=True,
-        disable=not errors.is_terminal,
-    )
+    """Print and write the report; returns 0, or 2 if it cannot be made."""
+    bar = progress_bar()
     try:
         zone = _zone(args.tz)
         limits = (args.slo_ttft, args.slo_ttfs, args.slo_voice_to_voice)
         slo = None if limits == (None, None, None) else Slo(*limits, share=args.slo_share)
         if args.out is not None and not args.out.parent.is_dir():
-            raise ConfigurationError(f"out: there is no folder {args.out.parent}: make it first")
+            raise ConfigurationError(f"out: there is no folder {args.out.parent}: create it first")
         with bar:
             task = bar.add_task("reading", total=1.0)
             log = read_logs(args.files)
@@ -947,15 +906,14 @@ def run(args: argparse.Namespace) -> int:
             )
         if args.out is not None:
             try:
-                args.out.write_text(page_of(report, log, zone), encoding="utf-8")
+                args.out.write_text(page_of(report, zone), encoding="utf-8")
             except OSError as e:
                 raise ConfigurationError(f"out: {args.out} cannot be written: {e.strerror}") from e
     except HedgeError as e:
         print(f"pipecat-hedge report: {e}", file=sys.stderr)
         return 2
     if args.json:
-        json.dump({"version": 2, **plain(report)}, sys.stdout, indent=1)
-        sys.stdout.write("\n")
+        print_json(report)
     else:
         print(summary_of(report, zone, terminal_width()))
         if args.out is not None:
@@ -969,4 +927,6 @@ def _zone(name: str | None) -> tzinfo | None:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ConfigurationError(f"tz: {name!r} is no time zone: write one as UTC") from None
+        raise ConfigurationError(
+            f"tz: {name!r} is not a time zone: write one such as UTC"
+        ) from None

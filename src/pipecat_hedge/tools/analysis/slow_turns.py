@@ -1,4 +1,4 @@
-"""Explains the slowest turns: who was asked, when, and what took most of the wait. Pure."""
+"""Explains the slowest turns: requests, times, and the main cause of the wait. Pure."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from pipecat_hedge.tools.analysis.turn_log import LoggedTurn
 
 __all__ = ["Cause", "Lane", "SlowTurn", "slowest_turns"]
 
-Cause: TypeAlias = Literal["queue", "not asked", "connection", "failure", "silence", "slow"]
-"""What took most of the wait."""
+Cause: TypeAlias = Literal["queue", "no request", "connection", "failure", "silence", "slow"]
+"""The cause of most of the wait."""
 
 MOST_OF_IT = 0.5
 UNUSUAL = 1.5
-"""An answer that took this many usual medians is called slow."""
+"""An answer that took this many times its provider's median is slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A request of a timeline; times are seconds from the turn's start.
+    """A request in a timeline; times are seconds from the turn's start.
 
     Parameters:
-        label: The provider, why it was asked, and the outcome.
-        launched_secs: When it was launched.
-        token_secs: When its first token came; None if none did.
-        connected_secs: When its connection was open, where one had to be opened; else None.
-        ended_secs: When it ended.
+        label: The provider, the launch reason, and the outcome.
+        launched_secs: Launch.
+        token_secs: First token; None without one.
+        connected_secs: Connection established, if one was opened; else None.
+        ended_secs: End.
     """
 
     label: str
@@ -44,16 +44,16 @@ class SlowTurn:
     """One of the slowest turns.
 
     Parameters:
-        place: Its place in the log, from 1.
-        began_at: When it began, in seconds since the epoch; None if that is not known.
+        place: Its position in the log, from 1.
+        began_at: Its beginning, in seconds since the epoch; None if unknown.
         tier: Its caller's tier.
         outcome: As in ``TurnReport``, or ``degraded``.
         waited_secs: To the first token, or to its end without one.
-        given_up: Whether the caller ended the wait.
-        cause: What took most of it.
-        provider: The provider that did; None where none did.
-        explanation: The same as a sentence.
-        span_secs: How long the timeline is.
+        given_up: Whether the caller gave up.
+        cause: The cause of most of the wait.
+        provider: The provider at fault; None without one.
+        explanation: The explanation as a sentence.
+        span_secs: The length of the timeline.
         lanes: Its requests, in the order of launch.
     """
 
@@ -73,12 +73,12 @@ class SlowTurn:
 def slowest_turns(
     turns: Sequence[LoggedTurn], usual_secs: Mapping[str, float], most: int = 10
 ) -> tuple[SlowTurn, ...]:
-    """The turns whose callers waited longest, the slowest first.
+    """Return the turns with the longest waits, slowest first.
 
     Args:
         turns: The turns.
         usual_secs: Each provider's median time to first token.
-        most: How many.
+        most: The number of turns.
     """
     waits = [
         (turn.report.ttft_secs, place)
@@ -112,7 +112,7 @@ def _slow(turn: LoggedTurn, place: int, waited: float, usual_secs: Mapping[str, 
 
 
 def _answering(turn: LoggedTurn) -> AttemptReport | None:
-    """The attempt whose first token ended the caller's wait."""
+    """Return the attempt whose first token ended the caller's wait."""
     ttft = turn.report.ttft_secs
     spoke = [a for a in turn.report.attempts if a.ttft_secs is not None]
     if ttft is None or not spoke:
@@ -133,7 +133,7 @@ def _cause(
     if turn.report.queued_secs >= MOST_OF_IT * waited or (chain and not sent):
         return "queue", None
     if not sent:
-        return ("queue" if turn.given_up else "not asked"), None
+        return ("queue" if turn.given_up else "no request"), None
     for attempt in sent:
         if (_connecting_secs(attempt) or 0.0) >= MOST_OF_IT * waited:
             return "connection", attempt.provider
@@ -157,12 +157,12 @@ def _explained(
 ) -> str:
     parts, report = list[str](), turn.report
     if report.queued_secs >= 0.05:
-        parts.append(f"waited {secs(report.queued_secs)} for a free request")
+        parts.append(f"queued for {secs(report.queued_secs)}")
     elif not chain:
-        parts.append("no provider could be asked")
+        parts.append("no provider was available")
     for number, attempt in enumerate(chain):
         is_answer = attempt is answering
-        parts.append(_deed(attempt, number, is_answer, report.ttft_secs, usual_secs))
+        parts.append(_attempt_text(attempt, number, is_answer, report.ttft_secs, usual_secs))
     if report.degraded_reason is not None:
         parts.append("the caller heard the fallback text")
     elif turn.given_up:
@@ -172,10 +172,15 @@ def _explained(
     return "; ".join(parts)
 
 
-_REASONS = {"hedge": "hedge to ", "failure": "replacement ", "stall": "rescue by ", "primary": ""}
+_REASONS = {
+    "hedge": "hedge to ",
+    "failure": "replacement ",
+    "stall": "continuation by ",
+    "primary": "",
+}
 
 
-def _deed(
+def _attempt_text(
     attempt: AttemptReport,
     number: int,
     is_answer: bool,
@@ -184,7 +189,7 @@ def _deed(
 ) -> str:
     name = f"{_REASONS[attempt.launch_reason]}{attempt.provider}"
     if attempt.sent_secs is None or attempt.error_category == SHED:
-        return f"{name}: there was no room for the request"
+        return f"{name}: the request was rejected"
     launched = f" launched at {secs(attempt.launched_secs)}" if number else ""
     connecting = _connecting_secs(attempt) or 0.0
     opening = f", {secs(connecting)} of it to open a connection" if connecting >= 0.05 else ""
@@ -224,7 +229,7 @@ def _lane(attempt: AttemptReport) -> Lane:
 
 
 def _connecting_secs(attempt: AttemptReport) -> float | None:
-    """How long it took to open a connection for it; None if none was opened or it is unknown."""
+    """Return the time to open a connection; None if none was opened or it is unknown."""
     stages = attempt.stages
     if stages is None or not stages.new_connection:
         return None

@@ -1,8 +1,8 @@
-"""Percentiles, their intervals, and whether turns are independent. Pure; the seeds are fixed.
+"""Percentiles, their intervals, and whether turns are independent. Pure; seeds are fixed.
 
-Waits that were cut short are right-censored: longer than so much, nothing else known (Kaplan and
-Meier, 1958). Intervals are percentile bootstraps (Efron, 1979) over blocks of consecutive turns,
-because slow turns come in clusters, or over whole calls.
+Waits that were cut short are right-censored (Kaplan and Meier, 1958). Intervals are percentile
+bootstraps (Efron, 1979) over blocks of consecutive turns, because slow turns cluster, or over
+whole calls.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 RESAMPLES = 200
 MIN_SESSIONS = 20
-"""Whole calls are drawn from this many on; of fewer calls, blocks of turns."""
+"""From this many calls on whole calls are drawn; with fewer, blocks of turns."""
 BLOCK = 10
 SLOW_SHARE = 0.1
-"""The slowest tenth of the turns is called slow, where clusters are looked for."""
+"""The share of turns that counts as slow in the search for clusters."""
 MIN_AT_RISK = 10
-"""A curve is known up to the time that this many requests were waited for."""
+"""A curve is known up to the time at which this many requests were still waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Where a figure lies in 19 of 20 samples of this size."""
+    """A 95 % interval."""
 
     low: float
     high: float
@@ -60,11 +60,11 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Quantile:
-    """A percentile of waits of which some were cut short.
+    """A percentile of waits, some of which were cut short.
 
     Parameters:
         secs: The time, in seconds.
-        at_least: Whether too many were cut short to tell: then it is longer than ``secs``.
+        at_least: Whether it is only a lower bound, because too many were cut short.
     """
 
     secs: float
@@ -72,7 +72,7 @@ class Quantile:
 
 
 def percentile(ascending: Floats, p: float) -> float:
-    """The nearest rank: the smallest time within which a share p of the turns stayed.
+    """Return the nearest-rank percentile.
 
     Args:
         ascending: The times, ascending; shape (n,), n > 0.
@@ -82,11 +82,11 @@ def percentile(ascending: Floats, p: float) -> float:
 
 
 def wilson(hits: float, total: float, z: float = 1.96) -> Interval:
-    """The 95 % interval of a share (Wilson, 1927).
+    """Return the 95 % interval of a share (Wilson, 1927).
 
     Args:
-        hits: How many of them.
-        total: Of how many; positive.
+        hits: The number of hits.
+        total: The sample size; positive.
         z: Standard errors.
     """
     share, scale = hits / total, 1 + z * z / total
@@ -96,14 +96,13 @@ def wilson(hits: float, total: float, z: float = 1.96) -> Interval:
 
 
 def kaplan_meier(secs: Floats, censored: Bools) -> tuple[SurvivalCurve, float]:
-    """The survival curve of waits, and the time up to which it is known.
+    """Return the survival curve of waits, and the time up to which it is known.
 
-    Beyond the last wait the curve falls off exponentially, with the mean that the slowest tenth
-    suggests.
+    Beyond the last wait the curve decays exponentially, with the mean of the slowest tenth.
 
     Args:
         secs: The waits, in seconds; shape (n,), n > 0.
-        censored: Which of them were cut short; shape (n,), not all.
+        censored: Whether each was cut short; shape (n,), not all.
     """
     order = np.lexsort((censored, secs))
     at, came = secs[order], ~censored[order]
@@ -116,16 +115,16 @@ def kaplan_meier(secs: Floats, censored: Bools) -> tuple[SurvivalCurve, float]:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Percentiles of waits, those that were cut short included; None without a wait.
+    """Percentiles of waits, including those cut short; None without a wait.
 
     Parameters:
-        count: How many waits came to their end.
-        cut_short: How many did not.
-        p50: The median; so on for the others.
+        count: Completed waits.
+        cut_short: Waits that were cut short.
+        p50: The median.
         p95: The 95th percentile.
         p99: The 99th percentile.
         longest: The longest wait.
-        mean_secs: The mean of those that came to their end, in seconds.
+        mean_secs: The mean of the completed waits, in seconds.
     """
 
     count: int = 0
@@ -138,11 +137,11 @@ class Waits:
 
     @classmethod
     def of(cls, ended: Iterable[float], cut_short: Iterable[float] = ()) -> Waits:
-        """Sum up waits.
+        """Summarise waits.
 
         Args:
-            ended: Those that came to their end, in seconds.
-            cut_short: How long those lasted that did not.
+            ended: Completed waits, in seconds.
+            cut_short: Elapsed times of waits that were cut short, in seconds.
         """
         whole, cut = list(ended), list(cut_short)
         if not whole and not cut:
@@ -165,17 +164,17 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Independence:
-    """Whether slow turns come together, so that a second request is slow when the first is.
+    """Whether slow turns cluster, so that a second request is slow when the first one is.
 
     Parameters:
         rank_correlation: Spearman's, of consecutive turns of the first provider.
         noise: Two standard errors of it.
-        clustering: How many times as likely a slow turn is after a slow one as at any time.
+        clustering: The probability of a slow turn after a slow one, over that of any slow turn.
         is_measured: Whether both providers were measured in the same turns.
         slow_together: The share of the first provider's slowest turns that are among the second's
-            slowest; None if that was not measured.
-        holds: False if the turns speak against independence.
-        text: The same in a sentence.
+            slowest; None if not measured.
+        holds: False if the turns are not independent.
+        text: The result as text.
     """
 
     rank_correlation: float
@@ -190,15 +189,15 @@ class Independence:
 def independence_of(
     first: Floats, pairs: tuple[Floats, Floats] | None, *, to_itself: bool
 ) -> Independence:
-    """Compare consecutive turns, and both providers where each turn measured both.
+    """Test consecutive turns, and both providers if each turn measured both.
 
     Args:
         first: The first provider's latencies in the order of time; shape (n,).
-        pairs: Both providers' latencies turn by turn, if they were measured side by side.
+        pairs: Both providers' latencies by turn, if measured side by side.
         to_itself: Whether the second request goes to the same provider.
     """
     if len(first) < 20:
-        text = "too few turns to tell whether slow turns come together"
+        text = "too few turns to tell whether slow turns cluster"
         return Independence(0.0, 1.0, 1.0, pairs is not None, None, True, text)
     correlation = rank_correlation(first[:-1], first[1:])
     noise = 2 / math.sqrt(len(first) - 1)
@@ -214,23 +213,23 @@ def independence_of(
         return Independence(correlation, noise, clustering, True, together, True, text)
     clustered = clustering > 1 + max(3 * noise / math.sqrt(SLOW_SHARE), 0.5)
     holds = abs(correlation) <= 1.5 * noise and not clustered
-    seen = f"a slow turn follows a slow one {clustering:.1f} times as often as chance has it"
+    seen = f"a slow turn follows a slow one {clustering:.1f} times as often as by chance"
     if holds:
-        text = f"turns are independent as far as the file tells: {seen}"
+        text = f"turns appear independent: {seen}"
     elif correlation < 0 and clustering <= 1:
-        text = f"turns depend on each other, though slow ones keep apart: {seen}"
+        text = f"turns are dependent, but slow ones do not cluster: {seen}"
     else:
-        which = "the same provider" if to_itself else "a provider with the same bad times"
-        text = f"slow turns come together: {seen}, so hedging to {which} helps less than shown"
+        which = "the same provider" if to_itself else "a provider that is slow at the same times"
+        text = f"slow turns cluster: {seen}, so hedging to {which} helps less than shown"
     return Independence(correlation, noise, clustering, False, None, holds, text)
 
 
 def rank_correlation(one: Floats, other: Floats) -> float:
-    """Spearman's rank correlation; 0 where one of them does not vary.
+    """Return Spearman's rank correlation; 0 if one of them does not vary.
 
     Args:
         one: Figures; shape (n,).
-        other: The figures beside them; shape (n,).
+        other: The paired figures; shape (n,).
     """
     if np.ptp(one) == 0 or np.ptp(other) == 0:
         return 0.0
@@ -238,7 +237,7 @@ def rank_correlation(one: Floats, other: Floats) -> float:
 
 
 class Bootstrap:
-    """Draws a log again from itself: how often each of its turns is in the drawn log."""
+    """Resamples a log: returns how often each of its turns is drawn."""
 
     def __init__(
         self,
@@ -247,13 +246,13 @@ class Bootstrap:
         correlation: float = 0.0,
         sessions: Sequence[Hashable | None] = (),
     ):
-        """Choose what to draw.
+        """Choose the resampling units.
 
         Args:
-            turns: How many turns the log has.
-            rng: Decides what is drawn.
-            correlation: Of consecutive turns; the larger, the longer the blocks.
-            sessions: Each turn's call, where they are known.
+            turns: The number of turns.
+            rng: The random generator.
+            correlation: Of consecutive turns; larger means longer blocks.
+            sessions: Each turn's call, if known.
         """
         self._turns, self._rng = turns, rng
         calls = {session: code for code, session in enumerate(dict.fromkeys(sessions))}
@@ -265,7 +264,7 @@ class Bootstrap:
         self._block = max(round(min(max(best, BLOCK), turns / 10)), 1)
 
     def draw(self) -> Floats:
-        """How often each turn is drawn; shape (turns,)."""
+        """Return how often each turn is drawn; shape (turns,)."""
         if self._codes is not None:
             count = int(self._codes.max()) + 1
             calls = np.bincount(self._rng.integers(0, count, count), minlength=count)
@@ -275,11 +274,11 @@ class Bootstrap:
         return np.bincount(drawn.ravel()[: self._turns], minlength=self._turns).astype(np.float64)
 
     def interval(self, figure: Callable[[Floats], float], resamples: int = RESAMPLES) -> Interval:
-        """The 95 % interval of a figure.
+        """Return the 95 % interval of a figure.
 
         Args:
-            figure: The figure of a log whose turns have the given weights.
-            resamples: How many logs are drawn.
+            figure: The figure of a log with weighted turns.
+            resamples: The number of resamples.
         """
         found = np.array([figure(self.draw()) for _ in range(resamples)])
         low, high = np.quantile(found[~np.isnan(found)], (0.025, 0.975))
@@ -294,12 +293,12 @@ def replay_intervals(
     correlation: float,
     seed: int,
 ) -> dict[str, Interval]:
-    """Where each percentile of a replay would lie in 19 of 20 files of this size.
+    """Return each percentile's 95 % interval for files of this size.
 
     Args:
         secs: The replayed turns, in seconds; shape (m,).
-        rows: The observations that each turn's first and second latency are; shape (m,) each.
-        sizes: How many observations there are of each; None where the second's are the first's.
+        rows: The observations of each turn's first and second latency; shape (m,) each.
+        sizes: The numbers of observations; None if the second's are the first's.
         requests: Requests per turn: a file of n latencies makes n / requests turns.
         correlation: Of consecutive turns.
         seed: The same seed gives the same intervals.
@@ -326,12 +325,12 @@ def replay_intervals(
 
 
 def _slowest(values: Floats) -> Bools:
-    """The slowest tenth; where the slowest are equal, all of those."""
+    """Select the slowest tenth; with ties at the maximum, all of them."""
     bound = np.quantile(values, 1 - SLOW_SHARE)
     return values > bound if (values > bound).any() else values >= bound
 
 
 def _ranks(values: Floats) -> Floats:
-    """Ranks, equal values having their mean; shape (n,)."""
+    """Return ranks, ties having their mean; shape (n,)."""
     _, index, count = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(count) - (count - 1) / 2)[index]

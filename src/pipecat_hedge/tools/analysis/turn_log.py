@@ -1,20 +1,18 @@
-"""Reads turn logs: lines of JSON, as ``HedgedLLMService(turn_log=...)`` appends them.
+"""Reads turn logs: JSON lines, as ``HedgedLLMService(turn_log=...)`` appends them.
 
-A line that cannot be used is counted and named by file, line and field, never by what it holds.
-Unknown fields are ignored, and logs written before the renames of 0.1.0 are read until 0.2.
+An unusable line is counted and named by file, line and field, without its content. Unknown fields
+are ignored, and logs written before the renames of 0.1.0 are read until 0.2.
 """
 
 from __future__ import annotations
 
 import contextlib
-import glob
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -22,11 +20,10 @@ from pipecat_hedge.policy import HedgePolicy, has_left, is_degraded, policy_of
 from pipecat_hedge.race import SHED, AttemptReport, HedgeError, TurnReport
 
 __all__ = [
-    "HeardTurn",
     "Log",
     "LoggedTurn",
     "ReadingError",
-    "TurnLog",
+    "VoiceTurn",
     "named",
     "parse_turn",
     "printable",
@@ -34,10 +31,10 @@ __all__ = [
 ]
 
 NAMED = 5
-"""How many unusable lines are named; the others are counted."""
+"""The number of unusable lines that are named; the others are only counted."""
 _TURN = TypeAdapter(TurnReport)
 _MOST = 1e11
-"""No figure of a log is larger: in seconds since the epoch that is the year 5138."""
+"""The largest valid figure: in seconds since the epoch the year 5138."""
 _OLD_NAMES = {
     "order_reason": "routing_reason",
     "prior_share": "prior_weight",
@@ -47,35 +44,33 @@ _OLD_NAMES = {
 
 
 class ReadingError(HedgeError, ValueError):
-    """A file without anything to read; the message says why, and the remedy."""
+    """A file has nothing to read; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedTurn:
-    """A turn as its line has it.
+    """A turn from a log.
 
     Parameters:
         report: The turn's report.
-        at: When the turn ended, in seconds since the epoch; None if the line does not say.
-        policy_name: The policy's name; None if the line does not say.
-        policy: The policy, made again from its settings; None if the line does not have them.
-        session: The call that the turn belongs to; None if the line does not say.
+        at: Its end, in seconds since the epoch; None if not logged.
+        policy: The policy, recreated from its settings; None if not logged.
+        session: The turn's call; None if not logged.
     """
 
     report: TurnReport
     at: float | None = None
-    policy_name: str | None = None
     policy: HedgePolicy | None = None
     session: str | None = None
 
     @property
     def began_at(self) -> float | None:
-        """When the turn began, in seconds since the epoch."""
+        """The turn's beginning, in seconds since the epoch."""
         return None if self.at is None else self.at - self.report.duration_secs
 
     @property
     def sent(self) -> list[AttemptReport]:
-        """The attempts for which a request was sent."""
+        """The attempts that sent a request."""
         return [a for a in self.report.attempts if a.sent_secs is not None]
 
     @property
@@ -87,64 +82,64 @@ class LoggedTurn:
 
     @property
     def unanswered(self) -> bool:
-        """Whether the caller waited for an answer and did not get all of one."""
+        """Whether the caller waited and did not get a complete answer."""
         return is_degraded(self.report)
 
     @property
     def succeeded(self) -> bool:
-        """Whether the caller got the whole answer."""
+        """Whether the caller got the complete answer."""
         outcome = self.report.outcome
         return outcome in ("answered", "answered_with_tools") and not self.unanswered
 
 
 @dataclass(frozen=True, slots=True)
-class HeardTurn:
-    """A line of ``TurnLatencyObserver(log=...)``: what the caller heard.
+class VoiceTurn:
+    """A line of ``TurnLatencyObserver(log=...)``.
 
     Parameters:
-        at: When the caller fell silent, in seconds since the epoch; None if the line does not say.
-        secs: From then to the answer's first sound, or how long the caller waited without one.
-        heard: Whether the answer was heard.
+        at: The end of the caller's speech, in seconds since the epoch; None if not logged.
+        secs: From then to the answer's first sound, or the caller's wait without one.
+        answered: Whether the answer was audible.
     """
 
     at: float | None
     secs: float
-    heard: bool
+    answered: bool
 
 
 @dataclass(slots=True)
 class Log:
-    """What the files hold, in the order of time where every line has a time.
+    """The contents of the files, in the order of time if every line has a time.
 
     Attributes:
         files: The files' names, without their folders.
         turns: The turns.
-        heard: What callers heard, where one of the files is such a log.
-        skipped: How many lines could not be used.
+        voice_turns: Voice latencies, if one of the files has them.
+        skipped: The number of unusable lines.
         named_skips: The first of them, with file, line and field.
     """
 
     files: tuple[str, ...]
     turns: list[LoggedTurn] = field(default_factory=list[LoggedTurn])
-    heard: list[HeardTurn] = field(default_factory=list[HeardTurn])
+    voice_turns: list[VoiceTurn] = field(default_factory=list[VoiceTurn])
     skipped: int = 0
     named_skips: list[str] = field(default_factory=list[str])
 
     def skip(self, path: Path, number: int, why: str) -> None:
-        """Count a line that cannot be used."""
+        """Count an unusable line."""
         self.skipped += 1
         if len(self.named_skips) < NAMED:
             self.named_skips.append(f"{printable(path.name)}:{number}: {why}")
 
 
 def read_logs(paths: Sequence[str | Path]) -> Log:
-    """Read logs as one stretch of turns.
+    """Read logs as one sequence of turns.
 
     Args:
-        paths: Turn logs, and logs of what callers heard.
+        paths: Turn logs, and logs of ``TurnLatencyObserver``.
 
     Raises:
-        ReadingError: If a file cannot be read, or there is no turn in any.
+        ReadingError: If a file cannot be read, or no file has a turn.
     """
     log = Log(tuple(dict.fromkeys(printable(Path(path).name) for path in paths)))
     policies: dict[str, HedgePolicy | None] = {}
@@ -156,7 +151,7 @@ def read_logs(paths: Sequence[str | Path]) -> Log:
                 try:
                     record = _record_of(line)
                     if "anchor" in record and "attempts" not in record:
-                        log.heard += _heard(record)
+                        log.voice_turns += _voice_turns(record)
                     else:
                         log.turns.append(_logged(record, policies))
                 except ValueError as e:
@@ -165,7 +160,7 @@ def read_logs(paths: Sequence[str | Path]) -> Log:
         detail = f" ({log.skipped} lines skipped; {log.named_skips[0]})" if log.skipped else ""
         raise ReadingError(
             f"there is no turn in {', '.join(map(str, paths))}{detail}: give a log that "
-            'HedgedLLMService(turn_log="turns.jsonl") has written'
+            'HedgedLLMService(turn_log="turns.jsonl") wrote'
         )
     if all(turn.at is not None for turn in log.turns):
         log.turns.sort(key=lambda turn: turn.began_at or 0.0)
@@ -173,16 +168,16 @@ def read_logs(paths: Sequence[str | Path]) -> Log:
 
 
 def parse_turn(record: Mapping[str, Any]) -> TurnReport:
-    """A turn's report from its line, of this release or another one.
+    """Parse a turn's report from its line, of this or an older release.
 
     Args:
         record: The line's object.
 
     Raises:
-        ValueError: If it is none; the message names the field, and not what it holds.
+        ValueError: If it is not a turn; the message names the field, without its content.
     """
     if not isinstance(record.get("attempts"), (list, tuple)):
-        raise ValueError("attempts: no list of attempts")
+        raise ValueError("attempts: not a list")
     values = {"turn": 0, "winner": None, "ttfs_secs": None, **_renamed(record)}
     values["attempts"] = [_attempt(each) for each in values["attempts"]]
     try:
@@ -197,11 +192,7 @@ def parse_turn(record: Mapping[str, Any]) -> TurnReport:
 
 
 def printable(value: Any) -> Any:
-    """JSON values without control characters, which could steer a terminal, in their texts.
-
-    Args:
-        value: A text, or lists and objects of texts.
-    """
+    """Remove terminal control characters from the texts of JSON values."""
     if isinstance(value, str):
         return value if value.isprintable() else "".join(filter(str.isprintable, value))
     if isinstance(value, list):
@@ -213,10 +204,7 @@ def printable(value: Any) -> Any:
 
 @contextlib.contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Turn the errors of reading a file into one that names it.
-
-    Args:
-        path: The file.
+    """Convert errors while reading a file to one that names it.
 
     Raises:
         ReadingError: In their place.
@@ -227,73 +215,6 @@ def named(path: Path) -> Iterator[None]:
         raise ReadingError(f"{path} cannot be read: {e.strerror}") from e
     except UnicodeDecodeError as e:
         raise ReadingError(f"{path} is not text: give a turn log, JSONL or CSV") from e
-
-
-class TurnLog:
-    """A turn log that is still being written, read as far as it goes.
-
-    Attributes:
-        skipped: Lines that are no turns.
-    """
-
-    def __init__(self, path: str | Path):
-        """Begin at its beginning.
-
-        Args:
-            path: The file; it need not exist yet.
-        """
-        self.path = Path(path)
-        self.skipped = 0
-        self._read = 0
-        self._file: tuple[int, int] | None = None
-
-    def new_turns(self) -> Iterator[TurnReport]:
-        """The turns written since the last call, in order.
-
-        A line that is being written is left for the next call. A log that was replaced or
-        truncated, as by rotation, is read from its beginning; one that was renamed to a name that
-        begins as its own did (``turns.jsonl.1``) is read to its end first.
-        """
-        with contextlib.ExitStack() as stack:
-            try:
-                file = stack.enter_context(self.path.open("rb"))
-            except FileNotFoundError:
-                file = None
-            if self._file is not None and (file is None or _identity(file) != self._file):
-                yield from self._rest_of_renamed()
-            if file is None:
-                return
-            if _identity(file) != self._file:
-                self._file, self._read = _identity(file), 0
-            yield from self._rest_of(file)
-
-    def _rest_of_renamed(self) -> Iterator[TurnReport]:
-        for path in self.path.parent.glob(f"{glob.escape(self.path.stem)}*"):
-            with contextlib.suppress(OSError), path.open("rb") as file:
-                if _identity(file) == self._file:
-                    yield from self._rest_of(file)
-                    return
-
-    def _rest_of(self, file: BinaryIO) -> Iterator[TurnReport]:
-        if file.seek(0, os.SEEK_END) < self._read:
-            self._read = 0
-        file.seek(self._read)
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            self._read += len(line)
-            if not line.strip():
-                continue
-            try:
-                yield parse_turn(_record_of(line.decode()))
-            except ValueError:
-                self.skipped += 1
-
-
-def _identity(file: BinaryIO) -> tuple[int, int]:
-    """The file's device and inode, which a rename does not change."""
-    stat = os.fstat(file.fileno())
-    return stat.st_dev, stat.st_ino
 
 
 def _record_of(line: str) -> dict[str, Any]:
@@ -312,23 +233,21 @@ def _logged(record: dict[str, Any], policies: dict[str, HedgePolicy | None]) -> 
     if key not in policies:
         policies[key] = policy_of(settings)
     session = record.get("session", record.get("call"))
-    name = record.get("policy")
     return LoggedTurn(
         parse_turn(record),
         _figure(record, "at"),
-        name if isinstance(name, str) else None,
         policies[key],
         None if session is None else str(session),
     )
 
 
-def _heard(record: dict[str, Any]) -> list[HeardTurn]:
-    """What was heard; nothing where the caller's last sound is not known."""
+def _voice_turns(record: dict[str, Any]) -> list[VoiceTurn]:
+    """Return the voice latency of a line; nothing without known caller speech."""
     answer, ended = _figure(record, "first_answer_secs"), _figure(record, "ended_secs")
     if record["anchor"] != "user_silence" or (answer is None and not record.get("interrupted")):
         return []
     secs = ended if answer is None else answer
-    return [] if secs is None else [HeardTurn(_figure(record, "at"), secs, answer is not None)]
+    return [] if secs is None else [VoiceTurn(_figure(record, "at"), secs, answer is not None)]
 
 
 def _attempt(record: Any) -> dict[str, Any]:
@@ -336,7 +255,7 @@ def _attempt(record: Any) -> dict[str, Any]:
         raise ValueError("attempts: one of them is not an object")
     values = {"model": None, **_renamed(record)}
     if "sent_secs" not in values and values.get("error_category") != SHED:
-        values["sent_secs"] = values.get("launched_secs")  # a log from before there was a queue
+        values["sent_secs"] = values.get("launched_secs")  # logs written before queues existed
     if isinstance(values.get("stages"), dict):
         values["stages"] = _renamed(values["stages"])
     return values

@@ -1,9 +1,8 @@
-"""``pipecat-hedge whatif``: what other policies would have done, and which one to take."""
+"""``pipecat-hedge whatif``: replays turns under other policies, and recommends one."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -11,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from pipecat_hedge.policy import AfterSilence, HedgePolicy, LearnedRule, Slo
 from pipecat_hedge.race import ConfigurationError, HedgeError
@@ -21,7 +18,8 @@ from pipecat_hedge.tools.analysis.comparison_rules import single_r
 from pipecat_hedge.tools.analysis.formatting import (
     count,
     paragraph,
-    plain,
+    print_json,
+    progress_bar,
     secs,
     share,
     terminal_width,
@@ -52,37 +50,37 @@ __all__ = ["Answer", "Question", "configure", "run", "show", "what_if"]
 BUDGETS = (0.01, 0.02, 0.05, 0.1, 0.25)
 MIN_TURNS, MAX_TURNS, MAX_REPEATS = 6_000, 100_000, 100
 FEW = 100
-"""A p99 of fewer turns than this is not shown."""
+"""A p99 needs at least this many turns."""
 LIGHT_TAIL = 4.0
-"""A p99 below this many times the p50 is called a light tail."""
+"""A p99 below this many times the p50 is a light tail."""
 SLOW_TOGETHER = 0.3
-"""Three times the share of slow turns that chance has."""
+"""Three times the expected share under independence."""
 _UNITS = {"ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to find out.
+    """The options of a replay.
 
     Parameters:
-        first: The provider asked first; None is the one that was.
+        first: The first provider; None is the recorded one.
         second: The provider hedged to; None is the other one, or the first again.
-        attempts: The most requests a turn may make.
-        after_secs: Fixed delays to compare with; none is the p95.
+        attempts: The most requests per turn.
+        after_secs: Fixed delays to compare with; empty is the p95.
         budgets: Budgets of the adaptive policy to compare.
-        deadline_secs: When an answer should be there; None is as soon as possible.
-        slo: What is promised for the first token: adaptive policies are compared with and without
-            it, and turns within it are counted.
-        min_saving_secs: What an extra request must save to be recommended, in seconds.
-        prompt_tokens: Tokens of a prompt, where the files do not have it.
-        usd_per_mtok: US dollars per million ``(input, output)`` tokens, where they do not have it.
-        min_turns: Files of fewer turns are gone through several times, at most 100 times.
-        max_turns: Files of more turns are sampled.
+        deadline_secs: The latest time of a first token; None is as soon as possible.
+        slo: The SLO for the first token: adaptive policies are compared with and without it, and
+            turns within it are counted.
+        min_saving_secs: The least saving of a recommended extra request, in seconds.
+        prompt_tokens: Tokens of a prompt, if not in the files.
+        usd_per_mtok: US dollars per million ``(input, output)`` tokens, if not in the files.
+        min_turns: Files with fewer turns are repeated, at most 100 times.
+        max_turns: Files with more turns are sampled.
         seed: The same seed gives the same answer.
         others: Further policies to compare, by name.
 
     Raises:
-        ConfigurationError: If a field cannot work; the message names it and the remedy.
+        ConfigurationError: If a field is invalid; the message names it and the remedy.
     """
 
     first: str | None = None
@@ -101,12 +99,12 @@ class Question:
     others: Sequence[tuple[str, HedgePolicy]] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
+        """Check the fields."""
         refused = [
             (self.attempts < 2, f"attempts must be at least 2 to hedge, got {self.attempts}"),
             (
                 self.slo is not None and self.deadline_secs is not None,
-                "deadline_secs and slo both set when an answer should be there: give one of them",
+                "deadline_secs and slo both set the time of an answer: give one of them",
             ),
             (
                 self.slo is not None and self.slo.ttft_secs is None,
@@ -125,7 +123,7 @@ class Question:
             (self.seed < 0, f"seed must not be negative, got {self.seed}"),
             (
                 any(policy.max_attempts > self.attempts for _, policy in self.others),
-                f"attempts is {self.attempts}, and one of the other policies makes more: raise it",
+                f"attempts is {self.attempts}, but one of the other policies makes more: raise it",
             ),
         ]
         for is_wrong, message in refused:
@@ -134,25 +132,25 @@ class Question:
 
     @property
     def due_secs(self) -> float | None:
-        """When an answer should be there, by the deadline or the promise; None without one."""
+        """The latest time of a first token, by the deadline or the SLO; None without one."""
         return self.deadline_secs if self.slo is None else self.slo.ttft_secs
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What every policy would have done, and which one to take.
+    """The results of all policies, and the recommended one.
 
     Parameters:
-        recommended: The name of the policy to take.
-        why: Why, in a sentence or two.
-        caveats: What limits the answer, a sentence each.
+        recommended: The name of the recommended policy.
+        why: The reason, in a sentence or two.
+        caveats: The limitations, a sentence each.
         turns: Turns in the files.
         replayed: Turns that were replayed.
-        first: The provider that is asked first.
-        second: The provider that is hedged to.
-        deadline_secs: When an answer should be there, or None.
-        independence: Whether slow turns come together.
-        policies: What each would have done, ``no hedging`` first.
+        first: The first provider.
+        second: The provider hedged to.
+        deadline_secs: The latest time of a first token, or None.
+        independence: Whether slow turns cluster.
+        policies: The result of each policy, ``no hedging`` first.
     """
 
     recommended: str
@@ -167,7 +165,7 @@ class Answer:
     policies: tuple[Outcome, ...] = field(default=())
 
     def outcome(self, name: str) -> Outcome:
-        """What the policy of that name would have done."""
+        """Return the result of the policy of that name."""
         return next(outcome for outcome in self.policies if outcome.policy == name)
 
 
@@ -177,15 +175,15 @@ def what_if(
     *,
     progress: Callable[[str, float], None] = lambda policy, share: None,
 ) -> Answer:
-    """Replay recorded turns under one policy after the other.
+    """Replay recorded turns under several policies.
 
     Args:
-        recorded: What was measured.
-        question: What to find out; None is everything usual.
-        progress: Called with the policy that is replayed, and the share of everything done.
+        recorded: The recorded latencies.
+        question: The options; None uses the defaults.
+        progress: Called with the current policy, and the completed share of all.
 
     Raises:
-        ReadingError: If a provider is named that was not measured, or has never answered.
+        ReadingError: If a named provider was not measured, or never answered.
         ConfigurationError: If prices are given without the size of a prompt.
     """
     question = question or Question()
@@ -212,7 +210,7 @@ def what_if(
         for n, (name, policy) in enumerate(policies)
     ]
     progress("", 1.0)
-    # Where requests fail, hedging is compared with a policy that replaces those alone.
+    # If requests fail, the baseline is a policy that only replaces them.
     start = int(draws.fails is not None)
     recommended, why = _recommend(outcomes[start:], question, len(first.secs), independence)
     return Answer(
@@ -243,7 +241,7 @@ def _providers(recorded: Recorded, question: Question) -> tuple[Measured, Measur
 
 
 def _compared(question: Question, draws: Draws) -> list[tuple[str, HedgePolicy]]:
-    """The policies that are compared, by name; the first one makes one request a turn."""
+    """Return the compared policies by name; the first one makes one request per turn."""
     attempts, answered = question.attempts, draws.filled[~draws.first.failed]
     policies = [("no hedging", HedgePolicy.fallback(1, stall_secs=None))]
     if draws.fails is not None:
@@ -270,7 +268,7 @@ def _compared(question: Question, draws: Draws) -> list[tuple[str, HedgePolicy]]
 
 
 def _cost_of_a_request(question: Question, recorded: Recorded) -> tuple[float | None, float | None]:
-    """Tokens and US dollars of an extra request: its prompt, and its output until it is closed."""
+    """Return an extra request's tokens and US dollars: prompt, and output until it is closed."""
     prompt, output = question.prompt_tokens or recorded.prompt_tokens, recorded.lost_tokens or 0.0
     price = question.usd_per_mtok
     if price is None:
@@ -285,10 +283,9 @@ def _cost_of_a_request(question: Question, recorded: Recorded) -> tuple[float | 
 def _recommend(
     outcomes: Sequence[Outcome], question: Question, turns: int, independence: Independence
 ) -> tuple[str, str]:
-    """The policy to take: the last one of which each further request saves what it must.
+    """Choose a policy: the last one of which each further request saves enough.
 
-    Fixed delays are left out: they were chosen with the file at hand, and follow no provider that
-    changes.
+    Fixed delays are excluded: they were fitted to the file, and do not adapt to provider changes.
     """
     due, worth = question.due_secs, question.min_saving_secs
     none, chosen, passed = outcomes[0], outcomes[0], None
@@ -307,14 +304,14 @@ def _recommend(
     caution = ""
     if (bound := none.at_least.get("p99")) is not None:
         caution = (
-            f". But hedges cut short what took longer than {secs(bound)}, so these turns cannot "
-            "tell how long the tail is: log some under HedgePolicy.fallback() first"
+            f". But hedges cancelled requests that took longer than {secs(bound)}, so the tail is "
+            "unknown: log some turns under HedgePolicy.fallback() first"
         )
     if chosen is none:
         reason = _too_little(none, due, independence.slow_together, turns)
         return none.policy, (
-            f"an extra request saves {_digits(most)} at most, less than the {_digits(worth)} "
-            f"that it must: {reason}{caution}"
+            f"an extra request saves {_digits(most)} at most, less than the required "
+            f"{_digits(worth)}: {reason}{caution}"
         )
     name = "p99" if turns >= FEW else "mean wait"
     now, before = (_figure(o, name) for o in (chosen, none))
@@ -328,14 +325,14 @@ def _recommend(
     why = ", ".join(parts)
     if passed is not None:
         why += (
-            f". {passed[0].policy} would save {_digits(passed[1])} by each request that it adds, "
-            f"less than the {_digits(worth)} that it must"
+            f". {passed[0].policy} would save {_digits(passed[1])} per additional request, less "
+            f"than the required {_digits(worth)}"
         )
     return chosen.policy, why + caution
 
 
 def _too_little(none: Outcome, due: float | None, slow_together: float | None, turns: int) -> str:
-    """Why a further request saves little."""
+    """Explain why a further request saves little."""
     if none.under_deadline is not None and none.under_deadline > 0.99:
         return f"{share(none.under_deadline, 2)} of turns are within {due:g} s without it"
     if slow_together is not None and slow_together > SLOW_TOGETHER:
@@ -353,43 +350,45 @@ def _caveats(
     independence: Independence,
     cost: tuple[float | None, float | None],
 ) -> list[str]:
-    """What limits the answer, a sentence each without its full stop."""
+    """Return the limitations of the answer, a sentence each without its full stop."""
     first, second, turns = draws.first, draws.second, len(draws.filled)
-    said = list[str]()
+    caveats = list[str]()
     if turns < FEW:
-        said.append(f"{count(turns, 'turn')} do not have a p99: take this for a hint")
+        caveats.append(f"{count(turns, 'turn')} have no p99: the result is rough")
     elif turns < 1000:
-        said.append(f"{turns} turns say little beyond the p{100 * (1 - 10 / turns):.0f}")
+        caveats.append(f"{turns} turns are too few beyond the p{100 * (1 - 10 / turns):.0f}")
     if not independence.holds or independence.is_measured:
-        said.append(independence.text)
+        caveats.append(independence.text)
     for each in dict.fromkeys((first.name, second.name)):
         if cut := int(recorded.providers[each].censored.sum()):
-            said.append(
-                f"{cut} requests to {each} were cut short by a hedge or an interruption, and "
-                "are estimated from the others (Kaplan-Meier)"
+            caveats.append(
+                f"{cut} requests to {each} were cancelled by a hedge or an interruption, and are "
+                "estimated from the others (Kaplan-Meier)"
             )
     if second.answers < FEW <= turns:
-        said.append(f"only {second.answers} answers of {second.name} are known")
+        caveats.append(f"only {second.answers} answers of {second.name} are known")
     if turns > question.max_turns:
-        said.append(f"{len(draws.secs):,} of {turns:,} turns were replayed, in blocks of {BLOCK:,}")
+        caveats.append(
+            f"{len(draws.secs):,} of {turns:,} turns were replayed, in blocks of {BLOCK:,}"
+        )
     if others := [n for n in recorded.providers if n not in (first.name, second.name)]:
-        said.append(f"also measured: {', '.join(others)}; --second NAME hedges to one of them")
+        caveats.append(f"also measured: {', '.join(others)}; --second NAME hedges to one of them")
     if recorded.ignored:
-        said.append(f"columns that were not taken for latencies: {', '.join(recorded.ignored)}")
+        caveats.append(f"ignored columns (not latencies): {', '.join(recorded.ignored)}")
     if cost[1] is not None and question.usd_per_mtok is not None and recorded.lost_tokens is None:
-        said.append("an extra request is priced by its prompt alone")
+        caveats.append("the price of an extra request counts only its prompt")
     if recorded.unit != "s":
-        said.append(f"the figures were taken for {_UNITS[recorded.unit]}")
+        caveats.append(f"the figures were read as {_UNITS[recorded.unit]}")
     if recorded.skipped:
         more = recorded.skipped - len(recorded.named_skips)
         rest = f"; and {more} more" if more else ""
         lines = count(recorded.skipped, "bad line")
-        said.append(f"{lines} skipped: {'; '.join(recorded.named_skips)}{rest}")
-    return said
+        caveats.append(f"{lines} skipped: {'; '.join(recorded.named_skips)}{rest}")
+    return caveats
 
 
 def show(answer: Answer, width: int = 80) -> str:
-    """The answer as text: the recommendation, the table, the caveats.
+    """Format the answer: the recommendation, the table, the caveats.
 
     Args:
         answer: The answer.
@@ -440,7 +439,7 @@ def _figure(outcome: Outcome, name: str) -> str:
 
 
 def _interval(outcome: Outcome) -> str:
-    """Where the p99 lies, as far as it is known."""
+    """Format the p99's interval, as far as it is known."""
     interval = outcome.intervals["p99"]
     if "p99" in outcome.at_least or math.isinf(interval.low):
         return _figure(outcome, "p99")
@@ -450,27 +449,23 @@ def _interval(outcome: Outcome) -> str:
 
 
 def _digits(value: float) -> str:
-    """Seconds, with digits enough that little is not nothing."""
+    """Format seconds with enough digits for small values."""
     return f"{value:.2f} s" if abs(value) >= 0.1 or value == 0 else f"{value:.2g} s"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Describe the command's arguments.
-
-    Args:
-        parser: The command's own parser.
-    """
+    """Add the command's arguments."""
     add = parser.add_argument
     add(
         "files",
         nargs="+",
         metavar="FILE",
-        help="turn logs (HedgedLLMService(turn_log=...)), or latencies as JSONL or CSV: one a "
-        "line, or a column a provider",
+        help="turn logs (HedgedLLMService(turn_log=...)), or latencies as JSONL or CSV: one per "
+        "line, or one column per provider",
     )
-    add("--first", metavar="NAME", help="the provider asked first (default: the one that was)")
-    add("--second", metavar="NAME", help="the provider hedged to (default: the other one, or none)")
-    add("--attempts", type=int, default=2, help="most requests a turn (default 2)")
+    add("--first", metavar="NAME", help="the first provider (default: as in the files)")
+    add("--second", metavar="NAME", help="the provider hedged to (default: the other one, if any)")
+    add("--attempts", type=int, default=2, help="most requests per turn (default 2)")
     add(
         "--after",
         type=float,
@@ -485,35 +480,35 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="a budget of the adaptive policy; may be repeated (default: 0.01 to 0.25)",
     )
-    add("--deadline", type=float, metavar="SECS", help="when an answer should be there")
+    add("--deadline", type=float, metavar="SECS", help="the latest time of a first token")
     add(
         "--slo",
         type=float,
         metavar="SECS",
-        help="compare adaptive policies with and without a promised time to the first token",
+        help="compare adaptive policies with and without this SLO for the first token",
     )
     add(
         "--slo-share",
         type=float,
         metavar="SHARE",
         default=0.95,
-        help="the share of turns for which --slo is promised (default 0.95)",
+        help="the target share of turns for --slo (default 0.95)",
     )
     add(
         "--min-saving",
         type=float,
         metavar="SECS",
         default=0.15,
-        help="what an extra request must save (default 0.15)",
+        help="the least saving of an extra request (default 0.15)",
     )
     add("--unit", choices=("auto", "s", "ms", "us", "ns"), default="auto", help="of plain figures")
     add(
         "--column",
         action="append",
         metavar="NAME",
-        help="a column that holds latencies; may be repeated (default: by names)",
+        help="a latency column; may be repeated (default: by name)",
     )
-    add("--prompt-tokens", type=float, metavar="N", help="size of a prompt, to count tokens")
+    add("--prompt-tokens", type=float, metavar="N", help="tokens of a prompt, to count tokens")
     add(
         "--usd-per-mtok",
         type=float,
@@ -534,26 +529,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer the question.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        0, or 2 if it cannot be answered.
-    """
-    errors = Console(stderr=True, highlight=False)
-    bar = Progress(
-        TextColumn("{task.description:20}"),
-        BarColumn(),
-        console=errors,
-        transient=True,
-        disable=not errors.is_terminal,
-    )
+    """Print the answer; returns 0, or 2 if it cannot be given."""
+    bar = progress_bar()
     try:
-        promised = None
+        slo = None
         if args.slo is not None:
-            promised = Slo(args.slo, ttfs_secs=None, voice_to_voice_secs=None, share=args.slo_share)
+            slo = Slo(args.slo, ttfs_secs=None, voice_to_voice_secs=None, share=args.slo_share)
         question = Question(
             first=args.first,
             second=args.second,
@@ -561,7 +542,7 @@ def run(args: argparse.Namespace) -> int:
             after_secs=tuple(dict.fromkeys(args.after or ())),
             budgets=tuple(dict.fromkeys(args.budget or BUDGETS)),
             deadline_secs=args.deadline,
-            slo=promised,
+            slo=slo,
             min_saving_secs=args.min_saving,
             prompt_tokens=args.prompt_tokens,
             usd_per_mtok=None if args.usd_per_mtok is None else tuple(args.usd_per_mtok),
@@ -584,8 +565,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"pipecat-hedge whatif: {e}", file=sys.stderr)
         return 2
     if args.json:
-        json.dump({"version": 2, **plain(answer)}, sys.stdout, indent=2)
-        sys.stdout.write("\n")
+        print_json(answer)
     else:
         print(show(answer, terminal_width()))
     return 0

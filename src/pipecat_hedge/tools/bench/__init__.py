@@ -1,4 +1,4 @@
-"""Benchmarks: what hedging changes and costs (`bench`), what failures do to callers (`drill`).
+"""Benchmarks (`bench`) and failure drills (`drill`).
 
 Names are imported on first use: Pipecat takes a second to import.
 """

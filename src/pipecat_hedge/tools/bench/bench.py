@@ -1,9 +1,9 @@
-"""``pipecat-hedge bench``: what hedging changes for callers, and what it costs.
+"""``pipecat-hedge bench``: compares arrangements of LLM services, and measures their costs.
 
-The first part runs every arrangement at the same time, against the same simulated providers over
-real sockets. Requests and tokens are counted in the simulator's ledger, so retries that an SDK
-makes by itself are included. The second part plays scripted answers, round by round through every
-arrangement, and measures processor time.
+The first part runs every arrangement concurrently against the same simulated providers over real
+sockets. Requests and tokens come from the simulator's ledger, so SDK retries are included. The
+second part plays scripted answers through every arrangement, in rounds, and measures processor
+time.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ PROFILES = {
     "jagged": "jagged",
     "gemma, 1 % in-band errors": "gemma-4-31b-baseten?fault=error_in_band&rate=0.01",
 }
-"""The hosted provider's name here, and the simulator's model. No SDK retries an in-band error."""
+"""The hosted provider's name and its simulated model. No SDK retries an in-band error."""
 LOCAL = "qwen3.8-27b-local"
 ANSWER = "Yes, we are open until nine. Do come by!"
 GIVE_UP_SECS = 60.0
 STAGGER_SECS = 4.0
-"""Calls begin within this time. All at once they would keep the event loop busy for a second."""
+"""Calls begin within this time: all at once would block the event loop for a second."""
 
 Make: TypeAlias = Callable[[], LLMService[Any]]
-"""Makes a service of one provider."""
+"""Creates a service of one provider."""
 Build: TypeAlias = Callable[[Make, Make, ProviderStats], FrameProcessor]
-"""Makes an arrangement of a hosted and a local provider, and statistics to learn into."""
+"""Creates an arrangement of a hosted and a local provider, with its statistics."""
 
 
 def _switcher(hosted: Make, local: Make, stats: ProviderStats) -> FrameProcessor:
@@ -92,7 +92,7 @@ ARRANGEMENTS: dict[str, Build] = {
 }
 
 
-# ---- what changes for callers
+# ---- latencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +101,13 @@ class Compared:
 
     Parameters:
         profile: The hosted provider.
-        arrangement: What stands in the pipeline.
-        turns: Turns made.
-        p50_secs: The median time to first token; None if that many got no answer. Likewise
+        arrangement: The processor in the pipeline.
+        turns: The number of turns.
+        p50_secs: The median time to first token; None if fewer turns were answered. Likewise
             ``p95_secs``, ``p99_secs`` and ``max_secs``.
         unanswered: Turns without an answer.
-        extra_requests: Requests beyond one a turn, per turn.
-        wasted_tokens: Tokens of prompts and answers of uncompleted requests, per turn.
+        extra_requests: Requests beyond one per turn, per turn.
+        wasted_tokens: Prompt and answer tokens of incomplete requests, per turn.
     """
 
     profile: str
@@ -129,14 +129,14 @@ def _openai(url: str, model: str, answer: str) -> Make:
 
 
 def _answer(arrangement: str) -> str:
-    """The answer, which tells arrangements apart in the ledger."""
+    """Return the answer, which identifies the arrangement in the ledger."""
     return f"{ANSWER} {list(ARRANGEMENTS).index(arrangement)}"
 
 
 async def _compare(
     profile: str, sim: SimulatorProcess, turns: int, calls: int, tick: Callable[[], None]
 ) -> list[Compared]:
-    """Run every arrangement with one hosted provider, all at the same time."""
+    """Run every arrangement concurrently with one hosted provider."""
     rng = random.Random(1)
     waits: dict[str, list[float]] = {name: [] for name in ARRANGEMENTS}
 
@@ -193,13 +193,13 @@ async def _running(llm: FrameProcessor) -> AsyncIterator[TimedPipeline]:
         await pipeline.stop()
 
 
-# ---- what it costs
+# ---- costs
 
 TOKENS = 500
 BATCH = 10
 """Turns of one token that are timed together."""
 WARM_UP = 100
-"""Turns before the first round; a service learns more from its first turns than from later ones."""
+"""Turns before the first round: a service learns most from its first turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +207,13 @@ class Cost:
     """The processor time of a turn, or of a token, through one arrangement.
 
     Parameters:
-        arrangement: What stands in the pipeline.
-        unit: ``turn`` (of one token) or ``token`` (each further one).
-        quickest_secs: In the quickest round.
-        median_secs: In the median round.
+        arrangement: The processor in the pipeline.
+        unit: ``turn`` (of one token) or ``token`` (each additional one).
+        quickest_secs: The quickest round.
+        median_secs: The median round.
         added_secs: The median over the rounds of the difference to the bare service.
         over_bare: The median over the rounds of the ratio to the bare service.
-        over_failover: The same of the ratio to Pipecat's ``LLMSwitcher`` with failover.
+        over_failover: The same ratio to Pipecat's ``LLMSwitcher`` with failover.
     """
 
     arrangement: str
@@ -226,7 +226,7 @@ class Cost:
 
 
 def _costed() -> dict[str, Build]:
-    """The arrangements whose costs are measured."""
+    """The arrangements of the cost measurement."""
     adaptive = HedgePolicy.adaptive(0.05)
     build = _hedged(adaptive)
 
@@ -242,7 +242,7 @@ def _costed() -> dict[str, Build]:
 
 
 def _keep_spans_in_memory() -> bool:
-    """Collect spans as in production; False where OpenTelemetry's SDK is not installed."""
+    """Collect spans as in production; False if OpenTelemetry's SDK is not installed."""
     try:
         from opentelemetry import trace
         from opentelemetry.sdk.trace import TracerProvider
@@ -257,10 +257,10 @@ def _keep_spans_in_memory() -> bool:
 
 
 async def measure_costs(rounds: int) -> list[Cost]:
-    """Measure what a turn and a token cost, in processor time of the event loop's thread.
+    """Measure the processor time of a turn and a token, on the event loop's thread.
 
     Args:
-        rounds: How often each arrangement is timed, in turn with the others.
+        rounds: The number of rounds; each times every arrangement once.
     """
     short: list[Step] = [Say("Yes.")]
     long: list[Step] = [*short, *[Wait(0), Say(" token")] * TOKENS]  # one loop step a token
@@ -291,7 +291,7 @@ async def measure_costs(rounds: int) -> list[Cost]:
     }
     costs = [_cost(name, "turn", turns, min(turns[name])) for name in turns]
     for name in turns:
-        # of the difference the quickest would be the one in which the short turn was slowest
+        # The quickest difference would be the round with the slowest short turn.
         quickest_secs = (min(longs[name]) - min(turns[name])) / TOKENS
         costs.append(_cost(name, "token", tokens, quickest_secs))
     return costs
@@ -321,15 +321,11 @@ def _cost(name: str, unit: str, secs: Mapping[str, list[float]], quickest_secs: 
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments.
-
-    Args:
-        parser: The command's parser.
-    """
+    """Add the command's arguments."""
     number = parser.add_argument
     number("--turns", type=int, default=400, help="turns of each arrangement (default 400)")
     number("--calls", type=int, default=8, help="simultaneous calls of each (default 8)")
-    number("--rounds", type=int, default=60, help="rounds of the cost's measurement (default 60)")
+    number("--rounds", type=int, default=60, help="rounds of the cost measurement (default 60)")
     number("--seed", type=int, default=1, help="of the simulated providers (default 1)")
     parser.add_argument(
         "--profile", action="append", choices=list(PROFILES), help="one hosted provider; repeatable"
@@ -338,19 +334,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the comparison, measure the costs, and print both.
-
-    Args:
-        args: The command line.
-
-    Returns:
-        The exit status.
-    """
+    """Run the comparison and the cost measurement, and print both; returns the exit status."""
     if args.calls < 1 or args.turns < args.calls or args.rounds < 1:
         message = "--turns must be at least --calls, and --calls and --rounds at least 1"
         print(f"pipecat-hedge bench: {message}", file=sys.stderr)
         return 2
-    logger.remove()  # failing requests are part of the comparison
+    logger.remove()  # failing requests are expected
     compared: list[Compared] = []
     errors = Console(stderr=True)
     with (
@@ -391,7 +380,7 @@ def _show(compared: Sequence[Compared], costs: Sequence[Cost]) -> None:
         console.print(_table(f"{profile}: time to first token", names, rows), "")
     console.print("lost: turns without an answer; extra: requests; waste: tokens, per turn\n")
     names = ("quickest", "median", "added", "× bare", "× failover")
-    for unit, title in (("turn", "a turn of one token"), ("token", "each further token")):
+    for unit, title in (("turn", "a turn of one token"), ("token", "each additional token")):
         rows = [
             (
                 cost.arrangement,
@@ -409,7 +398,7 @@ def _show(compared: Sequence[Compared], costs: Sequence[Cost]) -> None:
 
 
 def _table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table of at most 80 columns: the first column is text, the others are numbers."""
+    """Build a table of at most 80 columns: the first column is text, the others are numbers."""
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("", overflow="fold")
     for name in names:

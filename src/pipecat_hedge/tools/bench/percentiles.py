@@ -1,4 +1,4 @@
-"""The percentile of a list of figures, by one rule for all tools."""
+"""The nearest-rank percentile of a list of figures."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ __all__ = ["percentile"]
 
 
 def percentile(values: Sequence[float], p: float) -> float | None:
-    """The least of the values that a share ``p`` of them does not exceed: the nearest rank.
+    """Return the nearest-rank percentile; None without values.
 
     Args:
         values: The figures, in any order.
         p: The share, above 0 and at most 1.
-
-    Returns:
-        One of the values; None if there are none.
     """
     return sorted(values)[max(math.ceil(p * len(values)) - 1, 0)] if values else None

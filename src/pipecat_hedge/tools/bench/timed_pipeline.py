@@ -1,4 +1,4 @@
-"""Runs one LLM service in a pipeline of its own, and times its turns."""
+"""Runs one LLM service in a pipeline, and times its turns."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class TimedTurn:
     """One turn.
 
     Parameters:
-        ttft_secs: From the context frame to the first text frame; infinite if none came.
-        text: The text that came.
+        ttft_secs: From the context frame to the first text frame; infinite without text.
+        text: The answer's text.
         is_over: Whether the response ended in time.
     """
 
@@ -41,14 +41,9 @@ class TimedTurn:
 
 
 class TimedPipeline(FrameProcessor):
-    """The end of a pipeline around an LLM service; records the text that reaches it."""
+    """The last processor of a pipeline around an LLM service; records the text that reaches it."""
 
     def __init__(self, llm: FrameProcessor):
-        """Build the pipeline.
-
-        Args:
-            llm: The service, or a processor that stands for it.
-        """
         super().__init__(enable_direct_mode=True)
         self._first_at: float | None = None
         self._text: list[str] = []
@@ -62,12 +57,7 @@ class TimedPipeline(FrameProcessor):
         )
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
-        """Record the response's text and its end, and pass every frame on.
-
-        Args:
-            frame: The frame.
-            direction: Its direction.
-        """
+        """Record the response's text and its end, and push every frame on."""
         await super().process_frame(frame, direction)
         if isinstance(frame, LLMTextFrame):
             if self._first_at is None:
@@ -80,20 +70,20 @@ class TimedPipeline(FrameProcessor):
         await self.push_frame(frame, direction)
 
     async def start(self) -> None:
-        """Start the pipeline; returns when it is ready for a turn."""
+        """Start the pipeline; returns when it is ready."""
         self._running = await run_worker(self._worker)
 
-    async def turn(self, said: str = "Hello?", give_up_secs: float | None = None) -> TimedTurn:
+    async def turn(self, text: str = "Hello?", give_up_secs: float | None = None) -> TimedTurn:
         """Run one turn.
 
         Args:
-            said: The user's message.
-            give_up_secs: How long to wait for the response's end; None waits without a limit.
+            text: The user's message.
+            give_up_secs: The longest wait for the response's end; None has no limit.
         """
         self._over.clear()
         self._first_at = None
         self._text.clear()
-        context = LLMContext([{"role": "user", "content": said}])
+        context = LLMContext([{"role": "user", "content": text}])
         began = time.perf_counter()
         await self._worker.queue_frame(LLMContextFrame(context))
         with contextlib.suppress(TimeoutError):
@@ -115,9 +105,6 @@ class TimedPipeline(FrameProcessor):
 
 async def run_worker(worker: PipelineWorker) -> asyncio.Task[None]:
     """Run a pipeline's worker; returns when the pipeline has started.
-
-    Args:
-        worker: The worker, not running yet.
 
     Returns:
         The task that runs it. Await it after the pipeline has ended.

@@ -1,6 +1,6 @@
-"""A caller made of recordings: calls a bot over WebRTC, speaks, and measures what it hears.
+"""Calls a voice bot over WebRTC with recordings, and measures what the caller hears.
 
-Names are imported on first use: the pytest plugin is imported in every test run.
+Names are imported on first use: the pytest plugin is loaded in every test run.
 """
 
 from importlib import import_module

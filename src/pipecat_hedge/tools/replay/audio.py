@@ -1,8 +1,8 @@
 """Recordings of callers, and where speech begins and ends in samples.
 
-Levels are peaks of single samples against full scale, one level for each end of the measured gap:
-the caller speaks above -36 dBFS; the bot above 300 of 32768 (-41 dBFS), which is above the codec's
-noise and below any speech. A single loud sample is a click; speech has more of them within 10 ms.
+Levels are peaks of single samples against full scale. The caller speaks above -36 dBFS; the bot
+above 300 of 32768 (-41 dBFS), which is above the codec's noise and below speech. A single loud
+sample is a click; speech has more of them within 10 ms.
 """
 
 from __future__ import annotations
@@ -41,33 +41,33 @@ __all__ = [
 Samples: TypeAlias = npt.NDArray[np.int16]
 
 RATE = 48_000
-"""In Hz: what WebRTC carries."""
+"""In Hz, as in WebRTC."""
 FRAME = RATE // 50
-"""Samples in a packet: 20 ms."""
+"""Samples per packet: 20 ms."""
 CALLER_LEVEL = round(32768 * 10 ** (-36 / 20))
 BOT_LEVEL = 300
 CLICK, WITHIN = 3, RATE // 100
-"""So many loud samples within so many are no click."""
+"""At least this many loud samples within so many are speech, not a click."""
 AUDIO_SUFFIXES = {".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff"}
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One utterance of a caller, as a manifest describes it.
+    """One utterance of a caller, as described by a manifest.
 
     Parameters:
         path: The file; ``file`` in the manifest, relative to it.
         transcript: The words, in lower case and without punctuation.
         sample_rate: In Hz.
-        samples: How many there are.
+        samples: The number of samples.
         speech_begins_sample: The first sample of speech.
         speech_ends_sample: The last sample of speech.
-        pauses: In mid-sentence: last sample before and first sample after, for each.
+        pauses: Pauses in mid-sentence: last sample before and first sample after.
         voice: The speaker.
-        engine: What made the voice.
-        speed: Against the voice's normal rate.
-        noise: The background noise, and how far below the voice; "none" if there is none.
-        tags: What a test may select by, such as "pause", "interrupts", "noise".
+        engine: The speech engine.
+        speed: Relative to the voice's normal rate.
+        noise: The background noise and its level below the voice; "none" without noise.
+        tags: Labels for selection, such as "pause", "interrupts", "noise".
     """
 
     path: Annotated[Path, Field(alias="file")]
@@ -90,7 +90,7 @@ class Recording:
 
     @property
     def duration_secs(self) -> float:
-        """From the first sample of the file to the last."""
+        """The file's duration."""
         return self.samples / self.sample_rate
 
     @property
@@ -103,20 +103,12 @@ class Recording:
         """From the start of the file to the end of speech."""
         return self.speech_ends_sample / self.sample_rate
 
-    @property
-    def speech_secs(self) -> float:
-        """From the first speech to the last, pauses included."""
-        return self.speech_ends_secs - self.speech_begins_secs
-
 
 _RECORDING = TypeAdapter(Recording)
 
 
 def load_manifest(path: str | Path) -> tuple[Recording, ...]:
-    """Read a manifest: TOML, one ``[[recording]]`` table a file, files beside the manifest.
-
-    Args:
-        path: The manifest.
+    """Read a TOML manifest with one ``[[recording]]`` table per file, relative to the manifest.
 
     Returns:
         The recordings in the manifest's order.
@@ -148,11 +140,11 @@ def read_samples(recording: Recording, sample_rate: int = RATE) -> Samples:
     """Read a recording's samples: mono, 16 bit; shape (n,).
 
     Args:
-        recording: From `load_manifest`.
+        recording: A recording of `load_manifest`.
         sample_rate: In Hz; the samples are resampled to it.
 
     Raises:
-        ConfigurationError: If the file is gone, or no longer audio.
+        ConfigurationError: If the file is missing, or not audio.
     """
     return read_audio(recording.path, sample_rate)
 
@@ -196,15 +188,15 @@ def _recording(manifest: Path, number: int, table: object) -> Recording:
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """A recording, ready to be spoken.
+    """A recording, ready to play.
 
     Parameters:
         name: The file's name without its suffix.
         samples: Mono, at ``RATE``; shape (n,).
         speech_begins: The first sample of speech.
         speech_ends: The last sample of speech.
-        transcript: What is said, if a manifest has it.
-        interrupts: Whether it is spoken into the answer before it, if a manifest says so.
+        transcript: The text, if a manifest has it.
+        interrupts: Whether it interrupts the previous answer, if a manifest says so.
     """
 
     name: str
@@ -216,11 +208,7 @@ class Utterance:
 
     @classmethod
     def from_recording(cls, recording: Recording) -> Utterance:
-        """Read an utterance whose speech a manifest locates.
-
-        Args:
-            recording: The recording.
-        """
+        """Read an utterance whose speech a manifest locates."""
         scale = RATE / recording.sample_rate
         return cls(
             recording.name,
@@ -236,10 +224,10 @@ class Utterance:
         """Read an utterance from a file, and locate its speech by its level.
 
         Args:
-            path: An audio file; a manifest beside it describes it, if it lists it.
+            path: An audio file; a manifest in its folder that lists it is used.
 
         Raises:
-            ConfigurationError: If it is not audio, or holds no speech.
+            ConfigurationError: If it is not audio, or has no speech.
         """
         manifest = path.parent / "manifest.toml"
         for recording in load_manifest(manifest) if manifest.exists() else ():
@@ -249,39 +237,39 @@ class Utterance:
         loud = np.flatnonzero(np.abs(samples.astype(np.int32)) > CALLER_LEVEL)
         if not loud.size:
             raise ConfigurationError(
-                f"{path}: holds no speech above -36 dBFS: record it louder, or normalise it"
+                f"{path}: no speech above -36 dBFS: record it louder, or normalise it"
             )
         return cls(path.stem, samples, int(loud[0]), int(loud[-1]))
 
 
 def one_utterance(path: str | Path) -> Utterance:
-    """Read a recording where only one can be spoken.
+    """Read exactly one recording.
 
     Args:
-        path: An audio file; a manifest beside it may describe it.
+        path: An audio file; a manifest in its folder that lists it is used.
 
     Raises:
-        ConfigurationError: If it is not an audio file, or may hold several recordings.
+        ConfigurationError: If it is not an audio file, or a folder or manifest.
     """
     path = Path(path)
     if path.is_dir() or path.suffix == ".toml":
         kind = "folder" if path.is_dir() else "manifest"
         raise ConfigurationError(
-            f"{path} is a {kind}, but one recording is to be spoken here: name one file of it"
+            f"{path} is a {kind}, but exactly one recording is needed: name one of its files"
         )
     return Utterance.from_file(path)
 
 
 def utterances(paths: Sequence[str | Path]) -> list[Utterance]:
-    """Read what is to be spoken, in the order given.
+    """Read recordings, in the order given.
 
-    Recordings of one name in several folders are named by their folder and suffix, too.
+    Recordings with the same name are named by their folder and suffix as well.
 
     Args:
         paths: Audio files, manifests (``.toml``), or folders of either.
 
     Raises:
-        ConfigurationError: If there is nothing to speak, or a file is not audio.
+        ConfigurationError: If there is no recording, or a file is not audio.
     """
     found = [pair for path in paths for pair in _utterances_at(Path(path))]
     files = Counter(name for _, name in {(path.resolve(), u.name) for path, u in found})
@@ -302,16 +290,16 @@ def _utterances_at(path: Path) -> list[tuple[Path, Utterance]]:
         return [(path, Utterance.from_file(path))]
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in AUDIO_SUFFIXES)
     if not files:
-        raise ConfigurationError(f"{path}: there is no audio in this folder")
+        raise ConfigurationError(f"{path}: no audio files in this folder")
     return [(file, Utterance.from_file(file)) for file in files]
 
 
 def first_loud(samples: Samples, since: int = 0) -> int | None:
-    """Where speech begins: the index of the first loud sample that is no click; None if nowhere.
+    """Return the index at which speech begins, ignoring clicks; None without speech.
 
     Args:
         samples: Mono; shape (n,).
-        since: Where to begin to look.
+        since: The first index to search.
     """
     loud = np.flatnonzero(np.abs(samples[since:].astype(np.int32)) > BOT_LEVEL)
     if loud.size < CLICK:
@@ -321,11 +309,11 @@ def first_loud(samples: Samples, since: int = 0) -> int | None:
 
 
 def envelope(samples: Samples, points: int) -> npt.NDArray[np.float64]:
-    """The largest magnitude in each of so many equal parts, of full scale; shape (points,).
+    """Return the peak of each of so many equal parts, relative to full scale; shape (points,).
 
     Args:
         samples: Mono; shape (n,).
-        points: How many parts.
+        points: The number of parts.
     """
     magnitudes = np.abs(samples.astype(np.int32))
     edges = np.linspace(0, samples.size, points + 1).astype(np.int64)

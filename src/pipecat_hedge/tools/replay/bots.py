@@ -1,7 +1,6 @@
-"""Bots that are called: at an address, started by a command, or a function in this process.
+"""Bots to call: at an address, started by a command, or a function in this process.
 
-A call to a bot that has failed ends at once, with the reason. When a bot's context is left, nothing
-of it runs any more.
+A call to a failed bot ends at once with the reason. Leaving a bot's context stops all of it.
 """
 
 from __future__ import annotations
@@ -38,25 +37,20 @@ _OUTPUT_NOTE = "the bot's output:"
 
 
 class BotFailed(CallError):
-    """A bot that did not start, or ended during a call; the message says why, the cause is its own.
+    """A bot did not start, or ended during a call; the message has the reason.
 
-    The last lines of its output, if it has any, are in the exception's notes.
+    The last lines of its output, if any, are in the exception's notes.
     """
 
 
 class Bot:
-    """A bot at an address; this one runs already, and goes on running.
+    """A bot at an address; it runs already and is not stopped.
 
     Attributes:
         url: Its address; empty while it does not run.
     """
 
     def __init__(self, url: str = ""):
-        """Name a bot that runs already.
-
-        Args:
-            url: Its address, such as ``http://127.0.0.1:7860``.
-        """
         self.url = url
         self._failure: BotFailed | None = None
         self._is_raised = False
@@ -70,20 +64,16 @@ class Bot:
 
     @property
     def is_running(self) -> bool:
-        """Whether it can be called."""
+        """Whether the bot can be called."""
         return bool(self.url)
 
     @property
     def output(self) -> str:
-        """The end of what it has written; empty if that is not known."""
+        """The end of its output; empty if unknown."""
         return ""
 
     def annotate(self, error: BaseException) -> None:
-        """Add the last lines of the bot's output to an error's notes, once.
-
-        Args:
-            error: What went wrong.
-        """
+        """Add the last lines of the bot's output to an exception's notes, once."""
         notes: list[str] = getattr(error, "__notes__", [])
         if self.output and not any(note.startswith(_OUTPUT_NOTE) for note in notes):
             lines = self.output.splitlines()[-OUTPUT_LINES:]
@@ -91,10 +81,10 @@ class Bot:
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Ends what is done inside when the bot fails.
+        """Cancel the body when the bot fails.
 
         Raises:
-            BotFailed: If it has failed, or does so meanwhile.
+            BotFailed: If it has failed, or fails meanwhile.
         """
         self._raise_failure()
         never = asyncio.timeout(None)
@@ -110,7 +100,7 @@ class Bot:
             self._watching.discard(never)
 
     def _fail(self, why: str, cause: BaseException | None = None) -> None:
-        """End what is watched; the first failure is the one that is raised."""
+        """Cancel all watched bodies; the first failure is raised."""
         if self._failure is None:
             self._failure = BotFailed(why)
             self._failure.__cause__ = cause
@@ -135,14 +125,14 @@ try:
 except OSError:
     pass
 """
-"""Waits for the end of a pipe, which comes however this process ends, and kills a process group."""
+"""Waits until a pipe closes, however this process ends, and then kills a process group."""
 
 
 class CommandBot(Bot):
-    """Starts a bot with a command, and ends it and its children.
+    """Starts a bot with a command, and stops it and its children.
 
-    It gets SIGTERM, and SIGKILL if it still runs after ``stop_secs``. If this process is killed,
-    the bot is killed, too.
+    It gets SIGTERM, and SIGKILL if it still runs after ``stop_secs``. If this process is killed, so
+    is the bot.
 
     Example::
 
@@ -159,36 +149,36 @@ class CommandBot(Bot):
         start_secs: float = START_SECS,
         stop_secs: float = STOP_SECS,
     ):
-        """Prepare a bot; it is started when it is entered.
+        """Prepare a bot; it starts when entered.
 
         Args:
-            command: What starts it: a line, split as a shell does but not run by one, or its
-                words. ``{port}`` in it becomes a free port, which the environment variable
-                ``PORT`` has, too. ``python`` is the interpreter that runs this.
-            env: Environment variables, besides those of this process.
-            cwd: Where it runs; here if None.
-            start_secs: A bot that cannot be called after so long has not started.
-            stop_secs: How long it may take to end when it is told to.
+            command: The command line, split as by a shell but not run by one, or a list of
+                arguments. ``{port}`` becomes a free port, which is also in the environment variable
+                ``PORT``. ``python`` is the current interpreter.
+            env: Environment variables, in addition to those of this process.
+            cwd: The working directory; None keeps the current one.
+            start_secs: The longest time until the bot listens, in seconds; more than 0.
+            stop_secs: The longest time from SIGTERM to the exit, in seconds; more than 0.
 
         Raises:
-            ConfigurationError: If an argument cannot work; the message names it.
+            ConfigurationError: If an argument is invalid; the message names it.
         """
         super().__init__()
         try:
-            words = shlex.split(command) if isinstance(command, str) else [*map(str, command)]
+            arguments = shlex.split(command) if isinstance(command, str) else [*map(str, command)]
         except ValueError as e:
             raise ConfigurationError(f"command: {e} in {command!r}: close the quotes") from e
-        if not words or not words[0]:
+        if not arguments or not arguments[0]:
             raise ConfigurationError(
-                'command: there is nothing to run; write "python bot.py --port {port}", say'
+                'command is empty: write, for example, "python bot.py --port {port}"'
             )
         check_secs("start_secs", start_secs)
         check_secs("stop_secs", stop_secs)
         if os.name != "posix":
             raise ConfigurationError(
-                "command: this takes a POSIX system; start the bot yourself and give its address"
+                "command: needs a POSIX system; start the bot yourself and give its address"
             )
-        self._words = words
+        self._argv = arguments
         self._env = dict(env or {})
         self._cwd = cwd
         self._start_secs, self._stop_secs = start_secs, stop_secs
@@ -201,14 +191,14 @@ class CommandBot(Bot):
         with socket.socket() as probe:
             probe.bind((HOST, 0))
             port: int = probe.getsockname()[1]
-        # A file, not a pipe: it never fills up while the test's loop stands still.
+        # A file, not a pipe: a pipe could fill while the test's loop is blocked.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the bot runs
         try:
             self._process = await self._launch(port)
         except OSError as e:
             self._close_log()
             raise BotFailed(
-                f"{self._words[0]} cannot be run ({e.strerror}): correct the bot's command"
+                f"{self._argv[0]} cannot be run ({e.strerror}): correct the bot's command"
             ) from e
         self._warden = subprocess.Popen(  # noqa: ASYNC220 - outlives the loop
             [sys.executable, "-I", "-S", "-c", _WARDEN, str(self._process.pid)],
@@ -234,19 +224,19 @@ class CommandBot(Bot):
 
     @property
     def output(self) -> str:
-        """The end of what it has written to its standard output and standard error."""
+        """The end of its standard output and standard error."""
         if self._log is None:
             return self._log_end
-        file = self._log.fileno()  # shared with the bot: reading must not move it
+        file = self._log.fileno()  # shared with the bot: reading must not move its position
         begin = max(os.fstat(file).st_size - OUTPUT_BYTES, 0)
         return os.pread(file, OUTPUT_BYTES, begin).decode(errors="replace").strip()
 
     async def _launch(self, port: int) -> asyncio.subprocess.Process:
-        words = [word.replace("{port}", str(port)) for word in self._words]
-        if words[0] in ("python", "python3"):
-            words[0] = sys.executable
+        arguments = [argument.replace("{port}", str(port)) for argument in self._argv]
+        if arguments[0] in ("python", "python3"):
+            arguments[0] = sys.executable
         return await asyncio.create_subprocess_exec(
-            *words,
+            *arguments,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -258,8 +248,8 @@ class CommandBot(Bot):
     async def _watch(self) -> None:
         status = await self._process.wait()
         self._fail(
-            f"the bot ended by itself, with status {status}: run {shlex.join(self._words)} to see "
-            "why, with a number for {port}"
+            f"the bot exited with status {status}: run {shlex.join(self._argv)} to see why, with "
+            "a number for {port}"
         )
 
     async def _wait_for_server(self, port: int) -> None:
@@ -274,8 +264,8 @@ class CommandBot(Bot):
         except TimeoutError:
             error = BotFailed(
                 f"nothing listens on port {port}, {self._start_secs:g} s after the bot's start: "
-                "write {port} into its command where it takes its port, or have it read the "
-                "environment variable PORT; a bot that starts slowly needs more start_secs"
+                "pass {port} in its command, or let it read the environment variable PORT; a bot "
+                "that starts slowly needs a larger start_secs"
             )
             self.annotate(error)
             raise error from None
@@ -295,7 +285,7 @@ class CommandBot(Bot):
             self._close_log()
 
     def _signal(self, number: int) -> None:
-        # The group may be empty; macOS then refuses it.
+        # The group may be empty; macOS then raises PermissionError.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
@@ -315,10 +305,10 @@ class CommandBot(Bot):
 
 
 class CallableBot(Bot):
-    """Serves ``async def bot(runner_args)`` on a port of its own, in this process.
+    """Serves ``async def bot(runner_args)`` on a free port, in this process.
 
-    The function is called as Pipecat's development runner calls it, once a call. It shares the
-    loop with the caller: that is quick and can be debugged, but for figures use a command.
+    The function is called as by Pipecat's development runner, once per call. It shares the event
+    loop with the caller: this is quick to start and easy to debug, but use a command to measure.
 
     Example::
 
@@ -335,13 +325,13 @@ class CallableBot(Bot):
         body: Any = None,
         stop_secs: float = STOP_SECS,
     ):
-        """Prepare a bot; it is served when it is entered.
+        """Prepare a bot; it is served when entered.
 
         Args:
             bot: The function; it gets a ``SmallWebRTCRunnerArguments``.
-            body: What it gets as ``runner_args.body``.
-            stop_secs: How long it may take to end when its caller has hung up, and again when it
-                is cancelled.
+            body: The value of ``runner_args.body``.
+            stop_secs: The longest time to end after the caller hung up, and again after it was
+                cancelled, in seconds.
 
         Raises:
             ConfigurationError: If it is not a function.
@@ -416,8 +406,8 @@ class CallableBot(Bot):
         else:
             if connection.pc.connectionState in ("new", "connecting"):
                 self._fail(
-                    "the bot returned without answering the call: have it run its pipeline until "
-                    "the caller has hung up"
+                    "the bot returned without answering the call: run its pipeline until the "
+                    "caller hangs up"
                 )
         finally:
             await connection.disconnect()
@@ -436,7 +426,7 @@ class CallableBot(Bot):
                 )
 
 
-# ---- either
+# ---- any bot
 
 BotLike: TypeAlias = Bot | str | Sequence[str] | Callable[[Any], Awaitable[object]]
 
@@ -444,21 +434,21 @@ BotLike: TypeAlias = Bot | str | Sequence[str] | Callable[[Any], Awaitable[objec
 def as_bot(
     given: BotLike, *, cwd: str | Path | None = None, start_secs: float | None = None
 ) -> Bot:
-    """Make a bot of what names one.
+    """Create a bot from its name.
 
     Args:
-        given: A bot, which is returned as it is; an address (``http://...``); a command, as a line
-            or its words; or ``async def bot(runner_args)``.
-        cwd: Where a command runs; here if None.
-        start_secs: How long a command may take to start; the usual time if None.
+        given: A `Bot`, returned unchanged; an address (``http://...``); a command, as a line or a
+            list of arguments; or ``async def bot(runner_args)``.
+        cwd: A command's working directory; None keeps the current one.
+        start_secs: A command's longest start, in seconds; None is the default.
 
     Raises:
-        ConfigurationError: If it names none, or ``start_secs`` is given for one that runs already.
+        ConfigurationError: If it is none of these, or ``start_secs`` is given without a command.
     """
     is_address = isinstance(given, str) and given.startswith(("http://", "https://"))
     if start_secs is not None and (is_address or callable(given) or isinstance(given, Bot)):
         raise ConfigurationError(
-            f"start_secs is for a bot that is given as a command, not for {given!r}: leave it out"
+            f"start_secs applies to a bot given as a command, not to {given!r}: omit it"
         )
     if isinstance(given, Bot):
         return given

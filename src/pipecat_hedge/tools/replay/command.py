@@ -1,4 +1,4 @@
-"""``pipecat-hedge replay``: call a bot with recordings, and measure what a caller hears."""
+"""``pipecat-hedge replay``: calls a bot with recordings, and measures what the caller hears."""
 
 from __future__ import annotations
 
@@ -23,18 +23,14 @@ __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Describe the command's arguments.
-
-    Args:
-        parser: The command's own parser.
-    """
+    """Add the command's arguments."""
     parser.add_argument(
         "files",
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="recordings (WAV, FLAC, ...), folders of them, or a manifest.toml; in this order, "
-        "each after the bot has finished",
+        help="recordings (WAV, FLAC, ...), folders of them, or a manifest.toml; played in this "
+        "order, each after the bot has finished",
     )
     parser.add_argument(
         "--url",
@@ -42,27 +38,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the bot, served with SmallWebRTC (default http://127.0.0.1:7860)",
     )
     parser.add_argument(
-        "--runs", type=int, default=1, metavar="N", help="how many calls one after the other"
+        "--runs", type=int, default=1, metavar="N", help="consecutive calls per caller"
     )
-    parser.add_argument(
-        "--callers", type=int, default=1, metavar="N", help="how many callers at once"
-    )
+    parser.add_argument("--callers", type=int, default=1, metavar="N", help="concurrent callers")
     parser.add_argument(
         "--interrupt-with",
         type=Path,
         metavar="FILE",
-        help="speak this into every answer, and measure how long until the bot is silent (a "
-        'manifest names such recordings with the tag "interrupts")',
+        help="interrupt every answer with this recording, and measure the time until the bot is "
+        'silent (a manifest marks such recordings with the tag "interrupts")',
     )
     parser.add_argument(
-        "--loss", type=float, default=0.0, metavar="SHARE", help="lose this share of the packets"
+        "--loss", type=float, default=0.0, metavar="SHARE", help="packet loss, from 0 to below 1"
     )
     parser.add_argument(
         "--jitter",
         type=float,
         default=0.0,
         metavar="SECS",
-        help="delay each of the caller's packets by up to so much",
+        help="delay each of the caller's packets by up to this time",
     )
     parser.add_argument("--seed", type=int, default=1, help="of loss and jitter")
     parser.add_argument(
@@ -70,14 +64,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=15.0,
         metavar="SECS",
-        help="a bot that is silent for so long does not answer (default 15)",
+        help="longest silence before a turn counts as unanswered (default 15)",
     )
     parser.add_argument(
         "--greeting",
         type=float,
         default=5.0,
         metavar="SECS",
-        help="let the bot speak first if it begins within so long; 0 does not wait (default 5)",
+        help="longest wait for the bot's greeting; 0 does not wait (default 5)",
     )
     parser.add_argument(
         "--report", type=Path, metavar="FOLDER", help="write report.html, replay.json and pictures"
@@ -86,30 +80,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the calls.
-
-    Args:
-        args: The parsed arguments.
+    """Make the calls, and print or write the results.
 
     Returns:
-        0 if every turn was answered, 1 if one was not, 2 if no call could be made, 130 if it was
-        stopped.
+        0 if every turn was answered, 1 if one was not, 2 if no call could be made.
     """
-    turns: list[TurnResult] = []
     errors = Console(stderr=True, highlight=False)
     try:
         wanted = _wanted(args)
         if args.report is not None:
             check_folder(args.report)
-        is_complete = _call(wanted, errors, turns)
+        turns = _call(wanted, errors)
     except HedgeError as e:
         errors.print(f"pipecat-hedge replay: {e}", markup=False, soft_wrap=True)
         return 2
-    if not is_complete:
-        so_far = f"{len(turns)} of {wanted.turns} turns were over"
-        errors.print(f"pipecat-hedge replay: stopped; {so_far}", markup=False)
-        if not turns:
-            return 130
     if args.report is not None:
         write_report(args.report, turns, _about(wanted))
     if args.json:
@@ -119,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         print_table(turns, Console(highlight=False, width=None if sys.stdout.isatty() else 110))
         if args.report is not None:
             print(f"report: {args.report / 'report.html'}")
-    return int(any(turn.error is not None for turn in turns)) if is_complete else 130
+    return int(any(turn.error is not None for turn in turns))
 
 
 def _wanted(args: argparse.Namespace) -> Replay:
@@ -139,24 +123,16 @@ def _wanted(args: argparse.Namespace) -> Replay:
     )
 
 
-def _call(wanted: Replay, errors: Console, turns: list[TurnResult]) -> bool:
-    """Make the calls, and add each turn when it is over; False if Ctrl-C has stopped them."""
+def _call(wanted: Replay, errors: Console) -> list[TurnResult]:
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task("calling", total=wanted.turns)
 
-        def add(turn: TurnResult) -> None:
-            turns.append(turn)
+        def show(turn: TurnResult) -> None:
             secs = turn.voice_to_voice_secs
             latency = "no answer" if secs is None else f"{secs:.2f} s"
             bar.update(task, advance=1, description=f"{turn.recording}: {latency}")
 
-        try:
-            asyncio.run(replay(wanted, on_turn=add))
-        except KeyboardInterrupt:
-            return False
-        finally:
-            turns.sort(key=lambda turn: (turn.caller, turn.run))
-    return True
+        return asyncio.run(replay(wanted, on_turn=show))
 
 
 def _about(wanted: Replay) -> str:

@@ -1,7 +1,7 @@
-"""One call to a bot over WebRTC: the connection, its sound and its messages, and a bad line.
+"""One call to a bot over WebRTC: connection, audio, messages, and a simulated bad network.
 
-Nothing here sleeps to wait for something: every wait is for sound or messages, with a deadline.
-Every time is the loop's, where a sample leaves the sender or reaches the receiver.
+Every wait is for audio or messages, with a deadline; nothing sleeps. Times are the event loop's,
+when a sample leaves the sender or reaches the receiver.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
     "HungUp",
     "Network",
     "NoAnswer",
-    "Said",
+    "SpeechTimes",
     "check_secs",
     "impair",
     "loopback_only",
@@ -58,31 +58,31 @@ _CLIENT_READY = {
 
 
 class CallError(HedgeError):
-    """A call that could not be made, or a bot that did not answer; the message has the remedy."""
+    """A call failed, or the bot did not answer; the message has the remedy."""
 
 
 class NoAnswer(CallError):
-    """The bot did not do in time what was waited for."""
+    """The awaited reaction of the bot did not come in time."""
 
 
 class HungUp(CallError):
-    """The bot has ended the call."""
+    """The bot ended the call."""
 
 
 def check_secs(name: str, secs: object, *, zero: str | None = None) -> None:
-    """Refuse a wait that is not a positive number of seconds.
+    """Check that an argument is a positive number of seconds.
 
     Args:
         name: The argument's name.
-        secs: The wait.
-        zero: What 0 means, if it is allowed.
+        secs: Its value.
+        zero: The meaning of 0, if allowed.
 
     Raises:
-        ConfigurationError: If it is refused; the message names the argument.
+        ConfigurationError: If it is not; the message names the argument.
     """
     if isinstance(secs, bool) or not isinstance(secs, (int, float)) or secs != secs:
         raise ConfigurationError(
-            f"{name} must be a number of seconds, got {secs!r}: write {name}=5, say"
+            f"{name} must be a number of seconds, got {secs!r}: write, for example, {name}=5"
         )
     if secs < 0 and zero is not None:
         raise ConfigurationError(f"{name} must not be negative, got {secs}: 0 {zero}")
@@ -90,7 +90,7 @@ def check_secs(name: str, secs: object, *, zero: str | None = None) -> None:
         raise ConfigurationError(f"{name} must be positive, got {secs}")
 
 
-# ---- the line
+# ---- the network
 
 _RTP = range(128, 192)
 """First bytes of media packets (RFC 7983)."""
@@ -100,16 +100,16 @@ _RTCP = range(192, 224)
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A bad line, drawn from a seed. It affects the caller's sound on its way to the bot only.
+    """A bad network, seeded. It affects only the caller's audio on its way to the bot.
 
     Parameters:
-        loss: The share of packets that are lost, from 0 to below 1.
-        jitter_secs: Each packet is delayed by up to so much, uniformly, from 0 to 1 s; later ones
+        loss: The share of lost packets, from 0 to below 1.
+        jitter_secs: The maximum of the uniform delay of each packet, from 0 to 1 s; later packets
             may overtake it.
-        seed: The same seed gives the same line.
+        seed: The same seed gives the same losses and delays.
 
     Raises:
-        ConfigurationError: If a field cannot work; the message names it.
+        ConfigurationError: If a field is invalid; the message names it.
     """
 
     loss: float = 0.0
@@ -126,11 +126,11 @@ class Network:
 
 
 def impair(connection: RTCPeerConnection, network: Network) -> None:
-    """Put a bad line under a connection's first transceiver.
+    """Simulate a bad network under a connection's first transceiver.
 
     Args:
-        connection: One that has been negotiated.
-        network: How bad it is.
+        connection: A negotiated connection.
+        network: Loss and jitter.
     """
     if not network.loss and not network.jitter_secs:
         return
@@ -140,9 +140,9 @@ def impair(connection: RTCPeerConnection, network: Network) -> None:
     loop = asyncio.get_running_loop()
 
     def send_now(data: bytes) -> None:
-        # Without a task: aioice hands a datagram to the socket before its first pause.
+        # Without a task: aioice sends the datagram before its first suspension.
         step = send(data)
-        with contextlib.suppress(StopIteration, ConnectionError):  # the call may be over
+        with contextlib.suppress(StopIteration, ConnectionError):  # the call may have ended
             step.send(None)
         step.close()
 
@@ -166,7 +166,7 @@ _loopback_users = 0
 
 @contextlib.contextmanager
 def loopback_only() -> Iterator[None]:
-    """Offer 127.0.0.1 and nothing else, for the whole process: aioice usually leaves it out."""
+    """Offer only 127.0.0.1 in the whole process; by default aioice excludes it."""
     global _loopback_users
     _loopback_users += 1
     ice.get_host_addresses = lambda use_ipv4, use_ipv6: ["127.0.0.1"]
@@ -182,12 +182,12 @@ def loopback_only() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SpeechTimes:
     """When a recording was sent, on the loop's clock.
 
     Parameters:
-        began_at: Its first speech.
-        ended_at: Its last speech.
+        began_at: The first speech.
+        ended_at: The last speech.
     """
 
     began_at: float
@@ -200,23 +200,23 @@ class Caller:
     Example::
 
         async with Caller("http://127.0.0.1:7860") as caller:
-            said = await caller.say(utterance)
-            heard_at = await caller.heard_since(said.ended_at, timeout_secs=10)
+            speech = await caller.say(utterance)
+            audible_at = await caller.wait_until_audible(speech.ended_at, timeout_secs=10)
 
     Attributes:
-        sender: The caller's sound.
-        receiver: The bot's sound.
-        messages: The bot's messages over the data channel (RTVI), each with ``received_at`` added:
-            when it came, on the loop's clock.
+        sender: The caller's audio.
+        receiver: The bot's audio.
+        messages: The bot's messages over the data channel (RTVI), each with ``received_at`` added,
+            on the loop's clock.
     """
 
     def __init__(self, url: str, *, network: Network | None = None):
-        """Prepare a call; it is made when the caller is entered.
+        """Prepare a call; it is made when entered.
 
         Args:
-            url: The bot's address, such as ``http://127.0.0.1:7860``; ``/api/offer`` is added if
-                it has no path.
-            network: How bad the line is.
+            url: The bot's address, such as ``http://127.0.0.1:7860``; ``/api/offer`` is added if it
+                has no path.
+            network: Loss and jitter.
 
         Raises:
             ConfigurationError: If it is not an address.
@@ -243,8 +243,8 @@ class Caller:
         except TimeoutError:
             await self._close()
             raise CallError(
-                f"{self._offer_url} accepted the offer, but no connection came about within "
-                f"{CONNECT_SECS:g} s: is UDP open between here and there?"
+                f"{self._offer_url} accepted the offer, but the connection was not established "
+                f"within {CONNECT_SECS:g} s: is UDP blocked?"
             ) from None
         except BaseException:
             await self._close()
@@ -254,11 +254,8 @@ class Caller:
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         await self._close()
 
-    async def say(self, utterance: Utterance) -> Said:
-        """Speak a recording to its end, in real time.
-
-        Args:
-            utterance: The recording.
+    async def say(self, utterance: Utterance) -> SpeechTimes:
+        """Play a recording to its end, in real time.
 
         Raises:
             HungUp: If the bot hangs up before its end.
@@ -272,20 +269,20 @@ class Caller:
         def time_of(sample: int) -> float:
             return sent[sample // FRAME] + sample % FRAME / RATE
 
-        return Said(time_of(utterance.speech_begins), time_of(utterance.speech_ends))
+        return SpeechTimes(time_of(utterance.speech_begins), time_of(utterance.speech_ends))
 
-    async def heard_since(self, at: float, *, timeout_secs: float) -> float:
-        """Wait until the bot is heard.
+    async def wait_until_audible(self, at: float, *, timeout_secs: float) -> float:
+        """Wait for a sound of the bot.
 
         Args:
             at: Sounds before this time do not count.
-            timeout_secs: How long to wait.
+            timeout_secs: The longest wait.
 
         Returns:
-            When its first loud sample came.
+            The time of its first loud sample.
 
         Raises:
-            NoAnswer: If it is silent for so long.
+            NoAnswer: If the bot stays silent.
         """
         return await self.until(
             lambda: self.receiver.loud_since(at),
@@ -293,18 +290,18 @@ class Caller:
             timeout_secs,
         )
 
-    async def silence_since(self, at: float, *, timeout_secs: float) -> float:
-        """Wait until the bot has been silent for longer than between two words.
+    async def wait_until_silent(self, at: float, *, timeout_secs: float) -> float:
+        """Wait until the bot has been silent for longer than a pause between words.
 
         Args:
             at: Silence before this time does not count.
-            timeout_secs: How long to wait.
+            timeout_secs: The longest wait.
 
         Returns:
-            When its last loud sample came, or ``at`` if there was none since.
+            The time of its last loud sample, or ``at`` if there was none since.
 
         Raises:
-            NoAnswer: If it goes on speaking for so long.
+            NoAnswer: If the bot does not stop speaking.
         """
 
         def fell_silent() -> float | None:
@@ -321,10 +318,10 @@ class Caller:
         """Wait for a message over the data channel.
 
         Args:
-            what: What is waited for, for the error's message.
-            wanted: Whether a message is the one.
-            since: How many of ``messages`` to pass over.
-            timeout_secs: How long to wait.
+            what: The message's description, for the error.
+            wanted: Whether a message is the wanted one.
+            since: The number of ``messages`` to skip.
+            timeout_secs: The longest wait.
 
         Raises:
             NoAnswer: If it does not come.
@@ -336,15 +333,15 @@ class Caller:
         )
 
     async def until(self, found: Callable[[], T | None], failure: str, timeout_secs: float) -> T:
-        """Wait for a condition, which is checked whenever sound or a message has come.
+        """Wait for a condition, which is checked after each audio frame and message.
 
         Args:
-            found: Returns what is waited for, or None as long as it is not there.
-            failure: The error's message if it does not come.
-            timeout_secs: How long to wait.
+            found: Returns the result, or None while the condition does not hold.
+            failure: The error's message on a timeout.
+            timeout_secs: The longest wait.
 
         Raises:
-            NoAnswer: If it does not come in time.
+            NoAnswer: If it does not hold in time.
             HungUp: If the bot ends the call.
         """
         try:
@@ -393,7 +390,7 @@ class Caller:
 
         @channel.on("message")
         async def on_message(text: str) -> None:
-            with contextlib.suppress(ValueError):  # not every bot speaks RTVI
+            with contextlib.suppress(ValueError):  # not every bot sends RTVI messages
                 message = json.loads(text)
                 if isinstance(message, dict) and isinstance(message.get("type"), str):
                     self.messages.append({**message, "received_at": loop.time()})
@@ -406,15 +403,15 @@ class Caller:
             await connection.setRemoteDescription(answer)
         except (ValueError, AttributeError, TypeError, IndexError, InvalidStateError) as e:
             raise CallError(
-                f"{self._offer_url} is no SmallWebRTC endpoint: its answer is no session "
-                f"description that fits the offer ({e})"
+                f"{self._offer_url} is not a SmallWebRTC endpoint: its answer is not a session "
+                f"description for the offer ({e})"
             ) from e
 
         def is_ready() -> bool | None:
             is_connected = connection.connectionState == "connected"
             return True if is_connected and channel.readyState == "open" else None
 
-        await self.until(is_ready, "no connection came about", CONNECT_SECS)
+        await self.until(is_ready, "the connection was not established", CONNECT_SECS)
         impair(connection, self._network)
 
     async def _offer(self, description: RTCSessionDescription) -> RTCSessionDescription:
@@ -431,7 +428,7 @@ class Caller:
                     raise CallError(
                         f"{url} refused the offer with {response.status}: is it a bot with a "
                         "SmallWebRTC endpoint, and not busy with another caller?"
-                        + (f" It said: {body}" if body else "")
+                        + (f" Its response: {body}" if body else "")
                     )
                 answer = await response.json(content_type=None)
             return RTCSessionDescription(sdp=answer["sdp"], type=answer["type"])
@@ -442,7 +439,7 @@ class Caller:
         except aiohttp.ClientError as e:
             raise CallError(f"nothing answers at {url}: start the bot first ({e})") from e
         except (KeyError, TypeError, ValueError) as e:
-            raise CallError(f"{url} is no SmallWebRTC endpoint: its answer has no sdp") from e
+            raise CallError(f"{url} is not a SmallWebRTC endpoint: its answer has no sdp") from e
 
     async def _receive(self, track: MediaStreamTrack) -> None:
         loop = asyncio.get_running_loop()
@@ -453,8 +450,8 @@ class Caller:
                 await self.receiver.receive(frame, loop.time())
 
     async def _close(self) -> None:
-        # A test's time limit may have been raised in the middle of one of aiortc's own tasks, for
-        # whose end closing then waits for ever.
+        # A test's timeout may be raised inside one of aiortc's own tasks; closing would then wait
+        # for that task for ever.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECS):
                 await self._connection.close()

@@ -1,7 +1,7 @@
-"""A pytest plugin: the fixture ``caller`` starts a voice bot, calls it and speaks recordings.
+"""A pytest plugin: the fixture ``caller`` starts a voice bot, calls it and plays recordings.
 
-This module is imported in every test run of every environment that has the package, so it imports
-nothing but pytest; what a call needs is loaded by the first test that makes one.
+The module is imported in every test run, so it imports nothing but pytest. The first test that
+makes a call loads the rest.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from pipecat_hedge.tools.replay.run import Call
 
 TURN = "voice_bot_turn"
-"""The name of turns in a test's ``user_properties``, which also come from other processes."""
+"""The name of turns in ``user_properties``, which pytest-xdist transfers from its workers."""
 NOT_IN_TABLE = ("answer_text", "understood_text", "stages", "record", "waves")
 UNNAMED = (
-    "no voice bot is named: have a fixture voice_bot return a command, a function or an address, "
-    'mark the test with @pytest.mark.voice_bot("python bot.py --port {port}"), or give such a '
-    "command as --voice-bot or as voice_bot in pytest's configuration"
+    "no voice bot is named: return a command, a function or an address from a fixture voice_bot, "
+    'mark the test with @pytest.mark.voice_bot("python bot.py --port {port}"), or set --voice-bot '
+    "or voice_bot in pytest's configuration"
 )
 WITHOUT_ASYNCIO = (
     'the fixture caller needs pytest-asyncio: pip install "pipecat-hedge[replay]", and write '
@@ -42,12 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Describe the marker, and register the fixture ``caller`` for pytest-asyncio, if it is on."""
+    """Describe the marker, and register the fixture ``caller``, if pytest-asyncio is active."""
     config.addinivalue_line(
         "markers",
         "voice_bot(bot, *, greeting_secs=5.0, timeout_secs=15.0, start_secs=60.0, network=None): "
-        "the bot that the fixture caller calls (see the fixture voice_bot), and how; write "
-        "bot=... for a function, which pytest would take for a test that is marked",
+        "the bot that the fixture caller calls (see the fixture voice_bot), and its options; write "
+        "bot=... for a function, because pytest would treat it as the decorated test",
     )
     asyncio_plugin = sys.modules.get("pytest_asyncio.plugin")
     is_async = asyncio_plugin is not None and config.pluginmanager.is_registered(asyncio_plugin)
@@ -60,10 +60,13 @@ def _async_fixtures() -> object:
     class Fixtures:
         @pytest_asyncio.fixture
         async def caller(self, _voice_call: Call) -> AsyncIterator[Call]:
-            """A call to the voice bot, which has spoken its greeting.
+            """A call to the voice bot, after its greeting.
 
-            ``turn = await caller.say("recording.wav")`` speaks, and listens to the answer. The bot
-            is started for the test, and ended with it.
+            ``turn = await caller.say("recording.wav")`` plays a recording, waits for the answer,
+            and returns a ``TurnResult``. The bot is started for the test, and stopped after it.
+
+            Raises:
+                CallError: By ``say``, if the bot does not answer, hangs up or fails.
             """
             async with _voice_call as call:
                 yield call
@@ -80,10 +83,10 @@ class _WithoutAsyncio:
 
 @pytest.fixture
 def voice_bot(pytestconfig: pytest.Config) -> Any:
-    """The bot to call; override it to return what names yours.
+    """The bot to call; override it to return yours.
 
-    A command (a line or its words; ``{port}`` becomes a free port), ``async def bot(runner_args)``,
-    an address, or a ``pipecat_hedge.tools.replay.CommandBot`` with an environment of its own.
+    A command (a line or a list; ``{port}`` becomes a free port), ``async def bot(runner_args)``, an
+    address, or a ``pipecat_hedge.tools.replay.CommandBot`` with its own environment.
     """
     bot = pytestconfig.getoption("--voice-bot") or pytestconfig.getini("voice_bot")
     if not bot:
@@ -93,7 +96,7 @@ def voice_bot(pytestconfig: pytest.Config) -> Any:
 
 @pytest.fixture
 def _voice_call(request: pytest.FixtureRequest) -> Call:
-    """The call that ``caller`` makes."""
+    """Create the call that ``caller`` makes."""
     from pipecat_hedge.race import ConfigurationError, missing_extra
 
     try:
@@ -132,7 +135,7 @@ def _voice_call(request: pytest.FixtureRequest) -> Call:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Show the bot's output with a test that failed."""
+    """Attach the bot's output to a failed test."""
     made, error = item.stash.get(_CALL, None), call.excinfo
     if made is not None and error is not None and not error.errisinstance(pytest.skip.Exception):
         made.bot.annotate(error.value)
@@ -140,7 +143,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the table of all turns, if there were any."""
+    """Print a table of all turns, if any."""
     turns = [
         value
         for reports in terminalreporter.stats.values()

@@ -1,7 +1,7 @@
 """A replay's results: a table for the terminal, and a folder with a page, JSON and pictures.
 
-``report.html`` needs nothing else: no script, no file, no network. ``replay.json`` is an array with
-an object a turn.
+``report.html`` is self-contained: no script, no file, no network. ``replay.json`` is an array with
+one object per turn.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 __all__ = ["as_row", "check_folder", "picture", "print_table", "report_html", "write_report"]
 
 WIDTH, LANE, GAP, AXIS, LEFT = 860, 56, 8, 22, 52
-"""Of a picture, in pixels: its width, a wave's height, between waves, below them, left of them."""
+"""Pixels of a picture: its width, a wave's height, the gap between waves, the axis, the labels."""
 QUIETEST_DB = -54.0
-"""What is drawn as silence: levels are drawn in decibels, as they are heard."""
+"""The level drawn as silence; levels are drawn in decibels."""
 
 
 def print_table(turns: Sequence[TurnResult], console: Console) -> None:
-    """Print percentiles by recording, the turns that were not answered, and the pacing.
+    """Print percentiles by recording, the unanswered turns, and the pacing.
 
     Args:
         turns: The turns; not empty.
-        console: Where to print.
+        console: The output.
     """
     summary = summarise(turns)
     with_silence = summary.overall.silent_p50 is not None
@@ -72,13 +72,13 @@ def print_table(turns: Sequence[TurnResult], console: Console) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Check that a report can be written, before a call is made for it.
+    """Check that a report can be written, before calls are made for it.
 
     Args:
-        folder: Where to; it is made.
+        folder: The output folder; it is created.
 
     Raises:
-        ConfigurationError: If it cannot be, or jinja2 is missing.
+        ConfigurationError: If it cannot be written, or jinja2 is missing.
     """
     try:
         (folder / "pictures").mkdir(parents=True, exist_ok=True)
@@ -90,12 +90,12 @@ def check_folder(folder: Path) -> None:
 
 
 def write_report(folder: Path, turns: Sequence[TurnResult], about: str) -> None:
-    """Write ``report.html``, ``replay.json`` and a picture a turn.
+    """Write ``report.html``, ``replay.json`` and a picture per turn.
 
     Args:
-        folder: Where to; see ``check_folder``.
+        folder: The output folder; see ``check_folder``.
         turns: The turns of a replay; not empty.
-        about: What was replayed into what, in a sentence.
+        about: A sentence that describes the replay.
     """
     pictures = folder / "pictures"
     for stale in pictures.glob("[0-9][0-9][0-9]-*.svg"):
@@ -110,21 +110,17 @@ def write_report(folder: Path, turns: Sequence[TurnResult], about: str) -> None:
 
 
 def as_row(turn: TurnResult) -> dict[str, Any]:
-    """A turn as plain values, its waves left out.
-
-    Args:
-        turn: The turn.
-    """
+    """Return a turn as plain values, without its waves."""
     fields = (f.name for f in dataclasses.fields(turn) if f.name != "waves")
     return {name: _rounded(getattr(turn, name)) for name in fields}
 
 
 def report_html(turns: Sequence[TurnResult], about: str) -> str:
-    """The page.
+    """Render the page.
 
     Args:
         turns: The turns of a replay; not empty.
-        about: What was replayed into what, in a sentence.
+        about: A sentence that describes the replay.
     """
     slowest_first = sorted(
         turns,
@@ -143,13 +139,9 @@ def report_html(turns: Sequence[TurnResult], about: str) -> str:
 
 
 def picture(turn: TurnResult) -> str:
-    """Draw a turn: the caller above, the bot below, the gap between them marked.
+    """Draw a turn as SVG: the caller above, the bot below, the gap between them marked.
 
-    Args:
-        turn: The turn.
-
-    Returns:
-        An SVG file; it says why if nothing was said.
+    Without audio the picture shows the reason.
     """
     template = _templates().get_template("picture.svg.jinja")
     return template.render(turn=turn, drawing=_drawing(turn))
@@ -174,7 +166,7 @@ def _templates() -> Environment:
 
 
 def _drawing(turn: TurnResult) -> dict[str, Any] | None:
-    """Where everything is in a turn's picture, in pixels; None if nothing was said."""
+    """Return the positions in a turn's picture, in pixels; None without audio."""
     waves = turn.waves
     if waves is None:
         return None
@@ -195,9 +187,9 @@ def _drawing(turn: TurnResult) -> dict[str, Any] | None:
 
     latency = turn.voice_to_voice_secs
     answer_secs = None if latency is None else waves.spoken_secs + latency
-    heard = waves.heard_secs
-    is_other_sound = heard is not None and (
-        answer_secs is None or answer_secs > heard + FILLER_SECS
+    audible_secs = waves.audible_secs
+    is_other_sound = audible_secs is not None and (
+        answer_secs is None or answer_secs > audible_secs + FILLER_SECS
     )
     step = next(step for step in (0.5, 1, 2, 5, 10) if waves.secs / step <= 12)
     return {
@@ -209,7 +201,7 @@ def _drawing(turn: TurnResult) -> dict[str, Any] | None:
         "ticks": [(x(n * step), f"{n * step:g} s") for n in range(int(waves.secs / step) + 1)],
         "spoken": x(waves.spoken_secs),
         "answer": None if answer_secs is None else x(answer_secs),
-        "other_sound": x(heard) if heard is not None and is_other_sound else None,
+        "other_sound": x(audible_secs) if audible_secs is not None and is_other_sound else None,
         "stages": [
             (x(waves.spoken_secs + secs), f"{name.replace('_', ' ')} {_secs(secs)}")
             for name, secs in turn.stages.items()
@@ -218,7 +210,7 @@ def _drawing(turn: TurnResult) -> dict[str, Any] | None:
 
 
 def _notes(turn: TurnResult) -> list[str]:
-    """What the page says below a turn's picture."""
+    """Return the notes below a turn's picture."""
     notes: list[str] = []
     if turn.understood_text:
         notes.append(f"understood: {turn.understood_text}")
@@ -235,7 +227,7 @@ def _notes(turn: TurnResult) -> list[str]:
 
 
 def _record_line(record: dict[str, Any]) -> str:
-    """The winner and the attempts, in the form in which the example bot records them."""
+    """Format the winner and the attempts of the example bot's record."""
     parts: list[str] = []
     if isinstance(secs := record.get("ttft_secs"), (int, float)):
         parts.append(f"first token after {_secs(secs)}")

@@ -1,7 +1,7 @@
-"""What a bot's own messages say of a turn: its texts, the times of its stages, its own record.
+"""Reads a bot's own messages about a turn: texts, stage times, its own record.
 
-Bots that speak RTVI, as Pipecat's do, send a message for each step over the data channel, and may
-send messages of their own. No measured time depends on them: they say where a turn's time went.
+Bots with RTVI, such as Pipecat's, send a message for each step over the data channel, and may add
+messages of their own. No measured latency depends on them; they show where a turn's time went.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ STAGES = {
     "bot-tts-started": "tts_started",
     "bot-started-speaking": "bot_started",
 }
-"""The messages that end a stage, and the stages' names, in the order of a turn."""
+"""The message that ends each stage, and the stage's name, in the order of a turn."""
 _SPOKEN = ("tts_started", "bot_started")
-"""The stages that a filler has, too."""
+"""The stages that a filler also has."""
 _BEGINS = {
     "bot-llm-started": "llm",
     "bot-started-speaking": "speech",
@@ -51,75 +51,49 @@ _ENDS = {
 
 
 def is_busy(messages: Sequence[Message]) -> bool:
-    """Whether the bot is speaking, writing an answer or running a tool, by its own messages.
-
-    Args:
-        messages: Those of the call so far.
-    """
+    """Whether the bot speaks, generates an answer or runs a tool, by its messages of the call."""
     return bool(_activities(messages))
 
 
 def is_unfinished(messages: Sequence[Message]) -> bool:
-    """Whether the answer is still being written, or a tool runs and nothing is written yet.
+    """Whether the answer is being generated, or a tool runs and no text was generated.
 
-    A tool that runs on behind an answer is no part of it: some take minutes.
-
-    Args:
-        messages: Those of a turn.
+    A tool that keeps running after an answer does not count: some take minutes.
     """
     activities = _activities(messages)
     return "llm" in activities or ("tool" in activities and not written_text(messages))
 
 
 def last_change(messages: Sequence[Message]) -> float:
-    """When the bot last began or ended an activity; 0 if it never did.
-
-    Args:
-        messages: Those of the call so far.
-    """
+    """Return when the bot last began or ended an activity; 0 if never."""
     known = (m for m in reversed(messages) if m.get("type") in _BEGINS or m.get("type") in _ENDS)
     return next((m["received_at"] for m in known), 0.0)
 
 
 def written_text(messages: Sequence[Message]) -> str:
-    """What the LLM wrote, fillers excluded; empty if the bot does not send it.
-
-    Args:
-        messages: Those of a turn.
-    """
+    """Return the generated text, without fillers; empty if the bot does not send it."""
     return "".join(_texts(messages, "bot-llm-text")).strip()
 
 
 def answer_text(messages: Sequence[Message]) -> str:
-    """The answer's text, as the LLM wrote it or else as it was spoken; empty if it is not sent.
-
-    Args:
-        messages: Those of a turn.
-    """
+    """Return the answer as generated, or else as spoken; empty if the bot does not send it."""
     if written := written_text(messages):
         return written
-    # bot-output comes twice: before its text is spoken, and again when it is.
+    # bot-output is sent twice: before its text is spoken, and when it is.
     unspoken = [m for m in messages if not _data(m).get("spoken")]
     return " ".join(_texts(unspoken, "bot-output") or _texts(messages, "bot-output")).strip()
 
 
 def understood_text(messages: Sequence[Message]) -> str:
-    """What the bot understood of the caller; empty if it does not send it.
-
-    Args:
-        messages: Those of a turn.
-    """
+    """Return the bot's transcript of the caller; empty if it does not send one."""
     finals = [m for m in messages if _data(m).get("final", True)]
     return " ".join(_texts(finals, "user-transcription")).strip()
 
 
 def turn_record(messages: Sequence[Message]) -> dict[str, Any] | None:
-    """The bot's own record of a turn: its last server message of the type ``turn``, if any.
+    """Return the bot's own record of a turn: its last server message of type ``turn``, if any.
 
-    Of several races in a turn, the last with an answer counts.
-
-    Args:
-        messages: Those of a turn.
+    Of several races in a turn, the last one with an answer counts.
     """
     sent = [_data(m) for m in messages if m.get("type") == "server-message"]
     turns = [data for data in sent if data.get("type") == "turn"]
@@ -128,10 +102,7 @@ def turn_record(messages: Sequence[Message]) -> dict[str, Any] | None:
 
 
 def filler_secs(record: dict[str, Any] | None) -> float | None:
-    """How much later than the first sound the answer was, by the bot's record.
-
-    Args:
-        record: The record, if there is one.
+    """Return the time from the first sound to the answer, by the bot's record.
 
     Returns:
         0 if the record does not say; None if it says that there was a sound but no answer.
@@ -151,16 +122,16 @@ def stages_of(
     until: float | None,
     filler_at: float | None = None,
 ) -> dict[str, float]:
-    """When each stage of a turn ended, by the arrival of its message, in seconds from ``since``.
+    """Return when each stage of a turn ended, by its message's arrival, in seconds from ``since``.
 
-    Where a stage came twice, as after a tool or a pause that the bot took for the turn's end, the
-    last one before the answer was heard counts; of the text, the first after that.
+    If a stage occurred twice, as after a tool or a pause, the last one before the answer counts; of
+    the text, the first one after that.
 
     Args:
-        messages: Those of a turn.
-        since: When the caller fell silent, on the loop's clock.
-        until: When the answer was heard; None if it was not.
-        filler_at: When a filler was heard, if one was: what was spoken until then was no answer.
+        messages: The messages of a turn.
+        since: The end of the caller's speech, on the loop's clock.
+        until: The first sound of the answer; None without one.
+        filler_at: The first sound of a filler, if there was one; speech until then is no answer.
     """
     found: dict[str, float] = {}
     for message in messages:

@@ -18,11 +18,11 @@ from pipecat_hedge.tools.replay.peer import Caller, CallError, HungUp, Network, 
 __all__ = ["Call", "Replay", "replay"]
 
 STAGGER_SECS = 0.7
-"""From one caller's beginning to the next one's: callers do not all speak in the same instant."""
+"""Between the starts of two callers, so that they do not speak simultaneously."""
 
 
 class Call:
-    """One call in a test: speaks recordings to a bot, and fails where the bot does.
+    """One call in a test: plays recordings to a bot, and fails if the bot does.
 
     Example::
 
@@ -31,9 +31,9 @@ class Call:
             assert turn.voice_to_voice_secs < 1.5
 
     Attributes:
-        bot: The bot that is called.
-        conversation: The conversation with it, once the call is made; ``conversation.caller`` has
-            the sound and all of the bot's messages.
+        bot: The bot.
+        conversation: The conversation, once connected; ``conversation.caller`` has the audio and
+            all of the bot's messages.
     """
 
     conversation: Conversation
@@ -48,18 +48,18 @@ class Call:
         network: Network | None = None,
         on_turn: Callable[[TurnResult], None] = lambda turn: None,
     ):
-        """Prepare a call; it is made when it is entered.
+        """Prepare a call; it is made when entered.
 
         Args:
-            bot: The bot to call. One that runs already goes on running.
-            root: What the recordings' paths are relative to.
-            greeting_secs: How long to wait for the bot to speak first; 0 does not wait.
-            timeout_secs: A bot that is silent for so long does not answer.
-            network: How bad the line is.
+            bot: The bot to call. A running bot is not stopped.
+            root: The folder of relative recording paths.
+            greeting_secs: The longest wait for the bot's greeting, in seconds; 0 does not wait.
+            timeout_secs: The longest silence before a turn counts as unanswered, in seconds.
+            network: Loss and jitter.
             on_turn: Called with each turn, answered or not.
 
         Raises:
-            ConfigurationError: If an argument cannot work; the message names it.
+            ConfigurationError: If an argument is invalid; the message names it.
         """
         check_secs("greeting_secs", greeting_secs, zero="does not wait")
         check_secs("timeout_secs", timeout_secs)
@@ -85,7 +85,7 @@ class Call:
                 await stack.enter_async_context(caller)
                 self.conversation = Conversation(caller, timeout_secs=self._timeout_secs)
                 if self._greeting_secs:
-                    await self.conversation.hear_greeting(timeout_secs=self._greeting_secs)
+                    await self.conversation.wait_for_greeting(timeout_secs=self._greeting_secs)
             self._stack = stack.pop_all()
         return self
 
@@ -93,15 +93,15 @@ class Call:
         await self._stack.__aexit__(type(error) if error else None, error, None)
 
     async def say(self, recording: Utterance | str | Path) -> TurnResult:
-        """Speak a recording, and listen until the bot has finished.
+        """Play a recording, and wait for its end.
 
         Args:
             recording: The recording, or a path to it.
 
         Raises:
-            ConfigurationError: If it cannot be spoken.
-            CallError: If the bot does not answer, hangs up or fails. Where silence is the right
-                answer, ``conversation.say`` returns a turn with an ``error`` instead.
+            ConfigurationError: If it cannot be played.
+            CallError: If the bot does not answer, hangs up or fails. If silence is the correct
+                answer, use ``conversation.say``, which returns a turn with an ``error`` instead.
         """
         spoken = self._find(recording)
         async with self.bot.watched():
@@ -112,18 +112,18 @@ class Call:
     async def say_and_interrupt(
         self, recording: Utterance | str | Path, by: Utterance | str | Path
     ) -> tuple[TurnResult, TurnResult]:
-        """Speak a recording, and another one into its answer; then listen to the end.
+        """Play a recording, interrupt its answer with another one, and wait for its end.
 
         Args:
             recording: The recording, or a path to it.
-            by: The one that interrupts, or a path to it.
+            by: The interrupting recording, or a path to it.
 
         Returns:
-            Both turns. ``silent_after_secs`` of the second says how long it took until the bot was
-            silent; its ``error`` says if it was not answered.
+            Both turns. ``silent_after_secs`` of the second is the time until the bot was silent;
+            its ``error`` says if it was not answered.
 
         Raises:
-            ConfigurationError: If one cannot be spoken.
+            ConfigurationError: If one cannot be played.
             CallError: If the bot does not answer the first, hangs up or fails.
         """
         spoken, interruption = self._find(recording), self._find(by)
@@ -136,16 +136,16 @@ class Call:
     def _find(self, recording: Utterance | str | Path) -> Utterance | Path:
         if asyncio.get_running_loop() is not self._loop:
             raise ConfigurationError(
-                "the test runs on another event loop than the call was made on: give tests and "
-                "fixtures one loop_scope (asyncio_default_fixture_loop_scope of pytest-asyncio)"
+                "the test runs on another event loop than the call: use the same loop_scope for "
+                "tests and fixtures (asyncio_default_fixture_loop_scope of pytest-asyncio)"
             )
         if isinstance(recording, Utterance):
             return recording
         path = self._root / recording
         if not path.is_file():
             raise ConfigurationError(
-                f"there is no recording {str(recording)!r}: {path.absolute()} is no file; record "
-                "one (WAV, FLAC, ...), or correct the path"
+                f"there is no recording {str(recording)!r}: {path.absolute()} is not a file; "
+                "record one (WAV, FLAC, ...), or correct the path"
             )
         return path
 
@@ -158,21 +158,21 @@ def _answered(turn: TurnResult) -> TurnResult:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What is to be replayed.
+    """The options of a replay.
 
     Parameters:
         url: The bot's address.
-        script: What is said, in this order. One that interrupts is spoken into the answer to the
-            one before it.
-        runs: How many times, each in a call of its own.
-        callers: How many callers at once.
-        network: How bad the callers' lines are.
-        timeout_secs: A bot that is silent for so long does not answer.
-        greeting_secs: How long to wait for the bot to speak first; 0 does not wait.
-        interrupt_with: Spoken into every answer, if given.
+        script: The recordings, in order. One that interrupts is played into the answer to the
+            previous one.
+        runs: Consecutive calls per caller.
+        callers: Concurrent callers.
+        network: Loss and jitter.
+        timeout_secs: The longest silence before a turn counts as unanswered.
+        greeting_secs: The longest wait for the bot's greeting; 0 does not wait.
+        interrupt_with: A recording that interrupts every answer.
 
     Raises:
-        ConfigurationError: If a field cannot work; the message names it.
+        ConfigurationError: If a field is invalid; the message names it.
     """
 
     url: str
@@ -186,7 +186,7 @@ class Replay:
 
     def __post_init__(self) -> None:
         if not self.script:
-            raise ConfigurationError("script: there is nothing to say; name a recording")
+            raise ConfigurationError("script is empty: name a recording")
         for name in ("runs", "callers"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -195,12 +195,12 @@ class Replay:
 
     @property
     def turns(self) -> int:
-        """How many turns there will be."""
+        """The number of turns."""
         return self.runs * self.callers * sum(map(len, self.exchanges))
 
     @property
     def exchanges(self) -> list[tuple[Utterance, ...]]:
-        """What is said in a call, each with what interrupts its answer, if anything does."""
+        """The recordings of a call, each with the one that interrupts its answer, if any."""
         if self.interrupt_with is not None:
             return [(utterance, self.interrupt_with) for utterance in self.script]
         exchanges: list[tuple[Utterance, ...]] = []
@@ -215,17 +215,17 @@ class Replay:
 async def replay(
     wanted: Replay, *, on_turn: Callable[[TurnResult], None] = lambda turn: None
 ) -> list[TurnResult]:
-    """Replay recordings into a bot: each run is a call, and a whole conversation.
+    """Replay recordings into a bot: each run is a call with a complete conversation.
 
     Args:
-        wanted: What is to be replayed.
-        on_turn: Called with each turn when it is over.
+        wanted: The options.
+        on_turn: Called with each turn at its end.
 
     Returns:
-        The turns, in the order of caller, run and script. One that was not answered has an error.
+        The turns, in the order of caller, run and script. An unanswered one has an error.
 
     Raises:
-        CallError: If not even the first call could be made.
+        CallError: If the first call failed.
     """
     turns: list[list[TurnResult]] = [[] for _ in range(wanted.callers)]
     connected = asyncio.Event()
@@ -268,7 +268,7 @@ async def _one_call(
                 caller, timeout_secs=wanted.timeout_secs, run=run, number=number
             )
             if wanted.greeting_secs:
-                await conversation.hear_greeting(timeout_secs=wanted.greeting_secs)
+                await conversation.wait_for_greeting(timeout_secs=wanted.greeting_secs)
             for spoken in exchanges:
                 if len(spoken) == 1:
                     add(await conversation.say(spoken[0]))
@@ -277,7 +277,7 @@ async def _one_call(
                 done += 1
     except CallError as e:
         if not connected.is_set():
-            raise  # a bot that cannot be called once cannot be called at all
+            raise  # the first call failed: the bot is not reachable
         error = "the bot hung up" if isinstance(e, HungUp) else str(e)
         for spoken in exchanges[done:]:
             add(*(TurnResult(u.name, run, number, error=error) for u in spoken))

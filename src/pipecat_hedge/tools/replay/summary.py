@@ -1,4 +1,4 @@
-"""Percentiles of a replay by recording and over all, and whether the machines kept real time."""
+"""Percentiles of a replay by recording and overall, and whether the machines kept real time."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from pipecat_hedge.tools.replay.rtvi import STAGES
 __all__ = ["Figures", "Summary", "summarise"]
 
 CALLER_LATE_SECS = 0.02
-"""A caller whose frames are later than the length of one does not speak in real time."""
+"""A caller whose frames are later than one frame's length does not speak in real time."""
 BOT_LATE_SECS = 0.06
-"""A bot whose sound comes so late may be heard to stutter; packets and sockets account for less."""
+"""Bot audio later than this may stutter audibly; packets and sockets account for less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Some turns together.
+    """The figures of several turns.
 
     Parameters:
         name: The recording's name, or "all".
-        turns: How many.
-        answered: How many of them were answered.
-        p50: Voice-to-voice latency of those, in seconds; None if there are none.
+        turns: The number of turns.
+        answered: The answered ones.
+        p50: Their voice-to-voice latency, in seconds; None without any.
         p95: Its 95th percentile, by nearest rank; likewise.
         max: The slowest; likewise.
         silent_p50: Of interruptions, the median time until the bot was silent.
@@ -50,13 +50,13 @@ class Summary:
     """The figures of a replay.
 
     Parameters:
-        overall: All turns together.
+        overall: All turns.
         recordings: By recording, in the order of their first turn.
-        stages: When each stage of an answered turn ended, by the bots' messages: medians, in
-            seconds from the caller's last sound; see ``rtvi.STAGES``. The last is ``heard``, the
-            answer's own. Empty if no bot sends any.
-        kept_up: Whether the figures are the bot's, and not a busy machine's.
-        pacing: The same in words, with how late frames were.
+        stages: Medians of the ends of each stage of answered turns, by the bots' messages, in
+            seconds from the caller's last sound; see ``rtvi.STAGES``. The last one is ``heard``,
+            the answer's first sound. Empty without messages.
+        kept_up: Whether the machines kept real time, so that the figures are the bot's.
+        pacing: The same as text, with the delays of frames.
     """
 
     overall: Figures
@@ -100,9 +100,9 @@ def _figures(name: str, turns: Sequence[TurnResult]) -> Figures:
 
 
 def _stages(turns: Sequence[TurnResult]) -> dict[str, float]:
-    """Medians over the same turns, so that no stage comes out before the one it follows.
+    """Return medians over the same turns, so that no stage ends before the one it follows.
 
-    They are the turns that have the stages which most turns have.
+    Only turns with the most common set of stages count.
     """
     answered = [
         {**turn.stages, "heard": turn.voice_to_voice_secs}
@@ -129,14 +129,13 @@ def _pacing(turns: Sequence[TurnResult]) -> tuple[bool, str]:
     if behind:
         found.append(
             f"the machine, not the bot, was the bottleneck in {behind} of {len(turns)} turns: the "
-            f"caller's frames were up to {late_ms} late; call from another machine, or with fewer "
-            "callers"
+            f"caller's frames were up to {late_ms} late; use another machine, or fewer callers"
         )
     if bot_behind:
         found.append(
             f"the bot's machine was the bottleneck in {bot_behind} of {len(turns)} turns: its "
-            f"sound came up to {bot_late_ms} late, as from a process that does not get the "
-            "processor; call with fewer callers, or give it more"
+            f"audio was up to {bot_late_ms} late, as from a starved process; use fewer callers, "
+            "or a faster machine"
         )
     kept_up = (
         f"both sides kept real time (99 % of the caller's frames at most {late_ms} late, of the "

@@ -1,4 +1,4 @@
-"""Both directions of a call's sound, each sample with the time at which it was sent or received."""
+"""Both directions of a call's audio, each sample with its send or receive time."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from pipecat_hedge.tools.replay.audio import BOT_LEVEL, FRAME, RATE, Samples, fi
 __all__ = ["PAUSE_SECS", "AudioReceiver", "AudioSender"]
 
 PAUSE_SECS = 0.3
-"""Silence that is longer than the pause between two words."""
+"""Silence that is longer than a pause between words."""
 KEPT_FRAMES = 6000
-"""Two minutes: a call of hours does not fill the memory."""
+"""Two minutes, so that long calls do not fill the memory."""
 
 
 class AudioSender(MediaStreamTrack):
     """Sends frames on an absolute schedule: queued recordings, and faint noise between them.
 
-    Noise because no microphone sends digital silence, and voice detectors know it.
+    Digital silence would be unrealistic: no microphone sends it, and voice detectors recognise it.
 
     Attributes:
-        late_secs: How late each frame was. Where it is more than a frame's length, the machine
-            cannot keep up, and it is the machine that is measured.
+        late_secs: The delay of each frame. More than a frame's length means that the machine cannot
+            keep up, which distorts the measurement.
     """
 
     kind = "audio"
 
     def __init__(self) -> None:
-        """Make a sender; its schedule begins with the first frame that is pulled from it."""
+        """Create a sender; its schedule begins with the first frame that is pulled."""
         super().__init__()
         self._noise = np.random.default_rng(0)
         self._queue: deque[tuple[Samples, asyncio.Future[float]]] = deque()
@@ -45,7 +45,7 @@ class AudioSender(MediaStreamTrack):
         self.late_secs: list[float] = []
 
     def play(self, frames: Samples) -> list[asyncio.Future[float]]:
-        """Queue whole frames; each future gets the time at which its frame is sent.
+        """Queue frames; each future gets the time at which its frame is sent.
 
         Args:
             frames: Shape ``(n, FRAME)``.
@@ -56,18 +56,14 @@ class AudioSender(MediaStreamTrack):
         return futures
 
     def fail(self, error: Exception) -> None:
-        """Drop what is queued.
-
-        Args:
-            error: What the futures of the queued frames get.
-        """
+        """Drop the queued frames, and set an exception on their futures."""
         for _, sent in self._queue:
             if not sent.done():
                 sent.set_exception(error)
         self._queue.clear()
 
     async def recv(self) -> AudioFrame:
-        """The next 20 ms, when they are due."""
+        """Return the next 20 ms when they are due."""
         loop = asyncio.get_running_loop()
         if self._began_at is None:
             self._began_at = loop.time()
@@ -98,15 +94,14 @@ class _Received:
 
 
 class AudioReceiver:
-    """Keeps the bot's sound with its arrival times, on the loop's clock.
+    """Keeps the bot's audio with its arrival times, on the loop's clock.
 
     Attributes:
-        changed: Notified whenever a frame has come.
-        received_at: When the latest frame came.
+        changed: Notified after each frame.
+        received_at: The arrival of the latest frame.
     """
 
     def __init__(self) -> None:
-        """Make a receiver that has received nothing yet."""
         self.changed = asyncio.Condition()
         self.received_at = 0.0
         self._frames: deque[_Received] = deque(maxlen=KEPT_FRAMES)
@@ -115,11 +110,11 @@ class AudioReceiver:
         self._last_loud_at = -math.inf
 
     async def receive(self, frame: AudioFrame, now: float) -> None:
-        """Take a frame that has just come.
+        """Add a frame that has just arrived.
 
         Args:
             frame: Stereo or mono, 16 bit, packed.
-            now: The time.
+            now: The current time, in seconds.
         """
         channels = len(frame.layout.channels)
         samples = frame.to_ndarray().reshape(-1, channels)[:, 0].astype(np.int16)
@@ -139,20 +134,12 @@ class AudioReceiver:
             self.changed.notify_all()
 
     def loud_since(self, at: float) -> float | None:
-        """When the first speech after a time began; None if there was none.
-
-        Args:
-            at: The time.
-        """
+        """Return the beginning of the first speech after a time; None without any."""
         index = bisect.bisect_left(self._onsets, at)
         return self._onsets[index] if index < len(self._onsets) else None
 
     def speaking_since(self, at: float) -> float | None:
-        """When the speech that goes on at a time began; None if the bot is silent at that time.
-
-        Args:
-            at: The time.
-        """
+        """Return the beginning of the speech at a time; None if the bot is silent then."""
         index = bisect.bisect_right(self._onsets, at) - 1
         if index < 0 or at - self._onsets[index] > PAUSE_SECS:
             return None
@@ -161,31 +148,18 @@ class AudioReceiver:
         return self._onsets[index]
 
     def last_loud(self, since: float) -> float:
-        """When the last loud sample came, or ``since`` if none came after it.
-
-        Args:
-            since: The time.
-        """
+        """Return the time of the last loud sample, or ``since`` if none followed it."""
         return max(since, self._last_loud_at)
 
     def late_since(self, at: float) -> list[float]:
-        """How late each frame since a time was, against the quickest frame of the call, in seconds.
+        """Return the delay of each frame since a time, relative to the fastest frame, in seconds.
 
-        A bot sends its sound in real time. Sound that comes late means that the bot's process was
-        starved, or that the line is bad.
-
-        Args:
-            at: The time.
+        A bot sends its audio in real time. Late audio means a starved bot process or a bad network.
         """
         return [frame.late_secs for frame in self._frames if frame.at >= at]
 
     def between(self, begin: float, end: float) -> Samples:
-        """The sound from one time to another, gaps as silence; mono, at ``RATE``.
-
-        Args:
-            begin: The first time.
-            end: The second one.
-        """
+        """Return the audio from one time to another, gaps as silence; mono, at ``RATE``."""
         track = np.zeros(max(round((end - begin) * RATE), 0), np.int16)
         for frame in self._frames:
             place = round((frame.at - begin) * RATE)

@@ -1,8 +1,7 @@
-"""How one request is served, read from its model name: ``profile?key=value&key=value``.
+"""Parses a model name into a request's behaviour: ``profile?key=value&key=value``.
 
-The same with ``@`` and commas, ``profile@key=value,key=value``, for places where ``?`` and ``&``
-cannot stand: a Gemini model is part of the URL's path, and Google's SDK refuses both characters.
-Either spelling works in every wire format.
+``profile@key=value,key=value`` is equivalent, for places where ``?`` and ``&`` are not allowed: a
+Gemini model is part of the URL's path, and Google's SDK rejects both characters.
 """
 
 import json
@@ -30,7 +29,7 @@ from pipecat_hedge.tools.simulator.timeline import FAULTS, Fault, Reply, Scene, 
 # A separator counts only before a key, so that answers and JSON may contain it.
 _SEPARATOR = re.compile(r"[&,](?=[a-z_]+=)")
 _PROFILE_END = re.compile(r"[?@]")
-_HEADERS_SHARE = 0.5  # assumed: a provider's headers come halfway to its first token
+_HEADERS_SHARE = 0.5  # assumption: headers arrive halfway to the first token
 _RETRY_AFTER_SECS = 1.0
 
 
@@ -38,8 +37,8 @@ class BehaviourError(ValueError):
     """A model name with an unknown profile, key or value.
 
     Args:
-        message: Names the field and what it may be.
-        status: The HTTP status that a provider would give: 404 for an unknown model, else 400.
+        message: Names the field and its allowed values.
+        status: The HTTP status of a provider: 404 for an unknown model, else 400.
     """
 
     def __init__(self, message: str, status: int = 400):
@@ -71,7 +70,7 @@ def _key(default: Any, meaning: str, **limits: Any) -> Any:
 class Behaviour(BaseModel):
     """How one request is served: a latency profile, and the keys that a model name may set.
 
-    A key that is None is left to the profile, the fault or the script.
+    None leaves a key to the profile, the fault or the script.
     """
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
@@ -101,7 +100,7 @@ class Behaviour(BaseModel):
 
     @property
     def limits_left(self) -> dict[str, int]:
-        """What the rate-limit headers say is left of ``requests`` and ``tokens``, where set."""
+        """The remaining ``requests`` and ``tokens`` in the rate-limit headers, where set."""
         left = {"requests": self.requests_left, "tokens": self.tokens_left}
         return {kind: count for kind, count in left.items() if count is not None}
 
@@ -111,19 +110,18 @@ KEYS = {
     for name, field in Behaviour.model_fields.items()
     if name != "profile"
 }
-"""What may follow the profile, and what each value may be."""
+"""The keys that may follow the profile, each with its allowed values."""
 
 
 @lru_cache(maxsize=1024)
 def parse_model(model: str) -> Behaviour:
-    """Read a model name.
+    """Parse a model name.
 
     Args:
         model: ``profile``, ``profile?key=value&…`` or ``profile@key=value,…``.
 
     Raises:
-        BehaviourError: If the profile, a key or a value is unknown; names the field and the known
-            ones.
+        BehaviourError: If the profile, a key or a value is unknown; names the known ones.
     """
     name, *rest = _PROFILE_END.split(model, maxsplit=1)
     if name not in PROFILES:
@@ -134,14 +132,14 @@ def parse_model(model: str) -> Behaviour:
 
 
 def override(behaviour: Behaviour, keys: str) -> Behaviour:
-    """The behaviour with some of its fields replaced.
+    """Return the behaviour with some fields replaced.
 
     Args:
         behaviour: The behaviour to start from.
         keys: ``key=value&key=value``, values URL-encoded.
 
     Raises:
-        BehaviourError: If a key or a value is unknown; names the field and what it may be.
+        BehaviourError: If a key or a value is unknown; names the known ones.
     """
     values: dict[str, str] = {}
     for pair in _SEPARATOR.split(keys):
@@ -159,7 +157,7 @@ def read_keys(values: Mapping[str, Any]) -> dict[str, Any]:
         The fields of a `Behaviour` that they set.
 
     Raises:
-        BehaviourError: If a key or a value is unknown; names the field and what it may be.
+        BehaviourError: If a key or a value is unknown; names the known ones.
     """
     for key, value in values.items():
         if key not in KEYS:
@@ -180,7 +178,7 @@ def read_keys(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unknown_key(key: str, *others: str) -> BehaviourError:
-    """The error for an unknown key; ``others`` are known besides those of a model name."""
+    """Return the error for an unknown key; ``others`` are known besides those of a model name."""
     known = ", ".join((*KEYS, *others))
     return BehaviourError(f"{key or 'model'}: unknown key; known keys: {known}")
 
@@ -190,9 +188,9 @@ class Plan:
     """How one request will be served.
 
     Parameters:
-        fault: The fault that this request gets, if any.
-        steps: What is sent when; may be endless.
-        retry_after_secs: For the ``retry-after`` header of a refusal; None sends none.
+        fault: The request's fault, if any.
+        steps: The timed steps of the response; may be endless.
+        retry_after_secs: The ``retry-after`` header of a refusal; None sends none.
     """
 
     fault: Fault | None
@@ -204,10 +202,10 @@ def plan(behaviour: Behaviour, prompt: Prompt, rng: random.Random) -> Plan:
     """Decide how to serve a request.
 
     Args:
-        behaviour: What the model name sets.
+        behaviour: The model name's behaviour.
         prompt: The request.
-        rng: Gives the same two numbers for every request, fault or not, so that a fault does not
-            shift the draws.
+        rng: Draws the same two numbers for every request, with or without a fault, so that a fault
+            does not shift later draws.
     """
     drawn_secs = behaviour.profile.sample(rng)
     has_fault = rng.random() < behaviour.rate

@@ -1,4 +1,4 @@
-"""``pipecat-hedge simulate``: runs the simulator until it is interrupted."""
+"""``pipecat-hedge simulate``: runs the simulator until SIGINT or SIGTERM."""
 
 import argparse
 import asyncio
@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capacity",
         type=int,
-        help="requests served at once, the others wait in a queue (default: no limit)",
+        help="concurrent requests; others wait in a queue (default: no limit)",
     )
 
 
@@ -43,13 +43,11 @@ def run(args: argparse.Namespace) -> int:
     """Run the simulator until SIGINT or SIGTERM.
 
     Returns:
-        The exit status: 0, or 2 if an argument is out of range or the address is not available.
+        The exit status: 0, or 2 if an argument is invalid or the address is not available.
     """
     try:
         simulator = Simulator(args.port, host=args.host, seed=args.seed, capacity=args.capacity)
         asyncio.run(_serve(simulator))
-    except KeyboardInterrupt:
-        return 0
     except (OSError, ValueError) as error:
         print(f"pipecat-hedge simulate: {getattr(error, 'strerror', error)}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""What concerns all requests of a running simulator: conditions, a bounded capacity, arrivals."""
+"""State shared by all requests of a running simulator: conditions, capacity, arrivals."""
 
 import asyncio
 from collections import Counter
@@ -9,17 +9,17 @@ from typing import Any
 from pipecat_hedge.tools.simulator.behaviour import KEYS, BehaviourError, read_keys, unknown_key
 
 KEPT_SECS = 6 * 3600
-"""Seconds with requests for which `Arrivals` keeps its counts."""
+"""The number of seconds with requests that `Arrivals` keeps."""
 
 
 def read_conditions(values: Mapping[str, Any]) -> dict[str, Any]:
     """Check conditions: a model's keys with text or JSON values, and ``capacity``.
 
     Returns:
-        The fields of a behaviour that they set, and ``capacity`` if it is among them.
+        The fields of a behaviour that they set, and ``capacity`` if given.
 
     Raises:
-        BehaviourError: If a key or a value is unknown; names the field and what it may be.
+        BehaviourError: If a key or a value is unknown; names the known ones.
     """
     if unknown := values.keys() - KEYS.keys() - {"capacity"}:
         raise unknown_key(min(unknown), "capacity")
@@ -33,7 +33,7 @@ def read_conditions(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_capacity(capacity: Any) -> int | None:
-    """The capacity, if it is a whole number of at least 1, or None.
+    """Return the capacity if it is None or a whole number of at least 1.
 
     Raises:
         ValueError: If it is something else.
@@ -45,10 +45,10 @@ def checked_capacity(capacity: Any) -> int | None:
 
 
 class Capacity:
-    """At most ``limit`` requests are served at once; the others wait in order of arrival.
+    """Serves at most ``limit`` requests concurrently; others wait in order of arrival.
 
     Args:
-        limit: How many requests are served at once; None is no limit.
+        limit: The number of concurrent requests; None is no limit.
 
     Attributes:
         busy: Requests being served.
@@ -61,7 +61,7 @@ class Capacity:
 
     @property
     def limit(self) -> int | None:
-        """How many requests are served at once. Lowering it ends none of them."""
+        """The number of concurrent requests. Lowering it ends none of them."""
         return self._limit
 
     @limit.setter
@@ -71,12 +71,12 @@ class Capacity:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait to be served."""
+        """Queued requests."""
         return len(self._queue)
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """Wait to be served; leaving the context, served or cancelled, admits the next request."""
+        """Wait to be served; leaving the context admits the next request."""
         admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue[admitted] = None
         self._admit()
@@ -93,16 +93,16 @@ class Capacity:
         while self._queue and (self._limit is None or self.busy < self._limit):
             admitted = next(iter(self._queue))
             del self._queue[admitted]
-            if not admitted.done():  # else its request is being cancelled
+            if not admitted.done():  # else the request is being cancelled
                 self.busy += 1
                 admitted.set_result(None)
 
 
 class Arrivals:
-    """Counts requests by the whole seconds of a clock.
+    """Counts requests per second of a clock.
 
     Args:
-        now: The time at which counting begins.
+        now: The start of counting, in seconds.
     """
 
     def __init__(self, now: float):
@@ -118,14 +118,14 @@ class Arrivals:
             self._first = oldest + 1
 
     def since(self, second: int, now: float) -> tuple[int, list[int]]:
-        """The counts of the seconds that are over.
+        """Return the counts of the completed seconds.
 
         Args:
             second: The first second wanted.
-            now: The time.
+            now: The current time, in seconds.
 
         Returns:
-            The first second returned, which is later than ``second`` if that is forgotten; and the
+            The first second returned, later than ``second`` if that is no longer kept; and the
             counts from there on.
         """
         first = min(max(second, self._first), int(now))

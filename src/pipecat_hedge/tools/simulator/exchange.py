@@ -1,7 +1,7 @@
-"""Serves one request: sends a plan's steps, each at its time, and keeps the request's ledger entry.
+"""Serves one request: sends a plan's steps on time, and keeps the request's ledger entry.
 
-Times are absolute, from when the request has a place, so that a late step does not delay the next
-ones. aiohttp cancels the task when the client's socket closes; that is how an abort is recorded.
+Times are absolute, from when the request is admitted, so a late step does not delay the next one.
+aiohttp cancels the task when the client's socket closes, which is recorded as an abort.
 """
 
 import asyncio
@@ -54,13 +54,13 @@ class Exchange:
         self._is_whole = False
 
     def abort(self) -> None:
-        """Record that the client left: an abort, unless it had the whole answer already."""
+        """Record that the client disconnected: an abort, unless the answer was complete."""
         self._ledger.ended(self.entry, "completed" if self._is_whole else "aborted")
 
     def refuse(
         self, status: int, message: str | None = None, retry_after_secs: float | None = None
     ) -> web.Response:
-        """Answer with an error status in the protocol's form."""
+        """Return an error status in the protocol's format."""
         entry = self.entry
         body = self.wire.error(status, message or error_message(status), entry.id, retry_after_secs)
         headers = {**self.wire.headers(entry.id), **self.limit_headers}
@@ -74,12 +74,12 @@ class Exchange:
         )
 
     async def play(self, plan: Plan, wire: Wire) -> web.StreamResponse:
-        """Serve the request as planned; its times count from here."""
+        """Serve the request as planned; its times count from this call."""
         began = self._loop.time()
         self.entry.began_secs = self._ledger.clock()
         held: list[Event] = []  # the events of an answer that is not streamed
         for step in plan.steps:
-            # A burst yields to the loop, too: a client in the same process runs on it.
+            # Yield even in a burst: a client in the same process shares the loop.
             await asyncio.sleep(max(0.0, began + step.at_secs - self._loop.time()))
             match step.act:
                 case Refusal(status):
@@ -97,9 +97,9 @@ class Exchange:
                 case event if self.entry.stream:
                     await self._write(wire.encode(event))
                     self._count(event)
-                case InBandError(status):  # there is no stream for the error to be in
+                case InBandError(status):  # not streamed: an error status instead
                     return self.refuse(status or 500)
-                case KeepAlive() | Thought():  # endless ones must not fill the memory
+                case KeepAlive() | Thought():  # may be endless: not held in memory
                     pass
                 case event:
                     held.append(event)
@@ -108,7 +108,7 @@ class Exchange:
         raise AssertionError("a plan ends with a signal or never")
 
     async def _break_off(self, signal: Signal, held: list[Event], wire: Wire) -> None:
-        """Reset, cut or go silent; then wait for the cancellation when the connection closes."""
+        """Reset, cut or fall silent; then wait to be cancelled when the connection closes."""
         transport = self.request.transport
         if signal is Signal.CUT and not self.entry.stream:
             texts: list[Event] = [event for event in held if isinstance(event, Text)]

@@ -1,8 +1,8 @@
-"""What became of every request: when it came, when bytes went out, how it ended; not what was said.
+"""Records every request: arrival, bytes sent, end; no conversation text.
 
 An entry is open from the request's arrival until it is `completed` (sent to its end), `failed` (an
-error status, a reset, a cut: caused by the provider) or `aborted` (the client left, recorded when
-its socket closes). The last 100,000 that have ended are kept.
+error status, a reset, a cut: caused by the provider) or `aborted` (the client disconnected). The
+last 100,000 ended entries are kept.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ class LedgerEntry:
     Parameters:
         id: Its number, from 1.
         wire: ``openai``, ``anthropic`` or ``google``.
-        model: The model name as it was sent, behaviour included.
-        started_secs: When it arrived.
-        profile: The latency profile, None if the model name was refused.
-        fault: The fault that it got, None if none.
-        stream: Whether a stream was asked for.
-        began_secs: When it began to be served: later than it arrived if it waited for a place.
-        headers_secs: When status and headers were sent.
-        first_byte_secs: When the first byte of the body was sent.
-        first_token_secs: When the first token of the answer was sent, or the start of a tool call.
-        ended_secs: When it ended.
+        model: The model name of the request, including its behaviour.
+        started_secs: Arrival.
+        profile: The latency profile, None if the model name was rejected.
+        fault: The request's fault, if any.
+        stream: Whether a stream was requested.
+        began_secs: Start of serving; later than the arrival if the request was queued.
+        headers_secs: Status and headers sent.
+        first_byte_secs: First byte of the body sent.
+        first_token_secs: First token of the answer, or the start of a tool call, sent.
+        ended_secs: End.
         outcome: How it ended.
         status: The HTTP status, None if none was sent.
         tokens_sent: Tokens sent, reasoning included.
@@ -57,7 +57,7 @@ class LedgerEntry:
     prompt_tokens: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """The entry as JSON values."""
+        """Return the entry as JSON values."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
@@ -82,11 +82,11 @@ class Ledger:
 
     @property
     def requests(self) -> list[LedgerEntry]:
-        """Every request that is kept, in order of arrival."""
+        """All kept requests, in order of arrival."""
         return sorted([*self._ended, *self._open.values()], key=lambda entry: entry.id)
 
     def arrived(self, wire: str) -> LedgerEntry:
-        """A new open entry."""
+        """Add an open entry."""
         self._last_id += 1
         entry = LedgerEntry(self._last_id, wire, "", self.clock())
         self._open[entry.id] = entry
@@ -94,7 +94,7 @@ class Ledger:
         return entry
 
     def ended(self, entry: LedgerEntry, outcome: Outcome) -> None:
-        """Record how an entry ended; the first ending counts."""
+        """Record an entry's end; only the first call counts."""
         if self._open.pop(entry.id, None) is None:
             return
         entry.outcome = outcome
@@ -103,11 +103,11 @@ class Ledger:
         self.announce()
 
     def clear(self) -> None:
-        """Forget the requests that have ended."""
+        """Delete the ended requests."""
         self._ended.clear()
 
     def announce(self) -> None:
-        """Wake every `wait_until`."""
+        """Wake all `wait_until` calls."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -118,7 +118,7 @@ class Ledger:
 
         Args:
             is_reached: The condition.
-            timeout_secs: How long to wait.
+            timeout_secs: The longest wait.
 
         Raises:
             TimeoutError: If it does not hold in time; names the open requests.
@@ -134,10 +134,10 @@ class Ledger:
             ) from None
 
     def as_dict(self, *, open_only: bool = False) -> dict[str, Any]:
-        """The ledger as JSON values.
+        """Return the ledger as JSON values.
 
         Args:
-            open_only: Leave out the requests that have ended.
+            open_only: Whether to omit ended requests.
         """
         entries = self.open if open_only else self.requests
         return {"requests": [entry.as_dict() for entry in entries], "open": len(self._open)}

@@ -1,4 +1,4 @@
-"""The simulator in a process of its own, for tests that are not asynchronous and for benchmarks."""
+"""Runs the simulator in a separate process, for synchronous tests and benchmarks."""
 
 import json
 import re
@@ -23,9 +23,9 @@ class SimulatorProcess(ProviderUrls):
             client = OpenAI(api_key="any", base_url=sim.openai_url)
 
     Args:
-        port: The port to listen on; 0 picks a free one.
+        port: The port; 0 picks a free one.
         seed: The n-th request to a model name gets the same draw for the same seed.
-        capacity: How many requests are served at once, the others wait; None is no limit.
+        capacity: The number of concurrent requests; others are queued. None is no limit.
 
     Raises:
         RuntimeError: On entering, if it does not start; with its error output.
@@ -40,13 +40,13 @@ class SimulatorProcess(ProviderUrls):
         self._url = ""
 
     def __enter__(self) -> Self:
-        # A file, not a pipe: nothing reads it meanwhile, and a full pipe would stop the process.
+        # A file, not a pipe: a full pipe would block the process.
         with tempfile.TemporaryFile("w+") as errors:
             self._process = subprocess.Popen(
                 self._command, stdout=subprocess.PIPE, stderr=errors, text=True
             )
             assert self._process.stdout is not None
-            # The process prints its address when it listens, or ends.
+            # The process prints its address once it listens, or exits.
             found = _ADDRESS.search(self._process.stdout.readline())
             if found is None:
                 self._stop()
@@ -68,14 +68,14 @@ class SimulatorProcess(ProviderUrls):
             self._process.communicate()
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
+        """Kill the process, as in a crash."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
 
     @property
     def pid(self) -> int:
-        """The process's number."""
+        """The process id."""
         assert self._process is not None
         return self._process.pid
 
@@ -85,37 +85,37 @@ class SimulatorProcess(ProviderUrls):
         return self._url
 
     def ledger(self, *, open_only: bool = False, wait_secs: float = 0.0) -> dict[str, Any]:
-        """What became of every request: ``{"requests": [...], "open": n}``.
+        """Return every request: ``{"requests": [...], "open": n}``.
 
         Args:
-            open_only: Leave out the requests that have ended.
-            wait_secs: Wait up to so long until no request is open.
+            open_only: Whether to omit ended requests.
+            wait_secs: The longest wait until no request is open.
         """
         path = f"/ledger?open={int(open_only)}&wait={wait_secs:g}"
         return self._call(path, timeout_secs=wait_secs + 10)
 
     def clear_ledger(self) -> None:
-        """Forget the requests that have ended."""
+        """Delete the ended requests."""
         self._call("/ledger", method="DELETE")
 
     def arrivals(self, since: int = 0) -> dict[str, Any]:
-        """How many requests came in each second.
+        """Return the number of requests in each second.
 
         Args:
-            since: The first second wanted, of this machine's monotonic clock.
+            since: The first second wanted, on this machine's monotonic clock.
 
         Returns:
             ``first``, the first second returned; ``counts``, the requests of each second from there
-            on; ``busy`` and ``waiting``, the requests that are being served and that wait now.
+            on; ``busy`` and ``waiting``, the requests being served and queued now.
         """
         return self._call(f"/simulator/arrivals?since={since}")
 
     def set_conditions(self, **conditions: Any) -> None:
-        """Change how all requests are served from now on, whatever their model names say.
+        """Change how all requests are served from now on, regardless of their model names.
 
         Args:
             **conditions: A model's keys, such as ``fault="hang"``, ``slow=5``; and ``capacity``.
-                They replace the conditions before.
+                They replace the previous conditions.
 
         Raises:
             ValueError: If one of them is unknown; with the simulator's message.

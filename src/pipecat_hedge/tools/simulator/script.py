@@ -1,7 +1,7 @@
-"""What the model says: a conversation on the telephone line of the restaurant "Harbour Kitchen".
+"""The simulated model's answers: the telephone line of the restaurant "Harbour Kitchen".
 
-The user's last message chooses the answer, by pattern, so that speech recognition may mishear a
-word. Answers are made to be spoken: two or three short sentences, the first one shortest.
+The user's last message selects the answer by pattern, so speech recognition may mishear a word.
+Answers suit speech: two or three short sentences, the first one shortest.
 """
 
 import json
@@ -27,14 +27,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request for an answer, whatever its protocol.
+    """A request for an answer, in any protocol.
 
     Parameters:
         turns: The conversation, oldest first.
         tools: Names of the tools that may be called.
-        stream: Whether the answer is to be streamed.
-        max_tokens: The most tokens to answer with.
-        include_usage: Whether a stream ends with its usage (OpenAI only leaves the choice).
+        stream: Whether the answer is streamed.
+        max_tokens: The most tokens of the answer.
+        include_usage: Whether a stream ends with its usage (optional in OpenAI's protocol only).
     """
 
     turns: tuple[Turn, ...]
@@ -45,17 +45,17 @@ class Prompt:
 
     @property
     def input_tokens(self) -> int:
-        """Estimated length of the whole: four characters a token, at least 1."""
+        """The estimated length: four characters per token, at least 1."""
         return max(1, sum(len(turn.text) for turn in self.turns) // 4)
 
     @property
     def has_tool_result(self) -> bool:
-        """Whether the prompt ends with a tool's result, which the model is to speak about."""
+        """Whether the prompt ends with a tool's result."""
         return bool(self.turns) and self.turns[-1].role == "tool"
 
     @property
     def user_texts(self) -> list[str]:
-        """What the user said, oldest first."""
+        """The user's messages, oldest first."""
         return [turn.text for turn in self.turns if turn.role == "user"]
 
 
@@ -67,7 +67,7 @@ FALLBACK = (
 
 _GREET = re.compile(r"\b(greet|introduce yourself|say hello|welcome the)\b", re.I)
 
-# The first pattern that is found decides, so the narrow ones come first.
+# The first match decides, so specific patterns come first.
 _ANSWERS = {
     r"\b(cancel|never ?mind)": (
         "No problem. I have cancelled that for you. Is there anything else I can do?"
@@ -133,7 +133,7 @@ _MINUTES = {"thirty": 30, "fifteen": 15, "forty five": 45, "forty-five": 45}
 
 
 def reply_to(prompt: Prompt) -> Reply:
-    """What the model answers: text, or a call of a booking tool if there is one."""
+    """Return the model's answer: text, or a call of a booking tool if there is one."""
     texts = prompt.user_texts
     # Pipecat adds a turn of "." for some providers.
     utterance = next((text for text in reversed(texts) if text.strip() not in ("", ".")), None)
@@ -146,7 +146,7 @@ def reply_to(prompt: Prompt) -> Reply:
 
 
 def spoken(text: str, max_tokens: int | None) -> Reply:
-    """A text as a reply of at most ``max_tokens`` tokens."""
+    """Return a text as a reply of at most ``max_tokens`` tokens."""
     tokens = tokenize(text)
     if max_tokens is not None and len(tokens) > max_tokens:
         return Reply(tokens=tokens[:max_tokens], is_truncated=True)
@@ -154,13 +154,13 @@ def spoken(text: str, max_tokens: int | None) -> Reply:
 
 
 def tool_call(name: str, arguments: dict[str, Any]) -> ToolCall:
-    """A tool call with its arguments in fragments of a few characters, as models stream them."""
+    """Return a tool call with its arguments in short fragments, as models stream them."""
     text = json.dumps(arguments)
     return ToolCall(name, tuple(text[start : start + 6] for start in range(0, len(text), 6)))
 
 
 def booking_arguments(texts: list[str]) -> dict[str, Any]:
-    """The arguments of a ``book_table`` call after these messages of the user."""
+    """Return the arguments of a ``book_table`` call after these user messages."""
     party, minutes = _booking(texts)
     return {"party_size": party, "time": f"{minutes // 60:02}:{minutes % 60:02}"}
 
@@ -173,12 +173,12 @@ def _answer(prompt: Prompt, utterance: str | None) -> str:
     party, minutes = _booking(prompt.user_texts)
     for pattern, answer in _ANSWERS.items():
         if re.search(pattern, utterance, re.I):
-            return answer.format(party=_words(party), hour=_hour(minutes))
+            return answer.format(party=_number_text(party), hour=_hour(minutes))
     return FALLBACK
 
 
 def _continued(answer: str, prompt: Prompt) -> str:
-    """What is left of an answer that the last message, an assistant's, has begun."""
+    """Return the rest of an answer that the last message, an assistant's, has begun."""
     turns = [turn for turn in prompt.turns if turn.text.strip() != "."]
     begun = turns[-1].text.strip() if turns and turns[-1].role == "assistant" else ""
     if begun and answer.startswith(begun) and begun != answer:
@@ -187,7 +187,7 @@ def _continued(answer: str, prompt: Prompt) -> str:
 
 
 def _booking(texts: list[str]) -> tuple[int, int]:
-    """The latest party size and time in minutes after midnight; else two at 19:00."""
+    """Return the latest party size and time in minutes after midnight; else two at 19:00."""
     party, minutes = 2, 19 * 60
     for text in texts:
         if found := _PARTY.search(text):
@@ -199,15 +199,15 @@ def _booking(texts: list[str]) -> tuple[int, int]:
     return party, minutes
 
 
-def _number(word: str) -> int:
-    return int(word) if word.isdigit() else _NUMBERS.index(word.lower()) + 1
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else _NUMBERS.index(text.lower()) + 1
 
 
-def _words(number: int) -> str:
+def _number_text(number: int) -> str:
     return _NUMBERS[number - 1] if 1 <= number <= len(_NUMBERS) else str(number)
 
 
 def _hour(minutes: int) -> str:
     hour, minute = divmod(minutes, 60)
     spoken_minutes = {15: " fifteen", 30: " thirty", 45: " forty five"}.get(minute, "")
-    return _words((hour - 1) % 12 + 1) + spoken_minutes
+    return _number_text((hour - 1) % 12 + 1) + spoken_minutes

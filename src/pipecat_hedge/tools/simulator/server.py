@@ -1,4 +1,4 @@
-"""The simulator on a loop: its addresses, and how a request becomes an `Exchange`."""
+"""The simulator on an event loop: its addresses, and how a request becomes an `Exchange`."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ _REMEDIES = {
 
 
 class ProviderUrls:
-    """The ``base_url`` of a simulator for each SDK."""
+    """A simulator's ``base_url`` for each SDK."""
 
     @property
     def url(self) -> str:
@@ -69,15 +69,15 @@ class Simulator(ProviderUrls):
             llm = OpenAILLMService(api_key="any", base_url=sim.openai_url, ...)
 
     Args:
-        port: The port to listen on; 0 picks a free one.
+        port: The port, 0 to 65535; 0 picks a free one.
         host: The address to listen on.
         seed: The n-th request to a model name gets the same draw for the same seed.
-        capacity: How many requests are served at once; the others wait in order of arrival, and
-            their times begin when they are served. None is no limit.
+        capacity: The number of concurrent requests. Others wait in order of arrival, and their
+            times begin when they are served. None is no limit.
 
     Raises:
         ValueError: If the port or the capacity is out of range.
-        OSError: On entering, if the address is not available; the message names it and the remedy.
+        OSError: On entering, if the address is not available; names it and the remedy.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class Simulator(ProviderUrls):
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
-        _ = self.ledger  # which is an error if it is not running
+        """The port on which it listens."""
+        _ = self.ledger  # raises if it is not running
         return self._sockets["serving"].getsockname()[1]
 
     @property
@@ -123,23 +123,23 @@ class Simulator(ProviderUrls):
 
     @property
     def ledger(self) -> Ledger:
-        """What became of every request."""
+        """The record of every request."""
         if self._running is None:
             raise RuntimeError("the simulator is not running: use it in an async with statement")
         return self._running.ledger
 
     @property
     def refused_url(self) -> str:
-        """An address where connections are refused at once. Append ``/v1`` for OpenAI's SDK."""
-        # Bound but not listening: the kernel answers with RST, and nothing else gets the port.
+        """An address that refuses connections. Append ``/v1`` for OpenAI's SDK."""
+        # Bound but not listening: the kernel answers with RST, and the port stays taken.
         return self._url(self._socket("refused").getsockname()[1])
 
     @property
     def hanging_url(self) -> str:
-        """An address where connections are never established. Append ``/v1`` for OpenAI's SDK."""
+        """An address whose connections are never established. Append ``/v1`` for OpenAI's SDK."""
         sock = self._socket("hanging")
         if "hanging_fill" not in self._sockets:
-            # With a backlog of 0 Linux completes one handshake, which this connection takes. It
+            # With a backlog of 0 Linux completes one handshake, used by this connection, and
             # drops every later SYN, as a firewall does.
             sock.listen(0)
             self._sockets["hanging_fill"] = socket.create_connection(sock.getsockname()[:2])
@@ -154,7 +154,7 @@ class Simulator(ProviderUrls):
         await self.ledger.wait_until(lambda ledger: not ledger.open, timeout_secs)
 
     def _socket(self, name: str, port: int = 0) -> socket.socket:
-        """A bound socket, made when it is first asked for."""
+        """Return the bound socket of that name, created on first use."""
         if name in self._sockets:
             return self._sockets[name]
         sock = socket.socket(socket.AF_INET6 if ":" in self._host else socket.AF_INET)
@@ -174,7 +174,7 @@ class Simulator(ProviderUrls):
 
 
 class _Running:
-    """A running simulator: its HTTP server, and everything that lasts from start to stop."""
+    """A running simulator: its HTTP server, and all state from start to stop."""
 
     def __init__(self, seed: int, capacity: int | None):
         loop = asyncio.get_running_loop()
@@ -213,7 +213,7 @@ class _Running:
         await web.SockSite(self._runner, sock).start()
 
     async def stop(self) -> None:
-        """Stop serving; the requests that are still open have failed."""
+        """Stop serving; open requests count as failed."""
         self._is_stopping = True
         for task in self._serving:
             task.cancel()
@@ -226,7 +226,7 @@ class _Running:
         return await self._serve(Exchange(request, AnthropicWire, self.ledger))
 
     async def _google(self, request: web.Request) -> web.StreamResponse:
-        # The raw path: a model's values keep their URL encoding until they are read.
+        # The raw path: a model's values stay URL-encoded until they are parsed.
         found = _GOOGLE_CALL.search(request.rel_url.raw_path)
         if found is None:
             return await self._unknown(request)
@@ -243,7 +243,7 @@ class _Running:
         try:
             with contextlib.suppress(ConnectionError):
                 return await self._answer(exchange)
-            # The socket is closing; the cancellation that follows ends this.
+            # The socket is closing; the cancellation that follows ends this task.
             await asyncio.get_running_loop().create_future()
             raise AssertionError("unreachable")
         except asyncio.CancelledError:
@@ -281,7 +281,7 @@ class _Running:
             return await exchange.play(planned, wire(prompt, behaviour.profile.name, entry.id))
 
     async def _get_models(self, request: web.Request) -> web.Response:
-        """The list of models, in a form that is OpenAI's and Anthropic's at once."""
+        """List the models in a form that is valid for OpenAI and Anthropic."""
         data = [
             {
                 "id": name,
@@ -300,7 +300,7 @@ class _Running:
     async def _get_ledger(self, request: web.Request) -> web.Response:
         wait_secs = _number(request, "wait")
         if wait_secs > 0:
-            with contextlib.suppress(TimeoutError):  # the answer shows what is still open
+            with contextlib.suppress(TimeoutError):  # the response shows the open requests
                 await self.ledger.wait_until(lambda ledger: not ledger.open, wait_secs)
         open_only = request.query.get("open", "0") not in ("", "0", "false")
         return web.json_response(self.ledger.as_dict(open_only=open_only))
@@ -310,7 +310,7 @@ class _Running:
         return web.json_response(self.ledger.as_dict())
 
     async def _get_arrivals(self, request: web.Request) -> web.Response:
-        """How many requests came in each second of the machine's monotonic clock."""
+        """Return the requests of each second of the machine's monotonic clock."""
         since = int(_number(request, "since"))
         first, counts = self._arrivals.since(since, asyncio.get_running_loop().time())
         queue = {"busy": self._capacity.busy, "waiting": self._capacity.waiting}
@@ -359,7 +359,7 @@ def _model_in(body: dict[str, Any]) -> str:
 
 
 def _number(request: web.Request, name: str) -> float:
-    """A number of seconds from the query, 0 without one."""
+    """Return a number of seconds from the query; 0 if absent."""
     try:
         return float(request.query.get(name, "0"))
     except ValueError:
@@ -368,7 +368,7 @@ def _number(request: web.Request, name: str) -> float:
 
 
 def is_loopback(address: str | None) -> bool:
-    """Whether a client's address is one of this machine's loopback."""
+    """Whether a client's address is loopback."""
     return address is not None and ipaddress.ip_address(address.split("%")[0]).is_loopback
 
 

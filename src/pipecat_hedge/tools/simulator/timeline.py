@@ -1,7 +1,7 @@
-"""What a provider sends and when, healthy or with a fault, as values; nothing here writes or waits.
+"""A provider's timed steps, healthy or with a fault, as values. Pure.
 
-Steps come in order of time and may be endless. `FAULTS` is the only list of faults: the command's
-help, the error messages and the documentation follow it.
+Steps are ordered by time and may be endless. `FAULTS` is the only list of faults: the command's
+help, the error messages and the documentation use it.
 """
 
 import itertools
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 _SENTENCE_ENDS = (".", "!", "?")
-_MIN_INTERVAL_SECS = 0.001  # an endless fault "at once" must not flood the client
+_MIN_INTERVAL_SECS = 0.001  # endless faults must not flood the client
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,11 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One token of answer text, with the blank before it.
+    """One token of answer text, with its leading blank.
 
     Parameters:
         text: The token.
-        is_answer: False for text that is not to be spoken, such as ``<think>``.
+        is_answer: False for text that is not spoken, such as ``<think>``.
     """
 
     text: str
@@ -34,7 +34,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """One token of reasoning, apart from the answer."""
+    """One token of reasoning, separate from the answer."""
 
     text: str
 
@@ -63,7 +63,7 @@ class InBandError:
     """An error event inside a stream that began with status 200.
 
     Parameters:
-        status: The HTTP status whose error is sent; None for the protocol's usual one.
+        status: The HTTP status of the error; None for the protocol's usual one.
     """
 
     status: int | None = None
@@ -93,7 +93,7 @@ class Refusal:
 
 
 class Signal(Enum):
-    """What a provider does with the connection, apart from sending events."""
+    """An action of the provider on the connection, other than sending events."""
 
     HEADERS = auto()
     """Sends status 200 and the headers."""
@@ -122,7 +122,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One act at its time, in seconds since the request began to be served."""
+    """One action and its time, in seconds since serving began."""
 
     at_secs: float
     act: Event | Signal | Refusal
@@ -138,7 +138,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model answers.
+    """The model's answer.
 
     Parameters:
         tokens: The answer; joined they are the text.
@@ -152,7 +152,7 @@ class Reply:
 
     @property
     def events(self) -> list[Event]:
-        """The events that carry the reply, one a token."""
+        """The events of the reply, one per token."""
         if self.tool is None:
             return [Text(token) for token in self.tokens]
         return [ToolStart(self.tool.name), *map(ToolArguments, self.tool.fragments)]
@@ -163,11 +163,11 @@ class Scene:
     """Everything that shapes one response.
 
     Parameters:
-        reply: What the model answers.
-        ttft_secs: When the first token is sent.
-        headers_secs: When status, headers and the opening event are sent.
-        interval_secs: Between one token and the next.
-        after_tokens: Tokens before a fault strikes; None leaves it to the fault.
+        reply: The model's answer.
+        ttft_secs: The time of the first token.
+        headers_secs: The time of status, headers and the opening event.
+        interval_secs: The time between two tokens.
+        after_tokens: Tokens before a fault; None leaves it to the fault.
         delay_secs: The fault's own delay.
     """
 
@@ -179,19 +179,19 @@ class Scene:
     delay_secs: float = 0.0
 
     def opening(self) -> list[Step]:
-        """Status, headers and the event before any content."""
+        """Return status, headers and the event before any content."""
         acts = (Signal.HEADERS, Opened())
         return [Step(self.headers_secs, act) for act in acts]
 
     def spaced(self, events: Iterable[Event], interval_secs: float) -> Iterator[Step]:
-        """Events from the first token's time on, one every ``interval_secs``."""
+        """Yield events from the first token's time on, one every ``interval_secs``."""
         for number, event in enumerate(events):
             yield Step(self.ttft_secs + number * interval_secs, event)
 
     def answer(
         self, events: list[Event], *, interval_secs: float | None = None, linger_secs: float = 0.0
     ) -> Iterator[Step]:
-        """A whole response with these events; it ends ``linger_secs`` after its last event."""
+        """Yield a complete response; it ends ``linger_secs`` after its last event."""
         interval_secs = self.interval_secs if interval_secs is None else interval_secs
         reply = self.reply
         reason = "length" if reply.is_truncated else "tool_calls" if reply.tool else "stop"
@@ -202,9 +202,9 @@ class Scene:
         yield Step(last_secs + linger_secs, Signal.END)
 
     def mid_sentence(self) -> int:
-        """Tokens up to the middle of the second sentence; of the first if there is no other.
+        """Return the tokens up to the middle of the second sentence, or else of the first.
 
-        So a part of the answer has been spoken when a stall or a cut strikes. In a tool call, half
+        So a part of the answer has been spoken before a stall or a cut. In a tool call: up to half
         of its arguments.
         """
         if self.reply.tool is not None:
@@ -220,14 +220,14 @@ Shape = Callable[[Scene], Iterator[Step]]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One way to fail.
+    """One kind of failure.
 
     Parameters:
         name: Its name in ``fault=``.
         shape: The steps of a response with this fault.
-        summary: What the client sees, in one line.
+        summary: The effect on the client, in one line.
         delay_secs: The fault's own delay unless ``delay=`` sets one.
-        wants_tool: Whether the model calls a tool, whatever the user said.
+        wants_tool: Whether the model always calls a tool.
     """
 
     name: str
@@ -238,12 +238,12 @@ class Fault:
 
 
 def tokenize(text: str) -> tuple[str, ...]:
-    """A text as tokens: words, each with the blank before it. Joined they are the text again."""
+    """Split a text into words with their leading blanks. Joined they are the text."""
     return tuple(re.findall(r"\s*\S+|\s+$", text))
 
 
 def healthy(scene: Scene) -> Iterator[Step]:
-    """An answer without a fault."""
+    """Yield an answer without a fault."""
     return scene.answer(scene.reply.events)
 
 
@@ -255,7 +255,7 @@ def _at_headers(*acts: Signal | Refusal) -> Shape:
 
 
 def _at_token(*acts: Event | Signal, mid_sentence: bool = False) -> Shape:
-    """These acts after ``after=`` tokens; without it in mid-sentence, or before the first one."""
+    """Send these after ``after=`` tokens; by default in mid-sentence or before the first one."""
 
     def shape(scene: Scene) -> Iterator[Step]:
         count = scene.after_tokens

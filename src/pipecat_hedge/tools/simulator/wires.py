@@ -1,7 +1,6 @@
 """The wire formats: OpenAI Chat Completions, Anthropic Messages and Google ``generateContent``.
 
-A `Wire` reads a request's body and writes events, whole answers and errors; nothing here waits or
-sends.
+A `Wire` parses a request's body and encodes events, complete answers and errors. Pure.
 """
 
 import json
@@ -44,7 +43,7 @@ class Wire(ABC):
 
     Args:
         prompt: The request.
-        model: The model name to answer with.
+        model: The model name in the response.
         number: The request's number, for its ids.
     """
 
@@ -60,11 +59,11 @@ class Wire(ABC):
     @staticmethod
     @abstractmethod
     def read_prompt(body: Json, *, stream: bool) -> Prompt:
-        """Read a request body.
+        """Parse a request body.
 
         Args:
             body: The JSON object.
-            stream: Whether the address asks for a stream, in protocols where it does.
+            stream: Whether the address requests a stream, in protocols where it does.
 
         Raises:
             PromptError: If the provider would not accept it.
@@ -73,37 +72,37 @@ class Wire(ABC):
     @staticmethod
     @abstractmethod
     def headers(number: int) -> dict[str, str]:
-        """Headers of every response to a request with this number."""
+        """Return the headers of every response to this request."""
 
     @staticmethod
     @abstractmethod
     def error(status: int, message: str, number: int, retry_after_secs: float | None) -> Json:
-        """The JSON body of an error.
+        """Return the JSON body of an error.
 
         Args:
             status: The HTTP status.
-            message: What is wrong.
+            message: The message.
             number: The request's number, for its id.
-            retry_after_secs: When to come back; None leaves it out.
+            retry_after_secs: The time to retry after; None omits it.
         """
 
     @staticmethod
     def rate_limit_headers(left: Mapping[str, int], reset_secs: float) -> dict[str, str]:
-        """Headers that describe a rate limit; none, if the protocol has none.
+        """Return the headers of a rate limit; empty if the protocol has none.
 
         Args:
-            left: What is left of ``requests`` and ``tokens``.
-            reset_secs: In how long the limits are reset.
+            left: The remaining ``requests`` and ``tokens``.
+            reset_secs: The time until the limits are reset.
         """
         return {}
 
     def encode(self, event: Event) -> bytes:
-        """The bytes of one event in a stream; may be empty."""
+        """Encode one event of a stream; may be empty."""
         self._count(event)
         return self._encode(event)
 
     def whole(self, events: list[Event]) -> bytes:
-        """The body of an answer that is not streamed, from all its events."""
+        """Encode an answer that is not streamed."""
         text, arguments, tool, reason = "", "", None, "stop"
         for event in events:
             self._count(event)
@@ -141,7 +140,7 @@ class OpenAIWire(Wire):
     name = "openai"
     in_band_status = 500
     _roles: ClassVar = {"system": "instructions", "developer": "instructions", "function": "tool"}
-    # Type and code (402 and 529 as compatible servers have them).
+    # Type and code (402 and 529 as in compatible servers).
     _errors: ClassVar[dict[int, tuple[str, str | None]]] = {
         400: ("invalid_request_error", None),
         401: ("invalid_request_error", "invalid_api_key"),
@@ -160,7 +159,7 @@ class OpenAIWire(Wire):
 
     @staticmethod
     def read_prompt(body: Json, *, stream: bool) -> Prompt:
-        """Read a chat completion request."""
+        """Parse a chat completion request."""
         roles = OpenAIWire._roles
         turns = [
             Turn(roles.get(role := str(message.get("role")), role), _text(message.get("content")))
@@ -179,19 +178,19 @@ class OpenAIWire(Wire):
 
     @staticmethod
     def headers(number: int) -> dict[str, str]:
-        """The request's id."""
+        """Return the request's id."""
         return {"x-request-id": f"req_{number:08}"}
 
     @staticmethod
     def error(status: int, message: str, number: int, retry_after_secs: float | None) -> Json:
-        """An error in OpenAI's form."""
+        """Return an error in OpenAI's format."""
         kind, code = OpenAIWire._errors.get(status, ("server_error", None))
         error = {"message": message, "type": kind, "param": None, "code": code}
         return {"error": error}
 
     @staticmethod
     def rate_limit_headers(left: Mapping[str, int], reset_secs: float) -> dict[str, str]:
-        """``x-ratelimit-*``."""
+        """Return ``x-ratelimit-*``."""
         headers: dict[str, str] = {}
         for kind, count in left.items():
             headers[f"x-ratelimit-remaining-{kind}"] = str(count)
@@ -288,7 +287,7 @@ class AnthropicWire(Wire):
 
     @staticmethod
     def read_prompt(body: Json, *, stream: bool) -> Prompt:
-        """Read a message request."""
+        """Parse a message request."""
         messages = _messages(body, "messages")
         max_tokens = _count(body, "max_tokens")
         if max_tokens is None:
@@ -307,19 +306,19 @@ class AnthropicWire(Wire):
 
     @staticmethod
     def headers(number: int) -> dict[str, str]:
-        """The request's id."""
+        """Return the request's id."""
         return {"request-id": f"req_{number:08}"}
 
     @staticmethod
     def error(status: int, message: str, number: int, retry_after_secs: float | None) -> Json:
-        """An error in Anthropic's form."""
+        """Return an error in Anthropic's format."""
         kind = AnthropicWire._error_types.get(status, "api_error")
         error = {"type": kind, "message": message}
         return {"type": "error", "error": error, "request_id": f"req_{number:08}"}
 
     @staticmethod
     def rate_limit_headers(left: Mapping[str, int], reset_secs: float) -> dict[str, str]:
-        """``anthropic-ratelimit-*``, with the reset as a time of day in whole seconds."""
+        """Return ``anthropic-ratelimit-*``, with the reset as a time of day in whole seconds."""
         headers: dict[str, str] = {}
         at = datetime.fromtimestamp(int(time.time()) + math.ceil(reset_secs), UTC)
         for kind, count in left.items():
@@ -408,7 +407,7 @@ class AnthropicWire(Wire):
 
 
 def _anthropic_turns(message: Json) -> list[Turn]:
-    """A message as turns: tool results come inside messages of the user."""
+    """Convert a message to turns: tool results are part of user messages."""
     content = message.get("content")
     blocks = content if isinstance(content, list) else []
     results = [
@@ -423,7 +422,7 @@ def _anthropic_turns(message: Json) -> list[Turn]:
 class GoogleWire(Wire):
     """The protocol of ``/v1beta/models/{model}:streamGenerateContent``.
 
-    Gemini sends a function call whole, so its fragments are kept until the end of the answer.
+    Gemini sends a function call complete, so its fragments are held until the end of the answer.
     """
 
     name = "google"
@@ -446,7 +445,7 @@ class GoogleWire(Wire):
 
     @staticmethod
     def read_prompt(body: Json, *, stream: bool) -> Prompt:
-        """Read a content request."""
+        """Parse a content request."""
         instructions = _text((body.get("systemInstruction") or {}).get("parts"))
         turns = [_google_turn(content) for content in _messages(body, "contents")]
         return Prompt(
@@ -462,12 +461,12 @@ class GoogleWire(Wire):
 
     @staticmethod
     def headers(number: int) -> dict[str, str]:
-        """A header that Google sends always."""
+        """Return a header that Google always sends."""
         return {"x-content-type-options": "nosniff"}
 
     @staticmethod
     def error(status: int, message: str, number: int, retry_after_secs: float | None) -> Json:
-        """An error in Google's form."""
+        """Return an error in Google's format."""
         name = GoogleWire._status_names.get(status, "UNKNOWN")
         error: Json = {"code": status, "message": message, "status": name}
         if retry_after_secs is not None:
@@ -490,7 +489,7 @@ class GoogleWire(Wire):
             case Opened():
                 return b""
             case KeepAlive():
-                # A chunk without candidates. Not a comment: Google's SDK takes every line for data.
+                # A chunk without candidates. Google's SDK parses every line as data, so no comment.
                 return self._sse(self._object())
             case InBandError():
                 return self._sse(self._in_band(event))
@@ -513,7 +512,7 @@ class GoogleWire(Wire):
         return self._sse(self._object(parts, reason))
 
     def _object(self, parts: list[Json] | None = None, reason: str | None = None) -> Json:
-        """A response; without parts one without candidates."""
+        """Return a response; without parts it has no candidates."""
         candidates: Json = {}
         if parts is not None:
             candidate: Json = {"content": {"role": "model"}, "index": 0}
@@ -551,7 +550,7 @@ WIRES: dict[str, type[Wire]] = {wire.name: wire for wire in (OpenAIWire, Anthrop
 
 
 def dumps(value: Any) -> bytes:
-    """Compact JSON in UTF-8; what UTF-8 cannot write (half a surrogate pair) becomes ``?``."""
+    """Encode compact JSON in UTF-8; lone surrogates become ``?``."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
 
 
@@ -561,13 +560,13 @@ def _sse(value: Json, event: str | None = None) -> bytes:
 
 
 def error_message(status: int) -> str:
-    """The message of a simulated error."""
+    """Return the message of a simulated error."""
     phrase = "Overloaded" if status == 529 else HTTPStatus(status).phrase
     return f"{phrase} (simulated)."
 
 
 def _duration(secs: float) -> str:
-    """A duration as Go writes it: ``120ms``, ``1.5s``, ``6m0s``."""
+    """Format a duration like Go: ``120ms``, ``1.5s``, ``6m0s``."""
     if secs < 1:
         return f"{secs * 1000:g}ms"
     minutes, rest = divmod(secs, 60)
@@ -575,7 +574,7 @@ def _duration(secs: float) -> str:
 
 
 def _text(content: Any) -> str:
-    """The text of a message's content: a string, or a list of blocks of which only text counts."""
+    """Return the text of a message's content: a string, or the text of a list of blocks."""
     if isinstance(content, str):
         return content
     blocks = content if isinstance(content, list) else []
@@ -584,7 +583,7 @@ def _text(content: Any) -> str:
 
 
 def _messages(body: Json, field: str) -> list[Json]:
-    """A list of at least one object from a request body."""
+    """Return a list of at least one object from a request body."""
     value = body.get(field)
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise PromptError(f"{field}: expected a list of objects")
@@ -594,7 +593,7 @@ def _messages(body: Json, field: str) -> list[Json]:
 
 
 def _count(body: Json, field: str) -> int | None:
-    """A whole number of at least 1 from a request body, None if it is not there."""
+    """Return a whole number of at least 1 from a request body; None if absent."""
     value = body.get(field)
     if value is not None and (not isinstance(value, int) or value < 1):
         raise PromptError(f"{field}: expected a whole number of at least 1")

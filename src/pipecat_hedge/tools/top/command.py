@@ -1,4 +1,4 @@
-"""``pipecat-hedge top URL``: running bots, live in a terminal, or one line a turn in a pipe."""
+"""``pipecat-hedge top URL``: running bots, live in a terminal, or one line per turn in a pipe."""
 
 from __future__ import annotations
 
@@ -30,19 +30,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="URL",
         default=[DEFAULT_URL],
-        help=f"running bots (default {DEFAULT_URL}); several are shown as one",
+        help=f"running bots (default {DEFAULT_URL}); several are merged",
     )
     parser.add_argument(
-        "--every", type=float, default=0.5, metavar="SECS", help="refresh so often (default 0.5)"
+        "--every", type=float, default=0.5, metavar="SECS", help="refresh interval (default 0.5)"
     )
-    parser.add_argument("--lines", action="store_true", help="print one line a turn, as in a pipe")
+    parser.add_argument(
+        "--lines", action="store_true", help="print one line per turn, as in a pipe"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Show the bots until Ctrl-C.
 
     Returns:
-        0, or 2 if an argument is not usable.
+        0, or 2 if an argument is invalid.
     """
     try:
         if not 0.05 <= args.every <= 60:
@@ -52,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"pipecat-hedge top: {error}", file=sys.stderr)
         return 2
     show = _print_lines if args.lines or not sys.stdout.isatty() else _draw
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_until_signal(show(fleet, args.every)))
+    asyncio.run(_until_signal(show(fleet, args.every)))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Reads the live feeds of bots: checks each answer, polls and reconnects, sums up several bots."""
+"""Reads the live feeds of bots: validates answers, polls and reconnects, merges several bots."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["Bot", "FeedError", "Fleet", "Provider", "Slo", "Turn", "feed_url", "
 KEPT_TURNS = 1000
 TIMEOUT_SECS = 5.0
 MAX_BYTES = 4_000_000
-"""Of an answer: about 6,000 turns, where a feed keeps 200 unless it is set otherwise."""
+"""The largest answer: about 6,000 turns. A feed keeps 200 by default."""
 
 
 class FeedError(HedgeError):
-    """What answers is no feed, or one of another version."""
+    """The answer is not a feed, or one of another version."""
 
 
 def _printable(text: str) -> str:
-    """Replaces control characters, which a terminal would obey."""
+    """Replace control characters, which could control the terminal."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
@@ -94,7 +94,7 @@ class Provider(_Part):
     failed: _Count
 
     def merged(self, other: Provider) -> Provider:
-        """Both bots' view: counts are added, of states the worst is kept."""
+        """Merge two bots' views: counts are summed, the worst state is kept."""
         sums = ("in_flight", "limit", "requests", "won", "superseded", "failed")
         worst = ("p50_secs", "p95_secs", "retry_after_secs", "is_excluded")
         order = ("closed", "half_open", "open")
@@ -108,7 +108,7 @@ class Provider(_Part):
 
 
 class Budget(_Part):
-    """The hedge budget, in requests; a negative balance is owed."""
+    """The hedge budget, in requests; a negative balance is debt."""
 
     budget: _Number
     balance: _Number
@@ -116,7 +116,7 @@ class Budget(_Part):
 
 
 class Window(_Part):
-    """The turns of one sliding window, and for how many the SLO was missed."""
+    """The turns of one sliding window, and those that missed the SLO."""
 
     window_secs: _Positive
     turns: _Count
@@ -124,7 +124,7 @@ class Window(_Part):
 
 
 class Slo(_Part):
-    """One SLO, counted over sliding windows, the shortest first."""
+    """One SLO, counted over sliding windows, shortest first."""
 
     tier: _Text
     objective: Literal["ttft", "ttfs", "voice_to_voice"]
@@ -140,15 +140,15 @@ class Slo(_Part):
 
     @property
     def burns(self) -> list[float | None]:
-        """How many times as fast as allowed each window's error budget is spent.
+        """Each window's burn rate: the bad share over the allowed share.
 
-        The Site Reliability Workbook, chapter 5: the bad share over the allowed share.
+        After the Site Reliability Workbook, chapter 5.
         """
         return [w.bad / w.turns / (1 - self.share) if w.turns else None for w in self.windows]
 
     @property
     def budget_left(self) -> float:
-        """What is left of the longest window's error budget; below 0 it is overspent."""
+        """The remaining part of the longest window's error budget; negative if overspent."""
         return 1 - (self.burns[-1] or 0.0)
 
 
@@ -169,17 +169,17 @@ class Snapshot(_Part):
 
 @dataclass(eq=False)
 class Bot:
-    """What is known of one bot.
+    """The state of one bot.
 
     Parameters:
         url: The address of its feed.
         number: Its number on the screen, from 1.
         snapshot: Its latest answer; None before the first.
-        turns: Its turns by session and number, the latest last.
-        after: The position in the feed to read from next.
+        turns: Its turns by session and number, latest last.
+        after: The feed position to read from next.
         away_since: Since when it does not answer; None while it does.
         error: Why it does not answer.
-        complete_since: Since when none of its turns is missing.
+        complete_since: The time since which no turn is missing.
     """
 
     url: str
@@ -197,13 +197,13 @@ class Bot:
         return self.snapshot is not None and self.away_since is None
 
     def take(self, body: bytes | str) -> list[Turn]:
-        """Read an answer.
+        """Process an answer.
 
         Returns:
-            The turns that are new.
+            The new turns.
 
         Raises:
-            FeedError: If it is not a feed's answer; the bot stays as it was.
+            FeedError: If it is not a feed's answer; the bot is unchanged.
         """
         try:
             snapshot = Snapshot.model_validate_json(body)
@@ -222,7 +222,7 @@ class Bot:
             self.complete_since = 0.0
         latest = max((turn.at for turn in self.turns.values()), default=-1.0)
         if snapshot.turns_since is not None and snapshot.turns_since > latest:
-            self.complete_since = snapshot.turns_since  # some were dropped between two answers
+            self.complete_since = snapshot.turns_since  # turns were dropped between two answers
         new = [turn for turn in snapshot.turns if (turn.session, turn.turn) not in self.turns]
         for turn in snapshot.turns:
             self.turns.pop((turn.session, turn.turn), None)
@@ -242,12 +242,12 @@ class Bot:
         """
         is_new = self.away_since is None or error != self.error
         self.away_since = now if self.away_since is None else self.away_since
-        self.error, self.after = error, 0  # it may be another process when it is back
+        self.error, self.after = error, 0  # it may return as another process
         return is_new
 
 
 class Fleet:
-    """Several bots as one. A bot that is away keeps its turns and counts for nothing else."""
+    """Several bots as one. Of a bot that does not answer only its turns count."""
 
     def __init__(self, urls: Sequence[str]):
         self.bots = [Bot(url, number) for number, url in enumerate(urls, 1)]
@@ -258,12 +258,12 @@ class Fleet:
         return [bot.snapshot for bot in self.bots if bot.snapshot and bot.is_answering]
 
     def turns(self) -> list[tuple[Bot, Turn]]:
-        """All turns, the latest first."""
+        """Return all turns, latest first."""
         found = [(bot, turn) for bot in self.bots for turn in bot.turns.values()]
         return sorted(found, key=lambda each: each[1].at, reverse=True)
 
     def providers(self) -> list[Provider]:
-        """Each provider and model once."""
+        """Return each provider and model once."""
         merged: dict[tuple[str, str | None], Provider] = {}
         for snapshot in self.snapshots:
             for provider in snapshot.providers:
@@ -272,7 +272,7 @@ class Fleet:
         return list(merged.values())
 
     def budgets(self) -> list[Budget]:
-        """The budgets, equal ones added up."""
+        """Return the budgets; equal ones are summed."""
         summed: dict[float, Budget] = {}
         for budget in (budget for snapshot in self.snapshots for budget in snapshot.budgets):
             if (known := summed.get(budget.budget)) is not None:
@@ -284,7 +284,7 @@ class Fleet:
         return list(summed.values())
 
     def slos(self) -> list[Slo]:
-        """The SLOs, equal ones counted together."""
+        """Return the SLOs; equal ones are counted together."""
         counted: dict[object, Slo] = {}
         for slo in (slo for snapshot in self.snapshots for slo in snapshot.slos):
             lengths = tuple(window.window_secs for window in slo.windows)
@@ -300,10 +300,10 @@ class Fleet:
 
 
 def feed_url(address: str) -> str:
-    """The address of a feed; ``127.0.0.1:7860`` is enough.
+    """Return the URL of a feed; ``127.0.0.1:7860`` is enough.
 
     Args:
-        address: A URL, with a path if it is not the usual one.
+        address: A URL, with a path unless it is the default.
 
     Raises:
         ConfigurationError: If it is not an address.
@@ -314,7 +314,7 @@ def feed_url(address: str) -> str:
     except ValueError:  # the port is not a number
         is_url = False
     if not is_url:
-        raise ConfigurationError(f"{address} is no address: write http://127.0.0.1:7860")
+        raise ConfigurationError(f"{address} is not an address: write http://127.0.0.1:7860")
     path = parts.path if parts.path not in ("", "/") else LIVE_PATH
     return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
 
@@ -326,7 +326,7 @@ async def poll(
     on_turns: Callable[[Bot, list[Turn]], None] = lambda bot, turns: None,
     on_away: Callable[[Bot], None] = lambda bot: None,
 ) -> None:
-    """Read the feeds of all bots again and again; never returns.
+    """Poll the feeds of all bots; never returns.
 
     Args:
         fleet: The bots.

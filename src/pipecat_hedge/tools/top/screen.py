@@ -1,7 +1,7 @@
-"""Draws the fleet for a terminal of any size; pure.
+"""Renders the fleet for a terminal of any size. Pure.
 
-Narrow terminals get fewer columns, and texts are cut with an ellipsis; figures never are. The turns
-take the rows that are left.
+Narrow terminals show fewer columns, and texts are cut with an ellipsis, figures never. The turns
+fill the remaining rows.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _REASONS = {"hedge": "hedge", "failure": "replacement", "stall": "after a stall"
 
 
 def screen(fleet: Fleet, width: int, height: int, now: float) -> RenderableType:
-    """Draw the fleet.
+    """Render the fleet.
 
     Args:
-        fleet: What is known.
+        fleet: The bots.
         width: Columns.
         height: Rows.
-        now: The time, in seconds since the epoch.
+        now: Seconds since the epoch.
     """
     recent = [turn for _, turn in fleet.turns() if now - turn.at <= RECENT_SECS]
     parts: list[RenderableType] = [_headline(fleet, recent, now)]
@@ -50,7 +50,7 @@ def screen(fleet: Fleet, width: int, height: int, now: float) -> RenderableType:
     extra = sum(a.launch_reason in ("hedge", "stall") for turn in recent for a in turn.attempts)
     spent = f", {extra / len(recent):.0%} spent in 5 min" if recent else ""
     for budget in fleet.budgets():
-        state = "owed" if budget.balance < 0 else "saved"
+        state = "debt" if budget.balance < 0 else "credit"
         text = f"budget {100 * budget.budget:g} % of turns: {abs(budget.balance):.1f} {state}"
         text += f", at most {budget.most_credit:.0f} requests{spent}"
         parts.append(_line(text, "yellow" if budget.balance < 0 else ""))
@@ -60,12 +60,7 @@ def screen(fleet: Fleet, width: int, height: int, now: float) -> RenderableType:
 
 
 def turn_line(label: str, turn: Turn) -> str:
-    """A turn in one line, for a pipe or a file.
-
-    Args:
-        label: The bot's name.
-        turn: The turn.
-    """
+    """Render a turn in one line, for a pipe or a file."""
     outcome = turn.outcome + (" degraded" if turn.is_degraded else "")
     parts = [
         f"{_clock(turn)} {label} call {turn.session} turn {turn.turn} {turn.tier}: {outcome}",
@@ -105,7 +100,7 @@ def _headline(fleet: Fleet, recent: Sequence[Turn], now: float) -> Text:
 
 def _slos(slos: Sequence[Slo], width: int) -> Table:
     windows = [_window(w.window_secs) for w in slos[0].windows] if slos else []
-    # Each column: heading, least width of the terminal, whether it is text.
+    # Column: heading, minimum terminal width, whether it is text.
     columns = [("SLO", 0, True), ("target", 52, False), ("kept", 0, False), ("budget", 0, False)]
     columns += [(f"burn {name}", 0 if n == 0 else 76, False) for n, name in enumerate(windows)]
     rows: list[list[Text]] = []
@@ -204,11 +199,11 @@ def _turns(fleet: Fleet, width: int, room: int) -> RenderableType:
 def _table(
     columns: Sequence[tuple[str, float, bool]], rows: Sequence[Sequence[Text]], width: int
 ) -> Table:
-    """A table of those columns that a terminal of this width shows."""
+    """Build a table of the columns that fit this width."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     shown = [number for number, (_, least, _) in enumerate(columns) if width >= least]
     for name, _, is_text in (columns[number] for number in shown):
-        # rich narrows only columns that may wrap; the texts themselves do not.
+        # rich shrinks only columns that may wrap; the texts themselves do not wrap.
         header = Text(name, no_wrap=True, overflow="ellipsis")
         table.add_column(header, justify="left" if is_text else "right", no_wrap=not is_text)
     for row in rows:

@@ -1,7 +1,7 @@
-"""Failure drills: providers break under a fleet of callers.
+"""Failure drills: simulated providers fail under a fleet of callers.
 
-`scenarios` says what happens, `running` runs it, `worker` is one process of callers, `figures`
-computes and checks what came of it, and `command` shows it.
+`scenarios` defines the drills, `running` runs them, `worker` is one process of callers, `figures`
+computes and checks the results, and `command` prints them.
 """
 
 from pipecat_hedge.tools.bench.drill.redis_process import MISSING, RedisProcess, has_redis

@@ -1,4 +1,4 @@
-"""``pipecat-hedge drill``: breaks providers, and shows what callers noticed."""
+"""``pipecat-hedge drill``: makes providers fail, and shows the effect on callers."""
 
 from __future__ import annotations
 
@@ -25,39 +25,34 @@ __all__ = ["configure", "run", "table"]
 
 POSITIVE = ("processes", "sessions", "think", "pace")
 COLUMNS = 4
-"""Variants side by side in a table of 80 columns; more are stacked."""
+"""Variants per table of 80 columns; more tables follow."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments.
-
-    Args:
-        parser: The command's parser.
-    """
+    """Add the command's arguments."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "drills:\n" + "\n".join(f"  {d.name:<10}{d.summary}" for d in DRILLS.values())
     parser.add_argument("names", nargs="*", metavar="drill", help="the drills (default: all)")
-    parser.add_argument("--variants", help="with commas, such as bare,hedged (default: all)")
+    parser.add_argument("--variants", help="comma-separated, such as bare,hedged (default: all)")
     number = partial(parser.add_argument, metavar="N")
     number("--processes", type=int, default=8, help="worker processes (default 8)")
-    number("--sessions", type=int, default=40, help="callers of each (default 40)")
+    number("--sessions", type=int, default=40, help="callers per process (default 40)")
     number("--think", type=float, default=6.0, help="mean seconds between turns (default 6)")
-    number("--pace", type=float, default=1.0, help="multiply all times, for a try (default 1)")
+    number(
+        "--pace", type=float, default=1.0, help="factor on all times, for quick runs (default 1)"
+    )
     number("--seed", type=int, default=1, help="of callers and providers (default 1)")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a check fails")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the drills one after the other, and print their figures and failed checks.
-
-    Args:
-        args: The command line.
+    """Run the drills one after another, and print their figures and failed checks.
 
     Returns:
-        The exit status: 0; 1 if ``--check`` found something; 2 if they cannot be run.
+        The exit status: 0; 1 if ``--check`` found a failed check; 2 if the drills cannot be run.
     """
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends all processes
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so all processes end
     try:
         failed = _run_all(args, _chosen(args))
     except (HedgeError, OSError, ValueError, RuntimeError) as error:
@@ -73,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _chosen(args: argparse.Namespace) -> list[tuple[Drill, list[Variant]]]:
-    """The drills to run, each with its variants."""
+    """Return the drills to run, each with its variants."""
     for name in POSITIVE:
         if not getattr(args, name) > 0:
             raise ValueError(f"--{name} must be more than 0, got {getattr(args, name)}")
@@ -96,13 +91,13 @@ def _chosen(args: argparse.Namespace) -> list[tuple[Drill, list[Variant]]]:
 
 
 def _run_all(args: argparse.Namespace, drills: Sequence[tuple[Drill, list[Variant]]]) -> list[str]:
-    """Run them and print the figures; returns the failed checks."""
+    """Run the drills and print the figures; returns the failed checks."""
     out, errors = Console(width=80, highlight=False), Console(stderr=True)
     failed: list[str] = []
     everything: list[Figures] = []
     for drill, variants in drills:
         think_secs = args.think * drill.think_factor
-        settle_secs = max(10.0 * args.pace, think_secs)  # every caller has begun by then
+        settle_secs = max(10.0 * args.pace, think_secs)  # until every caller has begun
         fleet = Fleet(args.processes, args.sessions, think_secs, args.seed, settle_secs)
         found: list[Figures] = []
         for variant in variants:
@@ -125,7 +120,7 @@ def _run_all(args: argparse.Namespace, drills: Sequence[tuple[Drill, list[Varian
 
 
 def _finite(value: object) -> object:
-    """JSON knows no infinity."""
+    """Replace infinity, which JSON does not have."""
     return None if value == math.inf else value
 
 
@@ -159,12 +154,7 @@ _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
 
 
 def table(drill: Drill, found: Sequence[Figures]) -> Table:
-    """The variants of a drill side by side; four of them fit into 80 columns.
-
-    Args:
-        drill: The drill.
-        found: The figures, one for each variant.
-    """
+    """Build a table of a drill's variants; four fit into 80 columns."""
     table = Table(title=f"{drill.name}: {drill.summary}", title_justify="left")
     table.add_column("")
     for each in found:

@@ -1,8 +1,8 @@
 """Computes the figures of a drill's run, and checks those of the hedged service. Pure.
 
-A second holds some fifty turns, so a share within one second is mostly chance. Shares are taken
+A second holds about fifty turns, so shares within one second are mostly chance. Shares are taken
 over `STRETCH_SECS`, and requests per turn over as many seconds as `ENOUGH` turns take. Requests to
-a provider are counted per turn that begins, because callers who still wait send none.
+a provider are counted per turn that begins, because waiting callers send none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Figures", "failed_checks", "failed_goal", "figures", "worst_requests
 STRETCH_SECS = 10
 ENOUGH = 150
 GRACE_SECS = 10
-"""How long a broken provider may still get requests, and overload may go undetected."""
+"""The longest time until a broken provider gets no more requests, or overload is detected."""
 ALONE_SHARE = 0.02
 """A provider with less than this share of its usual requests counts as avoided."""
 RECOVERED_SHARE = 0.9
@@ -40,16 +40,16 @@ class Figures:
     Parameters:
         turns: Turns that began during the measurement and have ended.
         unended: Turns that have not: their worker was killed, or they still waited at the end.
-        degraded: Turns with the fallback text, alone or after a part of an answer.
-        lost: Turns with neither an answer to its end nor the fallback text within 30 s.
+        degraded: Turns with the fallback text, alone or after a partial answer.
+        lost: Turns with neither a complete answer nor the fallback text within 30 s.
         lost_why: Their number by reason.
         calm_p95_secs: 95th percentile of the time to first token before the failure.
         p50_secs: Of answered turns during the failure; likewise ``p95_secs``, ``p99_secs``.
         premium_p95_secs: 95th percentile of premium callers from `GRACE_SECS` after the failure's
             beginning; infinite if more than one in twenty got no answer.
-        requests_per_turn: Requests that left the workers, per turn.
-        replacements_per_turn: Those that replaced a failed or a silent request.
-        worst_requests_per_turn: The highest value over a stretch, replacements left out.
+        requests_per_turn: Requests sent by the workers, per turn.
+        replacements_per_turn: Requests that replaced a failed or a silent one, per turn.
+        worst_requests_per_turn: The highest value over a stretch, without replacements.
         stretch_secs: The length of that stretch.
         broken_share: The broken provider's requests from `GRACE_SECS` after the failure's beginning
             to its end, as a share of the usual.
@@ -57,7 +57,7 @@ class Figures:
             one, until the p95 was within `P95_FACTOR` times the usual.
         recover_secs: From the failure's end until the broken provider had its share again.
         load_after: The highest load of returned providers after the failure, over the usual: of
-            all together, and of each that callers rely on.
+            all together, and of each with a usual load.
         busy_share: The mean share of the machine's processors in use.
     """
 
@@ -85,13 +85,7 @@ class Figures:
 
 
 def figures(drill: Drill, variant: Variant, record: Record) -> Figures:
-    """Compute the figures of one run.
-
-    Args:
-        drill: The drill.
-        variant: The service in the callers' pipelines.
-        record: What the run left behind.
-    """
+    """Compute the figures of one run."""
     turns, began = record.turns, record.began
     secs, begun = len(began), int(began.sum())
     failure = drill.failure_secs or 0.0
@@ -161,13 +155,13 @@ def figures(drill: Drill, variant: Variant, record: Record) -> Figures:
 def worst_requests_per_turn(
     sent: Counts, began: Counts, enough: int = ENOUGH
 ) -> tuple[float | None, int]:
-    """The highest number of requests per turn over a stretch, and the stretch's length.
+    """Return the highest requests per turn over a stretch, and the stretch's length.
 
     Args:
         sent: Requests, by second.
         began: Turns, by second.
-        enough: The turns that a stretch holds at least. It begins with any second and is as short
-            as that allows; it is the whole run if there are fewer turns.
+        enough: The least turns of a stretch. A stretch begins at any second and is as short as that
+            allows; with fewer turns it is the whole run.
     """
     all_sent = np.concatenate(([0], np.cumsum(sent)))
     all_began = np.concatenate(([0], np.cumsum(began)))
@@ -203,25 +197,25 @@ def _load_after(drill: Drill, record: Record, sent: Counts) -> float | None:
 
 
 def _first_requests(record: Record) -> Counts:
-    """Turns by the second of their first request, or of their beginning where there was none.
+    """Count turns by the second of their first request, or of their beginning without one.
 
-    Turns that wait for room send their requests together later; that is one request each.
+    Queued turns send their requests together later, at one request each.
     """
     secs = len(record.began)
-    asked = [turn for turn in record.turns if turn.requests]
-    moved = _by_second((turn.requests[0].at for turn in asked), secs)
-    return record.began - _by_second((turn.at for turn in asked), secs) + moved
+    with_requests = [turn for turn in record.turns if turn.requests]
+    moved = _by_second((turn.requests[0].at for turn in with_requests), secs)
+    return record.began - _by_second((turn.at for turn in with_requests), secs) + moved
 
 
 def _first_second(begin: float, end: float, holds: Callable[[int], bool]) -> float | None:
-    """From ``begin`` to the first second at which something holds."""
+    """Return the time from ``begin`` to the first second at which the condition holds."""
     if math.isinf(begin):
         return None
     return next((s - begin for s in range(math.ceil(begin), math.floor(end)) if holds(s)), None)
 
 
 def _waits(turns: Iterable[Turn]) -> list[float]:
-    """Waits for answers, infinite for lost turns; degraded turns did not wait for one."""
+    """Return the waits for answers, infinite for lost turns; degraded turns are excluded."""
     return [
         math.inf if turn.ttft_secs is None else turn.ttft_secs
         for turn in turns
@@ -235,7 +229,7 @@ def _p95(turns: Sequence[Turn], begin: float, end: float) -> float:
 
 
 def _per_turn(counts: Counts, began: Counts, begin: float, end: float) -> float | None:
-    """Requests per turn in the whole seconds from ``begin`` to ``end``."""
+    """Return the requests per turn in the whole seconds from ``begin`` to ``end``."""
     part = slice(math.ceil(begin), math.floor(min(end, len(counts))))
     turns = int(began[part].sum())
     return float(counts[part].sum()) / turns if turns else None
@@ -253,51 +247,50 @@ def _total(series: Iterable[Counts], secs: int) -> Counts:
 # ---- checks
 
 OVER_BUDGET = 1.25
-"""The average over a drill: it may begin with credit, and end with a debt."""
+"""For the average over a drill, which may begin with credit and end in debt."""
 CHANCE = 3.0
 """Standard deviations that count as chance."""
 RECOVER_SECS = 90.0
 LOAD_AFTER = 1.5
 PREMIUM_FACTOR = 3.5
-"""A plain limit cannot withdraw what a provider has queued already, see docs/drills.md."""
+"""A limit cannot withdraw requests that a provider has already queued; see docs/drills.md."""
 BUSY_SHARE = 0.85
 
 
 def failed_checks(drill: Drill, variant: Variant, found: Figures) -> list[str]:
-    """The checks that failed, a line each, with the figure and its bound.
+    """Return the failed checks, a line each, with the figure and its bound.
 
-    Args:
-        drill: The drill.
-        variant: The service in the pipelines; only hedged ones are checked.
-        found: The figures.
+    Only hedged variants are checked.
     """
     if variant.kind != "hedged":
         return []
     if found.requests_per_turn is None or found.worst_requests_per_turn is None:
         return [f"{drill.name}, {variant.name}: no turn began"]
     why = ", ".join(f"{count} {reason}" for reason, count in found.lost_why.items())
-    # on average the budget and chance; in a stretch twice the budget and the allowed bursts
+    # Average: the budget plus chance. Stretch: twice the budget plus the allowed bursts.
     on_average = found.requests_per_turn - found.replacements_per_turn
     extra = OVER_BUDGET * variant.budget
     chance = CHANCE * math.sqrt(min(extra * (1 - extra), 0.25) / max(found.turns, 1))
     budget = min(variant.budget, 0.5)
-    burst = CHANCE * math.sqrt(180 * budget * (1 - budget))  # chance in 180 turns, as the service
+    burst = CHANCE * math.sqrt(
+        180 * budget * (1 - budget)
+    )  # as in the service: chance in 180 turns
     most = 1 + 2 * variant.budget + 2 * burst / ENOUGH
     share, load, busy = found.broken_share, found.load_after, found.busy_share
     checks = [
         (not found.lost, f"{found.lost} turns lost ({why}), of {found.turns}"),
         (
-            not found.unended or drill.name == "process",  # its callers end with it
+            not found.unended or drill.name == "process",  # the killed process's turns do not end
             f"{found.unended} turns had not ended 30 s after the drill",
         ),
         (
             on_average <= 1 + extra + chance,
-            f"{on_average:.2f} requests a turn on average; at most {1 + extra:g}, "
+            f"{on_average:.2f} requests per turn on average; at most {1 + extra:g}, "
             f"and {chance:.2f} by chance",
         ),
         (
             found.worst_requests_per_turn <= most,
-            f"{found.worst_requests_per_turn:.2f} requests a turn in the worst "
+            f"{found.worst_requests_per_turn:.2f} requests per turn in the worst "
             f"{found.stretch_secs} s; at most {most:.2f}",
         ),
         (
@@ -311,7 +304,7 @@ def failed_checks(drill: Drill, variant: Variant, found: Figures) -> list[str]:
         ),
         (
             busy is None or busy <= BUSY_SHARE,
-            f"this machine was {busy or 0:.0%} busy and may be what was measured; raise --think",
+            f"this machine was {busy or 0:.0%} busy, which distorts the figures; raise --think",
         ),
     ]
     if drill.broken and drill.ends:
@@ -330,17 +323,13 @@ def failed_checks(drill: Drill, variant: Variant, found: Figures) -> list[str]:
                 premium <= PREMIUM_FACTOR * calm,
                 f"premium p95 is {premium / calm:.2f} times the usual; at most {PREMIUM_FACTOR:g}",
             ),
-            (found.degraded > 0, "no turn was rejected: there was no overload"),
+            (found.degraded > 0, "no turn was rejected: no overload occurred"),
         ]
     return [f"{drill.name}, {variant.name}: {line}" for holds, line in checks if not holds]
 
 
 def failed_goal(found: Sequence[Figures]) -> list[str]:
-    """Whether a budget reaches what the platform of the jagged edges reports.
-
-    Args:
-        found: The figures of the drill's variants.
-    """
+    """Check that some budget reaches the figures of the "jagged edges" report."""
     for each in found:
         p95_secs, p99_secs = each.p95_secs or math.inf, each.p99_secs or math.inf
         failed = (each.degraded + each.lost) / max(each.turns, 1)

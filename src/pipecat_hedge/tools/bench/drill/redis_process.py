@@ -1,4 +1,4 @@
-"""A Redis server in a process of its own: on a free port, nothing on disk."""
+"""Runs a Redis server as a child process on a free port, without persistence."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 __all__ = ["MISSING", "RedisProcess", "has_redis"]
 
-MISSING = 'there is no Redis: apt-get install redis-server, and pip install "pipecat-hedge[redis]"'
+MISSING = 'Redis is missing: apt-get install redis-server, and pip install "pipecat-hedge[redis]"'
 START_SECS = 10.0
 POLL_SECS = 0.02
 
 
 def has_redis() -> bool:
-    """Whether the server and its client are installed."""
+    """Whether the server and its Python client are installed."""
     return shutil.which("redis-server") is not None and find_spec("redis") is not None
 
 
 class RedisProcess:
-    """Runs ``redis-server`` for the length of a ``with``, and kills it at the end.
+    """Runs ``redis-server`` while entered, and kills it at the end.
 
     Attributes:
-        port: Its port, the same after a restart.
+        port: Its port, kept across restarts.
         url: Its address.
     """
 
@@ -41,14 +41,13 @@ class RedisProcess:
     _control: redis.Redis | None = None
 
     def __init__(self) -> None:
-        """Choose a port."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self.url = f"redis://127.0.0.1:{self.port}"
 
     @property
     def control(self) -> redis.Redis:
-        """A connection to it, which works again after a restart."""
+        """A connection, which also works after a restart."""
         if self._control is None:
             import redis
 
@@ -70,7 +69,7 @@ class RedisProcess:
             self._control.close()
 
     def start(self) -> None:
-        """Start it, empty; returns when it listens.
+        """Start the server, empty; returns when it listens.
 
         Raises:
             ConfigurationError: If it is not installed, or does not start.
@@ -80,7 +79,7 @@ class RedisProcess:
         options = {"port": str(self.port), "bind": "127.0.0.1", "dir": tempfile.gettempdir()}
         options |= {"save": "", "appendonly": "no"}
         self._process = subprocess.Popen(
-            ["redis-server", *(word for name in options for word in (f"--{name}", options[name]))],
+            ["redis-server", *(text for name in options for text in (f"--{name}", options[name]))],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -92,19 +91,19 @@ class RedisProcess:
             time.sleep(POLL_SECS)
 
     def kill(self) -> None:
-        """Kill it, ``kill -9``."""
+        """Kill the server (``kill -9``)."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def hang(self) -> None:
-        """Stop it: it accepts connections and answers nothing."""
+        """Stop the server: it accepts connections and does not answer."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Let it go on after ``hang``."""
+        """Continue after ``hang``."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
 

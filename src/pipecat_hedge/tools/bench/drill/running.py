@@ -1,4 +1,4 @@
-"""Runs one drill with one variant: starts the processes, applies the events, collects the lines."""
+"""Runs one drill with one variant: starts processes, applies events, collects results."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from pipecat_hedge.tools.simulator import SimulatorProcess, parse_model, tokeniz
 __all__ = ["Counts", "Fleet", "Record", "need", "read_lines", "run_drill"]
 
 MARGIN = 1.5
-"""The capacity of each provider over the usual need: each can carry all callers alone."""
+"""Each provider's capacity over the usual need: each can serve all callers alone."""
 Counts = npt.NDArray[np.int64]
-"""One count per second of the measurement."""
+"""One count per second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class Fleet:
 
     Parameters:
         processes: Worker processes.
-        sessions: Callers of each.
+        sessions: Callers per process.
         think_secs: The mean time between a caller's turns.
         seed: The same seed gives the same callers and the same latencies.
-        settle_secs: How long they call before the measurement begins.
-        tail_secs: How long turns may go on after it; callers give up after 30 s.
+        settle_secs: Calling time before the measurement begins.
+        tail_secs: The longest time for turns to end after it; callers give up after 30 s.
     """
 
     processes: int = 8
@@ -54,14 +54,14 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What one run left behind. Times are seconds from the beginning of the measurement.
+    """The results of one run. Times are seconds from the beginning of the measurement.
 
     Parameters:
         turns: The turns that began during the measurement and have ended, by their beginning.
-        began: Turns that began; those of a killed worker and unended ones included.
-        sent: By provider, the requests that left the workers.
-        arrived: By provider, the requests that its present process has counted.
-        busy_share: The mean share of the machine's processors in use; None if not known.
+        began: Turns that began, including those of a killed worker and unended ones.
+        sent: By provider, the requests that the workers sent.
+        arrived: By provider, the requests that its current process counted.
+        busy_share: The mean share of the machine's processors in use; None if unknown.
     """
 
     turns: list[Turn]
@@ -72,11 +72,11 @@ class Record:
 
 
 def need(model: str, sessions: int, think_secs: float) -> float:
-    """The requests in flight on average if one provider serves all callers (Little's law).
+    """Return the mean requests in flight if one provider serves all callers (Little's law).
 
     Args:
         model: The simulator's model.
-        sessions: The callers.
+        sessions: The number of callers.
         think_secs: The mean time between a caller's turns.
     """
     behaviour = parse_model(model)
@@ -92,13 +92,13 @@ def run_drill(
     """Run one drill with one variant.
 
     Args:
-        drill: What happens.
+        drill: The drill.
         variant: The service in the callers' pipelines.
         fleet: The callers.
         tick: Called each second.
 
     Raises:
-        HedgeError: If a worker ends by itself.
+        HedgeError: If a worker exits.
     """
     secs = drill.secs(variant)
     events = list(drill.events)
@@ -126,12 +126,12 @@ def run_drill(
 
 
 def read_lines(lines: list[str], began_at: float, secs: int, providers: list[str]) -> Record:
-    """Read what workers have written; nothing has arrived in this record.
+    """Parse the workers' output; ``arrived`` stays empty.
 
     Args:
         lines: The lines of all workers.
-        began_at: When the measurement began, on the machine's clock.
-        secs: How long it lasted. Turns and requests outside of it are left out.
+        began_at: The beginning of the measurement, on the machine's clock.
+        secs: Its length. Turns and requests outside of it are omitted.
         providers: The providers' names.
     """
     turns: list[Turn] = []
@@ -156,10 +156,10 @@ def read_lines(lines: list[str], began_at: float, secs: int, providers: list[str
 
 
 class _Processes:
-    """The providers, the Redis and the workers of one run."""
+    """The providers, the Redis server and the workers of one run."""
 
     def __init__(self, drill: Drill, variant: Variant, fleet: Fleet, stack: ExitStack):
-        """Start them; all are killed when ``stack`` is closed."""
+        """Start the processes; all are killed when ``stack`` closes."""
         self._drill, self._seed = drill, fleet.seed
         callers = fleet.processes * fleet.sessions
         needs = [need(model, callers, fleet.think_secs) for model in drill.models.values()]
@@ -202,7 +202,7 @@ class _Processes:
             simulator.__exit__(None, None, None)
 
     def _start_worker(self, task: Task) -> subprocess.Popen[str]:
-        # Errors go to a file: nothing reads a pipe, and a full one would stop the process.
+        # Errors go to a file: a full pipe would block the process.
         with self._errors_of(task.worker).open("w", encoding="utf-8") as errors:
             worker = subprocess.Popen(
                 [sys.executable, "-m", "pipecat_hedge.tools.bench.drill.worker"],
@@ -220,7 +220,7 @@ class _Processes:
         return self._folder / f"{worker}.err"
 
     def _start(self, names: tuple[str, ...]) -> None:
-        """Start providers at the same time, each on its old port."""
+        """Start providers concurrently, each on its previous port."""
         made = {
             name: SimulatorProcess(
                 self._ports.get(name, 0),
@@ -238,7 +238,7 @@ class _Processes:
                 self._ports[name] = int(started.url.rsplit(":", 1)[1])
 
     def apply(self, event: Event) -> None:
-        """Do what an event says."""
+        """Apply an event."""
         match event.action:
             case "kill":
                 for name in event.providers:
@@ -260,18 +260,18 @@ class _Processes:
                 self._redis.kill()
             case "start_redis" if self._redis:
                 self._redis.start()
-            case _:  # without a Redis nothing happens to it
+            case _:  # no Redis
                 pass
 
     def check(self) -> None:
-        """Check that no worker has ended by itself."""
+        """Check that no worker has exited."""
         for number, worker in self._workers.items():
             if worker.poll() is not None:
                 errors = self._errors_of(number).read_text("utf-8").splitlines() or ["no message"]
-                raise HedgeError(f"a worker of the drill has ended: {errors[-1]}")
+                raise HedgeError(f"a worker of the drill exited: {errors[-1]}")
 
     def arrivals(self, began_at: float, secs: int) -> dict[str, Counts]:
-        """The requests that each provider's present process has counted in each second."""
+        """Return the requests that each provider's current process counted per second."""
         arrived = {name: np.zeros(secs, np.int64) for name in self._drill.models}
         for name, simulator in self._providers.items():
             found = simulator.arrivals()
@@ -281,7 +281,7 @@ class _Processes:
         return arrived
 
     def lines(self) -> list[str]:
-        """The whole lines that the workers have written so far."""
+        """Return the complete lines that the workers have written so far."""
         texts = [path.read_text("utf-8") for path in self._folder.glob("*.jsonl")]
         return [line for text in texts for line in text[: text.rfind("\n") + 1].splitlines()]
 
@@ -296,12 +296,12 @@ def _sleep_until(at: float) -> None:
 
 
 def _processor_ticks() -> tuple[int, int]:
-    """The processors' time since the system's start and the idle part of it; zero if not known."""
+    """Return the processors' total and idle time since boot; zero if unknown."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return 0, 0
-    # user, nice, system, idle, iowait, irq, softirq, steal; the guests' times are in user's
-    ticks = [int(word) for word in stat.read_text().split("\n", 1)[0].split()[1:9]]
+    # user, nice, system, idle, iowait, irq, softirq, steal; user includes the guests' times
+    ticks = [int(text) for text in stat.read_text().split("\n", 1)[0].split()[1:9]]
     return sum(ticks), ticks[3] + ticks[4]
 
 

@@ -1,7 +1,6 @@
 """The drills and the variants of the service under test, as values.
 
-Times are seconds since the measurement began. What is usual is taken from the time before the
-first event.
+Times are seconds since the measurement began. Usual values are those before the first event.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ __all__ = ["ANSWER", "DRILLS", "FIRST", "PROVIDERS", "VARIANTS", "Drill", "Event
 
 ANSWER = "We are open until nine."
 PACE = "tps=5"
-"""Five tokens a second make an answer as long as a spoken one, and are cheap to stream."""
+"""At five tokens per second an answer lasts as long as a spoken one, and is cheap to stream."""
 PROVIDERS = {
     "first": f"gpt-4.1?{PACE}",
     "second": f"claude-haiku-4-5?{PACE}",
     "third": f"gemini-3.6-flash?{PACE}",
 }
-"""The providers in their order, each with the simulator's model that stands for it."""
+"""The providers in their order, each with its simulated model."""
 ALL = tuple(PROVIDERS)
 FIRST = ALL[:1]
 
@@ -57,13 +56,13 @@ BARE, RETRY, HEDGED = VARIANTS = (
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What is done to the processes at one moment.
+    """A change to the processes at one moment.
 
     Parameters:
-        at_secs: When.
-        action: ``kill`` and ``start`` providers (on their old ports), set their ``conditions``,
-            kill or start Redis (it starts empty), kill one worker.
-        providers: The providers that it is done to.
+        at_secs: The time.
+        action: ``kill`` and ``start`` providers (on their previous ports), set their
+            ``conditions``, kill or start Redis (it starts empty), kill one worker.
+        providers: The affected providers.
         conditions: The conditions (`SimulatorProcess.set_conditions`); empty restores the usual
             ones. ``of_need`` is the capacity of all these providers together, as a share of the
             usual need.
@@ -82,14 +81,14 @@ class Drill:
     Parameters:
         name: Its name on the command line.
         summary: What happens, in a line.
-        events: What happens, in order. The first one is the failure.
+        events: The events, in order. The first one is the failure.
         ends: Whether the last event ends the failure.
-        hedged_secs: How long the hedged variants are measured.
-        plain_secs: How long the others are measured; they have no breakers to wait for.
+        hedged_secs: The measurement's length for hedged variants.
+        plain_secs: The same for the others, which have no breakers to wait for.
         broken: The providers that should get no requests during the failure.
         models: The simulator's model of each provider.
         variants: The variants to run.
-        think_factor: Multiplies the callers' time between turns, to spare a small machine.
+        think_factor: A factor on the callers' time between turns, for small machines.
     """
 
     name: str
@@ -105,20 +104,20 @@ class Drill:
 
     @property
     def failure_secs(self) -> float | None:
-        """When the failure begins; None if there is none."""
+        """The beginning of the failure; None if there is none."""
         return self.events[0].at_secs if self.events else None
 
     @property
     def return_secs(self) -> float | None:
-        """When the failure ends; None if it lasts."""
+        """The end of the failure; None if it lasts."""
         return self.events[-1].at_secs if self.ends else None
 
     def secs(self, variant: Variant) -> int:
-        """How long a variant is measured, in whole seconds."""
+        """Return the length of a variant's measurement, in whole seconds."""
         return round(self.hedged_secs if variant.kind == "hedged" else self.plain_secs)
 
     def paced(self, pace: float) -> Drill:
-        """The same drill with all times multiplied by ``pace``."""
+        """Return the same drill with all times multiplied by ``pace``."""
         return replace(
             self,
             events=tuple(replace(e, at_secs=e.at_secs * pace) for e in self.events),
@@ -205,4 +204,4 @@ _DRILLS = (
     ),
 )
 DRILLS = {drill.name: drill for drill in _DRILLS}
-"""Every drill by its name, in the order in which they are run."""
+"""The drills by name, in the order of execution."""

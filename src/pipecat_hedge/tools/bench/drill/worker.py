@@ -1,8 +1,7 @@
-"""One process of the fleet: its callers, and the lines that it writes about their turns.
+"""One process of the fleet: its callers, and the results that it writes.
 
-It reads its task, one line of JSON, from the standard input, ends when that is closed, and is
-otherwise ended by ``kill -9``. Times are seconds on the machine's monotonic clock, which all
-processes share.
+It reads its task, one JSON line, from standard input, and exits when that is closed. Times are
+seconds on the machine's monotonic clock, which all processes share.
 """
 
 from __future__ import annotations
@@ -42,21 +41,21 @@ PREMIUM_EVERY = 10
 CONNECTIONS = 1000
 
 Outcome: TypeAlias = Literal["answered", "degraded", "lost"]
-"""The whole answer, the fallback text (also after a part of the answer), or neither."""
+"""The complete answer, the fallback text (also after a partial answer), or neither."""
 
 
 class Task(BaseModel):
-    """What a worker does.
+    """A worker's task.
 
     Attributes:
         worker: Its number, from 0.
-        sessions: Its callers.
+        sessions: The number of its callers.
         think_secs: The mean time between a caller's turns.
         seed: The same seed gives the same callers.
         variant: The service in their pipelines.
         models: By provider, its ``base_url`` and its model.
-        out: The file to write to.
-        redis_url: Where statistics are shared with the other workers; None if nowhere.
+        out: The output file.
+        redis_url: The Redis server that the workers share; None without one.
     """
 
     worker: int
@@ -77,7 +76,7 @@ class Began(BaseModel):
 
 
 class Sent(BaseModel):
-    """A request left the process; refused connections and the SDK's retries are included."""
+    """A request left the process; refused connections and SDK retries are included."""
 
     kind: Literal["sent"] = "sent"
     at: float
@@ -88,7 +87,7 @@ class Request(BaseModel):
     """One request of a hedged turn, from the turn's report.
 
     Attributes:
-        at: When it was sent.
+        at: Send time.
         reason: ``primary``, ``hedge``, ``failure`` or ``stall``.
         outcome: ``won``, ``superseded``, ``failed`` or ``interrupted``.
         has_token: Whether it had a first token.
@@ -105,12 +104,12 @@ class Turn(BaseModel):
     """A turn that has ended.
 
     Attributes:
-        at: When it began.
+        at: Its beginning.
         outcome: What the caller got.
         why: Of a lost turn: ``silence``, ``broken off`` or ``no end within 30 s``.
-        ttft_secs: To the first text; None if none came, and of lost turns.
+        ttft_secs: To the first text; None without text, and for lost turns.
         premium: Whether the caller has the premium tier.
-        requests: Its requests, where the service reports them.
+        requests: Its requests, if the service reports them.
     """
 
     kind: Literal["turn"] = "turn"
@@ -140,7 +139,7 @@ LINE: TypeAdapter[Began | Sent | Turn] = TypeAdapter(Line)
 
 
 class _Services:
-    """Makes a worker's services, which share one HTTP client and what they learn."""
+    """Creates a worker's services, which share one HTTP client and the statistics."""
 
     def __init__(self, task: Task, write: Callable[[BaseModel], None]):
         self._variant = task.variant
@@ -170,7 +169,7 @@ class _Services:
         }
 
     def service(self, *, premium: bool) -> LLMService[Any]:
-        """One session's service."""
+        """Create one session's service."""
         services = {name: _SharedClient(*made) for name, made in self._clients.items()}
         if self._variant.kind != "hedged":
             return next(iter(services.values()))
@@ -189,7 +188,7 @@ class _Services:
 
 
 class _SharedClient(OpenAILLMService):
-    """Uses a client that exists already."""
+    """Uses an existing client."""
 
     def __init__(self, client: AsyncOpenAI, model: str):
         self._shared = client
@@ -202,7 +201,7 @@ class _SharedClient(OpenAILLMService):
 async def _call(
     task: Task, number: int, services: _Services, write: Callable[[BaseModel], None]
 ) -> None:
-    """One caller: asks, listens, thinks, and asks again, until the process ends."""
+    """One caller: asks, listens, thinks, and repeats until the process ends."""
     caller = task.worker * task.sessions + number
     rng = random.Random(f"{task.seed} {caller}")
     premium = caller % PREMIUM_EVERY == 0
@@ -235,7 +234,7 @@ async def _call(
 
 
 def outcome_of(text: str, *, is_over: bool) -> tuple[Outcome, str | None]:
-    """What a caller got, and why a turn is lost."""
+    """Classify a turn, and name the reason of a lost one."""
     if text.endswith(FALLBACK):
         return "degraded", None
     if not is_over:
@@ -246,7 +245,7 @@ def outcome_of(text: str, *, is_over: bool) -> tuple[Outcome, str | None]:
 
 
 def _requests(report: TurnReport, at: float) -> list[Request]:
-    """The requests that were sent; attempts that found no room were not."""
+    """Return the sent requests; rejected attempts are excluded."""
     return [
         Request(
             provider=a.provider,
@@ -261,7 +260,7 @@ def _requests(report: TurnReport, at: float) -> list[Request]:
 
 
 async def _work(task: Task) -> None:
-    # Line by line: what was written before the process is killed counts.
+    # Line-buffered: lines written before the process is killed count.
     with open(task.out, "w", buffering=1, encoding="utf-8") as out:  # noqa: ASYNC230
 
         def write(line: BaseModel) -> None:
@@ -275,10 +274,10 @@ async def _work(task: Task) -> None:
 
 
 def main() -> None:
-    """Run the task on the standard input until that is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    """Run the task from standard input until that is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     task = Task.model_validate_json(sys.stdin.readline())
-    logger.remove()  # hundreds of callers whose provider is down would fill the screen
+    logger.remove()  # hundreds of callers would log every failure
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -289,7 +288,7 @@ def main() -> None:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Production servers run on uvloop; use it where it is installed."""
+    """Use uvloop if installed, as production servers do."""
     try:
         import uvloop
     except ImportError:

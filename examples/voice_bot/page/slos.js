@@ -1,6 +1,5 @@
-// What callers are promised, and how it is kept: over all calls of this bot, so a new call does not
-// clear it. The error budget is the share of turns that may break the promise; a burn of 1 uses it up
-// exactly.
+// The SLOs and how well they are met, over all calls of this bot: a new call does not clear them. The
+// error budget is the share of turns that may miss the SLO; a burn rate of 1 spends exactly that.
 
 import { element, ms } from "./dom.js";
 
@@ -9,62 +8,62 @@ const OBJECTIVES = {
   ttfs: "first sentence",
   voice_to_voice: "voice to voice",
 };
-const FAST = 6; // times as fast as allowed: somebody should look
+const FAST = 6; // times as fast as allowed: worth an alert
 const WINDOWS = [
   ["d", 86400],
   ["h", 3600],
   ["min", 60],
 ];
 
-export class PromisesView {
+export class SlosView {
   constructor(place) {
     this.place = place;
   }
 
-  show({ promises }) {
-    this.place.hidden = !promises.length;
-    const tiers = new Set(promises.map(({ tier }) => tier));
-    this.place.replaceChildren(...promises.map((one) => card(one, tiers.size > 1)));
+  show({ slos }) {
+    this.place.hidden = !slos.length;
+    const tiers = new Set(slos.map(({ tier }) => tier));
+    this.place.replaceChildren(...slos.map((one) => card(one, tiers.size > 1)));
   }
 }
 
-function card(promise, withTier) {
-  const { objective, within_secs, share, attainment, budget_left, turns } = promise;
-  const made = element("div", "promise");
+function card(slo, withTier) {
+  const { objective, within_secs, share, attainment, budget_left, turns } = slo;
+  const made = element("div", "slo");
   made.dataset.objective = objective;
-  made.dataset.tier = promise.tier;
-  const tier = withTier ? `${promise.tier}: ` : "";
+  made.dataset.tier = slo.tier;
+  const tier = withTier ? `${slo.tier}: ` : "";
   made.append(
     element("h3", "", `${tier}${OBJECTIVES[objective] ?? objective} within ${ms(within_secs)}`),
   );
 
-  const kept = element("p", "kept");
-  const isKept = attainment == null || attainment >= share;
-  const days = named(promise.burns.at(-1).window_secs);
-  kept.append(
-    element("strong", isKept ? "is-kept" : "is-broken", percent(attainment)),
+  const met = element("p", "met");
+  const isMet = attainment == null || attainment >= share;
+  const days = named(slo.burns.at(-1).window_secs);
+  met.append(
+    element("strong", isMet ? "is-met" : "is-missed", percent(attainment)),
     ` of ${percent(share)}`,
     element("small", "", ` ${turns} ${turns === 1 ? "turn" : "turns"} in ${days}`),
   );
 
-  const left = element("p", `left ${leftKind(budget_left)}`);
+  const left = element("p", `budget-left ${leftKind(budget_left)}`);
   const bar = element("span", "budget");
   bar.setAttribute("role", "img");
-  const words = budget_left < 0 ? `overspent ${times(1 - budget_left)}` : `${percent(budget_left)} left`;
-  bar.setAttribute("aria-label", `error budget: ${words}`);
+  const text = budget_left < 0 ? `overspent ${times(1 - budget_left)}` : `${percent(budget_left)} left`;
+  bar.setAttribute("aria-label", `error budget: ${text}`);
   const fill = element("span");
   fill.style.width = `${Math.max(0, Math.min(1, budget_left)) * 100}%`;
   bar.append(fill);
-  left.append(bar, element("span", "budget-words", `budget ${words}`));
+  left.append(bar, element("span", "budget-text", `budget ${text}`));
 
   const burns = element("ul", "burns");
-  for (const { window_secs, burn } of promise.burns) {
+  for (const { window_secs, burn } of slo.burns) {
     const item = element("li", burnKind(burn));
-    item.title = "how many times as fast as allowed the error budget is spent";
+    item.title = "burn rate: 1 spends the error budget exactly as fast as allowed";
     item.append(`${named(window_secs)} `, element("b", "", burn == null ? "–" : times(burn)));
     burns.append(item);
   }
-  made.append(kept, left, burns);
+  made.append(met, left, burns);
   return made;
 }
 

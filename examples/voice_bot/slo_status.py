@@ -1,4 +1,4 @@
-"""How the promises to callers are kept, for the page."""
+"""The SLO state for the page."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ from typing import Any
 
 from pipecat_hedge.telemetry import SloStatus
 
-__all__ = ["promises_message"]
+__all__ = ["slos_message"]
 
 
-def promises_message(statuses: Sequence[SloStatus]) -> dict[str, Any]:
-    """The promises as the page gets them.
-
-    Args:
-        statuses: How each is kept, by all calls of this bot.
-    """
-    return {"type": "promises", "promises": [_promise(status) for status in statuses]}
+def slos_message(statuses: Sequence[SloStatus]) -> dict[str, Any]:
+    """Return the page's message with the SLOs of all calls."""
+    return {"type": "slos", "slos": [_slo(status) for status in statuses]}
 
 
-def _promise(status: SloStatus) -> dict[str, Any]:
+def _slo(status: SloStatus) -> dict[str, Any]:
     return {
         "tier": status.tier,
         "objective": status.objective,
