@@ -641,7 +641,7 @@ class TestProviderStates:
             rf"{name} belongs to HedgePolicy: write policy=HedgePolicy.{policy}\({name}=...\)"
         )
         with pytest.raises(ConfigurationError, match=expected):
-            HedgedLLMService([scripted()], **{name: 1})
+            HedgedLLMService([scripted()], **{name: 1})  # pyright: ignore[reportArgumentType]
 
 
 class TestDrain:
