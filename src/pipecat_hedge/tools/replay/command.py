@@ -83,17 +83,24 @@ def run(args: argparse.Namespace) -> int:
     """Make the calls, and print or write the results.
 
     Returns:
-        0 if every turn was answered, 1 if one was not, 2 if no call could be made.
+        0 if every turn was answered, 1 if one was not, 2 if no call could be made, 130 after
+        Ctrl-C; the turns that were complete by then are printed or written all the same.
     """
+    turns: list[TurnResult] = []
     errors = Console(stderr=True, highlight=False)
     try:
         wanted = _wanted(args)
         if args.report is not None:
             check_folder(args.report)
-        turns = _call(wanted, errors)
+        is_complete = _call(wanted, errors, turns)
     except HedgeError as e:
         errors.print(f"pipecat-hedge replay: {e}", markup=False, soft_wrap=True)
         return 2
+    if not is_complete:
+        complete = f"{len(turns)} of {wanted.turns} turns are complete"
+        errors.print(f"pipecat-hedge replay: interrupted; {complete}", markup=False)
+        if not turns:
+            return 130
     if args.report is not None:
         write_report(args.report, turns, _about(wanted))
     if args.json:
@@ -103,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         print_table(turns, Console(highlight=False, width=None if sys.stdout.isatty() else 110))
         if args.report is not None:
             print(f"report: {args.report / 'report.html'}")
-    return int(any(turn.error is not None for turn in turns))
+    return int(any(turn.error is not None for turn in turns)) if is_complete else 130
 
 
 def _wanted(args: argparse.Namespace) -> Replay:
@@ -123,16 +130,24 @@ def _wanted(args: argparse.Namespace) -> Replay:
     )
 
 
-def _call(wanted: Replay, errors: Console) -> list[TurnResult]:
+def _call(wanted: Replay, errors: Console, turns: list[TurnResult]) -> bool:
+    """Make the calls and add each complete turn; False after Ctrl-C."""
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task("calling", total=wanted.turns)
 
-        def show(turn: TurnResult) -> None:
+        def add(turn: TurnResult) -> None:
+            turns.append(turn)
             secs = turn.voice_to_voice_secs
             latency = "no answer" if secs is None else f"{secs:.2f} s"
             bar.update(task, advance=1, description=f"{turn.recording}: {latency}")
 
-        return asyncio.run(replay(wanted, on_turn=show))
+        try:
+            asyncio.run(replay(wanted, on_turn=add))
+        except KeyboardInterrupt:
+            return False
+        finally:
+            turns.sort(key=lambda turn: (turn.caller, turn.run))
+    return True
 
 
 def _about(wanted: Replay) -> str:
