@@ -21,7 +21,7 @@ import numpy as np
 
 from pipecat_hedge.policy.survival import Floats, SurvivalCurve
 
-__all__ = ["HORIZON_SECS", "HedgeBenefit", "Worths", "joint", "savings"]
+__all__ = ["HORIZON_SECS", "HedgeBenefit", "BenefitCache", "joint", "expected_saving"]
 
 QUANTILES = 24
 CANDIDATES = 64
@@ -71,7 +71,7 @@ class HedgeBenefit:
             since: The earliest time, in seconds from the turn's start.
         """
         at = _candidates(in_flight, since)
-        saved = savings(in_flight, further, at, deadline_secs)
+        saved = expected_saving(in_flight, further, at, deadline_secs)
         left = in_flight.share_after(at)
         return cls(
             at.tolist(), saved.tolist(), np.maximum.accumulate(saved).tolist(), left.tolist()
@@ -110,7 +110,7 @@ class HedgeBenefit:
             before, below = at, saved
         return None
 
-    def worth_waiting_for(self, secs: float, price_secs: float) -> float:
+    def best_time_from(self, secs: float, price_secs: float) -> float:
         """The time from ``secs`` on at which a request brings the most for what it costs.
 
         That is where left · (V − price) is largest: a little later, fewer turns are still waiting,
@@ -143,7 +143,7 @@ class HedgeBenefit:
         return found[::-1]
 
 
-class Worths:
+class BenefitCache:
     """Remembers what has been computed for a pair of curves; a curve is a value."""
 
     def __init__(self) -> None:
@@ -168,12 +168,12 @@ class Worths:
             return found[2]
         if len(self._known) >= REMEMBERED:
             self._known.clear()
-        worth = HedgeBenefit.of(in_flight, further, deadline_secs)
-        self._known[key] = (in_flight, further, worth)
-        return worth
+        benefit = HedgeBenefit.of(in_flight, further, deadline_secs)
+        self._known[key] = (in_flight, further, benefit)
+        return benefit
 
 
-def savings(
+def expected_saving(
     in_flight: SurvivalCurve, further: SurvivalCurve, at: Floats, deadline_secs: float | None = None
 ) -> Floats:
     """V(t): the seconds that a further request saves on average if it is sent at t.
@@ -185,7 +185,7 @@ def savings(
         deadline_secs: Only waiting beyond this time counts; None counts all.
 
     Returns:
-        The savings in seconds, shape (n,).
+        The expected_saving in seconds, shape (n,).
     """
     latencies = further.quantiles(_EQUALLY_LIKELY)
     begins = at[:, None] + latencies[None, :]

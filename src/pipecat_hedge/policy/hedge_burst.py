@@ -14,7 +14,7 @@ The naive answer, to stop all hedges for a while once there have been too many, 
 begin everywhere at the same instant. Ours is the usual bucket: each turn puts its budget in, an
 extra request takes one out, and none is sent while there is not one in it. A fleet's processes meet
 the trouble together and have no time to tell each other, so what is saved is divided among them
-beforehand: ``saved`` in all, but no more than ``ALONE`` each, and no less than one. The account
+beforehand: ``saved`` in all, but no more than ``MOST_PER_PROCESS`` each, and no less than one. The account
 makes the demand what its budget is; if no more than that came in, the bucket would be half empty in
 calm, and hedges would wait for the next token for as long as hedging is to save. So twice as much
 comes in (``SLACK``), which the account never lets be used up for long. Who is put off asks again
@@ -50,17 +50,17 @@ __all__ = ["BurstBound", "HedgeBurst", "saved"]
 
 TURNS = 180
 CHANCE = 3.0
-ALONE = 4.0
+MOST_PER_PROCESS = 4.0
 """The most that one process may, which knows of no others."""
 SLACK = 2.0
 """What a turn puts in, in units of its budget: what was saved goes out at twice the usual rate."""
-EACH_SECS = 4.0
+REFILL_SECS = 4.0
 """How often one comes in by time alone, for all processes together."""
-ENOUGH = 1.0 - 1e-9
+ONE_TOKEN = 1.0 - 1e-9
 SLOW_TIMES = 2.0
 """So many times as long has somebody to be silent who answers others, or where another request is
 expected to save little: who has waited for so long is about to hang up."""
-LATELY = 0.5
+RECENT_PART = 0.5
 """A word to others is of now if it is younger than that part of a silence. Somebody who hangs since
 the silence began has still answered those who came before, but for their tail not in its second
 half."""
@@ -88,13 +88,13 @@ class HedgeBurst:
         self._budget = budget
         self._saved = saved(budget)
         self._processes = 1
-        self._tokens = ALONE
+        self._tokens = MOST_PER_PROCESS
         self._now: float | None = None
 
     @property
     def most(self) -> float:
         """How much the bucket holds, in requests."""
-        return min(max(self._saved / self._processes, 1.0), ALONE)
+        return min(max(self._saved / self._processes, 1.0), MOST_PER_PROCESS)
 
     def begin_turn(self, now: float) -> None:
         """Put a turn's budget in.
@@ -134,12 +134,12 @@ class HedgeBurst:
         """
         self._processes = processes
         self._fill(now)
-        return cost <= 0 or self._tokens >= ENOUGH * min(cost, self.most)
+        return cost <= 0 or self._tokens >= ONE_TOKEN * min(cost, self.most)
 
     def _fill(self, now: float) -> None:
         """Let time pass; loops may tell it a little out of order, or have clocks of their own."""
         secs = 0.0 if self._now is None else max(now - self._now, 0.0)
-        self._tokens = min(self._tokens + secs / EACH_SECS / self._processes, self.most)
+        self._tokens = min(self._tokens + secs / REFILL_SECS / self._processes, self.most)
         self._now = now
 
 
@@ -158,7 +158,7 @@ class BurstBound:
         pay_back: Callable[[str], None],
         silent_secs: Mapping[str, float],
         answered_since: Callable[[str], float] = lambda provider: -math.inf,
-        word_at: Callable[[str], float] = lambda provider: -math.inf,
+        last_token_at_of: Callable[[str], float] = lambda provider: -math.inf,
     ):
         """Bound a rule, for one turn.
 
@@ -173,7 +173,7 @@ class BurstBound:
             answered_since: By provider, when the latest request was sent, of anybody's, that it has
                 begun to answer. Where that is later than the silent one's it is slow, and its
                 silence has to be ``SLOW_TIMES`` as long.
-            word_at: By provider, when it has begun to answer the last time, to anybody. Where that
+            last_token_at_of: By provider, when it has begun to answer the last time, to anybody. Where that
                 is lately the same holds.
         """
         self._usual = usual
@@ -181,31 +181,34 @@ class BurstBound:
         self._pay_back = pay_back
         self._silent_secs = silent_secs
         self._answered_since = answered_since
-        self._word_at = word_at
+        self._last_token_at_of = last_token_at_of
         self._claimed: str | None = None
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
         """Launch as usual, or as soon as may be; see ``LaunchRule``."""
         decision = self._usual.next_launch(waiting)
         last = waiting.in_flight[-1]
-        heard_at = last.launched_at if last.last_token_at is None else last.last_token_at
+        last_token_at = last.launched_at if last.last_token_at is None else last.last_token_at
         silent_secs = self._silent_secs[last.provider]
-        lost_at = heard_at + SLOW_TIMES * silent_secs
+        lost_at = last_token_at + SLOW_TIMES * silent_secs
         if decision.at is None:
             return decision
         if decision.at > waiting.now:
             if lost_at > waiting.now:
                 return replace(decision, at=min(decision.at, lost_at))
-            reason = f"silent for {waiting.now - heard_at:.2g} s, whatever it saves"
+            reason = f"silent for {waiting.now - last_token_at:.2g} s, whatever it saves"
             return LaunchDecision(lost_at, reason, is_put_off=True)
         if self._claimed is not None or self._claim(waiting.next_provider, waiting.now):
             # Also if nobody takes it yet: it is sent as soon as somebody does.
             self._claimed = self._claimed or waiting.next_provider
             return decision
-        lately = waiting.now - LATELY * silent_secs
-        if self._answered_since(last.provider) > heard_at or self._word_at(last.provider) > lately:
+        lately = waiting.now - RECENT_PART * silent_secs
+        if (
+            self._answered_since(last.provider) > last_token_at
+            or self._last_token_at_of(last.provider) > lately
+        ):
             silent_secs *= SLOW_TIMES
-        silent_at = max(heard_at + silent_secs, decision.at)
+        silent_at = max(last_token_at + silent_secs, decision.at)
         reason = f"put off, the budget has no room for more at once: {decision.reason}"
         return LaunchDecision(silent_at, reason, is_put_off=True)
 

@@ -78,8 +78,10 @@ class AfterSilence:
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
         """Launch ``seconds`` after the latest attempt's last sign of life; see ``LaunchRule``."""
         before = waiting.in_flight[-1]
-        heard_at = before.launched_at if before.last_token_at is None else before.last_token_at
-        return LaunchDecision(heard_at + self.seconds, f"{before.provider} silent {self.seconds} s")
+        last_token_at = before.launched_at if before.last_token_at is None else before.last_token_at
+        return LaunchDecision(
+            last_token_at + self.seconds, f"{before.provider} silent {self.seconds} s"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +259,7 @@ class HedgePolicy:
                 "target_ttft_secs", _seconds("target_ttft_secs", target_ttft_secs)
             )
         if slo is not None:
-            _refuse_promise(slo, target)
+            _check_slo(slo, target)
         rule = Adaptive(
             float(budget), _seconds("min_saving_secs", min_saving_secs), target, order, slo
         )
@@ -325,7 +327,7 @@ def _one_of(field: str, value: object, known: tuple[object, ...]) -> None:
         )
 
 
-def _refuse_promise(slo: Slo, target_ttft_secs: float | None) -> None:
+def _check_slo(slo: Slo, target_ttft_secs: float | None) -> None:
     if not isinstance(slo, Slo):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError(f"slo must be a Slo, got {slo!r}: write Slo(ttft_secs=0.8)")
     if target_ttft_secs is not None:

@@ -123,7 +123,7 @@ def plan_turn(
         stats: What is known of them.
         prompt_tokens: The size of the prompt; None where it is not known.
         commit_on: What an attempt must have to win.
-        rng: Decides where a rule decides by chance.
+        rng: Decides where a rule decides by probability.
         now: The time, on the race's clock. None where turns come one after the other and not when
             callers call: then how many are hedged at once has no meaning, and is not bounded.
         lag_secs: Tells how far the event loop is behind: what has arrived since is not read yet.
@@ -187,9 +187,9 @@ def _adaptive(
         {name: share_at[cost] for name, cost in costs.items()},
         rule.min_saving_secs,
         rule.target_ttft_secs,
-        stats.worths,
+        stats.benefits,
     )
-    if aim is not None and rng.random() < aim.chance:
+    if aim is not None and rng.random() < aim.probability:
         rule_of_turn = AimedDelay(rule_of_turn, aim, within_secs)
     late_secs = stats.late_secs(first, prompt_tokens)
     if late_secs is not None:

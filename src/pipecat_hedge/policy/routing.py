@@ -43,7 +43,7 @@ class Route:
 
 def route(
     given: Sequence[str],
-    spells: Mapping[str, SlowSpell],
+    slow_periods: Mapping[str, SlowSpell],
     median_secs: Mapping[str, float],
     budget: float,
     now: float,
@@ -54,24 +54,24 @@ def route(
 
     Args:
         given: Their names, in the order that the user gave; not empty.
-        spells: Whether each has turned slow.
+        slow_periods: Whether each has turned slow.
         median_secs: The time to first token that each is known, or assumed, to take at the median.
         budget: Extra requests per turn.
         now: The time on the race's clock.
         in_debt: Whether more has been spent than chance explains: then nobody is probed.
     """
     first = given[0]
-    if not spells[first].is_on or budget <= 0:
+    if not slow_periods[first].is_on or budget <= 0:
         return Route(tuple(given))
-    level = spells[first].level_secs(now)
-    well = (n for n in given[1:] if not spells[n].is_on and median_secs[n] < level)
+    level = slow_periods[first].level_secs(now)
+    well = (n for n in given[1:] if not slow_periods[n].is_on and median_secs[n] < level)
     other = next(well, None)
     if other is None:
         return Route(tuple(given))
     rest = [name for name in given[1:] if name != other]
     reason = f"{first} has turned slow ({level:.2f} s or more), {other} takes"
     reason += f" {median_secs[other]:.2f} s at the median"
-    if not in_debt and spells[first].is_probes_turn(budget):
+    if not in_debt and slow_periods[first].is_probes_turn(budget):
         return Route((other, first, *rest), first, 1.0 - PROBES, reason)
     return Route((other, *rest, first), None, 1.0 - PROBES, reason)
 

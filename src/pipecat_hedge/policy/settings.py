@@ -1,7 +1,7 @@
 """A policy as data, for a line of a turn log, and made again of it.
 
 Law: what is made again decides as the policy did, or it is not made at all. The fallback text is
-left out: it is the user's words, and decides nothing. A rule of the user's own cannot be told.
+left out: it is the user's words, and decides nothing. A rule of the user's own cannot be as_code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipecat_hedge.policy.hedge_policy import (
 )
 from pipecat_hedge.policy.slo import Slo
 
-__all__ = ["as_settings", "policy_of", "told", "with_rule"]
+__all__ = ["as_settings", "policy_of", "as_code", "with_rule"]
 
 _KINDS: Mapping[str, type[Any]] = {
     "race": AtOnce,
@@ -54,7 +54,7 @@ def policy_of(settings: object) -> HedgePolicy | None:
     """The policy that has such settings.
 
     Args:
-        settings: What ``as_settings`` has told, of this release or another one.
+        settings: What ``as_settings`` has as_code, of this release or another one.
 
     Returns:
         It; None if they do not tell, or are of no policy.
@@ -76,8 +76,8 @@ _OLD_RULE_NAMES = {"worth_secs": "min_saving_secs", "deadline_secs": "target_ttf
 """What logs of before 0.1.0 call them; read until 0.2."""
 
 
-def _renamed(told: Mapping[str, Any], names: Mapping[str, str] = _OLD_NAMES) -> dict[str, Any]:
-    return {names.get(name, name): value for name, value in told.items()}
+def _renamed(settings: Mapping[str, Any], names: Mapping[str, str] = _OLD_NAMES) -> dict[str, Any]:
+    return {names.get(name, name): value for name, value in settings.items()}
 
 
 def _made(kind: object, rule: dict[str, Any], options: dict[str, Any]) -> HedgePolicy | None:
@@ -112,7 +112,7 @@ def with_rule(policy: HedgePolicy, **changed: Any) -> HedgePolicy:
     return made
 
 
-def told(policy: HedgePolicy) -> str:
+def as_code(policy: HedgePolicy) -> str:
     """A policy as one writes it, without the keywords of all policies.
 
     Args:

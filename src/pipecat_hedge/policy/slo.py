@@ -26,11 +26,11 @@ class Slo:
     """A promise to the callers of a tier.
 
     Parameters:
-        ttft_secs: Time to the first usable token of the answer; None promises nothing.
+        ttft_secs: Time to the first usable token of the answer; None objectives nothing.
         ttfs_secs: Time to its first speakable sentence, also called the time to a usable answer; a
-            filler is none. None promises nothing.
+            filler is none. None objectives nothing.
         voice_to_voice_secs: From the end of the caller's speech to the beginning of the answer's
-            sound; None promises nothing.
+            sound; None objectives nothing.
         share: The share of turns for which each of them is to hold, above 0 and below 1.
 
     Raises:
@@ -61,7 +61,7 @@ class Slo:
                 f"share must be above 0 and below 1, as 0.95 for 19 turns in 20, got {self.share!r}"
             )
 
-    def promises(self) -> Iterator[tuple[Objective, float]]:
+    def objectives(self) -> Iterator[tuple[Objective, float]]:
         """What is promised, and within how many seconds."""
         for objective in OBJECTIVES:
             within = self.within(objective)

@@ -1,17 +1,17 @@
-"""When a request keeps a promise, and not only saves time. Pure: curves in, a time and chance out.
+"""When a request meets a promise, and not only saves time. Pure: curves in, a time and probability out.
 
 The problem: "19 turns in 20 within D" is promised, and hedges are few. Which ones keep it most
 often?
 
 The naive answer is a deadline: to count waiting beyond D only. It was built and measured: it hardly
-keeps one promise more, and where tails are light it keeps fewer than no deadline at all, because
-what is waited beyond D is short and so no request is worth it. A promise is not kept by degrees.
+meets one promise more, and where tails are light it meets fewer than no deadline at all, because
+what is waited beyond D is short and so no request is worth it. A promise is not met by degrees.
 
-A request to Y sent at t, in a turn that is waiting then, keeps it with probability
+A request to Y sent at t, in a turn that is waiting then, meets it with probability
 
     A(t) = S(D)/S(t) · P(Y ≤ D − t),
 
-and as it is sent in the share S(t) of turns at most, a share b of requests keeps b · A(t) of the
+and as it is sent in the share S(t) of turns at most, a share b of requests meets b · A(t) of the
 promises that would be broken. That is most at some t *before* the time by which all but b have
 answered, and often well before: beyond D − y it is too late for an answer. So not every turn can
 have one: a drawn share of them gets its request at the t where A is largest. Those who were not
@@ -19,8 +19,8 @@ drawn wait as usual (``hedge_delay.py``), for what is left of the budget.
 
 Which part of the budget is drawn? Tails matter even to those who have promised nothing of them: so
 only as much as brings the share of late turns, as the curves tell it, down to what is promised,
-and never more than ``MOST_DRAWN``. A promise that is kept anyway changes nothing, and one that
-cannot be kept leaves the tail at least what the rest of the budget does for it.
+and never more than ``MOST_DRAWN``. A promise that is met anyway changes nothing, and one that
+cannot be met leaves the tail at least what the rest of the budget does for it.
 
 Left out: that a turn which was not drawn may still be in time by its usual hedge once that is sent
 later than the time aimed at; it is counted only as far as the usual time itself allows. The
@@ -52,16 +52,16 @@ _WAITING = np.linspace(1.0, 0.02, CANDIDATES)
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """How a promise is kept in a share of turns.
+    """How a promise is met in a share of turns.
 
     Parameters:
         at_secs: When a turn that is drawn sends its request, from its start.
-        chance: The share of turns to draw.
+        probability: The share of turns to draw.
         spends: The part of the budget that goes there, from 0 to ``MOST_DRAWN``.
     """
 
     at_secs: float
-    chance: float
+    probability: float
     spends: float
 
 
@@ -82,7 +82,7 @@ def aim_at(
         affordable: The share of turns that may be hedged now.
 
     Returns:
-        When, and in how many turns; None if it is kept anyway, or nothing is gained.
+        When, and in how many turns; None if it is met anyway, or nothing is gained.
     """
     late = _left(first, within_secs)
     if affordable <= 0 or late <= 1.0 - promised:
@@ -97,26 +97,26 @@ def aim_at(
     if not len(at):
         return None
     waiting = first.share_after(at)
-    keeps = late * _in_time(further, within_secs - at) / np.maximum(waiting, LEAST_LEFT)
-    best = int(np.argmax(keeps))
-    if keeps[best] * affordable <= BETTER * usual[0]:
+    meets = late * _in_time(further, within_secs - at) / np.maximum(waiting, LEAST_LEFT)
+    best = int(np.argmax(meets))
+    if meets[best] * affordable <= BETTER * usual[0]:
         return None
-    chances = np.minimum(_PARTS * affordable / max(float(waiting[best]), LEAST_LEFT), 1.0)
-    kept = chances * waiting[best] * keeps[best] + (1.0 - chances) * usual
-    enough = np.flatnonzero(late - kept <= 1.0 - promised)
-    part = int(enough[0]) if len(enough) else int(np.argmax(kept))
+    probabilities = np.minimum(_PARTS * affordable / max(float(waiting[best]), LEAST_LEFT), 1.0)
+    met = probabilities * waiting[best] * meets[best] + (1.0 - probabilities) * usual
+    enough = np.flatnonzero(late - met <= 1.0 - promised)
+    part = int(enough[0]) if len(enough) else int(np.argmax(met))
     if part == 0:
         return None
-    return Aim(float(at[best]), float(chances[part]), float(_PARTS[part]))
+    return Aim(float(at[best]), float(probabilities[part]), float(_PARTS[part]))
 
 
 @dataclass(frozen=True, slots=True)
 class AimedDelay:
-    """A drawn turn sends its first further request when that keeps a promise; a ``LaunchRule``.
+    """A drawn turn sends its first further request when that meets a promise; a ``LaunchRule``.
 
     Parameters:
         usual: When it is sent otherwise; the earlier of the two counts.
-        aim: When it keeps the promise.
+        aim: When it meets the promise.
         within_secs: What is promised.
     """
 
@@ -133,8 +133,8 @@ class AimedDelay:
         at = waiting.started_at + self.aim.at_secs
         if usual.at is not None and usual.at <= at:
             return usual
-        told = f"{self.within_secs:g} s are promised: hedge at {self.aim.at_secs:.2f} s"
-        return LaunchDecision(at, f"{told}, in {self.aim.chance:.0%} of turns")
+        objective = f"{self.within_secs:g} s are promised: hedge at {self.aim.at_secs:.2f} s"
+        return LaunchDecision(at, f"{objective}, in {self.aim.probability:.0%} of turns")
 
 
 def _left(curve: SurvivalCurve, secs: float) -> float:

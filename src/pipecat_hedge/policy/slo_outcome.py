@@ -1,8 +1,8 @@
-"""What a turn says of a promise: that it was kept, that it was broken, or nothing. Pure.
+"""What a turn says of a promise: that it was met, that it was broken, or nothing. Pure.
 
 The problem: a share of turns is promised, so every turn must be told good or bad, and some are
 neither. The naive answer counts the times there are: then a turn that fails, or is never answered,
-has no time and counts as nothing, and the promise is kept best by a bot that says nothing.
+has no time and counts as nothing, and the promise is met best by a bot that says nothing.
 
 Ours counts from what the caller waited for:
 
@@ -34,13 +34,13 @@ def classify(slo: Slo, report: TurnReport) -> dict[Objective, bool]:
         report: The turn. It knows nothing of the voice-to-voice time.
 
     Returns:
-        By objective, whether the promise was kept.
+        By objective, whether the promise was met.
     """
     found: dict[Objective, bool] = {}
-    for objective, within in slo.promises():
-        kept = None if objective == "voice_to_voice" else classify_llm(objective, within, report)
-        if kept is not None:
-            found[objective] = kept
+    for objective, within in slo.objectives():
+        met = None if objective == "voice_to_voice" else classify_llm(objective, within, report)
+        if met is not None:
+            found[objective] = met
     return found
 
 
@@ -91,7 +91,7 @@ def classify_wait(
     is_cut: bool,
     is_degraded: bool,
 ) -> bool | None:
-    """Whether a promise was kept; None if that cannot be said.
+    """Whether a promise was met; None if that cannot be said.
 
     Args:
         within_secs: What is promised.
