@@ -21,7 +21,7 @@ import numpy as np
 
 from pipecat_hedge.policy.survival import Floats, SurvivalCurve
 
-__all__ = ["HORIZON_SECS", "HedgeBenefit", "BenefitCache", "joint", "expected_saving"]
+__all__ = ["HORIZON_SECS", "BenefitCache", "HedgeBenefit", "expected_saving", "joint"]
 
 QUANTILES = 24
 CANDIDATES = 64

@@ -4,8 +4,8 @@ Invariant: any 1,000 turns send at most 1.25 times the budget in extra requests,
 more than the budget, whichever is larger. Replacements of failed attempts are not counted.
 
 Every turn deposits ``budget``; every extra request withdraws its cost. The share of turns to hedge
-is ``budget · exp(balance / SCALE)``, within bounds: hedges come later in debt and earlier in credit.
-An extra request is refused when the account, 225 turns' budgets wide, has no room for it.
+is ``budget · exp(balance / SCALE)``, within bounds: hedges come later in debt and earlier in
+credit. An extra request is refused when the account, 225 turns' budgets wide, has no room for it.
 An account that fills up shows that no request reaches the price at this share, so the share rises.
 See ``docs/design/when-to-hedge.md``.
 """
@@ -26,7 +26,7 @@ is for replacements of silent attempts, which are sent without room in the accou
 LEAST_SAVED = 1.0
 """Credit of at least one request, or a small budget could never be used."""
 UNUSED_TURNS, UNUSED_REQUESTS = 40, 4.0
-"""The reference credit: deposits of ``UNUSED_TURNS``, at least ``UNUSED_REQUESTS``, at most the cap."""
+"""Reference credit: deposits of ``UNUSED_TURNS``, at least ``UNUSED_REQUESTS``, at most the cap."""
 UNUSED = 0.75
 """Above this part of the reference credit the budget counts as unused, and the share is raised."""
 RAISED_BY = 20.0

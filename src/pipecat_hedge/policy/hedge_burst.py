@@ -28,7 +28,9 @@ CHANCE = 3.0
 MOST_PER_PROCESS = 4.0
 """Capacity of one process, which may not know of the others yet."""
 SLACK = 2.0
-"""Tokens per turn in units of the budget. At 1 the bucket is half empty in calm times, and hedges wait."""
+"""Tokens per turn, in units of the budget. At 1 the bucket is half empty in calm times and delays
+hedges; above 2 the bursts of eight processes exceed random variation
+(``tests/support/crowd.py``)."""
 REFILL_SECS = 4.0
 """All processes together gain one token in this time, for processes with few turns."""
 ONE_TOKEN = 1.0 - 1e-9
@@ -98,8 +100,8 @@ class HedgeBurst:
         """Return whether an extra request may be sent now.
 
         Args:
-            cost: Cost in usual requests. A free request may always be sent. A request that costs more
-                than the bucket holds may be sent when the bucket is full.
+            cost: Cost in usual requests. A free request may always be sent. A request that costs
+                more than the bucket holds may be sent when the bucket is full.
             now: Time in seconds.
             processes: Processes that share the budget, including this one.
         """
@@ -117,8 +119,8 @@ class HedgeBurst:
 class BurstBound:
     """Postpones a turn's hedges when the budget has no room; a ``LaunchRule``.
 
-    A due hedge is paid for when it is decided, because many turns are often due in the same instant.
-    ``close`` refunds a hedge that was paid for and not sent.
+    A due hedge is paid for when it is decided, because many turns are often due in the same
+    instant. ``close`` refunds a hedge that was paid for and not sent.
     """
 
     def __init__(
@@ -134,14 +136,14 @@ class BurstBound:
 
         Args:
             usual: The rule that sets the hedge time.
-            claim: Takes a provider and the time. Withdraws the cost of a request to the provider and
-                returns True, or returns False when there is no room.
+            claim: Takes a provider and the time. Withdraws the cost of a request to the provider
+                and returns True, or returns False when there is no room.
             pay_back: Refunds the cost of a claimed request to a provider.
-            silent_secs: By provider, the silence in seconds after which an attempt counts as lost. It
-                is then replaced without regard to the budget.
-            answered_since: By provider, the launch time of the newest attempt that has begun to answer,
-                in any turn. If it is newer than the silent attempt, the provider is slow, and the
-                silence must be ``SLOW_TIMES`` as long.
+            silent_secs: By provider, the silence in seconds after which an attempt counts as lost.
+                It is then replaced without regard to the budget.
+            answered_since: By provider, the launch time of the newest attempt that has begun to
+                answer, in any turn. If it is newer than the silent attempt, the provider is slow,
+                and the silence must be ``SLOW_TIMES`` as long.
             last_token_at_of: By provider, the time of its latest first token in any turn. If it is
                 recent, the same holds: a queue answers earlier requests first.
         """
@@ -154,7 +156,7 @@ class BurstBound:
         self._claimed: str | None = None
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
-        """Return the wrapped rule's decision, postponed when there is no room; see ``LaunchRule``."""
+        """Return the wrapped rule's decision, postponed without room; see ``LaunchRule``."""
         decision = self._usual.next_launch(waiting)
         last = waiting.in_flight[-1]
         last_token_at = last.launched_at if last.last_token_at is None else last.last_token_at
@@ -182,7 +184,7 @@ class BurstBound:
         return LaunchDecision(silent_at, reason, is_put_off=True)
 
     def take_claim(self) -> bool:
-        """Return whether the request that is launched now has been paid for, and use up the claim."""
+        """Return whether the request that is launched now has been paid for; use up the claim."""
         was_claimed, self._claimed = self._claimed is not None, None
         return was_claimed
 
