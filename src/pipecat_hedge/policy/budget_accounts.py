@@ -13,7 +13,7 @@ from pipecat_hedge.policy.hedge_burst import HedgeBurst
 __all__ = ["BudgetAccounts", "BudgetState"]
 
 MOST_ACCOUNTS = 64
-"""Accounts in memory, each a few hundred bytes; the least recently used one is dropped."""
+"""The least recently used account is dropped beyond this number, which bounds memory."""
 MEAN_TURNS = 1_000.0
 """The mean budget of all turns is a moving average over this many turns, the span of the
 invariant."""
@@ -109,7 +109,7 @@ class BudgetAccounts:
             return True
 
     def pay(self, budget: float, cost: float, now: float | None = None) -> None:
-        """Pay for an extra request that is sent without regard to room; arguments as for ``claim``."""
+        """Pay for an extra request that is sent in any case; arguments as for ``claim``."""
         with self._lock:
             self._pay(budget, cost, now)
 

@@ -1,13 +1,11 @@
-"""Whom to ask first. Pure.
+"""Orders the providers of a turn. Pure.
 
-The order is as given, unless the first provider has turned slow (``slow_spell.py``) and another is
-well: then that one comes first until the first has recovered. Only a change counts. A first
-provider that has always been slower than the second stays first: the quicker model may be the
-dearer or the less accurate one, and the order is the user's.
+The order is the given one, unless the first provider has turned slow (``slow_spell.py``) and
+another has not: the other is then first until the first has recovered. Only a change counts. A
+first provider that was always slower may be the cheaper or the more accurate one.
 
-A provider that has been replaced is hardly asked any more, so nothing would show that it has
-recovered. It is therefore probed: asked beside the first one at the start of a turn, never alone,
-and paid for from the budget. With a budget of 0 it cannot be, and the order stays as given.
+A replaced provider gets few requests, so its recovery would not show. It is probed beside the new
+first provider, never alone, and the budget pays. At a budget of 0 the order stays as given.
 """
 
 from __future__ import annotations
@@ -21,18 +19,18 @@ from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
 __all__ = ["HedgeLate", "Probing", "Route", "route"]
 
 LOOK_AGAIN_SECS = 0.1
-"""How often a late attempt looks whether its provider has turned slow."""
+"""Interval at which a late attempt checks whether its provider has turned slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An order to ask in.
+    """The provider order of a turn.
 
     Parameters:
         order: The providers' names.
-        probe: Who is asked beside the first at the turn's start, to see how it does; or None.
-        hedges: The share of the budget that is left for hedging.
-        reason: Why this order, for a person to read; None where it is as given.
+        probe: The provider that is probed beside the first one; or None.
+        hedges: The part of the budget that is left for hedges, from 0 to 1.
+        reason: Why the order differs from the given one, for reports; None if it does not.
     """
 
     order: tuple[str, ...]
@@ -50,15 +48,15 @@ def route(
     *,
     in_debt: bool = False,
 ) -> Route:
-    """Order the providers for a turn.
+    """Return the provider order of a turn.
 
     Args:
-        given: Their names, in the order that the user gave; not empty.
-        slow_periods: Whether each has turned slow.
-        median_secs: The time to first token that each is known, or assumed, to take at the median.
+        given: The providers' names in the user's order; not empty.
+        slow_periods: By provider, whether it has turned slow.
+        median_secs: By provider, its learned or assumed median time to first token, in seconds.
         budget: Extra requests per turn.
-        now: The time on the race's clock.
-        in_debt: Whether more has been spent than chance explains: then nobody is probed.
+        now: Time on the race's clock, in seconds.
+        in_debt: Whether the budget account is in debt; then no provider is probed.
     """
     first = given[0]
     if not slow_periods[first].is_on or budget <= 0:
@@ -78,12 +76,12 @@ def route(
 
 @dataclass(frozen=True, slots=True)
 class Probing:
-    """Asks a provider at the turn's start, and then goes on as usual; a ``LaunchRule``.
+    """Sends a probe at the turn's start, and then applies another rule; a ``LaunchRule``.
 
     Parameters:
-        usual: What is done otherwise.
-        probe: Who is asked. Where it takes no hedges now there is no probe: to ask somebody else
-            in its place would find out nothing.
+        usual: The other rule.
+        probe: The provider to probe. If it takes no hedges now, no probe is sent: another provider
+            in its place would yield no observation.
     """
 
     usual: LaunchRule
@@ -100,13 +98,13 @@ class Probing:
 class HedgeLate:
     """Hedges a late attempt at once if its provider has turned slow; a ``LaunchRule``.
 
-    What is usual says that a spell is soon over, and that a hedge saves little.
+    The learned curves alone underestimate a slow period that has just begun, and hedge too late.
 
     Parameters:
-        usual: What is done otherwise.
-        provider: The provider that is asked first.
-        late_secs: After how long its attempt is late.
-        has_turned_slow: Whether it has turned slow, by the time on the race's clock.
+        usual: The rule for attempts that are not late.
+        provider: The first provider.
+        late_secs: Time in seconds after which its attempt is late.
+        has_turned_slow: Takes the time on the race's clock; returns whether the provider is slow.
     """
 
     usual: LaunchRule
@@ -115,7 +113,7 @@ class HedgeLate:
     has_turned_slow: Callable[[float], bool]
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
-        """Launch as usual, or now, or look again soon; see ``LaunchRule``."""
+        """Launch by the wrapped rule, now, or check again soon; see ``LaunchRule``."""
         decision = self.usual.next_launch(waiting)
         first, now = waiting.in_flight[0], waiting.now
         late_at = first.launched_at + self.late_secs
