@@ -35,7 +35,7 @@ __all__ = ["Plan", "learn", "plan_turn", "silent_secs"]
 USUAL_PROMPT, USUAL_ANSWER = 2_000, 100
 """Tokens assumed where counts are unknown. Only cost ratios are used, so little depends on them."""
 SILENT_SECS = 5.0
-"""Silence threshold of a policy without ``stall_secs``: callers hang up soon after."""
+"""Silence threshold of a policy without ``stall_secs``."""
 SILENT_TIMES = 2.0
 """Multiple of the p99: one or two answers in a thousand take longer."""
 MOST_STALLS = 4.0

@@ -98,7 +98,7 @@ class Probing:
 class HedgeLate:
     """Hedges a late attempt at once if its provider has turned slow; a ``LaunchRule``.
 
-    The learned curves alone underestimate a slow period that has just begun, and hedge too late.
+    By the usual curves a slow period is soon over, so that a hedge would save little.
 
     Parameters:
         usual: The rule for attempts that are not late.

@@ -25,8 +25,7 @@ __all__ = ["Aim", "AimedDelay", "aim_at"]
 MOST_DRAWN = 0.5
 """Upper bound of the budget's part for the SLO; the rest shortens the tail, SLO or not."""
 PARTS = 5
-"""Steps from 0 to ``MOST_DRAWN``; finer ones change the attainment by less than the curves'
-error."""
+"""Parts of the budget that are tried, from 0 to ``MOST_DRAWN``."""
 BETTER = 1.05
 """A drawn request must meet the SLO this many times as often as a usual one, or no turn is
 drawn."""
