@@ -20,7 +20,7 @@ from pipecat_hedge.policy.hedge_policy import (
 )
 from pipecat_hedge.policy.slo import Slo
 
-__all__ = ["as_settings", "policy_of", "as_code", "with_rule"]
+__all__ = ["as_code", "as_settings", "policy_of", "with_rule"]
 
 _KINDS: Mapping[str, type[Any]] = {
     "race": AtOnce,
