@@ -205,14 +205,13 @@ class HedgePolicy:
         order: Order = "learned",
         **options: Unpack[_Common],
     ) -> HedgePolicy:
-        """Send a further request when its expected saving, by the learned latencies, reaches a
-        price.
+        """Send a further request when its expected saving reaches a price.
 
         The price follows from the budget: hedges are sent where they save most. The expected
-        saving at time t is V(t) = ∫ₜ^∞ S(u)/S(t) · P(Y ≤ u − t) du, with the survival function S
-        of the requests in flight and the latency Y of the next provider;
-        ``docs/design/when-to-hedge.md`` derives it. Latencies are shared by all services of the
-        process and kept between runs.
+        saving at time t is V(t) = ∫ₜ^∞ S(u)/S(t) · P(Y ≤ u − t) du. S is the learned survival
+        function of the requests in flight, and Y the learned latency of the next provider; see
+        ``docs/design/when-to-hedge.md``. All services of the process share what is learned, and it
+        is kept between runs.
 
         Args:
             budget: Extra requests per turn, on average, over all turns of the process with this

@@ -48,8 +48,7 @@ def as_settings(policy: HedgePolicy) -> dict[str, Any]:
 
 
 def policy_of(settings: object) -> HedgePolicy | None:
-    """Return the policy with the settings that ``as_settings`` returned, in this or another
-    release.
+    """Return the policy with settings from ``as_settings``, of this or another release.
 
     The result is None if the settings describe no policy, or a custom rule.
     """
