@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 __all__ = ["MOST_PROVIDERS", "Backend", "Measures", "key_of"]
 
 MOST_PROVIDERS = 256
-"""Upper bound of the keys in each map by provider and model; the least recently used one is
-dropped. A key takes up to about 150 KB of memory and 50 KB of a file."""
+"""Most keys in each map by provider and model; the least recently used one is dropped. A key
+takes up to about 150 KB of memory and 50 KB of a file."""
 
 Measures: TypeAlias = Literal["first_token", "whole_answer", "wait"]
 
@@ -29,7 +29,7 @@ class Backend:
         model: Its model; None if unknown.
         usd_per_mtok: Price in US dollars per million ``(input, output)`` tokens; None if unknown.
         measures: What is timed: the first token; the whole answer, as of a one-shot inference; or
-            the caller's wait for the provider, including hedges.
+            the caller's wait for an LLM or a tool.
     """
 
     provider: str

@@ -29,8 +29,7 @@ MOST_PER_PROCESS = 4.0
 """Capacity of one process, which may not know of the others yet."""
 SLACK = 2.0
 """Tokens per turn, in units of the budget. At 1 the bucket is half empty in calm times and delays
-hedges; above 2 the bursts of eight processes exceed random variation
-(``tests/support/crowd.py``)."""
+hedges; above 2 the bursts of eight processes exceed chance (``tests/support/crowd.py``)."""
 REFILL_SECS = 4.0
 """All processes together gain one token in this time, for processes with few turns."""
 ONE_TOKEN = 1.0 - 1e-9

@@ -27,8 +27,7 @@ MOST_DRAWN = 0.5
 PARTS = 5
 """Parts of the budget that are tried, from 0 to ``MOST_DRAWN``."""
 BETTER = 1.05
-"""A drawn request must meet the SLO this many times as often as a usual one, or no turn is
-drawn."""
+"""No turn is drawn unless a drawn request meets the SLO this many times as often as a usual one."""
 CANDIDATES = 48
 """Times that are tried, at equal steps of the share still waiting."""
 LEAST_LEFT = 1e-6
@@ -56,7 +55,7 @@ def aim_at(
     first: SurvivalCurve,
     further: SurvivalCurve,
     within_secs: float,
-    promised: float,
+    target_share: float,
     affordable: float,
 ) -> Aim | None:
     """Return how to meet an SLO with a part of the budget.
@@ -65,18 +64,18 @@ def aim_at(
         first: The first provider's times.
         further: The hedge provider's times.
         within_secs: The SLO's limit in seconds.
-        promised: The share of turns that must meet the limit.
+        target_share: The share of turns that must meet the limit.
         affordable: The share of turns that may be hedged now.
 
     Returns:
         The hedge time and the share of turns; None if the SLO is met anyway or nothing is gained.
     """
     late = _left(first, within_secs)
-    if affordable <= 0 or late <= 1.0 - promised:
+    if affordable <= 0 or late <= 1.0 - target_share:
         return None
     usual_at = first.quantiles(np.maximum((1.0 - _PARTS) * min(affordable, 1.0), LEAST_LEFT))
     usual = late * _in_time(further, within_secs - usual_at)
-    if late - usual[0] <= 1.0 - promised:
+    if late - usual[0] <= 1.0 - target_share:
         return None
     last = min(float(usual_at[0]), within_secs)
     at = np.concatenate(([0.0], first.quantiles(_WAITING)))
@@ -90,7 +89,7 @@ def aim_at(
         return None
     probabilities = np.minimum(_PARTS * affordable / max(float(waiting[best]), LEAST_LEFT), 1.0)
     met = probabilities * waiting[best] * meets[best] + (1.0 - probabilities) * usual
-    enough = np.flatnonzero(late - met <= 1.0 - promised)
+    enough = np.flatnonzero(late - met <= 1.0 - target_share)
     part = int(enough[0]) if len(enough) else int(np.argmax(met))
     if part == 0:
         return None
@@ -120,8 +119,8 @@ class AimedDelay:
         at = waiting.started_at + self.aim.at_secs
         if usual.at is not None and usual.at <= at:
             return usual
-        objective = f"{self.within_secs:g} s are promised: hedge at {self.aim.at_secs:.2f} s"
-        return LaunchDecision(at, f"{objective}, in {self.aim.probability:.0%} of turns")
+        reason = f"{self.within_secs:g} s are promised: hedge at {self.aim.at_secs:.2f} s"
+        return LaunchDecision(at, f"{reason}, in {self.aim.probability:.0%} of turns")
 
 
 def _left(curve: SurvivalCurve, secs: float) -> float:
