@@ -20,7 +20,7 @@ from pipecat_hedge.policy.hedge_policy import (
 )
 from pipecat_hedge.policy.slo import Slo
 
-__all__ = ["as_code", "as_settings", "policy_of", "with_rule"]
+__all__ = ["as_settings", "policy_of"]
 
 _KINDS: Mapping[str, type[Any]] = {
     "race": AtOnce,
@@ -86,37 +86,3 @@ def _made(kind: object, rule: dict[str, Any], options: dict[str, Any]) -> HedgeP
     if kind == "race":
         return HedgePolicy.race(max_attempts, **options)
     return HedgePolicy.fallback(max_attempts, **options) if kind == "fallback" else None
-
-
-def with_rule(policy: HedgePolicy, **changed: Any) -> HedgePolicy:
-    """Return an adaptive policy with changed fields of ``Adaptive``.
-
-    Args:
-        policy: Source of all other settings; of a policy that is not adaptive, the shared ones.
-        **changed: Fields of ``Adaptive``.
-    """
-    settings = as_settings(policy)
-    usual = HedgePolicy.adaptive().rule
-    rule = policy.rule if isinstance(policy.rule, Adaptive) else usual
-    assert isinstance(rule, Adaptive)
-    settings["rule"] = {"kind": "adaptive", **dataclasses.asdict(rule), **changed}
-    made = policy_of(settings)
-    assert made is not None
-    return made
-
-
-def as_code(policy: HedgePolicy) -> str:
-    """Return a policy as Python code, without the shared keywords."""
-    rule, max_attempts = policy.rule, policy.max_attempts
-    more = "" if max_attempts == 2 else f", {max_attempts}"
-    if isinstance(rule, Adaptive):
-        options = "" if rule.slo is None else ", slo=…"
-        if rule.target_ttft_secs is not None:
-            options += f", target_ttft_secs={rule.target_ttft_secs:g}"
-        if rule.order != "learned":
-            options += f', order="{rule.order}"'
-        return f"HedgePolicy.adaptive({rule.budget:g}{more}{options})"
-    if isinstance(rule, (OnlyOnFailure, AtOnce)):
-        kind = "fallback" if isinstance(rule, OnlyOnFailure) else "race"
-        return f"HedgePolicy.{kind}({'' if max_attempts == 2 else max_attempts})"
-    return f"HedgePolicy for {policy.name}"
