@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 __all__ = ["MOST_PROVIDERS", "Backend", "Measures", "key_of"]
@@ -30,17 +30,18 @@ class Backend:
         usd_per_mtok: Price in US dollars per million ``(input, output)`` tokens; None if unknown.
         measures: What is timed: the first token; the whole answer, as of a one-shot inference; or
             the caller's wait for an LLM or a tool.
+        key: The key of its statistics.
     """
 
     provider: str
     model: str | None = None
     usd_per_mtok: tuple[float, float] | None = None
     measures: Measures = "first_token"
+    key: str = field(init=False, compare=False, repr=False)
 
-    @property
-    def key(self) -> str:
-        """The key of its statistics."""
-        return key_of(self.provider, self.model) + _KINDS[self.measures]
+    def __post_init__(self) -> None:
+        """Build the key once: a turn reads it some thirty times."""
+        object.__setattr__(self, "key", key_of(self.provider, self.model) + _KINDS[self.measures])
 
 
 def key_of(provider: str, model: str | None) -> str:

@@ -140,7 +140,7 @@ def plan_turn(
         return Plan(order, OnlyOnFailure())
     known = stats.known(backends, prompt_tokens, by_sentence=commit_on == "first_sentence")
     prior_weight = stats.prior_weight(backends[0], prompt_tokens)
-    if isinstance(rule, LearnedRule):
+    if not isinstance(rule, Adaptive):
         made = rule.launch_rule(known, order, rng.random())
         return Plan(order, made, prior_weight=prior_weight)
     return _adaptive(

@@ -483,7 +483,7 @@ class HedgedLLMService(LLMService):
             await self._report_turn(turn, filler)
 
     async def _report_turn(self, turn: Turn, filler: FillerReport | None) -> None:
-        report = dataclasses.replace(turn.report(), filler=filler)
+        report = turn.report(filler)
         self.events.publish(report)
         turn.trace.end(report)
         _log(f"{self}: {self._policy.name}", report)
