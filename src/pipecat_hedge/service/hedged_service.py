@@ -131,18 +131,15 @@ class HedgedLLMService(LLMService):
             settings: Settings that all members share, such as ``system_instruction`` and
                 ``temperature``; applied to each when the pipeline starts.
             stats: The providers' statistics. Defaults to the process's own, which all services
-                share
-                and which is saved between runs (``PIPECAT_HEDGE_STATS`` names a file, or a Redis
-                that
-                machines share, or is ``off``).
+                share and which is saved between runs (``PIPECAT_HEDGE_STATS`` names a file, or a
+                Redis that machines share, or is ``off``).
             turn_log: A file to which every ``TurnReport`` is appended as a line of JSON, for
                 ``pipecat-hedge whatif`` and ``report``. It contains times and counts, the policy's
                 settings and a random ``session`` per service, and no text of the conversation.
             drained_log: A file to which every ``DrainedAnswer`` is appended as a line of JSON. It
                 contains the models' answers.
             warm: Whether to prepare the first turn when the session starts (see ``warm_up``), to
-                keep
-                connections open between turns, and to have Anthropic cache the prompt.
+                keep connections open between turns, and to have Anthropic cache the prompt.
             tier: The priority of this service's turns if there is not room for all: ``premium``,
                 ``standard`` or ``economy``.
             admission: ``open`` rejects no caller: limits and breakers choose among providers, and
@@ -150,18 +147,14 @@ class HedgedLLMService(LLMService):
                 provider has room within 3 s, or whose providers all have open breakers, ends with
                 ``fallback_text``.
             min_in_flight: The requests in flight to a provider, from this process, below which no
-                limit
-                is inferred from its latency. Defaults to 10, with ``shed`` to 1.
+                limit is inferred from its latency. Defaults to 10, with ``shed`` to 1.
             max_in_flight: The most requests in flight with which hedges and warm-up prompts are
-                sent,
-                and with ``shed`` callers' requests. Defaults to 1000; with ``shed`` to 200, divided
-                among the processes of a fleet.
+                sent, and with ``shed`` callers' requests. Defaults to 1000; with ``shed`` to 200,
+                divided among the processes of a fleet.
             slo: The SLO of this tier's callers; ``slo_status`` returns how it is met. Defaults to
-                the
-                policy's, if it has one.
+                the policy's, if it has one.
             own_spans: Whether to create OpenTelemetry spans of the races if Pipecat's own tracing
-                is
-                off. If that is on, the races are part of its traces in any case.
+                is off. If that is on, the races are part of its traces in any case.
             **kwargs: Further arguments of ``LLMService``.
 
         Raises:
