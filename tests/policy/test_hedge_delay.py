@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipecat_hedge import HedgeError
 from pipecat_hedge.policy.hedge_benefit import BenefitCache, HedgeBenefit, expected_saving, joint
-from pipecat_hedge.policy.launch_rule import (
+from pipecat_hedge.policy.priced_delay import (
     LatencyEstimate,
     PricedDelay,
 )

@@ -25,7 +25,7 @@ from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
 
 if TYPE_CHECKING:
-    from pipecat_hedge.policy.launch_rule import LatencyEstimate
+    from pipecat_hedge.policy.priced_delay import LatencyEstimate
 
 __all__ = [
     "Adaptive",

@@ -16,7 +16,7 @@ from pipecat_hedge.policy.backends import MOST_PROVIDERS, Backend
 from pipecat_hedge.policy.budget_accounts import BudgetAccounts, BudgetState
 from pipecat_hedge.policy.hedge_benefit import BenefitCache
 from pipecat_hedge.policy.hedge_policy import Adaptive
-from pipecat_hedge.policy.launch_rule import LatencyEstimate
+from pipecat_hedge.policy.priced_delay import LatencyEstimate
 from pipecat_hedge.policy.priors import prior_for
 from pipecat_hedge.policy.provider_latency import ProviderLatency
 from pipecat_hedge.policy.routing import Route, route

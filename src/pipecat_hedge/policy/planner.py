@@ -19,7 +19,7 @@ from pipecat_hedge.policy.hedge_policy import (
     OnlyOnFailure,
 )
 from pipecat_hedge.policy.latency_registry import LatencyRegistry
-from pipecat_hedge.policy.launch_rule import (
+from pipecat_hedge.policy.priced_delay import (
     LatencyEstimate,
     PricedDelay,
 )

@@ -52,7 +52,7 @@ from pipecat_hedge.race.reports import (
 )
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service import composition
-from pipecat_hedge.service.admission import Admission, AdmissionMode, as_settings
+from pipecat_hedge.service.admission import Admission, AdmissionMode, admission_settings
 from pipecat_hedge.service.conversation import context_of
 from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.service.inference import Inference
@@ -176,7 +176,7 @@ class HedgedLLMService(LLMService):
                 f"tier is not known, got {tier!r}: write {', '.join(repr(t) for t in TIERS)}"
             )
         tracer = composition.race_tracer(own_spans=own_spans)
-        admitted = as_settings(admission, tier, min_in_flight, max_in_flight)
+        admitted = admission_settings(admission, tier, min_in_flight, max_in_flight)
         if settings is not None and is_given(settings.model):
             raise ConfigurationError(
                 "settings.model cannot be shared by several providers: set the model on each "
