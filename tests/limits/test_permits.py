@@ -19,7 +19,7 @@ from pipecat_hedge.limits.provider_health import Permit
 from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.race import TIERS, ConfigurationError, Tier
 from pipecat_hedge.service import Provider
-from pipecat_hedge.service.admission import Admission, as_settings
+from pipecat_hedge.service.admission import Admission, admission_settings
 from pipecat_hedge.service.provider_pool import ProviderPool
 from pipecat_hedge.testing import AutojumpLoop, ScriptedLLMService
 
@@ -185,7 +185,7 @@ async def test_immediate_permit_has_zero_wait() -> None:
     candidates = ProviderPool([Provider("a", ScriptedLLMService([]))], health).candidates(
         loop.time()
     )
-    settings = as_settings("open", "standard", None, None)
+    settings = admission_settings("open", "standard", None, None)
     admission = Admission(health, candidates, settings, LoopWatch(), 3.0)
     assert await admission.admit(candidates.entries, "primary") == "a"
     assert admission.queued_secs == 0.0
@@ -258,12 +258,12 @@ async def test_optional_work_without_room_is_rejected() -> None:
 
 @pytest.mark.parametrize(("processes", "ceiling"), [(1, 200), (8, 25), (1000, 1)])
 def test_fleet_divides_the_ceiling(processes: int, ceiling: int) -> None:
-    settings = as_settings("shed", "standard", None, None)
+    settings = admission_settings("shed", "standard", None, None)
     assert settings.divided(processes).bounds.ceiling == ceiling
     assert settings.divided(processes).bounds.floor == 1
 
 
 def test_low_ceiling_lowers_the_floor() -> None:
-    assert as_settings("open", "standard", None, 4).bounds.floor == 4
+    assert admission_settings("open", "standard", None, 4).bounds.floor == 4
     with pytest.raises(ConfigurationError, match="min_in_flight must not exceed max_in_flight"):
-        as_settings("open", "standard", 10, 4)
+        admission_settings("open", "standard", 10, 4)

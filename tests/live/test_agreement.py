@@ -238,7 +238,7 @@ def agrees_with_report(told: Series, turns: Sequence[dict[str, Any]], report: Re
     assert hedges.get(("won",), 0) == report.hedging.won
     for name, counted in (
         ("slo_turns_total", lambda p: p.turns),
-        ("slo_missed_total", lambda p: p.turns - p.kept),
+        ("slo_missed_total", lambda p: p.turns - p.met),
     ):
         mine = {(p.tier, p.objective): counted(p) for p in report.objectives if counted(p)}
         assert by(told, name, "tier", "objective") == mine

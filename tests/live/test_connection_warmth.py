@@ -146,7 +146,7 @@ async def test_an_idle_connection_is_refreshed_before_its_server_closes_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Once a turn has shown that it closes them, the later ones find one that is open."""
-    monkeypatch.setattr(connection_warmth, "LEAST_SECS", 0.25)
+    monkeypatch.setattr(connection_warmth, "MIN_REFRESH_SECS", 0.25)
     async with fake_vllm(keep_alive_secs=1.2) as fake:
         member = asks(fake)
         async with Line(hedged(member)) as line:
@@ -167,7 +167,7 @@ async def test_an_idle_connection_is_refreshed_before_its_server_closes_it(
 
 async def test_a_server_tells_when_it_closes_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a header, so that not even one turn has to find it out."""
-    monkeypatch.setattr(connection_warmth, "LEAST_SECS", 0.25)
+    monkeypatch.setattr(connection_warmth, "MIN_REFRESH_SECS", 0.25)
     headers = {"Keep-Alive": "timeout=1, max=100"}
     async with fake_vllm(keep_alive_secs=1.1, headers=headers) as fake:
         member = asks(fake)

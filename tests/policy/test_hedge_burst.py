@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pipecat_hedge.policy.budget_accounts import BudgetAccounts
 from pipecat_hedge.policy.hedge_burst import (
-    ALONE,
-    EACH_SECS,
+    MOST_PER_PROCESS,
+    REFILL_SECS,
     SLACK,
     BurstBound,
     HedgeBurst,
@@ -34,7 +34,7 @@ def test_what_is_saved_is_divided_among_the_processes(processes: int, most: int)
     """One has four; many have twelve in all, and each of them one at least."""
     burst = HedgeBurst(0.1)
     assert send_all(burst, 0.0, processes) == most
-    assert most <= ALONE
+    assert most <= MOST_PER_PROCESS
     assert most * processes <= saved(0.1) or most == 1
 
 
@@ -58,7 +58,7 @@ def test_any_stretch_is_within_the_budget_and_the_burst(
     for begin in range(len(told)):
         for end in range(begin, len(told)):
             stretch = told[begin : end + 1]
-            by_time = (stretch[-1][0] - stretch[0][0]) / EACH_SECS / processes
+            by_time = (stretch[-1][0] - stretch[0][0]) / REFILL_SECS / processes
             # The first moment's turns were there before its requests.
             turns = sum(turns for _, turns, _ in stretch[1:])
             sent = sum(sent for _, _, sent in stretch)
@@ -91,16 +91,16 @@ def test_a_debt_is_forgotten_soon() -> None:
     burst = HedgeBurst(0.1)
     for _ in range(100):
         burst.spend(1.0, 0.0)
-    assert not burst.permits(1.0, 0.9 * (ALONE + 1) * EACH_SECS)
-    assert burst.permits(1.0, (ALONE + 1) * EACH_SECS)
+    assert not burst.permits(1.0, 0.9 * (MOST_PER_PROCESS + 1) * REFILL_SECS)
+    assert burst.permits(1.0, (MOST_PER_PROCESS + 1) * REFILL_SECS)
 
 
 def test_a_clock_that_begins_anew_does_no_harm() -> None:
     """Loops may have clocks of their own: nothing is won by it, and nothing lost for ever."""
     burst = HedgeBurst(0.1)
-    assert send_all(burst, 1e6) == ALONE
+    assert send_all(burst, 1e6) == MOST_PER_PROCESS
     assert not burst.permits(1.0, 0.0)
-    assert burst.permits(1.0, EACH_SECS)
+    assert burst.permits(1.0, REFILL_SECS)
 
 
 # ---- as a rule
@@ -121,9 +121,9 @@ def nobody(provider: str) -> None:
     raise AssertionError(provider)
 
 
-def asked(at: float | None, now: float, *, room: bool, heard_at: float | None = None):
+def asked(at: float | None, now: float, *, room: bool, last_token_at: float | None = None):
     rule = BurstBound(At(at), lambda provider, secs: room, nobody, {"a": 3.0})
-    return rule.next_launch(Waiting(10.0, (InFlight("a", 10.0, heard_at),), "b", now))
+    return rule.next_launch(Waiting(10.0, (InFlight("a", 10.0, last_token_at),), "b", now))
 
 
 @pytest.mark.parametrize("room", [True, False])
@@ -140,7 +140,7 @@ def test_what_is_due_goes_where_there_is_room() -> None:
     assert put_off.is_put_off
     assert put_off.at == 13.0
     assert put_off.reason.startswith("put off, ")
-    assert asked(12.0, 12.0, room=False, heard_at=11.5).at == 14.5
+    assert asked(12.0, 12.0, room=False, last_token_at=11.5).at == 14.5
     assert asked(19.0, 19.0, room=False).at == 19.0
 
 
@@ -152,7 +152,7 @@ def test_a_caller_is_not_left_in_silence_because_little_would_be_saved() -> None
     replaced = asked(99.0, 16.0, room=False)
     assert replaced.at == 16.0
     assert replaced.is_put_off, "it is a replacement then"
-    assert asked(99.0, 16.0, room=False, heard_at=13.0).at == 19.0
+    assert asked(99.0, 16.0, room=False, last_token_at=13.0).at == 19.0
 
 
 def test_who_speaks_to_others_meanwhile_is_slow_and_not_silent() -> None:
@@ -165,13 +165,17 @@ def test_who_speaks_to_others_meanwhile_is_slow_and_not_silent() -> None:
         assert rule.next_launch(waiting).at == lost_at
 
 
-@pytest.mark.parametrize(("word_at", "lost_at"), [(12.0, 16.0), (11.0, 13.0)])
+@pytest.mark.parametrize(("last_token_at", "lost_at"), [(12.0, 16.0), (11.0, 13.0)])
 def test_who_has_just_answered_somebody_has_a_queue_and_is_not_silent(
-    word_at: float, lost_at: float
+    last_token_at: float, lost_at: float
 ) -> None:
-    """Although nobody who came later has been answered; the word must be a late one."""
+    """Although nobody who came later has been answered; the last token must be recent."""
     rule = BurstBound(
-        At(12.0), lambda *_: False, nobody, {"a": 3.0}, word_at={"a": word_at}.__getitem__
+        At(12.0),
+        lambda *_: False,
+        nobody,
+        {"a": 3.0},
+        last_token_at_of={"a": last_token_at}.__getitem__,
     )
     waiting = Waiting(10.0, (InFlight("a", 10.0, None),), "b", 12.9)
     assert rule.next_launch(waiting).at == lost_at
@@ -206,7 +210,7 @@ def test_what_was_claimed_and_never_sent_is_paid_back() -> None:
         {"a": 3.0},
     )
     waiting = Waiting(10.0, (InFlight("a", 10.0, None),), "b", 12.0)
-    left = [accounts.claim(0.1, 1.0, 12.0) for _ in range(round(ALONE) - 1)]
+    left = [accounts.claim(0.1, 1.0, 12.0) for _ in range(round(MOST_PER_PROCESS) - 1)]
     assert all(left)
     assert not rule.next_launch(waiting).is_put_off
     assert not accounts.claim(0.1, 1.0, 12.0)

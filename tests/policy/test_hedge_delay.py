@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge import HedgeError
-from pipecat_hedge.policy.hedge_benefit import HedgeBenefit, Worths, joint, savings
-from pipecat_hedge.policy.launch_rule import (
+from pipecat_hedge.policy.hedge_benefit import BenefitCache, HedgeBenefit, expected_saving, joint
+from pipecat_hedge.policy.priced_delay import (
     LatencyEstimate,
     PricedDelay,
 )
@@ -45,7 +45,7 @@ def waiting(*in_flight: tuple[str, float], further: str = "b", started_at: float
 @given(st.floats(0.1, 5), st.floats(0.1, 5), st.floats(0, 10))
 def test_the_saving_of_exponential_latencies(first: float, second: float, at: float) -> None:
     """E[(X − Y)⁺] = x²/(x + y) for means x and y, however long has been waited."""
-    saved = savings(exponential(first), exponential(second), np.array([at]))
+    saved = expected_saving(exponential(first), exponential(second), np.array([at]))
     assert saved[0] == pytest.approx(first * first / (first + second), rel=0.03, abs=0.01)
 
 
@@ -53,7 +53,7 @@ def test_the_saving_of_exponential_latencies(first: float, second: float, at: fl
 def test_only_waiting_beyond_the_deadline_counts(mean: float, at: float, deadline: float) -> None:
     """With a further request that answers at once, what is saved is the wait beyond it."""
     at_once = SurvivalCurve.of([0.0], [0.0], 1e-3)
-    saved = savings(exponential(mean), at_once, np.array([at]), deadline)
+    saved = expected_saving(exponential(mean), at_once, np.array([at]), deadline)
     beyond = max(0.0, deadline - at)
     assert saved[0] == pytest.approx(mean * math.exp(-beyond / mean), rel=0.01, abs=1e-6)
 
@@ -70,7 +70,7 @@ def test_the_saving_against_a_simulation() -> None:
     for at in (0.3, 0.55, 0.7, 2.0):
         late = first > at
         saved = np.maximum(first - at - second, 0)[late].mean()
-        assert savings(HEAVY, HEAVY, np.array([at]))[0] == pytest.approx(saved, rel=0.05)
+        assert expected_saving(HEAVY, HEAVY, np.array([at]))[0] == pytest.approx(saved, rel=0.05)
 
 
 def test_the_first_of_several_exponentials() -> None:
@@ -120,13 +120,15 @@ def test_a_light_tail_is_not_worth_it() -> None:
 
 
 def test_a_rare_stall_is_hedged_once_hardly_anybody_else_is_left() -> None:
-    """It is worth it then, for far fewer than the share; the reason says that it was not before."""
+    """It pays then, for far fewer than the share; the reason says that it was not before."""
     rare = lognormal(0.5, 0.12, stalls=0.001)
     decision = asked(rule(rare, rare, share=0.1))
     assert decision.at is not None
     assert 0.001 < rare.share_after(decision.at) < 0.2 * 0.1
-    assert savings(rare, rare, np.array([decision.at]))[0] > 0.15
-    assert savings(rare, rare, np.array([rare.quantile(0.92)]))[0] == pytest.approx(0.05, abs=0.01)
+    assert expected_saving(rare, rare, np.array([decision.at]))[0] > 0.15
+    assert expected_saving(rare, rare, np.array([rare.quantile(0.92)]))[0] == pytest.approx(
+        0.05, abs=0.01
+    )
     assert decision.reason == f"tail too light: saves 0.05 s until {decision.at:.2f} s"
 
 
@@ -161,13 +163,13 @@ def test_without_a_budget_there_is_no_hedge() -> None:
 
 
 def test_what_costs_nothing_is_launched_as_soon_as_it_is_worth_it() -> None:
-    """A share of 1 has the least worth for its price."""
+    """The price at a share of 1 is the least saving."""
     free = asked(rule(share=1.0, min_saving_secs=0.3)).at
     dear = asked(rule(share=0.05, min_saving_secs=0.3)).at
     assert free is not None
     assert dear is not None
     assert free < 0.5 < dear
-    assert savings(HEAVY, HEAVY, np.array([free]))[0] > 0.25
+    assert expected_saving(HEAVY, HEAVY, np.array([free]))[0] > 0.25
 
 
 def test_one_request_alone_is_its_own_curve() -> None:
@@ -186,12 +188,12 @@ def test_a_larger_share_never_hedges_later(one: float, other: float) -> None:
 
 
 @given(st.floats(0.01, 0.04), st.floats(0, 2))
-def test_who_has_waited_long_is_worth_any_price(share: float, worth: float) -> None:
+def test_who_has_waited_long_is_worth_any_price(share: float, benefit: float) -> None:
     """By the time by which all but 0.8 times the share have answered."""
-    at = asked(rule(share=share, min_saving_secs=worth)).at
+    at = asked(rule(share=share, min_saving_secs=benefit)).at
     assert at is not None
     latest = HEAVY.quantile(1 - 0.8 * share)
-    if savings(HEAVY, HEAVY, np.array([latest]))[0] > worth:
+    if expected_saving(HEAVY, HEAVY, np.array([latest]))[0] > benefit:
         assert at <= latest + 1e-9
 
 
@@ -248,26 +250,32 @@ def test_an_attempt_that_dribbles_is_overtaken() -> None:
 
 def test_what_was_computed_is_remembered_for_the_same_curves() -> None:
     """And only for those, however many there were."""
-    worths = Worths()
+    benefits = BenefitCache()
     curves = [lognormal(0.5, 0.1 + 0.001 * number) for number in range(70)]
-    first = worths.of(curves[0], curves[1], None)
-    assert worths.of(curves[0], curves[1], None) is first
-    assert worths.of(curves[1], curves[0], None) is not first
-    assert worths.of(curves[0], curves[1], 1.0) is not first
+    first = benefits.of(curves[0], curves[1], None)
+    assert benefits.of(curves[0], curves[1], None) is first
+    assert benefits.of(curves[1], curves[0], None) is not first
+    assert benefits.of(curves[0], curves[1], 1.0) is not first
     for one, other in itertools.pairwise(curves):
-        assert worths.of(one, other, None).saved[0] == pytest.approx(
-            float(savings(one, other, np.array([0.0]))[0])
+        assert benefits.of(one, other, None).saved[0] == pytest.approx(
+            float(expected_saving(one, other, np.array([0.0]))[0])
         )
 
 
 def test_between_and_beyond_the_times_that_were_computed() -> None:
     """Evenly between two, and as at the last one beyond it."""
-    worth = HedgeBenefit((0.0, 1.0, 2.0), (0.0, 2.0, 1.0), (0.0, 2.0, 2.0), (1.0, 0.5, 0.1))
-    assert [worth.at_time(t, worth.saved) for t in (0.0, 0.5, 1.5, 2.0, 9.0)] == [0, 1, 1.5, 1, 1]
-    assert worth.first_above(1.0, 0.0) == 0.5
-    assert worth.first_above(1.0, 0.75) == 0.75
-    assert worth.first_above(3.0, 0.0) is None
-    assert worth.first_above(1.5, 1.9) is None
+    benefit = HedgeBenefit((0.0, 1.0, 2.0), (0.0, 2.0, 1.0), (0.0, 2.0, 2.0), (1.0, 0.5, 0.1))
+    assert [benefit.at_time(t, benefit.saved) for t in (0.0, 0.5, 1.5, 2.0, 9.0)] == [
+        0,
+        1,
+        1.5,
+        1,
+        1,
+    ]
+    assert benefit.first_above(1.0, 0.0) == 0.5
+    assert benefit.first_above(1.0, 0.75) == 0.75
+    assert benefit.first_above(3.0, 0.0) is None
+    assert benefit.first_above(1.5, 1.9) is None
 
 
 @pytest.mark.parametrize(
@@ -290,10 +298,10 @@ def test_a_narrow_body_is_not_taken_for_a_tail() -> None:
     """V jumps where a body ends; what lies in front of the jump is not in between."""
     for median, spread in ((1.0, 0.03), (2.0, 0.05), (0.3, 0.002)):
         body = lognormal(median, spread)
-        worth = HedgeBenefit.of(body, body)
+        benefit = HedgeBenefit.of(body, body)
         at = body.quantile(0.95)
-        exact = savings(body, body, np.array([at]))[0]
-        assert worth.at_time(at, worth.saved) == pytest.approx(exact, abs=0.01)
+        exact = expected_saving(body, body, np.array([at]))[0]
+        assert benefit.at_time(at, benefit.saved) == pytest.approx(exact, abs=0.01)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.6, 0.95])

@@ -40,8 +40,8 @@ def test_no_more_is_drawn_than_its_part_of_the_budget_pays(
     if aim is None:
         return
     assert 0 < aim.spends <= MOST_DRAWN
-    assert 0 < aim.chance <= 1
-    sent = aim.chance * float(first.share_after(aim.at_secs))
+    assert 0 < aim.probability <= 1
+    sent = aim.probability * float(first.share_after(aim.at_secs))
     assert sent <= aim.spends * share * (1 + 1e-6)
     assert 0 <= aim.at_secs < within
     assert float(first.share_after(aim.at_secs)) >= share * 0.99
@@ -63,7 +63,7 @@ def test_where_many_are_late_some_are_helped_early() -> None:
     assert aim is not None
     assert 0.3 < aim.at_secs < 0.7 < JAGGED.quantile(0.9)
     assert aim.spends == MOST_DRAWN
-    assert 0.15 < aim.chance < 0.45
+    assert 0.15 < aim.probability < 0.45
 
 
 def test_no_more_of_the_tail_is_given_up_than_the_promise_needs() -> None:

@@ -16,12 +16,12 @@ LEVEL_SECS = 2.0
 
 
 def slow() -> SlowSpell:
-    spell = SlowSpell()
+    slow_period = SlowSpell()
     for _ in range(SLOW):
         attempt = Attempt(0, Slot("a"), "primary", 0.0)
         attempt.outcome = "won"
-        spell.ended(attempt, LEVEL_SECS, 1.0, has_answered=True)
-    return spell
+        slow_period.ended(attempt, LEVEL_SECS, 1.0, has_answered=True)
+    return slow_period
 
 
 def order(
@@ -30,8 +30,8 @@ def order(
     budget: float = 0.1,
     in_debt: bool = False,
 ) -> Route:
-    spells = {name: slow() if name in turned_slow else SlowSpell() for name in median_secs}
-    return route(list(median_secs), spells, median_secs, budget, 0.0, in_debt=in_debt)
+    slow_periods = {name: slow() if name in turned_slow else SlowSpell() for name in median_secs}
+    return route(list(median_secs), slow_periods, median_secs, budget, 0.0, in_debt=in_debt)
 
 
 @given(st.lists(st.floats(0.01, 90.0), min_size=1, max_size=3))
@@ -72,17 +72,17 @@ def test_without_a_budget_the_order_is_as_given() -> None:
 
 def test_a_replaced_provider_is_probed_out_of_the_budget() -> None:
     """As often as three quarters of it allow; the rest is left for hedges."""
-    spells, median_secs = {"a": slow(), "b": SlowSpell()}, {"a": 0.5, "b": 0.4}
-    routes = [route(("a", "b"), spells, median_secs, 0.1, 0.0) for _ in range(140)]
+    slow_periods, median_secs = {"a": slow(), "b": SlowSpell()}, {"a": 0.5, "b": 0.4}
+    routes = [route(("a", "b"), slow_periods, median_secs, 0.1, 0.0) for _ in range(140)]
     assert [n for n, each in enumerate(routes) if each.probe == "a"] == list(range(13, 140, 14))
     assert {each.order for each in routes} == {("b", "a")}
     assert {each.hedges for each in routes} == {0.25}
 
 
 def test_no_provider_is_probed_on_credit() -> None:
-    spells, median_secs = {"a": slow(), "b": SlowSpell()}, {"a": 0.5, "b": 0.4}
+    slow_periods, median_secs = {"a": slow(), "b": SlowSpell()}, {"a": 0.5, "b": 0.4}
     for _ in range(100):
-        found = route(("a", "b"), spells, median_secs, 0.1, 0.0, in_debt=True)
+        found = route(("a", "b"), slow_periods, median_secs, 0.1, 0.0, in_debt=True)
         assert (found.order, found.probe) == (("b", "a"), None)
 
 

@@ -160,5 +160,5 @@ def test_silence_never_keeps_a_promise(
 
 def test_the_promises_in_their_order() -> None:
     """Those that were made."""
-    assert list(Slo().promises()) == [("ttft", 0.8), ("ttfs", 1.2), ("voice_to_voice", 1.5)]
-    assert list(Slo(ttfs_secs=None).promises()) == [("ttft", 0.8), ("voice_to_voice", 1.5)]
+    assert list(Slo().objectives()) == [("ttft", 0.8), ("ttfs", 1.2), ("voice_to_voice", 1.5)]
+    assert list(Slo(ttfs_secs=None).objectives()) == [("ttft", 0.8), ("voice_to_voice", 1.5)]

@@ -14,7 +14,7 @@ from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
 from pipecat_hedge.limits.loop_lag import LoopWatch
 from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.race import TIERS, Attempt, AttemptError, AttemptOutcome, Slot, TurnReport
-from pipecat_hedge.service.admission import Admission, as_settings
+from pipecat_hedge.service.admission import Admission, admission_settings
 from pipecat_hedge.service.provider_pool import ProviderPool
 from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.service.turn_planner import TurnPlanner
@@ -72,7 +72,7 @@ async def session(stats: ProviderStats, members: ProviderPool, number: int) -> N
     loop = asyncio.get_running_loop()
     stats.hold()
     candidates = members.candidates(loop.time())
-    settings = as_settings("open", TIERS[number % len(TIERS)], None, None)
+    settings = admission_settings("open", TIERS[number % len(TIERS)], None, None)
     admission = Admission(stats.health, candidates, settings, stats.loop_watch, 3.0)
     context = LLMContext([{"role": "user", "content": "word " * (number % 1000)}])
     planner = TurnPlanner(HedgePolicy.adaptive(), candidates, context, stats, "first_token")

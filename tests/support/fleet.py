@@ -24,7 +24,7 @@ from pipecat_hedge.limits.provider_health import Permit
 from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.race import Tier
 from pipecat_hedge.service import AdmissionMode
-from pipecat_hedge.service.admission import AdmissionSettings, as_settings
+from pipecat_hedge.service.admission import AdmissionSettings, admission_settings
 
 NAMES = ("a", "b", "c")
 STREAM_SECS = 0.4
@@ -170,7 +170,7 @@ class Fleet:
                     self._send(turn, permit)
 
     def _ticket(self, turn: Turn, work: WorkClass, names: tuple[str, ...]) -> Ticket:
-        settings: AdmissionSettings = as_settings(self._mode, turn.tier, None, None)
+        settings: AdmissionSettings = admission_settings(self._mode, turn.tier, None, None)
         if self._mode == "shed":
             settings = settings.divided(len(self.processes))
         states = {self.processes[turn.process].state(name, self.now) for name in NAMES}

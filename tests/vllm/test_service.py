@@ -244,7 +244,7 @@ async def test_every_call_of_an_answer_runs(deltas: list[dict[str, Any]], hedged
 @pytest.mark.parametrize(
     ("deltas", "message"),
     [
-        ([{"tool_calls": [piece(0, "a", "ask", '{"dish": "fi')]}], "the call of ask came with"),
+        ([{"tool_calls": [piece(0, "a", "ask", '{"dish": "fi')]}], "the call of ask has arguments"),
         ([{"reasoning": "Let me think about"}], "reached max_tokens before"),
         ([], "reached max_tokens before"),
     ],
@@ -319,7 +319,10 @@ async def test_a_key_that_the_server_does_not_know() -> None:
     """Whether the model is named or not, the argument is."""
     async with fake_vllm(key="right") as fake, Line(service(fake, api_key="wrong")) as line:
         await line.ask()
-    assert "argument api_key" in line.errors[0].error
+    assert (
+        "API key. Pass the one that the server was started with (--api-key) as api_key"
+        in line.errors[0].error
+    )
     assert "--api-key" in line.errors[0].error
     assert line.errors[0].category is ErrorCategory.AUTHENTICATION
 
@@ -327,7 +330,12 @@ async def test_a_key_that_the_server_does_not_know() -> None:
 @pytest.mark.parametrize(
     ("status", "said", "told", "category"),
     [
-        (401, "Unauthorized", "argument api_key", ErrorCategory.AUTHENTICATION),
+        (
+            401,
+            "Unauthorized",
+            "API key. Pass the one that the server was started with (--api-key) as api_key",
+            ErrorCategory.AUTHENTICATION,
+        ),
         (503, "busy", "its queue is full", ErrorCategory.SERVER),
         (500, "EngineCore: SECRET", "failed, HTTP 500: see its log", ErrorCategory.SERVER),
         (400, "bad input_value='SECRET'", "about messages", ErrorCategory.INVALID_REQUEST),

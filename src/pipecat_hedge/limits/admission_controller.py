@@ -53,8 +53,7 @@ class AdmissionController:
         Args:
             rng: Spreads the recoveries of many processes; None creates one.
             lag_secs: Returns how far the event loop is behind, in seconds. Responses of that time
-                have
-                not been read yet and are not late.
+                have not been read yet and are not late.
         """
         self.lock = threading.Lock()
         self._rng = rng or random.Random()

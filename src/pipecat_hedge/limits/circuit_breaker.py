@@ -175,8 +175,7 @@ class CircuitBreaker:
             probe: Whether it was the claimed probe.
             age_secs: The time from its launch to its end.
             count: How many failures in a row it stands for. A request that timed out also stands
-                for
-                those before it that were superseded without a token.
+                for those before it that were superseded without a token.
         """
         state = self.state(now)
         if probe:

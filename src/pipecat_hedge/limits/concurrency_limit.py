@@ -194,8 +194,7 @@ class ConcurrencyLimit:
             now: The time.
             session: The request's session.
             bounds: Bounds of the inferred limit; None if the request gives no time to first token,
-                so
-                that nothing is inferred from it.
+                so that nothing is inferred from it.
             lag_secs: How far the event loop is behind.
         """
         self._count_late(now - lag_secs)
@@ -275,8 +274,7 @@ class ConcurrencyLimit:
             left: The requests that may still be started.
             until: When the value expires.
             sent_at: When the response's request was sent: a provider counts a request when it
-                arrives
-                and may report it much later.
+                arrives and may report it much later.
         """
         if sent_at >= self._rate_limit_at:
             self._rate_limit, self._rate_limit_at = (max(left, 0), until), sent_at

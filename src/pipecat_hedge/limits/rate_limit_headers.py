@@ -57,13 +57,11 @@ class RateLimits:
 
         Args:
             prompt_tokens: The tokens of one such request, as the provider counts them. Anthropic
-                does
-                not count cached ones.
+                does not count cached ones.
 
         Returns:
             The number, and the seconds after the response for which it is valid; with 0, the
-            seconds
-            until there is room for one. None if the response states no limit.
+            seconds until there is room for one. None if the response states no limit.
         """
         found: list[tuple[int, float]] = []
         if self.requests_left is not None:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
         PolicyOptions,
     )
     from pipecat_hedge.policy.latency_registry import LatencyRegistry
-    from pipecat_hedge.policy.launch_rule import LatencyEstimate
     from pipecat_hedge.policy.planner import learn, plan_turn
+    from pipecat_hedge.policy.priced_delay import LatencyEstimate
     from pipecat_hedge.policy.profiles import PROFILES, LatencyProfile
     from pipecat_hedge.policy.settings import policy_of
     from pipecat_hedge.policy.slo import Slo
@@ -62,7 +62,7 @@ _MODULES = {
         "PolicyOptions",
     ),
     "latency_registry": ("LatencyRegistry",),
-    "launch_rule": ("LatencyEstimate",),
+    "priced_delay": ("LatencyEstimate",),
     "planner": ("learn", "plan_turn"),
     "profiles": ("PROFILES", "LatencyProfile"),
     "settings": ("policy_of",),

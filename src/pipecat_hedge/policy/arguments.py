@@ -1,7 +1,7 @@
-"""Arguments that are refused where they are given, rather than passed over.
+"""Refuses invalid arguments at construction.
 
-Pipecat's classes hand further keyword arguments up to a base that drops what nobody knows, so a
-misspelt one would be the default without a word.
+Pipecat's classes pass further keyword arguments to a base that ignores unknown ones, so a misspelt
+argument would silently have its default.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ __all__ = ["refuse_unknown", "require"]
 
 
 def refuse_unknown(further: Mapping[str, Any], *, owner: type, base: type) -> None:
-    """Refuse further keyword arguments that nobody takes.
+    """Refuse keyword arguments that no base class accepts.
 
     Args:
-        further: Those that the owner hands up.
-        owner: Whose they are.
-        base: Who takes them, or hands them up to its own bases.
+        further: The keyword arguments that the owner passes on.
+        owner: The class that received them, for the message.
+        base: The class that accepts them, or passes them on to its bases.
 
     Raises:
-        ConfigurationError: If one is taken by nobody; the message names it and what comes nearest.
+        ConfigurationError: If one is unknown; the message names it and the nearest known one.
     """
     taken = {name for each in base.__mro__ for name in _parameters(each)}
     for name in further:
@@ -38,23 +38,23 @@ def refuse_unknown(further: Mapping[str, Any], *, owner: type, base: type) -> No
 
 
 def require(field: str, value: object, kind: type, remedy: str) -> None:
-    """Refuse what is of another kind; None is allowed.
+    """Refuse a value of another type; None is allowed.
 
     Args:
-        field: The argument's name.
-        value: What was given.
-        kind: What it must be.
-        remedy: What to write instead.
+        field: The argument's name, for the message.
+        value: The argument.
+        kind: The required type.
+        remedy: What to write instead, for the message.
 
     Raises:
-        ConfigurationError: If it is neither; the message names the field and the remedy.
+        ConfigurationError: If the type differs; the message names the argument and the remedy.
     """
     if value is not None and not isinstance(value, kind):
         raise ConfigurationError(f"{field} must be a {kind.__name__}, got {value!r}: {remedy}")
 
 
 def _parameters(owner: type) -> list[str]:
-    """The names of the arguments that a class takes itself."""
+    """Return the names of the arguments that a class itself accepts."""
     if "__init__" not in vars(owner):
         return []
     parameters = list(inspect.signature(vars(owner)["__init__"]).parameters.values())[1:]

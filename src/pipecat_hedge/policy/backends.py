@@ -1,15 +1,15 @@
-"""Of whom statistics are kept, and under which key."""
+"""Identifies what has latency statistics, and the key of the statistics."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 __all__ = ["MOST_PROVIDERS", "Backend", "Measures", "key_of"]
 
 MOST_PROVIDERS = 256
-"""Keys in each map by provider and model, the least recently used dropped: each takes up to some
-150 KB of memory and 50 KB of a file."""
+"""Most keys in each map by provider and model; the least recently used one is dropped. A key
+takes up to about 150 KB of memory and 50 KB of a file."""
 
 Measures: TypeAlias = Literal["first_token", "whole_answer", "wait"]
 
@@ -22,32 +22,28 @@ _KINDS: dict[Measures, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Of whom statistics are kept.
+    """A provider and model with latency statistics.
 
     Parameters:
         provider: The provider's name.
-        model: Its model, or None if that is not known.
-        usd_per_mtok: Its price in US dollars per million ``(input, output)`` tokens, or None.
-        measures: What counts: the first token; the whole answer, as of a one-shot inference; or how
-            long a caller waits for the provider, whatever that is behind it.
+        model: Its model; None if unknown.
+        usd_per_mtok: Price in US dollars per million ``(input, output)`` tokens; None if unknown.
+        measures: What is timed: the first token; the whole answer, as of a one-shot inference; or
+            the caller's wait for an LLM or a tool.
+        key: The key of its statistics.
     """
 
     provider: str
     model: str | None = None
     usd_per_mtok: tuple[float, float] | None = None
     measures: Measures = "first_token"
+    key: str = field(init=False, compare=False, repr=False)
 
-    @property
-    def key(self) -> str:
-        """What its statistics are kept under."""
-        return key_of(self.provider, self.model) + _KINDS[self.measures]
+    def __post_init__(self) -> None:
+        """Build the key once: a turn reads it some thirty times."""
+        object.__setattr__(self, "key", key_of(self.provider, self.model) + _KINDS[self.measures])
 
 
 def key_of(provider: str, model: str | None) -> str:
-    """What is known of a provider is kept under.
-
-    Args:
-        provider: Its name.
-        model: Its model, or None if that is not known.
-    """
+    """Return the key of a provider and model."""
     return f"{provider} | {model or ''}"

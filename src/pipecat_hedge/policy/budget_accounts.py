@@ -1,4 +1,4 @@
-"""What a process may spend on extra requests: an account for each budget, and a cap for all."""
+"""Keeps the budget accounts of a process: one per budget, and one that bounds their sum."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from pipecat_hedge.policy.hedge_burst import HedgeBurst
 __all__ = ["BudgetAccounts", "BudgetState"]
 
 MOST_ACCOUNTS = 64
-"""The account that has not been used for the longest makes room."""
+"""The least recently used account is dropped beyond this number, which bounds memory."""
 MEAN_TURNS = 1_000.0
+"""The mean budget of all turns is a moving average over this many turns, the span of the
+invariant."""
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetState:
-    """How a budget stands.
+    """The state of one budget account.
 
     Parameters:
         budget: Extra requests per turn, on average.
-        balance: What is saved up, in requests; negative is a debt.
-        most_credit: The most that is saved, in requests.
-        share: The share of turns to hedge as things stand.
+        balance: Requests in the account; negative is a debt.
+        most_credit: Largest credit, in requests.
+        share: The share of turns to hedge now, from 0 to 1.
     """
 
     budget: float
@@ -35,19 +37,19 @@ class BudgetState:
 
 
 class BudgetAccounts:
-    """The accounts of everybody in a process who hedges. Several loops and threads may use them.
+    """The budget accounts of all services in a process. Safe for several event loops and threads.
 
-    All who have the same budget share an account, whoever their providers are: another provider or
-    model brings no credit of its own. Nor does another budget: what all of them spend together is
-    bounded by the budget that turns have on average.
+    Services with the same budget share an account, whatever their providers: a new provider or
+    model adds no credit. A new budget adds none either, because the sum is bounded by the mean
+    budget of all turns.
     """
 
     def __init__(self, lock: threading.Lock, processes: Callable[[], int] = lambda: 1):
-        """Begin with none.
+        """Start without accounts.
 
         Args:
-            lock: Held by whoever reads or changes an account.
-            processes: Tells how many share the budgets, this process included.
+            lock: Held while an account is read or changed.
+            processes: Returns the number of processes that share the budgets, including this one.
         """
         self._lock = lock
         self._processes = processes
@@ -58,7 +60,7 @@ class BudgetAccounts:
 
     @property
     def accounts(self) -> Mapping[float, HedgeBudget]:
-        """Every account by its budget; hold the lock."""
+        """The accounts by budget; hold the lock while reading."""
         return self._accounts
 
     def begin_turn(self, budget: float, now: float | None = None) -> None:
@@ -66,8 +68,7 @@ class BudgetAccounts:
 
         Args:
             budget: Extra requests per turn.
-            now: The time, in seconds; None where turns come one after the other and not when
-                callers call.
+            now: Time in seconds; None for turns replayed one after the other, without bursts.
         """
         with self._lock:
             self._of(budget).begin_turn()
@@ -79,25 +80,25 @@ class BudgetAccounts:
                 self._burst(budget).begin_turn(now)
 
     def share(self, budget: float, cost: float) -> float:
-        """The share of turns to hedge as things stand; see ``HedgeBudget.share``."""
+        """Return the share of turns to hedge now; see ``HedgeBudget.share``."""
         with self._lock:
             return self._of(budget).share(cost)
 
     def permits(self, budget: float, cost: float) -> bool:
-        """Whether there is credit for an extra request; see ``HedgeBudget.permits``."""
+        """Return whether there is room for an extra request; see ``HedgeBudget.permits``."""
         with self._lock:
             return self._permits(budget, cost)
 
     def claim(self, budget: float, cost: float, now: float) -> bool:
-        """Pay for an extra request, if there is credit for it and there are not too many at once.
+        """Pay for an extra request if the account and the token bucket have room for it.
 
         Args:
             budget: Extra requests per turn.
-            cost: What it costs, in usual requests.
-            now: The time, in seconds.
+            cost: Cost in usual requests.
+            now: Time in seconds.
 
         Returns:
-            Whether it is paid for; then it is sent, or ``pay_back`` is called.
+            Whether the request is paid for. Then send it, or call ``pay_back``.
         """
         processes = self._processes()
         with self._lock:
@@ -108,29 +109,29 @@ class BudgetAccounts:
             return True
 
     def pay(self, budget: float, cost: float, now: float | None = None) -> None:
-        """Pay for one that is sent in any case; as ``claim``."""
+        """Pay for an extra request that is sent in any case; arguments as for ``claim``."""
         with self._lock:
             self._pay(budget, cost, now)
 
     def pay_back(self, budget: float, cost: float) -> None:
-        """Put one back in that was claimed and never sent; as ``claim``."""
+        """Refund a claimed request that was not sent; arguments as for ``claim``."""
         with self._lock:
             for account in (self._of(budget), self._all):
                 account.withdraw(-cost)
             self._burst(budget).pay_back(cost)
 
     def has_credit(self, budget: float) -> bool:
-        """Whether less has been spent than the budget allows for."""
+        """Whether the balance is positive."""
         with self._lock:
             return self._of(budget).balance > 0
 
     def in_debt(self, budget: float) -> bool:
-        """Whether more has been spent than chance explains."""
+        """Whether the debt exceeds random variation."""
         with self._lock:
             return self._of(budget).in_debt
 
     def states(self) -> tuple[BudgetState, ...]:
-        """How each account stands."""
+        """Return the state of each account."""
         with self._lock:
             return tuple(
                 BudgetState(a.budget, a.balance, a.most_credit, a.share())

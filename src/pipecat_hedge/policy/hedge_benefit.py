@@ -1,13 +1,13 @@
-"""What a further request saves, by the time at which it is sent.
+"""Computes the expected saving of a further request, by the time at which it is sent.
 
-For a turn still waiting at time t, sending Y now saves on average
+In a turn that still waits at time t, a request to Y saves on average
 
     V(t) = ∫ₜ^∞ S(u)/S(t) · P(Y ≤ u − t) · w(u) du        seconds,
 
-where S(u) is the probability that none of the requests in flight has answered by u, and w is 0
-before the deadline, if there is one, and 1 after it. Computed with Y as ``QUANTILES`` equally
-likely latencies y: then V(t) is the mean over y of the area under S beyond t + y (or beyond the
-deadline), divided by S(t), which a curve has at hand.
+where S(u) is the probability that no request in flight has answered by u. The weight w is 0 before
+the deadline, if there is one, and 1 after it. Y is approximated by ``QUANTILES`` equally likely
+latencies y. Then V(t) is the mean over y of the area under S beyond max(t + y, deadline), divided
+by S(t). See ``docs/design/when-to-hedge.md``.
 """
 
 from __future__ import annotations
@@ -21,15 +21,20 @@ import numpy as np
 
 from pipecat_hedge.policy.survival import Floats, SurvivalCurve
 
-__all__ = ["HORIZON_SECS", "HedgeBenefit", "Worths", "joint", "savings"]
+__all__ = ["HORIZON_SECS", "BenefitCache", "HedgeBenefit", "expected_saving", "joint"]
 
 QUANTILES = 24
+"""Latencies that stand for Y. A test bounds the error that the grids cause."""
 CANDIDATES = 64
+"""Launch times that are tried within the body of the curve; half as many more beyond it."""
 LEAST_LEFT = 1e-4
+"""The smallest share of waiting turns at which a launch time is tried."""
 HORIZON_SECS = 120.0
-"""Beyond it nobody waits for an answer."""
+"""The longest wait that is considered; callers have hung up long before."""
 MARGIN_SECS = 1e-6
+"""Differences in the gain below this are rounding errors."""
 REMEMBERED = 64
+"""Pairs of curves in a cache; it is emptied beyond that."""
 _EQUALLY_LIKELY = 1.0 - (np.arange(QUANTILES) + 0.5) / QUANTILES
 _SHARES = np.geomspace(0.98, LEAST_LEFT, CANDIDATES)
 _BEYOND = np.concatenate(([0.0], np.geomspace(0.02, HORIZON_SECS, CANDIDATES // 2)))
@@ -37,13 +42,13 @@ _BEYOND = np.concatenate(([0.0], np.geomspace(0.02, HORIZON_SECS, CANDIDATES // 
 
 @dataclass(frozen=True, slots=True)
 class HedgeBenefit:
-    """What a further request saves, by the time at which it is sent.
+    """The expected saving of a further request, by the time at which it is sent.
 
     Parameters:
         at: Times from the turn's start, ascending, in seconds.
-        saved: V(t) at each, in seconds.
-        best: The most that V reaches up to each, in seconds.
-        left: The share of turns that are still waiting at each.
+        saved: V(t) at each time, in seconds.
+        best: The largest V up to each time, in seconds.
+        left: The share of turns that still wait at each time.
     """
 
     at: Sequence[float]
@@ -62,27 +67,27 @@ class HedgeBenefit:
         deadline_secs: float | None = None,
         since: float = 0.0,
     ) -> HedgeBenefit:
-        """What a request saves from a time on.
+        """Return the benefit of a further request from a time on.
 
         Args:
-            in_flight: How long the requests in flight take, as one.
-            further: How long the further request takes.
-            deadline_secs: Only waiting beyond this time counts; None counts all.
+            in_flight: The joint curve of the requests in flight.
+            further: The curve of the further request.
+            deadline_secs: Only waiting beyond this time counts, in seconds; None counts all.
             since: The earliest time, in seconds from the turn's start.
         """
         at = _candidates(in_flight, since)
-        saved = savings(in_flight, further, at, deadline_secs)
+        saved = expected_saving(in_flight, further, at, deadline_secs)
         left = in_flight.share_after(at)
         return cls(
             at.tolist(), saved.tolist(), np.maximum.accumulate(saved).tolist(), left.tolist()
         )
 
     def at_time(self, secs: float, values: Sequence[float]) -> float:
-        """``saved`` or ``best`` at a time; between two times it is taken to change evenly.
+        """Interpolate ``saved``, ``best`` or ``left`` linearly at a time.
 
         Args:
-            secs: The time, in seconds.
-            values: Which of them.
+            secs: Time in seconds from the turn's start.
+            values: The attribute to interpolate.
         """
         index = bisect_left(self.at, secs)
         if index == 0:
@@ -94,11 +99,11 @@ class HedgeBenefit:
         return values[index - 1] + share * (values[index] - values[index - 1])
 
     def first_above(self, price_secs: float, since: float) -> float | None:
-        """The first time from ``since`` at which V is at least the price, or None.
+        """Return the first time from ``since`` at which V reaches the price; None if it never does.
 
         Args:
-            price_secs: The price, in seconds.
-            since: The earliest time, in seconds.
+            price_secs: The price in seconds of saving.
+            since: The earliest time, in seconds from the turn's start.
         """
         before, below = since, self.at_time(since, self.saved)
         if below >= price_secs - 1e-9:
@@ -110,15 +115,14 @@ class HedgeBenefit:
             before, below = at, saved
         return None
 
-    def worth_waiting_for(self, secs: float, price_secs: float) -> float:
-        """The time from ``secs`` on at which a request brings the most for what it costs.
+    def best_time_from(self, secs: float, price_secs: float) -> float:
+        """Return the time from ``secs`` on at which left · (V − price) is largest.
 
-        That is where left · (V − price) is largest: a little later, fewer turns are still waiting,
-        and each request that is not sent saves its price.
+        Later, fewer turns still wait, and each request that is not sent saves its price.
 
         Args:
-            secs: The earliest time, in seconds.
-            price_secs: What a request must save, in seconds.
+            secs: The earliest time, in seconds from the turn's start.
+            price_secs: Least saving of a request, in seconds.
         """
         later = self._later.get(price_secs)
         if later is None:
@@ -131,7 +135,7 @@ class HedgeBenefit:
         return at if brings > most + MARGIN_SECS else secs
 
     def _best_from(self, price_secs: float) -> list[tuple[float, float]]:
-        """From each time on, the most that a request brings, and the first time at which."""
+        """Return for each time the largest gain from it on, and the first time with that gain."""
         found: list[tuple[float, float]] = []
         best = (-math.inf, 0.0)
         for at, saved, left in zip(
@@ -143,11 +147,10 @@ class HedgeBenefit:
         return found[::-1]
 
 
-class Worths:
-    """Remembers what has been computed for a pair of curves; a curve is a value."""
+class BenefitCache:
+    """Caches the benefit for pairs of curves; a curve is immutable."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         self._known: dict[
             tuple[int, int, float | None], tuple[SurvivalCurve, SurvivalCurve, HedgeBenefit]
         ] = {}
@@ -155,37 +158,34 @@ class Worths:
     def of(
         self, in_flight: SurvivalCurve, further: SurvivalCurve, deadline_secs: float | None
     ) -> HedgeBenefit:
-        """What a further request saves while one that was sent at 0 is in flight.
+        """Return the benefit of a further request beside one that was sent at 0.
 
         Args:
-            in_flight: How long the one in flight takes.
-            further: How long the further one takes.
-            deadline_secs: Only waiting beyond this time counts; None counts all.
+            in_flight: The curve of the request in flight.
+            further: The curve of the further request.
+            deadline_secs: Only waiting beyond this time counts, in seconds; None counts all.
         """
         key = (id(in_flight), id(further), deadline_secs)
         found = self._known.get(key)
-        if found is not None:  # the entry holds the curves, so their ids are still theirs
+        if found is not None:  # the entry keeps the curves alive, so ids are unique
             return found[2]
         if len(self._known) >= REMEMBERED:
             self._known.clear()
-        worth = HedgeBenefit.of(in_flight, further, deadline_secs)
-        self._known[key] = (in_flight, further, worth)
-        return worth
+        benefit = HedgeBenefit.of(in_flight, further, deadline_secs)
+        self._known[key] = (in_flight, further, benefit)
+        return benefit
 
 
-def savings(
+def expected_saving(
     in_flight: SurvivalCurve, further: SurvivalCurve, at: Floats, deadline_secs: float | None = None
 ) -> Floats:
-    """V(t): the seconds that a further request saves on average if it is sent at t.
+    """Return V(t), the mean saving in seconds of a further request that is sent at t; shape (n,).
 
     Args:
-        in_flight: How long the requests in flight take, as one.
-        further: How long the further request takes.
-        at: The times t, from the turn's start, in seconds; shape (n,).
-        deadline_secs: Only waiting beyond this time counts; None counts all.
-
-    Returns:
-        The savings in seconds, shape (n,).
+        in_flight: The joint curve of the requests in flight.
+        further: The curve of the further request.
+        at: The times t, in seconds from the turn's start; shape (n,).
+        deadline_secs: Only waiting beyond this time counts, in seconds; None counts all.
     """
     latencies = further.quantiles(_EQUALLY_LIKELY)
     begins = at[:, None] + latencies[None, :]
@@ -193,15 +193,15 @@ def savings(
         begins = np.maximum(begins, deadline_secs)
     shares = in_flight.share_after(at)
     saved = in_flight.area_after(begins).mean(axis=1)
-    # Impossible by the curve, and yet it has happened: then only the tail is known.
+    # Past the end of the curve only the mean of the tail is known.
     return np.where(shares > 0, saved / np.where(shares > 0, shares, 1.0), in_flight.tail_secs)
 
 
 def joint(in_flight: Sequence[tuple[SurvivalCurve, float]]) -> SurvivalCurve:
-    """How long several requests take until the first of them answers.
+    """Return the curve of the first answer of several requests.
 
     Args:
-        in_flight: Each with the time at which it was sent, in seconds from the turn's start.
+        in_flight: Pairs of a request's curve and its launch, in seconds from the turn's start.
     """
     if len(in_flight) == 1 and in_flight[0][1] == 0:
         return in_flight[0][0]
@@ -214,10 +214,10 @@ def joint(in_flight: Sequence[tuple[SurvivalCurve, float]]) -> SurvivalCurve:
 
 
 def _candidates(in_flight: SurvivalCurve, since: float) -> Floats:
-    """Times at which a launch is considered.
+    """Return the launch times to try.
 
-    Where the answers are, however narrow their spread: V jumps where a body ends, and a grid of
-    times alone would blur the jump. And beyond them.
+    They follow the quantiles of the answers, because V jumps at the end of a narrow body, which an
+    even grid would blur. A second grid covers the times beyond.
     """
     body = in_flight.quantiles(_SHARES)
     return np.unique(np.concatenate((body[body > since], since + _BEYOND)))

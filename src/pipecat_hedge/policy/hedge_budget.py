@@ -1,27 +1,13 @@
-"""How much hedging may cost, and so how often it may be done now. Pure; counted in turns, not time.
+"""Keeps an account of extra requests and derives the share of turns to hedge now.
 
-Law: over any 1,000 turns there are at most 1.25 times as many extra requests as the budget allows,
-or one more than the budget, whichever is more.
+Invariant: any 1,000 turns send at most 1.25 times the budget in extra requests, or one request
+more than the budget, whichever is larger. Replacements of failed attempts are not counted.
 
-The problem: extra requests are to be ``budget`` per turn on average, hardly more over any stretch
-that a bill or a rate limit would notice, and a caller who has waited long is to be helped all the
-same. The naive answer, a bucket of tokens, is empty exactly when slow turns cluster, and abandons
-those callers. A price that is raised in proportion to the debt does little for a long while and
-then too much, because what a request saves hardly changes with time beyond the knee of the curve.
-
-Ours steers the *share of turns* that are hedged. Every turn deposits ``budget``, every extra
-request withdraws what it costs, and the share is ``budget · exp(balance / SCALE)`` within bounds.
-With the learned curve that share is a time (``hedge_delay.py``): in debt hedges come later, in
-credit earlier. The share has a floor for any debt that chance explains; a debt beyond that means
-that something has changed for all turns at once, and then the share falls further.
-
-What keeps the law is the bucket all the same, 225 turns' budgets wide: most of it is what can
-be saved up for the bad minutes, the rest what can be owed. An extra request for which there is no
-room is not sent. ``hedge_burst.py`` bounds how fast what is saved is spent. An account that fills
-up means that nothing is worth the price at that share, as when more turns are slow than may be
-hedged: then the share is raised until some are.
-
-What replaces a failure is not counted: a budget never turns into silence.
+Every turn deposits ``budget``; every extra request withdraws its cost. The share of turns to hedge
+is ``budget · exp(balance / SCALE)``, within bounds: hedges come later in debt and earlier in
+credit. An extra request is refused when the account, 225 turns' budgets wide, has no room for it.
+An account that fills up shows that no request reaches the price at this share, so the share rises.
+See ``docs/design/when-to-hedge.md``.
 """
 
 from __future__ import annotations
@@ -33,48 +19,48 @@ from pipecat_hedge.race.errors import ConfigurationError
 __all__ = ["HedgeBudget"]
 
 SCALE = 6.0
-"""The debt, in requests, at which the share is 1/e of the budget, but for the bounds."""
+"""A debt of this many requests lowers the share to 1/e of the budget, within the bounds."""
 SAVED_TURNS, OWED_TURNS = 125.0, 100.0
-"""No more is saved, or owed, than the deposits of so many turns. What is left to a quarter of what
-1,000 turns earn is for silences that are replaced though there is no room."""
+"""Credit and debt are capped at the deposits of this many turns. The rest of the 1.25 × 1,000 turns
+is for replacements of silent attempts, which are sent without room in the account."""
 LEAST_SAVED = 1.0
-"""Nor less, or a small budget would never be used."""
+"""Credit of at least one request, or a small budget could never be used."""
 UNUSED_TURNS, UNUSED_REQUESTS = 40, 4.0
+"""Reference credit: deposits of ``UNUSED_TURNS``, at least ``UNUSED_REQUESTS``, at most the cap."""
 UNUSED = 0.75
-"""Of the deposits of ``UNUSED_TURNS``, of so many requests if those are more, and of no more than
-can be saved: a credit that nobody uses. No request is worth it at such a share, so the share is
-raised."""
+"""Above this part of the reference credit the budget counts as unused, and the share is raised."""
 RAISED_BY = 20.0
-"""How much a full purse raises the share."""
+"""A full account multiplies the share by this factor."""
 LOWEST, HIGHEST = 0.6, 1.2
-"""Of the budget, for debts and credits that chance explains."""
+"""Bounds of the share in units of the budget, for balances within random variation."""
 CHANCE = 2.0
-"""The debt that chance explains: about its standard deviation, √(SCALE / 2)."""
+"""Debt within random variation, in requests: about its standard deviation, √(SCALE / 2)."""
 MOST_SHARE = 0.95
-"""Of turns; only what costs nothing is asked in all."""
+"""Upper bound of the share of turns; only free requests are sent in all turns."""
 DEAREST = 10.0
-"""The most that one extra request counts for."""
+"""Upper bound of the cost of one extra request, in usual requests."""
 ROUNDING = 1e-9
+"""Tolerance for sums of deposits in floating point."""
 
 
 class HedgeBudget:
-    """The account of everybody who has the same budget.
+    """The budget account of all services in the process that have the same budget.
 
     Attributes:
         budget: Extra requests per turn, on average.
-        balance: What is in the account, in requests; negative is a debt.
-        most_credit: The most that is saved, in requests.
-        most_debt: The most that is owed, in requests.
+        balance: Requests in the account; negative is a debt.
+        most_credit: Largest credit, in requests.
+        most_debt: Largest debt, in requests.
     """
 
     def __init__(self, budget: float):
-        """Begin with an even balance.
+        """Start with a balance of 0.
 
         Args:
             budget: Extra requests per turn, on average; not negative.
 
         Raises:
-            ConfigurationError: If it is negative or no number.
+            ConfigurationError: If the budget is negative, infinite or not a number.
         """
         if not budget >= 0 or math.isinf(budget):
             raise ConfigurationError(
@@ -84,7 +70,7 @@ class HedgeBudget:
         self.rebase(budget)
 
     def rebase(self, budget: float) -> None:
-        """Have another budget from now on; the balance stays what it is.
+        """Change the budget and keep the balance.
 
         Args:
             budget: Extra requests per turn, on average.
@@ -97,46 +83,43 @@ class HedgeBudget:
         """Deposit a turn's budget.
 
         Args:
-            deposit: Another amount; None is the budget.
+            deposit: The amount in requests; None is ``budget``.
         """
         added = self.budget if deposit is None else deposit
         self.balance = min(self.balance + added, self.most_credit)
 
     def permits(self, cost: float = 1.0) -> bool:
-        """Whether there is room for an extra request.
+        """Return whether the account has room for an extra request.
 
         Args:
-            cost: What it costs, in usual requests. What is free always has room, and what costs
-                more than a full account holds is let pass when it is full.
+            cost: Cost in usual requests. A free request always has room. A request that costs more
+                than a full account holds has room when the account is full.
         """
         if cost <= 0 or not self.budget:
             return cost <= 0
         return self.balance + ROUNDING >= min(cost - self.most_debt, self.most_credit)
 
     def withdraw(self, cost: float = 1.0) -> None:
-        """Pay for an extra request.
+        """Withdraw the cost of an extra request.
 
         Args:
-            cost: What it costs, in usual requests; see ``relative_cost``. Negative is paid back.
+            cost: Cost in usual requests, see ``relative_cost``. A negative cost is a refund.
         """
         self.balance = min(max(self.balance - cost, -self.most_debt), self.most_credit)
 
     def settle(self, amount: float) -> None:
-        """Hand a part of the balance over to those who share the budget, or take one of theirs.
+        """Transfer a part of the balance to other processes with the same budget.
 
         Args:
-            amount: What is handed over, in requests; negative is taken.
+            amount: Requests to transfer; a negative amount is received.
         """
         self.balance = min(max(self.balance - amount, -self.most_debt), self.most_credit)
 
     def share(self, cost: float = 1.0) -> float:
-        """The share of turns to hedge as things stand.
+        """Return the share of turns to hedge now, from 0 to 1.
 
         Args:
-            cost: What the extra request would cost, in usual requests; free ones are not limited.
-
-        Returns:
-            The share, from 0 to 1.
+            cost: Cost of the extra request in usual requests; a free request has a share of 1.
         """
         factor = min(max(math.exp(self.balance / SCALE), LOWEST), HIGHEST)
         if self.in_debt:
@@ -150,19 +133,19 @@ class HedgeBudget:
 
     @property
     def in_debt(self) -> bool:
-        """Whether more has been spent than chance explains."""
+        """Whether the debt exceeds random variation."""
         return self.balance < -CHANCE
 
     @staticmethod
     def relative_cost(extra: float | None, usual: float | None) -> float:
-        """What an extra request costs in units of a usual one.
+        """Return the cost of an extra request in units of a usual request.
 
         Args:
-            extra: Its price, in tokens or dollars; None if not known.
-            usual: The price of the turn's first request, in the same unit; None if not known.
+            extra: Price of the extra request, in tokens or dollars; None if unknown.
+            usual: Price of the turn's first request, in the same unit; None if unknown.
 
         Returns:
-            The ratio, at most ``DEAREST``; 1 if it is not known, or if the usual one is free.
+            The ratio, at most ``DEAREST``; 1 if a price is unknown or the usual request is free.
         """
         if extra is None or not usual:
             return 1.0

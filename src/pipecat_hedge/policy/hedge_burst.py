@@ -1,41 +1,14 @@
-"""How many extra requests may be sent at once. Pure; time is an argument.
+"""Limits how many extra requests are sent at once, with a token bucket. Pure.
 
-Law: what the budget is on average, it nearly is in every few seconds, too, of all processes
-together. Who is put off is helped when there is room again, or when the silence has been such that
-nobody would take it for slowness.
+When a provider turns slow, every waiting turn reaches its hedge time together; the account in
+``hedge_budget.py`` bounds only the average over hundreds of turns. Each turn adds ``SLACK`` times
+its budget, each extra request takes one token. The bucket of all processes holds ``saved`` tokens:
+three standard deviations of the extra requests of ``TURNS`` turns, 12 at a budget of 0.1.
+Without ``SLACK`` the p99 of the "jagged" profile is a third longer (``tests/support/crowd.py``).
 
-The problem: an account (``hedge_budget.py``) sees to the average of some hundred turns, and the
-time of a turn's hedge is set when the turn begins. When a provider turns slow or silent, every turn
-that waits for it comes to that time, and all are hedged: before a debt is felt, eight processes
-have sent as many extra requests in three seconds as usually in twenty, to those providers that are
-still well. It is a small storm, and it comes when it does most harm.
-
-The naive answer, to stop all hedges for a while once there have been too many, lets the next storm
-begin everywhere at the same instant. Ours is the usual bucket: each turn puts its budget in, an
-extra request takes one out, and none is sent while there is not one in it. A fleet's processes meet
-the trouble together and have no time to tell each other, so what is saved is divided among them
-beforehand: ``saved`` in all, but no more than ``ALONE`` each, and no less than one. The account
-makes the demand what its budget is; if no more than that came in, the bucket would be half empty in
-calm, and hedges would wait for the next token for as long as hedging is to save. So twice as much
-comes in (``SLACK``), which the account never lets be used up for long. Who is put off asks again
-(``race.py``). A little comes in by time alone, for processes with few turns.
-
-What replaces the silent is paid for, too, but never refused, and owed no further than the bucket is
-deep: hedging is not to be off for long after. A provider that answers others who came later is slow
-and not silent, and so is one with a queue, which goes on answering those who came before: there the
-silence has to be twice as long. Where all are slow a rule may find that
-nothing is to be saved for a long time; after twice the silence somebody is asked in any case.
-
-``saved`` is three times the standard deviation of the extra requests of ``TURNS`` turns that are
-hedged each with the probability ``budget``: what is sent at once is no more than chance would bring
-to the few seconds in which a fleet has so many turns. With a budget of 0.1 it is 12. Compare gRPC's
-retry throttling, a bucket that stops retries and hedges alike; its tokens come from requests that
-succeed. ``SLACK`` is the most with which eight processes stay within chance in
-``tests/support/crowd.py`` when one provider turns slow or hangs; without it the p99 of the "jagged
-edges" is a third longer.
-
-Left out: processes with very different loads, whose parts should differ; and more than ``saved``
-processes, where one request each is more than that in all.
+Replacements of silent attempts withdraw tokens too, but are never refused.
+The processes share the bucket equally; unequal load between processes is not modelled.
+See ``docs/design/when-to-hedge.md``.
 """
 
 from __future__ import annotations
@@ -49,25 +22,28 @@ from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
 __all__ = ["BurstBound", "HedgeBurst", "saved"]
 
 TURNS = 180
+"""The turns of a fleet in the few seconds in which a slow period begins."""
 CHANCE = 3.0
-ALONE = 4.0
-"""The most that one process may, which knows of no others."""
+"""Standard deviations: a burst of this size still looks like random variation."""
+MOST_PER_PROCESS = 4.0
+"""Capacity of one process, which may not know of the others yet."""
 SLACK = 2.0
-"""What a turn puts in, in units of its budget: what was saved goes out at twice the usual rate."""
-EACH_SECS = 4.0
-"""How often one comes in by time alone, for all processes together."""
-ENOUGH = 1.0 - 1e-9
+"""Tokens per turn, in units of the budget. At 1 the bucket is half empty in calm times and delays
+hedges; above 2 the bursts of eight processes exceed chance (``tests/support/crowd.py``)."""
+REFILL_SECS = 4.0
+"""All processes together gain one token in this time, for processes with few turns."""
+ONE_TOKEN = 1.0 - 1e-9
+"""One token, less the rounding of floating-point sums."""
 SLOW_TIMES = 2.0
-"""So many times as long has somebody to be silent who answers others, or where another request is
-expected to save little: who has waited for so long is about to hang up."""
-LATELY = 0.5
-"""A word to others is of now if it is younger than that part of a silence. Somebody who hangs since
-the silence began has still answered those who came before, but for their tail not in its second
-half."""
+"""A slow provider counts as silent after this multiple of the silence, and so does one whose hedge
+would save little: callers hang up after such a wait."""
+RECENT_PART = 0.5
+"""A token to another turn is recent within this part of the silence. A provider that hangs still
+finishes earlier answers, but hardly in the second half of the silence."""
 
 
 def saved(budget: float) -> float:
-    """How many extra requests all processes together may send at once.
+    """Return how many extra requests all processes together may send at once.
 
     Args:
         budget: Extra requests per turn, on average.
@@ -77,10 +53,10 @@ def saved(budget: float) -> float:
 
 
 class HedgeBurst:
-    """The bucket of everybody in a process who has the same budget."""
+    """The token bucket of all services in the process that have the same budget."""
 
     def __init__(self, budget: float):
-        """Begin with a full bucket.
+        """Start with a full bucket.
 
         Args:
             budget: Extra requests per turn, on average.
@@ -88,67 +64,62 @@ class HedgeBurst:
         self._budget = budget
         self._saved = saved(budget)
         self._processes = 1
-        self._tokens = ALONE
+        self._tokens = MOST_PER_PROCESS
         self._now: float | None = None
 
     @property
     def most(self) -> float:
-        """How much the bucket holds, in requests."""
-        return min(max(self._saved / self._processes, 1.0), ALONE)
+        """The capacity of this process's bucket, in requests."""
+        return min(max(self._saved / self._processes, 1.0), MOST_PER_PROCESS)
 
     def begin_turn(self, now: float) -> None:
-        """Put a turn's budget in.
-
-        Args:
-            now: The time, in seconds.
-        """
+        """Add a turn's tokens at ``now``, in seconds."""
         self._fill(now)
         self._tokens = min(self._tokens + SLACK * self._budget, self.most)
 
     def spend(self, cost: float, now: float) -> None:
-        """Take an extra request out, or owe it.
+        """Take the tokens of an extra request, down to a debt of one full bucket.
 
         Args:
-            cost: What it costs, in usual requests.
-            now: The time, in seconds.
+            cost: Cost in usual requests.
+            now: Time in seconds.
         """
         self._fill(now)
         self._tokens = max(self._tokens - cost, -self.most)
 
     def pay_back(self, cost: float) -> None:
-        """Put an extra request back in that was taken out and never sent.
+        """Return the tokens of an extra request that was not sent.
 
         Args:
-            cost: What it cost, in usual requests.
+            cost: Its cost in usual requests.
         """
         self._tokens = min(self._tokens + cost, self.most)
 
     def permits(self, cost: float, now: float, processes: int = 1) -> bool:
-        """Whether an extra request may be sent now.
+        """Return whether an extra request may be sent now.
 
         Args:
-            cost: What it costs, in usual requests. What is free may always be sent, and what costs
-                more than the bucket holds when it is full.
-            now: The time, in seconds.
-            processes: How many share the budget, this one included.
+            cost: Cost in usual requests. A free request may always be sent. A request that costs
+                more than the bucket holds may be sent when the bucket is full.
+            now: Time in seconds.
+            processes: Processes that share the budget, including this one.
         """
         self._processes = processes
         self._fill(now)
-        return cost <= 0 or self._tokens >= ENOUGH * min(cost, self.most)
+        return cost <= 0 or self._tokens >= ONE_TOKEN * min(cost, self.most)
 
     def _fill(self, now: float) -> None:
-        """Let time pass; loops may tell it a little out of order, or have clocks of their own."""
+        """Add tokens for the time since the last call; clocks of several event loops may differ."""
         secs = 0.0 if self._now is None else max(now - self._now, 0.0)
-        self._tokens = min(self._tokens + secs / EACH_SECS / self._processes, self.most)
+        self._tokens = min(self._tokens + secs / REFILL_SECS / self._processes, self.most)
         self._now = now
 
 
 class BurstBound:
-    """Puts a turn's hedges off that would be too many at once; a ``LaunchRule``.
+    """Postpones a turn's hedges when the budget has no room; a ``LaunchRule``.
 
-    What is due is paid for when it is decided, not when it is sent: callers that have waited for
-    the same provider are often due in the same instant. What is never sent is to be paid back at
-    the turn's end (``close``).
+    A due hedge is paid for when it is decided, because many turns are often due in the same
+    instant. ``close`` refunds a hedge that was paid for and not sent.
     """
 
     def __init__(
@@ -158,64 +129,66 @@ class BurstBound:
         pay_back: Callable[[str], None],
         silent_secs: Mapping[str, float],
         answered_since: Callable[[str], float] = lambda provider: -math.inf,
-        word_at: Callable[[str], float] = lambda provider: -math.inf,
+        last_token_at_of: Callable[[str], float] = lambda provider: -math.inf,
     ):
-        """Bound a rule, for one turn.
+        """Wrap the launch rule of one turn.
 
         Args:
-            usual: When to hedge, if there is room in the budget then.
-            claim: Takes an extra request out of the budget if there is room for it, by its provider
-                and the time, and says whether there was.
-            pay_back: Puts an extra request that was never sent back into the budget, by its
-                provider.
-            silent_secs: By provider, the silence after which a request is not slow but lost, and is
-                replaced whatever the budget says.
-            answered_since: By provider, when the latest request was sent, of anybody's, that it has
-                begun to answer. Where that is later than the silent one's it is slow, and its
-                silence has to be ``SLOW_TIMES`` as long.
-            word_at: By provider, when it has begun to answer the last time, to anybody. Where that
-                is lately the same holds.
+            usual: The rule that sets the hedge time.
+            claim: Takes a provider and the time. Withdraws the cost of a request to the provider
+                and returns True, or returns False when there is no room.
+            pay_back: Refunds the cost of a claimed request to a provider.
+            silent_secs: By provider, the silence in seconds after which an attempt counts as lost.
+                It is then replaced without regard to the budget.
+            answered_since: By provider, the launch time of the newest attempt that has begun to
+                answer, in any turn. If it is newer than the silent attempt, the provider is slow,
+                and the silence must be ``SLOW_TIMES`` as long.
+            last_token_at_of: By provider, the time of its latest first token in any turn. If it is
+                recent, the same holds: a queue answers earlier requests first.
         """
         self._usual = usual
         self._claim = claim
         self._pay_back = pay_back
         self._silent_secs = silent_secs
         self._answered_since = answered_since
-        self._word_at = word_at
+        self._last_token_at_of = last_token_at_of
         self._claimed: str | None = None
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
-        """Launch as usual, or as soon as may be; see ``LaunchRule``."""
+        """Return the wrapped rule's decision, postponed without room; see ``LaunchRule``."""
         decision = self._usual.next_launch(waiting)
         last = waiting.in_flight[-1]
-        heard_at = last.launched_at if last.last_token_at is None else last.last_token_at
+        last_token_at = last.launched_at if last.last_token_at is None else last.last_token_at
         silent_secs = self._silent_secs[last.provider]
-        lost_at = heard_at + SLOW_TIMES * silent_secs
+        lost_at = last_token_at + SLOW_TIMES * silent_secs
         if decision.at is None:
             return decision
         if decision.at > waiting.now:
             if lost_at > waiting.now:
                 return replace(decision, at=min(decision.at, lost_at))
-            reason = f"silent for {waiting.now - heard_at:.2g} s, whatever it saves"
+            reason = f"silent for {waiting.now - last_token_at:.2g} s, whatever it saves"
             return LaunchDecision(lost_at, reason, is_put_off=True)
         if self._claimed is not None or self._claim(waiting.next_provider, waiting.now):
-            # Also if nobody takes it yet: it is sent as soon as somebody does.
+            # Claimed even if no provider is free yet: it is sent as soon as one is.
             self._claimed = self._claimed or waiting.next_provider
             return decision
-        lately = waiting.now - LATELY * silent_secs
-        if self._answered_since(last.provider) > heard_at or self._word_at(last.provider) > lately:
+        lately = waiting.now - RECENT_PART * silent_secs
+        if (
+            self._answered_since(last.provider) > last_token_at
+            or self._last_token_at_of(last.provider) > lately
+        ):
             silent_secs *= SLOW_TIMES
-        silent_at = max(heard_at + silent_secs, decision.at)
+        silent_at = max(last_token_at + silent_secs, decision.at)
         reason = f"put off, the budget has no room for more at once: {decision.reason}"
         return LaunchDecision(silent_at, reason, is_put_off=True)
 
     def take_claim(self) -> bool:
-        """Whether a request that is launched now has been paid for; only one is."""
+        """Return whether the request that is launched now has been paid for; use up the claim."""
         was_claimed, self._claimed = self._claimed is not None, None
         return was_claimed
 
     def close(self) -> None:
-        """Pay back what was paid for and not sent; the turn is over."""
+        """Refund a hedge that was paid for and not sent, at the turn's end."""
         if self._claimed is not None:
             self._pay_back(self._claimed)
             self._claimed = None

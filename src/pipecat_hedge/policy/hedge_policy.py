@@ -1,8 +1,7 @@
-"""When to send the same turn to another provider, as the user states it.
+"""Defines the hedge policies: when a turn sends a further request, as the user states it.
 
-``None`` is never, ``0`` is now, and a negative number is refused where it is written. A failed
-attempt is replaced at once under every policy; the rules here only say when an attempt that has
-not failed has been silent for too long.
+``None`` is never, ``0`` is now, and a negative number is refused at construction. Every policy
+replaces a failed attempt at once; the rules only concern attempts that have not failed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
 
 if TYPE_CHECKING:
-    from pipecat_hedge.policy.launch_rule import LatencyEstimate
+    from pipecat_hedge.policy.priced_delay import LatencyEstimate
 
 __all__ = [
     "Adaptive",
@@ -52,14 +51,14 @@ class _Common(TypedDict, total=False):
 
 
 class PolicyOptions(_Common, total=False):
-    """The keywords that policies take; ``HedgePolicy`` says what they mean."""
+    """The keywords of all policies except ``adaptive``; ``HedgePolicy`` documents them."""
 
     deadline_secs: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class AtOnce:
-    """Every attempt at the turn's start."""
+    """Launches all attempts at the turn's start."""
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
         """Launch now; see ``LaunchRule``."""
@@ -68,35 +67,37 @@ class AtOnce:
 
 @dataclass(frozen=True, slots=True)
 class AfterSilence:
-    """The next attempt when the one before has been silent for ``seconds``.
+    """Launches the next attempt when the last one has been silent for ``seconds``.
 
-    Silent means: no usable token since its launch, or since its last one.
+    Silence is the time since the launch, or since the last usable token.
     """
 
     seconds: float
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
-        """Launch ``seconds`` after the latest attempt's last sign of life; see ``LaunchRule``."""
+        """Launch after ``seconds`` of silence; see ``LaunchRule``."""
         before = waiting.in_flight[-1]
-        heard_at = before.launched_at if before.last_token_at is None else before.last_token_at
-        return LaunchDecision(heard_at + self.seconds, f"{before.provider} silent {self.seconds} s")
+        last_token_at = before.launched_at if before.last_token_at is None else before.last_token_at
+        return LaunchDecision(
+            last_token_at + self.seconds, f"{before.provider} silent {self.seconds} s"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class OnlyOnFailure:
-    """Never because of time; failures are replaced all the same."""
+    """Launches no attempt because of time, only to replace a failed one."""
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
         """Never launch; see ``LaunchRule``."""
         return LaunchDecision(None, "only a failure launches the next attempt")
 
 
-# ---- rules that need to know what has been learned; ``planning.py`` makes a LaunchRule of them
+# ---- rules that need learned latencies; ``planner.py`` builds a LaunchRule from them
 
 
 @dataclass(frozen=True, slots=True)
 class Adaptive:
-    """Another request when it is worth its price; see ``HedgePolicy.adaptive``."""
+    """Launches an attempt when its saving reaches the price; see ``HedgePolicy.adaptive``."""
 
     budget: float
     min_saving_secs: float
@@ -107,16 +108,16 @@ class Adaptive:
 
 @runtime_checkable
 class LearnedRule(Protocol):
-    """A rule that is made anew for each turn from the latencies learned so far."""
+    """Builds a launch rule for each turn from the learned latencies."""
 
     def launch_rule(
         self, known: Mapping[str, LatencyEstimate], order: Sequence[str], draw: float
     ) -> LaunchRule:
-        """The rule of one turn.
+        """Return the launch rule of one turn.
 
         Args:
-            known: What is known of each provider's latency.
-            order: The providers' names, in the order in which they are asked.
+            known: The latency estimate of each provider.
+            order: The providers' names, in the order of their attempts.
             draw: The turn's random number, from 0 to below 1.
         """
         ...
@@ -124,37 +125,39 @@ class LearnedRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HedgePolicy:
-    """How a turn is raced. Make one with its class methods; all take the same keywords.
+    """How a turn is raced. Create one with a class method; all of them take the shared keywords.
 
     Example::
 
-        HedgePolicy.adaptive()     # a second one when it is worth it, for one turn in ten
+        HedgePolicy.adaptive()     # a hedge when it saves enough, in one turn of ten
         HedgePolicy.race(2)        # two providers at once, the first usable answer wins
-        HedgePolicy.after(0.6)     # a second one if the first is silent for 0.6 s
-        HedgePolicy.fallback()     # the next one only when the one before failed
+        HedgePolicy.after(0.6)     # a hedge when the first provider is silent for 0.6 s
+        HedgePolicy.fallback()     # the next provider only when an attempt has failed
 
     Parameters:
-        rule: When an attempt that has not failed is worth another request.
-        name: How the policy calls itself in logs and reports.
-        max_attempts: The most requests a turn may make, rescues included. The test of a provider
-            whose breaker is half-open is one more. When all have failed, those that an SDK would
-            have retried are made again.
-        commit: What an attempt must have to win: ``first_sentence``, a unit that can be spoken;
-            ``first_token``, anything usable; ``auto``, what suits the text-to-speech downstream.
-        losers: ``cancel`` closes a loser's request at once, but see ``probes``; ``drain`` lets it
-            run to its end, for comparing answers (see ``on_loser_drained``), and pays for it.
-        stall_secs: The silence after which another attempt continues a committed answer. If none is
-            left, the answer is waited for, as the bare service would. Under ``fallback`` also the
-            silence after which the next one is asked, or twice the provider's p99 where that is
-            longer, four times this at most. None is never. A provider may have its own.
-        deadline_secs: How long a turn may go without an answer before it has failed; None is for
-            ever. Not of ``adaptive``, under which no turn
-            fails for being late.
-        fallback_text: What the bot says when a turn has failed, in place of the answer or, where
-            one has broken off and nobody continues it, of the rest of it; None is nothing.
-        probes: Whether at most one request in seventy of the process may run on to its first token
-            when it has lost. Only that tells whether a provider that always loses is slow or
-            silent, and whether it has recovered. Its turn is reported when it has ended.
+        rule: When an attempt that has not failed gets a further request beside it.
+        name: The policy's name in logs and reports.
+        max_attempts: The most requests of a turn, rescues included; at least 1. The probe of a
+            provider with a half-open breaker is one more. When all attempts have failed, those that
+            an SDK would have retried are sent again.
+        commit: What makes an attempt win: ``first_sentence``, a speakable unit; ``first_token``,
+            anything usable; ``auto``, the choice that suits the text-to-speech downstream.
+        losers: ``cancel`` closes a loser's request at once, except for ``probes``. ``drain`` lets
+            it run to its end, to compare answers (see ``on_loser_drained``), at its full price.
+        stall_secs: The silence in seconds after which a further attempt continues a committed
+            answer. Without one left, the turn waits, as the bare service would. Under ``fallback``
+            also the silence before the next provider is asked: twice the provider's p99 if that is
+            longer, at most four times ``stall_secs``. None is never. A provider may have its own.
+        deadline_secs: Time in seconds after which a turn without an answer fails; None is never.
+            Not an option of ``adaptive``, under which no turn fails because it is late.
+        fallback_text: What the bot says when a turn has failed, in place of the answer, or of its
+            rest if it broke off and no attempt continues it. None is nothing.
+        probes: Whether at most one request in 70 of the process may run on to its first token after
+            it has lost. This shows whether a provider that always loses is slow or silent, and
+            whether it has recovered. The turn is reported when its probe has ended.
+
+    Raises:
+        ConfigurationError: If a field is out of range; the message names it and the remedy.
     """
 
     rule: LaunchRule | Adaptive | LearnedRule
@@ -168,11 +171,7 @@ class HedgePolicy:
     probes: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work.
-
-        Raises:
-            ConfigurationError: If a field cannot work; the message names it and the remedy.
-        """
+        """Check the fields."""
         if isinstance(self.max_attempts, bool) or not isinstance(self.max_attempts, int):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(
                 f"max_attempts must be a whole number, got {self.max_attempts!r}: "
@@ -206,32 +205,35 @@ class HedgePolicy:
         order: Order = "learned",
         **options: Unpack[_Common],
     ) -> HedgePolicy:
-        """The next attempt when it is worth its price, by what has been learned of the providers.
+        """Send a further request when its expected saving reaches a price.
 
-        The price follows from the budget: hedges are sent where they save most. What is learned is
-        shared by all services of the process and kept between runs.
+        The price follows from the budget: hedges are sent where they save most. The expected
+        saving at time t is V(t) = ∫ₜ^∞ S(u)/S(t) · P(Y ≤ u − t) du. S is the learned survival
+        function of the requests in flight, and Y the learned latency of the next provider; see
+        ``docs/design/when-to-hedge.md``. All services of the process share what is learned, and it
+        is kept between runs.
 
         Args:
             budget: Extra requests per turn, on average, over all turns of the process with this
-                budget; over any 1,000 turns at most 1.25 times as many. Attempts that replace a
-                failed one are not counted. Where providers
-                have prices (``usd_per_mtok``), in units of the first provider's cost.
-            max_attempts: The most requests a turn may make.
-            target_ttft_secs: When the first token should be there. Hedges are then sent so that it
-                is, and waiting before it counts for nothing. A turn that misses it goes on. None
-                is as soon as possible.
-            slo: What callers are promised, in place of ``target_ttft_secs``: the target is that of
-                what makes an attempt win: ``ttfs_secs`` where it is a sentence, and
-                ``ttft_secs`` where it is the first token; the other one where only that is given.
-            min_saving_secs: What an extra request must save on average to be sent, in seconds.
-            order: ``learned`` asks the providers in the order in which they were given, but for a
-                slow spell: when the first has become slower than it used to be, and another is
-                well, that one is asked first until the first has recovered. ``given`` never
-                does that: the quicker model may be the dearer or the less accurate one.
-            **options: The keywords of all policies, see the class.
+                budget; 0 or more. Any 1,000 turns send at most 1.25 times as many. Replacements of
+                failed attempts are not counted. Where providers have prices (``usd_per_mtok``), the
+                unit is the cost of a request to the first provider.
+            max_attempts: The most requests of a turn; at least 1.
+            target_ttft_secs: Target for the first token, in seconds, at most 60. Hedges are timed
+                to meet it, and waiting before it costs nothing. A turn that misses it goes on.
+                None is as soon as possible.
+            slo: The SLO to meet, in place of ``target_ttft_secs``. The limit is ``ttfs_secs``
+                where a sentence wins and ``ttft_secs`` where the first token wins, or the other
+                one if only that is set.
+            min_saving_secs: The least expected saving of an extra request, in seconds; 0 or more.
+            order: ``learned`` uses the given order, except in a slow period: when the first
+                provider has become slower than before and another has not, the other is first
+                until the first has recovered. ``given`` always uses the given order, because the
+                faster model may be the more expensive or the less accurate one.
+            **options: The shared keywords, see the class; without ``deadline_secs``.
 
         Raises:
-            ConfigurationError: If an argument cannot work.
+            ConfigurationError: If an argument is out of range; the message names it and the remedy.
         """
         is_number = isinstance(budget, (int, float)) and not isinstance(budget, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not is_number or not 0 <= budget < math.inf:
@@ -257,7 +259,7 @@ class HedgePolicy:
                 "target_ttft_secs", _seconds("target_ttft_secs", target_ttft_secs)
             )
         if slo is not None:
-            _refuse_promise(slo, target)
+            _check_slo(slo, target)
         rule = Adaptive(
             float(budget), _seconds("min_saving_secs", min_saving_secs), target, order, slo
         )
@@ -266,16 +268,16 @@ class HedgePolicy:
 
     @classmethod
     def race(cls, max_attempts: int = 2, **options: Unpack[PolicyOptions]) -> HedgePolicy:
-        """All attempts at the turn's start: the lowest latency, and the most requests.
+        """Launch all attempts at the turn's start: the lowest latency, and the most requests.
 
-        All of them are spent at the start, so none is left to rescue an answer that breaks off.
+        No attempt is left to rescue an answer that breaks off.
 
         Args:
-            max_attempts: How many providers to ask.
-            **options: The keywords of all policies, see the class.
+            max_attempts: The number of providers to ask; at least 1.
+            **options: The shared keywords, see the class.
 
         Raises:
-            ConfigurationError: If an argument cannot work.
+            ConfigurationError: If an argument is out of range; the message names it and the remedy.
         """
         return cls(
             rule=AtOnce(), max_attempts=max_attempts, name=f"race({max_attempts})", **options
@@ -285,16 +287,16 @@ class HedgePolicy:
     def after(
         cls, seconds: float | None, max_attempts: int = 2, **options: Unpack[PolicyOptions]
     ) -> HedgePolicy:
-        """The next attempt when the one before has been silent for ``seconds``.
+        """Launch the next attempt when the last one has been silent for ``seconds``.
 
         Args:
-            seconds: The silence that is too long. 0 is at once (the same as ``race``), None is
-                never (the same as ``fallback``).
-            max_attempts: The most requests a turn may make.
-            **options: The keywords of all policies, see the class.
+            seconds: The silence in seconds, at most 60. 0 is at once (as ``race``), None is never
+                (as ``fallback``).
+            max_attempts: The most requests of a turn; at least 1.
+            **options: The shared keywords, see the class.
 
         Raises:
-            ConfigurationError: If an argument cannot work.
+            ConfigurationError: If an argument is out of range; the message names it and the remedy.
         """
         if seconds is None or seconds == math.inf:
             return cls(
@@ -306,14 +308,14 @@ class HedgePolicy:
 
     @classmethod
     def fallback(cls, max_attempts: int = 2, **options: Unpack[PolicyOptions]) -> HedgePolicy:
-        """The next attempt only when the one before failed, or was silent for ``stall_secs``.
+        """Launch the next attempt only when the last one failed, or was silent for ``stall_secs``.
 
         Args:
-            max_attempts: The most requests a turn may make.
-            **options: The keywords of all policies, see the class.
+            max_attempts: The most requests of a turn; at least 1.
+            **options: The shared keywords, see the class.
 
         Raises:
-            ConfigurationError: If an argument cannot work.
+            ConfigurationError: If an argument is out of range; the message names it and the remedy.
         """
         return cls(rule=OnlyOnFailure(), max_attempts=max_attempts, name="fallback", **options)
 
@@ -325,7 +327,7 @@ def _one_of(field: str, value: object, known: tuple[object, ...]) -> None:
         )
 
 
-def _refuse_promise(slo: Slo, target_ttft_secs: float | None) -> None:
+def _check_slo(slo: Slo, target_ttft_secs: float | None) -> None:
     if not isinstance(slo, Slo):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError(f"slo must be a Slo, got {slo!r}: write Slo(ttft_secs=0.8)")
     if target_ttft_secs is not None:
@@ -353,10 +355,10 @@ def _seconds(field: str, value: float) -> float:
 
 
 def slo_of(slo: Slo | None, policy: HedgePolicy) -> Slo | None:
-    """The SLO of a service: its own, or the one that its policy aims at.
+    """Return the SLO of a service: its own, or the one that its policy aims at.
 
     Raises:
-        ConfigurationError: If ``slo`` is not an ``Slo``, or the policy aims at another one.
+        ConfigurationError: If ``slo`` is not an ``Slo``, or differs from the policy's.
     """
     if slo is not None and not isinstance(slo, Slo):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigurationError(f"slo must be a Slo, got {slo!r}: write Slo(ttft_secs=0.8)")

@@ -14,9 +14,9 @@ from typing import Any
 
 from pipecat_hedge.policy.backends import MOST_PROVIDERS, Backend
 from pipecat_hedge.policy.budget_accounts import BudgetAccounts, BudgetState
-from pipecat_hedge.policy.hedge_benefit import Worths
+from pipecat_hedge.policy.hedge_benefit import BenefitCache
 from pipecat_hedge.policy.hedge_policy import Adaptive
-from pipecat_hedge.policy.launch_rule import LatencyEstimate
+from pipecat_hedge.policy.priced_delay import LatencyEstimate
 from pipecat_hedge.policy.priors import prior_for
 from pipecat_hedge.policy.provider_latency import ProviderLatency
 from pipecat_hedge.policy.routing import Route, route
@@ -49,7 +49,7 @@ class LatencyRegistry:
         """
         self._lock = threading.Lock()
         self.latencies: OrderedDict[str, ProviderLatency] = OrderedDict()
-        self._worths = Worths()
+        self._benefits = BenefitCache()
         self._kept: dict[str, Any] = {}
         self._is_new = False
         self.accounts = BudgetAccounts(self._lock, processes)
@@ -86,9 +86,9 @@ class LatencyRegistry:
             return self._of(backend).prior_weight(prompt_tokens)
 
     @property
-    def worths(self) -> Worths:
+    def benefits(self) -> BenefitCache:
         """What has been computed for pairs of curves."""
-        return self._worths
+        return self._benefits
 
     # ---- what happened
 

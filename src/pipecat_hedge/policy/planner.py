@@ -1,6 +1,6 @@
-"""What a turn will do: a policy, as the user states it, and what has been learned, made one.
+"""Plans a turn from the policy and the learned latencies: provider order, launch rule and budget.
 
-The same for a turn in the pipeline and for one in virtual time.
+The service plans live turns with it, and ``whatif`` plans turns in virtual time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipecat_hedge.policy.hedge_policy import (
     OnlyOnFailure,
 )
 from pipecat_hedge.policy.latency_registry import LatencyRegistry
-from pipecat_hedge.policy.launch_rule import (
+from pipecat_hedge.policy.priced_delay import (
     LatencyEstimate,
     PricedDelay,
 )
@@ -33,28 +33,28 @@ from pipecat_hedge.race.events import CommitOn, Launch, LaunchRule
 __all__ = ["Plan", "learn", "plan_turn", "silent_secs"]
 
 USUAL_PROMPT, USUAL_ANSWER = 2_000, 100
-"""Tokens, where nothing better is known: costs are compared, so little depends on it."""
+"""Tokens assumed where counts are unknown. Only cost ratios are used, so little depends on them."""
 SILENT_SECS = 5.0
-"""Where there is no stall time."""
+"""Silence threshold of a policy without ``stall_secs``."""
 SILENT_TIMES = 2.0
-"""Times the p99: of a thousand answers one or two take longer."""
+"""Multiple of the p99: one or two answers in a thousand take longer."""
 MOST_STALLS = 4.0
-"""No more than so many stall times, or a provider that hangs would be taken for a slow one."""
+"""Upper bound in stall times, or a provider that hangs would count as slow."""
 
 
 @dataclass(slots=True)
 class Plan:
-    """How one turn is raced.
+    """The plan of one turn.
 
     Parameters:
-        order: The providers' names, in the order in which to ask them.
+        order: The providers' names, in the order of their attempts.
         rule: When to launch the next attempt.
-        route_reason: Why this order, where it is not as given; or None.
-        prior_weight: How much of what is known of the first provider is still assumed, from 0 to 1;
-            None where nothing that is learned is used.
-        probe: Who is asked only to see how it does; or None.
-        slowest_secs: By provider, how long its first token may take and still be usual; before that
-            it is slow and not silent. Whom the table lacks, nothing is known of.
+        route_reason: Why the order differs from the given one; None if it does not.
+        prior_weight: Weight of the prior in the first provider's latency estimate, from 0 to 1;
+            None if the policy uses no estimate.
+        probe: The provider that is probed beside the first one; or None.
+        slowest_secs: By provider, the time to first token up to which it counts as slow, and beyond
+            which as silent. A provider without an entry has no estimate.
     """
 
     order: tuple[str, ...]
@@ -69,10 +69,10 @@ class Plan:
     _bound: BurstBound | None = None
 
     def try_out(self, provider: str) -> None:
-        """Ask somebody who was left alone beside the first provider, not in its place.
+        """Probe an excluded provider beside the first one, not in its place.
 
         Args:
-            provider: Who; one of the order. If it is the only one, it is asked like any other.
+            provider: A provider of the order. If it is the only one, it gets an ordinary attempt.
         """
         others = [name for name in self.order if name != provider]
         self.probe = provider
@@ -85,12 +85,13 @@ class Plan:
     def launched(
         self, launch: Launch, now: float | None = None, *, is_waiting: bool = True
     ) -> None:
-        """Pay for an attempt, if it is one that the budget is for.
+        """Pay for an attempt if it is an extra request before commit.
 
         Args:
             launch: The attempt.
-            now: The time, if the turn was planned at one.
-            is_waiting: Whether nothing has been committed yet; if not, it is a rescue.
+            now: Time in seconds; None as for ``plan_turn``.
+            is_waiting: Whether no answer is committed; a later attempt is a rescue and is not paid
+                for.
         """
         if self._stats is None or launch.reason not in ("hedge", "stall") or not is_waiting:
             return
@@ -99,7 +100,7 @@ class Plan:
             self._stats.accounts.pay(self._budget, cost, now)
 
     def close(self) -> None:
-        """Pay back what was paid for and not sent; call it when the turn is over."""
+        """Refund what was paid for and not sent, at the turn's end."""
         if self._bound is not None:
             self._bound.close()
 
@@ -118,15 +119,16 @@ def plan_turn(
     """Plan a turn.
 
     Args:
-        policy: What the user wants.
-        backends: Whom to ask, in the given order; may be empty.
-        stats: What is known of them.
-        prompt_tokens: The size of the prompt; None where it is not known.
-        commit_on: What an attempt must have to win.
-        rng: Decides where a rule decides by chance.
-        now: The time, on the race's clock. None where turns come one after the other and not when
-            callers call: then how many are hedged at once has no meaning, and is not bounded.
-        lag_secs: Tells how far the event loop is behind: what has arrived since is not read yet.
+        policy: The user's policy.
+        backends: The candidates in the given order; may be empty.
+        stats: The learned latencies.
+        prompt_tokens: Size of the prompt; None if unknown.
+        commit_on: What an attempt must produce to win.
+        rng: Draws the turns that a randomised rule hedges.
+        now: Time on the race's clock. None for turns replayed one after the other: they do not
+            overlap, so bursts are not bounded.
+        lag_secs: Returns the delay of the event loop in seconds. Tokens that arrived within it have
+            not been read yet.
     """
     rule = policy.rule
     order = tuple(backend.provider for backend in backends)
@@ -138,7 +140,7 @@ def plan_turn(
         return Plan(order, OnlyOnFailure())
     known = stats.known(backends, prompt_tokens, by_sentence=commit_on == "first_sentence")
     prior_weight = stats.prior_weight(backends[0], prompt_tokens)
-    if isinstance(rule, LearnedRule):
+    if not isinstance(rule, Adaptive):
         made = rule.launch_rule(known, order, rng.random())
         return Plan(order, made, prior_weight=prior_weight)
     return _adaptive(
@@ -167,7 +169,7 @@ def _adaptive(
     order, probe = route.order, route.probe
     first = next(backend for backend in backends if backend.provider == order[0])
     if stats.is_slow(first) and not all(map(stats.is_slow, backends)):
-        usual = stats.usual(first, prompt_tokens)  # what was a long wait before is one now
+        usual = stats.usual(first, prompt_tokens)  # measures waits against calm times
         known = {**known, order[0]: replace(known[order[0]], first_token=usual)}
     costs = _costs(backends, order[0], prompt_tokens)
     share_at = {
@@ -187,9 +189,9 @@ def _adaptive(
         {name: share_at[cost] for name, cost in costs.items()},
         rule.min_saving_secs,
         rule.target_ttft_secs,
-        stats.worths,
+        stats.benefits,
     )
-    if aim is not None and rng.random() < aim.chance:
+    if aim is not None and rng.random() < aim.probability:
         rule_of_turn = AimedDelay(rule_of_turn, aim, within_secs)
     late_secs = stats.late_secs(first, prompt_tokens)
     if late_secs is not None:
@@ -232,10 +234,10 @@ def _adaptive(
 def _aim(
     slo: Slo, first: LatencyEstimate, further: LatencyEstimate, affordable: float
 ) -> tuple[Aim | None, float]:
-    """How what is promised of what wins is kept, and within which time of its first token.
+    """Return how to meet the SLO, and the limit in seconds for the first token.
 
-    A promise may be of the sentence; so its token should be there so much sooner as the provider
-    usually takes from there.
+    Where a sentence wins, the limit is reduced by the first provider's median time from its first
+    token to its first sentence.
     """
     within, ahead = slo.ttft_secs, 0.0
     if within is None or (first.sentence is not None and slo.ttfs_secs is not None):
@@ -248,15 +250,14 @@ def _aim(
 
 
 def silent_secs(usual: SurvivalCurve | None, stall_secs: float | None) -> float:
-    """After how long without a word a provider is silent, and not slow.
+    """Return the silence in seconds after which a provider counts as silent, not slow.
 
     Args:
-        usual: The times to first token that are usual for it; None where it may hang.
-        stall_secs: The silence after which somebody else is asked, if there is such a time.
+        usual: The provider's usual times to first token; None if it may hang.
+        stall_secs: The policy's stall time; None uses ``SILENT_SECS``.
 
     Returns:
-        Longer than nearly all of its answers take, and from once to ``MOST_STALLS`` times the stall
-        time.
+        ``SILENT_TIMES`` times the p99, between one and ``MOST_STALLS`` stall times.
     """
     least = SILENT_SECS if stall_secs is None else stall_secs
     if usual is None:
@@ -270,12 +271,11 @@ def _slowest(
     stats: LatencyRegistry,
     prompt_tokens: int | None,
 ) -> dict[str, float]:
-    """By provider, how long its first token may take and still be usual.
+    """Return by provider the time to first token up to which it counts as slow, not silent.
 
-    Where the attempt before was waited for in vain, the next one is not waited for as long. Where
-    little is known, or nothing is to be spent on what is merely slow, it is waited for twice as
-    long.
-    Under other policies the user's stall time holds until answers that take longer have been seen.
+    A provider that may hang gets one stall time. Under ``adaptive`` the time doubles while only the
+    prior is known, and at a budget of 0. Other policies use the stall time until longer answers
+    have been observed.
     """
     rule, found = policy.rule, dict[str, float]()
     for backend in backends:
@@ -292,7 +292,7 @@ def _slowest(
 
 
 def _costs(backends: Sequence[Backend], first: str, prompt_tokens: int | None) -> dict[str, float]:
-    """What a request to each costs, in requests to the first."""
+    """Return the cost of a request to each provider, in requests to the first one."""
     if all(backend.usd_per_mtok is None for backend in backends):
         return dict.fromkeys((backend.provider for backend in backends), 1.0)
     usual = next(_usd(b, prompt_tokens) for b in backends if b.provider == first)
@@ -315,16 +315,16 @@ def learn(
     listened_to: Collection[int] = (),
     with_sentences: bool = True,
 ) -> None:
-    """Learn from the attempts of a turn that is over.
+    """Learn from the attempts of a finished turn.
 
     Args:
-        stats: Where to.
-        backends: Who was asked.
-        attempts: Every attempt of the turn.
-        prompt_tokens: The size of the prompt; None where it is not known.
-        listened_to: The numbers of those that have lost, are let run to their first token, and are
-            learned from then.
-        with_sentences: Whether times to the first sentence are to be learned too.
+        stats: Receives the observations.
+        backends: The turn's candidates.
+        attempts: All attempts of the turn.
+        prompt_tokens: Size of the prompt; None if unknown.
+        listened_to: Numbers of losing attempts that still run to their first token. They are
+            learned from when they end.
+        with_sentences: Whether to learn times to the first sentence.
     """
     by_name = {backend.provider: backend for backend in backends}
     for attempt in attempts:

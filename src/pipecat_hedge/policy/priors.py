@@ -1,7 +1,7 @@
-"""The prior latencies of a provider: the published figures of the model that its name suggests.
+"""Chooses the prior latencies of a provider: the published figures of the model its name suggests.
 
-An unknown name is taken for a usual hosted model, with a tail: without one, nothing would be hedged
-until the first callers had hung up.
+An unknown name gets a usual hosted model's figures. Their tail lets the first turns be hedged,
+before anything is learned.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FAMILIES = (
     (r"local|vllm|ollama|llama\.?cpp", "qwen3.8-27b-local"),
     (r"gemma|llama|qwen|mistral|deepseek|kimi|baseten|together|fireworks", "gemma-4-31b-baseten"),
 )
-"""Which published model stands for which names; the first that matches counts."""
+"""Patterns of names and the published model that stands for them; the first match counts."""
 _OTHERWISE = "gpt-4.1"
 _SHARES = np.concatenate(
     (1.0 - np.arange(1, 48) / 50, [0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001])
@@ -35,10 +35,10 @@ _SHARES = np.concatenate(
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """An assumption.
+    """Assumed latencies.
 
     Parameters:
-        family: The published model whose figures they are.
+        family: The published model of the figures.
         curve: Its time to first token.
     """
 
@@ -47,12 +47,7 @@ class Prior:
 
 
 def prior_for(provider: str, model: str | None = None) -> Prior:
-    """What to assume of a provider's time to first token.
-
-    Args:
-        provider: The provider's name.
-        model: Its model, or None if that is not known.
-    """
+    """Return the prior of a provider; its model may be None if unknown."""
     names = f"{model or ''} {provider}".lower()
     if (model or "") in PROFILES:
         return _published(model or "")

@@ -1,21 +1,12 @@
-"""What a provider's time to first token looks like: distributions fitted to published figures.
+"""Latency profiles: distributions of the time to first token, fitted to published figures.
 
-A profile is a quantile function through the published points. The problem: three or four
-percentiles and a maximum are all that is published, and the tail is what matters. A normal or
-log-normal fitted to p50 and p95 misses the maximum by an order of magnitude. Ours is a piecewise
-Pareto: between two points, log(latency) is linear in -log(1 - p), which meets every published point
-exactly and is the curve that heavy tails follow. Below the median the same line runs from a floor
-of 0.6 x p50 (nobody publishes that part; a provider is never instantaneous) to p50.
-
-One point is not published itself: Baseten's p98 of 0.9 s. It is what the result of hedging on that
-trace (a p99 of 1.09 s with 5 % more requests) says about the shape between p95 and p99: a tight
-body up to the p98 and stalls beyond it, rather than a slow rise.
-
-Left out: the dependence of one request on the one before it (slow requests come in clusters) and on
-the length of the prompt. The points come from the aiewf-eval benchmark (August 2026: 30-turn
-conversations, prompts of 12k tokens, through Pipecat's services) and the "jagged edges" report.
-Where no p99 is published the maximum stands at p = 0.999. Tokens per second are an assumption: 80
-for hosted models, 400 on Groq, 60 on one local GPU.
+A profile is a piecewise Pareto distribution: between two published points, log(latency) is linear
+in -log(1 - p). It meets every point and follows heavy tails; a log-normal fitted to p50 and p95
+misses the maximum by an order of magnitude. The line starts at 0.6 x p50, an assumed floor.
+Sources: the aiewf-eval benchmark (August 2026, 12k-token prompts) and the "jagged edges" report.
+Without a published p99 the maximum stands at p = 0.999. Token rates are assumed: 80 per second, 400
+on Groq, 60 on a local GPU. Clusters of slow requests and prompt length are not modelled.
+See ``docs/design/constants.md``.
 """
 
 import math
@@ -28,19 +19,21 @@ import numpy as np
 import numpy.typing as npt
 
 _FLOOR_OF_MEDIAN = 0.6
+"""The minimum in units of p50; no source publishes it."""
 _P_OF_MAX = 0.999
+"""Probability at which a published maximum stands."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyProfile:
-    """Time to first token and pace of one model.
+    """Time to first token and token rate of one model.
 
     Parameters:
-        name: The model name that chooses this profile.
-        points: Pairs of probability and seconds, both rising; the first has probability 0, the last
-            is the maximum.
-        tokens_per_sec: Tokens per second after the first.
-        summary: One line on where the figures come from.
+        name: The model name that selects this profile.
+        points: Pairs of probability and seconds, both ascending; the first probability is 0, and
+            the last point is the maximum.
+        tokens_per_sec: Tokens per second after the first token.
+        summary: One line on the source of the figures.
     """
 
     name: str
@@ -50,14 +43,14 @@ class LatencyProfile:
 
     @property
     def max_secs(self) -> float:
-        """The longest time that is ever drawn."""
+        """The maximum, in seconds."""
         return self.points[-1][1]
 
     def quantile(self, p: float) -> float:
-        """The time that a share ``p`` of the requests stays under, in seconds.
+        """Return the time below which a share ``p`` of the requests answers, in seconds.
 
         Args:
-            p: Probability, from 0 to 1. Beyond the last point it is the maximum.
+            p: Probability from 0 to 1. Beyond the last point it yields the maximum.
 
         Raises:
             ValueError: If ``p`` is not a probability.
@@ -72,7 +65,7 @@ class LatencyProfile:
         return low * (high / low) ** ((_depth(p) - x0) / (x1 - x0))
 
     def survival(self, secs: float) -> float:
-        """The probability that a request takes longer than ``secs``: the inverse of `quantile`."""
+        """Return the probability that a request takes longer than ``secs``, from 1 to 0."""
         if secs >= self.max_secs:
             return 0.0
         if secs <= self.points[0][1]:
@@ -84,16 +77,11 @@ class LatencyProfile:
         return math.exp(-(x0 + share * (x1 - x0)))
 
     def sample(self, rng: random.Random) -> float:
-        """One time to first token in seconds; takes exactly one number from ``rng``."""
+        """Draw one time to first token in seconds; takes exactly one number from ``rng``."""
         return self.quantile(rng.random())
 
     def samples(self, n: int, seed: int) -> npt.NDArray[np.float64]:
-        """``n`` times to first token in seconds, for simulations in virtual time.
-
-        Args:
-            n: How many.
-            seed: The same seed gives the same times.
-        """
+        """Draw ``n`` times to first token in seconds; the same seed gives the same times."""
         depths = [_depth(p) for p, _ in self.points]
         logs = [math.log(secs) for _, secs in self.points]
         drawn: npt.NDArray[Any] = -np.log1p(-np.random.default_rng(seed).random(n))
@@ -101,7 +89,7 @@ class LatencyProfile:
 
 
 def _depth(p: float) -> float:
-    """How far into the tail a probability lies: -log(1 - p)."""
+    """Return the depth of a probability in the tail, -log(1 - p)."""
     return -math.log1p(-p)
 
 
@@ -118,7 +106,7 @@ def _published(
     tokens_per_sec: float = 80,
     summary: str,
 ) -> LatencyProfile:
-    """A profile from published milliseconds."""
+    """Build a profile from published milliseconds."""
     published = [
         (0.0, p50 * _FLOOR_OF_MEDIAN),
         (0.5, p50),
@@ -142,7 +130,7 @@ _PROFILES = (
         "gemma-4-31b-baseten",
         p50=489,
         p95=609,
-        p98=900,
+        p98=900,  # assumed, from the p99 of 1.09 s that 5 % more requests reach on this trace
         p99=6085,
         p999=25643,
         top=38250,
@@ -182,4 +170,4 @@ _PROFILES = (
 )
 
 PROFILES: dict[str, LatencyProfile] = {profile.name: profile for profile in _PROFILES}
-"""Every profile by its model name."""
+"""The profiles by model name."""

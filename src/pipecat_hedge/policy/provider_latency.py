@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pipecat_hedge.policy.change_point import Change, ChangePoint
 from pipecat_hedge.policy.latency_model import BUCKETS, LatencyModel, bucket_of, value_of
-from pipecat_hedge.policy.launch_rule import LatencyEstimate
+from pipecat_hedge.policy.priced_delay import LatencyEstimate
 from pipecat_hedge.policy.priors import Prior
 from pipecat_hedge.policy.slow_spell import SETTLED, SlowSpell, late_secs
 from pipecat_hedge.policy.survival import Floats, SurvivalCurve

@@ -1,13 +1,11 @@
-"""Whom to ask first. Pure.
+"""Orders the providers of a turn. Pure.
 
-The order is as given, unless the first provider has turned slow (``slow_spell.py``) and another is
-well: then that one comes first until the first has recovered. Only a change counts. A first
-provider that has always been slower than the second stays first: the quicker model may be the
-dearer or the less accurate one, and the order is the user's.
+The order is the given one, unless the first provider has turned slow (``slow_spell.py``) and
+another has not: the other is then first until the first has recovered. Only a change counts. A
+first provider that was always slower may be the cheaper or the more accurate one.
 
-A provider that has been replaced is hardly asked any more, so nothing would show that it has
-recovered. It is therefore probed: asked beside the first one at the start of a turn, never alone,
-and paid for from the budget. With a budget of 0 it cannot be, and the order stays as given.
+A replaced provider gets few requests, so its recovery would not show. It is probed beside the new
+first provider, never alone, and the budget pays. At a budget of 0 the order stays as given.
 """
 
 from __future__ import annotations
@@ -21,18 +19,18 @@ from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
 __all__ = ["HedgeLate", "Probing", "Route", "route"]
 
 LOOK_AGAIN_SECS = 0.1
-"""How often a late attempt looks whether its provider has turned slow."""
+"""Interval at which a late attempt checks whether its provider has turned slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An order to ask in.
+    """The provider order of a turn.
 
     Parameters:
         order: The providers' names.
-        probe: Who is asked beside the first at the turn's start, to see how it does; or None.
-        hedges: The share of the budget that is left for hedging.
-        reason: Why this order, for a person to read; None where it is as given.
+        probe: The provider that is probed beside the first one; or None.
+        hedges: The part of the budget that is left for hedges, from 0 to 1.
+        reason: Why the order differs from the given one, for reports; None if it does not.
     """
 
     order: tuple[str, ...]
@@ -43,47 +41,47 @@ class Route:
 
 def route(
     given: Sequence[str],
-    spells: Mapping[str, SlowSpell],
+    slow_periods: Mapping[str, SlowSpell],
     median_secs: Mapping[str, float],
     budget: float,
     now: float,
     *,
     in_debt: bool = False,
 ) -> Route:
-    """Order the providers for a turn.
+    """Return the provider order of a turn.
 
     Args:
-        given: Their names, in the order that the user gave; not empty.
-        spells: Whether each has turned slow.
-        median_secs: The time to first token that each is known, or assumed, to take at the median.
+        given: The providers' names in the user's order; not empty.
+        slow_periods: By provider, whether it has turned slow.
+        median_secs: By provider, its learned or assumed median time to first token, in seconds.
         budget: Extra requests per turn.
-        now: The time on the race's clock.
-        in_debt: Whether more has been spent than chance explains: then nobody is probed.
+        now: Time on the race's clock, in seconds.
+        in_debt: Whether the budget account is in debt; then no provider is probed.
     """
     first = given[0]
-    if not spells[first].is_on or budget <= 0:
+    if not slow_periods[first].is_on or budget <= 0:
         return Route(tuple(given))
-    level = spells[first].level_secs(now)
-    well = (n for n in given[1:] if not spells[n].is_on and median_secs[n] < level)
+    level = slow_periods[first].level_secs(now)
+    well = (n for n in given[1:] if not slow_periods[n].is_on and median_secs[n] < level)
     other = next(well, None)
     if other is None:
         return Route(tuple(given))
     rest = [name for name in given[1:] if name != other]
     reason = f"{first} has turned slow ({level:.2f} s or more), {other} takes"
     reason += f" {median_secs[other]:.2f} s at the median"
-    if not in_debt and spells[first].is_probes_turn(budget):
+    if not in_debt and slow_periods[first].is_probes_turn(budget):
         return Route((other, first, *rest), first, 1.0 - PROBES, reason)
     return Route((other, *rest, first), None, 1.0 - PROBES, reason)
 
 
 @dataclass(frozen=True, slots=True)
 class Probing:
-    """Asks a provider at the turn's start, and then goes on as usual; a ``LaunchRule``.
+    """Sends a probe at the turn's start, and then applies another rule; a ``LaunchRule``.
 
     Parameters:
-        usual: What is done otherwise.
-        probe: Who is asked. Where it takes no hedges now there is no probe: to ask somebody else
-            in its place would find out nothing.
+        usual: The other rule.
+        probe: The provider to probe. If it takes no hedges now, no probe is sent: another provider
+            in its place would yield no observation.
     """
 
     usual: LaunchRule
@@ -100,13 +98,13 @@ class Probing:
 class HedgeLate:
     """Hedges a late attempt at once if its provider has turned slow; a ``LaunchRule``.
 
-    What is usual says that a spell is soon over, and that a hedge saves little.
+    By the usual curves a slow period is soon over, so that a hedge would save little.
 
     Parameters:
-        usual: What is done otherwise.
-        provider: The provider that is asked first.
-        late_secs: After how long its attempt is late.
-        has_turned_slow: Whether it has turned slow, by the time on the race's clock.
+        usual: The rule for attempts that are not late.
+        provider: The first provider.
+        late_secs: Time in seconds after which its attempt is late.
+        has_turned_slow: Takes the time on the race's clock; returns whether the provider is slow.
     """
 
     usual: LaunchRule
@@ -115,7 +113,7 @@ class HedgeLate:
     has_turned_slow: Callable[[float], bool]
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
-        """Launch as usual, or now, or look again soon; see ``LaunchRule``."""
+        """Launch by the wrapped rule, now, or check again soon; see ``LaunchRule``."""
         decision = self.usual.next_launch(waiting)
         first, now = waiting.in_flight[0], waiting.now
         late_at = first.launched_at + self.late_secs

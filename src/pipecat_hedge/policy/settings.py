@@ -1,7 +1,7 @@
-"""A policy as data, for a line of a turn log, and made again of it.
+"""Converts a policy to JSON settings for a turn log, and back.
 
-Law: what is made again decides as the policy did, or it is not made at all. The fallback text is
-left out: it is the user's words, and decides nothing. A rule of the user's own cannot be told.
+A policy that is read back decides as the original did, or it is refused. ``fallback_text`` is left
+out: it is the user's text, and no decision depends on it. A custom rule cannot be converted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipecat_hedge.policy.hedge_policy import (
 )
 from pipecat_hedge.policy.slo import Slo
 
-__all__ = ["as_settings", "policy_of", "told", "with_rule"]
+__all__ = ["as_settings", "policy_of"]
 
 _KINDS: Mapping[str, type[Any]] = {
     "race": AtOnce,
@@ -33,14 +33,11 @@ _OPTIONS = ("max_attempts", "commit", "losers", "stall_secs", "deadline_secs")
 
 
 def as_settings(policy: HedgePolicy) -> dict[str, Any]:
-    """A policy's settings, as JSON has them.
-
-    Args:
-        policy: The policy.
+    """Return a policy's settings as JSON types.
 
     Returns:
-        ``rule``, which is an object with its ``kind``, or None for a rule of the user's own; and
-        the other fields by their names.
+        ``rule``, an object with its ``kind``, or None for a custom rule; and the other fields by
+        name.
     """
     kind = _NAMES.get(type(policy.rule))
     rule = None if kind is None else {"kind": kind, **dataclasses.asdict(policy.rule)}  # pyright: ignore[reportArgumentType]
@@ -51,13 +48,9 @@ def as_settings(policy: HedgePolicy) -> dict[str, Any]:
 
 
 def policy_of(settings: object) -> HedgePolicy | None:
-    """The policy that has such settings.
+    """Return the policy with settings from ``as_settings``, of this or another release.
 
-    Args:
-        settings: What ``as_settings`` has told, of this release or another one.
-
-    Returns:
-        It; None if they do not tell, or are of no policy.
+    The result is None if the settings describe no policy, or a custom rule.
     """
     if not isinstance(settings, Mapping) or not isinstance(settings.get("rule"), Mapping):
         return None
@@ -73,15 +66,15 @@ def policy_of(settings: object) -> HedgePolicy | None:
 
 _OLD_NAMES = {"attempts": "max_attempts"}
 _OLD_RULE_NAMES = {"worth_secs": "min_saving_secs", "deadline_secs": "target_ttft_secs"}
-"""What logs of before 0.1.0 call them; read until 0.2."""
+"""Names in logs written before 0.1.0; read until 0.2."""
 
 
-def _renamed(told: Mapping[str, Any], names: Mapping[str, str] = _OLD_NAMES) -> dict[str, Any]:
-    return {names.get(name, name): value for name, value in told.items()}
+def _renamed(settings: Mapping[str, Any], names: Mapping[str, str] = _OLD_NAMES) -> dict[str, Any]:
+    return {names.get(name, name): value for name, value in settings.items()}
 
 
 def _made(kind: object, rule: dict[str, Any], options: dict[str, Any]) -> HedgePolicy | None:
-    """Make a policy as its user does, so that what cannot be is refused."""
+    """Build a policy by its class method, which refuses invalid arguments."""
     max_attempts = options.pop("max_attempts")
     if kind == "adaptive":
         options.pop("deadline_secs", None)
@@ -93,41 +86,3 @@ def _made(kind: object, rule: dict[str, Any], options: dict[str, Any]) -> HedgeP
     if kind == "race":
         return HedgePolicy.race(max_attempts, **options)
     return HedgePolicy.fallback(max_attempts, **options) if kind == "fallback" else None
-
-
-def with_rule(policy: HedgePolicy, **changed: Any) -> HedgePolicy:
-    """An adaptive policy with another budget or order, and all else as it is.
-
-    Args:
-        policy: The policy; where it is not adaptive, one that has its other settings.
-        **changed: Fields of ``Adaptive``.
-    """
-    settings = as_settings(policy)
-    usual = HedgePolicy.adaptive().rule
-    rule = policy.rule if isinstance(policy.rule, Adaptive) else usual
-    assert isinstance(rule, Adaptive)
-    settings["rule"] = {"kind": "adaptive", **dataclasses.asdict(rule), **changed}
-    made = policy_of(settings)
-    assert made is not None
-    return made
-
-
-def told(policy: HedgePolicy) -> str:
-    """A policy as one writes it, without the keywords of all policies.
-
-    Args:
-        policy: One that ``policy_of`` makes.
-    """
-    rule, max_attempts = policy.rule, policy.max_attempts
-    more = "" if max_attempts == 2 else f", {max_attempts}"
-    if isinstance(rule, Adaptive):
-        options = "" if rule.slo is None else ", slo=…"
-        if rule.target_ttft_secs is not None:
-            options += f", target_ttft_secs={rule.target_ttft_secs:g}"
-        if rule.order != "learned":
-            options += f', order="{rule.order}"'
-        return f"HedgePolicy.adaptive({rule.budget:g}{more}{options})"
-    if isinstance(rule, (OnlyOnFailure, AtOnce)):
-        kind = "fallback" if isinstance(rule, OnlyOnFailure) else "race"
-        return f"HedgePolicy.{kind}({'' if max_attempts == 2 else max_attempts})"
-    return f"HedgePolicy for {policy.name}"

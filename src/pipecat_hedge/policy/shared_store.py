@@ -1,4 +1,4 @@
-"""What ``ProviderStats`` needs of a place where processes meet; ``fleet`` implements it."""
+"""Defines the store in which processes share statistics; ``fleet`` implements it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["Received", "SharedStore", "Slice", "StoreUnavailable"]
 
 
 class StoreUnavailable(HedgeError):
-    """The store cannot be used now; the message says why, without credentials."""
+    """The store cannot be used now; the message gives the reason, without credentials."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One process's latencies of one slice of time, as totals.
+    """One process's latency counts of one slice of time, as totals.
 
     Parameters:
-        number: The slice: hours since the store's epoch.
+        number: Hours from the store's epoch to the slice.
         counts: The packed counts by provider.
     """
 
@@ -33,12 +33,12 @@ class Received:
     """What the other processes have in the store.
 
     Parameters:
-        documents: Their documents, by process; of a large fleet a random sample.
-        processes: How many processes there are, this one included.
-        slices: Packed counts of other processes by slice, as pairs of provider and counts; of a
-            large fleet a random sample.
-        fields: How many entries the slice has that was written.
-        unusable: What is in the store and cannot be used, for a person to look at.
+        documents: Their documents by process; a random sample in a large fleet.
+        processes: The number of processes, including this one.
+        slices: Packed counts of other processes by slice, as pairs of provider and counts; a random
+            sample in a large fleet.
+        fields: The number of entries in the written slice.
+        unusable: Entries that cannot be used, as text for a log.
     """
 
     documents: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -52,13 +52,13 @@ class Received:
 
 @runtime_checkable
 class SharedStore(Protocol):
-    """Where processes meet. Used by one task at a time, on one event loop at a time.
+    """A store that processes share. Used by one task at a time, on one event loop at a time.
 
-    All that a process writes replaces what it wrote before, so that it may be written twice.
+    Each write replaces the process's previous one, so a repeated write is harmless.
     """
 
     async def now(self) -> float:
-        """The store's own clock, in seconds.
+        """Return the store's own clock, in seconds.
 
         Raises:
             StoreUnavailable: If the store cannot be used now.
@@ -68,21 +68,20 @@ class SharedStore(Protocol):
     async def exchange(
         self, process: str, now: float, document: str, written: Slice | None, read: Sequence[int]
     ) -> Received:
-        """Write what this process has, and read what the others have. Takes a second at most.
+        """Write this process's entries and read those of the others, within a second.
 
         Args:
             process: The name of this process.
-            now: What ``now`` has returned.
-            document: What this process has found, valid for some seconds.
-            written: This process's latencies; None writes none.
+            now: The result of ``now``, in seconds.
+            document: This process's findings, valid for some seconds.
+            written: This process's latency counts; None writes none.
             read: The numbers of the slices to read, the latest first.
 
         Raises:
-            StoreUnavailable: If the store cannot be used now; it may have been written all the
-                same.
+            StoreUnavailable: If the store cannot be used now. The entries may have been written.
         """
         ...
 
     async def close(self) -> None:
-        """Close what is open on this event loop; the next exchange opens it again."""
+        """Close the connections of this event loop; the next exchange opens them again."""
         ...

@@ -1,4 +1,4 @@
-"""What callers are promised: how many of them wait no longer than so long."""
+"""Defines a service level objective: the share of turns that answer within a time."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ from pipecat_hedge.race.errors import ConfigurationError
 __all__ = ["OBJECTIVES", "Objective", "Slo", "refuse_milliseconds"]
 
 Objective: TypeAlias = Literal["ttft", "ttfs", "voice_to_voice"]
-"""What a promise is about: the answer's first token, its first sentence, its first sound."""
+"""What is timed: the answer's first token, its first sentence, or its first audio."""
 
 MOST_SECS = 60.0
-"""No caller waits for a minute: a longer time was meant in milliseconds."""
+"""Upper bound of a time: callers hang up within a minute, so a larger number is in milliseconds."""
 
 OBJECTIVES: tuple[Objective, ...] = ("ttft", "ttfs", "voice_to_voice")
-"""The objectives in the order in which they are reached."""
+"""The objectives, in the order in which a turn reaches them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """A promise to the callers of a tier.
+    """A service level objective for the callers of a tier.
 
     Parameters:
-        ttft_secs: Time to the first usable token of the answer; None promises nothing.
-        ttfs_secs: Time to its first speakable sentence, also called the time to a usable answer; a
-            filler is none. None promises nothing.
-        voice_to_voice_secs: From the end of the caller's speech to the beginning of the answer's
-            sound; None promises nothing.
-        share: The share of turns for which each of them is to hold, above 0 and below 1.
+        ttft_secs: Limit for the time to the answer's first usable token, in seconds. None sets no
+            objective. At most 60 s, as the other limits.
+        ttfs_secs: Limit for the time to the first speakable sentence, in seconds. A filler does not
+            count. None sets no objective.
+        voice_to_voice_secs: Limit from the end of the caller's speech to the start of the answer's
+            audio, in seconds. None sets no objective.
+        share: The share of turns that must meet each limit, above 0 and below 1.
 
     Raises:
-        ConfigurationError: If a figure cannot be meant; the message says which, and the remedy.
+        ConfigurationError: If a value is out of range; the message names the argument and the
+        remedy.
     """
 
     ttft_secs: float | None = 0.8
@@ -43,7 +45,7 @@ class Slo:
     share: float = 0.95
 
     def __post_init__(self) -> None:
-        """Check the figures."""
+        """Check the values."""
         for name in ("ttft_secs", "ttfs_secs", "voice_to_voice_secs"):
             secs = getattr(self, name)
             if secs is None:
@@ -61,36 +63,29 @@ class Slo:
                 f"share must be above 0 and below 1, as 0.95 for 19 turns in 20, got {self.share!r}"
             )
 
-    def promises(self) -> Iterator[tuple[Objective, float]]:
-        """What is promised, and within how many seconds."""
+    def objectives(self) -> Iterator[tuple[Objective, float]]:
+        """Yield each objective with its limit in seconds."""
         for objective in OBJECTIVES:
             within = self.within(objective)
             if within is not None:
                 yield objective, within
 
     def within(self, objective: Objective) -> float | None:
-        """Within how many seconds something is promised; None if it is not.
-
-        Args:
-            objective: What.
-        """
+        """Return an objective's limit in seconds; None if it has none."""
         if objective == "ttft":
             return self.ttft_secs
         return self.ttfs_secs if objective == "ttfs" else self.voice_to_voice_secs
 
 
 def refuse_milliseconds(field: str, secs: float) -> float:
-    """Check that a time a caller is to wait was not given in milliseconds.
+    """Return a time a caller waits, checked for milliseconds.
 
     Args:
-        field: The argument's name.
-        secs: The time, in seconds.
-
-    Returns:
-        The time.
+        field: The argument's name, for the message.
+        secs: The time in seconds; infinite is allowed.
 
     Raises:
-        ConfigurationError: If no caller would wait so long.
+        ConfigurationError: If the time is longer than ``MOST_SECS``.
     """
     if secs > MOST_SECS and not math.isinf(secs):
         raise ConfigurationError(

@@ -1,30 +1,14 @@
-"""When a request keeps a promise, and not only saves time. Pure: curves in, a time and chance out.
+"""Computes when a hedge helps a turn to meet an SLO. Pure: curves in, a time and probability out.
 
-The problem: "19 turns in 20 within D" is promised, and hedges are few. Which ones keep it most
-often?
+"19 turns in 20 within D" counts a late turn once, however late it is. A request to Y, sent at t in
+a turn that still waits, meets the SLO with probability A(t) = S(D)/S(t) · P(Y ≤ D − t).
+At most the share S(t) of turns still wait at t, so a budget of b requests per turn rescues b · A(t)
+of all turns. A(t) is largest well before the usual hedge time; beyond D − y an answer comes too
+late. So a drawn share of turns is hedged at that time, and the others at the usual time.
 
-The naive answer is a deadline: to count waiting beyond D only. It was built and measured: it hardly
-keeps one promise more, and where tails are light it keeps fewer than no deadline at all, because
-what is waited beyond D is short and so no request is worth it. A promise is not kept by degrees.
-
-A request to Y sent at t, in a turn that is waiting then, keeps it with probability
-
-    A(t) = S(D)/S(t) · P(Y ≤ D − t),
-
-and as it is sent in the share S(t) of turns at most, a share b of requests keeps b · A(t) of the
-promises that would be broken. That is most at some t *before* the time by which all but b have
-answered, and often well before: beyond D − y it is too late for an answer. So not every turn can
-have one: a drawn share of them gets its request at the t where A is largest. Those who were not
-drawn wait as usual (``hedge_delay.py``), for what is left of the budget.
-
-Which part of the budget is drawn? Tails matter even to those who have promised nothing of them: so
-only as much as brings the share of late turns, as the curves tell it, down to what is promised,
-and never more than ``MOST_DRAWN``. A promise that is kept anyway changes nothing, and one that
-cannot be kept leaves the tail at least what the rest of the budget does for it.
-
-Left out: that a turn which was not drawn may still be in time by its usual hedge once that is sent
-later than the time aimed at; it is counted only as far as the usual time itself allows. The
-simulation that goes with it is ``scripts/slo_attainment.py``.
+Only as much of the budget is used as the SLO needs, at most ``MOST_DRAWN``.
+An aim changes nothing where the SLO is met anyway. ``scripts/slo_attainment.py`` simulates it, and
+``docs/design/when-to-hedge.md`` explains it.
 """
 
 from __future__ import annotations
@@ -39,29 +23,31 @@ from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
 __all__ = ["Aim", "AimedDelay", "aim_at"]
 
 MOST_DRAWN = 0.5
-"""Of the budget: the other half is the tail's, whatever is promised."""
+"""Upper bound of the budget's part for the SLO; the rest shortens the tail, SLO or not."""
 PARTS = 5
-"""In so many steps up to that."""
+"""Parts of the budget that are tried, from 0 to ``MOST_DRAWN``."""
 BETTER = 1.05
-"""So many times as many promises a drawn request must keep as a usual one, or none is drawn."""
+"""No turn is drawn unless a drawn request meets the SLO this many times as often as a usual one."""
 CANDIDATES = 48
+"""Times that are tried, at equal steps of the share still waiting."""
 LEAST_LEFT = 1e-6
+"""Lower bound of a share of waiting turns, against division by 0."""
 _PARTS = np.linspace(0.0, MOST_DRAWN, PARTS + 1)
 _WAITING = np.linspace(1.0, 0.02, CANDIDATES)
 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """How a promise is kept in a share of turns.
+    """How a share of turns is hedged to meet an SLO.
 
     Parameters:
-        at_secs: When a turn that is drawn sends its request, from its start.
-        chance: The share of turns to draw.
-        spends: The part of the budget that goes there, from 0 to ``MOST_DRAWN``.
+        at_secs: Hedge time of a drawn turn, in seconds from its start.
+        probability: The share of turns to draw.
+        spends: The part of the budget that drawn turns use, from 0 to ``MOST_DRAWN``.
     """
 
     at_secs: float
-    chance: float
+    probability: float
     spends: float
 
 
@@ -69,27 +55,27 @@ def aim_at(
     first: SurvivalCurve,
     further: SurvivalCurve,
     within_secs: float,
-    promised: float,
+    target_share: float,
     affordable: float,
 ) -> Aim | None:
-    """How to keep a promise with a part of what hedges may cost.
+    """Return how to meet an SLO with a part of the budget.
 
     Args:
-        first: How long the first provider takes.
-        further: How long the one takes that would be asked further.
-        within_secs: Within how many seconds an answer is promised.
-        promised: The share of turns for which it is.
+        first: The first provider's times.
+        further: The hedge provider's times.
+        within_secs: The SLO's limit in seconds.
+        target_share: The share of turns that must meet the limit.
         affordable: The share of turns that may be hedged now.
 
     Returns:
-        When, and in how many turns; None if it is kept anyway, or nothing is gained.
+        The hedge time and the share of turns; None if the SLO is met anyway or nothing is gained.
     """
     late = _left(first, within_secs)
-    if affordable <= 0 or late <= 1.0 - promised:
+    if affordable <= 0 or late <= 1.0 - target_share:
         return None
     usual_at = first.quantiles(np.maximum((1.0 - _PARTS) * min(affordable, 1.0), LEAST_LEFT))
     usual = late * _in_time(further, within_secs - usual_at)
-    if late - usual[0] <= 1.0 - promised:
+    if late - usual[0] <= 1.0 - target_share:
         return None
     last = min(float(usual_at[0]), within_secs)
     at = np.concatenate(([0.0], first.quantiles(_WAITING)))
@@ -97,27 +83,27 @@ def aim_at(
     if not len(at):
         return None
     waiting = first.share_after(at)
-    keeps = late * _in_time(further, within_secs - at) / np.maximum(waiting, LEAST_LEFT)
-    best = int(np.argmax(keeps))
-    if keeps[best] * affordable <= BETTER * usual[0]:
+    meets = late * _in_time(further, within_secs - at) / np.maximum(waiting, LEAST_LEFT)
+    best = int(np.argmax(meets))
+    if meets[best] * affordable <= BETTER * usual[0]:
         return None
-    chances = np.minimum(_PARTS * affordable / max(float(waiting[best]), LEAST_LEFT), 1.0)
-    kept = chances * waiting[best] * keeps[best] + (1.0 - chances) * usual
-    enough = np.flatnonzero(late - kept <= 1.0 - promised)
-    part = int(enough[0]) if len(enough) else int(np.argmax(kept))
+    probabilities = np.minimum(_PARTS * affordable / max(float(waiting[best]), LEAST_LEFT), 1.0)
+    met = probabilities * waiting[best] * meets[best] + (1.0 - probabilities) * usual
+    enough = np.flatnonzero(late - met <= 1.0 - target_share)
+    part = int(enough[0]) if len(enough) else int(np.argmax(met))
     if part == 0:
         return None
-    return Aim(float(at[best]), float(chances[part]), float(_PARTS[part]))
+    return Aim(float(at[best]), float(probabilities[part]), float(_PARTS[part]))
 
 
 @dataclass(frozen=True, slots=True)
 class AimedDelay:
-    """A drawn turn sends its first further request when that keeps a promise; a ``LaunchRule``.
+    """Hedges a drawn turn at the time that best meets the SLO; a ``LaunchRule``.
 
     Parameters:
-        usual: When it is sent otherwise; the earlier of the two counts.
-        aim: When it keeps the promise.
-        within_secs: What is promised.
+        usual: The rule of the other turns. The earlier of the two times counts.
+        aim: The hedge time.
+        within_secs: The SLO's limit in seconds.
     """
 
     usual: LaunchRule
@@ -125,7 +111,7 @@ class AimedDelay:
     within_secs: float
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
-        """Launch at the time aimed at; see ``LaunchRule``."""
+        """Launch at the aimed time or earlier; see ``LaunchRule``."""
         usual = self.usual.next_launch(waiting)
         last = waiting.in_flight[-1]
         if len(waiting.in_flight) > 1 or last.first_token_at is not None:
@@ -133,8 +119,8 @@ class AimedDelay:
         at = waiting.started_at + self.aim.at_secs
         if usual.at is not None and usual.at <= at:
             return usual
-        told = f"{self.within_secs:g} s are promised: hedge at {self.aim.at_secs:.2f} s"
-        return LaunchDecision(at, f"{told}, in {self.aim.chance:.0%} of turns")
+        reason = f"{self.within_secs:g} s are promised: hedge at {self.aim.at_secs:.2f} s"
+        return LaunchDecision(at, f"{reason}, in {self.aim.probability:.0%} of turns")
 
 
 def _left(curve: SurvivalCurve, secs: float) -> float:
@@ -142,5 +128,5 @@ def _left(curve: SurvivalCurve, secs: float) -> float:
 
 
 def _in_time(curve: SurvivalCurve, secs: Floats) -> Floats:
-    """The share of answers that come within each of these times; none once it is over."""
+    """Return the share of answers within each of the times; 0 for a negative time."""
     return np.where(secs > 0, 1.0 - curve.share_after(np.maximum(secs, 0.0)), 0.0)

@@ -1,19 +1,13 @@
-"""What a turn says of a promise: that it was kept, that it was broken, or nothing. Pure.
+"""Classifies a turn against an SLO: met, missed, or not counted. Pure.
 
-The problem: a share of turns is promised, so every turn must be told good or bad, and some are
-neither. The naive answer counts the times there are: then a turn that fails, or is never answered,
-has no time and counts as nothing, and the promise is kept best by a bot that says nothing.
+- Met: the answer came within the limit. A filler is not an answer.
+- Missed: the answer came later or never, the turn failed, ``fallback_text`` replaced a part of it,
+  or the caller ended the wait after the limit.
+- Not counted: the caller spoke or hung up before the limit, or the turn only called tools, so that
+  the sentence belongs to the next turn.
 
-Ours counts from what the caller waited for:
-
-- *good*: what is promised came within its time, and it was of the answer; a filler is none;
-- *bad*: it came later, or never: the turn failed, or the caller heard the ``fallback_text`` in
-  place of the answer or of a part of it, or cut the wait short when its time had run out;
-- *nothing*: the caller spoke again, or hung up, before the time had run out; or only tools were
-  called, so that the sentence is the next turn's.
-
-Left out: the wait for the tools between two such turns, which are the LLM's each for itself. It is
-in the voice-to-voice time.
+Turns without an answer count, because otherwise a silent bot would meet every SLO. The time that
+tools take between two LLM turns is part of the voice-to-voice time only.
 """
 
 from __future__ import annotations
@@ -27,31 +21,28 @@ __all__ = ["classify", "classify_llm", "classify_wait", "has_left", "is_degraded
 
 
 def classify(slo: Slo, report: TurnReport) -> dict[Objective, bool]:
-    """What a turn of the LLM says of each promise that it says anything of.
+    """Return by LLM objective whether a turn met it; objectives that do not count are left out.
 
     Args:
-        slo: What is promised.
-        report: The turn. It knows nothing of the voice-to-voice time.
-
-    Returns:
-        By objective, whether the promise was kept.
+        slo: The SLO.
+        report: The turn. It has no voice-to-voice time.
     """
     found: dict[Objective, bool] = {}
-    for objective, within in slo.promises():
-        kept = None if objective == "voice_to_voice" else classify_llm(objective, within, report)
-        if kept is not None:
-            found[objective] = kept
+    for objective, within in slo.objectives():
+        met = None if objective == "voice_to_voice" else classify_llm(objective, within, report)
+        if met is not None:
+            found[objective] = met
     return found
 
 
 def classify_llm(
     objective: Literal["ttft", "ttfs"], within_secs: float, report: TurnReport
 ) -> bool | None:
-    """Whether the LLM's answer came as promised; None if that cannot be said.
+    """Return whether the LLM's answer met an objective; None if the turn does not count.
 
     Args:
-        objective: What is promised of it.
-        within_secs: Within what time.
+        objective: The objective.
+        within_secs: Its limit in seconds.
         report: The turn.
     """
     took = report.ttft_secs if objective == "ttft" else report.ttfs_secs
@@ -64,22 +55,14 @@ def classify_llm(
 
 
 def is_degraded(report: TurnReport) -> bool:
-    """Whether the caller got no answer, or not all of one.
-
-    Args:
-        report: The turn.
-    """
+    """Return whether the caller got no answer, or only a part of one."""
     if report.degraded_reason is not None:
         return True
     return report.outcome == "failed" and not has_left(report)
 
 
 def has_left(report: TurnReport) -> bool:
-    """Whether the caller went while waiting for room: nobody was asked, and nothing is wrong.
-
-    Args:
-        report: The turn.
-    """
+    """Return whether the caller left while the turn waited for a permit, before any attempt."""
     return report.outcome == "failed" and not (report.attempts or report.degraded_reason)
 
 
@@ -91,15 +74,14 @@ def classify_wait(
     is_cut: bool,
     is_degraded: bool,
 ) -> bool | None:
-    """Whether a promise was kept; None if that cannot be said.
+    """Return whether a wait met its limit; None if it does not count.
 
     Args:
-        within_secs: What is promised.
-        took_secs: When it came; None if it did not.
-        waited_secs: How long the caller waited for it, if it did not come; None if that is not
-            known.
+        within_secs: The limit in seconds.
+        took_secs: Time to the answer in seconds; None if there was no answer.
+        waited_secs: Length of a wait without an answer, in seconds; None if unknown.
         is_cut: Whether the caller ended the wait, by speaking again or by hanging up.
-        is_degraded: Whether it was not, or not wholly, an answer.
+        is_degraded: Whether the answer failed, or was not complete.
     """
     if is_degraded:
         return False

@@ -1,6 +1,6 @@
-"""Where statistics are kept between runs: a seam, and the file that fills it by default.
+"""Stores statistics between runs: the store protocol, and a file as the default.
 
-Where processes share them while they run is another seam, ``shared_store.py``.
+``shared_store.py`` has the protocol for processes that share statistics while they run.
 """
 
 from __future__ import annotations
@@ -19,35 +19,36 @@ __all__ = ["FileStore", "StatsStore"]
 
 
 class StatsStore(Protocol):
-    """Keeps one text, such as in a file or under a key of Redis."""
+    """Stores one text, such as in a file or under a Redis key."""
 
     def load(self) -> str | None:
-        """The text kept last, or None if there is none. Never raises for a missing one."""
+        """Return the last saved text, or None if there is none. Never raises for a missing one."""
         ...
 
     def save(self, text: str) -> None:
-        """Keep a text in place of the one before; whatever it raises is a warning."""
+        """Replace the saved text; an exception is logged as a warning."""
         ...
 
     def set_aside(self, why: str) -> None:
-        """Put away a text that could not be used, for a person to look at."""
+        """Move an unusable text away, for inspection."""
         ...
 
 
 class FileStore:
-    """Keeps statistics in a file, which is replaced as a whole.
+    """Stores statistics in a file, which is replaced as a whole.
 
-    Several processes may use one file: each replaces it with what it knows, the last one counts.
+    Several processes may use one file: each replaces it with its own statistics, and the last one
+    wins.
     """
 
     def __init__(self, path: str | Path):
-        """Name the file.
+        """Set the file.
 
         Args:
-            path: Where it is or will be; its folder is made when needed.
+            path: The file, which need not exist; its folder is created when needed.
 
         Raises:
-            ConfigurationError: If there is something else than a file.
+            ConfigurationError: If the path is a folder or another special file.
         """
         self.path = Path(path)
         if os.path.exists(self.path) and not os.path.isfile(self.path):
@@ -57,11 +58,10 @@ class FileStore:
             )
 
     def __str__(self) -> str:
-        """The path."""
         return str(self.path)
 
     def load(self) -> str | None:
-        """The file's text, or None if there is no file."""
+        """Return the file's text, or None if there is no file."""
         try:
             return self.path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -73,7 +73,7 @@ class FileStore:
             return None
 
     def save(self, text: str) -> None:
-        """Replace the file in one step, so that nobody ever reads half of it.
+        """Replace the file atomically, so that no process reads a partial one.
 
         Raises:
             OSError: If it cannot be written.

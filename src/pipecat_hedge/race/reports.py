@@ -244,8 +244,7 @@ class ProviderState:
         prior_weight: The share of these estimates that comes from the published prior: 1 for a
             provider without requests, nearly 0 after some hundred answers.
         is_excluded: Whether it gets no requests: it has rejected one permanently, or Pipecat
-            reports
-            its service as unusable. A settings update includes it again.
+            reports its service as unusable. A settings update includes it again.
         retry_after_secs: The time left of its ``Retry-After``; 0 if requests may be sent.
         server: Its server's load; None if the server does not report it.
         breaker: ``closed``; ``open`` while it comes last because it fails; ``half_open`` while one

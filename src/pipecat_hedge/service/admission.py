@@ -25,7 +25,7 @@ from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.reports import Tier
 from pipecat_hedge.service.provider_pool import Candidates, ProviderMember
 
-__all__ = ["Admission", "AdmissionMode", "AdmissionSettings", "as_settings"]
+__all__ = ["Admission", "AdmissionMode", "AdmissionSettings", "admission_settings"]
 
 MAX_RETRY_AFTER_SHARE = 0.9
 """The largest share of a turn's time to wait for a ``Retry-After``: to answer takes time, too."""
@@ -58,7 +58,7 @@ class AdmissionSettings:
         return replace(self, bounds=replace(self.bounds, ceiling=ceiling))
 
 
-def as_settings(
+def admission_settings(
     mode: AdmissionMode, tier: Tier, min_in_flight: int | None, max_in_flight: int | None
 ) -> AdmissionSettings:
     """Check a service's arguments and combine them for a new session.

@@ -164,8 +164,7 @@ class AttemptRunner(Generic[T]):
 
         Args:
             stall_secs: The silence after which another provider gets a request, for all of them;
-                None
-                keeps each provider's own.
+                None keeps each provider's own.
 
         Returns:
             Whether a request may be sent.

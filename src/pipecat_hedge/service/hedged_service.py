@@ -52,7 +52,7 @@ from pipecat_hedge.race.reports import (
 )
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service import composition
-from pipecat_hedge.service.admission import Admission, AdmissionMode, as_settings
+from pipecat_hedge.service.admission import Admission, AdmissionMode, admission_settings
 from pipecat_hedge.service.conversation import context_of
 from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.service.inference import Inference
@@ -131,18 +131,15 @@ class HedgedLLMService(LLMService):
             settings: Settings that all members share, such as ``system_instruction`` and
                 ``temperature``; applied to each when the pipeline starts.
             stats: The providers' statistics. Defaults to the process's own, which all services
-                share
-                and which is saved between runs (``PIPECAT_HEDGE_STATS`` names a file, or a Redis
-                that
-                machines share, or is ``off``).
+                share and which is saved between runs (``PIPECAT_HEDGE_STATS`` names a file, or a
+                Redis that machines share, or is ``off``).
             turn_log: A file to which every ``TurnReport`` is appended as a line of JSON, for
                 ``pipecat-hedge whatif`` and ``report``. It contains times and counts, the policy's
                 settings and a random ``session`` per service, and no text of the conversation.
             drained_log: A file to which every ``DrainedAnswer`` is appended as a line of JSON. It
                 contains the models' answers.
             warm: Whether to prepare the first turn when the session starts (see ``warm_up``), to
-                keep
-                connections open between turns, and to have Anthropic cache the prompt.
+                keep connections open between turns, and to have Anthropic cache the prompt.
             tier: The priority of this service's turns if there is not room for all: ``premium``,
                 ``standard`` or ``economy``.
             admission: ``open`` rejects no caller: limits and breakers choose among providers, and
@@ -150,18 +147,14 @@ class HedgedLLMService(LLMService):
                 provider has room within 3 s, or whose providers all have open breakers, ends with
                 ``fallback_text``.
             min_in_flight: The requests in flight to a provider, from this process, below which no
-                limit
-                is inferred from its latency. Defaults to 10, with ``shed`` to 1.
+                limit is inferred from its latency. Defaults to 10, with ``shed`` to 1.
             max_in_flight: The most requests in flight with which hedges and warm-up prompts are
-                sent,
-                and with ``shed`` callers' requests. Defaults to 1000; with ``shed`` to 200, divided
-                among the processes of a fleet.
+                sent, and with ``shed`` callers' requests. Defaults to 1000; with ``shed`` to 200,
+                divided among the processes of a fleet.
             slo: The SLO of this tier's callers; ``slo_status`` returns how it is met. Defaults to
-                the
-                policy's, if it has one.
+                the policy's, if it has one.
             own_spans: Whether to create OpenTelemetry spans of the races if Pipecat's own tracing
-                is
-                off. If that is on, the races are part of its traces in any case.
+                is off. If that is on, the races are part of its traces in any case.
             **kwargs: Further arguments of ``LLMService``.
 
         Raises:
@@ -183,7 +176,7 @@ class HedgedLLMService(LLMService):
                 f"tier is not known, got {tier!r}: write {', '.join(repr(t) for t in TIERS)}"
             )
         tracer = composition.race_tracer(own_spans=own_spans)
-        admitted = as_settings(admission, tier, min_in_flight, max_in_flight)
+        admitted = admission_settings(admission, tier, min_in_flight, max_in_flight)
         if settings is not None and is_given(settings.model):
             raise ConfigurationError(
                 "settings.model cannot be shared by several providers: set the model on each "
@@ -483,7 +476,7 @@ class HedgedLLMService(LLMService):
             await self._report_turn(turn, filler)
 
     async def _report_turn(self, turn: Turn, filler: FillerReport | None) -> None:
-        report = dataclasses.replace(turn.report(), filler=filler)
+        report = turn.report(filler)
         self.events.publish(report)
         turn.trace.end(report)
         _log(f"{self}: {self._policy.name}", report)

@@ -45,14 +45,11 @@ class Provider:
             services: A service, or several instances that use the same backend.
             usd_per_mtok: Its price in US dollars per million ``(input, output)`` tokens.
             stall_secs: Its own stall time instead of the policy's, in seconds; None is never. A
-                local
-                server that is slow on long prompts needs a longer one.
+                local server that is slow on long prompts needs a longer one.
             timeout_secs: The silence, in seconds, after which an attempt fails and is closed,
-                though it
-                might still answer. None leaves that to the service's client, as without a race
-                (OpenAI's and Anthropic's wait 600 s). Independently, another provider gets a
-                request
-                after ``stall_secs``.
+                though it might still answer. None leaves that to the service's client, as without a
+                race (OpenAI's and Anthropic's wait 600 s). Independently, another provider gets a
+                request after ``stall_secs``.
 
         Raises:
             ConfigurationError: If an argument is invalid; the message names it and the remedy.

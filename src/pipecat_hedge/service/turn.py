@@ -21,7 +21,7 @@ from pipecat_hedge.race.driver import AttemptSink
 from pipecat_hedge.race.errors import AllProvidersFailed, AttemptError
 from pipecat_hedge.race.events import Commit, Continue, Launch, StreamBroken, TurnOutcome
 from pipecat_hedge.race.race import Phase
-from pipecat_hedge.race.reports import AttemptReport, DrainedAnswer, TurnReport
+from pipecat_hedge.race.reports import AttemptReport, DrainedAnswer, FillerReport, TurnReport
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.admission import Admission
 from pipecat_hedge.service.attempt_runner import AttemptRunner, ProviderAttempt
@@ -289,8 +289,8 @@ class Turn:
 
     # ---- the report
 
-    def report(self) -> TurnReport:
-        """Report the finished turn."""
+    def report(self, filler: FillerReport | None) -> TurnReport:
+        """Report the finished turn, with what was said in the meantime."""
         race, plan, since = self._runner.race, self._planner.plan, self._since_start
         first = self._released[0] if self._released else None
         winner = self._runner.winner
@@ -313,6 +313,7 @@ class Turn:
             queued_secs=self._admission.queued_secs,
             degraded_reason=self._degraded_reason(),
             tier=self._admission.tier,
+            filler=filler,
         )
 
     def _outcome(self, winner: ProviderAttempt | None) -> TurnOutcome:

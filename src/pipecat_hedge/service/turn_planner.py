@@ -103,8 +103,7 @@ class TurnPlanner:
 
         Returns:
             The wait from the turn's start; None with just one live or planned attempt. Past waits
-            are
-            then the better estimate.
+            are then the better estimate.
         """
         by_sentence = self.commit_on == "first_sentence"
         known = self._stats.known(self._backends, self.prompt_tokens, by_sentence=by_sentence)

@@ -223,7 +223,7 @@ class PrometheusRecorder(Collector):
         shown = self._slos.setdefault(tier, {})
         shown["share"] = min(slo.share, shown.get("share", 1.0))
         self._slo_share.labels(tier).set(shown["share"])
-        for objective, secs in slo.promises():
+        for objective, secs in slo.objectives():
             shown[objective] = max(secs, shown.get(objective, 0.0))
             self._slo_objective.labels(tier, objective).set(shown[objective])
             self._slo_turns.labels(tier, objective)

@@ -194,7 +194,7 @@ class SloTracker:
                 )
                 for (of_tier, of_slo), windows in self._counted.items()
                 if tier in (None, of_tier) and slo in (None, of_slo)
-                for objective, within in of_slo.promises()
+                for objective, within in of_slo.objectives()
             ]
         return tuple(sorted(found, key=lambda status: TIERS.index(status.tier)))
 
@@ -203,7 +203,7 @@ class SloTracker:
         if windows is None:
             if len(self._counted) >= MAX_SLOS:
                 del self._counted[next(iter(self._counted))]
-            windows = {name: tuple(map(_Window, WINDOWS_SECS)) for name, _ in slo.promises()}
+            windows = {name: tuple(map(_Window, WINDOWS_SECS)) for name, _ in slo.objectives()}
         self._counted[tier, slo] = windows  # most recently used last
         return windows
 

@@ -71,7 +71,7 @@ def unreachable(base_url: str, detail: str, model: str | None = None) -> VLLMErr
 def wrong_key(base_url: str, response: object = None) -> VLLMError:
     """Return the error for a rejected API key."""
     return VLLMError(
-        f"{base_url} rejects the API key: pass the one that the server was started with "
+        f"{base_url} rejects the API key. Pass the one that the server was started with "
         "(--api-key) as api_key of VLLMService",
         ErrorCategory.AUTHENTICATION,
         response,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 import soundfile
 
 from pipecat_hedge.cli import main
-from pipecat_hedge.tools.replay import RATE
+from pipecat_hedge.tools.replay import RATE, command
+from pipecat_hedge.tools.replay.conversation import TurnResult
+from pipecat_hedge.tools.replay.run import Replay
 from tests.tools.replay.scripted_bot import ScriptedBot
 
 pytestmark = [pytest.mark.live, pytest.mark.realtime]
@@ -56,6 +59,20 @@ async def test_unanswered_turn_is_exit_status_1(
     (row,) = json.loads(capsys.readouterr().out)
     assert row["error"] == "the bot was silent for 0.8 s"
     assert row["voice_to_voice_secs"] is None
+
+
+async def test_interrupted_command_prints_the_complete_turns(
+    hello: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def interrupted(wanted: Replay, on_turn: Callable[[TurnResult], None]) -> None:
+        on_turn(TurnResult("hello", voice_to_voice_secs=0.8))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "replay", interrupted)
+    assert await called(hello, "--runs", 3, "--json") == 130
+    out, err = capsys.readouterr()
+    assert [row["voice_to_voice_secs"] for row in json.loads(out)] == [0.8]
+    assert "interrupted; 1 of 3 turns are complete" in err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,158 @@
+"""Decides when a further request is worth its price. Pure: survival curves in, a time out.
+
+In a turn that still waits at t, a request to Y saves V(t) seconds on average (see
+``hedge_benefit.py``). It is sent at the first t at which V(t) reaches the price: the largest V up
+to the time by which all but the affordable share of turns (``hedge_budget.py``) have answered, at
+least ``min_saving_secs``.
+
+- The time stays between those that ``EARLY`` and ``LATE`` times the share of answers exceed.
+- After ``ANY_PRICE_SECS`` no price counts if a hedge spares ``SPARED_SHARE`` of the rest.
+- A wait of ``HANG_TIMES`` times the longest usual one is a hang, which no curve contains.
+- Where a sentence wins, an attempt with a token is judged by its time from there to the sentence.
+
+Providers are assumed to be independent. See ``docs/design/when-to-hedge.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pipecat_hedge.policy.hedge_benefit import HORIZON_SECS, BenefitCache, HedgeBenefit, joint
+from pipecat_hedge.policy.survival import SurvivalCurve
+from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race.events import InFlight, LaunchDecision, Waiting
+
+__all__ = ["LatencyEstimate", "PricedDelay"]
+
+EARLY, LATE = 1.6, 0.8
+"""Bounds of the hedge time, in units of the share: V is an estimate, and flat beyond the knee."""
+ANY_PRICE_SECS, SPARED_SHARE = 5.0, 0.8
+"""After such a wait the price does not count if a hedge spares ``SPARED_SHARE`` of the rest. Then
+one provider hangs and the other does not; where all are slow, a hedge spares about half."""
+LEAST_GAIN = 0.1
+"""A launch waits if that brings at least this part of ``min_saving_secs`` more per request."""
+HANG_SHARE, HANG_TIMES, HANG_LEAST_SECS = 0.002, 2.0, 1.0
+"""A wait of ``HANG_TIMES`` times the time that this share of answers exceeds counts as a hang."""
+LEAST_SHARE = 1e-6
+"""Lower bound of a share, so that its quantile stays on the curve."""
+RARE = 0.2
+"""A launch that less than this part of the share reaches is reported as a light tail."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyEstimate:
+    """The latency curves of a provider.
+
+    Parameters:
+        first_token: From the launch of an attempt to its first usable token.
+        sentence: From the first token to the first whole sentence; None where a token wins.
+    """
+
+    first_token: SurvivalCurve
+    sentence: SurvivalCurve | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PricedDelay:
+    """Sends a further request when its expected saving reaches the price; a ``LaunchRule``.
+
+    Parameters:
+        known: The latency estimate of each provider.
+        shares: By provider of the further request, the share of turns that may be hedged with it
+            now, from 0 to 1.
+        min_saving_secs: Least expected saving of a request, in seconds; not negative.
+        deadline_secs: Target for the answer, in seconds from the turn's start. Only waiting beyond
+            it counts; None counts all.
+        benefits: Results for pairs of curves, shared between turns.
+    """
+
+    known: Mapping[str, LatencyEstimate]
+    shares: Mapping[str, float]
+    min_saving_secs: float = 0.15
+    deadline_secs: float | None = None
+    benefits: BenefitCache = field(default_factory=BenefitCache)
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            ConfigurationError: If a share is outside 0 to 1, or ``min_saving_secs`` is negative.
+        """
+        if not self.min_saving_secs >= 0:
+            raise ConfigurationError(
+                f"min_saving_secs must not be negative, got {self.min_saving_secs}"
+            )
+        for provider, share in self.shares.items():
+            if not 0 <= share <= 1:
+                raise ConfigurationError(f"shares: {provider} must be from 0 to 1, got {share}")
+
+    def next_launch(self, waiting: Waiting) -> LaunchDecision:
+        """Launch when the expected saving reaches the price; see ``LaunchRule``."""
+        further = self.known[waiting.next_provider]
+        share = self.shares[waiting.next_provider]
+        if share <= 0:
+            return LaunchDecision(None, "the budget is 0")
+        first, last = waiting.in_flight[0], waiting.in_flight[-1]
+        usual = self.known[first.provider].first_token
+        base = self.benefits.of(usual, further.first_token, self.deadline_secs)
+        knee = _all_but(share, usual)
+        price = max(self.min_saving_secs, base.at_time(knee, base.best))
+        curve, since = self._wait_for(last, waiting.started_at)
+        is_first = len(waiting.in_flight) == 1
+        is_base = is_first and curve is usual and not since
+        benefit = base if is_base else self._benefit(waiting)
+        latest = since + _all_but(LATE * share, curve)
+        if latest > since + ANY_PRICE_SECS:
+            spared = benefit.at_time(since + ANY_PRICE_SECS, benefit.saved)
+            if spared >= SPARED_SHARE * curve.expected_remaining(ANY_PRICE_SECS):
+                latest = since + ANY_PRICE_SECS
+        early = _all_but(EARLY * share, curve) if is_first else 0.0
+        earliest = min(since + early, latest)
+        secs = benefit.first_above(price, earliest)
+        if secs is None or secs > latest:
+            # After such a wait any price is paid, if a hedge saves enough at all.
+            secs, price = benefit.first_above(self.min_saving_secs, latest), self.min_saving_secs
+        is_rare = secs is not None and secs > latest
+        if secs is not None and self.deadline_secs is None and share < 1:
+            secs = benefit.best_time_from(secs, LEAST_GAIN * self.min_saving_secs)
+        hangs = HORIZON_SECS
+        if secs is None or secs > since + HANG_LEAST_SECS:
+            hangs = since + max(HANG_TIMES * _all_but(HANG_SHARE, curve), HANG_LEAST_SECS)
+        if secs is None or secs > hangs:
+            at_last = benefit.at_time(latest, benefit.saved)
+            light = f"tail too light: saves {at_last:.2f} s, price {self.min_saving_secs:.2f} s"
+            return LaunchDecision(waiting.started_at + hangs, f"{light}, unless it hangs")
+        saves = benefit.at_time(secs, benefit.saved)
+        if is_rare and secs > since + _all_but(RARE * share, curve):
+            at_last = benefit.at_time(latest, benefit.saved)
+            reason = f"tail too light: saves {at_last:.2f} s until {secs:.2f} s"
+        elif self.deadline_secs is not None:
+            reason = f"deadline {self.deadline_secs:g} s: hedge at {secs:.2f} s"
+        else:
+            reason = f"saves {saves:.2f} s at {secs:.2f} s, price {min(price, saves):.2f} s"
+        return LaunchDecision(waiting.started_at + secs, reason)
+
+    def _benefit(self, waiting: Waiting) -> HedgeBenefit:
+        """Return the benefit of a further request beside all attempts in flight."""
+        sent = [self._wait_for(attempt, waiting.started_at) for attempt in waiting.in_flight]
+        further = self.known[waiting.next_provider]
+        curve = further.first_token
+        if further.sentence is not None and any(a.first_token_at for a in waiting.in_flight):
+            # Attempts in flight wait for a sentence, so the new one must reach its sentence too.
+            curve = curve.delayed(further.sentence.quantile(0.5))
+        return HedgeBenefit.of(
+            joint(sent), curve, self.deadline_secs, max(since for _, since in sent)
+        )
+
+    def _wait_for(self, attempt: InFlight, started_at: float) -> tuple[SurvivalCurve, float]:
+        """Return an attempt's curve, and its start in seconds from the turn's start."""
+        known = self.known[attempt.provider]
+        if attempt.first_token_at is not None and known.sentence is not None:
+            return known.sentence, attempt.first_token_at - started_at
+        return known.first_token, attempt.launched_at - started_at
+
+
+def _all_but(share: float, curve: SurvivalCurve) -> float:
+    """Return the time by which all but a share of the answers have come, in seconds."""
+    return curve.quantile(1.0 - max(share, LEAST_SHARE)) if share < 1 else 0.0
