@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from pipecat_hedge.policy.hedge_policy import AfterSilence
 from pipecat_hedge.policy.routing import HedgeLate, Probing, Route, route
-from pipecat_hedge.policy.slow_spell import SLOW, SlowSpell
+from pipecat_hedge.policy.slow_period import SLOW, SlowPeriod
 from pipecat_hedge.race import Attempt, InFlight, LaunchDecision, Slot, Waiting
 
 NAMES = ("a", "b", "c")
 LEVEL_SECS = 2.0
 
 
-def slow() -> SlowSpell:
-    slow_period = SlowSpell()
+def slow() -> SlowPeriod:
+    slow_period = SlowPeriod()
     for _ in range(SLOW):
         attempt = Attempt(0, Slot("a"), "primary", 0.0)
         attempt.outcome = "won"
@@ -30,7 +30,7 @@ def order(
     budget: float = 0.1,
     in_debt: bool = False,
 ) -> Route:
-    slow_periods = {name: slow() if name in turned_slow else SlowSpell() for name in median_secs}
+    slow_periods = {name: slow() if name in turned_slow else SlowPeriod() for name in median_secs}
     return route(list(median_secs), slow_periods, median_secs, budget, 0.0, in_debt=in_debt)
 
 
@@ -72,7 +72,7 @@ def test_without_a_budget_the_order_is_as_given() -> None:
 
 def test_a_replaced_provider_is_probed_out_of_the_budget() -> None:
     """As often as three quarters of it allow; the rest is left for hedges."""
-    slow_periods, median_secs = {"a": slow(), "b": SlowSpell()}, {"a": 0.5, "b": 0.4}
+    slow_periods, median_secs = {"a": slow(), "b": SlowPeriod()}, {"a": 0.5, "b": 0.4}
     routes = [route(("a", "b"), slow_periods, median_secs, 0.1, 0.0) for _ in range(140)]
     assert [n for n, each in enumerate(routes) if each.probe == "a"] == list(range(13, 140, 14))
     assert {each.order for each in routes} == {("b", "a")}
@@ -80,7 +80,7 @@ def test_a_replaced_provider_is_probed_out_of_the_budget() -> None:
 
 
 def test_no_provider_is_probed_on_credit() -> None:
-    slow_periods, median_secs = {"a": slow(), "b": SlowSpell()}, {"a": 0.5, "b": 0.4}
+    slow_periods, median_secs = {"a": slow(), "b": SlowPeriod()}, {"a": 0.5, "b": 0.4}
     for _ in range(100):
         found = route(("a", "b"), slow_periods, median_secs, 0.1, 0.0, in_debt=True)
         assert (found.order, found.probe) == (("b", "a"), None)
@@ -149,7 +149,7 @@ def test_a_late_attempt_is_hedged_if_its_provider_has_turned_slow(
         pytest.param(late(is_slow=True, provider="b"), (ATTEMPT,), id="another is asked first"),
     ],
 )
-def test_a_slow_spell_changes_no_other_hedge(
+def test_a_slow_period_changes_no_other_hedge(
     rule: HedgeLate, in_flight: tuple[InFlight, ...]
 ) -> None:
     waiting = Waiting(10.0, in_flight, "c", 11.5)

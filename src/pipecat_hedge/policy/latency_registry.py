@@ -121,16 +121,16 @@ class LatencyRegistry:
                 if attempt.outcome != "failed" or attempt.error in _WAITED:
                     waited = attempt.ended_at - attempt.launched_at
                     latency.count_unanswered(waited, prompt_tokens)
-                    latency.spell.ended(attempt, waited, late_after, has_answered=False)
+                    latency.slow_period.ended(attempt, waited, late_after, has_answered=False)
                     latency.record(waited, censored=True, prompt_tokens=prompt_tokens)
                 else:
-                    latency.spell.forget(attempt)
+                    latency.slow_period.forget(attempt)
                 return
             # Not before its lag it had not come, and it may have come at once then.
             secs = max(first - attempt.launched_at - attempt.lag_secs, 0.0)
             latency.unanswered = 0
             is_unsure = attempt.is_unsure
-            latency.spell.ended(attempt, secs, late_after, has_answered=True)
+            latency.slow_period.ended(attempt, secs, late_after, has_answered=True)
             latency.record(secs, censored=is_unsure, prompt_tokens=prompt_tokens)
             if not with_sentence or is_unsure:
                 return
@@ -149,12 +149,12 @@ class LatencyRegistry:
         """
         with self._lock:
             latency = self._of(backend)
-            latency.spell.sent(attempt, latency.late_secs(prompt_tokens))
+            latency.slow_period.sent(attempt, latency.late_secs(prompt_tokens))
 
     def forget(self, backend: Backend, attempt: Attempt) -> None:
         """Stop watching an attempt of which nothing is learned."""
         with self._lock:
-            self._of(backend).spell.forget(attempt)
+            self._of(backend).slow_period.forget(attempt)
 
     def record_first_token(
         self, backend: Backend, secs: float, prompt_tokens: int | None, *, censored: bool = False
@@ -198,7 +198,7 @@ class LatencyRegistry:
             else:
                 latency.count_unanswered(secs, prompt_tokens)
             late_after = latency.late_secs(prompt_tokens)
-            latency.spell.ended(attempt, secs, late_after, has_answered=has_come)
+            latency.slow_period.ended(attempt, secs, late_after, has_answered=has_come)
             is_unsure = not has_come or attempt.is_unsure
             latency.record(max(secs, 0.0), censored=is_unsure, prompt_tokens=prompt_tokens)
 
@@ -227,10 +227,10 @@ class LatencyRegistry:
         with self._lock:
             latencies = {backend.provider: self._of(backend) for backend in given}
             for latency in latencies.values():
-                latency.spell.look(now)
+                latency.slow_period.look(now)
             return route(
                 list(latencies),
-                {name: latency.spell for name, latency in latencies.items()},
+                {name: latency.slow_period for name, latency in latencies.items()},
                 {name: known[name].first_token.quantile(0.5) for name in latencies},
                 rule.budget,
                 now,
@@ -240,13 +240,13 @@ class LatencyRegistry:
     def slow(self) -> set[str]:
         """The keys (``key_of``) of the providers that have turned slow; see ``is_slow``."""
         with self._lock:
-            keys = [key for key, latency in self.latencies.items() if latency.spell.is_on]
+            keys = [key for key, latency in self.latencies.items() if latency.slow_period.is_on]
         return {" | ".join(key.split(" | ")[:2]) for key in keys}
 
     def is_slow(self, backend: Backend) -> bool:
         """Whether a provider has turned slow, compared with what was usual for it."""
         with self._lock:
-            return self._of(backend).spell.is_on
+            return self._of(backend).slow_period.is_on
 
     def has_turned_slow(self, backend: Backend, now: float) -> bool:
         """The same, with the attempts counted that have become late since it was asked last.
@@ -256,9 +256,9 @@ class LatencyRegistry:
             now: The time on the race's clock, less what the event loop is behind.
         """
         with self._lock:
-            spell = self._of(backend).spell
-            spell.look(now)
-            return spell.is_on
+            slow_period = self._of(backend).slow_period
+            slow_period.look(now)
+            return slow_period.is_on
 
     def may_hang(self, backend: Backend) -> bool:
         """Whether the attempt before was waited for in vain, and none has been answered since."""
@@ -276,7 +276,7 @@ class LatencyRegistry:
             return self._of(backend).late_secs(prompt_tokens)
 
     def usual(self, backend: Backend, prompt_tokens: int | None) -> SurvivalCurve:
-        """A provider's usual times to first token; in a slow spell those from before.
+        """A provider's usual times to first token; in a slow period those from before.
 
         Args:
             backend: The provider.

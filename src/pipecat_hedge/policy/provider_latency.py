@@ -16,7 +16,7 @@ from pipecat_hedge.policy.change_point import Change, ChangePoint
 from pipecat_hedge.policy.latency_model import BUCKETS, LatencyModel, bucket_of, value_of
 from pipecat_hedge.policy.priced_delay import LatencyEstimate
 from pipecat_hedge.policy.priors import Prior
-from pipecat_hedge.policy.slow_spell import SETTLED, SlowSpell, late_secs
+from pipecat_hedge.policy.slow_period import SETTLED, SlowPeriod, late_secs
 from pipecat_hedge.policy.survival import Floats, SurvivalCurve
 
 __all__ = ["ALL", "COUNTS", "ProviderLatency", "size_class"]
@@ -43,7 +43,7 @@ class ProviderLatency:
         prior: What was assumed at first.
         totals: What was seen here since the slice of time that is shared now began, in plain
             counts of shape ``COUNTS``; None if nothing is shared with other processes.
-        spell: Whether the provider has turned slow.
+        slow_period: Whether the provider has turned slow.
         unanswered: How many of the latest attempts in a row were waited for in vain.
     """
 
@@ -60,7 +60,7 @@ class ProviderLatency:
         self._estimates: dict[tuple[int, bool], LatencyEstimate] = {}
         self._left_by: int | None = None
         self._usual: dict[int, tuple[SurvivalCurve, float]] = {}
-        self.spell = SlowSpell()
+        self.slow_period = SlowPeriod()
         self.unanswered = 0
         self.totals: npt.NDArray[np.int64] | None = None
 
@@ -82,7 +82,7 @@ class ProviderLatency:
         return known
 
     def usual(self, prompt_tokens: int | None) -> SurvivalCurve:
-        """The usual times to first token for a prompt of a size; in a spell those from before.
+        """The usual times to first token for a prompt size; in a slow period those from before it.
 
         Args:
             prompt_tokens: The size; None where it is not known.
@@ -95,14 +95,14 @@ class ProviderLatency:
         Args:
             prompt_tokens: The size of the prompt; None where it is not known.
         """
-        if self.seen < SETTLED and not self.spell.is_on:
+        if self.seen < SETTLED and not self.slow_period.is_on:
             return None
         return self._usual_of(prompt_tokens)[1]
 
     def _usual_of(self, prompt_tokens: int | None) -> tuple[SurvivalCurve, float]:
         size, curve = size_class(prompt_tokens), self._for(prompt_tokens).curve
         found = self._usual.get(size)
-        if found is None or (found[0] is not curve and not self.spell.is_suspected):
+        if found is None or (found[0] is not curve and not self.slow_period.is_suspected):
             found = self._usual[size] = curve, late_secs(curve)
         return found
 

@@ -1,6 +1,6 @@
 """Orders the providers of a turn. Pure.
 
-The order is the given one, unless the first provider has turned slow (``slow_spell.py``) and
+The order is the given one, unless the first provider has turned slow (``slow_period.py``) and
 another has not: the other is then first until the first has recovered. Only a change counts. A
 first provider that was always slower may be the cheaper or the more accurate one.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pipecat_hedge.policy.slow_spell import PROBES, SlowSpell
+from pipecat_hedge.policy.slow_period import PROBES, SlowPeriod
 from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
 
 __all__ = ["HedgeLate", "Probing", "Route", "route"]
@@ -41,7 +41,7 @@ class Route:
 
 def route(
     given: Sequence[str],
-    slow_periods: Mapping[str, SlowSpell],
+    slow_periods: Mapping[str, SlowPeriod],
     median_secs: Mapping[str, float],
     budget: float,
     now: float,

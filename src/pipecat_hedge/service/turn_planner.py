@@ -14,7 +14,7 @@ from pipecat_hedge.policy.backends import Backend
 from pipecat_hedge.policy.hedge_benefit import joint
 from pipecat_hedge.policy.hedge_policy import HedgePolicy
 from pipecat_hedge.policy.planner import learn, plan_turn, silent_secs
-from pipecat_hedge.policy.slow_spell import late_secs
+from pipecat_hedge.policy.slow_period import late_secs
 from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.race.events import CommitOn, InFlight

@@ -1,24 +1,18 @@
-"""Whether a provider has turned slow, compared with what was usual for it. Pure.
+"""Detects that a provider has turned slow, compared with its usual latency. Pure.
 
-A provider that fails opens its breaker. One that turns slow keeps callers waiting, and hedging each
-turn pays twice. Then another provider should be asked first, after a handful of turns of whatever
-session, and the slow one tried by hedges until it has recovered.
+While a provider is slow, another one gets the first request, and hedges try the slow one again.
 
-An attempt is *late* once it has taken longer than four in five did (the p80 of the curve from
-before the spell, and clearly more than the median). It counts while it is still silent. A late
-attempt is one step up, one in time one step down, but not below 0; ``SLOW`` steps are a spell. In
-calm a fifth are late, and chance alone climbs so far once in some two thousand turns. A model that
-thinks in a quarter of its turns moves its p80, not the steps. In a spell, ``RECOVERED`` steps of
-answers in time end it.
+An attempt is *late* once it has taken longer than the usual p80, and clearly longer than the usual
+median; a silent attempt counts as soon as it is late. A late attempt is one step up, an attempt in
+time one step down, but not below 0. ``SLOW`` steps begin a slow period. In it, ``RECOVERED``
+attempts in time in a row end it. In calm times a fifth of the attempts are late, and chance alone
+reaches ``SLOW`` about once in two thousand turns. A model that thinks in a quarter of its turns
+moves its p80, not the steps.
 
-A time that was read while the event loop lagged badly is a lower bound: such an attempt may count
-as late, but not as in time.
+The usual curve is frozen while a slow period is suspected. A time that was read while the event
+loop lagged is a lower bound: the attempt may count as late, but not as in time.
 
-The curve of usual times stands still while a spell is suspected, so that the spell does not become
-usual. Without ``SETTLED`` observations nothing is usual yet.
-
-Source: the steps are Page's cumulative sum (1954) for a late share of 0.2 against 0.8, where both
-outcomes weigh log 4.
+Source: Page's cumulative sum (1954) for a late share of 0.2 against 0.8; both outcomes weigh log 4.
 """
 
 from __future__ import annotations
@@ -32,31 +26,28 @@ from statistics import median
 from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.attempt import Attempt
 
-__all__ = ["SlowSpell", "late_secs"]
+__all__ = ["SlowPeriod", "late_secs"]
 
 SLOW, RECOVERED = 5, 2
 SETTLED = 20
+"""Observations before which no latency counts as usual."""
 LATE_SHARE = 0.2
 TIMES, BY_SECS = 1.4, 0.1
-"""However narrow the spread, what differs from the median by less is not late."""
+"""A late attempt exceeds the median by this factor and this time, however narrow the spread is."""
 PROBES = 0.75
-"""The share of the budget that goes to trying a slow provider again."""
+"""The share of the budget that probes of a slow provider may use."""
 LEAST_PROBES = 0.01
-"""However small the budget, it is tried in so many of the turns."""
+"""The share of turns that probe it, however small the budget is."""
 
 
 def late_secs(usual: SurvivalCurve) -> float:
-    """After how long an attempt is late.
-
-    Args:
-        usual: The usual times to first token.
-    """
+    """Return the time to first token, in seconds, above which an attempt is late."""
     p50 = usual.quantile(0.5)
     return max(usual.quantile(1 - LATE_SHARE), TIMES * p50, p50 + BY_SECS)
 
 
 @dataclass(slots=True)
-class SlowSpell:
+class SlowPeriod:
     """One provider's attempts, and whether too many of them are late.
 
     Parameters:
@@ -73,15 +64,16 @@ class SlowSpell:
 
     @property
     def is_suspected(self) -> bool:
-        """Whether the usual curve is to stand still."""
+        """Whether the usual curve is frozen."""
         return self.is_on or self._steps > 0
 
     def sent(self, attempt: Attempt, late_after_secs: float | None) -> None:
         """Watch an attempt, until ``ended``.
 
         Args:
-            attempt: The race's record of it.
-            late_after_secs: When it is late, in seconds from its launch; None if nothing is usual.
+            attempt: The attempt.
+            late_after_secs: Seconds from its launch after which it is late; None if nothing is
+                usual yet.
         """
         self._in_flight[attempt] = late_after_secs
 
@@ -105,13 +97,13 @@ class SlowSpell:
     def ended(
         self, attempt: Attempt, secs: float, late_after_secs: float | None, *, has_answered: bool
     ) -> None:
-        """Count an attempt that is over, unless it has been counted.
+        """Count a finished attempt, unless it has been counted.
 
         Args:
-            attempt: The race's record of it.
-            secs: Its time to first token less the event loop's lag, or how long it was waited for.
-            late_after_secs: When it was late; None if nothing is usual.
-            has_answered: Whether its first token came.
+            attempt: The attempt.
+            secs: Its time to first token less the event loop's lag, or the elapsed time without one.
+            late_after_secs: The time after which it was late; None if nothing is usual yet.
+            has_answered: Whether its first token arrived.
         """
         late_after = self._in_flight.pop(attempt, late_after_secs)
         is_in_time = has_answered and not attempt.is_unsure
@@ -119,11 +111,11 @@ class SlowSpell:
             self._count(attempt, secs, late_after)
 
     def forget(self, attempt: Attempt) -> None:
-        """Stop watching an attempt that says nothing of the provider's speed."""
+        """Stop watching an attempt that says nothing about the provider's speed."""
         self._in_flight.pop(attempt, None)
 
     def level_secs(self, now: float) -> float:
-        """How long the late attempts take, at the median; of those still silent, so far.
+        """Return the median time of the late attempts; of silent ones, the time so far.
 
         Args:
             now: The time on the race's clock.
@@ -136,7 +128,7 @@ class SlowSpell:
         )
 
     def is_probes_turn(self, budget: float) -> bool:
-        """Whether this turn is one of those that try a slow provider again.
+        """Return whether this turn probes a slow provider.
 
         Args:
             budget: Extra requests per turn.
