@@ -101,7 +101,7 @@ class SlowPeriod:
 
         Args:
             attempt: The attempt.
-            secs: Its time to first token less the event loop's lag, or the elapsed time without one.
+            secs: Its time to first token less the event loop's lag; without one, the elapsed time.
             late_after_secs: The time after which it was late; None if nothing is usual yet.
             has_answered: Whether its first token arrived.
         """
