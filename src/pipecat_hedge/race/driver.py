@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from pipecat_hedge.race.errors import AttemptError
 from pipecat_hedge.race.events import (
@@ -51,77 +51,55 @@ _MAX_RECHECK_SECS = 0.5
 """The longest time for which a late loop then waits until it has read what has arrived."""
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-T_contra = TypeVar("T_contra", contravariant=True)
 
 
-class AttemptSink(Protocol[T_contra]):
-    """Receives what happens to an attempt."""
+class AttemptSink(Generic[T]):
+    """Posts what happens to one attempt to the inbox."""
+
+    __slots__ = ("_attempt", "_inbox", "_token")
+
+    def __init__(self, inbox: _Inbox[T], attempt: int):
+        """Create the sink of an attempt."""
+        self._inbox = inbox
+        self._attempt = attempt
+        self._token = UsableToken(attempt)
 
     def opened(self) -> None:
         """Report that the request was sent."""
-        ...
+        self._inbox.put(self._attempt, None, AttemptOpened(self._attempt))
 
-    def piece(self, piece: T_contra, *, usable: bool) -> None:
+    def piece(self, piece: T, *, usable: bool) -> None:
         """Report a piece of the answer.
 
         Args:
             piece: What to deliver if this attempt is committed.
             usable: Whether it is a usable token; see ``race/usable.py``.
         """
-        ...
-
-    def tools(self, piece: T_contra) -> None:
-        """Report that the answer's tool calls are complete."""
-        ...
-
-    def speakable(self) -> None:
-        """Report that the answer so far contains a unit that can be spoken."""
-        ...
-
-    def failed(self, error: AttemptError) -> None:
-        """Report that the attempt failed. Later events are ignored."""
-        ...
-
-
-class RunAttempt(Protocol[T_co]):
-    """Runs one attempt: one call is one request, from open to close."""
-
-    async def __call__(self, launch: Launch, sink: AttemptSink[T_co]) -> None:
-        """Send a request and report its events. Returning ends the answer.
-
-        The request must be closed on cancellation. An exception counts as a failure.
-        """
-        ...
-
-
-class _InboxSink(Generic[T]):
-    """Posts one attempt's events to the inbox."""
-
-    __slots__ = ("_attempt", "_inbox", "_token")
-
-    def __init__(self, inbox: _Inbox[T], attempt: int):
-        self._inbox = inbox
-        self._attempt = attempt
-        self._token = UsableToken(attempt)
-
-    def opened(self) -> None:
-        self._inbox.put(self._attempt, None, AttemptOpened(self._attempt))
-
-    def piece(self, piece: T, *, usable: bool) -> None:
         self._inbox.put(self._attempt, piece, self._token if usable else None)
 
     def tools(self, piece: T) -> None:
+        """Report that the answer's tool calls are complete."""
         self._inbox.put(self._attempt, piece, ToolsCalled(self._attempt))
 
     def speakable(self) -> None:
+        """Report that the answer so far contains a unit that can be spoken."""
         self._inbox.put(self._attempt, None, SentenceReady(self._attempt))
 
+    def failed(self, error: AttemptError) -> None:
+        """Report that the attempt failed. Later events are ignored."""
+        self._inbox.put(self._attempt, None, AttemptFailed(self._attempt, error))
+
     def finished(self) -> None:
+        """Report that the answer ended normally."""
         self._inbox.put(self._attempt, None, AttemptFinished(self._attempt))
 
-    def failed(self, error: AttemptError) -> None:
-        self._inbox.put(self._attempt, None, AttemptFailed(self._attempt, error))
+
+RunAttempt: TypeAlias = Callable[[Launch, AttemptSink[T]], Awaitable[None]]
+"""Sends a request and reports its events; returning ends the answer.
+
+One call is one request, from open to close. The request must be closed on cancellation. An
+exception counts as a failure.
+"""
 
 
 class _Inbox(Generic[T]):
@@ -315,7 +293,7 @@ class RaceDriver(Generic[T]):
                 continue  # its deadline had passed when the race began
             if isinstance(command, Launch):
                 self._held[command.attempt] = []
-                work = self._run(command, _InboxSink(self._inbox, command.attempt))
+                work = self._run(command, AttemptSink(self._inbox, command.attempt))
                 name = f"attempt {command.attempt}: {command.provider}"
                 self._tasks[command.attempt] = self._scope.start(work, name=name)
             elif isinstance(command, StreamBroken):
@@ -346,7 +324,7 @@ class RaceDriver(Generic[T]):
         else:
             task.cancel()
 
-    async def _run(self, launch: Launch, sink: _InboxSink[T]) -> None:
+    async def _run(self, launch: Launch, sink: AttemptSink[T]) -> None:
         try:
             await self._run_attempt(launch, sink)
         except asyncio.CancelledError:

@@ -53,16 +53,15 @@ from pipecat_hedge.race.reports import (
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service import composition
 from pipecat_hedge.service.admission import Admission, AdmissionMode, admission_settings
-from pipecat_hedge.service.conversation import context_of
 from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.service.inference import Inference
 from pipecat_hedge.service.metrics import HedgeMetricsData
+from pipecat_hedge.service.pipeline_search import context_of, find_output
 from pipecat_hedge.service.provider import Provider, as_providers
 from pipecat_hedge.service.provider_pool import Candidates, ProviderPool
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.service.retract import RetractText, RetractTextFrame
 from pipecat_hedge.service.service_adapter import ToolCalls
-from pipecat_hedge.service.tts_output import find_output
 from pipecat_hedge.service.turn import Turn
 from pipecat_hedge.service.turn_planner import TurnPlanner, breaker_report, state_of
 

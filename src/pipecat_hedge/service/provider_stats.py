@@ -11,6 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from weakref import WeakSet
 
 from loguru import logger
 
@@ -25,9 +26,8 @@ from pipecat_hedge.policy.shared_store import SharedStore
 from pipecat_hedge.policy.stats_store import StatsStore
 from pipecat_hedge.service import composition
 from pipecat_hedge.service.events import EventHub
-from pipecat_hedge.service.registries import introduce
 
-__all__ = ["ProviderStats", "shared_stats"]
+__all__ = ["ProviderStats", "follow", "shared_stats", "unfollow"]
 
 VERSION = 2
 """The version of the saved format; a file of another version is set aside."""
@@ -82,7 +82,10 @@ class ProviderStats(LatencyRegistry):
             works["shares statistics"] = self.fleet.run
         self._background = LoopWork(works)
         self._load()
-        introduce(self)
+        with _introducing:
+            _registries.add(self)
+            for follower in _followers:
+                follower(self)
 
     @property
     def slo_tracker(self) -> composition.SloTracker:
@@ -182,6 +185,31 @@ class ProviderStats(LatencyRegistry):
             self._store.set_aside(why)
         except Exception as e:
             logger.warning(f"statistics are {why}, and stay in place: {type(e).__name__}")
+
+
+# ---- all registries of the process, for metrics recorders
+
+_registries: WeakSet[ProviderStats] = WeakSet()
+_followers: list[Callable[[ProviderStats], None]] = []
+_introducing = threading.RLock()
+
+
+def follow(follower: Callable[[ProviderStats], None]) -> None:
+    """Call ``follower`` once with every registry of the process, existing and future.
+
+    A registry belongs to the user and is freed with its last service: hold no reference to it.
+    """
+    with _introducing:
+        _followers.append(follower)
+        for stats in list(_registries):
+            follower(stats)
+
+
+def unfollow(follower: Callable[[ProviderStats], None]) -> None:
+    """Stop following; does nothing for one that does not follow."""
+    with _introducing:
+        if follower in _followers:
+            _followers.remove(follower)
 
 
 _shared: ProviderStats | None = None

@@ -25,12 +25,11 @@ from pipecat_hedge.race.reports import AttemptReport, DrainedAnswer, FillerRepor
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.admission import Admission
 from pipecat_hedge.service.attempt_runner import AttemptRunner, ProviderAttempt
-from pipecat_hedge.service.conversation import answers_a_tool
 from pipecat_hedge.service.output_buffer import OutputBuffer
+from pipecat_hedge.service.pipeline_search import Output
 from pipecat_hedge.service.service_adapter import Piece, ServiceAdapter, ToolCalls
 from pipecat_hedge.service.tokens import NONE, count_tokens, usd
 from pipecat_hedge.service.tracer import RaceTrace
-from pipecat_hedge.service.tts_output import Output
 from pipecat_hedge.service.turn_planner import TurnPlanner
 
 __all__ = ["ResponseSink", "Turn"]
@@ -120,7 +119,9 @@ class Turn:
         self._output = output
         self.trace = trace
         self._may_wait = may_wait
-        work = "tool_follow_up" if answers_a_tool(context) else "primary"
+        last = context.messages[-1] if context.messages else None
+        answers_tool = isinstance(last, dict) and last.get("role") == "tool"
+        work = "tool_follow_up" if answers_tool else "primary"
         self._runner = AttemptRunner[Piece](context, planner, admission, work, self._send)
         self._buffer = OutputBuffer(
             by_sentence=planner.commit_on == "first_sentence",

@@ -18,8 +18,7 @@ from pipecat_hedge.race.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, T
 from pipecat_hedge.race.errors import SHED, ConfigurationError, missing_extra
 from pipecat_hedge.race.events import AttemptOutcome, FillerCause, LaunchReason, TurnOutcome
 from pipecat_hedge.race.reports import TIERS, AttemptReport, FillerReport, Tier, TurnReport
-from pipecat_hedge.service.provider_stats import ProviderStats
-from pipecat_hedge.service.registries import follow, unfollow
+from pipecat_hedge.service.provider_stats import ProviderStats, follow, unfollow
 from pipecat_hedge.voice.turn_latency import TurnLatencyObserver
 from pipecat_hedge.voice.turn_timeline import TurnLatency
 

@@ -23,7 +23,7 @@ from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.reports import ServerLoad
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.race.usable import InlineThought
-from pipecat_hedge.service.conversation import context_of
+from pipecat_hedge.service.pipeline_search import context_of
 from pipecat_hedge.service.provider_client import AcquirePermit
 from pipecat_hedge.vllm.errors import VLLMError, closed_while_idle, explain, not_served
 from pipecat_hedge.vllm.prompt import ordered_tools, prefill_request

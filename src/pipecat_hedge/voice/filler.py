@@ -37,8 +37,8 @@ from pipecat_hedge.race.events import FillerCause
 from pipecat_hedge.race.reports import FillerReport
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.hedged_service import HedgedLLMService
+from pipecat_hedge.service.pipeline_search import downstream_of, upstream_of
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
-from pipecat_hedge.service.tts_output import downstream_of, upstream_of
 from pipecat_hedge.voice.filler_playback import EARCON_RATE, FillerVoice, read_earcon
 from pipecat_hedge.voice.filler_policy import FillerDecision, FillerPhrases, FillerRule, Silence
 

@@ -1,4 +1,7 @@
-"""Finds the text-to-speech downstream, which decides how an answer is committed and released."""
+"""Finds other processors of a built pipeline: the text-to-speech and the context aggregator.
+
+What speaks the answer decides how it is committed and released.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipecat.pipeline.pipeline import PipelineSink, PipelineSource
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregator
 from pipecat.processors.aggregators.llm_text_processor import LLMTextProcessor
 from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.services.tts_service import TextAggregationMode, TTSService
 
 from pipecat_hedge.race.events import CommitOn
 
-__all__ = ["Output", "downstream_of", "find_output", "upstream_of"]
+__all__ = ["Output", "context_of", "downstream_of", "find_output", "upstream_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,14 @@ def find_output(processor: FrameProcessor) -> Output:
                 return Output("first_token", language=found.text_aggregation_language)
             return Output("first_sentence", found.text_aggregation_language, collector=found)
     return Output()
+
+
+def context_of(processor: FrameProcessor) -> LLMContext | None:
+    """The context of the nearest aggregator before a processor of a built pipeline, or None."""
+    for found in upstream_of(processor):
+        if isinstance(found, LLMContextAggregator):
+            return found.context
+    return None
 
 
 def downstream_of(processor: FrameProcessor) -> Iterator[FrameProcessor]:
