@@ -237,13 +237,7 @@ class VLLMService(OpenAILLMService):
             )
             return ChatStream(chunks, self, self._server, in_flight.pop_all())
 
-    async def run_inference(
-        self,
-        context: LLMContext,
-        max_tokens: int | None = None,
-        system_instruction: str | None = None,
-        response_schema: dict[str, Any] | None = None,
-    ) -> str | None:
+    async def run_inference(self, context: LLMContext, *args: Any, **kwargs: Any) -> str | None:
         """Request a complete answer outside the pipeline; see ``BaseOpenAILLMService``.
 
         Raises:
@@ -251,9 +245,7 @@ class VLLMService(OpenAILLMService):
         """
         infer = super().run_inference
         with self._server.count_request(), working_as("background"):
-            answer = await self._send(
-                lambda: infer(context, max_tokens, system_instruction, response_schema)
-            )
+            answer = await self._send(lambda: infer(context, *args, **kwargs))
         inline = InlineThought()
         return answer and inline.feed(answer)[1] + inline.finish()
 

@@ -106,7 +106,7 @@ class FillerProcessor(FrameProcessor):
         require("rng", rng, random.Random, "write random.Random(1)")
         super().__init__(**kwargs)
         self._rule = FillerRule(after_secs, margin_secs, per_turn, every_secs, not_before_turn)
-        self._phrases = FillerPhrases() if phrases is None else FillerPhrases(phrases)
+        self._phrases = FillerPhrases(phrases)
         self._earcon = None if earcon is None else read_earcon(earcon)
         self._stats = stats
         self._rng = rng or random.Random()
