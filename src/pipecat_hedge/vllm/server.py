@@ -166,15 +166,15 @@ class VLLMServer:
 
     async def _poll_once(self, session: aiohttp.ClientSession) -> ServerLoad | None:
         """Poll once; None if the server does not report its load."""
-        async with session.get(f"{self._root}/health") as answer:
-            if answer.status >= 500:
-                detail = f"unhealthy, HTTP {answer.status}"
-                return ServerLoad(is_up=False, detail=detail)
         async with session.get(f"{self._root}/load") as answer:
             total = _count_in(await answer.read())
         self._tracks_load = self._tracks_load or total > 0
         if self._tracks_load and (load := self._load_with(total)) is not None:
             return load
+        async with session.get(f"{self._root}/health") as answer:
+            if answer.status >= 500:
+                detail = f"unhealthy, HTTP {answer.status}"
+                return ServerLoad(is_up=False, detail=detail)
         async with session.get(f"{self._root}/metrics") as answer:
             counts = read_counts(await answer.text(errors="replace"))
         if counts is None:
