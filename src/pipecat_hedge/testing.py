@@ -99,17 +99,11 @@ class ScriptedLLMService(LLMService):
         """
         if not scripts:
             raise ValueError("scripts is empty: give at least one, such as [Say('Hello.')]")
-        settings = LLMSettings(
-            model=model, filter_incomplete_user_turns=False, use_provider_thinking_default=False
-        )
-        for field in dataclasses.fields(settings):
-            if field.name not in (
-                "model",
-                "extra",
-                "filter_incomplete_user_turns",
-                "use_provider_thinking_default",
-            ):
-                setattr(settings, field.name, None)
+        fields = dataclasses.fields(LLMSettings)
+        unset: dict[str, Any] = {each.name: None for each in fields if each.name != "extra"}
+        settings = LLMSettings(**unset)
+        settings.model = model
+        settings.filter_incomplete_user_turns = settings.use_provider_thinking_default = False
         super().__init__(settings=settings, **kwargs)
         self._scripts = [list(script) for script in scripts]
         self._usage = usage

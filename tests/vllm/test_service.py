@@ -31,7 +31,7 @@ from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, VLLMService
-from pipecat_hedge.race import ConfigurationError
+from pipecat_hedge.race import ConfigurationError, ServerLoad
 from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.service.provider_client import (
     AcquirePermit,
@@ -490,6 +490,23 @@ async def test_the_second_of_two_servers_is_asked_for_a_hedge_by_its_own_queue()
     assert report.hedge_reason == "no hedge: local has a queue of 1"
     assert len(free.bodies) == 1
     assert not full.bodies
+
+
+async def test_session_stays_with_its_server_until_that_queues() -> None:
+    """Its prefix cache holds the conversation; a new session takes the least busy one."""
+    async with fake_vllm(running=1) as one, fake_vllm() as two:
+        servers = [VLLMServer.shared(fake.url) for fake in (one, two)]
+        for server in servers:
+            server.poll_secs = 0.02
+        llm = HedgedLLMService([Provider("local", [service(one), service(two)])])
+        async with Line(llm) as line:
+            await _until(lambda: all(server.load for server in servers))
+            for running, waiting in ((0, 0), (5, 0), (5, 1), (5, 0)):
+                two.running, two.waiting = running, waiting
+                expected = ServerLoad(True, running, waiting)
+                await _until(lambda expected=expected: servers[1].load == expected)
+                await line.ask()
+    assert (len(one.bodies), len(two.bodies)) == (1, 3)
 
 
 async def test_an_inference_goes_where_there_is_no_queue() -> None:

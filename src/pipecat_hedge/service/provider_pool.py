@@ -353,12 +353,20 @@ class ProviderPool:
 
 
 def take_least_busy(idle: list[ServiceAdapter]) -> ServiceAdapter:
-    """Remove and return the idle instance whose server has the least load.
+    """Remove and return the idle instance whose server has the shortest queue.
+
+    Among equal queues a session stays with the server that has answered most of its turns, and
+    whose prefix cache holds them; then the least busy one comes first.
 
     Args:
         idle: The free instances of a provider, in order; at least one.
     """
-    chosen = min(idle, key=lambda adapter: load_rank(adapter.server_load))
+
+    def rank(adapter: ServiceAdapter) -> tuple[bool, int, int, int]:
+        is_down, waiting, running = load_rank(adapter.server_load)
+        return is_down, waiting, -adapter.turns, running
+
+    chosen = min(idle, key=rank)
     idle.remove(chosen)
     return chosen
 

@@ -90,6 +90,7 @@ class ServiceAdapter:
         service: The service.
         connection: Its connection to the provider, which can be kept open between turns.
         retries: How many times its SDK would repeat a failed request.
+        turns: The number of requests that it has been given.
     """
 
     def __init__(self, service: LLMService[Any], *, is_alone: bool = False):
@@ -100,6 +101,7 @@ class ServiceAdapter:
             is_alone: Whether it is the only one in its race.
         """
         self.service = service
+        self.turns = 0
         self._sink: AttemptSink[Piece] | None = None
         self._stats = AttemptStats()
         self._failed = False
@@ -231,6 +233,7 @@ class ServiceAdapter:
             language: The language of the sentence rules; None is English.
             may_wait: Whether an "incomplete turn" marker counts as an answer.
         """
+        self.turns += 1
         if self._warming is not None:
             self._warming.cancel()
         if self._yields and self._answering is not None:

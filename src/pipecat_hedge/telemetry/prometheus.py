@@ -28,7 +28,7 @@ try:
 except ModuleNotFoundError:
     raise missing_extra("PrometheusRecorder", "prometheus-client", "prometheus") from None
 
-from pipecat_hedge.telemetry.prometheus_state import Labels, provider_labels, state_metrics
+from pipecat_hedge.telemetry.prometheus_state import Labels, state_metrics
 from pipecat_hedge.telemetry.slo_tracker import SloCounted
 
 __all__ = ["BUCKETS", "PrometheusRecorder"]
@@ -130,10 +130,8 @@ class PrometheusRecorder(Collector):
         yield from self._metrics.collect()
         yield from state_metrics(registries, self._labels)
 
-    def describe(self) -> Iterable[Metric]:
-        """Return the metrics without state values; the registry checks them for duplicates."""
-        yield from self._metrics.collect()
-        yield from state_metrics((), self._labels)
+    describe = collect
+    """Called when the recorder is registered, before it counts; it finds duplicate metrics."""
 
     def record(self, report: TurnReport) -> None:
         """Count a turn; the services call it."""
@@ -170,7 +168,10 @@ class PrometheusRecorder(Collector):
             self._show_slo(tier, slo)
 
     def _labels(self, stats: ProviderStats) -> list[tuple[str, Labels]]:
-        return provider_labels(stats, self._provider, self._model)
+        """Return the key and the label values of each provider in a registry."""
+        with stats.health.lock:
+            names = [(key, *key.partition(" | ")[::2]) for key in stats.health.entries()]
+        return [(key, (self._provider(name), self._model(model))) for key, name, model in names]
 
     def _record_attempt(self, attempt: AttemptReport, report: TurnReport) -> None:
         provider, model = self._provider(attempt.provider), self._model(attempt.model)

@@ -13,42 +13,24 @@ from prometheus_client.core import GaugeMetricFamily
 from pipecat_hedge.race.reports import BreakerState
 from pipecat_hedge.service.provider_stats import ProviderStats
 
-__all__ = ["Labels", "provider_labels", "state_metrics"]
+__all__ = ["Labels", "state_metrics"]
 
 Labels: TypeAlias = tuple[str, str]
 """The label values of a provider and its model."""
 PROVIDER = ("provider", "model")
 
 
-def provider_labels(
-    stats: ProviderStats, provider: Callable[[str], str], model: Callable[[str], str]
-) -> list[tuple[str, Labels]]:
-    """Return the key and the label values of each provider in a registry.
-
-    Args:
-        stats: The registry.
-        provider: Maps a provider's name to a label value.
-        model: Maps a model's name to a label value.
-    """
-    with stats.health.lock:
-        keys = list(stats.health.entries())
-    names = [(key, *key.partition(" | ")[::2]) for key in keys]
-    return [(key, (provider(a), model(b))) for key, a, b in names]
-
-
 def state_metrics(
     registries: Sequence[ProviderStats],
     labels: Callable[[ProviderStats], list[tuple[str, Labels]]],
-    now: float | None = None,
 ) -> Iterator[Metric]:
     """Yield the gauges. Registries are summed; of waits and balances the worst is shown.
 
     Args:
         registries: The registries of the process, usually one.
-        labels: Returns a registry's providers, as ``provider_labels`` does.
-        now: The event loops' time in seconds; None is ``time.monotonic()``.
+        labels: Returns the key and the label values of each provider in a registry.
     """
-    now = time.monotonic() if now is None else now
+    now = time.monotonic()
     breaker, in_flight, limit, slow = Counter(), Counter(), Counter(), Counter()
     retry_after: dict[tuple[str, ...], float] = {}
     budget: dict[tuple[str, ...], float] = {}

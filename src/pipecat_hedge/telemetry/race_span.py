@@ -30,7 +30,6 @@ from pipecat_hedge.telemetry.span_attributes import (
     filler_attributes,
     race_attributes,
 )
-from pipecat_hedge.telemetry.spans import AttemptSpan
 
 try:
     from opentelemetry import trace
@@ -43,12 +42,11 @@ __all__ = ["RaceSpan", "RaceTracer"]
 class RaceTracer(Tracer):
     """Creates the spans of a service's races."""
 
-    def __init__(self, *, own_spans: bool = False, provider: Any = None):
+    def __init__(self, *, own_spans: bool = False):
         """Create a tracer.
 
         Args:
             own_spans: Whether to create spans when Pipecat's tracing is off.
-            provider: The tracer provider; None is the global one.
 
         Raises:
             ConfigurationError: If ``own_spans`` is on and OpenTelemetry is not installed.
@@ -56,12 +54,11 @@ class RaceTracer(Tracer):
         if own_spans and trace is None:
             raise missing_extra("own_spans", "OpenTelemetry", "tracing")
         self._own_spans = own_spans
-        self._provider = provider
         self._tracer: Any = None
         self._context: _RaceContext | None = None
         self._is_on = own_spans
         self._last_filler: FillerReport | None = None
-        self._pipecat_spans: dict[LLMService[Any], AttemptSpan] = {}
+        self._pipecat_spans: dict[LLMService[Any], _AttemptSpan] = {}
 
     def setup(
         self, setup: FrameProcessorSetup, services: Iterable[LLMService[Any]]
@@ -79,7 +76,7 @@ class RaceTracer(Tracer):
         self._is_on = is_traced or self._own_spans
         if not is_traced:
             return setup
-        self._pipecat_spans = {service: AttemptSpan(service) for service in services}
+        self._pipecat_spans = {service: _AttemptSpan(service) for service in services}
         setup = copy.copy(setup)
         self._context = setup.tracing_context = _RaceContext(setup.tracing_context)
         return setup
@@ -89,7 +86,7 @@ class RaceTracer(Tracer):
         if not self._is_on or trace is None:
             return RaceTrace()
         if self._tracer is None:
-            self._tracer = trace.get_tracer("pipecat_hedge", tracer_provider=self._provider)
+            self._tracer = trace.get_tracer("pipecat_hedge")
         attributes: Attributes = {"hedge.turn": turn, "hedge.policy": policy, "hedge.tier": tier}
         now_ns, context = time.time_ns(), self._context
         if context is None:
@@ -102,7 +99,7 @@ class RaceTracer(Tracer):
         context.enter(race, span)
         return race
 
-    def pipecat_span(self, service: LLMService[Any]) -> AttemptSpan:
+    def pipecat_span(self, service: LLMService[Any]) -> _AttemptSpan:
         """Return the span that Pipecat creates for a hosted service's request."""
         return self._pipecat_spans[service]
 
@@ -143,7 +140,7 @@ class RaceSpan(RaceTrace):
         self._span = span if span.is_recording() else None
         self._tracer = tracer
         self._attributes = attributes
-        self._pipecat_spans: dict[int, AttemptSpan] = {}
+        self._pipecat_spans: dict[int, _AttemptSpan] = {}
         self._own_spans: dict[int, tuple[Any, int]] = {}
         self._loop = asyncio.get_running_loop()
         self._began_at, self._began_ns = self._loop.time(), began_ns
@@ -255,3 +252,55 @@ class _RaceContext(TracingContext):
     @property
     def conversation_id(self) -> str | None:
         return self._host.conversation_id
+
+
+class _AttemptSpan:
+    """The span that Pipecat creates for a hosted service's current request.
+
+    The service ends its span with the request, but the attempt's outcome is known only after the
+    race. The span ends then, with the time at which the service ended it.
+    """
+
+    def __init__(self, service: LLMService[Any]):
+        """Intercept the spans of a service's requests."""
+        self._launch: Launch | None = None
+        self._span: Any = None
+        self._ended_ns: int | None = None
+        self._is_deferred = False
+        assert trace is not None
+        # A service starts its TTFB clock inside each request's span.
+        start_clock, current_span = service.start_ttfb_metrics, trace.get_current_span
+
+        async def start_ttfb_metrics(**kwargs: Any) -> None:
+            self._open(current_span())
+            await start_clock(**kwargs)
+
+        service.start_ttfb_metrics = start_ttfb_metrics
+
+    def expect(self, launch: Launch) -> None:
+        """Prepare for the service's next request."""
+        self.close({})  # of a turn that was never reported
+        self._launch = launch
+
+    def close(self, attributes: Attributes) -> None:
+        """End the request's span with the attempt's outcome."""
+        span, self._span, self._launch = self._span, None, None
+        if span is None:
+            return
+        span.set_attributes(attributes)
+        if self._is_deferred:
+            del span.end
+        if self._ended_ns is not None:
+            span.end(self._ended_ns)
+
+    def _open(self, span: Any) -> None:
+        if self._launch is None or self._span is not None or not span.is_recording():
+            return
+        self._span, self._ended_ns, self._is_deferred = span, None, True
+        try:
+            span.end = self._defer
+        except AttributeError:  # not the SDK's span class
+            self._is_deferred = False
+
+    def _defer(self, end_time: int | None = None) -> None:
+        self._ended_ns = time.time_ns() if end_time is None else end_time

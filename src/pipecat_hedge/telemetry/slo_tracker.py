@@ -54,31 +54,6 @@ class WindowCount:
     turns: int
     bad: int
 
-    @property
-    def attainment(self) -> float | None:
-        """The share of turns that met the objective; None without turns."""
-        return 1.0 - self.bad / self.turns if self.turns else None
-
-    def burn(self, share: float) -> float | None:
-        """Return the error budget's burn rate, ``bad / turns / (1 - share)``; None without turns.
-
-        Args:
-            share: The SLO's share of good turns, from 0 to below 1.
-        """
-        return self.bad / self.turns / (1.0 - share) if self.turns else None
-
-    def budget_left(self, share: float) -> float:
-        """Return the remaining part of the error budget, ``1 - burn``; negative if overspent.
-
-        Args:
-            share: The SLO's share of good turns, from 0 to below 1.
-        """
-        return 1.0 - (self.burn(share) or 0.0)
-
-    def plus(self, other: WindowCount) -> WindowCount:
-        """Add another process's count of the same window."""
-        return WindowCount(self.window_secs, self.turns + other.turns, self.bad + other.bad)
-
 
 @dataclass(frozen=True, slots=True)
 class SloStatus:
@@ -100,18 +75,20 @@ class SloStatus:
 
     @property
     def attainment(self) -> float | None:
-        """The longest window's attainment; None without turns."""
-        return self.windows[-1].attainment
-
-    @property
-    def budget_left(self) -> float:
-        """The remaining part of the longest window's error budget."""
-        return self.windows[-1].budget_left(self.share)
+        """The share of good turns in the longest window; None without turns."""
+        longest = self.windows[-1]
+        return 1.0 - longest.bad / longest.turns if longest.turns else None
 
     @property
     def burns(self) -> tuple[float | None, ...]:
-        """The burn rate of each window."""
-        return tuple(window.burn(self.share) for window in self.windows)
+        """The burn rate of each window, ``bad / turns / (1 - share)``; None without turns."""
+        allowed = 1.0 - self.share
+        return tuple(w.bad / w.turns / allowed if w.turns else None for w in self.windows)
+
+    @property
+    def budget_left(self) -> float:
+        """The remaining part of the longest window's error budget; negative if overspent."""
+        return 1.0 - (self.burns[-1] or 0.0)
 
 
 @dataclass(frozen=True, slots=True)

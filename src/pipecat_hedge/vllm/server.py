@@ -3,7 +3,7 @@
 All services of an event loop share one poller per server, which runs only while one of them is in
 a session. No request waits for it.
 
-``/metrics`` costs the server 12 ms, so it is read rarely, and less often the longer a queue lasts.
+``/metrics`` costs the server 12 ms, so it is read rarely, and less often while there is a queue.
 ``/load`` costs 0.5 ms. It counts all requests of a server that was started with
 ``--enable-server-load-tracking``, and is 0 otherwise. It does not separate running from waiting
 requests: when it counts more than are known to run, ``/metrics`` is read again.
@@ -72,7 +72,6 @@ class VLLMServer:
         self._problems: set[str] = set()
         self._load: ServerLoad | None = None
         self._polled_at = 0.0
-        self._queue_pause_secs = 0.0
         self._forget()
 
     def _forget(self) -> None:
@@ -159,27 +158,23 @@ class VLLMServer:
                 await asyncio.sleep(self._pause_secs() * random.uniform(0.9, 1.1))
 
     def _pause_secs(self) -> float:
-        """Return the time until the next poll; it doubles while a queue lasts."""
+        """Return the time until the next poll: short if polls are cheap, long during a queue."""
         if self._tracks_load:
             return 0.5 * self.poll_secs
-        if self._load is None or not self._load.waiting:
-            self._queue_pause_secs = 0.0
-            return self.poll_secs
-        pause = min(2 * self._queue_pause_secs, 2.5 * self.poll_secs)
-        self._queue_pause_secs = pause or 0.5 * self.poll_secs
-        return self._queue_pause_secs
+        has_queue = self._load is not None and self._load.waiting
+        return (2.5 if has_queue else 1.0) * self.poll_secs
 
     async def _poll_once(self, session: aiohttp.ClientSession) -> ServerLoad | None:
         """Poll once; None if the server does not report its load."""
-        async with session.get(f"{self._root}/health") as answer:
-            if answer.status >= 500:
-                detail = f"unhealthy, HTTP {answer.status}"
-                return ServerLoad(is_up=False, detail=detail)
         async with session.get(f"{self._root}/load") as answer:
             total = _count_in(await answer.read())
         self._tracks_load = self._tracks_load or total > 0
         if self._tracks_load and (load := self._load_with(total)) is not None:
             return load
+        async with session.get(f"{self._root}/health") as answer:
+            if answer.status >= 500:
+                detail = f"unhealthy, HTTP {answer.status}"
+                return ServerLoad(is_up=False, detail=detail)
         async with session.get(f"{self._root}/metrics") as answer:
             counts = read_counts(await answer.text(errors="replace"))
         if counts is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -26,13 +26,17 @@ from pipecat_hedge.race.usable import InlineThought
 from pipecat_hedge.service.pipeline_search import context_of
 from pipecat_hedge.service.provider_client import AcquirePermit
 from pipecat_hedge.vllm.errors import VLLMError, closed_while_idle, explain, not_served
-from pipecat_hedge.vllm.prompt import ordered_tools, prefill_request
 from pipecat_hedge.vllm.server import VLLMServer, check_base_url
 from pipecat_hedge.vllm.stream import ChatStream
 
 __all__ = ["VLLMService", "VLLMSettings"]
 
 _SETTINGS = {"model": "model=...", "params": "temperature=..., max_tokens=..."}
+_PROMPT_FIELDS = (
+    *("chat_template", "chat_template_kwargs", "documents", "mm_processor_kwargs", "cache_salt"),
+    "priority",
+)
+"""Fields of ``extra_body`` that a prefill keeps: they change the prompt or its priority."""
 _T = TypeVar("_T")
 
 
@@ -204,10 +208,16 @@ class VLLMService(OpenAILLMService):
     def build_chat_completion_params(
         self, params_from_context: OpenAILLMInvocationParams
     ) -> dict[str, Any]:
-        """Build a request; see ``BaseOpenAILLMService``. Tools are sorted by name."""
+        """Build a request; see ``BaseOpenAILLMService``.
+
+        Tools are sorted by name: a chat template puts them before the conversation, and another
+        order would miss the prefix cache.
+        """
         params = super().build_chat_completion_params(params_from_context)
         if isinstance(tools := params.get("tools"), list):
-            params["tools"] = ordered_tools(tools, strict=self._strict_tools)
+            if self._strict_tools:
+                tools = [{**t, "function": {**t["function"], "strict": True}} for t in tools]
+            params["tools"] = sorted(tools, key=lambda t: t.get("function", {}).get("name", ""))
         if self._priority is not None:
             rank = WORK_CLASSES.index(work())
             self._merge_extra_body(params, {"priority": self._priority + rank})
@@ -227,13 +237,7 @@ class VLLMService(OpenAILLMService):
             )
             return ChatStream(chunks, self, self._server, in_flight.pop_all())
 
-    async def run_inference(
-        self,
-        context: LLMContext,
-        max_tokens: int | None = None,
-        system_instruction: str | None = None,
-        response_schema: dict[str, Any] | None = None,
-    ) -> str | None:
+    async def run_inference(self, context: LLMContext, *args: Any, **kwargs: Any) -> str | None:
         """Request a complete answer outside the pipeline; see ``BaseOpenAILLMService``.
 
         Raises:
@@ -241,9 +245,7 @@ class VLLMService(OpenAILLMService):
         """
         infer = super().run_inference
         with self._server.count_request(), working_as("background"):
-            answer = await self._send(
-                lambda: infer(context, max_tokens, system_instruction, response_schema)
-            )
+            answer = await self._send(lambda: infer(context, *args, **kwargs))
         inline = InlineThought()
         return answer and inline.feed(answer)[1] + inline.finish()
 
@@ -276,7 +278,7 @@ class VLLMService(OpenAILLMService):
                 with self._server.count_request(), working_as("warm_up"):
                     await self._send(
                         lambda: self._client.chat.completions.create(
-                            **prefill_request(self.build_chat_completion_params(from_context))
+                            **_prefill_request(self.build_chat_completion_params(from_context))
                         )
                     )
 
@@ -322,3 +324,24 @@ class VLLMService(OpenAILLMService):
         if isinstance(exception, VLLMError):
             return exception.category
         return super()._classify_error(exception)
+
+
+def _prefill_request(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the request that prefills the prompt of a turn's request and generates one token."""
+    messages = params["messages"]
+    if not messages or messages[-1]["role"] != "user":  # many templates require a user message
+        messages = [*messages, {"role": "user", "content": "Hello"}]
+    extra = params.get("extra_body", {})
+    request: dict[str, Any] = {
+        "model": params["model"],
+        "messages": messages,
+        "stream": False,
+        "max_tokens": 1,
+        "extra_body": {name: extra[name] for name in _PROMPT_FIELDS if name in extra},
+    }
+    if isinstance(tools := params.get("tools"), list):
+        request["tools"] = tools
+        # The tools are part of the prompt; a forced call is not.
+        choice = params.get("tool_choice")
+        request["tool_choice"] = "none" if isinstance(choice, str | dict) else choice
+    return request

@@ -22,36 +22,34 @@ class AwaitedTools:
     """The tool calls of one turn."""
 
     def __init__(self) -> None:
-        self._running: set[str] = set()
-        self._in_background: set[str] = set()
+        self._calls: dict[str, bool] = {}
+        """By ID, whether the call is awaited: not if it runs on in the background."""
         self._runs_llm_again = False
 
     def __bool__(self) -> bool:
         """Whether a tool runs, or has returned and the LLM is about to run again."""
-        return self._runs_llm_again or bool(self._running)
+        return self._runs_llm_again or any(self._calls.values())
 
     def take(self, frame: Frame) -> None:
         """Process a frame."""
         if isinstance(frame, FunctionCallsStartedFrame):
-            self._running.update(call.tool_call_id for call in frame.function_calls)
+            self._calls.update(dict.fromkeys((c.tool_call_id for c in frame.function_calls), True))
         elif isinstance(frame, FunctionCallInProgressFrame):
-            if frame.cancel_on_interruption:
-                self._running.add(frame.tool_call_id)
-            else:
-                self._running.discard(frame.tool_call_id)
-                self._in_background.add(frame.tool_call_id)
-        elif isinstance(frame, FunctionCallResultFrame) and self._is_known(frame.tool_call_id):
-            if frame.properties is None or frame.properties.is_final:
-                self._running.discard(frame.tool_call_id)
-            self._runs_llm_again = self._runs_llm_again or _runs_llm_again(frame)
-        elif isinstance(frame, FunctionCallCancelFrame) and self._is_known(frame.tool_call_id):
-            self._running.discard(frame.tool_call_id)
-            self._runs_llm_again = self._runs_llm_again or frame.run_llm
+            self._calls[frame.tool_call_id] = frame.cancel_on_interruption
+        elif isinstance(frame, FunctionCallResultFrame):
+            is_final = frame.properties is None or frame.properties.is_final
+            self._returned(frame.tool_call_id, is_final, _runs_llm_again(frame))
+        elif isinstance(frame, FunctionCallCancelFrame):
+            self._returned(frame.tool_call_id, True, frame.run_llm)
         elif isinstance(frame, LLMFullResponseStartFrame):
             self._runs_llm_again = False
 
-    def _is_known(self, tool_call_id: str) -> bool:
-        return tool_call_id in self._running or tool_call_id in self._in_background
+    def _returned(self, tool_call_id: str, is_final: bool, runs_llm_again: bool) -> None:
+        is_awaited = self._calls.get(tool_call_id)
+        if is_awaited is not None:  # not of an earlier turn
+            self._runs_llm_again = self._runs_llm_again or runs_llm_again
+            if is_final and is_awaited:
+                del self._calls[tool_call_id]
 
 
 def _runs_llm_again(frame: FunctionCallResultFrame) -> bool:

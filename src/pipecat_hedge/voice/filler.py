@@ -6,7 +6,8 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,18 +106,17 @@ class FillerProcessor(FrameProcessor):
         require("rng", rng, random.Random, "write random.Random(1)")
         super().__init__(**kwargs)
         self._rule = FillerRule(after_secs, margin_secs, per_turn, every_secs, not_before_turn)
-        self._filler_phrases = FillerPhrases() if phrases is None else FillerPhrases(phrases)
+        self._phrases = FillerPhrases(phrases)
         self._earcon = None if earcon is None else read_earcon(earcon)
-        self._given_stats = stats
+        self._stats = stats
         self._rng = rng or random.Random()
         self._scope = TaskScope()
-        self._llm: LLMService[Any] | None = None
+        self._hedged: HedgedLLMService | None = None
         self._voice: FillerVoice | None = None
-        self._backend: Backend | None = None
-        self._stats: ProviderStats | None = None
+        self._backend = Backend("", measures="wait")
         self._turn = 0
-        self._began_at = 0.0  # start of the current wait, for the LLM or a tool
-        self._is_waiting = False
+        self._waiting: _Wait | None = None
+        self._began_at = 0.0  # start of the current or latest wait
         self._has_answered = False
         self._called: tuple[str, ...] = ()
         self._after_tools = False
@@ -137,10 +137,10 @@ class FillerProcessor(FrameProcessor):
         """Track the turn and push every frame on."""
         await super().process_frame(frame, direction)
         if isinstance(frame, StartFrame):
-            self._check_place()
+            self._attach()
         if direction is FrameDirection.DOWNSTREAM:
             if isinstance(frame, LLMTextFrame):
-                if self._is_waiting and frame.text.strip() and not frame.skip_tts:
+                if self._waiting is not None and frame.text.strip() and not frame.skip_tts:
                     await self._answered()
             elif isinstance(frame, InterruptionFrame):
                 await self._interrupted()
@@ -150,10 +150,10 @@ class FillerProcessor(FrameProcessor):
                 # A system frame overtakes text: decide at the end of the response.
                 self._called = tuple(call.function_name for call in frame.function_calls)
             elif isinstance(frame, FunctionCallInProgressFrame):
-                now = asyncio.get_running_loop().time()
-                self._tools[frame.tool_call_id] = (frame.function_name, now)
+                self._tools[frame.tool_call_id] = (frame.function_name, _now())
             elif isinstance(frame, FunctionCallResultFrame):
-                self._tool_returned(frame)
+                if (called := self._tools.pop(frame.tool_call_id, None)) is not None:
+                    self._learn(_tool(called[0]), _now() - called[1])
             elif isinstance(frame, UserStartedSpeakingFrame):
                 self._after_tools = False
             elif isinstance(frame, (EndFrame, CancelFrame)):
@@ -162,225 +162,191 @@ class FillerProcessor(FrameProcessor):
         if isinstance(frame, LLMFullResponseStartFrame) and direction is FrameDirection.DOWNSTREAM:
             await self._response_started()
 
+    def _attach(self) -> None:
+        """Find the LLM and the TTS; warn if the place in the pipeline makes fillers impossible."""
+        llm = next((p for p in upstream_of(self) if isinstance(p, LLMService)), None)
+        tts = next((p for p in downstream_of(self) if isinstance(p, TTSService)), None)
+        if llm is None:
+            logger.warning(f"{self} has no LLM service upstream: put it after the LLM")
+        if tts is not None:
+            self._voice = FillerVoice(tts)
+        elif self._earcon is None:
+            logger.warning(
+                f"{self} has no text-to-speech downstream and no earcon, and stays silent: put it "
+                "between the LLM and the text-to-speech"
+            )
+        name, model = type(llm).__name__, None if llm is None else llm.settings.model
+        if isinstance(llm, HedgedLLMService):
+            self._hedged = llm
+            llm.report_fillers(lambda: self._report, self._changed.set)
+            name = "+".join(provider.name for provider in llm.providers)
+            model = llm.providers[0].services[0].settings.model
+        if self._stats is None:
+            self._stats = shared_stats() if self._hedged is None else self._hedged.stats
+        self._backend = Backend(name, model if isinstance(model, str) else None, measures="wait")
+
     # ---- the turn
 
     async def _response_started(self) -> None:
-        self._attach()
         if not self._after_tools:
             self._turn += 1
             self._fillers = 0
             self._report = None
         self._has_answered, self._called = False, ()
-        self._began_at = asyncio.get_running_loop().time()
-        await self._wait("slow", self._llm_wait, self._rule)
+        await self._start_waiting(_Wait("slow", self._llm_wait, self._rule))
 
     async def _response_ended(self) -> None:
         """Start to wait for the tools, if the response called any."""
         called, self._called = self._called, ()
         self._after_tools = bool(called)
         if called and not self._has_answered:
-            self._learn(asyncio.get_running_loop().time(), censored=False)
+            self._learn(self._backend, _now() - self._began_at)
         await self._stop_waiting()
         if not called or self._has_answered:  # the answer announced the tool call
             return
-        self._began_at = asyncio.get_running_loop().time()
         tools = (self._known(_tool(name)) for name in called)
         slowest = max(tools, key=lambda known: known.expected_remaining(0.0))
         # The caller has already waited. The LLM runs again only while the bot is silent, so a
         # filler must end before the tools do, or it delays the answer.
-        await self._wait("tool", lambda: slowest, replace(self._rule, after_secs=0.0))
-
-    def _tool_returned(self, frame: FunctionCallResultFrame) -> None:
-        called = self._tools.pop(frame.tool_call_id, None)
-        if called is None or self._stats is None:
-            return
-        name, at = called
-        secs = asyncio.get_running_loop().time() - at
-        self._stats.record_first_token(_tool(name), secs, None)
+        at_once = replace(self._rule, after_secs=0.0)
+        await self._start_waiting(_Wait("tool", lambda: slowest, at_once))
 
     async def _answered(self) -> None:
-        now = asyncio.get_running_loop().time()
-        self._learn(now, censored=False)
+        waited = _now() - self._began_at
+        self._learn(self._backend, waited)
         spoken = self._report is not None and self._report.spoken_secs is not None
-        if self._report is not None and not spoken:
-            came = f"the answer started at {now - self._began_at:.2f} s"
-            self._report = replace(self._report, reason=f"{self._report.reason}; {came}")
+        if not spoken:
+            self._add_reason(f"the answer started at {waited:.2f} s")
         self._has_answered = True
         self._after_tools = False
         await self._stop_waiting()
         if spoken and self._voice is not None and await self._voice.cut():
-            assert self._report is not None
-            self._report = replace(
-                self._report, was_cut=True, reason=f"{self._report.reason}; but the answer started"
-            )
+            self._add_reason("but the answer started", was_cut=True)
             self._last_at = None
 
     async def _interrupted(self) -> None:
-        if self._is_waiting and not self._after_tools:
-            self._learn(asyncio.get_running_loop().time(), censored=True)
+        if self._waiting is not None and not self._after_tools:
+            self._learn(self._backend, _now() - self._began_at, censored=True)
         await self._stop_waiting()
         self._after_tools = False
 
-    async def _stop_waiting(self) -> None:
-        self._is_waiting = False
-        await self._scope.close()
-
     # ---- the filler
 
-    async def _wait(
-        self, cause: FillerCause, wait: Callable[[], SurvivalCurve], rule: FillerRule
-    ) -> None:
+    async def _start_waiting(self, wait: _Wait) -> None:
         """Decide, and speak now or when the filler is due."""
         await self._scope.close()
-        self._is_waiting = True
+        self._waiting, self._began_at = wait, _now()
         self._changed.clear()
-        decision = await self._consider(cause, wait, rule, asyncio.get_running_loop().time())
-        if self._may_speak(decision, rule):
-            self._scope.start(self._consider_again(cause, wait, rule, decision), name="filler")
+        due_at = await self._consider(wait)
+        self._scope.start(self._consider_again(wait, due_at), name="filler")
 
-    async def _consider_again(
-        self,
-        cause: FillerCause,
-        wait: Callable[[], SurvivalCurve],
-        rule: FillerRule,
-        decision: FillerDecision,
-    ) -> None:
+    async def _stop_waiting(self) -> None:
+        self._waiting = None
+        await self._scope.close()
+
+    async def _consider_again(self, wait: _Wait, due_at: float | None) -> None:
         """Decide again when the filler is due, and whenever another attempt is launched."""
-        loop = asyncio.get_running_loop()
-        while self._may_speak(decision, rule):
-            due_at = None if decision.at_secs is None else self._began_at + decision.at_secs
-            try:
+        follows_race = self._hedged is not None and wait.cause == "slow"
+        while due_at is not None or (follows_race and self._fillers < wait.rule.per_turn):
+            with suppress(TimeoutError):
                 async with asyncio.timeout_at(due_at):
                     await self._changed.wait()
                 self._changed.clear()
-                now = loop.time()
-            except TimeoutError:
-                now = due_at or loop.time()
-            if cause == "slow" and self._is_failing:
-                cause = "failing"
-            decision = await self._consider(cause, wait, rule, now)
+            due_at = await self._consider(wait)
 
-    async def _consider(
-        self, cause: FillerCause, wait: Callable[[], SurvivalCurve], rule: FillerRule, now: float
-    ) -> FillerDecision:
-        """Decide; if the filler is due, speak it and decide on a further one."""
-        phrase, decision = self._plan(cause, wait(), rule, now)
+    async def _consider(self, wait: _Wait) -> float | None:
+        """Speak if a filler is due.
+
+        Returns:
+            When the next one is due, on the loop's clock; None if none is planned.
+        """
+        is_failing = self._hedged is not None and self._hedged.is_failing
+        cause = "failing" if wait.cause == "slow" and is_failing else wait.cause
+        phrase, decision = self._plan(cause, wait)
         if self._fillers == 0:
             self._report = FillerReport(cause, None, decision.reason)
-        if decision.at_secs is not None and self._began_at + decision.at_secs <= now + 1e-9:
-            await self._speak(cause, phrase, decision)
-            _, decision = self._plan(cause, wait(), rule, now)
-        return decision
+        if decision.at_secs is not None and self._began_at + decision.at_secs <= _now() + 1e-9:
+            await self._speak(cause, phrase, decision.reason)
+            _, decision = self._plan(cause, wait)
+        return None if decision.at_secs is None else self._began_at + decision.at_secs
 
-    def _may_speak(self, decision: FillerDecision, rule: FillerRule) -> bool:
-        """Whether a filler is planned, or the race may still give a reason for one."""
-        follows = isinstance(self._llm, HedgedLLMService) and not self._after_tools
-        return decision.at_secs is not None or (follows and self._fillers < rule.per_turn)
-
-    def _plan(
-        self, cause: FillerCause, wait: SurvivalCurve, rule: FillerRule, now: float
-    ) -> tuple[str | None, FillerDecision]:
+    def _plan(self, cause: FillerCause, wait: _Wait) -> tuple[str | None, FillerDecision]:
         """Choose the phrase that can be spoken soonest; among equals the drawn one."""
         if self._earcon is None and self._voice is None:
             return None, FillerDecision(None, "no text-to-speech downstream")
-        plans = [(phrase, self._decide(phrase, wait, rule, now)) for phrase in self._phrases(cause)]
+        now, curve = _now(), wait.curve()
+        # Never while the previous filler plays, whatever every_secs is.
+        rule = replace(wait.rule, every_secs=max(wait.rule.every_secs, self._last_secs))
+        plans: list[tuple[str | None, FillerDecision]] = []
+        for phrase in self._choices(cause):
+            silence = Silence(
+                turn=self._turn,
+                waited_secs=now - self._began_at,
+                wait=curve,
+                filler_secs=self._secs(phrase),
+                fillers=self._fillers,
+                since_filler_secs=None if self._last_at is None else now - self._last_at,
+            )
+            plans.append((phrase, rule.decide(silence)))
         return min(
             plans,
             key=lambda plan: math.inf if plan[1].at_secs is None else plan[1].at_secs,
             default=(None, FillerDecision(None, "no phrase for this cause")),
         )
 
-    def _decide(
-        self, phrase: str | None, wait: SurvivalCurve, rule: FillerRule, now: float
-    ) -> FillerDecision:
-        # Never while the previous filler plays, whatever every_secs is.
-        rule = replace(rule, every_secs=max(rule.every_secs, self._last_secs))
-        return rule.decide(
-            Silence(
-                turn=self._turn,
-                waited_secs=now - self._began_at,
-                wait=wait,
-                filler_secs=self._secs(phrase),
-                fillers=self._fillers,
-                since_filler_secs=None if self._last_at is None else now - self._last_at,
-            )
-        )
-
-    async def _speak(
-        self, cause: FillerCause, phrase: str | None, decision: FillerDecision
-    ) -> None:
-        now = asyncio.get_running_loop().time()
+    async def _speak(self, cause: FillerCause, phrase: str | None, reason: str) -> None:
+        now = _now()
         self._fillers += 1
         self._last_at, self._last_secs = now, self._secs(phrase)
-        report = FillerReport(cause, now - self._began_at, decision.reason)
-        self._report = report
+        report = self._report = FillerReport(cause, now - self._began_at, reason)
         if self._earcon is not None:
             sound = self._earcon.astype("<i2").tobytes()
             await self.push_frame(OutputAudioRawFrame(sound, EARCON_RATE, 1))
         elif phrase is not None and self._voice is not None:
-            self._filler_phrases.mark_spoken(phrase)
+            self._phrases.mark_spoken(phrase)
             await self.push_frame(self._voice.frame(phrase))
         await self._call_event_handler("on_filler", report)
 
-    def _phrases(self, cause: FillerCause) -> Sequence[str | None]:
-        return (
-            [None] if self._earcon is not None else self._filler_phrases.choices(cause, self._rng)
-        )
+    def _choices(self, cause: FillerCause) -> Sequence[str | None]:
+        return [None] if self._earcon is not None else self._phrases.choices(cause, self._rng)
 
     def _secs(self, phrase: str | None) -> float:
         if self._earcon is not None:
             return len(self._earcon) / EARCON_RATE
-        return 0.0 if phrase is None else self._filler_phrases.secs(phrase)
+        return 0.0 if phrase is None else self._phrases.secs(phrase)
 
-    @property
-    def _is_failing(self) -> bool:
-        return isinstance(self._llm, HedgedLLMService) and self._llm.is_failing
+    def _add_reason(self, reason: str, *, was_cut: bool = False) -> None:
+        if self._report is not None:
+            reason = f"{self._report.reason}; {reason}"
+            self._report = replace(self._report, was_cut=was_cut, reason=reason)
 
     # ---- wait statistics
 
-    def _attach(self) -> None:
-        """Find the LLM and the TTS; the pipeline is linked only once it starts."""
-        if self._stats is not None:
-            return
-        self._llm = next((p for p in upstream_of(self) if isinstance(p, LLMService)), None)
-        tts = next((p for p in downstream_of(self) if isinstance(p, TTSService)), None)
-        self._voice = None if tts is None else FillerVoice(tts)
-        hedged = self._llm if isinstance(self._llm, HedgedLLMService) else None
-        stats = self._given_stats or (shared_stats() if hedged is None else hedged.stats)
-        if hedged is not None:
-            hedged.report_fillers(lambda: self._report, self._changed.set)
-            names = "+".join(provider.name for provider in hedged.providers)
-            model = hedged.providers[0].services[0].settings.model
-        else:
-            names = type(self._llm).__name__
-            model = None if self._llm is None else self._llm.settings.model
-        self._backend = Backend(names, model if isinstance(model, str) else None, measures="wait")
-        self._stats = stats
-
-    def _check_place(self) -> None:
-        """Warn if the position in the pipeline makes fillers impossible."""
-        if not any(isinstance(p, LLMService) for p in upstream_of(self)):
-            logger.warning(f"{self} has no LLM service upstream: put it after the LLM")
-        if self._earcon is None and not any(isinstance(p, TTSService) for p in downstream_of(self)):
-            logger.warning(
-                f"{self} has no text-to-speech downstream and no earcon, and stays silent: put it "
-                "between the LLM and the text-to-speech"
-            )
-
     def _llm_wait(self) -> SurvivalCurve:
         """Return the wait of the running race, if known; else the learned wait of the service."""
-        assert self._backend is not None
-        now = self._llm.wait if isinstance(self._llm, HedgedLLMService) else None
-        return self._known(self._backend) if now is None else now
+        race_wait = None if self._hedged is None else self._hedged.wait
+        return self._known(self._backend) if race_wait is None else race_wait
 
     def _known(self, backend: Backend) -> SurvivalCurve:
         assert self._stats is not None
         return self._stats.known([backend], None, by_sentence=False)[backend.provider].first_token
 
-    def _learn(self, now: float, *, censored: bool) -> None:
-        if self._stats is not None and self._backend is not None:
-            waited = now - self._began_at
-            self._stats.record_first_token(self._backend, waited, None, censored=censored)
+    def _learn(self, backend: Backend, waited_secs: float, *, censored: bool = False) -> None:
+        assert self._stats is not None
+        self._stats.record_first_token(backend, waited_secs, None, censored=censored)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """What the caller waits for: the cause, the distribution of such waits, and the rule."""
+
+    cause: FillerCause
+    curve: Callable[[], SurvivalCurve]
+    rule: FillerRule
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _tool(name: str) -> Backend:

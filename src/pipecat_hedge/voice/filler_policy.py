@@ -17,8 +17,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -150,36 +149,32 @@ def _first_useful_time(
     return float(at[useful[0]]) if useful.size else None
 
 
-@dataclass
 class FillerPhrases:
-    """The phrases by cause; none is spoken twice in a row.
+    """The phrases by cause; none is spoken twice in a row."""
 
-    Parameters:
-        phrases: The phrases of each cause; a cause without phrases stays silent.
-    """
-
-    phrases: Mapping[FillerCause, Sequence[str]] = field(
-        default_factory=lambda: MappingProxyType(_ENGLISH)
-    )
-
-    def __post_init__(self) -> None:
+    def __init__(self, phrases: Mapping[FillerCause, Sequence[str]] | None = None):
         """Check the phrases.
+
+        Args:
+            phrases: The phrases of each cause; a cause without phrases stays silent. Defaults to a
+                few English ones.
 
         Raises:
             ConfigurationError: If a cause is unknown, or a phrase is empty.
         """
+        self._phrases = _ENGLISH if phrases is None else phrases
         self._last: str | None = None
-        if not isinstance(self.phrases, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(self._phrases, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(
                 'phrases must be lists by cause, such as {"slow": ["One moment."]}, '
-                f"got {self.phrases!r}"
+                f"got {phrases!r}"
             )
-        for cause, phrases in self.phrases.items():
+        for cause, texts in self._phrases.items():
             if cause not in _ENGLISH:
                 raise ConfigurationError(
                     f"phrases: {cause!r} is no cause: give phrases for {', '.join(_ENGLISH)}"
                 )
-            if not isinstance(phrases, (list, tuple)) or not all(map(_is_phrase, phrases)):
+            if not isinstance(texts, (list, tuple)) or not all(map(_is_phrase, texts)):
                 raise ConfigurationError(f"phrases: {cause} must be a list of phrases, none empty")
 
     def choices(self, cause: FillerCause, rng: random.Random) -> list[str]:
@@ -187,7 +182,7 @@ class FillerPhrases:
 
         The previous phrase is excluded, unless it is the only one.
         """
-        phrases = self.phrases.get(cause, ())
+        phrases = self._phrases.get(cause, ())
         others = [phrase for phrase in phrases if phrase != self._last] or list(phrases)
         if not others:
             return []
@@ -208,7 +203,7 @@ def _is_phrase(phrase: object) -> bool:
     return isinstance(phrase, str) and bool(phrase.strip())
 
 
-_ENGLISH: dict[FillerCause, tuple[str, ...]] = {
+_ENGLISH: Mapping[FillerCause, Sequence[str]] = {
     "slow": ("One moment.", "Let me see.", "Just a second.", "Hmm, let me think."),
     "tool": ("Let me look that up.", "One moment, I'm checking.", "I'll have a look."),
     "failing": ("Sorry, one more moment.", "Bear with me for a moment."),

@@ -142,42 +142,40 @@ class TurnLatencyObserver(BaseObserver):
     def _output_pushed(self, frame: Frame) -> None:
         """Record what the output transport plays."""
         timeline = self._timeline
-        if timeline.context is None:  # the LLM was not called: the bot's own line
+        if not timeline.is_begun:  # the bot's own line
             return
         if isinstance(frame, TTSStartedFrame):
             timeline.is_answering = self._audio.turn_of(frame.context_id) == timeline.turn
         elif isinstance(frame, (TTSAudioRawFrame, BotStartedSpeakingFrame)):
-            if timeline.is_answering and timeline.answer is None:
-                timeline.answer = self._now
-                timeline.sound = self._now if timeline.sound is None else timeline.sound
+            if timeline.is_answering:
+                timeline.mark("first_answer", self._now)
+                timeline.mark("first_sound", self._now)
         elif isinstance(frame, TTSStoppedFrame):
-            is_line = timeline.answer is None and not timeline.is_answering
-            if is_line and timeline.sound is not None:
-                timeline.filler_end = self._now
-        elif type(frame) is OutputAudioRawFrame and timeline.sound is None:
-            timeline.sound = self._now  # not speech, such as an earcon
+            is_line = "first_answer" not in timeline.moments and not timeline.is_answering
+            if is_line and "first_sound" in timeline.moments:
+                timeline.moments["filler_end"] = self._now
+        elif type(frame) is OutputAudioRawFrame:  # not speech, such as an earcon
+            timeline.mark("first_sound", self._now)
 
     async def _frame_pushed(self, frame: Frame, source: FrameProcessor) -> None:
         timeline, now = self._timeline, self._now
         if isinstance(frame, LLMTextFrame):
             if frame.text.strip() and not frame.skip_tts:
                 timeline.has_text = True
-                timeline.token = now if timeline.token is None else timeline.token
+                timeline.mark("first_token", now)
         elif isinstance(frame, TTSAudioRawFrame):
-            is_answer = self._audio.turn_of(frame.context_id) == timeline.turn
-            if timeline.tts_audio is None and is_answer:
-                timeline.tts_audio = now
+            if self._audio.turn_of(frame.context_id) == timeline.turn:
+                timeline.mark("first_tts_audio", now)
         elif isinstance(frame, AggregatedTextFrame):
-            is_answer = timeline.token is not None and not self._audio.is_line(frame.context_id)
-            if timeline.sentence is None and is_answer:
-                timeline.sentence = now
+            if "first_token" in timeline.moments and not self._audio.is_line(frame.context_id):
+                timeline.mark("first_sentence", now)
         elif isinstance(frame, TTSStartedFrame):
             self._audio.audio_started(frame, source, timeline.turn)
         elif isinstance(frame, BotStartedSpeakingFrame):
             self._bot_speaks = True
             breakdown, self._pipecat_observer.latest = self._pipecat_observer.latest, None
-            if timeline.context is not None:
-                timeline.sound = now if timeline.sound is None else timeline.sound
+            if timeline.is_begun:
+                timeline.mark("first_sound", now)
                 timeline.take_breakdown(breakdown)
         elif isinstance(frame, BotStoppedSpeakingFrame):
             self._bot_speaks = False
@@ -203,11 +201,13 @@ class TurnLatencyObserver(BaseObserver):
         timeline = self._timeline
         at, context = pushed or (None, None)
         provisional = context is not None and context.speculation
-        if timeline.context is None:
-            timeline.context = self._now if at is None else at
+        if not timeline.is_begun:
+            timeline.mark("context", self._now if at is None else at)
             turn = self._caller.llm_started(self._now, at, provisional=provisional)
             timeline.is_reply = turn is not None
-            timeline.silence, timeline.turn_end = turn or (None, None)
+            timeline.silence, turn_end = turn or (None, None)
+            if turn_end is not None:
+                timeline.mark("turn_end", turn_end)
         timeline.tools.take(frame)
         timeline.had_text = timeline.has_text
         timeline.is_responding = True
@@ -235,7 +235,7 @@ class TurnLatencyObserver(BaseObserver):
         timeline = self._timeline
         timeline.tools.take(frame)
         if isinstance(frame, UserStoppedSpeakingFrame) and timeline.is_reply:
-            timeline.turn_end = self._now  # the LLM was called before the turn's end
+            timeline.moments["turn_end"] = self._now  # the LLM was called before the turn's end
             return
         if isinstance(frame, UserStartedSpeakingFrame):
             await self._close(interrupted=timeline.is_under_way(bot_speaks=self._bot_speaks))
@@ -252,7 +252,7 @@ class TurnLatencyObserver(BaseObserver):
     async def _close(self, *, interrupted: bool = False) -> None:
         """End the turn, if the LLM was called in it, and begin the next one."""
         timeline = self._timeline
-        if timeline.context is None:  # the caller speaks, but the LLM was not called yet
+        if not timeline.is_begun:  # the caller speaks, but the LLM was not called yet
             return
         await self._publish_interrupted()
         self._timeline, self._context = Timeline(timeline.turn + 1), None

@@ -14,6 +14,11 @@ from pipecat_hedge.voice.awaited_tools import AwaitedTools
 __all__ = ["Timeline", "TurnLatency"]
 
 Anchor: TypeAlias = Literal["user_silence", "turn_end", "context"]
+Moment: TypeAlias = (
+    Literal["turn_end", "context", "first_token", "first_sentence"]
+    | Literal["first_tts_audio", "first_sound", "filler_end", "first_answer"]
+)
+"""A moment of a turn; its time is the field ``..._secs`` of ``TurnLatency``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,9 @@ class Timeline:
 
     Attributes:
         turn: The turn's number in this call, from 1.
+        moments: The moments so far.
+        silence: The caller's last sound.
+        requested: The start of the latest LLM response.
         is_reply: Whether the response answers caller speech.
         is_answering: Whether the audio that plays is the answer.
         is_responding: Whether the LLM response has started and not ended.
@@ -91,16 +99,9 @@ class Timeline:
 
     def __init__(self, turn: int) -> None:
         self.turn = turn
+        self.moments: dict[Moment, float] = {}
         self.silence: float | None = None
-        self.turn_end: float | None = None
-        self.context: float | None = None
-        self.requested: float | None = None
-        self.token: float | None = None
-        self.sentence: float | None = None
-        self.tts_audio: float | None = None
-        self.sound: float | None = None
-        self.filler_end: float | None = None
-        self.answer: float | None = None
+        self.requested = 0.0
         self.is_reply = False
         self.is_answering = False
         self.is_responding = False
@@ -117,14 +118,18 @@ class Timeline:
         """The origin of times and its time; None before the turn has one."""
         if self.silence is not None:
             return "user_silence", self.silence
-        if self.turn_end is not None:
-            return "turn_end", self.turn_end
-        return None if self.context is None else ("context", self.context)
+        anchors: tuple[Literal["turn_end", "context"], ...] = ("turn_end", "context")
+        return next(((name, self.moments[name]) for name in anchors if name in self.moments), None)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the LLM was called."""
+        return "context" in self.moments
 
     @property
     def is_answered(self) -> bool:
         """Whether the answer is audible and no further part of it is awaited."""
-        return self.answer is not None and not self.tools
+        return "first_answer" in self.moments and not self.tools
 
     def is_over(self, *, bot_speaks: bool) -> bool:
         """Whether the answer is audible and everything to report is known.
@@ -145,19 +150,21 @@ class Timeline:
             bot_speaks: Whether the bot is audible now.
         """
         is_pending = self.is_responding or self.is_racing or bool(self.tools)
-        return is_pending or bot_speaks or (self.has_text and self.answer is None)
+        return is_pending or bot_speaks or (self.has_text and "first_answer" not in self.moments)
+
+    def mark(self, moment: Moment, now: float) -> None:
+        """Record a moment when it first occurs."""
+        self.moments.setdefault(moment, now)
 
     def take_report(self, report: TurnReport) -> None:
         """Take the race's own times: they are exact, while text may be held back for a sentence."""
-        if self.requested is None:
-            return
         self.is_racing = False
         self.reports.append(report)
         self.races.append(self.requested)
         if report.ttft_secs is not None and not self.had_text:
-            self.token = self.requested + report.ttft_secs
+            self.moments["first_token"] = self.requested + report.ttft_secs
             if report.ttfs_secs is not None:
-                self.sentence = self.requested + report.ttfs_secs
+                self.moments["first_sentence"] = self.requested + report.ttfs_secs
 
     def take_breakdown(self, breakdown: LatencyBreakdown | None) -> None:
         """Take Pipecat's breakdown up to the first sound, if it has the same origin as the turn."""
@@ -182,25 +189,16 @@ class Timeline:
             return None
         anchor, began = found
 
-        def since(moment: float | None) -> float | None:
-            return None if moment is None else moment - began
-
+        times: dict[str, Any] = {f"{name}_secs": at - began for name, at in self.moments.items()}
         return TurnLatency(
             turn=self.turn,
             at=time.time() - (now - began),
             anchor=anchor,
-            turn_end_secs=since(self.turn_end),
-            context_secs=since(self.context),
-            first_token_secs=since(self.token),
-            first_sentence_secs=since(self.sentence),
-            first_tts_audio_secs=since(self.tts_audio),
-            first_sound_secs=since(self.sound),
-            filler_end_secs=since(self.filler_end),
-            first_answer_secs=since(self.answer),
             interrupted=interrupted,
             reports=tuple(self.reports),
             asked_secs=tuple(requested - began for requested in self.races),
             contributions=self.contributions,
-            ended_secs=since(now),
+            ended_secs=now - began,
             may_wait=self.may_wait,
+            **times,
         )
