@@ -207,7 +207,7 @@ const serverHandlers = {
     const real = parts.llms.some((name) => name.startsWith("vllm:")); // never simulated
     const how = real ? " (simulated, except the vLLM)" : " (simulated)";
     const llms = parts.llms.join(" and ") + (parts.simulated ? how : "");
-    byId("parts").textContent = `Racing ${llms}, policy ${parts.policy}.`;
+    byId("parts").textContent = `Racing ${llms}, policy ${parts.policy.replaceAll(" ", "\u00a0")}.`;
     byId("speech").textContent =
       `Speech to text: ${SPEECH[parts.stt] ?? parts.stt}. Text to speech: ${SPEECH[parts.tts] ?? parts.tts}.`;
   },
