@@ -34,7 +34,7 @@ $(BOT_STAMP): pyproject.toml constraints.txt scripts/make_env.sh
 	@touch $@
 
 bot: $(BOT_STAMP) ## start the simulated providers and the example voice bot (http://127.0.0.1:7860)
-	@$(BIN)/python -m examples.voice_bot $(ARGS)
+	@$(BIN)/python -m examples.voice_bot $(if $(PORT),--port $(PORT)) $(ARGS)
 
 test: lint types unit ## run lint, types and the fast tests
 

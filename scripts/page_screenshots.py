@@ -1,17 +1,19 @@
 """Takes screenshots of the example bot's page after a call: `python -m scripts.page_screenshots`.
 
-A browser calls the bot with recordings as its microphone. The simulated providers cause different
-turns: hedges, a filler, failed requests; and the caller interrupts. Screenshots are of a laptop and
-a telephone, light and dark: out/page-*.png.
+A browser calls the bot with recordings as its microphone. The caller interrupts an answer; then the
+first provider is made to hang, by the page's button. Screenshots are of a laptop and
+a tablet and a telephone, light and dark: out/page-*.png. The README's picture is made of the first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 import tempfile
 from pathlib import Path
 
+from playwright.async_api import Page
 from tests.live.bot_process import BotProcess
 from tests.live.browser import NO_BROWSER, browsing, chromium, write_microphone
 
@@ -19,12 +21,18 @@ from pipecat_hedge.tools.replay import Utterance, utterances
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "out"
-SCREENS = {1280: 800, 390: 844}
+PICTURE = ROOT / "docs/images/page.png"
+SCREENS = {1280: 800, 768: 1024, 390: 844}
 SCHEMES = ("light", "dark")
-MODELS = "gpt-4.1?fault=529&rate=0.3&retry_after=2 claude-sonnet-4-6 fixed?fault=401"
-SCRIPT = ("open-sunday", "vegetarian", "book-table_rms", "special", "parking", "where", "deliver")
 PAUSE_SECS = 9.0
-INTERRUPTED_AFTER_SECS = 4.5
+SCRIPT = (
+    ("open-sunday", PAUSE_SECS),
+    ("book-table_rms", PAUSE_SECS),
+    ("special", 4.5),  # its answer is interrupted by the next one
+    ("cancel-that", PAUSE_SECS),
+    ("vegetarian", PAUSE_SECS),
+)
+HANGS_AFTER = len(SCRIPT)  # cards, of which the first is the greeting
 CALL_SECS = 150.0
 
 
@@ -38,8 +46,6 @@ async def main() -> int:
         microphone = write_microphone(Path(folder) / "microphone.wav", _script())
         async with (
             BotProcess(
-                SIMULATED_MODELS=MODELS,
-                HEDGE_POLICY="after:0.7",
                 TURN_DETECTION="0.3",
                 PIPECAT_HEDGE_STATS="off",
             ) as bot,
@@ -48,28 +54,36 @@ async def main() -> int:
             page = await context.new_page()
             await page.goto(bot.url)
             await page.click("#connect")
-            await page.wait_for_function(
-                "count => document.querySelectorAll('#turns .turn').length >= count",
-                arg=len(SCRIPT) + 2,  # plus the greeting and the interruption
-                timeout=CALL_SECS * 1000,
-            )
+            await _cards(page, HANGS_AFTER)
+            await page.click(".bench-row:first-of-type [data-behaviour=hang]")
+            await _cards(page, HANGS_AFTER + 1)
+            await page.wait_for_selector("#bot[data-activity=silent]")
             for width, height in SCREENS.items():
                 await page.set_viewport_size({"width": width, "height": height})
                 for scheme in SCHEMES:
                     await page.emulate_media(color_scheme=scheme)
                     path = OUT / f"page-{scheme}-{width}.png"
-                    await page.screenshot(path=path, full_page=width < 720)
+                    await page.screenshot(path=path)
                     print(path.relative_to(ROOT))
+    shutil.copy(OUT / "page-light-1280.png", PICTURE)
     return 0
+
+
+async def _cards(page: Page, count: int) -> None:
+    """Wait until the page shows this many turns."""
+    await page.wait_for_function(
+        "count => document.querySelectorAll('#turns .turn').length >= count",
+        arg=count,
+        timeout=CALL_SECS * 1000,
+    )
 
 
 def _script() -> list[Utterance | float]:
     recordings = utterances([ROOT / "fixtures/audio"])
     spoken: list[Utterance | float] = [PAUSE_SECS]
-    for name in SCRIPT:
-        spoken += [next(r for r in recordings if r.name.startswith(name)), PAUSE_SECS]
-    spoken[-1] = INTERRUPTED_AFTER_SECS
-    return [*spoken, next(r for r in recordings if r.interrupts), PAUSE_SECS]
+    for name, pause_secs in SCRIPT:
+        spoken += [next(r for r in recordings if r.name.startswith(name)), pause_secs]
+    return spoken
 
 
 if __name__ == "__main__":

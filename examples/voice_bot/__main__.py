@@ -91,6 +91,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
     from dotenv import find_dotenv, load_dotenv
     from loguru import logger
 
+    from examples.voice_bot.bench import Bench
     from examples.voice_bot.choices import SettingError, choose
     from examples.voice_bot.gate import Gate, connected_in_time
     from examples.voice_bot.services import (
@@ -98,6 +99,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
         check_simulated_models,
         check_simulator,
         discover_models,
+        simulated_models,
     )
     from examples.voice_bot.serving import (
         Calls,
@@ -133,10 +135,11 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
     port = free_port(options.host, options.port)
     offer_loopback(alone=options.loopback_only)
 
-    from examples.voice_bot.bot import FEED, recorder
+    from examples.voice_bot.bot import FEED, load_models, recorder
     from examples.voice_bot.bot import bot as answer
 
     recorder()  # serve metrics before the first call
+    load_models(choices)
 
     calls = Calls()
 
@@ -166,6 +169,7 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
     add_page(app)
     add_metrics(app)
     add_live(app, FEED)
+    Bench(simulated_models(choices)).add_to(app)
     vars(sys.modules["__main__"])["bot"] = bot  # where Pipecat's runner looks for it
     return port
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from loguru import logger
@@ -39,6 +41,9 @@ from pipecat.turns.user_stop import (
 )
 from pipecat.turns.user_turn_strategies import UserTurnStrategies
 from pipecat.workers.runner import WorkerRunner
+
+if __name__ == "__main__":  # run as a file, and not as a part of the package
+    sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from examples.voice_bot.choices import Choices, choose
 from examples.voice_bot.provider_log import ProviderLog
@@ -91,6 +96,14 @@ async def cancel_booking(params: FunctionCallParams) -> None:
 def recorder() -> PrometheusRecorder:
     """The metrics of all calls of this process, for `/metrics`."""
     return PrometheusRecorder()
+
+
+def load_models(choices: Choices) -> None:
+    """Load what a call needs, so that the first caller waits no longer than others."""
+    SileroVADAnalyzer()
+    turn_end(choices)
+    make_stt(choices, os.environ)
+    make_tts(choices, os.environ)
 
 
 def turn_end(choices: Choices) -> BaseUserTurnStopStrategy:
@@ -226,4 +239,4 @@ async def bot(runner_args: RunnerArguments) -> None:
 if __name__ == "__main__":
     from examples.voice_bot.__main__ import main
 
-    main()
+    sys.exit(main())

@@ -7,7 +7,7 @@ error at the start, not at the first call.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +18,10 @@ __all__ = ["Choices", "LLMChoice", "Setting", "SettingError", "choose"]
 LLMKind = Literal[
     "anthropic", "openai", "bedrock", "vllm", "simulated-openai", "simulated-anthropic"
 ]
+
+
+SIMULATED_POLICY = "adaptive:0.5"
+"""The default policy if all providers are simulated: about half of the turns show a hedge."""
 
 
 class SettingError(ValueError):
@@ -57,7 +61,8 @@ SETTINGS = (
     Setting("CARTESIA_VOICE_ID", "its voice", "71a7ad14-091c-4e8e-a314-022ece01c121"),
     Setting(
         "HEDGE_POLICY",
-        "adaptive, adaptive:0.05 (share of turns), race, race:3, after:0.6 (secs), fallback or off",
+        "adaptive, adaptive:0.05 (share of turns), race, race:3, after:0.6 (secs), fallback or "
+        "off; adaptive:0.5 if all providers are simulated",
         "adaptive",
     ),
     Setting(
@@ -103,6 +108,11 @@ class LLMChoice:
     kind: LLMKind
     model: str | None
 
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the simulator serves it."""
+        return self.kind.startswith("simulated")
+
 
 @dataclass(frozen=True, slots=True)
 class Choices:
@@ -131,7 +141,7 @@ class Choices:
     @property
     def simulated(self) -> bool:
         """Whether any LLM is simulated."""
-        return any(llm.kind.startswith("simulated") for llm in self.llms)
+        return any(llm.is_simulated for llm in self.llms)
 
 
 def choose(env: Mapping[str, str]) -> Choices:
@@ -151,7 +161,7 @@ def choose(env: Mapping[str, str]) -> Choices:
         stt="deepgram" if "DEEPGRAM_API_KEY" in env else "pocketsphinx",
         tts="cartesia" if "CARTESIA_API_KEY" in env else "espeak",
         llms=llms,
-        policy=_policy(env, attempts=max(2, len(llms))),
+        policy=_policy(env, llms),
         slo=_slo(setting_in(env, "SLO")),
         turn_log=env.get("TURN_LOG"),
         turn_silence_secs=_turn_silence(setting_in(env, "TURN_DETECTION")),
@@ -212,11 +222,13 @@ def _simulated(models: str) -> tuple[LLMChoice, ...]:
     return tuple(LLMChoice(wires[n % 2], model) for n, model in enumerate(models.split()))
 
 
-def _policy(env: Mapping[str, str], *, attempts: int) -> HedgePolicy | None:
+def _policy(env: Mapping[str, str], llms: Sequence[LLMChoice]) -> HedgePolicy | None:
     value = setting_in(env, "HEDGE_POLICY")
+    if "HEDGE_POLICY" not in env and all(llm.is_simulated for llm in llms):
+        value = SIMULATED_POLICY
     if value == "off":
         return None
-    policy = _policy_of(value, attempts=attempts)
+    policy = _policy_of(value, attempts=max(2, len(llms)))
     return dataclasses.replace(policy, fallback_text=setting_in(env, "FALLBACK_TEXT"))
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "make_llms",
     "make_stt",
     "make_tts",
+    "simulated_models",
 ]
 
 _NEEDS = {
@@ -100,7 +101,7 @@ def check_simulated_models(choices: Choices) -> None:
     from pipecat_hedge.tools.simulator import BehaviourError, parse_model
 
     for llm in choices.llms:
-        if not llm.kind.startswith("simulated"):
+        if not llm.is_simulated:
             continue
         try:
             parse_model(llm.model or "")
@@ -162,6 +163,12 @@ def make_llms(choices: Choices, env: Mapping[str, str]) -> list[Provider]:
         return [Provider(_name(alone), [_llm(alone, env), _llm(alone, env)])]
     names = _names(choices.llms)
     return [Provider(name, _llm(llm, env)) for name, llm in zip(names, choices.llms, strict=True)]
+
+
+def simulated_models(choices: Choices) -> dict[str, str]:
+    """Return the model of each simulated provider, by the provider's name."""
+    named = zip(_names(choices.llms), choices.llms, strict=True)
+    return {name: llm.model or "" for name, llm in named if llm.is_simulated}
 
 
 def _names(llms: Sequence[LLMChoice]) -> list[str]:

@@ -190,7 +190,7 @@ def free_port(host: str, port: int) -> int:
     Raises:
         SettingError: If it is not available; the message has the remedy.
     """
-    remedy = f'choose another one: make bot ARGS="--port {port + 1 if port < 65535 else 7860}"'
+    remedy = f"choose another one: make bot PORT={port + 1 if port < 65535 else 7860}"
     if not 0 <= port <= 65535:
         raise SettingError(f"port {port} does not exist: choose one from 1 to 65535")
     try:

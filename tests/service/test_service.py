@@ -962,7 +962,7 @@ class TestWhatReachesEveryMember:
         llm = HedgedLLMService(
             llms,
             policy=HedgePolicy.race(2),
-            settings=LLMSettings(system_instruction="Be brief."),
+            settings=HedgedLLMService.Settings(system_instruction="Be brief."),
         )
         async with Line(llm) as line:
             assert [setting(s, "system_instruction") for s in llms] == ["Be brief."] * 2

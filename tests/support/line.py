@@ -67,6 +67,7 @@ class Line:
 
     Attributes:
         service: The service.
+        worker: The pipeline's worker.
         reports: Every turn report so far, if the service makes any.
     """
 
@@ -82,7 +83,7 @@ class Line:
         observers: Sequence[BaseObserver] = (),
     ):
         self._up, self._down = _Ear(FrameDirection.UPSTREAM), _Ear(FrameDirection.DOWNSTREAM)
-        self._worker = PipelineWorker(
+        self.worker = PipelineWorker(
             Pipeline([self._up, *before, nested or service, *processors, self._down, *after]),
             cancel_on_idle_timeout=False,
             enable_rtvi=False,
@@ -103,7 +104,7 @@ class Line:
             self._reported.notify_all()
 
     async def __aenter__(self) -> Line:
-        self._running = await asyncio.wait_for(run_worker(self._worker), 5)
+        self._running = await asyncio.wait_for(run_worker(self.worker), 5)
         return self
 
     async def __aexit__(
@@ -113,15 +114,15 @@ class Line:
         traceback: TracebackType | None,
     ) -> None:
         if exc is None:
-            await self._worker.queue_frame(EndFrame())
+            await self.worker.queue_frame(EndFrame())
         else:
-            await self._worker.cancel()
+            await self.worker.cancel()
         await asyncio.wait_for(self._running, 10)
 
     async def send(self, *frames: Frame) -> None:
         """Put frames into the pipeline's beginning."""
         for frame in frames:
-            await self._worker.queue_frame(frame)
+            await self.worker.queue_frame(frame)
 
     async def interrupt(self) -> None:
         """Have the caller speak into the answer."""

@@ -1,7 +1,9 @@
 // The page of the voice bot: one WebRTC call, its transcript, and what the race did for each turn.
 // What happens in the call arrives over the data channel as RTVI messages, Pipecat's own protocol;
 // the bot adds server messages of its own: "parts" (its services), "turn", "providers" and "slos".
+// The bench of buttons that make simulated providers fail works without a call.
 
+import { Bench } from "./bench.js";
 import { Meter } from "./meter.js";
 import { ProvidersView } from "./providers.js";
 import { SlosView } from "./slos.js";
@@ -27,7 +29,12 @@ const providers = new ProvidersView({
   order: byId("order"),
 });
 
-const slos = new SlosView(byId("slos"));
+const slos = new SlosView({
+  place: byId("slos"),
+  summary: byId("slos-summary"),
+  cards: byId("slo-cards"),
+});
+const bench = new Bench(byId("bench"), fail);
 
 let call = null;
 
@@ -51,7 +58,10 @@ class Call {
     connection.ontrack = (event) => this.play(event.track);
     connection.onconnectionstatechange = () => this.stateChanged(connection.connectionState);
     const channel = connection.createDataChannel("rtvi");
-    channel.onopen = () => channel.send(clientReady());
+    channel.onopen = () => {
+      clearViews(); // only now: a call that does not connect leaves the last one on the page
+      channel.send(clientReady());
+    };
     channel.onmessage = (event) => received(JSON.parse(event.data));
 
     this.watch("you", this.microphone);
@@ -197,7 +207,7 @@ const serverHandlers = {
     const real = parts.llms.some((name) => name.startsWith("vllm:")); // never simulated
     const how = real ? " (simulated, except the vLLM)" : " (simulated)";
     const llms = parts.llms.join(" and ") + (parts.simulated ? how : "");
-    byId("parts").textContent = `Racing ${llms}, policy ${parts.policy}.`;
+    byId("parts").textContent = `Racing ${llms}, policy ${parts.policy.replaceAll(" ", "\u00a0")}.`;
     byId("speech").textContent =
       `Speech to text: ${SPEECH[parts.stt] ?? parts.stt}. Text to speech: ${SPEECH[parts.tts] ?? parts.tts}.`;
   },
@@ -223,11 +233,8 @@ function received(message) {
 
 async function startCall() {
   fail(null);
-  transcript.clear();
-  turns.clear();
-  providers.clear();
   show("connecting", "connecting");
-  byId("connect").textContent = "Disconnect";
+  showConnectButton("Disconnect");
   const mine = (call = new Call());
   try {
     await mine.connect();
@@ -244,10 +251,21 @@ function endCall(why) {
   show("idle", "not connected");
   setActivity("you", "silent");
   setActivity("bot", "silent");
-  byId("connect").textContent = "Connect";
+  showConnectButton("Connect");
   byId("mute").disabled = true;
   setMuted(false);
   fail(why ?? null);
+}
+
+function clearViews() {
+  transcript.clear();
+  turns.clear();
+  providers.clear();
+}
+
+function showConnectButton(text) {
+  byId("connect").textContent = text;
+  byId("connect").classList.toggle("primary", text === "Connect");
 }
 
 function setMuted(isMuted) {
@@ -277,3 +295,4 @@ byId("mute").addEventListener("click", () =>
   setMuted(byId("mute").getAttribute("aria-pressed") !== "true"),
 );
 window.addEventListener("pagehide", () => call?.close());
+bench.load();

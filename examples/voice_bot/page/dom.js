@@ -7,8 +7,8 @@ export function element(tag, className, text) {
   return made;
 }
 
-export function ms(secs) {
-  return `${Math.round(secs * 1000)}\u00a0ms`;
+export function inSecs(value) {
+  return `${value.toFixed(2)}\u00a0s`;
 }
 
 // A name over a value, for a <dl>.
@@ -20,8 +20,8 @@ export function figure(name, value, unit) {
   return cell;
 }
 
-export function msFigure(name, secs) {
-  return secs == null ? figure(name, "–") : figure(name, String(Math.round(secs * 1000)), "ms");
+export function secsFigure(name, value) {
+  return value == null ? figure(name, "–") : figure(name, value.toFixed(2), "s");
 }
 
 // Adds a name such as "anthropic:claude-haiku-4-5" to an element. A line may break before a part of

@@ -3,9 +3,8 @@
 import { breakable, element } from "./dom.js";
 
 const COLUMNS = [
-  ["p50, ms", "expected median time to first token"],
-  ["p95, ms", "expected 95th percentile of the time to first token"],
-  ["prior", "weight of the prior (published figures of such models) in p50 and p95"],
+  ["p50, s", "median time to first token"],
+  ["p95, s", "95th percentile of the time to first token"],
   ["requests", "requests in this call"],
   ["won", "answers that you heard"],
   ["closed", "requests that were closed because another one was faster"],
@@ -64,14 +63,19 @@ function providerRows(provider) {
     made.dataset.figure = key;
     figures.append(made);
   };
-  cell("p50", String(Math.round(provider.p50_secs * 1000)));
-  cell("p95", String(Math.round(provider.p95_secs * 1000)));
-  cell("assumed", `${Math.round(provider.prior_weight * 100)}\u00a0%`);
+  cell("p50", provider.p50_secs.toFixed(2));
+  cell("p95", provider.p95_secs.toFixed(2));
   for (const key of ["requests", "won", "superseded", "failed"]) {
     cell(key, String(provider[key]), provider[key] ? `count ${key}` : "count zero");
   }
   body.append(naming, figures);
   return body;
+}
+
+// What the latencies rest on, by the weight of the published figures in them.
+function basis(priorWeight) {
+  if (priorWeight < 0.05) return "measured";
+  return priorWeight > 0.95 ? "assumed" : `${Math.round(priorWeight * 100)}\u00a0% assumed`;
 }
 
 function chips(provider) {
@@ -98,6 +102,9 @@ function chips(provider) {
     chip("problem", `at its limit: ${provider.in_flight} of ${provider.limit} requests in flight`);
   }
   if (provider.was_first) chip("first", "primary");
+  const basisChip = element("span", "chip basis", basis(provider.prior_weight));
+  basisChip.title = "whether p50 and p95 were measured, or are published figures of such models";
+  made.push(basisChip);
   if (provider.interrupted) chip("", `${provider.interrupted} interrupted by you`);
   if (provider.last_error) {
     const { category, turn } = provider.last_error;

@@ -1,13 +1,14 @@
 // The SLOs and how well they are met, over all calls of this bot: a new call does not clear them. The
 // error budget is the share of turns that may miss the SLO; a burn rate of 1 spends exactly that.
 
-import { element, ms } from "./dom.js";
+import { element, inSecs } from "./dom.js";
 
 const OBJECTIVES = {
   ttft: "first token",
   ttfs: "first sentence",
   voice_to_voice: "voice to voice",
 };
+const ENOUGH_TURNS = 20; // with fewer, one turn decides
 const FAST = 6; // times as fast as allowed: worth an alert
 const WINDOWS = [
   ["d", 86400],
@@ -16,14 +17,21 @@ const WINDOWS = [
 ];
 
 export class SlosView {
-  constructor(place) {
-    this.place = place;
+  // They are folded until there are enough turns; after that the user decides.
+  constructor({ place, summary, cards }) {
+    Object.assign(this, { place, summary, cards, isDecided: false });
   }
 
   show({ slos }) {
     this.place.hidden = !slos.length;
     const tiers = new Set(slos.map(({ tier }) => tier));
-    this.place.replaceChildren(...slos.map((one) => card(one, tiers.size > 1)));
+    this.cards.replaceChildren(...slos.map((one) => card(one, tiers.size > 1)));
+    const missed = slos.filter(({ attainment, share }) => attainment != null && attainment < share);
+    const turns = Math.max(0, ...slos.map((slo) => slo.turns));
+    const counted = `${turns} ${turns === 1 ? "turn" : "turns"}`;
+    const state = missed.length ? `${missed.length} of ${slos.length} missed` : "all met";
+    this.summary.textContent = turns < ENOUGH_TURNS ? `${counted} so far` : `${state}, ${counted}`;
+    if (turns >= ENOUGH_TURNS && !this.isDecided) this.isDecided = this.place.open = true;
   }
 }
 
@@ -34,7 +42,7 @@ function card(slo, withTier) {
   made.dataset.tier = slo.tier;
   const tier = withTier ? `${slo.tier}: ` : "";
   made.append(
-    element("h3", "", `${tier}${OBJECTIVES[objective] ?? objective} within ${ms(within_secs)}`),
+    element("h3", "", `${tier}${OBJECTIVES[objective] ?? objective} within ${inSecs(within_secs)}`),
   );
 
   const met = element("p", "met");

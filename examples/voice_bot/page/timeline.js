@@ -1,7 +1,7 @@
 // A turn as a chart, one row for each request, tool, filler and answer, on one time axis. Zero is the
 // caller's last sound or, in a turn without caller speech, the moment the LLM was called.
 
-import { breakable, element, ms } from "./dom.js";
+import { breakable, element, inSecs } from "./dom.js";
 
 const SHORTEST_SECS = 1; // most turns are shorter: one scale makes them comparable
 const AFTERMATH = 1.5; // of the time until the last event; the streaming of the answer is cut
@@ -50,7 +50,7 @@ export function chart(races, { wasCut }) {
   if (asked_secs > 0) {
     drawing.row("You", "silent");
     drawing.bar("pause", 0, asked_secs);
-    drawing.caption(0, `pause that ended your turn, ${ms(asked_secs)}`);
+    drawing.caption(0, `pause that ended your turn, ${inSecs(asked_secs)}`);
   }
   races.forEach((race, number) => {
     if (number) drawTool(drawing, races[number - 1], race);
@@ -75,7 +75,7 @@ export function moments(races) {
   const list = element("ul", "moments");
   for (const { sign, name, secs } of found.sort((one, other) => one.secs - other.secs)) {
     const item = element("li");
-    item.append(element("span", `sign ${sign}`), `${name} `, element("strong", "", ms(secs)));
+    item.append(element("span", `sign ${sign}`), `${name} `, element("strong", "", inSecs(secs)));
     list.append(item);
   }
   return list;
@@ -99,13 +99,13 @@ function drawRace(drawing, race) {
 }
 
 function described(attempt) {
-  const lasted = ms(attempt.ended_secs - attempt.launched_secs);
+  const lasted = inSecs(attempt.ended_secs - attempt.launched_secs);
   let result =
     attempt.ttft_secs == null
       ? `no token in ${lasted}`
-      : `first token in ${ms(attempt.ttft_secs)}`;
+      : `first token in ${inSecs(attempt.ttft_secs)}`;
   if (attempt.connecting_secs >= CONNECTING_SECS) {
-    result += `, ${ms(attempt.connecting_secs)} of it to connect`;
+    result += `, ${inSecs(attempt.connecting_secs)} of it to connect`;
   }
   const reason = REASONS[attempt.launch_reason];
   return reason ? `${reason}: ${result}` : result;
@@ -125,7 +125,7 @@ function drawTool(drawing, before, race) {
   if (race.asked_secs - ended < TOOL_SECS) return;
   drawing.row("Tool", "called");
   drawing.bar("pause", ended, race.asked_secs);
-  drawing.caption(ended, `LLM called again after ${ms(race.asked_secs - ended)}`);
+  drawing.caption(ended, `LLM called again after ${inSecs(race.asked_secs - ended)}`);
 }
 
 function drawHeard(drawing, races, wasCut) {
@@ -150,12 +150,12 @@ function drawHeard(drawing, races, wasCut) {
   }
   if (answer == null && !filled) {
     drawing.bar("spoken", sound, drawing.span);
-    texts.push(`a sound after ${ms(sound)}`);
+    texts.push(`a sound after ${inSecs(sound)}`);
   }
   if (answer != null) {
     drawing.bar(isCut ? "spoken cut" : "spoken", answer, drawing.span);
     drawing.mark("answer", answer);
-    texts.push(`${answered} after ${ms(answer)}`);
+    texts.push(`${answered} after ${inSecs(answer)}`);
   }
   drawing.caption(sound ?? answer, texts.join("; "));
 }

@@ -1,6 +1,6 @@
-// Each turn's race, newest first, and the figures of the call so far.
+// Each turn's race: the last one with its chart, earlier ones folded; and the figures of the call.
 
-import { breakable, element, figure, msFigure } from "./dom.js";
+import { breakable, element, figure, inSecs, secsFigure } from "./dom.js";
 import { CallFigures } from "./figures.js";
 import { chart, fillerHeard, moments } from "./timeline.js";
 
@@ -23,6 +23,7 @@ export class TurnsView {
     this.soFar.hidden = this.legend.hidden = this.underWay.hidden = true;
     this.figures = new CallFigures();
     this.card = null;
+    this.turns = 0;
     this.isCut = false;
   }
 
@@ -48,15 +49,28 @@ export class TurnsView {
     this.end();
     this.empty.hidden = true;
     const isCut = this.isCut;
-    if (race.continues && this.card) this.show({ ...this.card, races: [...this.card.races, race], isCut });
-    else this.show({ races: [race], isCut, item: null });
+    if (race.continues && this.card) {
+      this.show({ ...this.card, races: [...this.card.races, race], isCut });
+    } else {
+      this.show({ races: [race], name: this.nextName(race), isCut, item: null });
+    }
     this.sumUp(race);
+  }
+
+  // A turn is an exchange of the conversation. The greeting, which answers nobody, is none.
+  nextName({ origin }) {
+    if (origin === "context" && !this.card) return "Greeting";
+    this.turns += 1;
+    return `Turn ${this.turns}`;
   }
 
   show(card) {
     const item = turnItem(card);
     if (card.item) card.item.replaceWith(item);
-    else this.list.prepend(item);
+    else {
+      this.list.querySelector("details")?.removeAttribute("open");
+      this.list.prepend(item);
+    }
     this.card = { ...card, item };
   }
 
@@ -65,41 +79,52 @@ export class TurnsView {
     const { ttft, voiceToVoice } = this.figures.summary;
     this.soFar.hidden = this.legend.hidden = false;
     this.soFar.replaceChildren(
-      group("Time to first token", ttft, "races"),
-      group("Voice to voice", voiceToVoice, "turns"),
+      group("First token", ttft),
+      group("Voice to voice", voiceToVoice),
     );
   }
 }
 
-function group(name, { count, p50_secs, p95_secs }, what) {
+function group(name, { count, p50_secs, tail, tail_secs }) {
   const made = element("div", "so-far-group");
   const list = element("dl", "figures");
-  list.append(msFigure("p50", p50_secs), msFigure("p95", p95_secs), figure("of", String(count), what));
+  const turns = figure("of", String(count), count === 1 ? "answer" : "answers");
+  list.append(secsFigure("median", p50_secs), secsFigure(tail, tail_secs), turns);
   made.append(element("h3", "", name), list);
   return made;
 }
 
-function turnItem({ races, isCut }) {
+function turnItem({ races, name, isCut }) {
   const last = races.at(-1);
   const isInterrupted = isCut || last.outcome === "interrupted" || last.heard?.interrupted === true;
   const outcome = isInterrupted ? "interrupted" : last.outcome;
   const item = element("li", `turn ${outcome}`);
   item.dataset.outcome = outcome;
-  const head = element("div", "turn-head");
+  const folded = element("details");
+  folded.open = true;
+  const head = element("summary", "turn-head");
   const winners = [...new Set(races.map(({ winner }) => winner ?? "no winner"))];
   head.append(
-    element("span", "turn-number", numbered(races)),
+    element("span", "turn-number", name),
     winnersName(winners),
     element("span", `outcome ${outcome}`, described(outcome, races)),
+    waited(last),
   );
   const figures = element("dl", "figures");
   const tokens = races.map(({ ttft_secs }) => ttft_secs).filter((secs) => secs != null);
-  const text = tokens.map((secs) => Math.round(secs * 1000)).join(" + ");
-  figures.append(figure("First token", text || "–", text && "ms"));
-  if (fillerHeard(races)) figures.append(msFigure("First sound", last.first_sound_secs));
-  figures.append(msFigure("Voice to voice", last.voice_to_voice_secs));
-  item.append(head, figures, chart(races, { wasCut: isInterrupted }), moments(races));
+  const text = tokens.map((secs) => secs.toFixed(2)).join(" + ");
+  figures.append(figure("First token", text || "–", text && "s"));
+  if (fillerHeard(races)) figures.append(secsFigure("First sound", last.first_sound_secs));
+  figures.append(secsFigure("Voice to voice", last.voice_to_voice_secs));
+  folded.append(head, figures, chart(races, { wasCut: isInterrupted }), moments(races));
+  item.append(folded);
   return item;
+}
+
+// How long the caller waited, for a folded turn.
+function waited({ voice_to_voice_secs: heard, ttft_secs: token }) {
+  const text = heard != null ? `heard after ${inSecs(heard)}` : token != null ? inSecs(token) : "";
+  return element("span", "waited", text);
 }
 
 function winnersName(winners) {
@@ -109,11 +134,6 @@ function winnersName(winners) {
     breakable(name, winner);
   });
   return name;
-}
-
-function numbered(races) {
-  const [first, last] = [races[0].turn, races.at(-1).turn];
-  return first === last ? `Turn ${first}` : `Turns ${first}–${last}`;
 }
 
 function described(outcome, races) {

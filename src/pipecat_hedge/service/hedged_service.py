@@ -103,6 +103,8 @@ class HedgedLLMService(LLMService):
             print(report.winner, report.ttft_secs)
     """
 
+    Settings = LLMSettings
+
     def __init__(
         self,
         llms: Sequence[Provider | LLMService[Any]],
@@ -127,8 +129,9 @@ class HedgedLLMService(LLMService):
             llms: The services in order: any Pipecat request/response LLM services, bare or as named
                 ``Provider``s. Each instance belongs to this service alone.
             policy: When to send further requests. Defaults to ``HedgePolicy.adaptive()``.
-            settings: Settings that all members share, such as ``system_instruction`` and
-                ``temperature``; applied to each when the pipeline starts.
+            settings: Settings that all members share, such as
+                ``HedgedLLMService.Settings(system_instruction=..., temperature=0.3)``; applied to
+                each when the pipeline starts.
             stats: The providers' statistics. Defaults to the process's own, which all services
                 share and which is saved between runs (``PIPECAT_HEDGE_STATS`` names a file, or a
                 Redis that machines share, or is ``off``).

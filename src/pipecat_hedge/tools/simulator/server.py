@@ -183,8 +183,9 @@ class _Running:
         self._seed = seed
         self._default_capacity = capacity
         self._capacity = Capacity(capacity)
-        self._conditions: dict[str, Any] = {}
-        self._overrides: dict[str, Any] = {}
+        # By model name; those of "" apply to every model, before its own.
+        self._conditions: dict[str, dict[str, Any]] = {}
+        self._overrides: dict[str, dict[str, Any]] = {}
         self._arrivals = Arrivals(started)
         self._requests: Counter[str] = Counter()
         self._serving: set[asyncio.Task[Any]] = set()
@@ -274,7 +275,8 @@ class _Running:
         number = self._requests[entry.model]
         self._requests[entry.model] += 1
         async with self._capacity.place():
-            behaviour = behaviour.model_copy(update=self._overrides)
+            for name in ("", entry.model):
+                behaviour = behaviour.model_copy(update=self._overrides.get(name, {}))
             planned = plan(behaviour, prompt, random.Random(f"{self._seed} {entry.model} {number}"))
             entry.fault = planned.fault.name if planned.fault else None
             exchange.limit_headers = wire.rate_limit_headers(behaviour.limits_left, behaviour.reset)
@@ -317,18 +319,25 @@ class _Running:
         return web.json_response({"first": first, "counts": counts, **queue})
 
     async def _get_conditions(self, request: web.Request) -> web.Response:
-        return web.json_response(self._conditions)
+        model = request.query.get("model", "")
+        return web.json_response(self._conditions.get(model, {}))
 
     async def _post_conditions(self, request: web.Request) -> web.Response:
         if not is_loopback(request.remote):
             return _error(403, "conditions can be set from this machine only")
+        model = request.query.get("model", "")
         try:
             conditions = await _json_body(request)
             overrides = read_conditions(conditions)
+            if model:
+                parse_model(model)
+            if model and "capacity" in overrides:
+                raise BehaviourError("capacity: all models share it, leave out the model")
         except (BehaviourError, PromptError) as error:
             return _error(400, str(error))
-        self._capacity.limit = overrides.pop("capacity", self._default_capacity)
-        self._conditions, self._overrides = conditions, overrides
+        if not model:
+            self._capacity.limit = overrides.pop("capacity", self._default_capacity)
+        self._conditions[model], self._overrides[model] = conditions, overrides
         return web.json_response(conditions)
 
     async def _unknown(self, request: web.Request) -> web.Response:

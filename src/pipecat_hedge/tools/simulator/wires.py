@@ -415,8 +415,7 @@ def _anthropic_turns(message: Json) -> list[Turn]:
         for block in blocks
         if block.get("type") == "tool_result"
     ]
-    text = _text(content)
-    return [*results, Turn(str(message.get("role")), text)] if text or not results else results
+    return [*results, *_turns(str(message.get("role")), content, or_empty=not results)]
 
 
 class GoogleWire(Wire):
@@ -447,7 +446,7 @@ class GoogleWire(Wire):
     def read_prompt(body: Json, *, stream: bool) -> Prompt:
         """Parse a content request."""
         instructions = _text((body.get("systemInstruction") or {}).get("parts"))
-        turns = [_google_turn(content) for content in _messages(body, "contents")]
+        turns = [turn for content in _messages(body, "contents") for turn in _google_turns(content)]
         return Prompt(
             turns=(Turn("instructions", instructions), *turns),
             tools=tuple(
@@ -535,14 +534,13 @@ class GoogleWire(Wire):
         return b"data: " + dumps(value) + b"\r\n\r\n"
 
 
-def _google_turn(content: Json) -> Turn:
+def _google_turns(content: Json) -> list[Turn]:
     parts = content.get("parts") or []
     results = [part["functionResponse"] for part in parts if "functionResponse" in part]
-    text = _text(parts)
-    if results and not text:
-        return Turn("tool", json.dumps(results))
+    if results and not _text(parts):
+        return [Turn("tool", json.dumps(results))]
     role = str(content.get("role") or "user")
-    return Turn("assistant" if role == "model" else role, text)
+    return _turns("assistant" if role == "model" else role, parts)
 
 
 WIRES: dict[str, type[Wire]] = {wire.name: wire for wire in (OpenAIWire, AnthropicWire, GoogleWire)}
@@ -575,11 +573,25 @@ def _duration(secs: float) -> str:
 
 def _text(content: Any) -> str:
     """Return the text of a message's content: a string, or the text of a list of blocks."""
+    return " ".join(_texts(content))
+
+
+def _texts(content: Any) -> list[str]:
     if isinstance(content, str):
-        return content
+        return [content]
     blocks = content if isinstance(content, list) else []
     texts = [block.get("text") for block in blocks if isinstance(block, dict)]
-    return " ".join(text for text in texts if isinstance(text, str))
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _turns(role: str, content: Any, *, or_empty: bool = True) -> list[Turn]:
+    """Convert a message's texts to turns.
+
+    Clients merge consecutive messages of the user into one of several blocks.
+    """
+    texts = _texts(content) if role == "user" else [_text(content)]
+    turns = [Turn(role, text) for text in texts if text]
+    return turns or ([Turn(role, "")] if or_empty else [])
 
 
 def _messages(body: Json, field: str) -> list[Json]:
