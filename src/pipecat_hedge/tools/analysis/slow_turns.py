@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from pipecat_hedge.race import SHED, AttemptReport
-from pipecat_hedge.tools.analysis.formatting import secs
 from pipecat_hedge.tools.analysis.turn_log import LoggedTurn
+from pipecat_hedge.tools.formatting import secs
 
 __all__ = ["Cause", "Lane", "SlowTurn", "slowest_turns"]
 

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pipecat_hedge.policy import AfterSilence, HedgePolicy, LearnedRule, Slo
-from pipecat_hedge.race import ConfigurationError, HedgeError
+from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.analysis.charts import check_picture, plot_distributions
 from pipecat_hedge.tools.analysis.comparison_rules import single_r
-from pipecat_hedge.tools.analysis.formatting import (
-    count,
-    paragraph,
-    print_json,
-    progress_bar,
-    secs,
-    share,
-    terminal_width,
-    text_table,
-    usd,
-)
 from pipecat_hedge.tools.analysis.latency_files import (
     Measured,
     Recorded,
@@ -44,6 +33,17 @@ from pipecat_hedge.tools.analysis.statistics import (
     independence_of,
 )
 from pipecat_hedge.tools.analysis.turn_log import ReadingError
+from pipecat_hedge.tools.formatting import (
+    count,
+    paragraph,
+    print_json,
+    progress_bar,
+    secs,
+    share,
+    terminal_width,
+    text_table,
+    usd,
+)
 
 __all__ = ["Answer", "Question", "configure", "run", "show", "what_if"]
 
@@ -456,116 +456,67 @@ def _digits(value: float) -> str:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add = parser.add_argument
-    add(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help="turn logs (HedgedLLMService(turn_log=...)), or latencies as JSONL or CSV: one per "
-        "line, or one column per provider",
-    )
+    secs: dict[str, Any] = {"type": float, "metavar": "SECS"}
+    share: dict[str, Any] = {"type": float, "metavar": "SHARE"}
+    files = "turn logs, or latencies as JSONL or CSV: one per line, or one column per provider"
+    add("files", nargs="+", metavar="FILE", help=files)
     add("--first", metavar="NAME", help="the first provider (default: as in the files)")
     add("--second", metavar="NAME", help="the provider hedged to (default: the other one, if any)")
     add("--attempts", type=int, default=2, help="most requests per turn (default 2)")
-    add(
-        "--after",
-        type=float,
-        action="append",
-        metavar="SECS",
-        help="a fixed delay to compare with; may be repeated (default: the p95)",
-    )
-    add(
-        "--budget",
-        type=float,
-        action="append",
-        metavar="SHARE",
-        help="a budget of the adaptive policy; may be repeated (default: 0.01 to 0.25)",
-    )
-    add("--deadline", type=float, metavar="SECS", help="the latest time of a first token")
-    add(
-        "--slo",
-        type=float,
-        metavar="SECS",
-        help="compare adaptive policies with and without this SLO for the first token",
-    )
-    add(
-        "--slo-share",
-        type=float,
-        metavar="SHARE",
-        default=0.95,
-        help="the target share of turns for --slo (default 0.95)",
-    )
-    add(
-        "--min-saving",
-        type=float,
-        metavar="SECS",
-        default=0.15,
-        help="the least saving of an extra request (default 0.15)",
-    )
+    add("--after", action="append", **secs, help="a fixed delay; repeatable (default: the p95)")
+    add("--budget", action="append", **share, help="of adaptive policies; repeatable")
+    add("--deadline", **secs, help="the latest time of a first token")
+    add("--slo", **secs, help="compare adaptive policies with this SLO for the first token, too")
+    add("--slo-share", default=0.95, **share, help="of turns within the SLO (default 0.95)")
+    add("--min-saving", default=0.15, **secs, help="least saving of a request (default 0.15)")
     add("--unit", choices=("auto", "s", "ms", "us", "ns"), default="auto", help="of plain figures")
-    add(
-        "--column",
-        action="append",
-        metavar="NAME",
-        help="a latency column; may be repeated (default: by name)",
-    )
+    add("--column", action="append", metavar="NAME", help="a latency column; repeatable")
     add("--prompt-tokens", type=float, metavar="N", help="tokens of a prompt, to count tokens")
-    add(
-        "--usd-per-mtok",
-        type=float,
-        nargs=2,
-        metavar=("IN", "OUT"),
-        help="price in US dollars per million tokens of prompt and answer",
-    )
-    add(
-        "--turns",
-        type=int,
-        default=MAX_TURNS,
-        metavar="N",
-        help=f"sample larger files (default {MAX_TURNS})",
-    )
-    add("--seed", type=int, default=1)
+    price = "US dollars per million tokens of prompt and answer"
+    add("--usd-per-mtok", type=float, nargs=2, metavar=("IN", "OUT"), help=price)
+    add("--turns", type=int, default=MAX_TURNS, help=f"of larger files (default {MAX_TURNS:,})")
+    add("--seed", type=int, default=1, help="of the draws (default 1)")
     add("--json", action="store_true", help="print JSON instead of a table")
     add("--plot", type=Path, metavar="PICTURE", help="draw the distributions (.png, .svg, .pdf)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the answer; returns 0, or 2 if it cannot be given."""
-    bar = progress_bar()
-    try:
-        slo = None
-        if args.slo is not None:
-            slo = Slo(args.slo, ttfs_secs=None, voice_to_voice_secs=None, share=args.slo_share)
-        question = Question(
-            first=args.first,
-            second=args.second,
-            attempts=args.attempts,
-            after_secs=tuple(dict.fromkeys(args.after or ())),
-            budgets=tuple(dict.fromkeys(args.budget or BUDGETS)),
-            deadline_secs=args.deadline,
-            slo=slo,
-            min_saving_secs=args.min_saving,
-            prompt_tokens=args.prompt_tokens,
-            usd_per_mtok=None if args.usd_per_mtok is None else tuple(args.usd_per_mtok),
-            max_turns=args.turns,
-            seed=args.seed,
+    """Print the answer.
+
+    Raises:
+        HedgeError: If it cannot be given.
+    """
+    slo = None
+    if args.slo is not None:
+        slo = Slo(args.slo, ttfs_secs=None, voice_to_voice_secs=None, share=args.slo_share)
+    question = Question(
+        first=args.first,
+        second=args.second,
+        attempts=args.attempts,
+        after_secs=tuple(dict.fromkeys(args.after or ())),
+        budgets=tuple(dict.fromkeys(args.budget or BUDGETS)),
+        deadline_secs=args.deadline,
+        slo=slo,
+        min_saving_secs=args.min_saving,
+        prompt_tokens=args.prompt_tokens,
+        usd_per_mtok=None if args.usd_per_mtok is None else tuple(args.usd_per_mtok),
+        max_turns=args.turns,
+        seed=args.seed,
+    )
+    if args.plot is not None:
+        check_picture(args.plot)
+    recorded = read_latencies(args.files, unit=args.unit, columns=args.column or ())
+    with progress_bar() as bar:
+        task = bar.add_task("", total=1.0)
+        answer = what_if(
+            recorded,
+            question,
+            progress=lambda name, done: bar.update(task, description=name, completed=done),
         )
-        if args.plot is not None:
-            check_picture(args.plot)
-        recorded = read_latencies(args.files, unit=args.unit, columns=args.column or ())
-        with bar:
-            task = bar.add_task("", total=1.0)
-            answer = what_if(
-                recorded,
-                question,
-                progress=lambda name, done: bar.update(task, description=name, completed=done),
-            )
-        if args.plot is not None:
-            plot_distributions(answer.policies, answer.recommended, answer.deadline_secs, args.plot)
-    except HedgeError as e:
-        print(f"pipecat-hedge whatif: {e}", file=sys.stderr)
-        return 2
+    if args.plot is not None:
+        plot_distributions(answer.policies, answer.recommended, answer.deadline_secs, args.plot)
     if args.json:
-        print_json(answer)
+        print_json(answer, version=2)
     else:
         print(show(answer, terminal_width()))
     return 0
