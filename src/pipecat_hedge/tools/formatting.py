@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 __all__ = [
+    "OBJECTIVES",
     "UNKNOWN",
     "between",
     "count",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 UNKNOWN = "–"
+OBJECTIVES = {"ttft": "first token", "ttfs": "first sentence", "voice_to_voice": "voice to voice"}
 
 
 def secs(value: float | None, *, at_least: bool = False) -> str:

@@ -34,6 +34,7 @@ from pipecat_hedge.tools.analysis.statistics import (
 from pipecat_hedge.tools.analysis.turn_log import Log, LoggedTurn, ReadingError, read_logs
 from pipecat_hedge.tools.analysis.whatif import Answer, Question, show, what_if
 from pipecat_hedge.tools.formatting import (
+    OBJECTIVES,
     UNKNOWN,
     between,
     count,
@@ -60,7 +61,6 @@ PERIODS = {60: 25, 600: 25, 3600: 7 * 24, 86_400: 60}
 COMPARED_TURNS, MIN_BEYOND, MIN_TURNS = 20_000, 5, 20
 """The latest turns are compared; a percentile needs five turns beyond it, a share twenty turns."""
 RESAMPLES = 400
-OBJECTIVES = {"ttft": "first token", "ttfs": "first sentence", "voice_to_voice": "voice to voice"}
 Objective: TypeAlias = Literal["ttft", "ttfs", "voice_to_voice"]
 
 

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pipecat_hedge.policy import AfterSilence, HedgePolicy, LearnedRule, Slo
 from pipecat_hedge.race import ConfigurationError
-from pipecat_hedge.tools.analysis.charts import check_picture, plot_distributions
 from pipecat_hedge.tools.analysis.comparison_rules import single_r
-from pipecat_hedge.tools.analysis.latency_files import (
-    Measured,
-    Recorded,
-    read_latencies,
-)
-from pipecat_hedge.tools.analysis.replay_policies import (
-    BLOCK,
-    Draws,
-    Outcome,
-    draws_of,
-    outcome_of,
-)
+from pipecat_hedge.tools.analysis.latency_files import Measured, Recorded, read_latencies
+from pipecat_hedge.tools.analysis.replay_policies import BLOCK, Draws, draws_of, replay
 from pipecat_hedge.tools.analysis.statistics import (
     PERCENTILES,
+    Floats,
     Independence,
+    Interval,
     independence_of,
+    percentile,
+    replay_intervals,
 )
 from pipecat_hedge.tools.analysis.turn_log import ReadingError
 from pipecat_hedge.tools.formatting import (
@@ -55,6 +47,10 @@ LIGHT_TAIL = 4.0
 """A p99 below this many times the p50 is a light tail."""
 SLOW_TOGETHER = 0.3
 """Three times the expected share under independence."""
+SAME = 1.02
+"""A figure up to this factor above its lower bound counts as known."""
+NO_ANSWER_SECS = 60.0
+"""The wait of a turn without an answer, in means."""
 _UNITS = {"ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
 
@@ -137,6 +133,49 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of one policy.
+
+    Parameters:
+        policy: The policy's name.
+        percentiles: ``p50``, ``p95``, ``p99``, ``p99.9`` in seconds; infinite is no answer.
+        intervals: Their 95 % intervals for files of this size.
+        max_secs: The slowest turn.
+        at_least: Lower bounds in seconds of those percentiles, and of ``max``, that depend on
+            requests which were cut short.
+        mean_secs: The mean wait; a turn without an answer counts a minute.
+        under_deadline: The share of turns answered by the deadline; None without a deadline.
+        unanswered: The share of turns without an answer.
+        extra_requests: Requests per turn beyond the first, without replacements.
+        replacements: Requests per turn that replaced a failed one.
+        extra_tokens: The tokens per turn that they add; None if prompt sizes are unknown.
+        extra_usd: The US dollars per 1,000 turns that they add; None if prices are unknown.
+        secs: Every turn, in seconds; shape (n,).
+        is_choice: Whether the policy can be recommended, or is only a comparison.
+    """
+
+    policy: str
+    percentiles: Mapping[str, float]
+    intervals: Mapping[str, Interval]
+    max_secs: float
+    at_least: Mapping[str, float]
+    mean_secs: float
+    under_deadline: float | None
+    unanswered: float
+    extra_requests: float
+    replacements: float
+    extra_tokens: float | None
+    extra_usd: float | None
+    secs: Floats = field(repr=False)
+    is_choice: bool = True
+
+    def waited_secs(self, deadline_secs: float | None = None) -> float:
+        """Return the mean wait, or the mean wait beyond a deadline; no answer counts a minute."""
+        secs = np.minimum(self.secs, NO_ANSWER_SECS)
+        return float(np.maximum(secs - (deadline_secs or 0.0), 0.0).mean())
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """The results of all policies, and the recommended one.
 
@@ -194,21 +233,40 @@ def what_if(
     first, second = draws.first, draws.second
     independence = independence_of(draws.filled, draws.pairs, to_itself=first is second)
     policies = _compared(question, draws)
-    outcomes = [
-        outcome_of(
-            name,
+    outcomes = list[Outcome]()
+    for n, (name, policy) in enumerate(policies):
+        secs, least, extra, replaced = replay(
             policy,
             draws,
-            deadline_secs=question.due_secs,
-            cost=cost,
-            usd_per_mtok=recorded.usd_per_mtok,
-            correlation=independence.rank_correlation,
-            seed=question.seed,
-            is_choice=not isinstance(policy.rule, (AfterSilence, LearnedRule)),
-            progress=lambda done, name=name, n=n: progress(name, (n + done) / len(policies)),
+            recorded.usd_per_mtok,
+            lambda done, name=name, n=n: progress(name, (n + done) / len(policies)),
         )
-        for n, (name, policy) in enumerate(policies)
-    ]
+        ascending, more, due = np.sort(secs), extra + replaced, question.due_secs
+        outcomes.append(
+            Outcome(
+                name,
+                {key: percentile(ascending, p) for key, p in PERCENTILES.items()},
+                replay_intervals(
+                    secs,
+                    draws.rows,
+                    draws.sizes,
+                    1.0 + more,
+                    independence.rank_correlation,
+                    question.seed,
+                ),
+                float(ascending[-1]),
+                _at_least(secs, least),
+                float(np.minimum(secs, NO_ANSWER_SECS).mean()),
+                None if due is None else float((secs <= due).mean()),
+                float(np.isinf(secs).mean()),
+                extra,
+                replaced,
+                None if cost[0] is None else more * cost[0],
+                None if cost[1] is None else 1000 * more * cost[1],
+                secs,
+                not isinstance(policy.rule, (AfterSilence, LearnedRule)),
+            )
+        )
     progress("", 1.0)
     # If requests fail, the baseline is a policy that only replaces them.
     start = int(draws.fails is not None)
@@ -225,6 +283,18 @@ def what_if(
         independence,
         tuple(outcomes),
     )
+
+
+def _at_least(secs: Floats, least: Floats) -> dict[str, float]:
+    """Return the percentiles that depend on unknown latencies, with their lower bounds."""
+    unknown = ~np.isnan(least)
+    if not unknown.any():
+        return {}
+    low = np.sort(np.where(unknown, least, secs))
+    high = np.sort(np.where(unknown, np.inf, secs))
+    bounds = {key: (percentile(low, p), percentile(high, p)) for key, p in PERCENTILES.items()}
+    bounds["max"] = float(low[-1]), float(high[-1])
+    return {key: least for key, (least, most) in bounds.items() if most > SAME * least}
 
 
 def _providers(recorded: Recorded, question: Question) -> tuple[Measured, Measured]:
@@ -477,7 +547,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--turns", type=int, default=MAX_TURNS, help=f"of larger files (default {MAX_TURNS:,})")
     add("--seed", type=int, default=1, help="of the draws (default 1)")
     add("--json", action="store_true", help="print JSON instead of a table")
-    add("--plot", type=Path, metavar="PICTURE", help="draw the distributions (.png, .svg, .pdf)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -503,8 +572,6 @@ def run(args: argparse.Namespace) -> int:
         max_turns=args.turns,
         seed=args.seed,
     )
-    if args.plot is not None:
-        check_picture(args.plot)
     recorded = read_latencies(args.files, unit=args.unit, columns=args.column or ())
     with progress_bar() as bar:
         task = bar.add_task("", total=1.0)
@@ -513,8 +580,6 @@ def run(args: argparse.Namespace) -> int:
             question,
             progress=lambda name, done: bar.update(task, description=name, completed=done),
         )
-    if args.plot is not None:
-        plot_distributions(answer.policies, answer.recommended, answer.deadline_secs, args.plot)
     if args.json:
         print_json(answer, version=2)
     else:
