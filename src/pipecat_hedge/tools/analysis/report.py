@@ -16,7 +16,6 @@ import numpy as np
 
 from pipecat_hedge.policy import HedgePolicy, Slo, classify_llm, classify_wait
 from pipecat_hedge.race import AttemptReport, ConfigurationError, missing_extra
-from pipecat_hedge.tools.analysis.charts import Axis, Chart, log_axis, path
 from pipecat_hedge.tools.analysis.incidents import Incident, attempt_waits, incidents_of
 from pipecat_hedge.tools.analysis.latency_files import recorded_from
 from pipecat_hedge.tools.analysis.slow_turns import SlowTurn, slowest_turns
@@ -758,50 +757,13 @@ def page_of(report: Report, zone: tzinfo | None = None) -> str:
             "objectives": _objectives_table(report),
             "comparison": _comparison_table(report),
         },
-        periods=[
-            [g.name, count(g.turns), *_percentiles(g.ttft)] for g in report.periods if g.turns
-        ],
+        periods=[(g, _percentiles(g.ttft)) for g in report.periods if g.turns],
+        slowest_secs=max((g.ttft.p95.secs for g in report.periods if g.ttft.p95), default=1.0),
         incidents=[_incident(each, zone) for each in report.incidents],
         bought=_bought(report.hedging),
         recommended="" if report.whatif is None else _recommended(report.whatif),
         whatif="" if report.whatif is None else show(report.whatif, 100),
-        chart=_over_time(report),
         clock=lambda at: f"{datetime.fromtimestamp(at, zone):%H:%M:%S}",
-    )
-
-
-def _over_time(report: Report) -> Chart | None:
-    """Chart the p50 and p95 of each period, and the incidents."""
-    periods = report.periods
-    known = [q.secs for group in periods for q in (group.ttft.p50, group.ttft.p95) if q is not None]
-    if len(periods) < 2 or not known or report.begin_at is None or report.end_at is None:
-        return None
-    y, up = log_axis(known, "time to first token, seconds (logarithmic)")
-    step = 100 / len(periods)
-
-    def line(name: str) -> str:
-        found = [getattr(group.ttft, name) for group in periods]
-        places = [math.nan if q is None else y(q.secs) for q in found]
-        points = [(n * step, place) for n, place in enumerate(places)]
-        return path([*points, (100.0, places[-1])], is_step=True)
-
-    every = max(math.ceil(len(periods) / 4), 1)
-    ticks = tuple((n * step, group.name) for n, group in enumerate(periods) if n % every == 0)
-    places = [sum(group.turns for group in periods[:n]) for n in range(len(periods) + 1)]
-
-    def at(place: int) -> float:
-        return float(np.interp(place, places, np.arange(len(places)) * step))
-
-    bands = tuple((at(i.first_turn - 1), at(i.last_turn)) for i in report.incidents)
-    names = ", ".join(dict.fromkeys(i.provider for i in report.incidents))
-    return Chart(
-        "When",
-        "median and p95 of the time to first token over the time of day",
-        (("p50", line("p50")), ("p95", line("p95"))),
-        Axis("time", ticks),
-        up,
-        bands,
-        f"slow or failing: {names}",
     )
 
 

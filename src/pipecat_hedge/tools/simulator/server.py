@@ -95,18 +95,49 @@ class Simulator(ProviderUrls):
         self._seed = seed
         self._default_capacity = checked_capacity(capacity)
         self._sockets: dict[str, socket.socket] = {}
-        self._running: _Running | None = None
+        self._ledger: Ledger | None = None
 
     async def __aenter__(self) -> Self:
         sock = self._socket("serving", self._wanted_port)
         sock.listen(1024)
-        self._running = _Running(self._seed, self._default_capacity)
-        await self._running.start(sock)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        self._ledger = Ledger(lambda: loop.time() - started)
+        self._capacity = Capacity(self._default_capacity)
+        self._conditions: dict[str, Any] = {}
+        self._overrides: dict[str, Any] = {}
+        self._arrivals = Arrivals(started)
+        self._requests: Counter[str] = Counter()
+        self._serving: set[asyncio.Task[Any]] = set()
+        self._is_stopping = False
+        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app.add_routes(
+            [
+                web.post("/v1/chat/completions", self._openai),
+                web.post("/v1/messages", self._anthropic),
+                web.post("/v1beta/models/{call:.+}", self._google),
+                web.get("/v1/models", self._get_models),
+                web.get("/ledger", self._get_ledger),
+                web.delete("/ledger", self._delete_ledger),
+                web.get("/simulator/arrivals", self._get_arrivals),
+                web.get("/simulator/conditions", self._get_conditions),
+                web.post("/simulator/conditions", self._post_conditions),
+                web.route("*", "/{path:.*}", self._unknown),
+            ]
+        )
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
+        )
+        await self._runner.setup()
+        await web.SockSite(self._runner, sock).start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._running is not None
-        await self._running.stop()
+        """Stop serving; open requests count as failed."""
+        self._is_stopping = True
+        for task in self._serving:
+            task.cancel()
+        await self._runner.cleanup()
         for sock in self._sockets.values():
             sock.close()
 
@@ -124,9 +155,9 @@ class Simulator(ProviderUrls):
     @property
     def ledger(self) -> Ledger:
         """The record of every request."""
-        if self._running is None:
+        if self._ledger is None:
             raise RuntimeError("the simulator is not running: use it in an async with statement")
-        return self._running.ledger
+        return self._ledger
 
     @property
     def refused_url(self) -> str:
@@ -171,53 +202,6 @@ class Simulator(ProviderUrls):
     def _url(self, port: int) -> str:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{port}"
-
-
-class _Running:
-    """A running simulator: its HTTP server, and all state from start to stop."""
-
-    def __init__(self, seed: int, capacity: int | None):
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        self.ledger = Ledger(lambda: loop.time() - started)
-        self._seed = seed
-        self._default_capacity = capacity
-        self._capacity = Capacity(capacity)
-        self._conditions: dict[str, Any] = {}
-        self._overrides: dict[str, Any] = {}
-        self._arrivals = Arrivals(started)
-        self._requests: Counter[str] = Counter()
-        self._serving: set[asyncio.Task[Any]] = set()
-        self._is_stopping = False
-        app = web.Application(client_max_size=_MAX_BODY_BYTES)
-        app.add_routes(
-            [
-                web.post("/v1/chat/completions", self._openai),
-                web.post("/v1/messages", self._anthropic),
-                web.post("/v1beta/models/{call:.+}", self._google),
-                web.get("/v1/models", self._get_models),
-                web.get("/ledger", self._get_ledger),
-                web.delete("/ledger", self._delete_ledger),
-                web.get("/simulator/arrivals", self._get_arrivals),
-                web.get("/simulator/conditions", self._get_conditions),
-                web.post("/simulator/conditions", self._post_conditions),
-                web.route("*", "/{path:.*}", self._unknown),
-            ]
-        )
-        self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
-        )
-
-    async def start(self, sock: socket.socket) -> None:
-        await self._runner.setup()
-        await web.SockSite(self._runner, sock).start()
-
-    async def stop(self) -> None:
-        """Stop serving; open requests count as failed."""
-        self._is_stopping = True
-        for task in self._serving:
-            task.cancel()
-        await self._runner.cleanup()
 
     async def _openai(self, request: web.Request) -> web.StreamResponse:
         return await self._serve(Exchange(request, OpenAIWire, self.ledger))
