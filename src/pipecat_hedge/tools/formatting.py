@@ -15,21 +15,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-__all__ = [
-    "OBJECTIVES",
-    "UNKNOWN",
-    "between",
-    "count",
-    "paragraph",
-    "print_json",
-    "progress_bar",
-    "secs",
-    "share",
-    "terminal_width",
-    "text_table",
-    "usd",
-]
-
 UNKNOWN = "–"
 OBJECTIVES = {"ttft": "first token", "ttfs": "first sentence", "voice_to_voice": "voice to voice"}
 

@@ -32,8 +32,6 @@ from pipecat_hedge.race import Latency, Launch, Race, Slot, run_virtual
 from pipecat_hedge.tools.analysis.latency_files import Measured
 from pipecat_hedge.tools.analysis.statistics import Floats, Ints, kaplan_meier
 
-__all__ = ["BLOCK", "Draws", "draws_of", "replay"]
-
 BLOCK = 1000
 """Larger files are sampled in blocks of this many consecutive turns."""
 SIDE_BY_SIDE = 0.9

@@ -47,8 +47,6 @@ from pipecat_hedge.tools.formatting import (
     usd,
 )
 
-__all__ = ["Report", "configure", "page_of", "report_of", "run", "summary_of"]
-
 FEW, P99_TURNS = 100, 500
 """Fewer turns get a caveat; from 500 turns on the p99 shows the effect of hedging."""
 BUDGETS = (0.05, 0.1, 0.25)

@@ -10,8 +10,6 @@ from pipecat_hedge.race import SHED, AttemptReport
 from pipecat_hedge.tools.analysis.turn_log import LoggedTurn
 from pipecat_hedge.tools.formatting import secs
 
-__all__ = ["Cause", "Lane", "SlowTurn", "slowest_turns"]
-
 Cause: TypeAlias = Literal["queue", "no request", "connection", "failure", "silence", "slow"]
 """The cause of most of the wait."""
 

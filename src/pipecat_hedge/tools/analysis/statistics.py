@@ -17,24 +17,6 @@ import numpy.typing as npt
 
 from pipecat_hedge.policy import SurvivalCurve
 
-__all__ = [
-    "PERCENTILES",
-    "Bools",
-    "Bootstrap",
-    "Floats",
-    "Independence",
-    "Interval",
-    "Ints",
-    "Quantile",
-    "Waits",
-    "independence_of",
-    "kaplan_meier",
-    "percentile",
-    "rank_correlation",
-    "replay_intervals",
-    "wilson",
-]
-
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]

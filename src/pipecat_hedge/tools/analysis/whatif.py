@@ -37,8 +37,6 @@ from pipecat_hedge.tools.formatting import (
     usd,
 )
 
-__all__ = ["Answer", "Question", "configure", "run", "show", "what_if"]
-
 BUDGETS = (0.01, 0.02, 0.05, 0.1, 0.25)
 MIN_TURNS, MAX_TURNS, MAX_REPEATS = 6_000, 100_000, 100
 FEW = 100

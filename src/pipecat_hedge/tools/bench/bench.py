@@ -44,8 +44,6 @@ from pipecat_hedge.tools.formatting import (
 )
 from pipecat_hedge.tools.simulator import SimulatorProcess
 
-__all__ = ["Compared", "Cost", "configure", "run"]
-
 PROFILES = {
     "gemma-4-31b-baseten": "gemma-4-31b-baseten",
     "gpt-4.1": "gpt-4.1",

@@ -23,21 +23,6 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.voice import read_audio
 
-__all__ = [
-    "BOT_LEVEL",
-    "FRAME",
-    "RATE",
-    "Recording",
-    "Samples",
-    "Utterance",
-    "envelope",
-    "first_loud",
-    "load_manifest",
-    "one_utterance",
-    "read_samples",
-    "utterances",
-]
-
 Samples: TypeAlias = npt.NDArray[np.int16]
 
 RATE = 48_000

@@ -16,8 +16,6 @@ from pipecat_hedge.tools.replay.peer import Network
 from pipecat_hedge.tools.replay.report import as_row, check_folder, table, write_report
 from pipecat_hedge.tools.replay.run import Replay, replay
 
-__all__ = ["configure", "run"]
-
 DEFAULT_URL = "http://127.0.0.1:7860"
 
 

@@ -25,8 +25,6 @@ from pipecat_hedge.tools.replay.summary import summarise
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["as_row", "check_folder", "picture", "report_html", "table", "write_report"]
-
 WIDTH, LANE, GAP, AXIS, LEFT = 860, 56, 8, 22, 52
 """Pixels of a picture: its width, a wave's height, the gap between waves, the axis, the labels."""
 QUIETEST_DB = -54.0

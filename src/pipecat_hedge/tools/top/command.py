@@ -18,8 +18,6 @@ from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.top.feed import Bot, Fleet, Turn, feed_url, poll
 from pipecat_hedge.tools.top.screen import screen, turn_line
 
-__all__ = ["configure", "run"]
-
 DEFAULT_URL = "http://127.0.0.1:7860"
 
 

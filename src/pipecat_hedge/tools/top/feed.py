@@ -15,8 +15,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pipecat_hedge.race import ConfigurationError, HedgeError
 from pipecat_hedge.telemetry import LIVE_PATH, LIVE_VERSION
 
-__all__ = ["Bot", "FeedError", "Fleet", "Provider", "Slo", "Turn", "feed_url", "poll"]
-
 KEPT_TURNS = 1000
 TIMEOUT_SECS = 5.0
 MAX_BYTES = 4_000_000

@@ -18,8 +18,6 @@ from rich.text import Text
 from pipecat_hedge.tools.formatting import OBJECTIVES
 from pipecat_hedge.tools.top.feed import Bot, Fleet, Provider, Slo, Turn
 
-__all__ = ["screen", "turn_line"]
-
 RECENT_SECS = 300.0
 MIN_TURN_ROWS = 3
 _STYLES = {

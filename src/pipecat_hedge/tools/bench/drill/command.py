@@ -26,8 +26,6 @@ from pipecat_hedge.tools.formatting import (
     text_table,
 )
 
-__all__ = ["configure", "run", "table"]
-
 POSITIVE = ("processes", "sessions", "think", "pace")
 COLUMNS = 4
 """Variants per table of 80 columns; more tables follow."""

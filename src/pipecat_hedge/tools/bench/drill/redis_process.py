@@ -17,8 +17,6 @@ from pipecat_hedge.race import ConfigurationError
 if TYPE_CHECKING:
     import redis
 
-__all__ = ["MISSING", "RedisProcess", "has_redis"]
-
 MISSING = 'Redis is missing: apt-get install redis-server, and pip install "pipecat-hedge[redis]"'
 START_SECS = 10.0
 POLL_SECS = 0.02
