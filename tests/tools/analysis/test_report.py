@@ -109,8 +109,7 @@ def test_objectives_are_reported_only_with_an_slo(report: Report, log: Log) -> N
     assert len(made) == 7
     one = made["ttft", "premium"]
     assert one.turns == 100
-    assert one.interval is not None
-    assert one.interval.low < one.met / one.turns < one.interval.high
+    assert 0 < one.met < one.turns
     assert any(each.startswith("SLO missed: ") for each in report.headline)
 
 

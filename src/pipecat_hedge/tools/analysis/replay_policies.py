@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,10 +111,7 @@ def draws_of(
 
 
 def replay(
-    policy: HedgePolicy,
-    draws: Draws,
-    usd_per_mtok: Mapping[str, tuple[float, float]],
-    progress: Callable[[float], None],
+    policy: HedgePolicy, draws: Draws, usd_per_mtok: Mapping[str, tuple[float, float]]
 ) -> tuple[Floats, Floats, float, float]:
     """Replay a policy.
 
@@ -122,7 +119,6 @@ def replay(
         policy: The policy.
         draws: The requests' latencies.
         usd_per_mtok: Providers' prices, used by the hedging budget.
-        progress: Called with the completed share.
 
     Returns:
         When each turn is answered, its lower bound if unknown, and the hedges and the replacements
@@ -183,8 +179,6 @@ def replay(
                 stats.record_listened(backend, probe, seen_at, 0.0, None)
             numbers = [attempt.number for attempt in lost]
             learn(stats, backends, race.attempts, None, listened_to=numbers, with_sentences=False)
-        if turn % 500 == 0:
-            progress(turn / count)
     return answered, least, extra / count, replaced / count
 
 

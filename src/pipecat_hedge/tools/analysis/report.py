@@ -28,7 +28,6 @@ from pipecat_hedge.tools.analysis.statistics import (
     Waits,
     percentile,
     rank_correlation,
-    wilson,
 )
 from pipecat_hedge.tools.analysis.turn_log import Log, LoggedTurn, ReadingError, read_logs
 from pipecat_hedge.tools.analysis.whatif import Answer, Question, show, what_if
@@ -94,7 +93,6 @@ class ObjectiveResult:
         target: The target share of turns.
         met: Turns that met it.
         turns: Turns to which it applies.
-        interval: The 95 % interval of the share of met turns; None without a turn.
     """
 
     objective: Objective
@@ -103,7 +101,6 @@ class ObjectiveResult:
     target: float
     met: int
     turns: int
-    interval: Interval | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,16 +352,15 @@ def _providers(turns: Sequence[LoggedTurn]) -> tuple[ProviderFigures, ...]:
 def _objectives(log: Log, slo: Slo | None) -> tuple[ObjectiveResult, ...]:
     if slo is None:
         return ()
-    found = list[ObjectiveResult]()
-    for tier in dict.fromkeys(turn.report.tier for turn in log.turns):
-        mine = [turn.report for turn in log.turns if turn.report.tier == tier]
-        objectives: tuple[Literal["ttft", "ttfs"], ...] = ("ttft", "ttfs")
+    verdicts: dict[tuple[Objective, str | None], list[bool | None]] = {}
+    objectives: tuple[Literal["ttft", "ttfs"], ...] = ("ttft", "ttfs")
+    for turn in log.turns:
         for objective in objectives:
             if (limit := slo.within(objective)) is not None:
-                verdicts = [classify_llm(objective, limit, report) for report in mine]
-                found.append(_objective(objective, tier, limit, slo.share, verdicts))
-    if log.voice_turns and (limit := slo.voice_to_voice_secs) is not None:
-        voice_turns = [
+                verdict = classify_llm(objective, limit, turn.report)
+                verdicts.setdefault((objective, turn.report.tier), []).append(verdict)
+    if (limit := slo.voice_to_voice_secs) is not None and log.voice_turns:
+        verdicts["voice_to_voice", None] = [
             classify_wait(
                 limit,
                 turn.secs if turn.answered else None,
@@ -374,20 +370,12 @@ def _objectives(log: Log, slo: Slo | None) -> tuple[ObjectiveResult, ...]:
             )
             for turn in log.voice_turns
         ]
-        found.append(_objective("voice_to_voice", None, limit, slo.share, voice_turns))
-    return tuple(found)
-
-
-def _objective(
-    objective: Objective,
-    tier: str | None,
-    limit: float,
-    target: float,
-    verdicts: Sequence[bool | None],
-) -> ObjectiveResult:
-    known = [verdict for verdict in verdicts if verdict is not None]
-    interval = wilson(sum(known), len(known)) if known else None
-    return ObjectiveResult(objective, tier, limit, target, sum(known), len(known), interval)
+    results = list[ObjectiveResult]()
+    for (objective, tier), each in verdicts.items():
+        limit, known = slo.within(objective) or 0.0, [v for v in each if v is not None]
+        result = ObjectiveResult(objective, tier, limit, slo.share, sum(known), len(known))
+        results.append(result)
+    return tuple(results)
 
 
 def _replayed(
@@ -678,13 +666,11 @@ def _objectives_table(report: Report) -> _Table:
             f"{OBJECTIVES[p.objective]} ≤ {p.limit_secs:g} s, {p.tier or 'all callers'}",
             f"{100 * p.target:g} %",
             share(p.met / p.turns if p.turns else None),
-            UNKNOWN
-            if p.interval is None
-            else f"{100 * p.interval.low:.1f} – {100 * p.interval.high:.1f} %",
+            f"{p.met:,} of {p.turns:,}",
         ]
         for p in report.objectives
     ]
-    return "Service level objectives", ["", "target", "met", "95 % interval"], rows
+    return "Service level objectives", ["", "target", "met", "turns"], rows
 
 
 def _comparison_table(report: Report) -> _Table:

@@ -63,20 +63,6 @@ def percentile(ascending: Floats, p: float) -> float:
     return float(ascending[max(math.ceil(p * len(ascending)) - 1, 0)])
 
 
-def wilson(hits: float, total: float, z: float = 1.96) -> Interval:
-    """Return the 95 % interval of a share (Wilson, 1927).
-
-    Args:
-        hits: The number of hits.
-        total: The sample size; positive.
-        z: Standard errors.
-    """
-    share, scale = hits / total, 1 + z * z / total
-    middle = (share + z * z / (2 * total)) / scale
-    half = z / scale * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    return Interval(max(middle - half, 0.0), min(middle + half, 1.0))
-
-
 def kaplan_meier(secs: Floats, censored: Bools) -> tuple[SurvivalCurve, float]:
     """Return the survival curve of waits, and the time up to which it is known.
 

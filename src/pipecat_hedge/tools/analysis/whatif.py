@@ -146,7 +146,6 @@ class Outcome:
         unanswered: The share of turns without an answer.
         extra_requests: Requests per turn beyond the first, without replacements.
         replacements: Requests per turn that replaced a failed one.
-        extra_tokens: The tokens per turn that they add; None if prompt sizes are unknown.
         extra_usd: The US dollars per 1,000 turns that they add; None if prices are unknown.
         secs: Every turn, in seconds; shape (n,).
         is_choice: Whether the policy can be recommended, or is only a comparison.
@@ -162,7 +161,6 @@ class Outcome:
     unanswered: float
     extra_requests: float
     replacements: float
-    extra_tokens: float | None
     extra_usd: float | None
     secs: Floats = field(repr=False)
     is_choice: bool = True
@@ -224,7 +222,7 @@ def what_if(
         ConfigurationError: If prices are given without the size of a prompt.
     """
     question = question or Question()
-    cost = _cost_of_a_request(question, recorded)
+    cost = _usd_of_a_request(question, recorded)
     first, second = _providers(recorded, question)
     least = min(question.min_turns, MAX_REPEATS * len(first.secs))
     draws = draws_of(first, second, question.attempts, least, question.max_turns, question.seed)
@@ -233,12 +231,8 @@ def what_if(
     policies = _compared(question, draws)
     outcomes = list[Outcome]()
     for n, (name, policy) in enumerate(policies):
-        secs, least, extra, replaced = replay(
-            policy,
-            draws,
-            recorded.usd_per_mtok,
-            lambda done, name=name, n=n: progress(name, (n + done) / len(policies)),
-        )
+        progress(name, n / len(policies))
+        secs, least, extra, replaced = replay(policy, draws, recorded.usd_per_mtok)
         ascending, more, due = np.sort(secs), extra + replaced, question.due_secs
         outcomes.append(
             Outcome(
@@ -259,8 +253,7 @@ def what_if(
                 float(np.isinf(secs).mean()),
                 extra,
                 replaced,
-                None if cost[0] is None else more * cost[0],
-                None if cost[1] is None else 1000 * more * cost[1],
+                None if cost is None else 1000 * more * cost,
                 secs,
                 not isinstance(policy.rule, (AfterSilence, LearnedRule)),
             )
@@ -272,7 +265,7 @@ def what_if(
     return Answer(
         recommended,
         why,
-        tuple(_caveats(recorded, draws, question, independence, cost)),
+        tuple(_caveats(recorded, draws, question, independence)),
         recorded.turns,
         len(draws.secs),
         first.name,
@@ -335,17 +328,17 @@ def _compared(question: Question, draws: Draws) -> list[tuple[str, HedgePolicy]]
     return [*policies, *question.others]
 
 
-def _cost_of_a_request(question: Question, recorded: Recorded) -> tuple[float | None, float | None]:
-    """Return an extra request's tokens and US dollars: prompt, and output until it is closed."""
-    prompt, output = question.prompt_tokens or recorded.prompt_tokens, recorded.lost_tokens or 0.0
-    price = question.usd_per_mtok
-    if price is None:
-        return None if prompt is None else prompt + output, recorded.lost_usd
+def _usd_of_a_request(question: Question, recorded: Recorded) -> float | None:
+    """Return the cost of an extra request: its prompt, and its output until it is closed."""
+    if question.usd_per_mtok is None:
+        return recorded.lost_usd
+    prompt = question.prompt_tokens or recorded.prompt_tokens
     if prompt is None:
         raise ConfigurationError(
             "usd_per_mtok needs prompt_tokens, the size of a prompt: the files do not have it"
         )
-    return prompt + output, (prompt * price[0] + output * price[1]) / 1e6
+    prices = question.usd_per_mtok
+    return (prompt * prices[0] + (recorded.lost_tokens or 0.0) * prices[1]) / 1e6
 
 
 def _recommend(
@@ -416,7 +409,6 @@ def _caveats(
     draws: Draws,
     question: Question,
     independence: Independence,
-    cost: tuple[float | None, float | None],
 ) -> list[str]:
     """Return the limitations of the answer, a sentence each without its full stop."""
     first, second, turns = draws.first, draws.second, len(draws.filled)
@@ -443,7 +435,7 @@ def _caveats(
         caveats.append(f"also measured: {', '.join(others)}; --second NAME hedges to one of them")
     if recorded.ignored:
         caveats.append(f"ignored columns (not latencies): {', '.join(recorded.ignored)}")
-    if cost[1] is not None and question.usd_per_mtok is not None and recorded.lost_tokens is None:
+    if question.usd_per_mtok is not None and recorded.lost_tokens is None:
         caveats.append("the price of an extra request counts only its prompt")
     if recorded.unit != "s":
         caveats.append(f"the figures were read as {_UNITS[recorded.unit]}")
@@ -479,12 +471,10 @@ def show(answer: Answer, width: int = 80) -> str:
         columns["replaced"] = lambda o: share(o.replacements)
     if any(o.extra_usd is not None for o in answer.policies):
         columns["$/1,000"] = lambda o: usd(o.extra_usd)
-    elif any(o.extra_tokens is not None for o in answer.policies):
-        columns["tokens"] = lambda o: count(o.extra_tokens)
     if "p99" in names:
         columns["p99 in 19 of 20"] = _interval
     rows = [[cell(outcome) for cell in columns.values()] for outcome in answer.policies]
-    drop = ("replaced", "max", "p99.9", "p99 in 19 of 20", "tokens", "$/1,000", "p95", "failed")
+    drop = ("replaced", "max", "p99.9", "p99 in 19 of 20", "$/1,000", "p95", "failed")
     return "\n".join(
         [
             f"Recommended: {answer.recommended}",
@@ -539,7 +529,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--min-saving", default=0.15, **secs, help="least saving of a request (default 0.15)")
     add("--unit", choices=("auto", "s", "ms", "us", "ns"), default="auto", help="of plain figures")
     add("--column", action="append", metavar="NAME", help="a latency column; repeatable")
-    add("--prompt-tokens", type=float, metavar="N", help="tokens of a prompt, to count tokens")
+    add("--prompt-tokens", type=float, metavar="N", help="tokens of a prompt, to count dollars")
     price = "US dollars per million tokens of prompt and answer"
     add("--usd-per-mtok", type=float, nargs=2, metavar=("IN", "OUT"), help=price)
     add("--turns", type=int, default=MAX_TURNS, help=f"of larger files (default {MAX_TURNS:,})")

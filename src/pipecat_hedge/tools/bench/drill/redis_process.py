@@ -74,12 +74,10 @@ class RedisProcess:
         """
         if not has_redis():
             raise ConfigurationError(MISSING)
-        options = {"port": str(self.port), "bind": "127.0.0.1", "dir": tempfile.gettempdir()}
-        options |= {"save": "", "appendonly": "no"}
+        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1"]
+        command += ["--dir", tempfile.gettempdir(), "--save", "", "--appendonly", "no"]
         self._process = subprocess.Popen(
-            ["redis-server", *(text for name in options for text in (f"--{name}", options[name]))],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         until = time.monotonic() + START_SECS
         while not self._listens():
