@@ -52,7 +52,7 @@ BUDGETS = (0.05, 0.1, 0.25)
 REPLAYED, SAMPLED = 6_000, 20_000
 """Turns that are replayed, and the most turns whose latencies are used."""
 AS_LOGGED, SAME_REQUESTS = "as logged", 0.02
-PERIODS = {60: 25, 600: 25, 3600: 7 * 24, 86_400: 60}
+PERIODS = {60: 25, 300: 25, 600: 25, 3600: 7 * 24, 86_400: 60}
 """Lengths of a period in seconds, each with the most periods of that length."""
 COMPARED_TURNS, MIN_BEYOND, MIN_TURNS = 20_000, 5, 20
 """The latest turns are compared; a percentile needs five turns beyond it, a share twenty turns."""

@@ -16,12 +16,7 @@ from aiohttp import web
 
 from pipecat_hedge.policy import PROFILES
 from pipecat_hedge.tools.simulator.behaviour import BehaviourError, override, parse_model, plan
-from pipecat_hedge.tools.simulator.conditions import (
-    Arrivals,
-    Capacity,
-    checked_capacity,
-    read_conditions,
-)
+from pipecat_hedge.tools.simulator.conditions import Capacity, checked_capacity, read_conditions
 from pipecat_hedge.tools.simulator.exchange import Exchange
 from pipecat_hedge.tools.simulator.ledger import Ledger
 from pipecat_hedge.tools.simulator.wires import AnthropicWire, GoogleWire, OpenAIWire, PromptError
@@ -106,7 +101,8 @@ class Simulator(ProviderUrls):
         self._capacity = Capacity(self._default_capacity)
         self._conditions: dict[str, Any] = {}
         self._overrides: dict[str, Any] = {}
-        self._arrivals = Arrivals(started)
+        self._arrivals: Counter[int] = Counter()
+        self._first_second = int(started)
         self._requests: Counter[str] = Counter()
         self._serving: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
@@ -220,7 +216,7 @@ class Simulator(ProviderUrls):
         return await self._serve(exchange)
 
     async def _serve(self, exchange: Exchange) -> web.StreamResponse:
-        self._arrivals.add(asyncio.get_running_loop().time())
+        self._arrivals[int(asyncio.get_running_loop().time())] += 1
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)
@@ -294,9 +290,10 @@ class Simulator(ProviderUrls):
         return web.json_response(self.ledger.as_dict())
 
     async def _get_arrivals(self, request: web.Request) -> web.Response:
-        """Return the requests of each second of the machine's monotonic clock."""
-        since = int(_number(request, "since"))
-        first, counts = self._arrivals.since(since, asyncio.get_running_loop().time())
+        """Return the requests of each completed second of the machine's monotonic clock."""
+        now = int(asyncio.get_running_loop().time())
+        first = min(max(int(_number(request, "since")), self._first_second), now)
+        counts = [self._arrivals[second] for second in range(first, now)]
         queue = {"busy": self._capacity.busy, "waiting": self._capacity.waiting}
         return web.json_response({"first": first, "counts": counts, **queue})
 
