@@ -522,7 +522,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--second", metavar="NAME", help="the provider hedged to (default: the other one, if any)")
     add("--attempts", type=int, default=2, help="most requests per turn (default 2)")
     add("--after", action="append", **secs, help="a fixed delay; repeatable (default: the p95)")
-    add("--budget", action="append", **share, help="of adaptive policies; repeatable")
+    add("--budget", action="append", **share, help="a budget of the adaptive policy; repeatable")
     add("--deadline", **secs, help="the latest time of a first token")
     add("--slo", **secs, help="compare adaptive policies with this SLO for the first token, too")
     add("--slo-share", default=0.95, **share, help="of turns within the SLO (default 0.95)")

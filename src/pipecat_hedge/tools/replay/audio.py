@@ -73,21 +73,6 @@ class Recording:
         """The file's name without its suffix."""
         return self.path.stem
 
-    @property
-    def duration_secs(self) -> float:
-        """The file's duration."""
-        return self.samples / self.sample_rate
-
-    @property
-    def speech_begins_secs(self) -> float:
-        """From the start of the file to the first speech."""
-        return self.speech_begins_sample / self.sample_rate
-
-    @property
-    def speech_ends_secs(self) -> float:
-        """From the start of the file to the end of speech."""
-        return self.speech_ends_sample / self.sample_rate
-
 
 _RECORDING = TypeAdapter(Recording)
 
