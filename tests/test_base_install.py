@@ -21,7 +21,7 @@ HOOK = """
 import importlib.machinery
 import os
 
-EXTRAS = {"aioice", "aiortc", "anthropic", "av", "fastapi", "jinja2", "matplotlib", "opentelemetry",
+EXTRAS = {"aioice", "aiortc", "anthropic", "av", "fastapi", "jinja2", "opentelemetry",
           "prometheus_client", "pytest_asyncio", "redis", "rich", "uvicorn", "uvloop"}
 EXTRAS -= {os.environ.get("INSTALLED")}
 find_spec = importlib.machinery.PathFinder.find_spec

@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; None uses those of the process.
 
     Returns:
-        The command's exit status, 2 if an extra is missing, or 130 after Ctrl-C.
+        The command's exit status, 2 if it cannot be run, or 130 after Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     top = argparse.ArgumentParser(prog="pipecat-hedge", description="Tools of pipecat-hedge.")
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             module.configure(parsers[name])
             parsers[name].set_defaults(run=module.run)
         args = top.parse_args(arguments)
-        return args.run(args)
+        return _run(args)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", "pipecat_hedge"):
@@ -101,6 +101,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the output's reader has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    from pipecat_hedge.race import HedgeError
+
+    try:
+        return args.run(args)
+    except HedgeError as error:
+        return _fail(f"{args.command}: {error}", 2)
 
 
 def _import_quietly(name: str) -> ModuleType:

@@ -496,6 +496,7 @@ def test_an_earcon_that_nobody_would_hear(tmp_path: Path, rate: int, loudest: in
             r"^earcon: none\.wav: no such file\. Put it there, .* Or omit it to use",
         ),
         ("README.md", r"^earcon: README\.md: not an audio file .* Name a WAV .* Or omit it"),
+        (b"x", r"^earcon must be the path of an audio file, got b'x': omit it to use"),
     ],
 )
 def test_an_earcon_that_is_none(

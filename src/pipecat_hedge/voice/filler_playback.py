@@ -109,6 +109,10 @@ def read_earcon(path: str | Path) -> Samples:
     Raises:
         ConfigurationError: If it is not audio, or is silent; the message names the field.
     """
+    if not isinstance(path, (str, Path)) or not str(path):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(
+            f"earcon must be the path of an audio file, got {path!r}: {_REMEDY}"
+        )
     try:
         sound = read_audio(Path(path), EARCON_RATE)
     except ConfigurationError as error:

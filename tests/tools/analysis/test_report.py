@@ -109,8 +109,7 @@ def test_objectives_are_reported_only_with_an_slo(report: Report, log: Log) -> N
     assert len(made) == 7
     one = made["ttft", "premium"]
     assert one.turns == 100
-    assert one.interval is not None
-    assert one.interval.low < one.met / one.turns < one.interval.high
+    assert 0 < one.met < one.turns
     assert any(each.startswith("SLO missed: ") for each in report.headline)
 
 
@@ -329,7 +328,7 @@ def test_the_page_needs_nothing_else(page: str) -> None:
         *("compared", "callers", "objectives", "incidents", "hedging", "whatif", "slowest"),
     ]
     assert page.count('<div class="turn">') == 10
-    assert page.count('role="img"') == page.count('class="xtitle"') == 1
+    assert page.count('<td class="bars"') > 1
 
 
 def test_a_providers_name_is_only_a_name(tmp_path: Path) -> None:

@@ -217,25 +217,20 @@ def test_page_shows_the_bots_own_record() -> None:
         assert "own record" not in report_html([dataclasses.replace(turn(), record=odd)], "About.")
 
 
-def test_folder_holds_page_rows_and_pictures(tmp_path: Path) -> None:
+def test_folder_holds_page_and_rows(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "out"
     check_folder(folder)
-    stale = folder / "pictures/007-old.svg"
-    stale.touch()
     turns = [turn("open/sunday", 0.51234, run=2), turn(secs=None, error="silent")]
     write_report(folder, turns, "About.")
-    assert not stale.exists()
     first, second = json.loads((folder / "replay.json").read_text())
     assert (first["recording"], first["run"]) == ("open/sunday", 2)
     assert (first["voice_to_voice_secs"], first["error"]) == (0.5123, None)
     assert (second["voice_to_voice_secs"], second["error"]) == (None, "silent")
     names = (
         "recording run caller voice_to_voice_secs first_sound_secs error silent_after_secs "
-        "answer_text understood_text stages record late_secs bot_late_secs picture"
+        "answer_text understood_text stages record late_secs bot_late_secs"
     )
     assert " ".join(first) == " ".join(second) == names
-    for row in (first, second):
-        ElementTree.fromstring((folder / row["picture"]).read_text())
     assert "About." in (folder / "report.html").read_text()
 
 

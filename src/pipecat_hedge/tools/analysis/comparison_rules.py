@@ -15,16 +15,6 @@ import numpy as np
 from pipecat_hedge.policy import HedgePolicy, LatencyEstimate, PolicyOptions, SurvivalCurve
 from pipecat_hedge.race import ConfigurationError, LaunchDecision, Waiting
 
-__all__ = [
-    "AtQuantile",
-    "QuantileDelay",
-    "SingleR",
-    "SingleReissue",
-    "at_quantile",
-    "best_reissue",
-    "single_r",
-]
-
 
 def at_quantile(
     p: float = 0.95, max_attempts: int = 2, **options: Unpack[PolicyOptions]

@@ -21,8 +21,6 @@ from pipecat_hedge.race import SHED, AttemptReport
 from pipecat_hedge.tools.analysis.statistics import Quantile, Waits
 from pipecat_hedge.tools.analysis.turn_log import LoggedTurn
 
-__all__ = ["Incident", "attempt_waits", "bad_stretches", "incidents_of"]
-
 SLOW = 1.5
 BY_CHANCE = 0.01
 MIN_BAD, MIN_REQUESTS = 5, 20

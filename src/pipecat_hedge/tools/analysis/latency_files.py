@@ -25,8 +25,6 @@ from pipecat_hedge.race import SHED, AttemptReport, TurnReport
 from pipecat_hedge.tools.analysis.statistics import Bools, Floats, Ints
 from pipecat_hedge.tools.analysis.turn_log import NAMED, ReadingError, named, parse_turn, printable
 
-__all__ = ["Measured", "Recorded", "Unit", "read_latencies", "recorded_from"]
-
 Unit: TypeAlias = Literal["auto", "s", "ms", "us", "ns"]
 
 COLUMN = "latency"

@@ -11,8 +11,8 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,69 +30,12 @@ from pipecat_hedge.policy import (
 )
 from pipecat_hedge.race import Latency, Launch, Race, Slot, run_virtual
 from pipecat_hedge.tools.analysis.latency_files import Measured
-from pipecat_hedge.tools.analysis.statistics import (
-    PERCENTILES,
-    Floats,
-    Interval,
-    Ints,
-    kaplan_meier,
-    percentile,
-    replay_intervals,
-)
-
-__all__ = ["BLOCK", "Draws", "Outcome", "draws_of", "outcome_of"]
+from pipecat_hedge.tools.analysis.statistics import Floats, Ints, kaplan_meier
 
 BLOCK = 1000
 """Larger files are sampled in blocks of this many consecutive turns."""
 SIDE_BY_SIDE = 0.9
 """The share of turns with both providers from which both latencies come from the same turn."""
-SAME = 1.02
-"""A figure up to this factor above its lower bound counts as known."""
-NO_ANSWER_SECS = 60.0
-"""The wait of a turn without an answer, in means."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of one policy.
-
-    Parameters:
-        policy: The policy's name.
-        percentiles: ``p50``, ``p95``, ``p99``, ``p99.9`` in seconds; infinite is no answer.
-        intervals: Their 95 % intervals for files of this size.
-        max_secs: The slowest turn.
-        at_least: Lower bounds in seconds of those percentiles, and of ``max``, that depend on
-            requests which were cut short.
-        mean_secs: The mean wait; a turn without an answer counts a minute.
-        under_deadline: The share of turns answered by the deadline; None without a deadline.
-        unanswered: The share of turns without an answer.
-        extra_requests: Requests per turn beyond the first, without replacements.
-        replacements: Requests per turn that replaced a failed one.
-        extra_tokens: The tokens per turn that they add; None if prompt sizes are unknown.
-        extra_usd: The US dollars per 1,000 turns that they add; None if prices are unknown.
-        secs: Every turn, in seconds; shape (n,).
-        is_choice: Whether the policy can be recommended, or is only a comparison.
-    """
-
-    policy: str
-    percentiles: Mapping[str, float]
-    intervals: Mapping[str, Interval]
-    max_secs: float
-    at_least: Mapping[str, float]
-    mean_secs: float
-    under_deadline: float | None
-    unanswered: float
-    extra_requests: float
-    replacements: float
-    extra_tokens: float | None
-    extra_usd: float | None
-    secs: Floats = field(repr=False)
-    is_choice: bool = True
-
-    def waited_secs(self, deadline_secs: float | None = None) -> float:
-        """Return the mean wait, or the mean wait beyond a deadline; no answer counts a minute."""
-        secs = np.minimum(self.secs, NO_ANSWER_SECS)
-        return float(np.maximum(secs - (deadline_secs or 0.0), 0.0).mean())
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,62 +110,20 @@ def draws_of(
     )
 
 
-def outcome_of(
-    name: str,
-    policy: HedgePolicy,
-    draws: Draws,
-    *,
-    deadline_secs: float | None,
-    cost: tuple[float | None, float | None],
-    usd_per_mtok: Mapping[str, tuple[float, float]],
-    correlation: float,
-    seed: int,
-    is_choice: bool,
-    progress: Callable[[float], None],
-) -> Outcome:
+def replay(
+    policy: HedgePolicy, draws: Draws, usd_per_mtok: Mapping[str, tuple[float, float]]
+) -> tuple[Floats, Floats, float, float]:
     """Replay a policy.
 
     Args:
-        name: The policy's name.
         policy: The policy.
         draws: The requests' latencies.
-        deadline_secs: The deadline, or None.
-        cost: Tokens and US dollars of an extra request, if known.
         usd_per_mtok: Providers' prices, used by the hedging budget.
-        correlation: Of consecutive turns, for the intervals.
-        seed: The same seed gives the same intervals.
-        is_choice: Whether the policy can be recommended.
-        progress: Called with the completed share.
+
+    Returns:
+        When each turn is answered, its lower bound if unknown, and the hedges and the replacements
+        per turn.
     """
-    secs, least, extra, replaced = _replay(policy, draws, usd_per_mtok, progress)
-    ascending, more = np.sort(secs), extra + replaced
-    answered = float(np.isfinite(secs).mean())
-    tokens, usd = cost
-    return Outcome(
-        name,
-        {key: percentile(ascending, p) for key, p in PERCENTILES.items()},
-        replay_intervals(secs, draws.rows, draws.sizes, 1.0 + more, correlation, seed),
-        float(ascending[-1]),
-        _at_least(secs, least),
-        float(np.minimum(secs, NO_ANSWER_SECS).mean()),
-        None if deadline_secs is None else float((secs <= deadline_secs).mean()),
-        1.0 - answered,
-        extra,
-        replaced,
-        None if tokens is None else more * tokens,
-        None if usd is None else 1000 * more * usd,
-        secs,
-        is_choice,
-    )
-
-
-def _replay(
-    policy: HedgePolicy,
-    draws: Draws,
-    usd_per_mtok: Mapping[str, tuple[float, float]],
-    progress: Callable[[float], None],
-) -> tuple[Floats, Floats, float, float]:
-    """Return when each turn is answered, its lower bound if unknown, and requests per turn."""
     stats, rng = LatencyRegistry(), random.Random(1)
     first, second = draws.first.name, draws.second.name
     backends = [Backend(n, n, usd_per_mtok.get(n)) for n in dict.fromkeys((first, second))]
@@ -278,8 +179,6 @@ def _replay(
                 stats.record_listened(backend, probe, seen_at, 0.0, None)
             numbers = [attempt.number for attempt in lost]
             learn(stats, backends, race.attempts, None, listened_to=numbers, with_sentences=False)
-        if turn % 500 == 0:
-            progress(turn / count)
     return answered, least, extra / count, replaced / count
 
 
@@ -326,15 +225,3 @@ def _bounds(measured: Measured, filled: Floats) -> Floats:
     _, known_to = kaplan_meier(measured.secs[kept], measured.censored[kept])
     is_guess = measured.censored & (filled > known_to)
     return np.where(is_guess, np.maximum(measured.secs, known_to), np.inf)
-
-
-def _at_least(secs: Floats, least: Floats) -> dict[str, float]:
-    """Return the percentiles that depend on unknown latencies, with their lower bounds."""
-    unknown = ~np.isnan(least)
-    if not unknown.any():
-        return {}
-    low = np.sort(np.where(unknown, least, secs))
-    high = np.sort(np.where(unknown, np.inf, secs))
-    bounds = {key: (percentile(low, p), percentile(high, p)) for key, p in PERCENTILES.items()}
-    bounds["max"] = float(low[-1]), float(high[-1])
-    return {key: least for key, (least, most) in bounds.items() if most > SAME * least}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, tzinfo
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Literal, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -16,9 +15,24 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import numpy as np
 
 from pipecat_hedge.policy import HedgePolicy, Slo, classify_llm, classify_wait
-from pipecat_hedge.race import AttemptReport, ConfigurationError, HedgeError, missing_extra
-from pipecat_hedge.tools.analysis.charts import Axis, Chart, log_axis, path
-from pipecat_hedge.tools.analysis.formatting import (
+from pipecat_hedge.race import AttemptReport, ConfigurationError, missing_extra
+from pipecat_hedge.tools.analysis.incidents import Incident, attempt_waits, incidents_of
+from pipecat_hedge.tools.analysis.latency_files import recorded_from
+from pipecat_hedge.tools.analysis.slow_turns import SlowTurn, slowest_turns
+from pipecat_hedge.tools.analysis.statistics import (
+    Bootstrap,
+    Floats,
+    Interval,
+    Ints,
+    Quantile,
+    Waits,
+    percentile,
+    rank_correlation,
+)
+from pipecat_hedge.tools.analysis.turn_log import Log, LoggedTurn, ReadingError, read_logs
+from pipecat_hedge.tools.analysis.whatif import Answer, Question, show, what_if
+from pipecat_hedge.tools.formatting import (
+    OBJECTIVES,
     UNKNOWN,
     between,
     count,
@@ -31,21 +45,6 @@ from pipecat_hedge.tools.analysis.formatting import (
     text_table,
     usd,
 )
-from pipecat_hedge.tools.analysis.incidents import Incident, attempt_waits, incidents_of
-from pipecat_hedge.tools.analysis.latency_files import recorded_from
-from pipecat_hedge.tools.analysis.slow_turns import SlowTurn, slowest_turns
-from pipecat_hedge.tools.analysis.statistics import (
-    Bootstrap,
-    Floats,
-    Interval,
-    Waits,
-    rank_correlation,
-    wilson,
-)
-from pipecat_hedge.tools.analysis.turn_log import Log, LoggedTurn, ReadingError, read_logs
-from pipecat_hedge.tools.analysis.whatif import Answer, Question, show, what_if
-
-__all__ = ["Report", "configure", "page_of", "report_of", "run", "summary_of"]
 
 FEW, P99_TURNS = 100, 500
 """Fewer turns get a caveat; from 500 turns on the p99 shows the effect of hedging."""
@@ -53,10 +52,11 @@ BUDGETS = (0.05, 0.1, 0.25)
 REPLAYED, SAMPLED = 6_000, 20_000
 """Turns that are replayed, and the most turns whose latencies are used."""
 AS_LOGGED, SAME_REQUESTS = "as logged", 0.02
-MAX_PERIODS, MAX_HOURS = 26, 7 * 24 + 1
+PERIODS = {60: 25, 300: 25, 600: 25, 3600: 7 * 24, 86_400: 60}
+"""Lengths of a period in seconds, each with the most periods of that length."""
 COMPARED_TURNS, MIN_BEYOND, MIN_TURNS = 20_000, 5, 20
 """The latest turns are compared; a percentile needs five turns beyond it, a share twenty turns."""
-OBJECTIVES = {"ttft": "first token", "ttfs": "first sentence", "voice_to_voice": "voice to voice"}
+RESAMPLES = 400
 Objective: TypeAlias = Literal["ttft", "ttfs", "voice_to_voice"]
 
 
@@ -93,7 +93,6 @@ class ObjectiveResult:
         target: The target share of turns.
         met: Turns that met it.
         turns: Turns to which it applies.
-        interval: The 95 % interval of the share of met turns; None without a turn.
     """
 
     objective: Objective
@@ -102,40 +101,6 @@ class ObjectiveResult:
     target: float
     met: int
     turns: int
-    interval: Interval | None
-
-
-@dataclass(frozen=True, slots=True)
-class Spending:
-    """The tokens and costs of requests; None if unknown for all.
-
-    Parameters:
-        requests: The number of requests.
-        input_tokens: Prompt tokens.
-        output_tokens: Answer tokens.
-        estimated: Requests with estimated token counts.
-        usd: Their cost, in US dollars.
-    """
-
-    requests: int
-    input_tokens: int | None
-    output_tokens: int | None
-    estimated: int
-    usd: float | None
-
-    @classmethod
-    def of(cls, attempts: Sequence[AttemptReport]) -> Spending:
-        """Add up requests."""
-        prompts = [a.input_tokens for a in attempts if a.input_tokens is not None]
-        answers = [a.output_tokens for a in attempts if a.output_tokens is not None]
-        prices = [a.usd for a in attempts if a.usd is not None]
-        return cls(
-            len(attempts),
-            sum(prompts) if prompts else None,
-            sum(answers) if answers else None,
-            sum(a.tokens_estimated for a in attempts),
-            math.fsum(prices) if prices else None,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +114,7 @@ class ProviderFigures:
         outcomes: The same by ``won``, ``superseded``, ``failed`` and ``interrupted``.
         failures: The failed ones, by category.
         ttft: Times to first token; cancelled requests are right-censored.
-        spending: Their tokens and costs.
+        usd: Their cost, in US dollars; None if no price is known.
     """
 
     provider: str
@@ -158,7 +123,7 @@ class ProviderFigures:
     outcomes: dict[str, int]
     failures: dict[str, int]
     ttft: Waits
-    spending: Spending
+    usd: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +135,7 @@ class Hedging:
         won: The hedges whose answer was released.
         replacements: Requests that replaced a failed or stalled one.
         extra_requests: Requests beyond the first, per turn with a request.
-        lost: The cost of requests that lost a race.
+        lost_usd: The cost of requests that lost a race; None if no price is known.
         percentile: The compared percentile: ``p99``, or ``p95`` for few turns.
         with_secs: It under the log's policy, replayed; None without a replay.
         without_secs: It without hedging, failed requests being replaced.
@@ -181,7 +146,7 @@ class Hedging:
     won: int
     replacements: int
     extra_requests: float
-    lost: Spending
+    lost_usd: float | None
     percentile: str = "p99"
     with_secs: float | None = None
     without_secs: float | None = None
@@ -233,7 +198,6 @@ class Report:
         providers: Each provider's requests, the most frequent first provider first.
         incidents: Times in which a provider was slow or failing, costliest first.
         hedging: The effect of hedging.
-        spending: The tokens and costs of all requests.
         usd_per_success: The cost of a completely answered turn; None if unknown.
         slowest: The slowest turns.
         whatif: The results of other policies; None if nothing was replayed.
@@ -259,7 +223,6 @@ class Report:
     providers: tuple[ProviderFigures, ...]
     incidents: tuple[Incident, ...]
     hedging: Hedging
-    spending: Spending
     usd_per_success: float | None
     slowest: tuple[SlowTurn, ...]
     whatif: Answer | None
@@ -291,7 +254,7 @@ def report_of(
     providers = _providers(turns)
     is_timed = all(turn.at is not None for turn in turns)
     answer = _replayed(turns, slo, progress) if replay else None
-    all_turns, spending = Group.of("all callers", turns), Spending.of(sent)
+    all_turns, cost = Group.of("all callers", turns), _usd(sent)
     successes = sum(turn.succeeded for turn in turns)
     tiers = dict.fromkeys(turn.report.tier for turn in turns)
     usual = {p.provider: p.ttft.p50.secs for p in providers if p.ttft.p50 is not None}
@@ -320,8 +283,7 @@ def report_of(
         providers,
         incidents,
         hedging,
-        spending,
-        spending.usd / successes if spending.usd is not None and successes else None,
+        cost / successes if cost is not None and successes else None,
         slowest_turns(turns, usual),
         answer,
         () if against is None else against.files,
@@ -345,27 +307,25 @@ def _ttfs(turns: Sequence[LoggedTurn]) -> Waits:
     )
 
 
+def _usd(attempts: Iterable[AttemptReport]) -> float | None:
+    prices = [a.usd for a in attempts if a.usd is not None]
+    return math.fsum(prices) if prices else None
+
+
 def _periods(turns: Sequence[LoggedTurn], zone: tzinfo | None) -> tuple[Group, ...]:
-    """Group the turns by hour, or by the shortest period that gives few enough groups."""
-    began = [turn.began_at or 0.0 for turn in turns]
-    low, high = min(began), max(began)
-    offset = datetime.fromtimestamp(low, zone).astimezone(zone).utcoffset()
-    shift = 0.0 if offset is None else offset.total_seconds()
-    widths = [60.0 * m for m in (1, 2, 5, 10, 15, 30, 60, 120, 360, 1440, 2880, 10080)]
-    width, first, number = max(high - low, 1.0), low, 1
-    for each in widths:
-        begin = math.floor((low + shift) / each) * each - shift
-        periods = math.floor((high - begin) / each) + 1
-        if periods <= (MAX_HOURS if each == 3600 else MAX_PERIODS):
-            width, first, number = each, begin, periods
-            break
-    groups: list[list[LoggedTurn]] = [[] for _ in range(number)]
-    for turn, at in zip(turns, began, strict=True):
-        groups[min(int((at - first) // width), number - 1)].append(turn)
-    form = "%Y-%m-%d" if width >= 86400 else "%m-%d %H:%M" if number * width > 86400 else "%H:%M"
+    """Group the turns by hour; by minutes or days in logs of another length."""
+    began = np.array([turn.began_at or 0.0 for turn in turns])
+    span = float(np.ptp(began))
+    width = next((w for w, most in PERIODS.items() if span < w * most), 30 * 86_400)
+    offset = datetime.fromtimestamp(began[0], zone).astimezone(zone).utcoffset() or timedelta()
+    place = np.floor((began + offset.total_seconds()) / width).astype(int)
+    form = "%Y-%m-%d" if width >= 86_400 else "%m-%d %H:%M" if span > 86_400 else "%H:%M"
+    groups: dict[int, list[LoggedTurn]] = {n: [] for n in range(place.min(), place.max() + 1)}
+    for turn, n in zip(turns, place, strict=True):
+        groups[int(n)].append(turn)
     return tuple(
-        Group.of(datetime.fromtimestamp(first + n * width, zone).strftime(form), group)
-        for n, group in enumerate(groups)
+        Group.of(f"{datetime.fromtimestamp(n * width, zone) - offset:{form}}", group)
+        for n, group in groups.items()
     )
 
 
@@ -382,7 +342,7 @@ def _providers(turns: Sequence[LoggedTurn]) -> tuple[ProviderFigures, ...]:
             dict(Counter(a.outcome for a in mine)),
             dict(Counter(a.error_category or "unknown" for a in mine if a.outcome == "failed")),
             attempt_waits(mine),
-            Spending.of(mine),
+            _usd(mine),
         )
         for name, mine in sent.items()
     ]
@@ -392,16 +352,15 @@ def _providers(turns: Sequence[LoggedTurn]) -> tuple[ProviderFigures, ...]:
 def _objectives(log: Log, slo: Slo | None) -> tuple[ObjectiveResult, ...]:
     if slo is None:
         return ()
-    found = list[ObjectiveResult]()
-    for tier in dict.fromkeys(turn.report.tier for turn in log.turns):
-        mine = [turn.report for turn in log.turns if turn.report.tier == tier]
-        objectives: tuple[Literal["ttft", "ttfs"], ...] = ("ttft", "ttfs")
+    verdicts: dict[tuple[Objective, str | None], list[bool | None]] = {}
+    objectives: tuple[Literal["ttft", "ttfs"], ...] = ("ttft", "ttfs")
+    for turn in log.turns:
         for objective in objectives:
             if (limit := slo.within(objective)) is not None:
-                verdicts = [classify_llm(objective, limit, report) for report in mine]
-                found.append(_objective(objective, tier, limit, slo.share, verdicts))
-    if log.voice_turns and (limit := slo.voice_to_voice_secs) is not None:
-        voice_turns = [
+                verdict = classify_llm(objective, limit, turn.report)
+                verdicts.setdefault((objective, turn.report.tier), []).append(verdict)
+    if (limit := slo.voice_to_voice_secs) is not None and log.voice_turns:
+        verdicts["voice_to_voice", None] = [
             classify_wait(
                 limit,
                 turn.secs if turn.answered else None,
@@ -411,20 +370,12 @@ def _objectives(log: Log, slo: Slo | None) -> tuple[ObjectiveResult, ...]:
             )
             for turn in log.voice_turns
         ]
-        found.append(_objective("voice_to_voice", None, limit, slo.share, voice_turns))
-    return tuple(found)
-
-
-def _objective(
-    objective: Objective,
-    tier: str | None,
-    limit: float,
-    target: float,
-    verdicts: Sequence[bool | None],
-) -> ObjectiveResult:
-    known = [verdict for verdict in verdicts if verdict is not None]
-    interval = wilson(sum(known), len(known)) if known else None
-    return ObjectiveResult(objective, tier, limit, target, sum(known), len(known), interval)
+    results = list[ObjectiveResult]()
+    for (objective, tier), each in verdicts.items():
+        limit, known = slo.within(objective) or 0.0, [v for v in each if v is not None]
+        result = ObjectiveResult(objective, tier, limit, slo.share, sum(known), len(known))
+        results.append(result)
+    return tuple(results)
 
 
 def _replayed(
@@ -472,7 +423,7 @@ def _hedging(turns: Sequence[LoggedTurn], answer: Answer | None) -> Hedging:
         sum(a.outcome == "won" for a in hedges),
         sum(a.launch_reason in ("failure", "stall") for a in sent),
         len(sent) / with_requests - 1 if with_requests else 0.0,
-        Spending.of([a for a in sent if a.outcome == "superseded"]),
+        _usd([a for a in sent if a.outcome == "superseded"]),
     )
     if answer is None:
         return counted
@@ -493,88 +444,60 @@ def _hedging(turns: Sequence[LoggedTurn], answer: Answer | None) -> Hedging:
 
 def _compared(turns: Sequence[LoggedTurn], others: Sequence[LoggedTurn]) -> Iterable[Difference]:
     """Compare each figure of both logs, with its bootstrap interval."""
-    logs = [_Sample(each[-COMPARED_TURNS:], seed) for seed, each in enumerate((turns, others), 1)]
-    for name, unit, figure, enough in _FIGURES:
-        this, other = (figure(log, None) for log in logs)
-        known = [None if math.isnan(value) else value for value in (this, other)]
-        if None in known or not all(enough(log) for log in logs):
-            yield Difference(name, unit, known[0], known[1], None, "too few turns")
+    both = [_resampled(each[-COMPARED_TURNS:], seed) for seed, each in enumerate((turns, others))]
+    for (name, unit, this, mine), (_, _, other, theirs) in zip(*both, strict=True):
+        if mine is None or theirs is None:
+            yield Difference(name, unit, this, other, None, "too few turns")
             continue
-        weights = zip(*(log.weights for log in logs), strict=True)
-        drawn = np.array(
-            [figure(logs[0], mine) - figure(logs[1], theirs) for mine, theirs in weights]
-        )
-        low, high = (float(v) for v in np.nanquantile(drawn, (0.025, 0.975)))
-        differs = low > 0 or high < 0
-        verdict = "differs" if differs else "no difference shown"
-        yield Difference(name, unit, known[0], known[1], Interval(low, high), verdict)
+        low, high = (float(v) for v in np.nanquantile(mine - theirs, (0.025, 0.975)))
+        verdict = "differs" if low > 0 or high < 0 else "no difference shown"
+        yield Difference(name, unit, this, other, Interval(low, high), verdict)
 
 
-class _Sample:
-    """A log's figures, optionally with weighted turns."""
-
-    def __init__(self, turns: Sequence[LoggedTurn], seed: int):
-        nan = math.nan
-        ttft = np.array([nan if (s := t.report.ttft_secs) is None else s for t in turns])
-        self.order = np.argsort(ttft)
-        self.answered = int(np.sum(~np.isnan(ttft)))
-        self.ascending = ttft[self.order][: self.answered]
-        self.turns = len(turns)
-        self.whole = np.array([float(turn.succeeded) for turn in turns])
-        self.gone = np.array([float(turn.given_up) for turn in turns])
-        self.requests = np.array([float(len(turn.sent)) for turn in turns])
-        costs = [[nan if a.usd is None else a.usd for a in turn.sent] for turn in turns]
-        self.usd = np.array([math.fsum(each) for each in costs])
-        known = ttft[~np.isnan(ttft)]
-        correlation = rank_correlation(known[:-1], known[1:]) if len(known) > MIN_TURNS else 0.0
-        rng = np.random.default_rng(seed)
-        bootstrap = Bootstrap(len(turns), rng, correlation, [turn.session for turn in turns])
-        self.weights = [bootstrap.draw() for _ in range(400)]
-
-    def quantile(self, p: float, weight: Floats | None) -> float:
-        weights = np.ones(self.turns) if weight is None else weight
-        summed = np.cumsum(weights[self.order][: self.answered])
-        if not self.answered or not summed[-1]:
-            return math.nan
-        rank = max(math.ceil(p * summed[-1]), 1)
-        return float(self.ascending[int(np.searchsorted(summed, rank))])
-
-    def ratio(self, above: Floats, below: Floats, weight: Floats | None) -> float:
-        weights = np.ones(self.turns) if weight is None else weight
-        total = float((below * weights).sum())
-        return float((above * weights).sum()) / total if total else math.nan
+_Figure: TypeAlias = tuple[str, str, float | None, Floats | None]
+"""A figure's name, unit, value, and values in resampled logs; None if there are too few turns."""
 
 
-_Figure: TypeAlias = tuple[
-    str, str, Callable[[_Sample, "Floats | None"], float], Callable[[_Sample], bool]
-]
+def _resampled(turns: Sequence[LoggedTurn], seed: int) -> list[_Figure]:
+    ttft = np.array([np.nan if (s := t.report.ttft_secs) is None else s for t in turns])
+    known = ttft[~np.isnan(ttft)]
+    correlation = rank_correlation(known[:-1], known[1:]) if len(known) > MIN_TURNS else 0.0
+    rng = np.random.default_rng(seed)
+    bootstrap = Bootstrap(len(turns), rng, correlation, [turn.session for turn in turns])
+    logs = [np.repeat(np.arange(len(turns)), bootstrap.draw()) for _ in range(RESAMPLES)]
+    found = list[_Figure]()
 
+    def add(name: str, unit: str, figure: Callable[[Ints], float], *, enough: bool) -> None:
+        value = figure(np.arange(len(turns)))
+        is_known = enough and not math.isnan(value)
+        drawn = np.array([figure(rows) for rows in logs]) if is_known else None
+        found.append((name, unit, None if math.isnan(value) else value, drawn))
 
-def _quantile_figure(p: float) -> _Figure:
-    name = f"first token, p{100 * p:.0f}"
-    return (
-        name,
-        "secs",
-        lambda log, weight: log.quantile(p, weight),
-        lambda log: log.answered * (1 - p) >= MIN_BEYOND - 1e-9,
-    )
+    for p in (0.5, 0.95, 0.99):
 
+        def quantile(rows: Ints, p: float = p) -> float:
+            waits = np.sort(ttft[rows])  # NaN comes last
+            waits = waits[: np.count_nonzero(~np.isnan(waits))]
+            return percentile(waits, p) if waits.size else math.nan
 
-def _ratio_figure(name: str, unit: str, above: str, below: str | None = None) -> _Figure:
-    def figure(log: _Sample, weight: Floats | None) -> float:
-        divisor = np.ones(log.turns) if below is None else getattr(log, below)
-        return log.ratio(getattr(log, above), divisor, weight)
+        enough = len(known) * (1 - p) >= MIN_BEYOND - 1e-9
+        add(f"first token, p{100 * p:.0f}", "secs", quantile, enough=enough)
+    each = np.ones(len(turns))
+    whole = np.array([float(turn.succeeded) for turn in turns])
+    costs = [[np.nan if a.usd is None else a.usd for a in turn.sent] for turn in turns]
+    for name, unit, above, below in (
+        ("complete answers", "share", whole, each),
+        ("given up before the first token", "share", np.array([t.given_up for t in turns]), each),
+        ("requests per turn", "requests", np.array([len(turn.sent) for turn in turns]), each),
+        ("cost of an answered turn", "usd", np.array([sum(turn) for turn in costs]), whole),
+    ):
 
-    return name, unit, figure, lambda log: log.turns >= MIN_TURNS
+        def ratio(rows: Ints, above: Floats = above, below: Floats = below) -> float:
+            total = below[rows].sum()
+            return float(above[rows].sum() / total) if total else math.nan
 
-
-_FIGURES = (
-    *(_quantile_figure(p) for p in (0.5, 0.95, 0.99)),
-    _ratio_figure("complete answers", "share", "whole"),
-    _ratio_figure("given up before the first token", "share", "gone"),
-    _ratio_figure("requests per turn", "requests", "requests"),
-    _ratio_figure("cost of an answered turn", "usd", "usd", "whole"),
-)
+        add(name, unit, ratio, enough=len(turns) >= MIN_TURNS)
+    return found
 
 
 def _headline(
@@ -586,7 +509,7 @@ def _headline(
     zone: tzinfo | None,
 ) -> Iterable[str]:
     ttft = all_turns.ttft
-    waited = f"{secs(ttft.p50)} (p50), {secs(ttft.p95)} (p95), {secs(ttft.longest)} at most"
+    waited = f"{_wait(ttft.p50)} (p50), {_wait(ttft.p95)} (p95), {_wait(ttft.longest)} at most"
     yield f"{count(all_turns.turns, 'turn')}: callers waited {waited} for the first token."
     if all_turns.unanswered or ttft.cut_short:
         yield (
@@ -625,7 +548,7 @@ def _incident(incident: Incident, zone: tzinfo | None) -> str:
         )
         what = f"{incident.bad} of {incident.requests} requests failed or were slow ({failures})"
     else:
-        what = f"p50 {secs(incident.p50)} instead of {secs(incident.usual_p50)}"
+        what = f"p50 {_wait(incident.p50)} instead of {_wait(incident.usual_p50)}"
     costs = list[str]()
     if (incident.extra_wait_secs or 0.0) > 0:
         costs.append(
@@ -729,7 +652,7 @@ def _providers_table(report: Report) -> _Table:
             count(p.outcomes.get("won", 0)),
             count(p.outcomes.get("failed", 0)),
             *_percentiles(p.ttft)[:3],
-            usd(p.spending.usd),
+            usd(p.usd),
         ]
         for p in report.providers
     ]
@@ -743,13 +666,11 @@ def _objectives_table(report: Report) -> _Table:
             f"{OBJECTIVES[p.objective]} ≤ {p.limit_secs:g} s, {p.tier or 'all callers'}",
             f"{100 * p.target:g} %",
             share(p.met / p.turns if p.turns else None),
-            UNKNOWN
-            if p.interval is None
-            else f"{100 * p.interval.low:.1f} – {100 * p.interval.high:.1f} %",
+            f"{p.met:,} of {p.turns:,}",
         ]
         for p in report.objectives
     ]
-    return "Service level objectives", ["", "target", "met", "95 % interval"], rows
+    return "Service level objectives", ["", "target", "met", "turns"], rows
 
 
 def _comparison_table(report: Report) -> _Table:
@@ -771,7 +692,11 @@ def _comparison_table(report: Report) -> _Table:
 
 
 def _percentiles(waits: Waits) -> list[str]:
-    return [secs(each) for each in (waits.p50, waits.p95, waits.p99, waits.longest)]
+    return [_wait(each) for each in (waits.p50, waits.p95, waits.p99, waits.longest)]
+
+
+def _wait(quantile: Quantile | None) -> str:
+    return UNKNOWN if quantile is None else secs(quantile.secs, at_least=quantile.at_least)
 
 
 def _range(interval: Interval | None, shown: Callable[[float], str]) -> str:
@@ -816,50 +741,13 @@ def page_of(report: Report, zone: tzinfo | None = None) -> str:
             "objectives": _objectives_table(report),
             "comparison": _comparison_table(report),
         },
-        periods=[
-            [g.name, count(g.turns), *_percentiles(g.ttft)] for g in report.periods if g.turns
-        ],
+        periods=[(g, _percentiles(g.ttft)) for g in report.periods if g.turns],
+        slowest_secs=max((g.ttft.p95.secs for g in report.periods if g.ttft.p95), default=1.0),
         incidents=[_incident(each, zone) for each in report.incidents],
         bought=_bought(report.hedging),
         recommended="" if report.whatif is None else _recommended(report.whatif),
         whatif="" if report.whatif is None else show(report.whatif, 100),
-        chart=_over_time(report),
         clock=lambda at: f"{datetime.fromtimestamp(at, zone):%H:%M:%S}",
-    )
-
-
-def _over_time(report: Report) -> Chart | None:
-    """Chart the p50 and p95 of each period, and the incidents."""
-    periods = report.periods
-    known = [q.secs for group in periods for q in (group.ttft.p50, group.ttft.p95) if q is not None]
-    if len(periods) < 2 or not known or report.begin_at is None or report.end_at is None:
-        return None
-    y, up = log_axis(known, "time to first token, seconds (logarithmic)")
-    step = 100 / len(periods)
-
-    def line(name: str) -> str:
-        found = [getattr(group.ttft, name) for group in periods]
-        places = [math.nan if q is None else y(q.secs) for q in found]
-        points = [(n * step, place) for n, place in enumerate(places)]
-        return path([*points, (100.0, places[-1])], is_step=True)
-
-    every = max(math.ceil(len(periods) / 4), 1)
-    ticks = tuple((n * step, group.name) for n, group in enumerate(periods) if n % every == 0)
-    places = [sum(group.turns for group in periods[:n]) for n in range(len(periods) + 1)]
-
-    def at(place: int) -> float:
-        return float(np.interp(place, places, np.arange(len(places)) * step))
-
-    bands = tuple((at(i.first_turn - 1), at(i.last_turn)) for i in report.incidents)
-    names = ", ".join(dict.fromkeys(i.provider for i in report.incidents))
-    return Chart(
-        "When",
-        "median and p95 of the time to first token over the time of day",
-        (("p50", line("p50")), ("p95", line("p95"))),
-        Axis("time", ticks),
-        up,
-        bands,
-        f"slow or failing: {names}",
     )
 
 
@@ -885,39 +773,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print and write the report; returns 0, or 2 if it cannot be made."""
-    bar = progress_bar()
-    try:
-        zone = _zone(args.tz)
-        limits = (args.slo_ttft, args.slo_ttfs, args.slo_voice_to_voice)
-        slo = None if limits == (None, None, None) else Slo(*limits, share=args.slo_share)
-        if args.out is not None and not args.out.parent.is_dir():
-            raise ConfigurationError(f"out: there is no folder {args.out.parent}: create it first")
-        with bar:
-            task = bar.add_task("reading", total=1.0)
-            log = read_logs(args.files)
-            report = report_of(
-                log,
-                slo=slo,
-                zone=zone,
-                against=read_logs(args.against) if args.against else None,
-                replay=not args.no_replay,
-                progress=lambda what, done: bar.update(task, description=what, completed=done),
-            )
-        if args.out is not None:
-            try:
-                args.out.write_text(page_of(report, zone), encoding="utf-8")
-            except OSError as e:
-                raise ConfigurationError(f"out: {args.out} cannot be written: {e.strerror}") from e
-    except HedgeError as e:
-        print(f"pipecat-hedge report: {e}", file=sys.stderr)
-        return 2
+    """Print and write the report.
+
+    Raises:
+        HedgeError: If it cannot be made.
+    """
+    zone = _zone(args.tz)
+    limits = (args.slo_ttft, args.slo_ttfs, args.slo_voice_to_voice)
+    slo = None if limits == (None, None, None) else Slo(*limits, share=args.slo_share)
+    if args.out is not None and not args.out.parent.is_dir():
+        raise ConfigurationError(f"out: there is no folder {args.out.parent}: create it first")
+    with progress_bar() as bar:
+        task = bar.add_task("reading", total=1.0)
+        report = report_of(
+            read_logs(args.files),
+            slo=slo,
+            zone=zone,
+            against=read_logs(args.against) if args.against else None,
+            replay=not args.no_replay,
+            progress=lambda what, done: bar.update(task, description=what, completed=done),
+        )
+    if args.out is not None:
+        try:
+            args.out.write_text(page_of(report, zone), encoding="utf-8")
+        except OSError as e:
+            raise ConfigurationError(f"out: {args.out} cannot be written: {e.strerror}") from e
     if args.json:
-        print_json(report)
-    else:
-        print(summary_of(report, zone, terminal_width()))
-        if args.out is not None:
-            print(f"\npage: {args.out}")
+        print_json(report, version=2)
+        return 0
+    print(summary_of(report, zone, terminal_width()))
+    if args.out is not None:
+        print(f"\npage: {args.out}")
     return 0
 
 

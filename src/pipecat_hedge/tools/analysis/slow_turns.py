@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from pipecat_hedge.race import SHED, AttemptReport
-from pipecat_hedge.tools.analysis.formatting import secs
 from pipecat_hedge.tools.analysis.turn_log import LoggedTurn
-
-__all__ = ["Cause", "Lane", "SlowTurn", "slowest_turns"]
+from pipecat_hedge.tools.formatting import secs
 
 Cause: TypeAlias = Literal["queue", "no request", "connection", "failure", "silence", "slow"]
 """The cause of most of the wait."""

@@ -8,7 +8,7 @@ whole calls.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,24 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pipecat_hedge.policy import SurvivalCurve
-
-__all__ = [
-    "PERCENTILES",
-    "Bools",
-    "Bootstrap",
-    "Floats",
-    "Independence",
-    "Interval",
-    "Ints",
-    "Quantile",
-    "Waits",
-    "independence_of",
-    "kaplan_meier",
-    "percentile",
-    "rank_correlation",
-    "replay_intervals",
-    "wilson",
-]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -79,20 +61,6 @@ def percentile(ascending: Floats, p: float) -> float:
         p: The share, above 0 and at most 1.
     """
     return float(ascending[max(math.ceil(p * len(ascending)) - 1, 0)])
-
-
-def wilson(hits: float, total: float, z: float = 1.96) -> Interval:
-    """Return the 95 % interval of a share (Wilson, 1927).
-
-    Args:
-        hits: The number of hits.
-        total: The sample size; positive.
-        z: Standard errors.
-    """
-    share, scale = hits / total, 1 + z * z / total
-    middle = (share + z * z / (2 * total)) / scale
-    half = z / scale * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    return Interval(max(middle - half, 0.0), min(middle + half, 1.0))
 
 
 def kaplan_meier(secs: Floats, censored: Bools) -> tuple[SurvivalCurve, float]:
@@ -263,26 +231,15 @@ class Bootstrap:
         best = (2 * r / (1 - r**2)) ** (2 / 3) * turns ** (1 / 3)
         self._block = max(round(min(max(best, BLOCK), turns / 10)), 1)
 
-    def draw(self) -> Floats:
+    def draw(self) -> Ints:
         """Return how often each turn is drawn; shape (turns,)."""
         if self._codes is not None:
             count = int(self._codes.max()) + 1
             calls = np.bincount(self._rng.integers(0, count, count), minlength=count)
-            return calls[self._codes].astype(np.float64)
+            return calls[self._codes]
         begins = self._rng.integers(0, self._turns, -(-self._turns // self._block))
         drawn = (begins[:, None] + np.arange(self._block)) % self._turns
-        return np.bincount(drawn.ravel()[: self._turns], minlength=self._turns).astype(np.float64)
-
-    def interval(self, figure: Callable[[Floats], float], resamples: int = RESAMPLES) -> Interval:
-        """Return the 95 % interval of a figure.
-
-        Args:
-            figure: The figure of a log with weighted turns.
-            resamples: The number of resamples.
-        """
-        found = np.array([figure(self.draw()) for _ in range(resamples)])
-        low, high = np.quantile(found[~np.isnan(found)], (0.025, 0.975))
-        return Interval(float(low), float(high))
+        return np.bincount(drawn.ravel()[: self._turns], minlength=self._turns)
 
 
 def replay_intervals(

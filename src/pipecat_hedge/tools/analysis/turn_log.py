@@ -19,17 +19,6 @@ from pydantic import TypeAdapter, ValidationError
 from pipecat_hedge.policy import HedgePolicy, has_left, is_degraded, policy_of
 from pipecat_hedge.race import SHED, AttemptReport, HedgeError, TurnReport
 
-__all__ = [
-    "Log",
-    "LoggedTurn",
-    "ReadingError",
-    "VoiceTurn",
-    "named",
-    "parse_turn",
-    "printable",
-    "read_logs",
-]
-
 NAMED = 5
 """The number of unusable lines that are named; the others are only counted."""
 _TURN = TypeAdapter(TurnReport)

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pipecat_hedge.policy import AfterSilence, HedgePolicy, LearnedRule, Slo
-from pipecat_hedge.race import ConfigurationError, HedgeError
-from pipecat_hedge.tools.analysis.charts import check_picture, plot_distributions
+from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.analysis.comparison_rules import single_r
-from pipecat_hedge.tools.analysis.formatting import (
+from pipecat_hedge.tools.analysis.latency_files import Measured, Recorded, read_latencies
+from pipecat_hedge.tools.analysis.replay_policies import BLOCK, Draws, draws_of, replay
+from pipecat_hedge.tools.analysis.statistics import (
+    PERCENTILES,
+    Floats,
+    Independence,
+    Interval,
+    independence_of,
+    percentile,
+    replay_intervals,
+)
+from pipecat_hedge.tools.analysis.turn_log import ReadingError
+from pipecat_hedge.tools.formatting import (
     count,
     paragraph,
     print_json,
@@ -26,26 +36,6 @@ from pipecat_hedge.tools.analysis.formatting import (
     text_table,
     usd,
 )
-from pipecat_hedge.tools.analysis.latency_files import (
-    Measured,
-    Recorded,
-    read_latencies,
-)
-from pipecat_hedge.tools.analysis.replay_policies import (
-    BLOCK,
-    Draws,
-    Outcome,
-    draws_of,
-    outcome_of,
-)
-from pipecat_hedge.tools.analysis.statistics import (
-    PERCENTILES,
-    Independence,
-    independence_of,
-)
-from pipecat_hedge.tools.analysis.turn_log import ReadingError
-
-__all__ = ["Answer", "Question", "configure", "run", "show", "what_if"]
 
 BUDGETS = (0.01, 0.02, 0.05, 0.1, 0.25)
 MIN_TURNS, MAX_TURNS, MAX_REPEATS = 6_000, 100_000, 100
@@ -55,6 +45,10 @@ LIGHT_TAIL = 4.0
 """A p99 below this many times the p50 is a light tail."""
 SLOW_TOGETHER = 0.3
 """Three times the expected share under independence."""
+SAME = 1.02
+"""A figure up to this factor above its lower bound counts as known."""
+NO_ANSWER_SECS = 60.0
+"""The wait of a turn without an answer, in means."""
 _UNITS = {"ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
 
@@ -137,6 +131,47 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of one policy.
+
+    Parameters:
+        policy: The policy's name.
+        percentiles: ``p50``, ``p95``, ``p99``, ``p99.9`` in seconds; infinite is no answer.
+        intervals: Their 95 % intervals for files of this size.
+        max_secs: The slowest turn.
+        at_least: Lower bounds in seconds of those percentiles, and of ``max``, that depend on
+            requests which were cut short.
+        mean_secs: The mean wait; a turn without an answer counts a minute.
+        under_deadline: The share of turns answered by the deadline; None without a deadline.
+        unanswered: The share of turns without an answer.
+        extra_requests: Requests per turn beyond the first, without replacements.
+        replacements: Requests per turn that replaced a failed one.
+        extra_usd: The US dollars per 1,000 turns that they add; None if prices are unknown.
+        secs: Every turn, in seconds; shape (n,).
+        is_choice: Whether the policy can be recommended, or is only a comparison.
+    """
+
+    policy: str
+    percentiles: Mapping[str, float]
+    intervals: Mapping[str, Interval]
+    max_secs: float
+    at_least: Mapping[str, float]
+    mean_secs: float
+    under_deadline: float | None
+    unanswered: float
+    extra_requests: float
+    replacements: float
+    extra_usd: float | None
+    secs: Floats = field(repr=False)
+    is_choice: bool = True
+
+    def waited_secs(self, deadline_secs: float | None = None) -> float:
+        """Return the mean wait, or the mean wait beyond a deadline; no answer counts a minute."""
+        secs = np.minimum(self.secs, NO_ANSWER_SECS)
+        return float(np.maximum(secs - (deadline_secs or 0.0), 0.0).mean())
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """The results of all policies, and the recommended one.
 
@@ -187,28 +222,42 @@ def what_if(
         ConfigurationError: If prices are given without the size of a prompt.
     """
     question = question or Question()
-    cost = _cost_of_a_request(question, recorded)
+    cost = _usd_of_a_request(question, recorded)
     first, second = _providers(recorded, question)
     least = min(question.min_turns, MAX_REPEATS * len(first.secs))
     draws = draws_of(first, second, question.attempts, least, question.max_turns, question.seed)
     first, second = draws.first, draws.second
     independence = independence_of(draws.filled, draws.pairs, to_itself=first is second)
     policies = _compared(question, draws)
-    outcomes = [
-        outcome_of(
-            name,
-            policy,
-            draws,
-            deadline_secs=question.due_secs,
-            cost=cost,
-            usd_per_mtok=recorded.usd_per_mtok,
-            correlation=independence.rank_correlation,
-            seed=question.seed,
-            is_choice=not isinstance(policy.rule, (AfterSilence, LearnedRule)),
-            progress=lambda done, name=name, n=n: progress(name, (n + done) / len(policies)),
+    outcomes = list[Outcome]()
+    for n, (name, policy) in enumerate(policies):
+        progress(name, n / len(policies))
+        secs, least, extra, replaced = replay(policy, draws, recorded.usd_per_mtok)
+        ascending, more, due = np.sort(secs), extra + replaced, question.due_secs
+        outcomes.append(
+            Outcome(
+                name,
+                {key: percentile(ascending, p) for key, p in PERCENTILES.items()},
+                replay_intervals(
+                    secs,
+                    draws.rows,
+                    draws.sizes,
+                    1.0 + more,
+                    independence.rank_correlation,
+                    question.seed,
+                ),
+                float(ascending[-1]),
+                _at_least(secs, least),
+                float(np.minimum(secs, NO_ANSWER_SECS).mean()),
+                None if due is None else float((secs <= due).mean()),
+                float(np.isinf(secs).mean()),
+                extra,
+                replaced,
+                None if cost is None else 1000 * more * cost,
+                secs,
+                not isinstance(policy.rule, (AfterSilence, LearnedRule)),
+            )
         )
-        for n, (name, policy) in enumerate(policies)
-    ]
     progress("", 1.0)
     # If requests fail, the baseline is a policy that only replaces them.
     start = int(draws.fails is not None)
@@ -216,7 +265,7 @@ def what_if(
     return Answer(
         recommended,
         why,
-        tuple(_caveats(recorded, draws, question, independence, cost)),
+        tuple(_caveats(recorded, draws, question, independence)),
         recorded.turns,
         len(draws.secs),
         first.name,
@@ -225,6 +274,18 @@ def what_if(
         independence,
         tuple(outcomes),
     )
+
+
+def _at_least(secs: Floats, least: Floats) -> dict[str, float]:
+    """Return the percentiles that depend on unknown latencies, with their lower bounds."""
+    unknown = ~np.isnan(least)
+    if not unknown.any():
+        return {}
+    low = np.sort(np.where(unknown, least, secs))
+    high = np.sort(np.where(unknown, np.inf, secs))
+    bounds = {key: (percentile(low, p), percentile(high, p)) for key, p in PERCENTILES.items()}
+    bounds["max"] = float(low[-1]), float(high[-1])
+    return {key: least for key, (least, most) in bounds.items() if most > SAME * least}
 
 
 def _providers(recorded: Recorded, question: Question) -> tuple[Measured, Measured]:
@@ -267,17 +328,17 @@ def _compared(question: Question, draws: Draws) -> list[tuple[str, HedgePolicy]]
     return [*policies, *question.others]
 
 
-def _cost_of_a_request(question: Question, recorded: Recorded) -> tuple[float | None, float | None]:
-    """Return an extra request's tokens and US dollars: prompt, and output until it is closed."""
-    prompt, output = question.prompt_tokens or recorded.prompt_tokens, recorded.lost_tokens or 0.0
-    price = question.usd_per_mtok
-    if price is None:
-        return None if prompt is None else prompt + output, recorded.lost_usd
+def _usd_of_a_request(question: Question, recorded: Recorded) -> float | None:
+    """Return the cost of an extra request: its prompt, and its output until it is closed."""
+    if question.usd_per_mtok is None:
+        return recorded.lost_usd
+    prompt = question.prompt_tokens or recorded.prompt_tokens
     if prompt is None:
         raise ConfigurationError(
             "usd_per_mtok needs prompt_tokens, the size of a prompt: the files do not have it"
         )
-    return prompt + output, (prompt * price[0] + output * price[1]) / 1e6
+    prices = question.usd_per_mtok
+    return (prompt * prices[0] + (recorded.lost_tokens or 0.0) * prices[1]) / 1e6
 
 
 def _recommend(
@@ -348,7 +409,6 @@ def _caveats(
     draws: Draws,
     question: Question,
     independence: Independence,
-    cost: tuple[float | None, float | None],
 ) -> list[str]:
     """Return the limitations of the answer, a sentence each without its full stop."""
     first, second, turns = draws.first, draws.second, len(draws.filled)
@@ -375,7 +435,7 @@ def _caveats(
         caveats.append(f"also measured: {', '.join(others)}; --second NAME hedges to one of them")
     if recorded.ignored:
         caveats.append(f"ignored columns (not latencies): {', '.join(recorded.ignored)}")
-    if cost[1] is not None and question.usd_per_mtok is not None and recorded.lost_tokens is None:
+    if question.usd_per_mtok is not None and recorded.lost_tokens is None:
         caveats.append("the price of an extra request counts only its prompt")
     if recorded.unit != "s":
         caveats.append(f"the figures were read as {_UNITS[recorded.unit]}")
@@ -411,12 +471,10 @@ def show(answer: Answer, width: int = 80) -> str:
         columns["replaced"] = lambda o: share(o.replacements)
     if any(o.extra_usd is not None for o in answer.policies):
         columns["$/1,000"] = lambda o: usd(o.extra_usd)
-    elif any(o.extra_tokens is not None for o in answer.policies):
-        columns["tokens"] = lambda o: count(o.extra_tokens)
     if "p99" in names:
         columns["p99 in 19 of 20"] = _interval
     rows = [[cell(outcome) for cell in columns.values()] for outcome in answer.policies]
-    drop = ("replaced", "max", "p99.9", "p99 in 19 of 20", "tokens", "$/1,000", "p95", "failed")
+    drop = ("replaced", "max", "p99.9", "p99 in 19 of 20", "$/1,000", "p95", "failed")
     return "\n".join(
         [
             f"Recommended: {answer.recommended}",
@@ -456,116 +514,62 @@ def _digits(value: float) -> str:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add = parser.add_argument
-    add(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help="turn logs (HedgedLLMService(turn_log=...)), or latencies as JSONL or CSV: one per "
-        "line, or one column per provider",
-    )
+    secs: dict[str, Any] = {"type": float, "metavar": "SECS"}
+    share: dict[str, Any] = {"type": float, "metavar": "SHARE"}
+    files = "turn logs, or latencies as JSONL or CSV: one per line, or one column per provider"
+    add("files", nargs="+", metavar="FILE", help=files)
     add("--first", metavar="NAME", help="the first provider (default: as in the files)")
     add("--second", metavar="NAME", help="the provider hedged to (default: the other one, if any)")
     add("--attempts", type=int, default=2, help="most requests per turn (default 2)")
-    add(
-        "--after",
-        type=float,
-        action="append",
-        metavar="SECS",
-        help="a fixed delay to compare with; may be repeated (default: the p95)",
-    )
-    add(
-        "--budget",
-        type=float,
-        action="append",
-        metavar="SHARE",
-        help="a budget of the adaptive policy; may be repeated (default: 0.01 to 0.25)",
-    )
-    add("--deadline", type=float, metavar="SECS", help="the latest time of a first token")
-    add(
-        "--slo",
-        type=float,
-        metavar="SECS",
-        help="compare adaptive policies with and without this SLO for the first token",
-    )
-    add(
-        "--slo-share",
-        type=float,
-        metavar="SHARE",
-        default=0.95,
-        help="the target share of turns for --slo (default 0.95)",
-    )
-    add(
-        "--min-saving",
-        type=float,
-        metavar="SECS",
-        default=0.15,
-        help="the least saving of an extra request (default 0.15)",
-    )
+    add("--after", action="append", **secs, help="a fixed delay; repeatable (default: the p95)")
+    add("--budget", action="append", **share, help="a budget of the adaptive policy; repeatable")
+    add("--deadline", **secs, help="the latest time of a first token")
+    add("--slo", **secs, help="compare adaptive policies with this SLO for the first token, too")
+    add("--slo-share", default=0.95, **share, help="of turns within the SLO (default 0.95)")
+    add("--min-saving", default=0.15, **secs, help="least saving of a request (default 0.15)")
     add("--unit", choices=("auto", "s", "ms", "us", "ns"), default="auto", help="of plain figures")
-    add(
-        "--column",
-        action="append",
-        metavar="NAME",
-        help="a latency column; may be repeated (default: by name)",
-    )
-    add("--prompt-tokens", type=float, metavar="N", help="tokens of a prompt, to count tokens")
-    add(
-        "--usd-per-mtok",
-        type=float,
-        nargs=2,
-        metavar=("IN", "OUT"),
-        help="price in US dollars per million tokens of prompt and answer",
-    )
-    add(
-        "--turns",
-        type=int,
-        default=MAX_TURNS,
-        metavar="N",
-        help=f"sample larger files (default {MAX_TURNS})",
-    )
-    add("--seed", type=int, default=1)
+    add("--column", action="append", metavar="NAME", help="a latency column; repeatable")
+    add("--prompt-tokens", type=float, metavar="N", help="tokens of a prompt, to count dollars")
+    price = "US dollars per million tokens of prompt and answer"
+    add("--usd-per-mtok", type=float, nargs=2, metavar=("IN", "OUT"), help=price)
+    add("--turns", type=int, default=MAX_TURNS, help=f"of larger files (default {MAX_TURNS:,})")
+    add("--seed", type=int, default=1, help="of the draws (default 1)")
     add("--json", action="store_true", help="print JSON instead of a table")
-    add("--plot", type=Path, metavar="PICTURE", help="draw the distributions (.png, .svg, .pdf)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the answer; returns 0, or 2 if it cannot be given."""
-    bar = progress_bar()
-    try:
-        slo = None
-        if args.slo is not None:
-            slo = Slo(args.slo, ttfs_secs=None, voice_to_voice_secs=None, share=args.slo_share)
-        question = Question(
-            first=args.first,
-            second=args.second,
-            attempts=args.attempts,
-            after_secs=tuple(dict.fromkeys(args.after or ())),
-            budgets=tuple(dict.fromkeys(args.budget or BUDGETS)),
-            deadline_secs=args.deadline,
-            slo=slo,
-            min_saving_secs=args.min_saving,
-            prompt_tokens=args.prompt_tokens,
-            usd_per_mtok=None if args.usd_per_mtok is None else tuple(args.usd_per_mtok),
-            max_turns=args.turns,
-            seed=args.seed,
+    """Print the answer.
+
+    Raises:
+        HedgeError: If it cannot be given.
+    """
+    slo = None
+    if args.slo is not None:
+        slo = Slo(args.slo, ttfs_secs=None, voice_to_voice_secs=None, share=args.slo_share)
+    question = Question(
+        first=args.first,
+        second=args.second,
+        attempts=args.attempts,
+        after_secs=tuple(dict.fromkeys(args.after or ())),
+        budgets=tuple(dict.fromkeys(args.budget or BUDGETS)),
+        deadline_secs=args.deadline,
+        slo=slo,
+        min_saving_secs=args.min_saving,
+        prompt_tokens=args.prompt_tokens,
+        usd_per_mtok=None if args.usd_per_mtok is None else tuple(args.usd_per_mtok),
+        max_turns=args.turns,
+        seed=args.seed,
+    )
+    recorded = read_latencies(args.files, unit=args.unit, columns=args.column or ())
+    with progress_bar() as bar:
+        task = bar.add_task("", total=1.0)
+        answer = what_if(
+            recorded,
+            question,
+            progress=lambda name, done: bar.update(task, description=name, completed=done),
         )
-        if args.plot is not None:
-            check_picture(args.plot)
-        recorded = read_latencies(args.files, unit=args.unit, columns=args.column or ())
-        with bar:
-            task = bar.add_task("", total=1.0)
-            answer = what_if(
-                recorded,
-                question,
-                progress=lambda name, done: bar.update(task, description=name, completed=done),
-            )
-        if args.plot is not None:
-            plot_distributions(answer.policies, answer.recommended, answer.deadline_secs, args.plot)
-    except HedgeError as e:
-        print(f"pipecat-hedge whatif: {e}", file=sys.stderr)
-        return 2
     if args.json:
-        print_json(answer)
+        print_json(answer, version=2)
     else:
         print(show(answer, terminal_width()))
     return 0

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import random
 import statistics
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
@@ -29,18 +27,22 @@ from pipecat.processors.frame_processor import FrameProcessor
 from pipecat.services.llm_service import LLMService
 from pipecat.services.openai.llm import OpenAILLMService
 from prometheus_client import CollectorRegistry
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, ProviderStats
+from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.telemetry import PrometheusRecorder
 from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.tools.bench.percentiles import percentile
 from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
+from pipecat_hedge.tools.formatting import (
+    print_json,
+    progress_bar,
+    secs,
+    share,
+    terminal_width,
+    text_table,
+)
 from pipecat_hedge.tools.simulator import SimulatorProcess
-
-__all__ = ["Compared", "Cost", "configure", "run"]
 
 PROFILES = {
     "gemma-4-31b-baseten": "gemma-4-31b-baseten",
@@ -166,8 +168,8 @@ def _compared(
     wasted = [r for r in made if r["outcome"] != "completed"]
 
     def within(share: float) -> float | None:
-        secs = percentile(waits, share)
-        return None if secs is None or math.isinf(secs) else secs
+        found = percentile(waits, share)
+        return None if found is None or math.isinf(found) else found
 
     return Compared(
         profile,
@@ -334,18 +336,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the comparison and the cost measurement, and print both; returns the exit status."""
+    """Run the comparison and the cost measurement, and print both.
+
+    Raises:
+        ConfigurationError: If an argument is invalid.
+    """
     if args.calls < 1 or args.turns < args.calls or args.rounds < 1:
-        message = "--turns must be at least --calls, and --calls and --rounds at least 1"
-        print(f"pipecat-hedge bench: {message}", file=sys.stderr)
-        return 2
+        raise ConfigurationError(
+            "--turns must be at least --calls, and --calls and --rounds at least 1"
+        )
     logger.remove()  # failing requests are expected
     compared: list[Compared] = []
-    errors = Console(stderr=True)
-    with (
-        SimulatorProcess(seed=args.seed) as sim,
-        Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar,
-    ):
+    with SimulatorProcess(seed=args.seed) as sim, progress_bar() as bar:
         for profile in args.profile or PROFILES:
             task = bar.add_task(profile, total=len(ARRANGEMENTS) * args.turns)
             sim.clear_ledger()
@@ -355,60 +357,48 @@ def run(args: argparse.Namespace) -> int:
     costs = asyncio.run(measure_costs(args.rounds))
     if args.json:
         kept = {name: getattr(args, name) for name in ("turns", "calls", "rounds", "seed")}
-        kept |= {"compared": [asdict(c) for c in compared], "costs": [asdict(c) for c in costs]}
-        print(json.dumps(kept, indent=1))
+        print_json({**kept, "compared": compared, "costs": costs})
     else:
         _show(compared, costs)
     return 0
 
 
 def _show(compared: Sequence[Compared], costs: Sequence[Cost]) -> None:
-    console = Console(width=80, highlight=False)
-    names = ("p50", "p95", "p99", "max", "lost", "extra", "waste")
+    width = terminal_width()
     for profile in dict.fromkeys(row.profile for row in compared):
+        heads = ["", "p50", "p95", "p99", "max", "lost", "extra", "waste"]
         rows = [
-            (
+            [
                 row.arrangement,
                 *map(_wait, (row.p50_secs, row.p95_secs, row.p99_secs, row.max_secs)),
                 f"{row.unanswered}",
-                f"{row.extra_requests:+.1%}",
+                share(row.extra_requests),
                 f"{row.wasted_tokens:.1f}",
-            )
+            ]
             for row in compared
             if row.profile == profile
         ]
-        console.print(_table(f"{profile}: time to first token", names, rows), "")
-    console.print("lost: turns without an answer; extra: requests; waste: tokens, per turn\n")
-    names = ("quickest", "median", "added", "× bare", "× failover")
+        print(f"{profile}: time to first token")
+        print(text_table(heads, rows, width), end="\n\n")
+    print("lost: turns without an answer; extra: requests; waste: tokens, per turn")
     for unit, title in (("turn", "a turn of one token"), ("token", "each additional token")):
+        heads = ["", "quickest", "median", "added", "× bare", "× failover"]
         rows = [
-            (
+            [
                 cost.arrangement,
                 *(f"{1e6 * s:.1f} µs" for s in (cost.quickest_secs, cost.median_secs)),
                 f"{1e6 * cost.added_secs:+.1f} µs",
                 f"{cost.over_bare:.2f}",
                 f"{cost.over_failover:.2f}",
-            )
+            ]
             for cost in costs
             if cost.unit == unit
         ]
-        console.print(_table(f"processor time of {title}", names, rows), "")
+        print(f"\nprocessor time of {title}")
+        print(text_table(heads, rows, width))
     if not any("spans" in cost.arrangement for cost in costs):
-        console.print('spans were not measured: pip install "pipecat-hedge[tracing]"', markup=False)
+        print('spans were not measured: pip install "pipecat-hedge[tracing]"')
 
 
-def _table(title: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Build a table of at most 80 columns: the first column is text, the others are numbers."""
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    table.add_column("", overflow="fold")
-    for name in names:
-        table.add_column(name, justify="right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _wait(secs: float | None) -> str:
-    if secs is None:
-        return "never"
-    return f"{1000 * secs:.0f} ms" if secs < 1 else f"{secs:.2f} s"
+def _wait(wait_secs: float | None) -> str:
+    return "never" if wait_secs is None else secs(wait_secs)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["percentile"]
-
 
 def percentile(values: Sequence[float], p: float) -> float | None:
     """Return the nearest-rank percentile; None without values.

@@ -22,8 +22,6 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.workers.runner import WorkerRunner
 
-__all__ = ["TimedPipeline", "TimedTurn", "run_worker"]
-
 
 @dataclass(frozen=True, slots=True)
 class TimedTurn:

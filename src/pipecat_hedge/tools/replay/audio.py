@@ -23,21 +23,6 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.voice import read_audio
 
-__all__ = [
-    "BOT_LEVEL",
-    "FRAME",
-    "RATE",
-    "Recording",
-    "Samples",
-    "Utterance",
-    "envelope",
-    "first_loud",
-    "load_manifest",
-    "one_utterance",
-    "read_samples",
-    "utterances",
-]
-
 Samples: TypeAlias = npt.NDArray[np.int16]
 
 RATE = 48_000
@@ -87,21 +72,6 @@ class Recording:
     def name(self) -> str:
         """The file's name without its suffix."""
         return self.path.stem
-
-    @property
-    def duration_secs(self) -> float:
-        """The file's duration."""
-        return self.samples / self.sample_rate
-
-    @property
-    def speech_begins_secs(self) -> float:
-        """From the start of the file to the first speech."""
-        return self.speech_begins_sample / self.sample_rate
-
-    @property
-    def speech_ends_secs(self) -> float:
-        """From the start of the file to the end of speech."""
-        return self.speech_ends_sample / self.sample_rate
 
 
 _RECORDING = TypeAdapter(Recording)

@@ -26,8 +26,6 @@ from aiohttp import web
 from pipecat_hedge.race import ConfigurationError, TaskScope, missing_extra
 from pipecat_hedge.tools.replay.peer import CallError, check_secs, loopback_only
 
-__all__ = ["Bot", "BotFailed", "BotLike", "CallableBot", "CommandBot", "as_bot"]
-
 HOST = "127.0.0.1"
 START_SECS = 60.0
 POLL_SECS = 0.05

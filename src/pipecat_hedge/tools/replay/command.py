@@ -4,110 +4,67 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from dataclasses import replace as changed
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-
-from pipecat_hedge.race import HedgeError
+from pipecat_hedge.tools.formatting import print_json, progress_bar, terminal_width
 from pipecat_hedge.tools.replay.audio import one_utterance, utterances
 from pipecat_hedge.tools.replay.conversation import TurnResult
 from pipecat_hedge.tools.replay.peer import Network
-from pipecat_hedge.tools.replay.report import as_row, check_folder, print_table, write_report
+from pipecat_hedge.tools.replay.report import as_row, check_folder, table, write_report
 from pipecat_hedge.tools.replay.run import Replay, replay
 
-__all__ = ["configure", "run"]
+DEFAULT_URL = "http://127.0.0.1:7860"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument(
-        "files",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="recordings (WAV, FLAC, ...), folders of them, or a manifest.toml; played in this "
-        "order, each after the bot has finished",
-    )
-    parser.add_argument(
-        "--url",
-        default="http://127.0.0.1:7860",
-        help="the bot, served with SmallWebRTC (default http://127.0.0.1:7860)",
-    )
-    parser.add_argument(
-        "--runs", type=int, default=1, metavar="N", help="consecutive calls per caller"
-    )
-    parser.add_argument("--callers", type=int, default=1, metavar="N", help="concurrent callers")
-    parser.add_argument(
-        "--interrupt-with",
-        type=Path,
-        metavar="FILE",
-        help="interrupt every answer with this recording, and measure the time until the bot is "
-        'silent (a manifest marks such recordings with the tag "interrupts")',
-    )
-    parser.add_argument(
-        "--loss", type=float, default=0.0, metavar="SHARE", help="packet loss, from 0 to below 1"
-    )
-    parser.add_argument(
-        "--jitter",
-        type=float,
-        default=0.0,
-        metavar="SECS",
-        help="delay each of the caller's packets by up to this time",
-    )
-    parser.add_argument("--seed", type=int, default=1, help="of loss and jitter")
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=15.0,
-        metavar="SECS",
-        help="longest silence before a turn counts as unanswered (default 15)",
-    )
-    parser.add_argument(
-        "--greeting",
-        type=float,
-        default=5.0,
-        metavar="SECS",
-        help="longest wait for the bot's greeting; 0 does not wait (default 5)",
-    )
-    parser.add_argument(
-        "--report", type=Path, metavar="FOLDER", help="write report.html, replay.json and pictures"
-    )
-    parser.add_argument("--json", action="store_true", help="print the turns as JSON, not a table")
+    add = parser.add_argument
+    secs: dict[str, Any] = {"type": float, "metavar": "SECS"}
+    files = "recordings (WAV, FLAC, ...), folders of them, or a manifest.toml; played in this order"
+    add("files", nargs="+", type=Path, metavar="FILE", help=files)
+    add("--url", default=DEFAULT_URL, help=f"the bot, served with SmallWebRTC ({DEFAULT_URL})")
+    add("--runs", type=int, default=1, metavar="N", help="consecutive calls per caller")
+    add("--callers", type=int, default=1, metavar="N", help="concurrent callers")
+    interruption = "interrupt every answer with this recording, and measure the time to silence"
+    add("--interrupt-with", type=Path, metavar="FILE", help=interruption)
+    add("--loss", type=float, default=0.0, metavar="SHARE", help="packet loss, from 0 to below 1")
+    add("--jitter", default=0.0, **secs, help="delay of the caller's packets, at most")
+    add("--seed", type=int, default=1, help="of loss and jitter")
+    add("--timeout", default=15.0, **secs, help="longest silence before the answer (default 15)")
+    add("--greeting", default=5.0, **secs, help="longest wait for a greeting (default 5; 0: none)")
+    add("--report", type=Path, metavar="FOLDER", help="write report.html and replay.json there")
+    add("--json", action="store_true", help="print the turns as JSON, not a table")
 
 
 def run(args: argparse.Namespace) -> int:
     """Make the calls, and print or write the results.
 
     Returns:
-        0 if every turn was answered, 1 if one was not, 2 if no call could be made, 130 after
-        Ctrl-C; the turns that were complete by then are printed or written all the same.
+        0 if every turn was answered, 1 if one was not, 130 after Ctrl-C; the turns that were
+        complete by then are printed or written all the same.
+
+    Raises:
+        HedgeError: If no call could be made.
     """
     turns: list[TurnResult] = []
-    errors = Console(stderr=True, highlight=False)
-    try:
-        wanted = _wanted(args)
-        if args.report is not None:
-            check_folder(args.report)
-        is_complete = _call(wanted, errors, turns)
-    except HedgeError as e:
-        errors.print(f"pipecat-hedge replay: {e}", markup=False, soft_wrap=True)
-        return 2
+    wanted = _wanted(args)
+    if args.report is not None:
+        check_folder(args.report)
+    is_complete = _call(wanted, turns)
     if not is_complete:
         complete = f"{len(turns)} of {wanted.turns} turns are complete"
-        errors.print(f"pipecat-hedge replay: interrupted; {complete}", markup=False)
+        print(f"pipecat-hedge replay: interrupted; {complete}", file=sys.stderr)
         if not turns:
             return 130
     if args.report is not None:
         write_report(args.report, turns, _about(wanted))
     if args.json:
-        json.dump([as_row(turn) for turn in turns], sys.stdout, indent=1)
-        sys.stdout.write("\n")
+        print_json([as_row(turn) for turn in turns])
     else:
-        print_table(turns, Console(highlight=False, width=None if sys.stdout.isatty() else 110))
+        print(table(turns, terminal_width()))
         if args.report is not None:
             print(f"report: {args.report / 'report.html'}")
     return int(any(turn.error is not None for turn in turns)) if is_complete else 130
@@ -130,9 +87,9 @@ def _wanted(args: argparse.Namespace) -> Replay:
     )
 
 
-def _call(wanted: Replay, errors: Console, turns: list[TurnResult]) -> bool:
+def _call(wanted: Replay, turns: list[TurnResult]) -> bool:
     """Make the calls and add each complete turn; False after Ctrl-C."""
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+    with progress_bar() as bar:
         task = bar.add_task("calling", total=wanted.turns)
 
         def add(turn: TurnResult) -> None:

@@ -30,8 +30,6 @@ from pipecat_hedge.tools.replay.rtvi import (
 )
 from pipecat_hedge.tools.replay.tracks import PAUSE_SECS
 
-__all__ = ["FILLER_SECS", "Conversation", "TurnResult", "Waves"]
-
 FINISHED_SECS = 1.0
 """The silence after which a bot has finished, unless its messages say otherwise."""
 INTERRUPT_AFTER_SECS = 0.8

@@ -32,18 +32,6 @@ from pipecat_hedge.tools.replay.audio import FRAME, RATE, Utterance
 from pipecat_hedge.tools.replay.rtvi import Message
 from pipecat_hedge.tools.replay.tracks import PAUSE_SECS, AudioReceiver, AudioSender
 
-__all__ = [
-    "CallError",
-    "Caller",
-    "HungUp",
-    "Network",
-    "NoAnswer",
-    "SpeechTimes",
-    "check_secs",
-    "impair",
-    "loopback_only",
-]
-
 T = TypeVar("T")
 
 CONNECT_SECS, OFFER_SECS, CLOSE_SECS = 20.0, 15.0, 5.0

@@ -6,7 +6,6 @@ makes a call loads the rest.
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import fields
@@ -154,13 +153,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     ]
     if not turns:
         return
-    from rich.console import Console
-
     from pipecat_hedge.tools.replay.conversation import TurnResult
-    from pipecat_hedge.tools.replay.report import print_table
+    from pipecat_hedge.tools.replay.report import table
 
-    text = io.StringIO()
-    width = max(100, min(terminalreporter._tw.fullwidth, 110))  # recordings have long names
-    print_table([TurnResult(**turn) for turn in turns], Console(file=text, width=width))
     terminalreporter.section("turns with voice bots")
-    terminalreporter.write(text.getvalue())
+    width = terminalreporter._tw.fullwidth
+    terminalreporter.write_line(table([TurnResult(**turn) for turn in turns], width))

@@ -1,4 +1,4 @@
-"""A replay's results: a table for the terminal, and a folder with a page, JSON and pictures.
+"""A replay's results: a table for the terminal, and a folder with a page and JSON.
 
 ``report.html`` is self-contained: no script, no file, no network. ``replay.json`` is an array with
 one object per turn.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import tempfile
 from collections.abc import Sequence
 from functools import cache
@@ -17,17 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.table import Table
 
 from pipecat_hedge.race import ConfigurationError, missing_extra
+from pipecat_hedge.tools.formatting import text_table
 from pipecat_hedge.tools.replay.conversation import FILLER_SECS, TurnResult
-from pipecat_hedge.tools.replay.summary import Figures, summarise
+from pipecat_hedge.tools.replay.summary import summarise
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-
-__all__ = ["as_row", "check_folder", "picture", "print_table", "report_html", "write_report"]
 
 WIDTH, LANE, GAP, AXIS, LEFT = 860, 56, 8, 22, 52
 """Pixels of a picture: its width, a wave's height, the gap between waves, the axis, the labels."""
@@ -35,40 +31,41 @@ QUIETEST_DB = -54.0
 """The level drawn as silence; levels are drawn in decibels."""
 
 
-def print_table(turns: Sequence[TurnResult], console: Console) -> None:
-    """Print percentiles by recording, the unanswered turns, and the pacing.
+def table(turns: Sequence[TurnResult], width: int) -> str:
+    """Format percentiles by recording, the unanswered turns, and the pacing.
 
     Args:
         turns: The turns; not empty.
-        console: The output.
+        width: Columns of the terminal.
     """
     summary = summarise(turns)
-    with_silence = summary.overall.silent_p50 is not None
-    table = Table(title="voice to voice, as the caller hears it", title_justify="left")
-    table.add_column("recording", overflow="fold")
-    silent = ("silent p50", "silent max") if with_silence else ()
-    for name in ("turns", "answered", "p50", "p95", "max", *silent):
-        table.add_column(name, justify="right", no_wrap=True)
-
-    def add(figures: Figures) -> None:
-        values = [figures.p50, figures.p95, figures.max]
-        values += [figures.silent_p50, figures.silent_max] if with_silence else []
-        cells = ["" if value is None else _secs(value) for value in values]
-        table.add_row(figures.name, str(figures.turns), str(figures.answered), *cells)
-
-    for figures in summary.recordings:
-        add(figures)
-    table.add_section()
-    add(summary.overall)
-    console.print(table)
-    for turn in turns:
-        if turn.error is not None:
-            where = f"{turn.recording}, run {turn.run}, caller {turn.caller}"
-            console.print(f"{where}: {turn.error}", markup=False)
+    heads = ["recording", "turns", "answered", "p50", "p95", "max"]
+    rows = [
+        [
+            each.name,
+            str(each.turns),
+            str(each.answered),
+            *map(_cell, (each.p50, each.p95, each.max)),
+        ]
+        for each in (*summary.recordings, summary.overall)
+    ]
+    if summary.overall.silent_p50 is not None:
+        heads += ["silent p50", "silent max"]
+        for row, each in zip(rows, (*summary.recordings, summary.overall), strict=True):
+            row += [_cell(each.silent_p50), _cell(each.silent_max)]
+    lines = ["voice to voice, as the caller hears it", text_table(heads, rows, width), ""]
+    lines += [
+        f"{turn.recording}, run {turn.run}, caller {turn.caller}: {turn.error}"
+        for turn in turns
+        if turn.error is not None
+    ]
     if summary.stages:
-        stages = _stages_line(summary.stages)
-        console.print(f"medians from the caller's last sound: {stages}", markup=False)
-    console.print(summary.pacing, markup=False)
+        lines.append(f"medians from the caller's last sound: {_stages_line(summary.stages)}")
+    return "\n".join([*lines, summary.pacing])
+
+
+def _cell(secs: float | None) -> str:
+    return "" if secs is None else _secs(secs)
 
 
 def check_folder(folder: Path) -> None:
@@ -81,7 +78,7 @@ def check_folder(folder: Path) -> None:
         ConfigurationError: If it cannot be written, or jinja2 is missing.
     """
     try:
-        (folder / "pictures").mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as e:
@@ -90,22 +87,15 @@ def check_folder(folder: Path) -> None:
 
 
 def write_report(folder: Path, turns: Sequence[TurnResult], about: str) -> None:
-    """Write ``report.html``, ``replay.json`` and a picture per turn.
+    """Write ``report.html`` and ``replay.json``.
 
     Args:
         folder: The output folder; see ``check_folder``.
         turns: The turns of a replay; not empty.
         about: A sentence that describes the replay.
     """
-    pictures = folder / "pictures"
-    for stale in pictures.glob("[0-9][0-9][0-9]-*.svg"):
-        stale.unlink()
-    rows = list[dict[str, Any]]()
-    for number, turn in enumerate(turns, 1):
-        name = f"{number:03d}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', turn.recording)}.svg"
-        (pictures / name).write_text(picture(turn), encoding="utf-8")
-        rows.append({**as_row(turn), "picture": f"pictures/{name}"})
-    (folder / "replay.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    rows = json.dumps([as_row(turn) for turn in turns], indent=1)
+    (folder / "replay.json").write_text(rows + "\n", encoding="utf-8")
     (folder / "report.html").write_text(report_html(turns, about), encoding="utf-8")
 
 

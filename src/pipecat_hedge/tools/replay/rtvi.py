@@ -10,20 +10,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-__all__ = [
-    "STAGES",
-    "Message",
-    "answer_text",
-    "filler_secs",
-    "is_busy",
-    "is_unfinished",
-    "last_change",
-    "stages_of",
-    "turn_record",
-    "understood_text",
-    "written_text",
-]
-
 Message: TypeAlias = dict[str, Any]
 
 STAGES = {

@@ -15,8 +15,6 @@ from pipecat_hedge.tools.replay.bots import Bot
 from pipecat_hedge.tools.replay.conversation import Conversation, TurnResult
 from pipecat_hedge.tools.replay.peer import Caller, CallError, HungUp, Network, check_secs
 
-__all__ = ["Call", "Replay", "replay"]
-
 STAGGER_SECS = 0.7
 """Between the starts of two callers, so that they do not speak simultaneously."""
 

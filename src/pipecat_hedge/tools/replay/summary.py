@@ -12,8 +12,6 @@ import numpy as np
 from pipecat_hedge.tools.replay.conversation import TurnResult
 from pipecat_hedge.tools.replay.rtvi import STAGES
 
-__all__ = ["Figures", "Summary", "summarise"]
-
 CALLER_LATE_SECS = 0.02
 """A caller whose frames are later than one frame's length does not speak in real time."""
 BOT_LATE_SECS = 0.06

@@ -15,8 +15,6 @@ from av import AudioFrame
 
 from pipecat_hedge.tools.replay.audio import BOT_LEVEL, FRAME, RATE, Samples, first_loud
 
-__all__ = ["PAUSE_SECS", "AudioReceiver", "AudioSender"]
-
 PAUSE_SECS = 0.3
 """Silence that is longer than a pause between words."""
 KEPT_FRAMES = 6000

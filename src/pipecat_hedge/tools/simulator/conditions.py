@@ -1,15 +1,11 @@
-"""State shared by all requests of a running simulator: conditions, capacity, arrivals."""
+"""State shared by all requests of a running simulator: conditions and capacity."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from pipecat_hedge.tools.simulator.behaviour import KEYS, BehaviourError, read_keys, unknown_key
-
-KEPT_SECS = 6 * 3600
-"""The number of seconds with requests that `Arrivals` keeps."""
 
 
 def read_conditions(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,37 +92,3 @@ class Capacity:
             if not admitted.done():  # else the request is being cancelled
                 self.busy += 1
                 admitted.set_result(None)
-
-
-class Arrivals:
-    """Counts requests per second of a clock.
-
-    Args:
-        now: The start of counting, in seconds.
-    """
-
-    def __init__(self, now: float):
-        self._first = int(now)
-        self._counts: Counter[int] = Counter()
-
-    def add(self, now: float) -> None:
-        """Count a request."""
-        self._counts[int(now)] += 1
-        if len(self._counts) > KEPT_SECS:
-            oldest = next(iter(self._counts))
-            del self._counts[oldest]
-            self._first = oldest + 1
-
-    def since(self, second: int, now: float) -> tuple[int, list[int]]:
-        """Return the counts of the completed seconds.
-
-        Args:
-            second: The first second wanted.
-            now: The current time, in seconds.
-
-        Returns:
-            The first second returned, later than ``second`` if that is no longer kept; and the
-            counts from there on.
-        """
-        first = min(max(second, self._first), int(now))
-        return first, [self._counts[each] for each in range(first, int(now))]

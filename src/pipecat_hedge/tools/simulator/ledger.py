@@ -8,7 +8,7 @@ last 100,000 ended entries are kept.
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Outcome = Literal["open", "completed", "aborted", "failed"]
@@ -55,10 +55,6 @@ class LedgerEntry:
     status: int | None = None
     tokens_sent: int = 0
     prompt_tokens: int = 0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the entry as JSON values."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 class Ledger:
@@ -140,4 +136,4 @@ class Ledger:
             open_only: Whether to omit ended requests.
         """
         entries = self.open if open_only else self.requests
-        return {"requests": [entry.as_dict() for entry in entries], "open": len(self._open)}
+        return {"requests": [asdict(entry) for entry in entries], "open": len(self._open)}

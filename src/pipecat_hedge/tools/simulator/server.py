@@ -16,12 +16,7 @@ from aiohttp import web
 
 from pipecat_hedge.policy import PROFILES
 from pipecat_hedge.tools.simulator.behaviour import BehaviourError, override, parse_model, plan
-from pipecat_hedge.tools.simulator.conditions import (
-    Arrivals,
-    Capacity,
-    checked_capacity,
-    read_conditions,
-)
+from pipecat_hedge.tools.simulator.conditions import Capacity, checked_capacity, read_conditions
 from pipecat_hedge.tools.simulator.exchange import Exchange
 from pipecat_hedge.tools.simulator.ledger import Ledger
 from pipecat_hedge.tools.simulator.wires import AnthropicWire, GoogleWire, OpenAIWire, PromptError
@@ -95,18 +90,51 @@ class Simulator(ProviderUrls):
         self._seed = seed
         self._default_capacity = checked_capacity(capacity)
         self._sockets: dict[str, socket.socket] = {}
-        self._running: _Running | None = None
+        self._ledger: Ledger | None = None
 
     async def __aenter__(self) -> Self:
         sock = self._socket("serving", self._wanted_port)
         sock.listen(1024)
-        self._running = _Running(self._seed, self._default_capacity)
-        await self._running.start(sock)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        self._ledger = Ledger(lambda: loop.time() - started)
+        self._capacity = Capacity(self._default_capacity)
+        # By model name; those of "" apply to every model, before its own.
+        self._conditions: dict[str, dict[str, Any]] = {}
+        self._overrides: dict[str, dict[str, Any]] = {}
+        self._arrivals: Counter[int] = Counter()
+        self._first_second = int(started)
+        self._requests: Counter[str] = Counter()
+        self._serving: set[asyncio.Task[Any]] = set()
+        self._is_stopping = False
+        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app.add_routes(
+            [
+                web.post("/v1/chat/completions", self._openai),
+                web.post("/v1/messages", self._anthropic),
+                web.post("/v1beta/models/{call:.+}", self._google),
+                web.get("/v1/models", self._get_models),
+                web.get("/ledger", self._get_ledger),
+                web.delete("/ledger", self._delete_ledger),
+                web.get("/simulator/arrivals", self._get_arrivals),
+                web.get("/simulator/conditions", self._get_conditions),
+                web.post("/simulator/conditions", self._post_conditions),
+                web.route("*", "/{path:.*}", self._unknown),
+            ]
+        )
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
+        )
+        await self._runner.setup()
+        await web.SockSite(self._runner, sock).start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._running is not None
-        await self._running.stop()
+        """Stop serving; open requests count as failed."""
+        self._is_stopping = True
+        for task in self._serving:
+            task.cancel()
+        await self._runner.cleanup()
         for sock in self._sockets.values():
             sock.close()
 
@@ -124,9 +152,9 @@ class Simulator(ProviderUrls):
     @property
     def ledger(self) -> Ledger:
         """The record of every request."""
-        if self._running is None:
+        if self._ledger is None:
             raise RuntimeError("the simulator is not running: use it in an async with statement")
-        return self._running.ledger
+        return self._ledger
 
     @property
     def refused_url(self) -> str:
@@ -172,54 +200,6 @@ class Simulator(ProviderUrls):
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{port}"
 
-
-class _Running:
-    """A running simulator: its HTTP server, and all state from start to stop."""
-
-    def __init__(self, seed: int, capacity: int | None):
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        self.ledger = Ledger(lambda: loop.time() - started)
-        self._seed = seed
-        self._default_capacity = capacity
-        self._capacity = Capacity(capacity)
-        # By model name; those of "" apply to every model, before its own.
-        self._conditions: dict[str, dict[str, Any]] = {}
-        self._overrides: dict[str, dict[str, Any]] = {}
-        self._arrivals = Arrivals(started)
-        self._requests: Counter[str] = Counter()
-        self._serving: set[asyncio.Task[Any]] = set()
-        self._is_stopping = False
-        app = web.Application(client_max_size=_MAX_BODY_BYTES)
-        app.add_routes(
-            [
-                web.post("/v1/chat/completions", self._openai),
-                web.post("/v1/messages", self._anthropic),
-                web.post("/v1beta/models/{call:.+}", self._google),
-                web.get("/v1/models", self._get_models),
-                web.get("/ledger", self._get_ledger),
-                web.delete("/ledger", self._delete_ledger),
-                web.get("/simulator/arrivals", self._get_arrivals),
-                web.get("/simulator/conditions", self._get_conditions),
-                web.post("/simulator/conditions", self._post_conditions),
-                web.route("*", "/{path:.*}", self._unknown),
-            ]
-        )
-        self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
-        )
-
-    async def start(self, sock: socket.socket) -> None:
-        await self._runner.setup()
-        await web.SockSite(self._runner, sock).start()
-
-    async def stop(self) -> None:
-        """Stop serving; open requests count as failed."""
-        self._is_stopping = True
-        for task in self._serving:
-            task.cancel()
-        await self._runner.cleanup()
-
     async def _openai(self, request: web.Request) -> web.StreamResponse:
         return await self._serve(Exchange(request, OpenAIWire, self.ledger))
 
@@ -237,7 +217,7 @@ class _Running:
         return await self._serve(exchange)
 
     async def _serve(self, exchange: Exchange) -> web.StreamResponse:
-        self._arrivals.add(asyncio.get_running_loop().time())
+        self._arrivals[int(asyncio.get_running_loop().time())] += 1
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)
@@ -312,9 +292,10 @@ class _Running:
         return web.json_response(self.ledger.as_dict())
 
     async def _get_arrivals(self, request: web.Request) -> web.Response:
-        """Return the requests of each second of the machine's monotonic clock."""
-        since = int(_number(request, "since"))
-        first, counts = self._arrivals.since(since, asyncio.get_running_loop().time())
+        """Return the requests of each completed second of the machine's monotonic clock."""
+        now = int(asyncio.get_running_loop().time())
+        first = min(max(int(_number(request, "since")), self._first_second), now)
+        counts = [self._arrivals[second] for second in range(first, now)]
         queue = {"busy": self._capacity.busy, "waiting": self._capacity.waiting}
         return web.json_response({"first": first, "counts": counts, **queue})
 

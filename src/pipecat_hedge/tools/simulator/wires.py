@@ -48,6 +48,7 @@ class Wire(ABC):
     """
 
     name: ClassVar[str]
+    id_header: ClassVar[str] = "x-request-id"
     in_band_status: ClassVar[int]
     """The status of an error in a stream that sets none."""
 
@@ -69,10 +70,10 @@ class Wire(ABC):
             PromptError: If the provider would not accept it.
         """
 
-    @staticmethod
-    @abstractmethod
-    def headers(number: int) -> dict[str, str]:
-        """Return the headers of every response to this request."""
+    @classmethod
+    def headers(cls, number: int) -> dict[str, str]:
+        """Return the headers of every response to this request: its id."""
+        return {cls.id_header: f"req_{number:08}"}
 
     @staticmethod
     @abstractmethod
@@ -177,11 +178,6 @@ class OpenAIWire(Wire):
         )
 
     @staticmethod
-    def headers(number: int) -> dict[str, str]:
-        """Return the request's id."""
-        return {"x-request-id": f"req_{number:08}"}
-
-    @staticmethod
     def error(status: int, message: str, number: int, retry_after_secs: float | None) -> Json:
         """Return an error in OpenAI's format."""
         kind, code = OpenAIWire._errors.get(status, ("server_error", None))
@@ -267,6 +263,7 @@ class AnthropicWire(Wire):
     """
 
     name = "anthropic"
+    id_header = "request-id"
     in_band_status = 529
     _error_types: ClassVar = {
         400: "invalid_request_error",
@@ -303,11 +300,6 @@ class AnthropicWire(Wire):
             stream=bool(body.get("stream")),
             max_tokens=max_tokens,
         )
-
-    @staticmethod
-    def headers(number: int) -> dict[str, str]:
-        """Return the request's id."""
-        return {"request-id": f"req_{number:08}"}
 
     @staticmethod
     def error(status: int, message: str, number: int, retry_after_secs: float | None) -> Json:
@@ -457,11 +449,6 @@ class GoogleWire(Wire):
             stream=stream,
             max_tokens=_count(body.get("generationConfig") or {}, "maxOutputTokens"),
         )
-
-    @staticmethod
-    def headers(number: int) -> dict[str, str]:
-        """Return a header that Google always sends."""
-        return {"x-content-type-options": "nosniff"}
 
     @staticmethod
     def error(status: int, message: str, number: int, retry_after_secs: float | None) -> Json:

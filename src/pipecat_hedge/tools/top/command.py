@@ -18,41 +18,27 @@ from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.top.feed import Bot, Fleet, Turn, feed_url, poll
 from pipecat_hedge.tools.top.screen import screen, turn_line
 
-__all__ = ["configure", "run"]
-
 DEFAULT_URL = "http://127.0.0.1:7860"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument(
-        "urls",
-        nargs="*",
-        metavar="URL",
-        default=[DEFAULT_URL],
-        help=f"running bots (default {DEFAULT_URL}); several are merged",
-    )
-    parser.add_argument(
-        "--every", type=float, default=0.5, metavar="SECS", help="refresh interval (default 0.5)"
-    )
-    parser.add_argument(
-        "--lines", action="store_true", help="print one line per turn, as in a pipe"
-    )
+    add = parser.add_argument
+    urls = f"running bots (default {DEFAULT_URL}); several are merged"
+    add("urls", nargs="*", metavar="URL", default=[DEFAULT_URL], help=urls)
+    add("--every", type=float, default=0.5, metavar="SECS", help="between updates (default 0.5)")
+    add("--lines", action="store_true", help="print one line per turn, as in a pipe")
 
 
 def run(args: argparse.Namespace) -> int:
     """Show the bots until Ctrl-C.
 
-    Returns:
-        0, or 2 if an argument is invalid.
+    Raises:
+        ConfigurationError: If an argument is invalid.
     """
-    try:
-        if not 0.05 <= args.every <= 60:
-            raise ConfigurationError(f"--every must be from 0.05 to 60 s, got {args.every:g}")
-        fleet = Fleet(list(dict.fromkeys(feed_url(url) for url in args.urls)))
-    except ConfigurationError as error:
-        print(f"pipecat-hedge top: {error}", file=sys.stderr)
-        return 2
+    if not 0.05 <= args.every <= 60:
+        raise ConfigurationError(f"--every must be from 0.05 to 60 s, got {args.every:g}")
+    fleet = Fleet(list(dict.fromkeys(feed_url(url) for url in args.urls)))
     show = _print_lines if args.lines or not sys.stdout.isatty() else _draw
     asyncio.run(_until_signal(show(fleet, args.every)))
     return 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
@@ -14,8 +14,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from pipecat_hedge.race import ConfigurationError, HedgeError
 from pipecat_hedge.telemetry import LIVE_PATH, LIVE_VERSION
-
-__all__ = ["Bot", "FeedError", "Fleet", "Provider", "Slo", "Turn", "feed_url", "poll"]
 
 KEPT_TURNS = 1000
 TIMEOUT_SECS = 5.0
@@ -68,6 +66,10 @@ class Turn(_Part):
     attempts: list[Attempt]
 
 
+def _summed(one: BaseModel, other: BaseModel, *names: str) -> dict[str, Any]:
+    return {name: getattr(one, name) + getattr(other, name) for name in names}
+
+
 class Server(_Part):
     """The load of a vLLM server."""
 
@@ -93,14 +95,19 @@ class Provider(_Part):
     superseded: _Count
     failed: _Count
 
+    @property
+    def key(self) -> object:
+        """What equal providers of several bots have in common."""
+        return self.provider, self.model
+
     def merged(self, other: Provider) -> Provider:
         """Merge two bots' views: counts are summed, the worst state is kept."""
-        sums = ("in_flight", "limit", "requests", "won", "superseded", "failed")
         worst = ("p50_secs", "p95_secs", "retry_after_secs", "is_excluded")
         order = ("closed", "half_open", "open")
         return self.model_copy(
             update={
-                **{name: getattr(self, name) + getattr(other, name) for name in sums},
+                **_summed(self, other, "in_flight", "limit", "requests"),
+                **_summed(self, other, "won", "superseded", "failed"),
                 **{name: max(getattr(self, name), getattr(other, name)) for name in worst},
                 "breaker": max(self.breaker, other.breaker, key=order.index),
             }
@@ -113,6 +120,15 @@ class Budget(_Part):
     budget: _Number
     balance: _Number
     most_credit: _Number
+
+    @property
+    def key(self) -> object:
+        """What equal budgets of several bots have in common."""
+        return self.budget
+
+    def merged(self, other: Budget) -> Budget:
+        """Add up two bots' budgets."""
+        return self.model_copy(update=_summed(self, other, "balance", "most_credit"))
 
 
 class Window(_Part):
@@ -131,6 +147,18 @@ class Slo(_Part):
     within_secs: _Positive
     share: Annotated[float, Field(ge=0, lt=1)]
     windows: Annotated[tuple[Window, ...], Field(min_length=1, strict=False)]
+
+    @property
+    def key(self) -> object:
+        """What equal SLOs of several bots have in common."""
+        lengths = tuple(window.window_secs for window in self.windows)
+        return self.tier, self.objective, self.within_secs, self.share, lengths
+
+    def merged(self, other: Slo) -> Slo:
+        """Count the turns of two bots together."""
+        pairs = zip(self.windows, other.windows, strict=True)
+        windows = tuple(a.model_copy(update=_summed(a, b, "turns", "bad")) for a, b in pairs)
+        return self.model_copy(update={"windows": windows})
 
     @property
     def attainment(self) -> float | None:
@@ -165,6 +193,16 @@ class Snapshot(_Part):
     providers: list[Provider]
     budgets: list[Budget]
     slos: list[Slo]
+
+
+P = TypeVar("P", Provider, Budget, Slo)
+
+
+def _merged(parts: Iterable[P]) -> list[P]:
+    found: dict[object, P] = {}
+    for part in parts:
+        found[part.key] = found[part.key].merged(part) if part.key in found else part
+    return list(found.values())
 
 
 @dataclass(eq=False)
@@ -264,39 +302,15 @@ class Fleet:
 
     def providers(self) -> list[Provider]:
         """Return each provider and model once."""
-        merged: dict[tuple[str, str | None], Provider] = {}
-        for snapshot in self.snapshots:
-            for provider in snapshot.providers:
-                key = (provider.provider, provider.model)
-                merged[key] = merged[key].merged(provider) if key in merged else provider
-        return list(merged.values())
+        return _merged(p for snapshot in self.snapshots for p in snapshot.providers)
 
     def budgets(self) -> list[Budget]:
         """Return the budgets; equal ones are summed."""
-        summed: dict[float, Budget] = {}
-        for budget in (budget for snapshot in self.snapshots for budget in snapshot.budgets):
-            if (known := summed.get(budget.budget)) is not None:
-                sums = {
-                    n: getattr(known, n) + getattr(budget, n) for n in ("balance", "most_credit")
-                }
-                budget = budget.model_copy(update=sums)
-            summed[budget.budget] = budget
-        return list(summed.values())
+        return _merged(b for snapshot in self.snapshots for b in snapshot.budgets)
 
     def slos(self) -> list[Slo]:
         """Return the SLOs; equal ones are counted together."""
-        counted: dict[object, Slo] = {}
-        for slo in (slo for snapshot in self.snapshots for slo in snapshot.slos):
-            lengths = tuple(window.window_secs for window in slo.windows)
-            key = (slo.tier, slo.objective, slo.within_secs, slo.share, lengths)
-            if (known := counted.get(key)) is not None:
-                windows = tuple(
-                    a.model_copy(update={"turns": a.turns + b.turns, "bad": a.bad + b.bad})
-                    for a, b in zip(known.windows, slo.windows, strict=True)
-                )
-                slo = slo.model_copy(update={"windows": windows})
-            counted[key] = slo
-        return list(counted.values())
+        return _merged(s for snapshot in self.snapshots for s in snapshot.slos)
 
 
 def feed_url(address: str) -> str:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pipecat_hedge.tools.formatting import OBJECTIVES
 from pipecat_hedge.tools.top.feed import Bot, Fleet, Provider, Slo, Turn
-
-__all__ = ["screen", "turn_line"]
 
 RECENT_SECS = 300.0
 MIN_TURN_ROWS = 3
@@ -26,7 +26,6 @@ _STYLES = {
     "interrupted": "yellow",
     "failed": "red",
 }
-_OBJECTIVES = {"ttft": "first token", "ttfs": "first sentence", "voice_to_voice": "voice to voice"}
 _REASONS = {"hedge": "hedge", "failure": "replacement", "stall": "after a stall"}
 
 
@@ -99,54 +98,50 @@ def _headline(fleet: Fleet, recent: Sequence[Turn], now: float) -> Text:
 
 
 def _slos(slos: Sequence[Slo], width: int) -> Table:
-    windows = [_window(w.window_secs) for w in slos[0].windows] if slos else []
-    # Column: heading, minimum terminal width, whether it is text.
-    columns = [("SLO", 0, True), ("target", 52, False), ("kept", 0, False), ("budget", 0, False)]
-    columns += [(f"burn {name}", 0 if n == 0 else 76, False) for n, name in enumerate(windows)]
-    rows: list[list[Text]] = []
-    for slo in slos:
-        kept, left = slo.attainment, slo.budget_left
-        is_met = kept is None or kept >= slo.share
-        burns = [
-            Text("–" if burn is None else f"{burn:.1f}×", "bold red" if (burn or 0) > 1 else "")
-            for burn in slo.burns
-        ]
-        rows.append(
-            [
-                Text(f"{slo.tier}: {_OBJECTIVES[slo.objective]} ≤ {slo.within_secs:g} s"),
-                Text(_percent(slo.share)),
-                Text(_percent(kept), "green" if is_met else "bold red"),
-                Text(_percent(left), "bold red" if left < 0 else "green"),
-                *burns[: len(windows)],
-            ]
-        )
-    return _table(columns, rows, width)
+    windows = slos[0].windows if slos else ()
+    columns: list[_Column[Slo]] = [
+        ("SLO", 0, True, lambda s: f"{s.tier}: {OBJECTIVES[s.objective]} ≤ {s.within_secs:g} s"),
+        ("target", 52, False, lambda s: _percent(s.share)),
+        ("kept", 0, False, _kept),
+        ("budget", 0, False, lambda s: (_percent(s.budget_left), _bad(s.budget_left < 0))),
+    ]
+    for n, window in enumerate(windows):
+        name = f"burn {_window(window.window_secs)}"
+        columns.append((name, 76 if n else 0, False, lambda s, n=n: _burn(s.burns[n])))
+    return _table(columns, slos, width)
+
+
+def _kept(slo: Slo) -> tuple[str, str]:
+    kept = slo.attainment
+    return _percent(kept), _bad(kept is not None and kept < slo.share)
+
+
+def _burn(burn: float | None) -> tuple[str, str]:
+    return ("–", "") if burn is None else (f"{burn:.1f}×", "bold red" if burn > 1 else "")
+
+
+def _bad(is_bad: bool) -> str:
+    return "bold red" if is_bad else "green"
 
 
 def _providers(providers: Sequence[Provider], width: int) -> Table:
-    columns = [
-        *[("provider", 0, True), ("state", 0, True), ("p50", 52, False), ("p95", 0, False)],
-        *[("in flight", 52, False), ("requests", 76, False), ("won", 76, False)],
-        *[("superseded", 110, False), ("failed", 0, False)],
+    columns: list[_Column[Provider]] = [
+        ("provider", 0, True, lambda p: p.provider),
+        ("state", 0, True, _state),
+        ("p50", 52, False, lambda p: _secs(p.p50_secs)),
+        ("p95", 0, False, lambda p: _secs(p.p95_secs)),
+        ("in flight", 52, False, _in_flight),
+        ("requests", 76, False, lambda p: str(p.requests)),
+        ("won", 76, False, lambda p: str(p.won)),
+        ("superseded", 110, False, lambda p: str(p.superseded)),
+        ("failed", 0, False, lambda p: (str(p.failed), "red" if p.failed else "")),
     ]
-    rows: list[list[Text]] = []
-    for provider in providers:
-        is_full = 0 < provider.limit <= provider.in_flight
-        in_flight = f"{provider.in_flight} of {provider.limit}"
-        rows.append(
-            [
-                Text(provider.provider),
-                Text(*_state(provider)),
-                Text(_secs(provider.p50_secs)),
-                Text(_secs(provider.p95_secs)),
-                Text(in_flight, "red" if is_full else ""),
-                Text(str(provider.requests)),
-                Text(str(provider.won)),
-                Text(str(provider.superseded)),
-                Text(str(provider.failed), "red" if provider.failed else ""),
-            ]
-        )
-    return _table(columns, rows, width)
+    return _table(columns, providers, width)
+
+
+def _in_flight(provider: Provider) -> tuple[str, str]:
+    is_full = 0 < provider.limit <= provider.in_flight
+    return f"{provider.in_flight} of {provider.limit}", "red" if is_full else ""
 
 
 def _state(provider: Provider) -> tuple[str, str]:
@@ -168,48 +163,43 @@ def _turns(fleet: Fleet, width: int, room: int) -> RenderableType:
     turns = fleet.turns()[:room]
     if not turns:
         return Text("no turn yet: talk to the bot" if fleet.snapshots else "", "dim")
-    with_bot = 0 if len(fleet.bots) > 1 else math.inf
-    columns = [
-        *[("time", 0, False), ("bot", with_bot, False), ("call.turn", 76, False)],
-        *[("tier", 110, True), ("outcome", 0, True), ("token", 0, False)],
-        *[("sentence", 110, False), ("voice", 52, False)],
-        *[("attempts", 76, True) if width >= 76 else ("winner", 0, True)],
+    columns: list[_Column[tuple[Bot, Turn]]] = [
+        ("time", 0, False, lambda t: _clock(t[1])),
+        ("bot", 0 if len(fleet.bots) > 1 else math.inf, False, lambda t: str(t[0].number)),
+        ("call.turn", 76, False, lambda t: f"{t[1].session}.{t[1].turn}"),
+        ("tier", 110, True, lambda t: t[1].tier),
+        ("outcome", 0, True, lambda t: _outcome(t[1])),
+        ("token", 0, False, lambda t: _secs(t[1].ttft_secs)),
+        ("sentence", 110, False, lambda t: _secs(t[1].ttfs_secs)),
+        ("voice", 52, False, lambda t: _secs(t[1].voice_to_voice_secs)),
+        ("attempts", 76, True, lambda t: _attempts(t[1]))
+        if width >= 76
+        else ("winner", 0, True, lambda t: t[1].winner or "none"),
     ]
-    rows: list[list[Text]] = []
-    for bot, turn in turns:
-        outcome, style = turn.outcome.removeprefix("answered_with_"), _STYLES.get(turn.outcome, "")
-        if turn.is_degraded:
-            outcome, style = "degraded", "bold red"
-        rows.append(
-            [
-                Text(_clock(turn)),
-                Text(str(bot.number)),
-                Text(f"{turn.session}.{turn.turn}"),
-                Text(turn.tier),
-                Text(outcome, style),
-                Text(_secs(turn.ttft_secs)),
-                Text(_secs(turn.ttfs_secs)),
-                Text(_secs(turn.voice_to_voice_secs)),
-                Text(_attempts(turn) if width >= 76 else turn.winner or "none"),
-            ]
-        )
-    return _table(columns, rows, width)
+    return _table(columns, turns, width)
 
 
-def _table(
-    columns: Sequence[tuple[str, float, bool]], rows: Sequence[Sequence[Text]], width: int
-) -> Table:
+def _outcome(turn: Turn) -> tuple[str, str]:
+    if turn.is_degraded:
+        return "degraded", "bold red"
+    return turn.outcome.removeprefix("answered_with_"), _STYLES.get(turn.outcome, "")
+
+
+T = TypeVar("T")
+_Column: TypeAlias = tuple[str, float, bool, Callable[[T], str | tuple[str, str]]]
+"""A heading, the least width of the terminal, whether it is text, and the cell of a row."""
+
+
+def _table(columns: Sequence[_Column[T]], rows: Sequence[T], width: int) -> Table:
     """Build a table of the columns that fit this width."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    shown = [number for number, (_, least, _) in enumerate(columns) if width >= least]
-    for name, _, is_text in (columns[number] for number in shown):
+    shown = [column for column in columns if width >= column[1]]
+    for name, _, is_text, _ in shown:
         # rich shrinks only columns that may wrap; the texts themselves do not wrap.
-        header = Text(name, no_wrap=True, overflow="ellipsis")
-        table.add_column(header, justify="left" if is_text else "right", no_wrap=not is_text)
+        table.add_column(_line(name), justify="left" if is_text else "right", no_wrap=not is_text)
     for row in rows:
-        for cell in row:
-            cell.no_wrap, cell.overflow = True, "ellipsis"
-        table.add_row(*(row[number] for number in shown))
+        cells = [cell(row) for _, _, _, cell in shown]
+        table.add_row(*(_line(c) if isinstance(c, str) else _line(*c) for c in cells))
     return table
 
 

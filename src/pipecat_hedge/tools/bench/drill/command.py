@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
-
-from pipecat_hedge.race import ConfigurationError, HedgeError
+from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.bench.drill.figures import Figures, failed_checks, failed_goal, figures
 from pipecat_hedge.tools.bench.drill.redis_process import MISSING, has_redis
 from pipecat_hedge.tools.bench.drill.running import Fleet, run_drill
 from pipecat_hedge.tools.bench.drill.scenarios import DRILLS, Drill, Variant
-
-__all__ = ["configure", "run", "table"]
+from pipecat_hedge.tools.formatting import (
+    UNKNOWN,
+    count,
+    paragraph,
+    print_json,
+    progress_bar,
+    secs,
+    share,
+    terminal_width,
+    text_table,
+)
 
 POSITIVE = ("processes", "sessions", "think", "pace")
 COLUMNS = 4
@@ -50,14 +53,14 @@ def run(args: argparse.Namespace) -> int:
     """Run the drills one after another, and print their figures and failed checks.
 
     Returns:
-        The exit status: 0; 1 if ``--check`` found a failed check; 2 if the drills cannot be run.
+        The exit status: 0, or 1 if ``--check`` found a failed check.
+
+    Raises:
+        HedgeError: If the drills cannot be run.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so all processes end
     try:
         failed = _run_all(args, _chosen(args))
-    except (HedgeError, OSError, ValueError, RuntimeError) as error:
-        print(f"pipecat-hedge drill: {error}", file=sys.stderr)
-        return 2
     finally:
         signal.signal(signal.SIGTERM, before)
     for line in failed:
@@ -71,12 +74,13 @@ def _chosen(args: argparse.Namespace) -> list[tuple[Drill, list[Variant]]]:
     """Return the drills to run, each with its variants."""
     for name in POSITIVE:
         if not getattr(args, name) > 0:
-            raise ValueError(f"--{name} must be more than 0, got {getattr(args, name)}")
+            raise ConfigurationError(f"--{name} must be more than 0, got {getattr(args, name)}")
     wanted = args.variants.split(",") if args.variants else None
     known = dict.fromkeys(v.name for drill in DRILLS.values() for v in drill.variants)
     for kind, given, there in (("drill", args.names, DRILLS), ("variant", wanted or [], known)):
         if unknown := [name for name in given if name not in there]:
-            raise ValueError(f"unknown {kind} {unknown[0]!r}; known {kind}s: {', '.join(there)}")
+            known_names = ", ".join(there)
+            raise ConfigurationError(f"unknown {kind} {unknown[0]!r}; known {kind}s: {known_names}")
     drills = [DRILLS[name] for name in args.names] or list(DRILLS.values())
     if not has_redis():
         if "redis" in args.names:
@@ -92,7 +96,6 @@ def _chosen(args: argparse.Namespace) -> list[tuple[Drill, list[Variant]]]:
 
 def _run_all(args: argparse.Namespace, drills: Sequence[tuple[Drill, list[Variant]]]) -> list[str]:
     """Run the drills and print the figures; returns the failed checks."""
-    out, errors = Console(width=80, highlight=False), Console(stderr=True)
     failed: list[str] = []
     everything: list[Figures] = []
     for drill, variants in drills:
@@ -101,7 +104,7 @@ def _run_all(args: argparse.Namespace, drills: Sequence[tuple[Drill, list[Varian
         fleet = Fleet(args.processes, args.sessions, think_secs, args.seed, settle_secs)
         found: list[Figures] = []
         for variant in variants:
-            with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+            with progress_bar() as bar:
                 task = bar.add_task(f"{drill.name}, {variant.name}", total=drill.secs(variant))
                 record = run_drill(drill, variant, fleet, partial(bar.advance, task))
             found.append(figures(drill, variant, record))
@@ -110,57 +113,44 @@ def _run_all(args: argparse.Namespace, drills: Sequence[tuple[Drill, list[Varian
             failed += failed_goal(found)
         if not args.json:
             for begin in range(0, len(found), COLUMNS):
-                out.print(table(drill, found[begin : begin + COLUMNS]))
+                print(table(drill, found[begin : begin + COLUMNS]), end="\n\n")
         everything += found
     if args.json:
-        rows = [{k: _finite(v) for k, v in asdict(each).items()} for each in everything]
         options = {name: getattr(args, name) for name in (*POSITIVE, "seed")}
-        print(json.dumps({**options, "figures": rows, "failed": failed}, indent=1))
+        print_json({**options, "figures": everything, "failed": failed})
     return failed
 
 
-def _finite(value: object) -> object:
-    """Replace infinity, which JSON does not have."""
-    return None if value == math.inf else value
-
-
-def _wait(secs: float | None) -> str:
-    if secs is None or math.isinf(secs):
-        return "-"
-    return f"{1000 * secs:.0f} ms" if secs < 1 else f"{secs:.2f} s"
+def _wait(wait_secs: float | None) -> str:
+    return UNKNOWN if wait_secs is None or math.isinf(wait_secs) else secs(wait_secs)
 
 
 def _shown(form: str) -> Callable[[float | None], str]:
-    return lambda value: "-" if value is None else form.format(value)
+    return lambda value: UNKNOWN if value is None else form.format(value)
 
 
-_SECS, _NUMBER, _SHARE = _shown("{:.0f} s"), _shown("{:.2f}"), _shown("{:.1%}")
+_SECS, _NUMBER = _shown("{:.0f} s"), _shown("{:.2f}")
 _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
-    ("turns", lambda f: f"{f.turns:,}"),
-    ("degraded (fallback)", lambda f: f"{f.degraded:,}"),
-    ("lost (no answer)", lambda f: f"{f.lost:,}"),
+    ("turns", lambda f: count(f.turns)),
+    ("degraded (fallback)", lambda f: count(f.degraded)),
+    ("lost (no answer)", lambda f: count(f.lost)),
     ("TTFT p50", lambda f: _wait(f.p50_secs)),
     ("TTFT p95", lambda f: _wait(f.p95_secs)),
     ("TTFT p99", lambda f: _wait(f.p99_secs)),
     ("premium TTFT p95", lambda f: _wait(f.premium_p95_secs)),
     ("requests per turn", lambda f: _NUMBER(f.requests_per_turn)),
     ("worst stretch", lambda f: f"{_NUMBER(f.worst_requests_per_turn)} ({f.stretch_secs} s)"),
-    ("broken provider gets", lambda f: _SHARE(f.broken_share)),
+    ("broken provider gets", lambda f: share(f.broken_share)),
     ("noticed after", lambda f: _SECS(f.notice_secs)),
     ("share back after", lambda f: _SECS(f.recover_secs)),
     ("load after return", lambda f: _NUMBER(f.load_after)),
-    ("processors in use", lambda f: _SHARE(f.busy_share)),
+    ("processors in use", lambda f: share(f.busy_share)),
 )
 
 
-def table(drill: Drill, found: Sequence[Figures]) -> Table:
-    """Build a table of a drill's variants; four fit into 80 columns."""
-    table = Table(title=f"{drill.name}: {drill.summary}", title_justify="left")
-    table.add_column("")
-    for each in found:
-        table.add_column(each.variant, justify="right", overflow="fold")
-    for name, shown in _ROWS:
-        cells = [shown(each) for each in found]
-        if set(cells) != {"-"}:
-            table.add_row(name, *cells)
-    return table
+def table(drill: Drill, found: Sequence[Figures]) -> str:
+    """Format a table of a drill's variants; four fit into 80 columns."""
+    rows = [[name, *map(shown, found)] for name, shown in _ROWS]
+    rows = [row for row in rows if set(row[1:]) != {UNKNOWN}]
+    title = paragraph(f"{drill.name}: {drill.summary}", terminal_width())
+    return f"{title}\n{text_table(['', *(f.variant for f in found)], rows, terminal_width())}"

@@ -19,8 +19,6 @@ from pipecat_hedge.tools.bench.drill.scenarios import Drill, Variant
 from pipecat_hedge.tools.bench.drill.worker import Turn
 from pipecat_hedge.tools.bench.percentiles import percentile
 
-__all__ = ["Figures", "failed_checks", "failed_goal", "figures", "worst_requests_per_turn"]
-
 STRETCH_SECS = 10
 ENOUGH = 150
 GRACE_SECS = 10

@@ -17,8 +17,6 @@ from pipecat_hedge.race import ConfigurationError
 if TYPE_CHECKING:
     import redis
 
-__all__ = ["MISSING", "RedisProcess", "has_redis"]
-
 MISSING = 'Redis is missing: apt-get install redis-server, and pip install "pipecat-hedge[redis]"'
 START_SECS = 10.0
 POLL_SECS = 0.02
@@ -76,12 +74,10 @@ class RedisProcess:
         """
         if not has_redis():
             raise ConfigurationError(MISSING)
-        options = {"port": str(self.port), "bind": "127.0.0.1", "dir": tempfile.gettempdir()}
-        options |= {"save": "", "appendonly": "no"}
+        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1"]
+        command += ["--dir", tempfile.gettempdir(), "--save", "", "--appendonly", "no"]
         self._process = subprocess.Popen(
-            ["redis-server", *(text for name in options for text in (f"--{name}", options[name]))],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         until = time.monotonic() + START_SECS
         while not self._listens():

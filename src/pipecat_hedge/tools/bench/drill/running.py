@@ -23,8 +23,6 @@ from pipecat_hedge.tools.bench.drill.scenarios import ANSWER, Drill, Event, Vari
 from pipecat_hedge.tools.bench.drill.worker import LINE, READY, Began, Sent, Task, Turn
 from pipecat_hedge.tools.simulator import SimulatorProcess, parse_model, tokenize
 
-__all__ = ["Counts", "Fleet", "Record", "need", "read_lines", "run_drill"]
-
 MARGIN = 1.5
 """Each provider's capacity over the usual need: each can serve all callers alone."""
 Counts = npt.NDArray[np.int64]

@@ -12,8 +12,6 @@ from typing import Any, Literal
 from pipecat_hedge.policy import Order
 from pipecat_hedge.service import AdmissionMode
 
-__all__ = ["ANSWER", "DRILLS", "FIRST", "PROVIDERS", "VARIANTS", "Drill", "Event", "Variant"]
-
 ANSWER = "We are open until nine."
 PACE = "tps=5"
 """At five tokens per second an answer lasts as long as a spoken one, and is cheap to stream."""

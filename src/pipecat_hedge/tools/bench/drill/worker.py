@@ -31,8 +31,6 @@ from pipecat_hedge.fleet import RedisStore
 from pipecat_hedge.tools.bench.drill.scenarios import ANSWER, Variant
 from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
 
-__all__ = ["FALLBACK", "LINE", "READY", "Began", "Outcome", "Request", "Sent", "Task", "Turn"]
-
 READY = "ready"
 FALLBACK = "One moment please."
 GIVE_UP_SECS = 30.0

@@ -15,34 +15,17 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from pipecat_hedge.tools.analysis.statistics import Quantile
-
-__all__ = [
-    "UNKNOWN",
-    "between",
-    "count",
-    "paragraph",
-    "print_json",
-    "progress_bar",
-    "secs",
-    "share",
-    "terminal_width",
-    "text_table",
-    "usd",
-]
-
 UNKNOWN = "–"
+OBJECTIVES = {"ttft": "first token", "ttfs": "first sentence", "voice_to_voice": "voice to voice"}
 
 
-def secs(value: float | Quantile | None, *, at_least: bool = False) -> str:
+def secs(value: float | None, *, at_least: bool = False) -> str:
     """Format a time.
 
     Args:
         value: Seconds; None is unknown, infinite is never.
         at_least: Whether it is only a lower bound.
     """
-    if isinstance(value, Quantile):
-        return secs(value.secs, at_least=value.at_least)
     if value is None:
         return UNKNOWN
     if math.isinf(value):
@@ -145,10 +128,10 @@ def progress_bar() -> Progress:
     )
 
 
-def print_json(result: Any) -> None:
-    """Print a dataclass as JSON, with the format's version; non-finite figures become null."""
-    json.dump({"version": 2, **_plain(result)}, sys.stdout, indent=1)
-    sys.stdout.write("\n")
+def print_json(result: Any, **more: Any) -> None:
+    """Print values or a dataclass as JSON, with more fields; non-finite figures become null."""
+    plain = _plain(result)
+    print(json.dumps({**more, **plain} if more else plain, indent=1))
 
 
 def _plain(value: Any) -> Any:
