@@ -34,7 +34,7 @@ def test_a_port_in_use_is_named_with_the_remedy() -> None:
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1
     assert f"port {port} on 127.0.0.1 is not available (Address already in use)" in ended.stderr
-    assert f'make bot PORT={port + 1}' in ended.stderr
+    assert f"make bot PORT={port + 1}" in ended.stderr
 
 
 def test_an_empty_key_is_named_with_the_remedy() -> None:
