@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.live, pytest.mark.realtime, pytest.mark.timeout(180)]
 
 ROOT = Path(__file__).parents[2]
 ASKS = "fixtures/audio/open-sunday_en-us-female_normal.flac"
-INTERRUPTS = "fixtures/audio/cancel-that_en-us_fast_interrupts.flac"
 
 
 @pytest.fixture
@@ -45,12 +44,3 @@ async def test_opening_hours(caller: Call) -> None:
     assert "nine" in turn.answer_text
     assert turn.voice_to_voice_secs is not None
     assert turn.voice_to_voice_secs < 8
-
-
-async def test_interruption(caller: Call) -> None:
-    """Who is spoken to falls silent, and listens."""
-    asked, interrupted = await caller.say_and_interrupt(ASKS, by=INTERRUPTS)
-    assert "nine" in asked.answer_text
-    assert interrupted.silent_after_secs is not None
-    assert interrupted.silent_after_secs < 8
-    assert "cancel" in interrupted.understood_text.lower()
