@@ -1,4 +1,4 @@
-"""The example bot in a process of its own, as `make bot` runs it, on ports of its own choice."""
+"""The example bot in a process of its own, as `make bot` runs it, and calls to it over WebRTC."""
 
 from __future__ import annotations
 
@@ -7,27 +7,41 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
 from examples.voice_bot.choices import SETTINGS
 
-__all__ = ["BotProcess"]
+from pipecat_hedge.tools.replay import Caller, Message, Utterance, utterances
+
+__all__ = [
+    "HEARD_SECS",
+    "RECORDINGS",
+    "BotProcess",
+    "greeted",
+    "heard_out",
+    "is_turn",
+    "of_type",
+    "recording",
+    "turn_report",
+]
 
 ROOT = Path(__file__).parents[2]
 READY = re.compile(r"Uvicorn running on (http://\S+)")
 SIMULATOR = re.compile(r"providers at (http://\S+)")
 START_SECS = 60  # imports are slow where the cores are busy
 STOP_SECS = 10
+HEARD_SECS = 20  # generous: the machine may be busy with something else
+RECORDINGS = utterances([ROOT / "fixtures/audio"])
 
 
 class BotProcess:
-    """Starts the bot and ends it with Ctrl-C.
+    """Starts the bot on a free port and ends it with Ctrl-C.
 
     Args:
-        arguments: More of the command line.
+        arguments: Further arguments of the command line.
         settings: Settings of the bot; those of this machine do not reach it.
     """
 
@@ -36,8 +50,6 @@ class BotProcess:
         ours = {setting.name for setting in SETTINGS}
         self._env = {name: value for name, value in os.environ.items() if name not in ours}
         self._env |= {"PYTHON_DOTENV_DISABLED": "1", "PYTHONUNBUFFERED": "1", **settings}
-        self._process: asyncio.subprocess.Process | None = None
-        self._reader: asyncio.Task[None] | None = None
         self.lines: list[str] = []
         self.url = ""
 
@@ -50,49 +62,39 @@ class BotProcess:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
+        url = asyncio.get_running_loop().create_future()
+        self._reader = asyncio.create_task(self._read(url))
         try:
-            async with asyncio.timeout(START_SECS):
-                while not (found := READY.search(await self._read_line())):
-                    pass
+            self.url = await asyncio.wait_for(url, START_SECS)
         except BaseException:
             await self.stop()
             raise
-        self.url = found[1]
-        self._reader = asyncio.create_task(self._read_on())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         await self.stop()
         if error is not None:
-            error.add_note("the bot said:\n" + "\n".join(self.lines[-40:]))
-
-    @property
-    def simulator_url(self) -> str:
-        """Where the simulated providers are."""
-        return next(found[1] for line in self.lines if (found := SIMULATOR.search(line)))
+            error.add_note("the bot's output:\n" + "\n".join(self.lines[-40:]))
+        else:
+            assert not [line for line in self.lines if "Traceback" in line]
 
     async def ledger(self, *, wait_secs: float = 5) -> dict[str, Any]:
-        """What became of every request to a provider: ``{"requests": [...], "open": n}``.
+        """All requests to its simulated providers: ``{"requests": [...], "open": n}``.
 
         Args:
             wait_secs: Wait up to so long until none is open.
         """
-        address = f"{self.simulator_url}/ledger?wait={wait_secs:g}"
+        url = next(found[1] for line in self.lines if (found := SIMULATOR.search(line)))
+        address = f"{url}/ledger?wait={wait_secs:g}"
         async with aiohttp.ClientSession() as session, session.get(address) as answer:
             return await answer.json()
 
     async def stop(self) -> int:
-        """End the bot with Ctrl-C, or by force if that does not do it.
+        """End the bot with Ctrl-C, or by force if it does not end.
 
         Returns:
             Its exit status; -9 if it had to be killed.
         """
-        assert self._process is not None
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGINT)
             try:
@@ -100,21 +102,56 @@ class BotProcess:
             except TimeoutError:
                 self._process.kill()
         status = await self._process.wait()
-        if self._reader is not None:
-            await self._reader
+        await self._reader
         return status
 
-    async def _read_line(self) -> str:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        line = (await self._process.stdout.readline()).decode()
-        if not line:
-            raise RuntimeError("the bot ended at once; it said:\n" + "\n".join(self.lines))
-        self.lines.append(line.rstrip())
-        return line
-
-    async def _read_on(self) -> None:
-        assert self._process is not None
+    async def _read(self, url: asyncio.Future[str]) -> None:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             self.lines.append(line.decode().rstrip())
+            if not url.done() and (found := READY.search(self.lines[-1])):
+                url.set_result(found[1])
+        if not url.done():
+            url.set_exception(RuntimeError("the bot ended at once:\n" + "\n".join(self.lines)))
+
+
+# ---- a call
+
+
+def recording(name: str) -> Utterance:
+    """The recording whose name begins so."""
+    (found,) = (each for each in RECORDINGS if each.name.startswith(name))
+    return found
+
+
+def is_turn(message: Message) -> bool:
+    """Whether a message is a turn's report."""
+    return message["type"] == "server-message" and message["data"]["type"] == "turn"
+
+
+def of_type(kind: str) -> Callable[[Message], bool]:
+    """Whether a message is of a type."""
+    return lambda message: message["type"] == kind
+
+
+async def turn_report(caller: Caller, since: int) -> dict[str, Any]:
+    """The first turn that was heard, of those whose message came later."""
+
+    def is_heard(message: Message) -> bool:
+        return is_turn(message) and message["data"]["voice_to_voice_secs"] is not None
+
+    message = await caller.message("the report", is_heard, since=since, timeout_secs=HEARD_SECS)
+    return message["data"]
+
+
+async def greeted(caller: Caller) -> None:
+    """Hear the greeting out."""
+    await caller.message("the greeting", of_type("bot-started-speaking"), timeout_secs=HEARD_SECS)
+    await heard_out(caller, await caller.wait_until_audible(0, timeout_secs=HEARD_SECS))
+
+
+async def heard_out(caller: Caller, heard_at: float, *, since: int = 0) -> None:
+    """Wait until the bot has finished speaking."""
+    stopped = of_type("bot-stopped-speaking")
+    await caller.message("the end of it", stopped, since=since, timeout_secs=HEARD_SECS)
+    await caller.wait_until_silent(heard_at, timeout_secs=HEARD_SECS)

@@ -65,7 +65,7 @@ def test_every_arrangement_is_compared_and_costed() -> None:
 
 
 @pytest.mark.timeout(120)
-def test_the_tables_fit_into_80_columns() -> None:
+def test_tables_fit_into_80_columns() -> None:
     found = bench("--turns", "4", "--calls", "4", "--profile", "jagged", "--rounds", "1")
     assert found.returncode == 0, found.stderr
     assert all(name in found.stdout for name in ARRANGEMENTS)
@@ -73,7 +73,7 @@ def test_the_tables_fit_into_80_columns() -> None:
     assert max(len(line.rstrip()) for line in found.stdout.splitlines()) <= 80
 
 
-def test_fewer_turns_than_calls_are_refused() -> None:
+def test_fewer_turns_than_calls_are_rejected() -> None:
     found = bench("--turns", "3", "--calls", "4")
     assert found.returncode == 2
     assert "--turns must be at least --calls" in found.stderr

@@ -32,7 +32,7 @@ ROUTES = [
 
 
 async def offer() -> dict[str, Any]:
-    """A real one, whose peer never connects."""
+    """A real offer, whose peer never connects."""
     peer = RTCPeerConnection()
     peer.addTransceiver("audio")
     peer.createDataChannel("signalling")
@@ -85,6 +85,7 @@ async def test_strangers_are_refused(session: aiohttp.ClientSession) -> None:
                     assert answer.status == status, body[:40]
 
 
+@pytest.mark.realtime
 async def test_sessions_are_few_and_go_when_nobody_connects(
     session: aiohttp.ClientSession,
 ) -> None:
@@ -98,8 +99,6 @@ async def test_sessions_are_few_and_go_when_nobody_connects(
 
         assert sorted(await asyncio.gather(*(call() for _ in range(8)))) == [200] * 3 + [503] * 5
         assert await call() == 503
-        await asyncio.sleep(10.0)
-        assert await call() == 503
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await call() == 503:
                 await asyncio.sleep(1.0)

@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipecat.frames.frames import LLMContextFrame, LLMFullResponseStartFrame, LLMTextFrame
+from pipecat.frames.frames import (
+    LLMContextSummaryRequestFrame,
+    LLMContextSummaryResultFrame,
+    LLMFullResponseStartFrame,
+    LLMTextFrame,
+)
 from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.services.llm_service import LLMService
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
@@ -25,12 +29,6 @@ pytestmark = pytest.mark.live
 
 TURNS = 7
 FAST_SECS, SPARED_SECS = 0.05, 0.45
-WIRE_PAIRS = [("openai", "anthropic"), ("anthropic", "openai"), ("openai", "openai")]
-FAULTS = [
-    (wire, fault)
-    for wire in WIRES
-    for fault in ("529", "429", "500", "402", "reset", "empty", "error_in_band")
-]
 
 
 @pytest.fixture
@@ -40,175 +38,152 @@ async def sim() -> AsyncIterator[Simulator]:
 
 
 @asynccontextmanager
-async def line_to(
-    *members: LLMService[Any], policy: HedgePolicy | None = None, **options: Any
-) -> AsyncIterator[Line]:
+async def line_to(*members: LLMService[Any], policy: HedgePolicy) -> AsyncIterator[Line]:
     """A line to a hedged service with the members as providers a, b, c."""
-    providers = [Provider(name, llm) for name, llm in zip("abcdef", members, strict=False)]
-    llm = HedgedLLMService(providers, policy=policy or HedgePolicy.race(len(members)))
+    llm = HedgedLLMService(list(map(Provider, "abc", members)), policy=policy)
     try:
-        async with Line(llm, **options) as line:
+        async with Line(llm) as line:
             yield line
     finally:
         await close(*members)
 
 
-def first_token_secs(line: Line) -> list[float]:
-    """Each turn's time from Start to its first text."""
-    texts = line.times(LLMTextFrame)
-    starts = line.times(LLMFullResponseStartFrame)
-    return [min(t for t in texts if t >= start) - start for start in starts]
+def first_token_secs(line: Line) -> float:
+    """The median of the turns' times from Start to the first text."""
+    texts, starts = line.times(LLMTextFrame), line.times(LLMFullResponseStartFrame)
+    return statistics.median(min(t for t in texts if t >= start) - start for start in starts)
 
 
-@pytest.mark.parametrize("order", ["fast first", "slow first"])
-@pytest.mark.parametrize(("fast_wire", "slow_wire"), WIRE_PAIRS)
-async def test_a_race_is_as_fast_as_its_fast_member(
-    sim: Simulator, fast_wire: str, slow_wire: str, order: str
+@pytest.mark.parametrize(("fast_wire", "slow_wire"), [WIRES[:2], WIRES[1::-1]])
+async def test_race_is_as_fast_as_its_fast_member(
+    sim: Simulator, fast_wire: str, slow_wire: str
 ) -> None:
     """500 ms against 50 ms: the fast one's answer, framed once, and the slow one closed."""
     fast = f"fixed@ttft={FAST_SECS},answer=From the fast one."
     slow = f"fixed@ttft={FAST_SECS + SPARED_SECS},answer=From the slow one."
-
     bare = simulated(fast_wire, sim, fast)
     async with Line(bare) as line:
         for _ in range(TURNS):
             await line.ask()
-        alone = first_token_secs(line)
+        alone_secs = first_token_secs(line)
     await close(bare)
     sim.ledger.clear()
 
-    members = [simulated(fast_wire, sim, fast), simulated(slow_wire, sim, slow)]
-    if order == "slow first":
-        members.reverse()
-    async with line_to(*members) as line:
+    members = [simulated(slow_wire, sim, slow), simulated(fast_wire, sim, fast)]
+    async with line_to(*members, policy=HedgePolicy.race(2)) as line:
         for _ in range(TURNS):
             await line.ask()
-        raced = first_token_secs(line)
+        raced_secs = first_token_secs(line)
         assert line.text == "From the fast one." * TURNS
         assert line.framing.count("<") == line.framing.count(">") == TURNS
     await sim.wait_idle(1.0)
 
-    fast_ones = [e for e in sim.ledger.requests if e.model == fast]
-    slow_ones = [e for e in sim.ledger.requests if e.model == slow]
-    assert len(fast_ones) == len(slow_ones) == TURNS
-    assert {e.outcome for e in fast_ones} == {"completed"}
-    assert {e.outcome for e in slow_ones} == {"aborted"}
-    assert {e.tokens_sent for e in slow_ones} == {0}
+    won, lost = ([e for e in sim.ledger.requests if e.model == model] for model in (fast, slow))
+    assert [e.outcome for e in won] == ["completed"] * TURNS
+    assert [(e.outcome, e.tokens_sent) for e in lost] == [("aborted", 0)] * TURNS
     closing = [
-        lost.ended_secs - won.first_token_secs
-        for won, lost in zip(fast_ones, slow_ones, strict=True)
-        if lost.ended_secs is not None and won.first_token_secs is not None
+        (b.ended_secs or 0.0) - (a.first_token_secs or 0.0) for a, b in zip(won, lost, strict=True)
     ]
-    added = statistics.median(raced) - statistics.median(alone)
-    print(f"added {added * 1e3:.1f} ms, closed after {statistics.median(closing) * 1e3:.1f} ms")
-    # By far nearer to the fast one than to the slow one, however busy the machine is.
-    assert added < SPARED_SECS / 3
+    # Much closer to the fast one than to the slow one, however busy the machine is.
+    assert raced_secs - alone_secs < SPARED_SECS / 3
     assert statistics.median(closing) < SPARED_SECS / 3
 
 
-@pytest.mark.parametrize(("faulty_wire", "fault"), FAULTS)
-@pytest.mark.parametrize(
-    "policy", [HedgePolicy.race(2), HedgePolicy.after(30), HedgePolicy.fallback()]
-)
-async def test_a_fast_failure_does_not_win(
-    sim: Simulator, faulty_wire: str, fault: str, policy: HedgePolicy
-) -> None:
-    """The slow one's answer is heard, whole, without an error frame and without hidden retries."""
-    faulty = simulated(faulty_wire, sim, f"fixed@ttft=0.01,fault={fault}")
-    sound = simulated("openai", sim, "fixed@ttft=0.1,answer=I am still here.")
-    async with line_to(faulty, sound, policy=policy) as line:
+@pytest.mark.parametrize("fault", ["529", "429", "500", "402", "reset", "empty", "error_in_band"])
+async def test_fast_failure_of_google_does_not_win(sim: Simulator, fault: str) -> None:
+    """Without an error frame and without hidden retries; ``test_fault_matrix`` has the others."""
+    faulty = simulated("google", sim, f"fixed@ttft=0.01,fault={fault}")
+    healthy = simulated("openai", sim, "fixed@ttft=0.1,answer=I am still here.")
+    async with line_to(faulty, healthy, policy=HedgePolicy.fallback()) as line:
         await line.ask()
         report = await line.report()
-        assert line.text == "I am still here."
-        assert line.framing.count("<") == line.framing.count(">") == 1
-        assert line.errors == []
-    assert report.winner == "b"
-    assert report.attempts[0].outcome == "failed"
-    await sim.wait_idle(1.0)
+    assert line.text == "I am still here."
+    assert line.framing.count("<") == line.framing.count(">") == 1
+    assert line.errors == []
+    assert [a.outcome for a in report.attempts] == ["failed", "won"]
     assert len(sim.ledger.requests) == 2
 
 
-async def test_three_wire_formats_in_one_race(sim: Simulator) -> None:
-    """Each of the three wins when it is the fastest; the others are closed."""
-    for fastest in WIRES:
-        members = [
-            simulated(wire, sim, f"fixed@ttft={0.05 if wire == fastest else 5},answer=I am {wire}.")
-            for wire in WIRES
-        ]
-        async with line_to(*members) as line:
-            await line.ask()
-            report = await line.report()
-            assert line.text == f"I am {fastest}."
-        outcomes = {a.provider: a.outcome for a in report.attempts}
-        assert sorted(outcomes.values()) == ["superseded", "superseded", "won"]
-        assert outcomes["abc"[WIRES.index(fastest)]] == "won"
-        won = next(a for a in report.attempts if a.outcome == "won")
-        assert won.output_tokens is not None
-        assert won.output_tokens >= 3
-        assert not won.tokens_estimated
-        await sim.wait_idle(1.0)
-
-
-async def test_the_context_holds_the_winners_words_alone(sim: Simulator) -> None:
-    """With Pipecat's own aggregator behind the service, as in a bot."""
-    context = LLMContext([{"role": "user", "content": "do you deliver"}])
+@pytest.mark.parametrize("fastest", WIRES)
+async def test_each_wire_can_win_a_race_of_three(sim: Simulator, fastest: str) -> None:
     members = [
-        simulated("openai", sim, "fixed@ttft=5,answer=From the slow one."),
-        simulated("anthropic", sim, "fixed@ttft=0.02,answer=From the fast one."),
+        simulated(wire, sim, f"fixed@ttft={0.05 if wire == fastest else 5},answer=I am {wire}.")
+        for wire in WIRES
     ]
-    _, assistant = LLMContextAggregatorPair(context)
-    async with line_to(*members, processors=[assistant]) as line:
-        await line.send(LLMContextFrame(context))
-        await line.until(lambda: len(context.messages) > 1)
-    assert context.messages == [
-        {"role": "user", "content": "do you deliver"},
-        {"role": "assistant", "content": "From the fast one."},
-    ]
-
-
-async def test_an_interruption_closes_every_request(sim: Simulator) -> None:
-    """At the providers, both are seen aborted within 50 ms."""
-    members = [simulated(wire, sim, "fixed@ttft=30") for wire in WIRES]
-    async with line_to(*members) as line:
-        await line.send(LLMContextFrame(LLMContext([{"role": "user", "content": "hello"}])))
-        await sim.ledger.wait_until(lambda ledger: len(ledger.open) == 3, 5.0)
-        interrupted_at = sim.ledger.clock()
-        await line.interrupt()
-        await sim.wait_idle(1.0)
+    async with line_to(*members, policy=HedgePolicy.race(3)) as line:
+        await line.ask()
         report = await line.report()
-    assert report.outcome == "interrupted"
-    assert {e.outcome for e in sim.ledger.requests} == {"aborted"}
-    took = max(e.ended_secs or 0.0 for e in sim.ledger.requests) - interrupted_at
-    print(f"closed {took * 1e3:.1f} ms after the interruption")
-    assert took < 0.050
+    assert line.text == f"I am {fastest}."
+    won = [a for a in report.attempts if a.outcome == "won"]
+    assert [a.provider for a in won] == ["abc"[WIRES.index(fastest)]]
+    assert (won[0].output_tokens or 0) >= 3
+    assert not won[0].tokens_estimated
+    await sim.wait_idle(1.0)
 
 
-@pytest.mark.timeout(300)
-async def test_a_thousand_turns_leave_nothing_behind(sim: Simulator) -> None:
+@pytest.mark.parametrize("wire", WIRES)
+async def test_image_in_the_conversation(sim: Simulator, wire: str) -> None:
+    """Each member converts it for its own wire; the token estimate does not count its bytes."""
+    image = await LLMContext.create_image_message(
+        format="RGB", size=(64, 64), image=bytes(64 * 64 * 3), text="What is this?"
+    )
+    members = [
+        simulated(wire, sim, "fixed@ttft=0.02,answer=A%20black%20square."),
+        simulated("openai", sim, "fixed@ttft=2"),
+    ]
+    async with line_to(*members, policy=HedgePolicy.race(2)) as line:
+        await line.ask(context=LLMContext([image]))
+        report = await line.report()
+    assert line.text == "A black square."
+    assert report.attempts[1].tokens_estimated
+    assert report.attempts[1].input_tokens == pytest.approx(1000, abs=10)
+
+
+async def test_context_summary_survives_a_faulty_provider(sim: Simulator) -> None:
+    """Pipecat's summary uses run_inference, which is hedged as turns are."""
+    messages = [{"role": role, "content": "Hello."} for role in ("user", "assistant") * 4]
+    request = LLMContextSummaryRequestFrame(
+        request_id="1",
+        context=LLMContext(messages),  # pyright: ignore[reportArgumentType]
+        min_messages_to_keep=2,
+        target_context_tokens=100,
+        summarization_prompt="Sum up.",
+    )
+    members = [
+        simulated("openai", sim, "fixed@ttft=0.02,fault=cut"),
+        simulated("anthropic", sim, "fixed@ttft=0.02,answer=They%20said%20hello."),
+    ]
+    async with line_to(*members, policy=HedgePolicy.after(0.1)) as line:
+        await line.send(request)
+        await line.until(lambda: bool(line.upstream(LLMContextSummaryResultFrame)))
+    (result,) = line.upstream(LLMContextSummaryResultFrame)
+    assert (result.summary, result.error) == ("They said hello.", None)
+
+
+@pytest.mark.timeout(120)
+async def test_many_turns_leave_nothing_behind(sim: Simulator) -> None:
     """No task, no socket and no open request, with every tenth turn failing over.
 
-    The slow one is never heard, so that a loser is let run on now and then, the last one too if the
-    refusal before it came too late to be heard: for one and a half times its usual p99.
+    The slow one is never heard, so that a loser may become a latency probe, the last one too.
     """
+    turns = 300
     quick = simulated("openai", sim, "fixed@ttft=0.002,tps=5000,answer=One two three.")
-    slow = simulated("anthropic", sim, "fixed@ttft=20,headers=0,fault=529,rate=0.1")
-    policy = HedgePolicy.race(2)
-    let_run_secs = 15.0
-    async with line_to(quick, slow, policy=policy) as line:
+    slow = simulated("anthropic", sim, "fixed@ttft=1,headers=0,fault=529,rate=0.1")
+    probe_secs = 5.0
+    async with line_to(quick, slow, policy=HedgePolicy.race(2)) as line:
         for _ in range(10):
             await line.ask()
-        await sim.wait_idle(let_run_secs)
+        await sim.wait_idle(probe_secs)
         tasks, sockets = len(asyncio.all_tasks()), count_sockets()
-        for _ in range(1000):
+        for _ in range(turns):
             await line.ask()
         await sim.ledger.wait_until(lambda ledger: len(ledger.open) <= 1, 1.0)
-        await sim.wait_idle(let_run_secs)
-        await line.report(1010)
-        if len(left := asyncio.all_tasks()) > tasks:  # a connection that is opened again just now
-            await asyncio.wait(left, timeout=5.0, return_when=asyncio.FIRST_COMPLETED)
-        assert len(asyncio.all_tasks()) <= tasks
-        assert count_sockets() <= sockets + 2  # an idle connection more or less in a pool
-        assert line.text == "One two three." * 1010
+        await sim.wait_idle(probe_secs)
+        await line.report(turns + 10)
+        # Two more: an idle connection in a pool, or one that is being reopened.
+        assert len(asyncio.all_tasks()) <= tasks + 2
+        assert count_sockets() <= sockets + 2
+        assert line.text == "One two three." * (turns + 10)
         sent = [a for r in line.reports for a in r.attempts if a.sent_secs is not None]
     requests = sim.ledger.requests
     assert len(requests) == len(sent)
@@ -219,9 +194,8 @@ async def test_a_thousand_turns_leave_nothing_behind(sim: Simulator) -> None:
 
 def count_sockets() -> int:
     """How many sockets this process has open."""
-    links = Path("/proc/self/fd")
     count = 0
-    for link in links.iterdir():
+    for link in Path("/proc/self/fd").iterdir():
         try:
             count += os.readlink(link).startswith("socket:")
         except FileNotFoundError:  # the descriptor that read the folder

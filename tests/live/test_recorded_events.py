@@ -1,35 +1,26 @@
 """What counts as an answer, event by event, in every wire format.
 
-The files in `tests/recorded` are streams as the protocols have them, ids shortened. Each is
-played to the real service over a socket, and what the service makes of it is judged.
+The files in `tests/recorded` are streams as the protocols have them, ids shortened. Each is played
+to the real service over a socket.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
-from anthropic import AsyncAnthropic
-from google.genai import types
+from aiohttp.test_utils import TestServer
 from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.adapters.llm.schemas.tools_schema import ToolsSchema
-from pipecat.frames.frames import LLMTextFrame, LLMThoughtTextFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.services.anthropic.llm import AnthropicLLMService
-from pipecat.services.google.llm import GoogleLLMService
-from pipecat.services.llm_service import LLMService
-from pipecat.services.openai.llm import OpenAILLMService
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy
 from pipecat_hedge.race import AttemptError
 from pipecat_hedge.service.attempt_stats import AttemptStats
-from pipecat_hedge.service.service_adapter import Piece, ToolCalls
 from tests.support.line import Line
-from tests.support.simulated import close
+from tests.support.simulated import PostedPieces, close, never_called, simulated
 
 pytestmark = pytest.mark.live
 
@@ -101,106 +92,47 @@ THOUGHT = {
 """Reasoning that must come out as thoughts, never as text."""
 
 
-@dataclass
-class Judged:
-    """What one attempt posted."""
-
-    usable: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    thought: str = ""
-    text: str = ""
-    errors: list[AttemptError] = field(default_factory=list[AttemptError])
-
-    def opened(self) -> None: ...
-
-    def speakable(self) -> None: ...
-
-    def piece(self, piece: Piece, *, usable: bool) -> None:
-        if isinstance(piece, LLMThoughtTextFrame):
-            self.thought += piece.text
-        elif isinstance(piece, LLMTextFrame):
-            self.text += piece.text
-        if usable:
-            assert isinstance(piece, LLMTextFrame)
-            self.usable.append(("text", piece.text))
-
-    def tools(self, piece: Piece) -> None:
-        assert isinstance(piece, ToolCalls)
-        told = ", ".join(f"{call.function_name} {call.arguments}" for call in piece.calls)
-        self.usable.append(("tools", told))
-
-    def failed(self, error: AttemptError) -> None:
-        self.errors.append(error)
-
-
 @pytest.fixture
-async def played() -> AsyncIterator[Callable[[Path], Awaitable[str]]]:
-    """Serves a stream at every path; gives the address."""
-    runners: list[web.AppRunner] = []
+async def url() -> AsyncIterator[str]:
+    """Serves each recording at every path below its name."""
 
-    async def serve(path: Path) -> str:
-        async def answer(request: web.Request) -> web.StreamResponse:
-            await request.read()
-            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-            await response.prepare(request)
-            await response.write(path.read_bytes())
-            if path.stem.endswith("_cut") and request.transport is not None:
-                request.transport.abort()
-            return response
+    async def answer(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        stream = "/".join(request.path.split("/")[1:3])
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write((RECORDED / f"{stream}.sse").read_bytes())
+        if stream.endswith("_cut") and request.transport is not None:
+            request.transport.abort()
+        return response
 
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", answer)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        runners.append(runner)
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        return f"http://127.0.0.1:{runner.addresses[0][1]}"
-
-    yield serve
-    for runner in runners:
-        await runner.cleanup()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as server:
+        yield str(server.make_url("")).rstrip("/")
 
 
-def service_for(wire: str, url: str) -> LLMService[Any]:
-    if wire == "openai":
-        return OpenAILLMService(api_key="any", base_url=f"{url}/v1")
-    if wire == "anthropic":
-        client = AsyncAnthropic(api_key="any", base_url=url)
-        return AnthropicLLMService(api_key="any", client=client)
-    retries = types.HttpRetryOptions(attempts=1)
-    options = types.HttpOptions(base_url=url, retry_options=retries)
-    return GoogleLLMService(api_key="any", http_options=options)
-
-
-def test_every_stream_is_judged() -> None:
-    """No recording lies about unused, and none is missing."""
+def test_every_recording_is_listed() -> None:
     found = {str(path.relative_to(RECORDED).with_suffix("")) for path in RECORDED.rglob("*.sse")}
     assert found == set(USABLE)
 
 
 @pytest.mark.parametrize("stream", USABLE)
-async def test_a_stream(stream: str, played: Callable[[Path], Awaitable[str]]) -> None:
-    """Its usable pieces are those listed; reasoning is never text; an error is told once."""
-    wire = stream.partition("/")[0]
-    service = service_for(wire, await played(RECORDED / f"{stream}.sse"))
+async def test_usable_pieces_of_a_stream(stream: str, url: str) -> None:
+    """Reasoning is never text; an error is posted once."""
+    service = simulated(stream.partition("/")[0], None, "any", url=f"{url}/{stream}")
     llm = HedgedLLMService([service], policy=HedgePolicy.fallback(1))
-    tools = ToolsSchema(
-        [FunctionSchema("book_table", "Books.", PARTY_SIZE, ["party_size"], handler=_never)]
-    )
-    context = LLMContext([{"role": "user", "content": "Hello?"}], tools=tools)
-    judged, tally = Judged(), AttemptStats()
+    tool = FunctionSchema("book_table", "Books.", PARTY_SIZE, ["party_size"], handler=never_called)
+    context = LLMContext([{"role": "user", "content": "Hello?"}], tools=ToolsSchema([tool]))
+    posted = PostedPieces()
     async with Line(llm):
         (adapter,) = llm._members.adapters
         try:
-            await adapter.answer(context, judged, tally, may_wait=True)
+            await adapter.answer(context, posted, AttemptStats(), may_wait=True)
         except Exception as error:
-            judged.failed(AttemptError("raised", str(error)))
+            posted.failed(AttemptError("raised", str(error)))
     await close(service)
-    assert judged.usable == USABLE[stream]
-    assert len(judged.errors) == (stream in FAILED), judged.errors
-    assert judged.thought == THOUGHT.get(stream, judged.thought)
-    assert "hours" not in judged.text
-
-
-async def _never(*_: object) -> None:
-    raise AssertionError("a tool ran that nobody committed")
+    assert posted.usable == USABLE[stream]
+    assert len(posted.errors) == (stream in FAILED), posted.errors
+    assert posted.thought == THOUGHT.get(stream, posted.thought)
+    assert "hours" not in posted.text

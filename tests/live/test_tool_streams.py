@@ -29,7 +29,6 @@ pytestmark = pytest.mark.live
 
 STALL_SECS = 0.4
 WHOLE = {"party": "two", "note": "by the window " * 10}
-POLICIES = [HedgePolicy.fallback, HedgePolicy.adaptive]
 WIRES = ["openai", "anthropic"]
 Event = tuple[str, str]
 """What is sent: ``text``, ``reasoning``, ``call``, ``arguments``, ``ping`` or ``end``; and what."""
@@ -145,17 +144,8 @@ def call(arguments: dict[str, Any], *, tokens: int = 60) -> list[Event]:
     return [("call", "book"), *(("arguments", part) for part in parts)]
 
 
-@dataclass
-class Heard:
-    """What came of one turn: the text, the arguments that the tool was run with, and the report."""
-
-    text: str
-    ran: list[Any]
-    report: TurnReport | None
-
-
-async def turn(llm: LLMService[Any]) -> Heard:
-    """Ask once, with a tool at hand."""
+async def turn(llm: LLMService[Any]) -> tuple[str, list[Any], list[TurnReport]]:
+    """One turn with a tool: the text, the arguments that the tool ran with, and the report."""
     ran: list[Any] = []
 
     async def book(params: FunctionCallParams) -> None:
@@ -173,7 +163,7 @@ async def turn(llm: LLMService[Any]) -> Heard:
         if report is None or report.outcome == "answered_with_tools":
             async with asyncio.timeout(5):
                 await line.until(lambda: bool(line.frames(FunctionCallResultFrame)))
-    return Heard(line.text, ran, report)
+    return line.text, ran, line.reports
 
 
 def hedged(*services: LLMService[Any], policy: Any) -> HedgedLLMService:
@@ -182,74 +172,74 @@ def hedged(*services: LLMService[Any], policy: Any) -> HedgedLLMService:
     return HedgedLLMService(providers, policy=policy, stats=ProviderStats())
 
 
-@pytest.mark.parametrize("wire", WIRES)
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("opening", [[("text", "Let me see. ")], []], ids=["text", "no text"])
-async def test_a_long_tool_call_is_no_silence(wire: str, policy: Any, opening: list[Event]) -> None:
-    events = [*opening, *call(WHOLE), ("end", "")]
-    async with playing(events) as first, playing([("text", "Other.")]) as second:
-        bare = await turn(first.service(wire))
-        assert bare.ran == [WHOLE]
-        if not opening and policy == HedgePolicy.adaptive:
-            return  # may hedge: nothing that can be used has come
-        heard = await turn(hedged(first.service(wire), second.service(wire), policy=policy))
-        assert (heard.text, heard.ran) == (bare.text, bare.ran)
-        assert first.requests == 2
-        assert second.requests == 0
+@asynccontextmanager
+async def racing(
+    wire: str, first: Sequence[Event], second: Sequence[Event], policy: Any = HedgePolicy.fallback
+) -> AsyncIterator[tuple[HedgedLLMService, Scripted, Scripted]]:
+    """A hedged service over two scripted providers."""
+    async with playing(first) as one, playing(second) as two:
+        providers = [Provider("a", one.service(wire)), Provider("b", two.service(wire))]
+        policy = policy(stall_secs=STALL_SECS, commit="first_token")
+        yield HedgedLLMService(providers, policy=policy, stats=ProviderStats()), one, two
 
 
-@pytest.mark.parametrize("wire", WIRES)
-async def test_reasoning_is_no_silence(wire: str) -> None:
-    """Though the service does not hand it on."""
-    events = [("reasoning", "hm "), *[("reasoning", "so ")] * 60, *call(WHOLE), ("end", "")]
-    async with playing(events) as first, playing([("text", "Other.")]) as second:
-        services = first.service(wire), second.service(wire)
-        heard = await turn(hedged(*services, policy=HedgePolicy.fallback))
-        assert heard.ran == [WHOLE]
-        assert second.requests == 0
+TEXT: list[Event] = [("text", "Let me see. ")]
+REASONING: list[Event] = [("reasoning", "so ")] * 60
 
 
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize(
-    "noise", [("ping", ""), ("text", ""), ("text", " \n"), ("arguments", ""), ("begin", "")]
+    ("policy", "opening"),
+    [
+        pytest.param(HedgePolicy.fallback, TEXT, id="text"),
+        pytest.param(HedgePolicy.fallback, [], id="no text"),
+        pytest.param(HedgePolicy.fallback, REASONING, id="reasoning"),
+        pytest.param(HedgePolicy.adaptive, TEXT, id="text, adaptive"),
+    ],
 )
-async def test_a_provider_that_hangs_in_a_call_is_found_out(wire: str, noise: Event) -> None:
+async def test_long_tool_call_is_no_silence(wire: str, policy: Any, opening: list[Event]) -> None:
+    """Nor is reasoning before it, though the service does not hand it on."""
+    events = [*opening, *call(WHOLE), ("end", "")]
+    async with racing(wire, events, [("text", "Other.")], policy) as (llm, _, second):
+        text, ran, _ = await turn(llm)
+        assert (text, ran) == ("".join(t for kind, t in opening if kind == "text"), [WHOLE])
+        assert second.requests == 0
+
+
+@pytest.mark.parametrize(
+    ("wire", "noise"),
+    [
+        *(("openai", (kind, "")) for kind in ("ping", "text", "arguments", "begin")),
+        ("openai", ("text", " \n")),
+        *(("anthropic", noise) for noise in (("ping", ""), ("text", " \n"), ("arguments", ""))),
+    ],
+)
+async def test_provider_that_hangs_in_a_call_is_detected(wire: str, noise: Event) -> None:
     """Pings, comments, roles and blanks are no progress."""
-    if wire == "anthropic" and noise[0] == "begin":
-        noise = ("ping", "")
-    if wire == "anthropic" and noise[0] == "text" and not noise[1]:
-        noise = ("arguments", " ")
-    hangs = [("text", "Let me see. "), *call(WHOLE)[:4], *[noise] * 200]
-    goes_on = [*call(WHOLE, tokens=2), ("end", "")]
-    async with playing(hangs) as first, playing(goes_on) as second:
-        services = first.service(wire), second.service(wire)
-        heard = await turn(hedged(*services, policy=HedgePolicy.fallback))
-        assert heard.ran == [WHOLE]
-        assert heard.report is not None
-        assert [a.outcome for a in heard.report.attempts] == ["failed", "won"]
-        assert heard.report.attempts[1].launch_reason == "stall"
+    hangs = [*TEXT, *call(WHOLE)[:4], *[noise] * 200]
+    async with racing(wire, hangs, [*call(WHOLE, tokens=2), ("end", "")]) as (llm, *_):
+        _, ran, (report,) = await turn(llm)
+        assert ran == [WHOLE]
+        assert [a.outcome for a in report.attempts] == ["failed", "won"]
+        assert report.attempts[1].launch_reason == "stall"
 
 
 @pytest.mark.parametrize("wire", WIRES)
-async def test_a_call_without_a_required_argument_runs_as_with_the_bare_service(wire: str) -> None:
+async def test_call_without_a_required_argument_runs_as_with_the_bare_service(wire: str) -> None:
     """The tool may ask back."""
-    said = {"note": "by the window"}
-    async with playing([*call(said, tokens=3), ("end", "")]) as provider:
-        bare = await turn(provider.service(wire))
-        heard = await turn(hedged(provider.service(wire), policy=HedgePolicy.fallback))
-        assert heard.ran == bare.ran == [said]
-        assert provider.requests == 2
+    arguments = {"note": "by the window"}
+    events = [*call(arguments, tokens=3), ("end", "")]
+    async with racing(wire, events, []) as (llm, first, _):
+        assert (await turn(first.service(wire)))[1] == [arguments]
+        assert (await turn(llm))[1] == [arguments]
+        assert first.requests == 2
 
 
 @pytest.mark.parametrize("wire", WIRES)
 async def test_a_call_that_was_cut_has_failed(wire: str) -> None:
-    """The connection was closed in order, and the stream has not said that it was the end."""
-    async with (
-        playing([("call", "book")]) as first,
-        playing([*call(WHOLE, tokens=2), ("end", "")]) as second,
-    ):
-        services = first.service(wire), second.service(wire)
-        heard = await turn(hedged(*services, policy=HedgePolicy.fallback))
-        assert heard.ran == [WHOLE]
-        assert heard.report is not None
-        assert heard.report.attempts[0].error_category in ("incomplete_call", "empty")
+    """The connection was closed in order, but the stream did not end."""
+    whole = [*call(WHOLE, tokens=2), ("end", "")]
+    async with racing(wire, [("call", "book")], whole) as (llm, *_):
+        _, ran, (report,) = await turn(llm)
+        assert ran == [WHOLE]
+        assert report.attempts[0].error_category in ("incomplete_call", "empty")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import StatusCode
 from pipecat.frames.frames import (
     BotStartedSpeakingFrame,
     BotStoppedSpeakingFrame,
@@ -25,7 +23,6 @@ from tests.support.line import Line
 from tests.support.otlp_receiver import otlp_receiver
 from tests.support.otlp_receiver import said as told_by
 from tests.support.recorded_spans import (
-    RecordedSpans,
     id_of,
     parent_of,
     recorded_spans,
@@ -40,58 +37,27 @@ SLOW = "fixed@ttft=2"
 QUICK = "fixed@ttft=0.05,answer=Good%20day."
 
 
-@pytest.fixture
-def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordedSpans]:
-    with recorded_spans(monkeypatch) as recorded:
-        yield recorded
-
-
-async def call(
-    policy: HedgePolicy,
-    *behaviours: str,
-    interrupt: bool = False,
-    tracing: bool = True,
-    own_spans: bool = False,
-    text: str = "Hello?",
-) -> None:
+async def call(*behaviours: str, tracing: bool = True, own_spans: bool = False) -> None:
     """One turn of a call, with Pipecat's tracing on or off."""
     async with Simulator(port=0) as sim:
         wires = ("openai", "anthropic")
         members = [simulated(w, sim, b) for w, b in zip(wires, behaviours, strict=True)]
-        llm = HedgedLLMService(
-            [Provider(name, member) for name, member in zip("ab", members, strict=True)],
-            policy=policy,
-            own_spans=own_spans,
-        )
+        providers = list(map(Provider, "ab", members))
+        llm = HedgedLLMService(providers, policy=HedgePolicy.race(2), own_spans=own_spans)
         async with Line(llm, tracing=tracing) as line:
             await line.send(UserStartedSpeakingFrame(), UserStoppedSpeakingFrame())
-            if interrupt:
-                asking = asyncio.create_task(line.ask())
-                await sim.ledger.wait_until(lambda ledger: len(ledger.open) == 2, 5)
-                await line.interrupt()
-                await asking
-            else:
-                await line.ask(text)
+            await line.ask("My name is Quimby.")
             await line.report()
             await line.send(BotStartedSpeakingFrame(), BotStoppedSpeakingFrame())
         await close(*members)
 
 
-async def traced(
-    spans: RecordedSpans, policy: HedgePolicy, *behaviours: str, interrupt: bool = False
-) -> dict[str, ReadableSpan]:
-    """Pipecat's spans of one turn's requests, by provider."""
-    await call(policy, *behaviours, interrupt=interrupt)
-    return spans.of_providers("llm")
-
-
-def told(span: ReadableSpan) -> tuple[object, ...]:
-    names = ("hedge.attempt", "hedge.launch_reason", "hedge.outcome")
-    return tuple(said(span).get(name) for name in names)
-
-
-async def test_race_is_in_the_turn_with_its_attempts_side_by_side(spans: RecordedSpans) -> None:
-    await call(HedgePolicy.race(2), SLOW, QUICK, text="My name is Quimby.")
+async def test_race_is_in_the_turn_with_its_attempts_side_by_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Spans end when their requests did, although the outcome is known only later."""
+    with recorded_spans(monkeypatch) as spans:
+        await call(SLOW, QUICK)
     found = spans.of_providers("llm")
     (turn,), (race,) = spans.named("turn"), spans.named("race")
     assert parent_of(race) == id_of(turn)
@@ -105,14 +71,9 @@ async def test_race_is_in_the_turn_with_its_attempts_side_by_side(spans: Recorde
     assert "Quimby" not in race.to_json()
     assert "Good day" not in race.to_json()
 
-
-async def test_attempt_span_has_outcome_stages_and_tokens(spans: RecordedSpans) -> None:
-    """Spans end when their requests did, although the outcome is known only later."""
-    found = await traced(spans, HedgePolicy.race(2), SLOW, QUICK)
-    (race,) = spans.named("race")
-    assert told(found["a"]) == (0, "primary", "superseded")
-    assert told(found["b"]) == (1, "hedge", "won")
     won, lost = said(found["b"]), said(found["a"])
+    assert (lost["hedge.launch_reason"], lost["hedge.outcome"]) == ("primary", "superseded")
+    assert (won["hedge.launch_reason"], won["hedge.outcome"]) == ("hedge", "won")
     assert won["gen_ai.provider.name"] == "anthropic"
     assert won["gen_ai.usage.output_tokens"] > 0
     assert won["hedge.ttft_secs"] > 0.04
@@ -124,43 +85,6 @@ async def test_attempt_span_has_outcome_stages_and_tokens(spans: RecordedSpans) 
     for span in found.values():
         assert (race.start_time or 0) <= (span.start_time or 0)
         assert (span.start_time or 0) < (span.end_time or 0) < (race.end_time or 0)
-    lasted_secs = ((found["b"].end_time or 0) - (race.start_time or 0)) / 1e9
-    assert lasted_secs >= won["hedge.ttft_secs"]
-
-
-async def test_interrupted_attempt_is_no_error(spans: RecordedSpans) -> None:
-    found = await traced(spans, HedgePolicy.race(2), "fixed@ttft=5", "fixed@ttft=5", interrupt=True)
-    assert {told(span)[2] for span in found.values()} == {"interrupted"}
-    (race,) = spans.named("race")
-    assert all(span.status.is_unset for span in [race, *found.values()])
-
-
-async def test_failed_attempt_is_an_error_and_its_replacement_is_not(spans: RecordedSpans) -> None:
-    found = await traced(spans, HedgePolicy.fallback(), "fixed@fault=529", "fixed@ttft=0.05")
-    assert told(found["a"]) == (0, "primary", "failed")
-    assert found["a"].status.status_code is StatusCode.ERROR
-    assert said(found["a"])["error.type"] == "server"
-    assert told(found["b"]) == (1, "failure", "won")
-    (race,) = spans.named("race")
-    assert [event.name for event in race.events] == ["hedge.commit", "hedge.failure"]
-    assert race.status.is_unset
-
-
-async def test_answer_that_ends_before_it_wins(spans: RecordedSpans) -> None:
-    found = await traced(spans, HedgePolicy.race(2, commit="first_sentence"), SLOW, QUICK)
-    assert told(found["b"])[2] == "won"
-    assert said(found["b"])["hedge.ttft_secs"] > 0
-
-
-async def test_continued_answer_is_told_in_events(spans: RecordedSpans) -> None:
-    cut = "fixed@ttft=0.05,tps=50,fault=error_in_band,after=8"
-    found = await traced(spans, HedgePolicy.fallback(commit="first_token"), cut, QUICK)
-    assert told(found["b"])[1:] == ("failure", "won")
-    (race,) = spans.named("race")
-    names = [event.name for event in sorted(race.events, key=lambda event: event.timestamp)]
-    assert names[0] == "hedge.commit"
-    assert names[-1] == "hedge.continuation"
-    assert "hedge.failure" in names
 
 
 @pytest.mark.parametrize("tracing", [True, False], ids=["Pipecat's tracing", "own spans"])
@@ -173,17 +97,10 @@ async def test_collector_gets_the_race(monkeypatch: pytest.MonkeyPatch, tracing:
         )
         url = f"http://127.0.0.1:{collector.port}/v1/traces"
         provider.add_span_processor(BatchSpanProcessor(WithoutText(OTLPSpanExporter(url))))
-        await call(
-            HedgePolicy.race(2),
-            "fixed@fault=500,headers=0.2",
-            QUICK,
-            tracing=tracing,
-            own_spans=not tracing,
-            text="My name is Quimby.",
-        )
+        fails = "fixed@fault=500,headers=0.2"
+        await call(fails, QUICK, tracing=tracing, own_spans=not tracing)
         await asyncio.to_thread(provider.shutdown)
-    assert {path for path, *_ in collector.requests} == {"/v1/traces"}
-    assert {kind for _, kind, _ in collector.requests} == {"application/x-protobuf"}
+    assert set(collector.requests) == {("/v1/traces", "application/x-protobuf")}
     (race,) = collector.named("race")
     attempts = [s for s in collector.spans if "hedge.attempt" in told_by(s.attributes)]
     assert len(attempts) == 2
