@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
@@ -273,12 +272,6 @@ class TestBreakers:
         assert requests(a, b) == [11, 10]
         assert line.reports[-1].winner == "a"
 
-    async def test_unreachable_provider_is_excluded_after_two_seconds(self) -> None:
-        a, b = scripts(UNREACHABLE), scripts(FINE)
-        line = await asked(racing(a, b), turns=30)
-        assert 5 <= requests(a)[0] <= 12
-        assert {report.winner for report in line.reports} == {"b"}
-
     @pytest.mark.parametrize("how", ["superseded", "interrupted"])
     async def test_cancelled_attempts_do_not_count(self, how: str) -> None:
         a, b = scripts([Wait(0.8), Say("Late.")]), scripts([Wait(0.1), Say("Soon.")])
@@ -503,21 +496,6 @@ class TestLoad:
             assert bucket._tokens == bucket.most
             await one.interrupt()
             await holding
-
-    async def test_turns_wait_for_the_only_provider_with_retry_after(self) -> None:
-        busy, *others = [scripts([Wait(0.2), rejects()], FINE), *(scripts(FINE) for _ in range(3))]
-        lines = [Line(racing(each)) for each in (busy, *others)]
-        async with AsyncExitStack() as stack:
-            for line in lines:
-                await stack.enter_async_context(line)
-            await lines[0].ask()
-            asking = [asyncio.create_task(line.ask()) for line in lines[1:]]
-            await asyncio.sleep(0.9 * RETRY_AFTER_SECS)
-            assert requests(busy, *others) == [1, 0, 0, 0]
-            await asyncio.gather(*asking)
-        for line in lines[1:]:
-            assert line.text == "Yes, do come."
-            assert line.reports[0].queued_secs == pytest.approx(RETRY_AFTER_SECS, abs=0.15)
 
     async def test_earliest_provider_is_used_when_all_have_long_retry_after(self) -> None:
         a, b = scripts(FINE), scripts(FINE)

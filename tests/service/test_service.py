@@ -13,7 +13,6 @@ import httpx
 import pytest
 from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.frames.frames import (
-    ErrorFrame,
     FunctionCallInProgressFrame,
     FunctionCallResultFrame,
     LLMFullResponseEndFrame,
@@ -54,7 +53,6 @@ from tests.service.builders import (
     racing,
     said,
     scripted,
-    too_many_requests,
 )
 from tests.support.line import Line
 
@@ -236,18 +234,6 @@ async def test_each_exclusion_is_warned_once() -> None:
     requested = ["".join(a.provider for a in report.attempts) for report in line.reports]
     assert requested == ["abc", "c", "abc", "abc"]
     assert len(warnings) == 3
-
-
-async def test_retry_after_is_respected() -> None:
-    busy = ScriptedLLMService(
-        [ErrorFrame("too many", exception=too_many_requests(20))], [Say("Back.")]
-    )
-    async with Line(racing(busy, scripted(Say("Hi.")), policy=HedgePolicy.fallback())) as line:
-        for pause_secs in (0, 21, 0):
-            await line.ask()
-            await asyncio.sleep(pause_secs)
-    assert line.text == "Hi.Hi.Back."
-    assert len(busy.contexts) == 2
 
 
 async def test_retry_after_is_ignored_without_alternatives() -> None:
@@ -617,17 +603,6 @@ async def test_inference_raises_every_cause() -> None:
 )
 async def test_blank_inference_returns_none(llms: Any) -> None:
     assert await racing(*llms()).run_inference(said()) is None
-
-
-async def test_inference_retry_after_holds_for_turns() -> None:
-    busy = Raising(too_many_requests(30))
-    good = Inferring("A summary.", 1, Say("Hi."))
-    llm = racing(busy, good, policy=HedgePolicy.fallback(deadline_secs=3))
-    async with Line(llm) as line:
-        assert await llm.run_inference(said()) == "A summary."
-        await line.ask()
-        report = await line.report()
-    assert [attempt.provider for attempt in report.attempts] == ["b"]
 
 
 async def test_deadline_ends_an_inference() -> None:
