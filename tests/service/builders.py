@@ -87,7 +87,7 @@ class Raising(ScriptedLLMService):
         super().__init__([])
         self._exception = exception
 
-    async def _play(self, *_: Any) -> None:
+    async def _play(self, *_: Any, **__: Any) -> None:
         raise self._exception
 
     async def run_inference(self, *_: Any, **__: Any) -> str | None:

@@ -69,7 +69,8 @@ def both(point: str) -> tuple[Hanging, Hanging]:
 
 
 def hedged(*members: Any, **options: Any) -> HedgedLLMService:
-    return racing(*members, policy=HedgePolicy.race(2, **{"stall_secs": None, **options}))
+    options.setdefault("stall_secs", None)
+    return racing(*members, policy=HedgePolicy.race(2, **options))
 
 
 async def over(line: Line, *members: Hanging) -> float:

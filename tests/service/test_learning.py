@@ -127,14 +127,12 @@ async def test_slow_first_provider_is_rerouted_until_it_recovers() -> None:
 
 
 async def test_inference_is_hedged_by_whole_answer_latency() -> None:
-    service = Inferring("A summary.")
-    llm = racing(Provider("a", service))
+    llm = racing(Provider("a", Inferring("A summary.")))
     async with Line(llm):
         for _ in range(30):
             await llm.run_inference(said())
-    stats, model = shared_stats(), service.settings.model
-    assert stats.prior_weight(Backend("a", model)) == 1.0
-    assert stats.prior_weight(Backend("a", model, measures="whole_answer")) < 0.2
+    assert shared_stats().prior_weight(Backend("a", "scripted")) == 1.0
+    assert shared_stats().prior_weight(Backend("a", "scripted", measures="whole_answer")) < 0.2
 
 
 async def test_hanging_first_provider_delays_five_seconds_at_most() -> None:

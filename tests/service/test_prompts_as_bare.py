@@ -44,7 +44,7 @@ class Asked:
 
 
 async def as_bare(
-    ask: Callable[[Asked], Awaitable[Prompts]], prepare: Callable[[Any], None] = lambda llm: None
+    ask: Callable[[Asked], Awaitable[Prompts]], prepare: Callable[[Any], object] = lambda llm: None
 ) -> Prompts:
     """The prompts of a bare service. Both members of a hedged one are asked the same."""
     settings = OpenAILLMService.Settings(model="tiny", system_instruction="You take orders.")

@@ -62,9 +62,9 @@ class Telling(ScriptedLLMService):
         super().__init__(script)
         self._left = left
 
-    async def _play(self, *args: Any) -> None:
-        names = ("x-ratelimit-remaining-requests", "x-ratelimit-reset-requests")
-        headers = dict(zip(names, (f"{self._left}", "30s"), strict=True))
+    async def _play(self, *args: Any, **__: Any) -> None:
+        left, reset = "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"
+        headers: dict[str, str] = {left: f"{self._left}", reset: "30s"}
         await _read_rate_limit(httpx.Response(200, headers=headers))
         await super()._play(*args)
 

@@ -172,14 +172,14 @@ async def test_second_instance_hedges_the_same_provider() -> None:
 class TimesOut(ScriptedLLMService):
     """Reports a timeout by its event, without an error frame."""
 
-    async def _play(self, *_: Any) -> None:
+    async def _play(self, *_: Any, **__: Any) -> None:
         await self._call_event_handler("on_completion_timeout")
 
 
 class Stumbling(ScriptedLLMService):
     """Raises an error in reading a response."""
 
-    async def _play(self, *_: Any) -> None:
+    async def _play(self, *_: Any, **__: Any) -> None:
         await _read_rate_limit(httpx.Response(200))
         raise TypeError("'NoneType' object is not subscriptable")
 
@@ -272,7 +272,7 @@ async def test_shared_error_category_is_reported() -> None:
     ],
 )
 async def test_fallback_text_is_spoken(
-    script: list[Step], options: dict[str, float], secs: float, category: str
+    script: list[Step], options: dict[str, Any], secs: float, category: str
 ) -> None:
     provider = Provider("a", silent := scripted(*script), timeout_secs=30)
     line = await asked(
@@ -418,7 +418,7 @@ async def test_interruption_closes_every_request(
 
 async def test_member_ignoring_cancellation_does_not_block() -> None:
     class Stubborn(ScriptedLLMService):
-        async def _play(self, *_: Any) -> None:
+        async def _play(self, *_: Any, **__: Any) -> None:
             try:
                 await asyncio.sleep(NEVER if len(self.contexts) == 1 else 0)
             except asyncio.CancelledError:
