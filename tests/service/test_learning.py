@@ -17,7 +17,7 @@ from pipecat_hedge import HedgedLLMService, HedgeError, HedgePolicy, Provider
 from pipecat_hedge.policy import Backend, FileStore, policy_of
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.testing import AutojumpLoop, Error, Say, ScriptedLLMService, Step, Wait
-from tests.service.builders import NEVER, Inferring, asked, said, scripted
+from tests.service.builders import Inferring, asked, said, scripted
 from tests.support.line import Line
 
 pytestmark = pytest.mark.virtual_time
@@ -116,14 +116,11 @@ async def test_slow_first_provider_is_rerouted_until_it_recovers() -> None:
     back = firsts.index("a", away)
     assert 40 <= away < 70
     assert set(firsts[back:]) == {"a"}, "it came first again"
-    assert all(
-        (r.routing_reason or "").startswith("a has turned slow ") for r in reports[away:back]
-    )
-    attempts = [a for report in reports[away:back] for a in report.attempts]
-    probes = [a for a in attempts if a.launch_detail == "probes a"]
+    rerouted = reports[away:back]
+    assert all((r.routing_reason or "").startswith("a has turned slow ") for r in rerouted)
+    probes = [a for r in rerouted for a in r.attempts if a.launch_detail == "probes a"]
     assert probes
-    assert all(a.launched_secs == 0 for a in probes)
-    assert first.closed_by_cancel >= sum(a.outcome == "superseded" for a in probes)
+    assert all(probe.launched_secs == 0 for probe in probes)
 
 
 async def test_inference_is_hedged_by_whole_answer_latency() -> None:
@@ -133,14 +130,6 @@ async def test_inference_is_hedged_by_whole_answer_latency() -> None:
             await llm.run_inference(said())
     assert shared_stats().prior_weight(Backend("a", "scripted")) == 1.0
     assert shared_stats().prior_weight(Backend("a", "scripted", measures="whole_answer")) < 0.2
-
-
-async def test_hanging_first_provider_delays_five_seconds_at_most() -> None:
-    dead = Provider("a", scripted(Wait(NEVER), model="gemma"))
-    line = await asked(racing(dead, provider("b", 0.4)), turns=60)
-    assert {report.winner for report in line.reports} == {"b"}
-    assert max(report.ttft_secs or NEVER for report in line.reports) <= 5.5
-    assert line.errors == []
 
 
 async def test_silent_provider_causes_no_hedge_storm() -> None:
@@ -160,16 +149,6 @@ async def test_silent_provider_causes_no_hedge_storm() -> None:
     assert max(a.launched_secs for a in hedges) < 2.99 < min(a.launched_secs for a in replacements)
     assert max(a.launched_secs for a in last) <= 4.6
     assert all((a.launch_detail or "").startswith("put off, ") for a in replacements)
-
-
-async def test_slow_stream_loses_to_a_whole_sentence() -> None:
-    usual = [Wait(0.4), Say("Yes. "), Wait(0.05), Say("Do come.")]
-    dribble: list[Step] = [Wait(0.4), *[Say("and "), Wait(0.4)] * 70]
-    first = Provider("a", ScriptedLLMService(*[usual] * 60, dribble, model="gemini-3.6-flash"))
-    policy = HedgePolicy.adaptive(commit="first_sentence")
-    report = (await asked(racing(first, provider("b", 0.4), policy=policy), turns=61)).reports[-1]
-    assert report.winner == "b"
-    assert (report.ttfs_secs or NEVER) < 4.0
 
 
 async def test_turn_log_has_a_line_per_turn_and_no_text(tmp_path: Path) -> None:

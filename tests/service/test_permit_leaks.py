@@ -81,9 +81,7 @@ sessions = st.builds(
     st.sampled_from(TIERS),
     st.sampled_from(["open", "open", "shed"]),
     st.tuples(turns, turns, turns),
-    st.lists(st.tuples(secs, st.sampled_from(["ask", "ask", *MOVES])), min_size=1, max_size=8).map(
-        tuple
-    ),
+    st.lists(st.tuples(secs, st.sampled_from(MOVES)), min_size=1, max_size=8).map(tuple),
     st.booleans(),
 )
 

@@ -438,16 +438,6 @@ class TestLoad:
         assert requests(a, b) == [1, 0]
         assert in_flight() == 0
 
-    async def test_continuation_waits_for_room_and_is_sent(self) -> None:
-        a, b = scripts([Wait(0.3), Say("Yes."), Wait(0.2), Error()]), scripts(FINE)
-        async with Line(racing(a, b)) as line:
-            asking = asyncio.create_task(line.ask())
-            await asyncio.sleep(0.4)
-            overrun("b", 80)
-            await asking
-        assert line.reports[0].outcome == "answered"
-        assert line.reports[0].attempts[1].sent_secs == pytest.approx(3.0, abs=0.02)
-
     @pytest.mark.parametrize(
         ("answers_after", "retry_after_secs", "ttft_secs"),
         [(0.4, 0.5, 0.9), (0.4, 0.95, 0.4), (0.7, 0.4, None)],
@@ -578,12 +568,3 @@ class TestShedding:
         assert "5 failures in a row" in (report.degraded_reason or "")
         assert line.frames(LLMTextFrame)[-1].text == SORRY
         assert (len(line.errors), line.framing) == (6, ["<", "t", ">"] * 6)
-
-    async def test_last_half_open_provider_has_one_probe(self) -> None:
-        scripted = [scripts(*[DOWN] * 5, FINE), scripts(FINE)]
-        one, two = [Line(racing(each, admission="shed")) for each in scripted]
-        async with one, two:
-            await open_breaker(one)
-            await asyncio.gather(one.ask(), two.ask())
-        assert one.reports[5].outcome == "answered"
-        assert two.text == SORRY
