@@ -383,17 +383,6 @@ class TestLoad:
             await speaking
         assert requests(a, b, c, d) == [1, 0, 1, 1]
 
-    async def test_request_goes_to_a_provider_with_room(self) -> None:
-        bound("a", 1)
-        a, b, c, d = [scripts(FINE) for _ in "abcd"]
-        async with Line(racing(a, b)) as one, Line(racing(c, d)) as two:
-            first = asyncio.create_task(one.ask())
-            await asyncio.sleep(0.01)
-            await two.ask()
-            await first
-        assert requests(a, b, c, d) == [1, 0, 0, 1]
-        assert two.reports[0].queued_secs == 0.0
-
     @pytest.mark.parametrize(("requests", "secs"), [(2, 0.2), (80, 3.0)])
     async def test_turn_waits_when_all_reject_and_reports_it(
         self, requests: int, secs: float

@@ -20,7 +20,7 @@ from pipecat_hedge.policy.provider_latency import CLASS_AT_LEAST, ProviderLatenc
 from pipecat_hedge.race import Attempt, AttemptError, ConfigurationError, Slot
 from pipecat_hedge.race.attempt import STALLED
 from pipecat_hedge.service.composition import ENVIRONMENT, default_store
-from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
+from pipecat_hedge.service.provider_stats import ProviderStats
 from tests.support.virtual import run_turns
 
 CLAUDE = Backend("claude", "claude-haiku-4-5")
@@ -333,21 +333,6 @@ def test_provider_removed_during_a_request() -> None:
 # ---- shared
 
 
-def run_together(*work: Any) -> None:
-    threads = [threading.Thread(target=each) for each in work]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def test_process_has_one_registry() -> None:
-    found: list[ProviderStats] = []
-    run_together(*[lambda: found.append(shared_stats())] * 8)
-    assert len(found) == 8
-    assert all(stats is shared_stats() for stats in found)
-
-
 def test_threads_share_a_registry(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "stats.json")
     stats, done = ProviderStats(store), threading.Event()
@@ -362,9 +347,11 @@ def test_threads_share_a_registry(tmp_path: Path) -> None:
         latencies = {name: rng.normal(0.5, 0.02, (1, 300)) for name in ("a", "b")}
         run_turns(HedgePolicy.adaptive(order="learned"), latencies, stats=stats)
 
-    saving = threading.Thread(target=save)
-    saving.start()
-    run_together(*[learn] * 4)
+    saving, *learning = [threading.Thread(target=work) for work in (save, *[learn] * 4)]
+    for thread in (saving, *learning):
+        thread.start()
+    for thread in learning:
+        thread.join()
     done.set()
     saving.join()
     stats.save()
