@@ -42,8 +42,8 @@ def test_server_time_is_parsed_from_headers(
 
 
 @given(st.sampled_from(["openai-processing-ms", "server-timing"]), st.text())
-def test_any_header_value_is_safe(name: str, told: str) -> None:
-    found = server_time({name: told})
+def test_any_header_value_is_safe(name: str, value: str) -> None:
+    found = server_time({name: value})
     assert found is None or found[0] >= 0
 
 
