@@ -23,18 +23,12 @@ def main() -> int:
     )
     parser.add_argument("scenarios", nargs="+", choices=SCENARIOS, metavar="SCENARIO")
     parser.add_argument("--pace", type=float, default=1.0, help="how long they last, default 1")
-    parser.add_argument(
-        "--own-clients",
-        action="store_true",
-        help="each service has its own HTTP client, with Pipecat's defaults (2 retries if bare)",
-    )
     args = parser.parse_args()
     os.environ["PIPECAT_HEDGE_STATS"] = "off"
     for name in args.scenarios:
         print(f"\n{name}, at {time.strftime('%H:%M:%S')}, load {os.getloadavg()[0]:.1f}: ", end="")
         print((SCENARIOS[name].__doc__ or "").strip(), flush=True)
-        run = SCENARIOS[name](pace=args.pace, own_clients=args.own_clients)
-        result = asyncio.run(run)
+        result = asyncio.run(SCENARIOS[name](pace=args.pace))
         print(result.table())
         for arm in (a for a in result.arms if a not in BARE and BARE[0] in result.arms):
             for harm in result.harms(arm):

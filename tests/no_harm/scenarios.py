@@ -1,6 +1,6 @@
 """The scenarios: what happens while callers of all arms make turns. Times are in seconds.
 
-``pace`` multiplies how long they last, ``own_clients`` is explained in ``side_by_side``.
+``pace`` multiplies how long they last.
 """
 
 from __future__ import annotations
@@ -33,12 +33,10 @@ TOKENS_REPORTED = "tokens of losers in the reports"
 class Scenario(Protocol):
     """Runs one, and returns all turns."""
 
-    def __call__(
-        self, *, pace: float = 1.0, own_clients: bool = False
-    ) -> Coroutine[Any, Any, Comparison]: ...
+    def __call__(self, pace: float = 1.0) -> Coroutine[Any, Any, Comparison]: ...
 
 
-async def blip(*, pace: float = 1.0, own_clients: bool = False) -> Comparison:
+async def blip(pace: float = 1.0) -> Comparison:
     """Our own network is down for 3 s: every connection is reset, to both providers."""
     name = model("gpt-4.1")
     with ProviderProcess(seed=1) as one, ProviderProcess(seed=2) as two:
@@ -48,7 +46,7 @@ async def blip(*, pace: float = 1.0, own_clients: bool = False) -> Comparison:
                 "p2": Target(f"http://127.0.0.1:{to_two.port}/v1", name),
             }
             arms = usual_arms()
-            async with side_by_side(arms, targets, callers=10, own_clients=own_clients) as run:
+            async with side_by_side(arms, targets, callers=10) as run:
                 await run.phase("calm", 5 * pace)
                 to_one.go_down()
                 to_two.go_down()
@@ -59,33 +57,31 @@ async def blip(*, pace: float = 1.0, own_clients: bool = False) -> Comparison:
     return run.result
 
 
-async def thinking(
-    *, pace: float = 1.0, own_clients: bool = False, policy: HedgePolicy | None = None
-) -> Comparison:
+async def thinking(pace: float = 1.0, policy: HedgePolicy | None = None) -> Comparison:
     """Nothing fails; both models think for 3.5 to 6.5 s before a quarter of their answers."""
     arms = usual_arms(policy or HedgePolicy.adaptive(0.05))
-    async with _alike(model("two-humped"), arms, 30, own_clients=own_clients) as run:
+    async with _alike(model("two-humped"), arms, 30) as run:
         await run.phase("all", 60 * pace)
     return run.result
 
 
-async def thinking_fallback(*, pace: float = 1.0, own_clients: bool = False) -> Comparison:
+async def thinking_fallback(pace: float = 1.0) -> Comparison:
     """The same under the policy that asks another provider only when one fails."""
-    return await thinking(pace=pace, own_clients=own_clients, policy=HedgePolicy.fallback())
+    return await thinking(pace=pace, policy=HedgePolicy.fallback())
 
 
-async def neighbours(*, pace: float = 1.0, own_clients: bool = False) -> Comparison:
+async def neighbours(pace: float = 1.0) -> Comparison:
     """Six other processes keep this machine's processors busy."""
-    async with _alike(model("gpt-4.1"), usual_arms(), 20, own_clients=own_clients) as run:
+    async with _alike(model("gpt-4.1"), usual_arms(), 20) as run:
         with busy_neighbours(6):
             await run.phase("all", 30 * pace)
     return run.result
 
 
-async def blocked_loop(*, pace: float = 1.0, own_clients: bool = False) -> Comparison:
+async def blocked_loop(pace: float = 1.0) -> Comparison:
     """Something blocks the event loop for 0.5 s, every 3 s; then again and again."""
     name, arms = model("gpt-4.1"), usual_arms()
-    async with _alike(name, arms, 20, own_clients=own_clients) as run:
+    async with _alike(name, arms, 20) as run:
         async with in_background(block_loop(0.5, 3.0)):
             await run.phase("every 3 s", 18 * pace)
         async with in_background(block_loop(0.5, 0.6)):
@@ -93,13 +89,13 @@ async def blocked_loop(*, pace: float = 1.0, own_clients: bool = False) -> Compa
     return run.result
 
 
-async def busy_loop(*, pace: float = 1.0, own_clients: bool = False) -> Comparison:
+async def busy_loop(pace: float = 1.0) -> Comparison:
     """Something keeps the event loop busy for two thirds of its time, in short or long steps.
 
     The hedged callers are those of the lowest tier, the first whom a service in need turns away.
     """
     name, arms = model("gpt-4.1"), usual_arms(tier="economy")
-    async with _alike(name, arms, 10, own_clients=own_clients) as run:
+    async with _alike(name, arms, 10) as run:
         async with in_background(keep_loop_busy(0.02, 0.01)):
             await run.phase("short", 15 * pace)
         async with in_background(keep_loop_busy(0.3, 0.15)):
@@ -107,14 +103,12 @@ async def busy_loop(*, pace: float = 1.0, own_clients: bool = False) -> Comparis
     return run.result
 
 
-async def spell(
-    *, pace: float = 1.0, own_clients: bool = False, burners: int = 0, after_secs: float = 60.0
-) -> Comparison:
+async def spell(pace: float = 1.0, burners: int = 0, after_secs: float = 60.0) -> Comparison:
     """The first provider turns slow (3 to 5 s) and never fails; the other one stays well."""
     enough, arms = round(500 * pace), usual_arms(with_alone=False)
     with ProviderProcess(seed=1) as one, ProviderProcess(seed=2) as two:
         targets = _targets(one, two, model("steady"))
-        async with side_by_side(arms, targets, callers=20, own_clients=own_clients) as run:
+        async with side_by_side(arms, targets, callers=20) as run:
             with busy_neighbours(burners):
                 await run.phase("calm", 15)
                 await asyncio.to_thread(one.set_conditions, slow=10)
@@ -124,19 +118,17 @@ async def spell(
     return run.result
 
 
-async def spell_busy(*, pace: float = 1.0, own_clients: bool = False) -> Comparison:
+async def spell_busy(pace: float = 1.0) -> Comparison:
     """The same beside two processes that keep the machine busy."""
-    return await spell(pace=pace, own_clients=own_clients, burners=2)
+    return await spell(pace=pace, burners=2)
 
 
-async def silent(
-    *, pace: float = 1.0, own_clients: bool = False, silent_secs: float = 60.0
-) -> Comparison:
+async def silent(pace: float = 1.0, silent_secs: float = 60.0) -> Comparison:
     """The first provider accepts requests and never answers; then it is well again."""
     arms, name = [Arm("hedged", ("p1", "p2"), HedgePolicy.adaptive(0.1))], model("gpt-4.1")
     with ProviderProcess(seed=1) as one, ProviderProcess(seed=2) as two:
         targets = _targets(one, two, name)
-        async with side_by_side(arms, targets, callers=20, own_clients=own_clients) as run:
+        async with side_by_side(arms, targets, callers=20) as run:
             await run.phase("calm", 20)
             await asyncio.to_thread(one.set_conditions, fault="hang")
             await run.phase("first 10 s", 10)
@@ -147,23 +139,23 @@ async def silent(
     return run.result
 
 
-async def trace(*, pace: float = 1.0, own_clients: bool = False, burners: int = 0) -> Comparison:
+async def trace(pace: float = 1.0, burners: int = 0) -> Comparison:
     """Both providers have a p50 of 0.26 s and a p99 of 3 s, independently. 1000 turns an arm."""
     arms, think_secs = usual_arms(with_alone=False), (0.4, 0.8)
     name = model("long-tail")
-    async with _alike(name, arms, 20, own_clients=own_clients, think_secs=think_secs) as run:
+    async with _alike(name, arms, 20, think_secs=think_secs) as run:
         with busy_neighbours(burners):
             await run.phase("first", 15 * pace)
             await run.phase("learned", 55 * pace)
     return run.result
 
 
-async def trace_busy(*, pace: float = 1.0, own_clients: bool = False) -> Comparison:
+async def trace_busy(pace: float = 1.0) -> Comparison:
     """The same beside two processes that keep the machine busy."""
-    return await trace(pace=pace, own_clients=own_clients, burners=2)
+    return await trace(pace=pace, burners=2)
 
 
-async def race_losers(*, pace: float = 1.0, own_clients: bool = False) -> Comparison:
+async def race_losers(pace: float = 1.0) -> Comparison:
     """One caller races both; the second provider loses every time. When is its request closed?"""
     enough = round(200 * pace)
     arm = Arm("hedged", ("p1", "p2"), HedgePolicy.race(2))
@@ -172,9 +164,7 @@ async def race_losers(*, pace: float = 1.0, own_clients: bool = False) -> Compar
             "p1": Target(one.openai_url, model("fixed", ttft=WINNER_SECS, tps=8)),
             "p2": Target(two.openai_url, model("fixed", ttft=0.6, tps=5)),
         }
-        async with side_by_side(
-            [arm], targets, callers=1, think_secs=(0.0, 0.02), own_clients=own_clients
-        ) as run:
+        async with side_by_side([arm], targets, callers=1, think_secs=(0.0, 0.02)) as run:
             await run.phase("all", 200, lambda: run.turns_of("hedged", "all") >= enough)
         won, lost = (each.ledger(wait_secs=5)["requests"] for each in (one, two))
     run.result.counts = _losers(run.result, won, lost)

@@ -3,9 +3,8 @@
 Every arm has as many callers as the others, with the same pauses between turns, and asks the same
 providers over sockets. Two bare arms show by how much equal arms differ.
 
-By default the services of an arm share one HTTP client for each provider, which never retries by
-itself. With ``own_clients`` each service has what Pipecat gives it: a client of its own that
-retries a failed request twice (the hedged service switches that off for its members).
+The services of an arm share one HTTP client for each provider, which never retries by itself:
+``test_retries`` compares services with clients of their own.
 """
 
 from __future__ import annotations
@@ -79,19 +78,12 @@ def usual_arms(
 class Services:
     """Makes the services of one arm."""
 
-    def __init__(self, arm: Arm, targets: Mapping[str, Target], *, own_clients: bool):
-        """Open the arm's HTTP clients; call it on the loop.
-
-        Args:
-            arm: The arm.
-            targets: By name, the providers.
-            own_clients: Whether each service has a client of its own.
-        """
+    def __init__(self, arm: Arm, targets: Mapping[str, Target]):
+        """Open the arm's HTTP clients; call it on the loop."""
         self._arm = arm
         self._targets = targets
         self._stats = ProviderStats()
-        self._own_clients = own_clients
-        self._clients = {} if own_clients else {n: _client(targets[n]) for n in arm.providers}
+        self._clients = {name: _client(targets[name]) for name in arm.providers}
 
     def service(self) -> OpenAILLMService | HedgedLLMService:
         """One caller's service."""
@@ -107,10 +99,7 @@ class Services:
             await client.close()
 
     def _bare(self, name: str) -> OpenAILLMService:
-        target = self._targets[name]
-        settings = OpenAILLMService.Settings(model=target.model)
-        if self._own_clients:
-            return OpenAILLMService(api_key="any", base_url=target.base_url, settings=settings)
+        settings = OpenAILLMService.Settings(model=self._targets[name].model)
         return _Sharing(client=self._clients[name], api_key="any", settings=settings)
 
 
@@ -243,7 +232,6 @@ async def side_by_side(
     *,
     callers: int,
     think_secs: tuple[float, float] = (1.0, 2.0),
-    own_clients: bool = False,
     seed: int = 1,
 ) -> AsyncIterator[Run]:
     """Have all arms' callers make turns, until the block ends; its first act begins a phase.
@@ -253,12 +241,11 @@ async def side_by_side(
         targets: By name, the providers.
         callers: How many each arm has.
         think_secs: The shortest and the longest pause between two turns of a caller.
-        own_clients: Whether each service has an HTTP client of its own.
         seed: The same seed gives the same pauses.
     """
     _log(logger.disable)
     run = Run(arms)
-    made = [Services(arm, targets, own_clients=own_clients) for arm in arms]
+    made = [Services(arm, targets) for arm in arms]
     everybody = [
         Caller(run, arm.name, services.service(), random.Random(f"{seed} {number}"))
         for arm, services in zip(arms, made, strict=True)

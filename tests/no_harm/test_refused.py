@@ -5,82 +5,33 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from typing import Any
+from contextlib import AsyncExitStack
 
 import pytest
-from pipecat.processors.aggregators.llm_context import LLMContext
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
+from pipecat_hedge import HedgePolicy, Provider
 from pipecat_hedge.limits.concurrency_limit import SHED_BOUNDS
 from pipecat_hedge.limits.loop_lag import LoopWatch
-from pipecat_hedge.limits.permit_queue import Ticket
 from pipecat_hedge.limits.permits import RECHECK_SECS
 from pipecat_hedge.service.provider_stats import shared_stats
-from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
+from pipecat_hedge.testing import Say, Step, Wait
+from tests.no_harm.virtual import (
+    SORRY,
+    down,
+    hedged,
+    now,
+    opened,
+    provided,
+    refuses,
+    rests,
+    well,
+)
+from tests.service.builders import said
 from tests.support.line import Line
 
 pytestmark = pytest.mark.virtual_time
 
 RECOVERED_SECS = 70.0
-BUSY, FAILED = "busy", "failed"
-
-
-class Provided(ScriptedLLMService):
-    """Answers a turn as its script says; sums up in a time, or fails to."""
-
-    def __init__(self, *script: Step, sums_up_secs: float | None = 0.2):
-        super().__init__(list(script))
-        self._sums_up_secs = sums_up_secs
-
-    async def run_inference(self, context: LLMContext, *args: Any, **kwargs: Any) -> str:
-        await asyncio.sleep(self._sums_up_secs or 0.1)
-        if self._sums_up_secs is None:
-            raise RuntimeError("down")
-        return "In short."
-
-
-def well(name: str, secs: float = 0.2) -> Provided:
-    return Provided(Wait(secs), Say(f"From {name}."))
-
-
-def down(secs: float = 0.1) -> Provided:
-    return Provided(Wait(secs), Error(), sums_up_secs=None)
-
-
-def hedged(*services: Provided | Provider, **options: Any) -> HedgedLLMService:
-    named = [
-        service if isinstance(service, Provider) else Provider(name, service)
-        for name, service in zip("abc", services, strict=False)
-    ]
-    options = {"policy": HedgePolicy.adaptive(fallback_text="Sorry."), **options}
-    return HedgedLLMService(named, **options)
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-def refuses(name: str) -> None:
-    """A provider that has eighty requests in flight, and has just refused one."""
-    health, key, at = shared_stats().health, f"{name} | scripted", now()
-    permits = [health.acquire(Ticket("primary", "standard", at, (key,), at), at) for _ in range(80)]
-    assert permits[-1] is not None
-    health.release(permits[-1], BUSY, at)
-
-
-def opened(name: str) -> None:
-    """A provider whose breaker is open."""
-    health, key, at = shared_stats().health, f"{name} | scripted", now()
-    for _ in range(5):
-        permit = health.acquire(Ticket("primary", "standard", at, (key,), at), at)
-        assert permit is not None
-        health.release(permit, FAILED, at)
-    assert health.state(key, at) == "open"
-
-
-def rests(name: str, secs: float) -> None:
-    """A provider that has asked to be left alone for so long."""
-    shared_stats().health.set_retry_after(f"{name} | scripted", now() + secs)
 
 
 async def asked(line: Line) -> tuple[str, float]:
@@ -92,7 +43,7 @@ async def asked(line: Line) -> tuple[str, float]:
 
 async def test_who_waits_for_room_has_time_left_for_an_answer() -> None:
     """At most half of the turn's deadline is waited."""
-    policy = HedgePolicy.after(0.5, deadline_secs=2.0, fallback_text="Sorry.")
+    policy = HedgePolicy.after(0.5, deadline_secs=2.0, fallback_text=SORRY)
     async with Line(hedged(well("a"), policy=policy)) as line:
         refuses("a")
         assert await asked(line) == ("From a.", 1.2)
@@ -120,7 +71,7 @@ async def test_who_rests_for_a_moment_is_asked_when_that_is_over(fails_after_sec
 async def test_who_rests_for_longer_is_not() -> None:
     async with Line(hedged(well("a"), down())) as line:
         rests("a", 20.0)
-        assert (await asked(line))[0] == "Sorry."
+        assert (await asked(line))[0] == SORRY
 
 
 @pytest.mark.parametrize("later_secs", [0.0, RECOVERED_SECS], ids=["open", "half-open"])
@@ -148,8 +99,7 @@ async def test_nor_does_a_rescue_or_an_inference(
             opened("c")
         assert await asked(line) == ("From c.", 0.3)
         began = now()
-        context = LLMContext([{"role": "user", "content": "Sum up."}])
-        assert await llm.run_inference(context) == "In short."
+        assert await llm.run_inference(said()) == "In short."
         assert now() - began == pytest.approx(0.3)
 
 
@@ -169,9 +119,8 @@ async def test_a_replaced_inference_has_time_left_for_its_answer() -> None:
         refuses("b")
         for _ in range(320):  # so that it goes on to refuse
             shared_stats().health.entry("b | scripted").limit.acquire(object(), now())
-        context = LLMContext([{"role": "user", "content": "Sum up."}])
         began = now()
-        assert await llm.run_inference(context) == "In short."
+        assert await llm.run_inference(said()) == "In short."
         assert now() - began == pytest.approx(5.3, abs=0.2)
 
 
@@ -201,7 +150,7 @@ async def test_who_waits_for_a_limit_of_its_own_is_in_nobodys_way() -> None:
     """A session that sheds waits; one beside it that does not is answered at once."""
     sheds = hedged(well("a"), admission="shed", max_in_flight=1, tier="premium")
     others = [Line(hedged(well("a"), tier="economy")) for _ in range(3)]
-    async with Line(hedged(Provided(Wait(20.0), Say("At last.")))) as slow, Line(sheds) as one:
+    async with Line(hedged(provided(Wait(20.0), Say("At last.")))) as slow, Line(sheds) as one:
         held = asyncio.create_task(slow.ask())
         await asyncio.sleep(0.1)
         waiting = asyncio.create_task(one.ask())
@@ -210,20 +159,19 @@ async def test_who_waits_for_a_limit_of_its_own_is_in_nobodys_way() -> None:
             async with line:
                 assert await asked(line) == ("From a.", 0.2)
         await asyncio.gather(held, waiting)
-    assert one.text == "Sorry."
+    assert one.text == SORRY
 
 
 async def test_summaries_are_not_late_first_tokens() -> None:
     """An inference of six seconds says nothing of how many requests a provider bears."""
-    context = LLMContext([{"role": "user", "content": "Sum up."}])
     health = shared_stats().health
     for bounds in ({}, {"admission": "shed"}):
-        sessions = [hedged(Provided(sums_up_secs=6.0), **bounds) for _ in range(40)]
+        sessions = [hedged(provided(sums_up_secs=6.0), **bounds) for _ in range(40)]
         if bounds:
             health.entry("a | scripted").limit.acquire("one", now(), bounds=SHED_BOUNDS)
         before = health.occupancy("a | scripted", now())[1]
         for part in (sessions[:3], sessions[3:6]) if bounds else (sessions,):
-            await asyncio.gather(*(llm.run_inference(context) for llm in part))
+            await asyncio.gather(*(llm.run_inference(said()) for llm in part))
         assert health.occupancy("a | scripted", now())[1] >= before
 
 
@@ -234,24 +182,24 @@ async def test_a_stall_of_our_own_loop_turns_no_provider_slow(
     lag = 0.0
     monkeypatch.setattr(LoopWatch, "lag_now", lambda self: lag)
     calm: Sequence[Step] = [Wait(0.5), Say("Yes, do come. ")]
-    async with Line(hedged(Provided(*calm), well("b", 0.5))) as line:
+    async with Line(hedged(provided(*calm), well("b", 0.5))) as line:
         for _ in range(30):
             await line.ask()
             await asyncio.sleep(1.0)
     late: Sequence[Step] = [Wait(3.5), Say("Yes, do come. "), Wait(2.0), Say("Bye.")]
-    lines = [Line(hedged(Provided(*late), well("b", 3.5))) for _ in range(6)]
-    for each in lines:
-        await each.__aenter__()
-    lag = 3.0
-    turns = [asyncio.create_task(each.ask()) for each in lines]
-    await asyncio.sleep(3.6)
-    lag = 0.0
-    async with Line(hedged(Provided(*calm), well("b", 0.5))) as line:
-        await line.ask()
-        report = await line.report()
-    await asyncio.gather(*turns)
-    for each in lines:
-        await each.__aexit__(None, None, None)
+    async with AsyncExitStack() as stack:
+        lines = [
+            await stack.enter_async_context(Line(hedged(provided(*late), well("b", 3.5))))
+            for _ in range(6)
+        ]
+        lag = 3.0
+        turns = [asyncio.create_task(each.ask()) for each in lines]
+        await asyncio.sleep(3.6)
+        lag = 0.0
+        async with Line(hedged(provided(*calm), well("b", 0.5))) as line:
+            await line.ask()
+            report = await line.report()
+        await asyncio.gather(*turns)
     assert report.routing_reason is None
     assert [attempt.provider for attempt in report.attempts] == ["a"]
     assert shared_stats().slow() == set()

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.services.anthropic.llm import AnthropicLLMService
-from pipecat.services.llm_service import LLMService
 from pipecat.services.openai.llm import OpenAILLMService
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.service import ProviderStats
+from pipecat_hedge import HedgedLLMService, HedgePolicy
+from tests.service.builders import asked, racing, said
 from tests.support.line import Line
 
 pytestmark = pytest.mark.live
 
-TURNS = 1
 FAULTS: list[int | None] = [408, 409, 429, 500, 503, 529, None]
 """The status of every request but each third; None resets the connection."""
 CASES = [
@@ -40,9 +37,8 @@ class Flapping:
         bare: The services that ask it.
     """
 
-    def __init__(self, fault: int | None, *, answers_each: int = 3):
-        self._fault = fault
-        self._answers_each = answers_each
+    def __init__(self, fault: int | None, answers_each: int):
+        self._fault, self._answers_each = fault, answers_each
         self.url = ""
         self.requests = 0
         self.bare: list[OpenAILLMService] = []
@@ -55,17 +51,14 @@ class Flapping:
                 assert request.transport is not None
                 request.transport.abort()
             return web.json_response({"error": {"message": "no"}}, status=self._fault or 500)
+        message = {"role": "assistant", "content": "We are open."}
         chunk: dict[str, Any] = {"id": "1", "created": 1, "model": "m"}
         if not body.get("stream"):
-            message = {"role": "assistant", "content": "We are open."}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
             return web.json_response(chunk | {"object": "chat.completion", "choices": [choice]})
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
-        for delta, reason in (
-            ({"role": "assistant", "content": "We are open."}, None),
-            ({}, "stop"),
-        ):
+        for delta, reason in ((message, None), ({}, "stop")):
             choice = {"index": 0, "delta": delta, "finish_reason": reason}
             chunk |= {"object": "chat.completion.chunk", "choices": [choice]}
             await answer.write(f"data: {json.dumps(chunk)}\n\n".encode())
@@ -74,8 +67,8 @@ class Flapping:
 
 
 @asynccontextmanager
-async def flapping(fault: int | None, **options: Any) -> AsyncIterator[Flapping]:
-    app, server = web.Application(), Flapping(fault, **options)
+async def flapping(fault: int | None, answers_each: int = 3) -> AsyncIterator[Flapping]:
+    app, server = web.Application(), Flapping(fault, answers_each)
     app.router.add_post("/v1/chat/completions", server.answer)
     async with TestServer(app) as listening:
         server.url = str(listening.make_url("/v1"))
@@ -91,50 +84,36 @@ def bare(server: Flapping) -> OpenAILLMService:
     return server.bare[-1]
 
 
-async def answers(service: LLMService[Any]) -> list[str]:
-    async with Line(service) as line:
-        for _ in range(TURNS):
-            await line.ask()
-        assert not line.errors
-    return line.text.split(".")[:-1]
-
-
 @pytest.mark.parametrize(
     ("policy", "fault"), CASES, ids=[f"{policy.name}-{fault}" for policy, fault in CASES]
 )
-async def test_one_provider_alone_is_asked_as_often(policy: HedgePolicy, fault: int | None) -> None:
-    services: list[Callable[[Flapping], LLMService[Any]]] = [
-        bare,
-        lambda server: HedgedLLMService([bare(server)], policy=policy, stats=ProviderStats()),
-    ]
-    for service in services:
-        async with flapping(fault) as server:
-            assert await answers(service(server)) == ["We are open"] * TURNS
-            assert server.requests == 3 * TURNS
+@pytest.mark.parametrize("is_hedged", [False, True])
+async def test_one_provider_alone_is_asked_as_often(
+    is_hedged: bool, policy: HedgePolicy, fault: int | None
+) -> None:
+    async with flapping(fault) as server:
+        service = bare(server)
+        line = await asked(racing(service, policy=policy) if is_hedged else service)
+        assert (line.text, line.errors) == ("We are open.", [])
+        assert server.requests == 3
 
 
 async def test_of_two_that_fail_in_passing_both_are_asked_again() -> None:
     async with flapping(503) as one, flapping(None, answers_each=1000) as two:
-        llm = HedgedLLMService(
-            [Provider("one", bare(one)), Provider("two", bare(two))],
-            policy=HedgePolicy.fallback(),
-            stats=ProviderStats(),
-        )
-        async with Line(llm) as line:
-            await line.ask()
-            report = await line.report()
+        llm = racing(bare(one), bare(two), policy=HedgePolicy.fallback())
+        line = await asked(llm)
+        report = line.reports[0]
         assert line.text == "We are open."
-        assert report.winner == "one"
-        assert [a.provider for a in report.attempts] == ["one", "two", "one", "two", "one"]
-        assert {a.launch_reason for a in report.attempts[1:]} == {"failure"}
+        assert report.winner == "a"
+        assert [attempt.provider for attempt in report.attempts] == ["a", "b", "a", "b", "a"]
+        assert {attempt.launch_reason for attempt in report.attempts[1:]} == {"failure"}
 
 
 async def test_an_inference_is_asked_for_again() -> None:
     async with flapping(503) as server:
-        llm = HedgedLLMService([bare(server)], stats=ProviderStats())
+        llm = racing(bare(server))
         async with Line(llm):
-            context = LLMContext([{"role": "user", "content": "Sum up."}])
-            assert await llm.run_inference(context) == "We are open."
+            assert await llm.run_inference(said()) == "We are open."
         assert server.requests == 3
 
 

@@ -9,23 +9,22 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from pipecat.frames.frames import ErrorFrame, Frame, LLMFullResponseEndFrame, LLMTextFrame
-from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.frames.frames import ErrorFrame, LLMFullResponseEndFrame, LLMTextFrame
 from pipecat.services.llm_service import LLMService
 from pipecat.utils.errors import ErrorCategory
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport
+from pipecat_hedge import HedgedLLMService, HedgePolicy, TurnReport
 from pipecat_hedge.limits.loop_lag import LoopWatch
-from pipecat_hedge.limits.permit_queue import Ticket
 from pipecat_hedge.service.provider_stats import shared_stats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.tools.analysis import at_quantile, single_r
+from tests.no_harm.virtual import SORRY, Scripts, hedged, now, unwell
+from tests.service.builders import said
 from tests.support.line import Line
 
 pytestmark = pytest.mark.virtual_time
 
 NEVER = float("inf")
-SORRY = "One moment, please."
 TTFT_SECS = 0.3
 FINE: list[Step] = [Wait(TTFT_SECS), Say("Yes, do come.")]
 REFUSES: list[Step] = [Wait(0.01), Error("too many", category=ErrorCategory.RATE_LIMIT)]
@@ -42,32 +41,9 @@ POLICIES = [
 ]
 
 
-class Scripts(ScriptedLLMService):
-    """Plays what a function says, whenever it is asked; sums up in half a second."""
-
-    def __init__(self, script: Callable[[], Sequence[Step]]):
-        super().__init__(FINE)
-        self._script = script
-
-    async def _play(self, script: Sequence[Step], context: LLMContext) -> None:
-        await super()._play(self._script(), context)
-
-    async def run_inference(self, context: LLMContext, *args: Any, **kwargs: Any) -> str:
-        await asyncio.sleep(0.5)
-        return "In short."
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
-def hedged(
-    *scripts: Callable[[], Sequence[Step]], policy: HedgePolicy | None = None, **options: Any
-) -> HedgedLLMService:
-    """A new session of providers a, b and so on."""
-    policy = policy or HedgePolicy.adaptive(fallback_text=SORRY)
-    named = [Provider(name, Scripts(script)) for name, script in zip("abc", scripts, strict=False)]
-    return HedgedLLMService(named, policy=policy, **options)
+def session(*scripts: Callable[[], Sequence[Step]], **options: Any) -> HedgedLLMService:
+    """A new session of providers that play what a function says."""
+    return hedged(*(Scripts(script, sums_up_secs=0.5) for script in scripts), **options)
 
 
 async def calls(
@@ -90,19 +66,6 @@ async def calls(
     return found
 
 
-def unwell(name: str) -> None:
-    """Open a provider's breaker, have its queue be too long and its rate limit be used up."""
-    health, key, at = shared_stats().health, f"{name} | scripted", now()
-    for _ in range(5):
-        permit = health.acquire(Ticket("primary", "standard", at, (key,), at), at)
-        assert permit is not None
-        health.release(permit, "failed", at)
-    limit = health.entry(key).limit
-    limit.set_queue(0, until=NEVER)
-    limit.set_rate_limit(0, until=NEVER, sent_at=at)
-    assert health.state(key, at) == "open"
-
-
 @pytest.mark.parametrize("outage", [REFUSES, FAILS, HANGS], ids=["refuse", "fail", "hang"])
 async def test_no_turn_after_an_outage_is_lost_or_delayed(outage: list[Step]) -> None:
     """Of all providers, for 30 s: each turn that begins then is answered as in calm."""
@@ -111,7 +74,7 @@ async def test_no_turn_after_an_outage_is_lost_or_delayed(outage: list[Step]) ->
         return outage if 30.0 <= now() < 60.0 else FINE
 
     policy = HedgePolicy.fallback(deadline_secs=6.0, fallback_text=SORRY)
-    sessions = [hedged(script, script, policy=policy) for _ in range(6)]
+    sessions = [session(script, script, policy=policy) for _ in range(6)]
     reports = await calls(sessions, 16)
     assert any(report.outcome == "failed" for began, report in reports if began >= 30.0)
     after = [report for began, report in reports if began >= 60.0]
@@ -131,7 +94,7 @@ async def test_a_model_that_thinks_holds_no_turn_back(policy: HedgePolicy) -> No
         secs = rng.uniform(4.0, 6.0) if thinks else rng.lognormvariate(-0.8, 0.3)
         return [Wait(secs), Say("Yes, do come.")]
 
-    sessions = [hedged(script, script, policy=policy) for _ in range(30)]
+    sessions = [session(script, script, policy=policy) for _ in range(30)]
     reports = [report for _, report in await calls(sessions, 12, pause_secs=2.0)]
     assert len(reports) == 30 * 12
     assert {report.outcome for report in reports} == {"answered"}
@@ -141,14 +104,11 @@ async def test_a_model_that_thinks_holds_no_turn_back(policy: HedgePolicy) -> No
 
 def spoken(line: Line, since: float) -> list[tuple[float, str]]:
     """What is heard of a turn and when, in thousandths of a second since it was sent."""
-
-    def told(frame: Frame) -> str | None:
-        if isinstance(frame, LLMTextFrame):
-            return frame.text
-        return "end" if isinstance(frame, LLMFullResponseEndFrame) else None
-
-    found = [(round(at - since, 3), told(frame)) for at, frame in line.heard if at >= since]
-    return [(at, text) for at, text in found if text is not None]
+    return [
+        (round(at - since, 3), frame.text if isinstance(frame, LLMTextFrame) else "end")
+        for at, frame in line.heard
+        if at >= since and isinstance(frame, (LLMTextFrame, LLMFullResponseEndFrame))
+    ]
 
 
 async def heard(service: LLMService[Any], turns: int) -> list[list[tuple[float, str]]]:
@@ -184,7 +144,7 @@ async def test_one_provider_alone_is_as_its_bare_service(policy: HedgePolicy) ->
 async def test_an_answer_that_begins_very_late_is_heard(policy: HedgePolicy) -> None:
     """As late as the slowest that was measured, 38 s, and from all providers at once."""
     late = [Wait(38.0), Say("Yes, do come.")]
-    async with Line(hedged(lambda: late, lambda: late, policy=policy)) as line:
+    async with Line(session(lambda: late, lambda: late, policy=policy)) as line:
         for _ in range(3):
             await asyncio.sleep(2.0)
             began = now()
@@ -195,13 +155,12 @@ async def test_an_answer_that_begins_very_late_is_heard(policy: HedgePolicy) -> 
 
 async def test_an_inference_is_neither_rejected_nor_delayed() -> None:
     """Breakers are open, limits reached and rate limits used up: twenty at once are answered."""
-    llm = hedged(lambda: FINE, lambda: FINE, policy=HedgePolicy.fallback())
+    llm = session(lambda: FINE, lambda: FINE, policy=HedgePolicy.fallback())
     async with Line(llm):
         unwell("a")
         unwell("b")
         began = now()
-        context = LLMContext([{"role": "user", "content": "Sum up."}])
-        answers = await asyncio.gather(*(llm.run_inference(context) for _ in range(20)))
+        answers = await asyncio.gather(*(llm.run_inference(said()) for _ in range(20)))
         assert answers == ["In short."] * 20
         assert now() - began == pytest.approx(0.5, abs=0.01)
 
@@ -211,7 +170,7 @@ async def test_no_turn_is_lost_or_delayed_at_unwell_providers() -> None:
     for name in "ab":
         unwell(name)
     lines = [
-        Line(hedged(lambda: FINE, lambda: FINE, tier=tier))
+        Line(session(lambda: FINE, lambda: FINE, tier=tier))
         for tier in ("premium", "standard", "economy")
         for _ in range(7)
     ]
@@ -231,13 +190,12 @@ async def test_an_event_loop_that_is_behind_only_drops_hedges(
     """Turns, rescues and inferences go on as ever."""
     monkeypatch.setattr(LoopWatch, "refusal", lambda self: "the event loop is 9.00 s behind")
     scripts = iter([[Wait(1.0), Say("Slow.")], [Wait(0.1), Say("Yes. "), Wait(0.1), Error()]])
-    llm = hedged(lambda: next(scripts), lambda: FINE, policy=HedgePolicy.after(0.2), tier=tier)
+    llm = session(lambda: next(scripts), lambda: FINE, policy=HedgePolicy.after(0.2), tier=tier)
     async with Line(llm) as line:
         await line.ask()
         await line.ask()
         slow, rescued = line.reports
-        context = LLMContext([{"role": "user", "content": "Sum up."}])
-        assert await llm.run_inference(context) == "In short."
+        assert await llm.run_inference(said()) == "In short."
     assert slow.hedge_reason is not None
     assert slow.hedge_reason.endswith("the event loop is 9.00 s behind")
     assert [(a.provider, a.outcome) for a in slow.attempts] == [("a", "won")]
@@ -251,8 +209,8 @@ async def test_an_event_loop_that_is_behind_only_drops_hedges(
 
 async def test_a_session_that_sheds_ends_a_turn_without_room() -> None:
     """Beside one that does not, whose turn is answered."""
-    shedding = hedged(lambda: FINE, admission="shed")
-    open_, slow = hedged(lambda: FINE), hedged(lambda: [Wait(20.0), Say("At last.")])
+    shedding = session(lambda: FINE, admission="shed")
+    open_, slow = session(lambda: FINE), session(lambda: [Wait(20.0), Say("At last.")])
     shared_stats().health.entry("a | scripted").limit.set_queue(1, until=NEVER)
     async with Line(slow) as holding, Line(shedding) as one, Line(open_) as two:
         held = asyncio.create_task(holding.ask())

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import pytest
 
 from pipecat_hedge.policy import HedgePolicy
+from pipecat_hedge.race import (
+    SHED,
+    AttemptError,
+    InFlight,
+    Launch,
+    LaunchDecision,
+    Race,
+    Slot,
+    Waiting,
+)
 from pipecat_hedge.race.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT
-from pipecat_hedge.race.errors import SHED, AttemptError
 from pipecat_hedge.race.events import (
     AttemptFailed,
     AttemptFinished,
@@ -18,30 +27,79 @@ from pipecat_hedge.race.events import (
     Cancel,
     Command,
     Commit,
+    CommitOn,
     Continue,
     Event,
     Fail,
     HedgeEligibilityChanged,
-    InFlight,
     Interrupted,
-    Launch,
-    LaunchDecision,
     SentenceReady,
-    Slot,
     StreamBroken,
     TimerFired,
     ToolsCalled,
     TurnStarted,
     UsableToken,
-    Waiting,
 )
-from pipecat_hedge.race.race import IllegalEvent, Phase, Race
+from pipecat_hedge.race.race import IllegalEvent, Phase
 from tests.race.rules import rule_of
 
 OVERLOADED = AttemptError("server", "529 overloaded")
 REFUSED = AttemptError("connectivity", "connection refused")
 REJECTED = AttemptError("authentication", "no such key", permanent=True)
-BUSY = AttemptError("rate_limit", "too many requests", retry_after_secs=20)
+RATE_LIMITED = AttemptError("rate_limit", "too many requests", retry_after_secs=20)
+TRANSIENT = AttemptError("server", "503", is_transient=True)
+NO_ROOM = AttemptError(SHED, "no room within 1 s")
+
+PRIMARY = Launch(0, "a", "primary")
+HEDGE = Launch(1, "b", "hedge")
+REPLACEMENT = Launch(1, "b", "failure")
+STALL = Launch(1, "b", "stall")
+B_BUSY = HedgeEligibilityChanged({"b": "has a queue of 3"})
+
+Step: TypeAlias = tuple[float, Event, *tuple[Command, ...]]
+"""When an event comes, the event, and the commands that it causes."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A race and what it launches when the turn starts."""
+
+    policy: HedgePolicy
+    candidates: str = "ab"
+    commit_on: CommitOn = "first_token"
+    stall_secs: float | None = None
+    timeout_secs: float | None = None
+    retries: int = 0
+    deadline_secs: float | None = None
+    probe: str | None = None
+    jitter: float = 0.0
+    starts: Sequence[Command] = (PRIMARY,)
+
+    def race(self) -> Race:
+        """A race that has not started."""
+        return Race(
+            [
+                Slot(name, self.stall_secs, timeout_secs=self.timeout_secs, retries=self.retries)
+                for name in self.candidates
+            ],
+            rule_of(self.policy),
+            max_attempts=self.policy.max_attempts,
+            commit_on=self.commit_on,
+            deadline_secs=self.deadline_secs,
+            probe=self.probe,
+            jitter=self.jitter,
+        )
+
+    def play(self, *steps: Step) -> Race:
+        """Play some steps. A timer that causes something must have been asked for."""
+        race = self.race()
+        for now, event, *commands in ((0.0, TurnStarted(), *self.starts), *steps):
+            wake_at = race.wake_at
+            assert list(race.handle(event, now)) == commands, f"{event} at {now}"
+            if commands and isinstance(event, TimerFired):
+                assert wake_at is not None
+                assert wake_at <= now
+        return race
 
 
 @dataclass(frozen=True)
@@ -57,622 +115,367 @@ class PutOff:
         return LaunchDecision(self.silent_at, "put off", is_put_off=True)
 
 
-Happening = tuple[float, Event, Sequence[Command]]
+RACE = Setup(HedgePolicy.race(2), starts=(PRIMARY, HEDGE))
+AFTER = Setup(HedgePolicy.after(0.6))
+FALLBACK = Setup(HedgePolicy.fallback())
+THREE = Setup(HedgePolicy.fallback(3), "abc")
+BY_SENTENCE = replace(FALLBACK, commit_on="first_sentence")
+IMPATIENT = replace(FALLBACK, stall_secs=3.0)
+OF_THREE = Setup(HedgePolicy.after(0.6, max_attempts=3), "abc")
+PROBING = replace(OF_THREE, probe="b")
+RETRYING = replace(FALLBACK, candidates="a", retries=2)
+LAST = Setup(HedgePolicy.race(1), stall_secs=3.0, timeout_secs=30.0)
 
-A_PRIMARY = Launch(0, "a", "primary")
-B_HEDGE = Launch(1, "b", "hedge")
-B_FAILURE = Launch(1, "b", "failure")
-
-SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
-    "race: both at once, the first usable token wins and the other is cancelled": (
-        HedgePolicy.race(2),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE]),
-            (0.1, AttemptOpened(0), []),
-            (0.2, UsableToken(1), [Commit(1, "first_token"), Cancel(0, "superseded")]),
-            (0.3, UsableToken(1), []),
-            (0.4, AttemptFinished(1), []),
-        ],
+SCENARIOS: dict[str, tuple[Setup, *tuple[Step, ...]]] = {
+    # ---- who wins
+    "the first usable token wins and the other is cancelled": (
+        RACE,
+        (0.1, AttemptOpened(0)),
+        (0.2, UsableToken(1), Commit(1, "first_token"), Cancel(0, "superseded")),
+        (0.2, UsableToken(0)),
+        (0.2, AttemptFailed(0, OVERLOADED)),
+        (0.2, AttemptFinished(0)),
+        (0.3, UsableToken(1)),
+        (0.4, AttemptFinished(1)),
     ),
-    "race: a failure is not an answer; the slow one wins": (
-        HedgePolicy.race(2),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE]),
-            (0.1, AttemptFailed(0, OVERLOADED), []),
-            (2.0, UsableToken(1), [Commit(1, "first_token")]),
-            (2.1, AttemptFinished(1), []),
-        ],
+    "a failure is not an answer": (
+        RACE,
+        (0.1, AttemptFailed(0, OVERLOADED)),
+        (2.0, UsableToken(1), Commit(1, "first_token")),
     ),
-    "race: an answer that ends empty is a failure": (
-        HedgePolicy.race(2),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE]),
-            (0.1, AttemptFinished(0), []),
-            (2.0, UsableToken(1), [Commit(1, "first_token")]),
-        ],
+    "an empty answer waits for the others": (
+        RACE,
+        (0.1, AttemptFinished(0)),
+        (2.0, UsableToken(1), Commit(1, "first_token")),
     ),
-    "race: a failed attempt is replaced from the bench": (
-        HedgePolicy.race(3),
-        "abcd",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE, Launch(2, "c", "hedge")]),
-            (0.1, AttemptFailed(0, OVERLOADED), []),
-            (0.2, UsableToken(2), [Commit(2, "first_token"), Cancel(1, "superseded")]),
-        ],
-    ),
-    "after: the second one only when the first has been silent that long": (
-        HedgePolicy.after(0.6),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.6, TimerFired(), [B_HEDGE]),
-            (0.9, UsableToken(0), [Commit(0, "first_token"), Cancel(1, "superseded")]),
-        ],
-    ),
-    "after: a provider that refuses hedges is skipped": (
-        HedgePolicy.after(0.6),
-        "abc",
-        [
-            (0.0, HedgeEligibilityChanged({"b": "has a queue of 3"}), []),
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.6, TimerFired(), [Launch(1, "c", "hedge")]),
-            (0.7, AttemptFailed(0, REFUSED), []),
-            (0.8, AttemptFailed(1, REFUSED), [Fail((("a", REFUSED), ("c", REFUSED)))]),
-        ],
-    ),
-    "after: a hedge that no provider takes is rechecked": (
-        HedgePolicy.after(0.6),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.6, HedgeEligibilityChanged({"b": "has a queue of 3"}), []),
-            (0.6, TimerFired(), []),
-            (0.7, TimerFired(), []),
-            (0.7, HedgeEligibilityChanged({}), []),
-            (0.8, TimerFired(), [B_HEDGE]),
-        ],
-    ),
-    "a deferred hedge is rechecked and sent when there is room": (
-        HedgePolicy(rule=PutOff(until=0.75, silent_at=3.0), name="put off"),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.6, TimerFired(), []),
-            (0.7, TimerFired(), []),
-            (0.8, TimerFired(), [B_HEDGE]),
-        ],
-    ),
-    "a hedge that is put off for too long replaces what is silent": (
-        HedgePolicy(rule=PutOff(until=9.0, silent_at=0.75), name="put off"),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.6, TimerFired(), []),
-            (0.7, TimerFired(), []),
-            (0.75, TimerFired(), [Launch(1, "b", "stall")]),
-        ],
-    ),
-    "after: a provider that refuses hedges replaces a failure": (
-        HedgePolicy.after(0.6),
-        "ab",
-        [
-            (0.0, HedgeEligibilityChanged({"b": "has a queue of 3"}), []),
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.1, AttemptFailed(0, REFUSED), [B_FAILURE]),
-        ],
-    ),
-    "after: a failure is replaced by the least reluctant": (
-        HedgePolicy.after(0.6),
-        "abc",
-        [
-            (0.0, HedgeEligibilityChanged({"b": "is down", "c": "is full"}, {"b": 2}), []),
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.1, AttemptFailed(0, REFUSED), [Launch(1, "c", "failure")]),
-        ],
-    ),
-    "race: the first provider is used even if it refuses hedges": (
-        HedgePolicy.race(2),
-        "ab",
-        [
-            (0.0, HedgeEligibilityChanged({"a": "has a queue of 3", "b": "is down"}), []),
-            (0.0, TurnStarted(), [A_PRIMARY]),
-        ],
-    ),
-    "after: waking early launches nothing": (
-        HedgePolicy.after(0.6),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.5, TimerFired(), []),
-            (0.6, TimerFired(), [B_HEDGE]),
-        ],
-    ),
-    "after: opening the request is no sign of life": (
-        HedgePolicy.after(0.6),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.5, AttemptOpened(0), []),
-            (0.6, TimerFired(), [B_HEDGE]),
-        ],
-    ),
-    "after: each further attempt counts from the launch of the one before": (
-        HedgePolicy.after(1.0, max_attempts=3),
-        "abc",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (1.0, TimerFired(), [B_HEDGE]),
-            (1.5, TimerFired(), []),
-            (2.0, TimerFired(), [Launch(2, "c", "hedge")]),
-        ],
-    ),
-    "after: a failure launches the next at once, without the delay": (
-        HedgePolicy.after(5.0),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.1, AttemptFailed(0, OVERLOADED), [B_FAILURE]),
-            (0.2, UsableToken(1), [Commit(1, "first_token")]),
-        ],
-    ),
-    "after(0) is a race": (
-        HedgePolicy.after(0),
-        "ab",
-        [(0.0, TurnStarted(), [A_PRIMARY, B_HEDGE])],
-    ),
-    "after(None) is a fallback": (
-        HedgePolicy.after(None),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (60.0, TimerFired(), []),
-            (61.0, AttemptFailed(0, REFUSED), [B_FAILURE]),
-        ],
-    ),
-    "fallback: the next one only on failure": (
-        HedgePolicy.fallback(),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (60.0, TimerFired(), []),
-            (61.0, AttemptFinished(0), [B_FAILURE]),
-            (61.5, UsableToken(1), [Commit(1, "first_token")]),
-            (62.0, AttemptFinished(1), []),
-        ],
-    ),
-    "all failed: one GiveUp with every cause, in the order of launch": (
-        HedgePolicy.race(2),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE]),
-            (0.1, AttemptFailed(1, REFUSED), []),
-            (0.2, AttemptFailed(0, OVERLOADED), [Fail((("a", OVERLOADED), ("b", REFUSED)))]),
-        ],
-    ),
-    "a blank answer is replaced": (
-        HedgePolicy.fallback(2),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.1, AttemptFinished(0), [B_FAILURE]),
-            (0.2, UsableToken(1), [Commit(1, "first_token")]),
-        ],
-    ),
-    "a second one is meant": (
-        HedgePolicy.fallback(3),
-        "abc",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.1, AttemptFinished(0), [B_FAILURE]),
-            (0.2, AttemptFinished(1), [Commit(1, "silence")]),
-        ],
+    "two empty answers are meant": (
+        THREE,
+        (0.1, AttemptFinished(0), REPLACEMENT),
+        (0.2, AttemptFinished(1), Commit(1, "silence")),
     ),
     "so is the only one": (
-        HedgePolicy.race(2),
-        "a",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.1, AttemptFinished(0), [Commit(0, "silence")]),
-        ],
+        replace(RACE, candidates="a", starts=(PRIMARY,)),
+        (0.1, AttemptFinished(0), Commit(0, "silence")),
     ),
     "so is one whose replacement fails": (
-        HedgePolicy.fallback(2),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.1, AttemptFinished(0), [B_FAILURE]),
-            (0.2, AttemptFailed(1, REFUSED), [Commit(0, "silence")]),
-        ],
+        FALLBACK,
+        (0.1, AttemptFinished(0), REPLACEMENT),
+        (0.2, AttemptFailed(1, REFUSED), Commit(0, "silence")),
     ),
-    "a blank answer waits for the others": (
-        HedgePolicy.race(2),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE]),
-            (0.1, AttemptFinished(0), []),
-            (0.2, UsableToken(1), [Commit(1, "first_token")]),
-        ],
-    ),
-    "attempts bounds the requests though providers are left": (
-        HedgePolicy.fallback(max_attempts=1),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.1, AttemptFailed(0, OVERLOADED), [Fail((("a", OVERLOADED),))]),
-        ],
-    ),
-    "the slots bound the requests though attempts are left": (
-        HedgePolicy.race(5),
-        "a",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.1, AttemptFailed(0, OVERLOADED), [Fail((("a", OVERLOADED),))]),
-        ],
-    ),
-    "a provider listed twice may be used twice": (
-        HedgePolicy.after(0.5),
-        "aa",
-        [(0.0, TurnStarted(), [A_PRIMARY]), (0.5, TimerFired(), [Launch(1, "a", "hedge")])],
-    ),
-    "no provider": (HedgePolicy.race(2), "", [(0.0, TurnStarted(), [Fail(())])]),
-    "an interruption cancels everything in flight": (
-        HedgePolicy.race(2),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE]),
-            (0.1, Interrupted(), [Cancel(0, "interrupted"), Cancel(1, "interrupted")]),
-            (0.2, UsableToken(0), []),
-            (0.3, AttemptFailed(1, OVERLOADED), []),
-            (0.4, TimerFired(), []),
-            (0.5, Interrupted(), []),
-        ],
-    ),
-    "an interruption of a committed answer cancels it": (
-        HedgePolicy.race(2),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE]),
-            (0.1, UsableToken(0), [Commit(0, "first_token"), Cancel(1, "superseded")]),
-            (0.2, Interrupted(), [Cancel(0, "interrupted")]),
-        ],
-    ),
-    "what a cancelled attempt still says is ignored": (
-        HedgePolicy.race(2),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE]),
-            (0.1, UsableToken(0), [Commit(0, "first_token"), Cancel(1, "superseded")]),
-            (0.1, UsableToken(1), []),
-            (0.1, AttemptFailed(1, OVERLOADED), []),
-            (0.1, AttemptFinished(1), []),
-            (0.2, AttemptFinished(0), []),
-        ],
-    ),
-    "a committed answer that breaks off ends the turn if no attempt is left": (
-        HedgePolicy.race(2),
-        "abc",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE]),
-            (0.1, UsableToken(0), [Commit(0, "first_token"), Cancel(1, "superseded")]),
-            (0.2, AttemptFailed(0, REFUSED), [StreamBroken(0), Fail((("a", REFUSED),))]),
-        ],
-    ),
-    "a committed answer that breaks off is continued by the next": (
-        HedgePolicy.fallback(),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.1, UsableToken(0), [Commit(0, "first_token")]),
-            (0.2, AttemptFailed(0, REFUSED), [StreamBroken(0), B_FAILURE]),
-            (0.5, UsableToken(1), [Continue(1)]),
-            (0.6, UsableToken(1), []),
-            (0.7, AttemptFinished(1), []),
-        ],
-    ),
-    "a rescue that fails too is replaced, and at last given up": (
-        HedgePolicy.fallback(max_attempts=3),
-        "abc",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.1, UsableToken(0), [Commit(0, "first_token")]),
-            (0.2, AttemptFailed(0, REFUSED), [StreamBroken(0), B_FAILURE]),
-            (0.3, AttemptFinished(1), [Launch(2, "c", "failure")]),
-            (
-                0.4,
-                AttemptFailed(2, OVERLOADED),
-                [Fail((("a", REFUSED), ("b", EMPTY_ANSWER), ("c", OVERLOADED)))],
-            ),
-        ],
-    ),
-    "an interruption during a rescue cancels the rescuer": (
-        HedgePolicy.fallback(),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.1, UsableToken(0), [Commit(0, "first_token")]),
-            (0.2, AttemptFailed(0, REFUSED), [StreamBroken(0), B_FAILURE]),
-            (0.3, Interrupted(), [Cancel(1, "interrupted")]),
-        ],
-    ),
-    "an answer that has called its tools is complete, however it ends": (
-        HedgePolicy.fallback(),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.1, ToolsCalled(0), [Commit(0, "tool_call")]),
-            (0.2, AttemptFailed(0, REFUSED), []),
-        ],
-    ),
-    "a permanent failure excludes its provider from the turn": (
-        HedgePolicy.fallback(max_attempts=4),
-        "aab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.1, AttemptFailed(0, REJECTED), [B_FAILURE]),
-        ],
-    ),
-    "Retry-After excludes its provider from the turn": (
-        HedgePolicy.fallback(max_attempts=4),
-        "aab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.1, AttemptFailed(0, BUSY), [B_FAILURE]),
-        ],
-    ),
-}
-
-SENTENCE_SCENARIOS: dict[str, tuple[HedgePolicy, str, list[Happening]]] = {
-    "a token does not commit, a sentence does": (
-        HedgePolicy.race(2),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE]),
-            (0.1, UsableToken(0), []),
-            (0.2, UsableToken(1), []),
-            (0.3, SentenceReady(1), [Commit(1, "first_sentence"), Cancel(0, "superseded")]),
-        ],
-    ),
-    "a stream that starts on time and then dribbles loses": (
-        HedgePolicy.after(0.6),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.5, UsableToken(0), []),
-            (0.6, TimerFired(), []),
-            (1.1, TimerFired(), [B_HEDGE]),
-            (1.5, UsableToken(1), []),
-            (1.6, SentenceReady(1), [Commit(1, "first_sentence"), Cancel(0, "superseded")]),
-        ],
+    "a sentence commits, a token does not": (
+        replace(AFTER, commit_on="first_sentence"),
+        (0.5, UsableToken(0)),
+        (0.6, TimerFired()),
+        (1.1, TimerFired(), HEDGE),
+        (1.5, UsableToken(1)),
+        (1.6, SentenceReady(1), Commit(1, "first_sentence"), Cancel(0, "superseded")),
     ),
     "an answer without a whole sentence wins by ending": (
-        HedgePolicy.race(2),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE]),
-            (0.1, UsableToken(0), []),
-            (5.0, AttemptFinished(0), [Commit(0, "whole_answer"), Cancel(1, "superseded")]),
-        ],
-    ),
-    "a cut before the first sentence is a failure and leaves nothing behind": (
-        HedgePolicy.fallback(),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.1, UsableToken(0), []),
-            (0.2, AttemptFailed(0, REFUSED), [B_FAILURE]),
-            (0.3, UsableToken(1), []),
-            (0.4, SentenceReady(1), [Commit(1, "first_sentence")]),
-        ],
+        replace(RACE, commit_on="first_sentence"),
+        (0.1, UsableToken(0)),
+        (5.0, AttemptFinished(0), Commit(0, "whole_answer"), Cancel(1, "superseded")),
     ),
     "a complete tool call commits at once": (
-        HedgePolicy.race(2),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY, B_HEDGE]),
-            (0.1, UsableToken(1), []),
-            (0.2, ToolsCalled(0), [Commit(0, "tool_call"), Cancel(1, "superseded")]),
-        ],
+        replace(RACE, commit_on="first_sentence"),
+        (0.1, UsableToken(1)),
+        (0.2, ToolsCalled(0), Commit(0, "tool_call"), Cancel(1, "superseded")),
     ),
-    "a rescuer takes over with its first sentence": (
-        HedgePolicy.fallback(),
-        "ab",
-        [
-            (0.0, TurnStarted(), [A_PRIMARY]),
-            (0.1, UsableToken(0), []),
-            (0.2, SentenceReady(0), [Commit(0, "first_sentence")]),
-            (0.3, AttemptFailed(0, REFUSED), [StreamBroken(0), B_FAILURE]),
-            (0.4, UsableToken(1), []),
-            (0.5, SentenceReady(1), [Continue(1)]),
-        ],
+    "a cut before the first sentence is a failure": (
+        BY_SENTENCE,
+        (0.1, UsableToken(0)),
+        (0.2, AttemptFailed(0, REFUSED), REPLACEMENT),
+        (0.3, UsableToken(1)),
+        (0.4, SentenceReady(1), Commit(1, "first_sentence")),
+    ),
+    # ---- when to launch
+    "a hedge follows only the whole silence": (
+        AFTER,
+        (0.5, TimerFired()),
+        (0.5, AttemptOpened(0)),
+        (0.6, TimerFired(), HEDGE),
+        (0.9, UsableToken(0), Commit(0, "first_token"), Cancel(1, "superseded")),
+    ),
+    "a further hedge counts from the launch before": (
+        Setup(HedgePolicy.after(1.0, max_attempts=3), "abc"),
+        (1.0, TimerFired(), HEDGE),
+        (1.5, TimerFired()),
+        (2.0, TimerFired(), Launch(2, "c", "hedge")),
+    ),
+    "a hedge without delay is a race": (Setup(HedgePolicy.after(0), starts=(PRIMARY, HEDGE)),),
+    "a hedge that no provider takes is rechecked": (
+        AFTER,
+        (0.6, B_BUSY),
+        (0.6, TimerFired()),
+        (0.7, HedgeEligibilityChanged({})),
+        (0.8, TimerFired(), HEDGE),
+    ),
+    "a fallback replaces failures only": (
+        FALLBACK,
+        (60.0, TimerFired()),
+        (61.0, AttemptFinished(0), REPLACEMENT),
+        (61.5, UsableToken(1), Commit(1, "first_token")),
+        (62.0, AttemptFinished(1)),
+    ),
+    "a failure is replaced without the hedge's delay": (
+        AFTER,
+        (0.1, AttemptFailed(0, OVERLOADED), REPLACEMENT),
+    ),
+    # ---- how a turn ends
+    "one Fail has every cause in the order of launch": (
+        RACE,
+        (0.1, AttemptFailed(1, REFUSED)),
+        (0.2, AttemptFailed(0, OVERLOADED), Fail((("a", OVERLOADED), ("b", REFUSED)))),
+    ),
+    "no provider fails the turn": (replace(RACE, candidates="", starts=(Fail(()),)),),
+    "an interruption cancels everything in flight": (
+        RACE,
+        (0.1, Interrupted(), Cancel(0, "interrupted"), Cancel(1, "interrupted")),
+        (0.2, UsableToken(0)),
+        (0.3, TimerFired()),
+        (0.4, Interrupted()),
+    ),
+    "a deadline fails a turn without answer": (
+        replace(FALLBACK, deadline_secs=4.0, timeout_secs=10.0),
+        (4.0, TimerFired(), Cancel(0, "deadline"), Fail((("a", MISSED_DEADLINE),))),
+    ),
+    "a deadline does not cut a committed answer": (
+        replace(FALLBACK, deadline_secs=4.0),
+        (3.9, UsableToken(0), Commit(0, "first_token")),
+        (5.0, TimerFired()),
+    ),
+    # ---- a committed answer that breaks off
+    "a broken answer is continued by the next": (
+        FALLBACK,
+        (0.1, UsableToken(0), Commit(0, "first_token")),
+        (0.2, AttemptFailed(0, REFUSED), StreamBroken(0), REPLACEMENT),
+        (0.5, UsableToken(1), Continue(1)),
+        (0.6, UsableToken(1)),
+        (0.7, AttemptFinished(1)),
+    ),
+    "a broken answer without further attempts fails": (
+        Setup(HedgePolicy.race(2), "abc", starts=(PRIMARY, HEDGE)),
+        (0.1, UsableToken(0), Commit(0, "first_token"), Cancel(1, "superseded")),
+        (0.2, AttemptFailed(0, REFUSED), StreamBroken(0), Fail((("a", REFUSED),))),
+    ),
+    "a continuation begins with its first sentence": (
+        BY_SENTENCE,
+        (0.1, UsableToken(0)),
+        (0.2, SentenceReady(0), Commit(0, "first_sentence")),
+        (0.3, AttemptFailed(0, REFUSED), StreamBroken(0), REPLACEMENT),
+        (0.4, UsableToken(1)),
+        (0.5, SentenceReady(1), Continue(1)),
+    ),
+    "a failed continuation is replaced until none is left": (
+        THREE,
+        (0.1, UsableToken(0), Commit(0, "first_token")),
+        (0.2, AttemptFailed(0, REFUSED), StreamBroken(0), REPLACEMENT),
+        (0.3, AttemptFinished(1), Launch(2, "c", "failure")),
+        (
+            0.4,
+            AttemptFailed(2, OVERLOADED),
+            Fail((("a", REFUSED), ("b", EMPTY_ANSWER), ("c", OVERLOADED))),
+        ),
+    ),
+    "an answer with tool calls is complete however it ends": (
+        FALLBACK,
+        (0.1, ToolsCalled(0), Commit(0, "tool_call")),
+        (0.2, AttemptFailed(0, REFUSED)),
+    ),
+    # ---- silence
+    "a stalled first attempt gets company and may still win": (
+        IMPATIENT,
+        (3.0, TimerFired(), STALL),
+        (3.5, UsableToken(0), Commit(0, "first_token"), Cancel(1, "superseded")),
+    ),
+    "a stalled committed answer is continued": (
+        IMPATIENT,
+        (1.0, UsableToken(0), Commit(0, "first_token")),
+        (2.0, UsableToken(0)),
+        (4.9, TimerFired()),
+        (5.0, TimerFired(), Cancel(0, "stall"), StreamBroken(0), STALL),
+        (5.5, UsableToken(1), Continue(1)),
+    ),
+    "a stalled answer is kept without further attempts": (
+        LAST,
+        (1.0, UsableToken(0), Commit(0, "first_token")),
+        (4.0, TimerFired()),
+        (20.0, UsableToken(0)),
+        (49.9, TimerFired()),
+        (50.0, TimerFired(), Cancel(0, "stall"), StreamBroken(0), Fail((("a", TIMED_OUT),))),
+    ),
+    "the last continuation is kept when it stalls": (
+        replace(IMPATIENT, timeout_secs=30.0),
+        (1.0, UsableToken(0), Commit(0, "first_token")),
+        (4.0, TimerFired(), Cancel(0, "stall"), StreamBroken(0), STALL),
+        (7.0, TimerFired()),
+        (33.9, UsableToken(1), Continue(1)),
+    ),
+    "an earlier continuation may win after a later launch": (
+        replace(THREE, stall_secs=3.0, timeout_secs=30.0),
+        (1.0, UsableToken(0), Commit(0, "first_token")),
+        (4.0, TimerFired(), Cancel(0, "stall"), StreamBroken(0), STALL),
+        (7.0, TimerFired(), Launch(2, "c", "stall")),
+        (12.0, UsableToken(1), Continue(1), Cancel(2, "superseded")),
+    ),
+    "silent attempts end at their timeout": (
+        replace(RACE, timeout_secs=10.0),
+        (
+            10.0,
+            TimerFired(),
+            Cancel(0, "stall"),
+            Cancel(1, "stall"),
+            Fail((("a", TIMED_OUT), ("b", TIMED_OUT))),
+        ),
+    ),
+    "a stalled answer with tool calls is complete": (
+        IMPATIENT,
+        (1.0, ToolsCalled(0), Commit(0, "tool_call")),
+        (4.0, TimerFired(), Cancel(0, "stall")),
+    ),
+    "so is the last attempt's after its stall limit": (
+        LAST,
+        (1.0, ToolsCalled(0), Commit(0, "tool_call")),
+        (4.0, TimerFired(), Cancel(0, "stall")),
+    ),
+    "so is the last attempt's after its timeout": (
+        replace(LAST, stall_secs=None, timeout_secs=3.0),
+        (1.0, ToolsCalled(0), Commit(0, "tool_call")),
+        (4.0, TimerFired(), Cancel(0, "stall")),
+    ),
+    "the late end of a short answer is no stall": (
+        replace(LAST, commit_on="first_sentence"),
+        (1.0, UsableToken(0)),
+        (9.0, AttemptFinished(0), Commit(0, "whole_answer")),
+    ),
+    # ---- attempts for which there is no room
+    "a rejected attempt does not count against the maximum": (
+        replace(IMPATIENT, timeout_secs=30.0),
+        (0.0, AttemptOpened(0)),
+        (3.0, TimerFired(), STALL),
+        (4.0, AttemptFailed(1, NO_ROOM)),
+        (5.0, TimerFired(), Launch(2, "b", "stall")),
+        (5.0, AttemptFailed(2, NO_ROOM)),
+        (5.9, TimerFired()),
+        (6.0, TimerFired(), Launch(3, "b", "stall")),
+        (6.5, UsableToken(3), Commit(3, "first_token"), Cancel(0, "superseded")),
+    ),
+    "a rejected attempt is retried at once when alone": (
+        AFTER,
+        (0.0, AttemptOpened(0)),
+        (0.6, TimerFired(), HEDGE),
+        (0.7, AttemptFailed(1, NO_ROOM)),
+        (0.8, AttemptFailed(0, REFUSED), Launch(2, "b", "failure")),
+        (0.9, AttemptFailed(2, NO_ROOM), Fail((("a", REFUSED), *[("b", NO_ROOM)] * 2))),
+    ),
+    "a lone rejected request is retried once": (
+        Setup(HedgePolicy.after(0.6, max_attempts=1), "a"),
+        (0.0, AttemptOpened(0)),
+        (0.7, AttemptFailed(0, NO_ROOM), Launch(1, "a", "failure")),
+        (1.7, AttemptFailed(1, NO_ROOM), Fail((("a", NO_ROOM),) * 2)),
+    ),
+    "attempts without permit do not keep the turn open": (
+        Setup(HedgePolicy.fallback(3), "abcde", stall_secs=3.0),
+        (0.0, AttemptOpened(0)),
+        (3.0, TimerFired(), STALL),
+        (3.1, AttemptFailed(0, REFUSED), Launch(2, "c", "failure")),
+        (4.0, AttemptFailed(1, NO_ROOM)),
+        (4.1, AttemptFailed(2, NO_ROOM), Fail((("a", REFUSED), *[(n, NO_ROOM) for n in "bc"]))),
+    ),
+    "a rejected hedge is followed by a hedge": (
+        OF_THREE,
+        (0.0, AttemptOpened(0)),
+        (0.6, TimerFired(), HEDGE),
+        (0.6, AttemptOpened(1)),
+        (0.7, AttemptFailed(1, NO_ROOM), Launch(2, "c", "hedge")),
+    ),
+    "an excluded provider's rejected slot does not return": (
+        Setup(HedgePolicy.fallback(), "aab", stall_secs=3.0),
+        (0.0, AttemptOpened(0)),
+        (3.0, TimerFired(), Launch(1, "a", "stall")),
+        (4.0, AttemptFailed(1, NO_ROOM), Launch(2, "b", "failure")),
+        (4.1, AttemptFailed(0, REJECTED)),
+        (
+            4.2,
+            AttemptFailed(2, REFUSED),
+            Fail((*[], ("a", REJECTED), ("a", NO_ROOM), ("b", REFUSED))),
+        ),
+    ),
+    # ---- when all have failed, transient failures are retried as the SDKs do
+    "transient failures are retried after growing pauses": (
+        RETRYING,
+        (1.0, AttemptFailed(0, TRANSIENT)),
+        (1.4, TimerFired()),
+        (1.5, TimerFired(), Launch(1, "a", "failure")),
+        (2.0, AttemptFailed(1, TRANSIENT)),
+        (2.9, TimerFired()),
+        (3.0, TimerFired(), Launch(2, "a", "failure")),
+        (4.0, AttemptFailed(2, TRANSIENT), Fail((("a", TRANSIENT),) * 3)),
+    ),
+    "retries wait until all others have failed": (
+        replace(FALLBACK, retries=2),
+        (0.1, AttemptFailed(0, TRANSIENT), REPLACEMENT),
+        (0.2, AttemptFailed(1, TRANSIENT)),
+        (0.7, TimerFired(), Launch(2, "a", "failure")),
+        (0.8, AttemptFailed(2, TRANSIENT), Launch(3, "b", "failure")),
+        (0.9, AttemptFailed(3, REJECTED)),
+        (1.9, TimerFired(), Launch(4, "a", "failure")),
+        (2.5, UsableToken(4), Commit(4, "first_token")),
+    ),
+    "a deadline ends a retry's pause": (
+        replace(RETRYING, deadline_secs=1.2),
+        (1.0, AttemptFailed(0, TRANSIENT)),
+        (1.2, TimerFired(), Fail((("a", TRANSIENT),))),
+    ),
+    # ---- providers that refuse hedges
+    "a provider that refuses hedges is skipped": (
+        replace(AFTER, candidates="abc"),
+        (0.1, B_BUSY),
+        (0.6, TimerFired(), Launch(1, "c", "hedge")),
+        (0.7, AttemptFailed(0, REFUSED)),
+        (0.8, AttemptFailed(1, REFUSED), Fail((("a", REFUSED), ("c", REFUSED)))),
+    ),
+    "it replaces a failure": (
+        AFTER,
+        (0.1, B_BUSY),
+        (0.1, AttemptFailed(0, REFUSED), REPLACEMENT),
+    ),
+    "the least reluctant replaces a failure": (
+        OF_THREE,
+        (0.1, HedgeEligibilityChanged({"b": "is down", "c": "is full"}, {"b": 2})),
+        (0.1, AttemptFailed(0, REFUSED), Launch(1, "c", "failure")),
+    ),
+    "a probed one replaces failures last": (
+        PROBING,
+        (0.1, HedgeEligibilityChanged({"b": "is busy", "c": "is busy"})),
+        (0.1, AttemptFailed(0, REFUSED), Launch(1, "c", "failure")),
+        (0.2, AttemptFailed(1, REFUSED), Launch(2, "b", "failure")),
+    ),
+    "but before one that is unhealthy": (
+        PROBING,
+        (0.1, HedgeEligibilityChanged({"c": "is full"}, {"c": 3})),
+        (0.1, AttemptFailed(0, REFUSED), REPLACEMENT),
+    ),
+    "a probed one gets a hedge in its turn": (PROBING, (0.6, TimerFired(), HEDGE)),
+    # ---- hedges that the budget puts off
+    "a deferred hedge is sent when there is budget": (
+        Setup(HedgePolicy(rule=PutOff(until=0.75, silent_at=3.0), name="put off")),
+        (0.6, TimerFired()),
+        (0.7, TimerFired()),
+        (0.8, TimerFired(), HEDGE),
+    ),
+    "or at last for what is silent": (
+        Setup(HedgePolicy(rule=PutOff(until=9.0, silent_at=0.75), name="put off")),
+        (0.6, TimerFired()),
+        (0.7, TimerFired()),
+        (0.75, TimerFired(), STALL),
     ),
 }
 
 
-@pytest.mark.parametrize(("policy", "candidates", "happenings"), SCENARIOS.values(), ids=SCENARIOS)
-def test_each_event_causes_exactly_its_commands(
-    policy: HedgePolicy, candidates: str, happenings: list[Happening]
-) -> None:
-    race = Race(
-        [Slot(name) for name in candidates], rule_of(policy), max_attempts=policy.max_attempts
-    )
-    for now, event, commands in happenings:
-        assert list(race.handle(event, now)) == list(commands), f"{event} at {now}"
-
-
-@pytest.mark.parametrize(
-    ("policy", "candidates", "happenings"), SENTENCE_SCENARIOS.values(), ids=SENTENCE_SCENARIOS
-)
-def test_first_sentence_commit_waits_for_a_sentence(
-    policy: HedgePolicy, candidates: str, happenings: list[Happening]
-) -> None:
-    race = Race(
-        [Slot(name) for name in candidates],
-        rule_of(policy),
-        max_attempts=policy.max_attempts,
-        commit_on="first_sentence",
-    )
-    for now, event, commands in happenings:
-        assert list(race.handle(event, now)) == list(commands), f"{event} at {now}"
-
-
-class TestSilence:
-    """Transitions caused by time alone."""
-
-    @staticmethod
-    def race(policy: HedgePolicy, candidates: str = "ab", **options: Any) -> Race:
-        deadline_secs = options.pop("deadline_secs", None)
-        slots = [Slot(name, **options) for name in candidates]
-        race = Race(
-            slots, rule_of(policy), max_attempts=policy.max_attempts, deadline_secs=deadline_secs
-        )
-        race.handle(TurnStarted(), 0.0)
-        return race
-
-    def test_fallback_replaces_a_stalled_first_attempt(self) -> None:
-        race = self.race(HedgePolicy.fallback(), stall_secs=3.0)
-        assert race.wake_at == 3.0
-        assert race.handle(TimerFired(), 3.0) == (Launch(1, "b", "stall"),)
-        commands = race.handle(UsableToken(0), 3.5)
-        assert commands == (Commit(0, "first_token"), Cancel(1, "superseded"))
-
-    def test_named_hedge_time_replaces_the_stall_limit(self) -> None:
-        race = self.race(HedgePolicy.after(5.0), stall_secs=3.0)
-        assert race.wake_at == 5.0
-        assert race.handle(TimerFired(), 3.0) == ()
-
-    def test_stalled_committed_answer_is_continued(self) -> None:
-        race = self.race(HedgePolicy.fallback(), stall_secs=3.0)
-        race.handle(UsableToken(0), 1.0)
-        race.handle(UsableToken(0), 2.0)
-        assert race.wake_at is not None
-        assert race.wake_at <= 5.0
-        assert race.handle(TimerFired(), race.wake_at) == ()
-        assert race.wake_at == 5.0
-        assert race.handle(TimerFired(), 5.0) == (
-            Cancel(0, "stall"),
-            StreamBroken(0),
-            Launch(1, "b", "stall"),
-        )
-        assert race.attempts[0].error == STALLED
-        assert race.handle(UsableToken(1), 5.5) == (Continue(1),)
-
-    def test_stalled_answer_is_kept_without_further_attempts(self) -> None:
-        """Only its timeout ends it."""
-        race = self.race(HedgePolicy.race(1), stall_secs=3.0, timeout_secs=30.0)
-        race.handle(UsableToken(0), 1.0)
-        assert race.handle(TimerFired(), 4.0) == ()
-        assert race.handle(UsableToken(0), 20.0) == ()
-        assert race.handle(TimerFired(), 31.0) == ()
-        assert race.wake_at == 50.0
-        errors = (("a", TIMED_OUT),)
-        assert race.handle(TimerFired(), 50.0) == (
-            Cancel(0, "stall"),
-            StreamBroken(0),
-            Fail(errors),
-        )
-
-    def test_last_continuation_is_kept_when_it_stalls(self) -> None:
-        race = self.race(HedgePolicy.fallback(2), stall_secs=3.0, timeout_secs=30.0)
-        race.handle(UsableToken(0), 1.0)
-        assert race.handle(TimerFired(), 4.0)[-1] == Launch(1, "b", "stall")
-        assert race.handle(TimerFired(), 7.0) == ()
-        assert race.wake_at == 34.0
-        assert race.handle(UsableToken(1), 33.0) == (Continue(1),)
-
-    def test_earlier_continuation_may_win_after_a_later_launch(self) -> None:
-        race = self.race(HedgePolicy.fallback(3), "abc", stall_secs=3.0, timeout_secs=30.0)
-        race.handle(UsableToken(0), 1.0)
-        race.handle(TimerFired(), 4.0)
-        assert race.handle(TimerFired(), 7.0) == (Launch(2, "c", "stall"),)
-        assert race.handle(UsableToken(1), 12.0) == (Continue(1), Cancel(2, "superseded"))
-
-    def test_last_attempt_may_answer_late(self) -> None:
-        race = self.race(HedgePolicy.race(1), stall_secs=3.0, timeout_secs=30.0)
-        assert race.wake_at == 30.0
-        assert race.handle(UsableToken(0), 20.0) == (Commit(0, "first_token"),)
-
-    def test_silent_attempt_is_replaced_at_its_timeout(self) -> None:
-        race = self.race(HedgePolicy.race(2), "abc", timeout_secs=10.0)
-        assert race.wake_at == 10.0
-        commands = race.handle(TimerFired(), 10.0)
-        errors = (("a", TIMED_OUT), ("b", TIMED_OUT))
-        assert commands == (Cancel(0, "stall"), Cancel(1, "stall"), Fail(errors))
-
-    def test_deadline_fails_a_turn_without_answer(self) -> None:
-        race = self.race(HedgePolicy.race(1), deadline_secs=4.0, timeout_secs=10.0)
-        assert race.wake_at == 4.0
-        errors = (("a", MISSED_DEADLINE),)
-        assert race.handle(TimerFired(), 4.0) == (Cancel(0, "deadline"), Fail(errors))
-
-    def test_deadline_does_not_cut_a_committed_answer(self) -> None:
-        race = self.race(HedgePolicy.race(1), deadline_secs=4.0)
-        race.handle(UsableToken(0), 3.9)
-        assert race.wake_at is None
-        assert race.handle(TimerFired(), 5.0) == ()
-
-    def test_stalled_answer_with_tool_calls_is_complete(self) -> None:
-        race = self.race(HedgePolicy.fallback(), stall_secs=3.0)
-        race.handle(ToolsCalled(0), 1.0)
-        assert race.handle(TimerFired(), 4.0) == (Cancel(0, "stall"),)
-        assert race.phase is Phase.OVER
-        assert race.attempts[0].outcome == "won"
-
-    def test_tool_call_completes_without_further_attempts(self) -> None:
-        for stall_secs, timeout_secs in ((3.0, 30.0), (None, 3.0)):
-            policy = HedgePolicy.race(1)
-            race = self.race(policy, stall_secs=stall_secs, timeout_secs=timeout_secs)
-            race.handle(ToolsCalled(0), 1.0)
-            assert race.wake_at == 4.0
-            assert race.handle(TimerFired(), 4.0) == (Cancel(0, "stall"),)
-            assert race.attempts[0].outcome == "won"
-
-    def test_late_end_of_a_short_answer_is_no_stall(self) -> None:
-        slots = [Slot(name, stall_secs=3.0) for name in "ab"]
-        rule = rule_of(HedgePolicy.fallback())
-        race = Race(slots, rule, max_attempts=1, commit_on="first_sentence")
-        race.handle(TurnStarted(), 0.0)
-        race.handle(UsableToken(0), 1.0)
-        assert race.handle(AttemptFinished(0), 9.0) == (Commit(0, "whole_answer"),)
-        assert race.phase is Phase.OVER
-        assert race.attempts[0].speakable_at == 9.0
-
-
-@pytest.mark.parametrize(
-    ("policy", "wake_at"),
-    [
-        (HedgePolicy.race(2), None),
-        (HedgePolicy.after(0.6), 10.6),
-        (HedgePolicy.after(None), None),
-        (HedgePolicy.after(0.6, max_attempts=1), None),
-        (HedgePolicy.fallback(), None),
-    ],
-)
-def test_wake_at_is_set_only_while_time_decides(policy: HedgePolicy, wake_at: float | None) -> None:
-    race = Race([Slot("a"), Slot("b")], rule_of(policy), max_attempts=policy.max_attempts)
-    race.handle(TurnStarted(), 10.0)
-    assert race.wake_at == wake_at
-
-
-@pytest.mark.parametrize(
-    ("policy", "planned"),
-    [
-        (HedgePolicy.after(0.6), InFlight("b", 10.6, None)),
-        (HedgePolicy.after(None), InFlight("b", 13.0, None)),
-        (HedgePolicy.race(2), None),
-        (HedgePolicy.after(0.6, max_attempts=1), None),
-    ],
-)
-def test_planned_names_the_next_attempt(policy: HedgePolicy, planned: InFlight | None) -> None:
-    slots = [Slot("a", stall_secs=3.0), Slot("b", stall_secs=3.0)]
-    race = Race(slots, rule_of(policy), max_attempts=policy.max_attempts)
-    race.handle(TurnStarted(), 10.0)
-    assert race.planned == planned
-    race.handle(UsableToken(0), 10.1)
-    race.handle(AttemptFinished(0), 10.2)
-    assert race.planned is None
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
+def test_each_event_causes_exactly_its_commands(scenario: tuple[Setup, *tuple[Step, ...]]) -> None:
+    setup, *steps = scenario
+    setup.play(*steps)
 
 
 class Doubtful:
@@ -687,137 +490,93 @@ class Doubtful:
 def test_rule_is_consulted_again_at_its_time() -> None:
     race = Race([Slot(name, stall_secs=3.0) for name in "ab"], Doubtful(), max_attempts=2)
     race.handle(TurnStarted(), 0.0)
-    assert race.wake_at == 0.5
-    assert race.planned == InFlight("b", 9.0, None)
+    assert (race.wake_at, race.planned) == (0.5, InFlight("b", 9.0, None))
     assert race.handle(TimerFired(), 0.5) == ()
     assert race.wake_at == 1.0
     assert race.handle(TimerFired(), 1.0) == (Launch(1, "b", "hedge", "it has turned slow"),)
 
 
-def test_probed_provider_is_used_last_for_replacements() -> None:
-    slots = [Slot(name) for name in "abc"]
-    rule = rule_of(HedgePolicy.after(0.6))
-    race = Race(slots, rule, max_attempts=3, probe="b")
-    race.handle(HedgeEligibilityChanged({"b": "is busy", "c": "is busy"}), 0.0)
+@pytest.mark.parametrize(
+    ("setup", "event", "wake_at", "planned"),
+    [
+        (RACE, None, None, None),
+        (AFTER, None, 0.6, InFlight("b", 0.6, None)),
+        (Setup(HedgePolicy.after(0.6, max_attempts=1)), None, None, None),
+        (replace(AFTER, stall_secs=0.5), None, 0.6, InFlight("b", 0.6, None)),
+        (replace(AFTER, candidates="aa"), None, 0.6, InFlight("a", 0.6, None)),
+        (AFTER, UsableToken(0), None, None),
+        (FALLBACK, None, None, None),
+        (Setup(HedgePolicy.after(None), stall_secs=3.0), None, 3.0, InFlight("b", 3.0, None)),
+        (LAST, None, 30.0, None),
+        (replace(LAST, deadline_secs=4.0), None, 4.0, None),
+        (replace(LAST, deadline_secs=4.0), UsableToken(0), 31.0, None),
+        (RETRYING, AttemptFailed(0, TRANSIENT), 1.5, None),
+        (replace(RETRYING, jitter=1.0), AttemptFailed(0, TRANSIENT), 1.375, None),
+        (RETRYING, AttemptFailed(0, replace(TRANSIENT, retry_after_secs=2.0)), 3.0, None),
+        (RETRYING, AttemptFailed(0, replace(TRANSIENT, retry_after_secs=90.0)), None, None),
+    ],
+)
+def test_wake_at_and_planned_follow_the_events(
+    setup: Setup, event: Event | None, wake_at: float | None, planned: InFlight | None
+) -> None:
+    race = setup.race()
     race.handle(TurnStarted(), 0.0)
-    assert race.handle(AttemptFailed(0, REFUSED), 0.1) == (Launch(1, "c", "failure"),)
-    assert race.handle(AttemptFailed(1, REFUSED), 0.2) == (Launch(2, "b", "failure"),)
-    race = Race(slots, rule, max_attempts=3, probe="b")
-    race.handle(TurnStarted(), 0.0)
-    assert race.handle(TimerFired(), 0.6) == (Launch(1, "b", "hedge"),)
-
-
-NO_ROOM = AttemptError(SHED, "no room within 1 s")
-
-
-def test_rejected_attempt_does_not_count_against_the_maximum() -> None:
-    slots = [Slot(name, stall_secs=3.0, timeout_secs=30.0) for name in "ab"]
-    race = Race(slots, rule_of(HedgePolicy.fallback(max_attempts=2)), max_attempts=2)
-    race.handle(TurnStarted(), 0.0)
-    race.handle(AttemptOpened(0), 0.0)
-    assert race.handle(TimerFired(), 3.0) == (Launch(1, "b", "stall"),)
-    assert race.handle(AttemptFailed(1, NO_ROOM), 4.0) == ()
-    assert race.wake_at == 5.0
-    assert race.handle(TimerFired(), 5.0) == (Launch(2, "b", "stall"),)
-    assert race.handle(AttemptFailed(2, NO_ROOM), 5.0) == (), "at once: the second is kept"
-    assert race.handle(TimerFired(), 5.9) == ()
-    assert race.handle(TimerFired(), 6.0) == (Launch(3, "b", "stall"),)
-    assert race.handle(UsableToken(3), 6.5) == (
-        Commit(3, "first_token"),
-        Cancel(0, "superseded"),
-    )
-
-
-def test_rejected_attempt_is_retried_at_once_when_alone() -> None:
-    slots = [Slot(name, stall_secs=3.0) for name in "ab"]
-    race = Race(slots, rule_of(HedgePolicy.after(0.6)), max_attempts=2)
-    race.handle(TurnStarted(), 0.0)
-    race.handle(AttemptOpened(0), 0.0)
-    assert race.handle(TimerFired(), 0.6) == (Launch(1, "b", "hedge"),)
-    assert race.handle(AttemptFailed(1, NO_ROOM), 0.7) == ()
-    assert race.handle(AttemptFailed(0, REFUSED), 0.8) == (Launch(2, "b", "failure"),)
-    expected = (("a", REFUSED), ("b", NO_ROOM), ("b", NO_ROOM))
-    assert race.handle(AttemptFailed(2, NO_ROOM), 0.9) == (Fail(expected),)
-
-
-def test_lone_rejected_request_is_retried_once() -> None:
-    race = Race([Slot("a")], rule_of(HedgePolicy.after(0.6)), max_attempts=1)
-    race.handle(TurnStarted(), 0.0)
-    race.handle(AttemptOpened(0), 0.0)
-    assert race.handle(AttemptFailed(0, NO_ROOM), 0.7) == (Launch(1, "a", "failure"),)
-    expected = (("a", NO_ROOM), ("a", NO_ROOM))
-    assert race.handle(AttemptFailed(1, NO_ROOM), 1.7) == (Fail(expected),)
-
-
-def test_attempts_without_permit_do_not_keep_the_turn_open() -> None:
-    slots = [Slot(name, stall_secs=3.0) for name in "abcde"]
-    race = Race(slots, rule_of(HedgePolicy.fallback(max_attempts=3)), max_attempts=3)
-    race.handle(TurnStarted(), 0.0)
-    race.handle(AttemptOpened(0), 0.0)
-    assert race.handle(TimerFired(), 3.0) == (Launch(1, "b", "stall"),)
-    assert race.handle(AttemptFailed(0, REFUSED), 3.1) == (Launch(2, "c", "failure"),)
-    assert race.handle(AttemptFailed(1, NO_ROOM), 4.0) == ()
-    commands = race.handle(AttemptFailed(2, NO_ROOM), 4.1)
-    assert commands == (Fail((("a", REFUSED), ("b", NO_ROOM), ("c", NO_ROOM))),)
-
-
-def test_rejected_hedge_is_not_replaced() -> None:
-    for is_sent in (False, True):
-        race = Race([Slot(name) for name in "abc"], rule_of(HedgePolicy.after(0.6)), max_attempts=3)
-        race.handle(TurnStarted(), 0.0)
-        race.handle(AttemptOpened(0), 0.0)
-        race.handle(TimerFired(), 0.6)
-        if is_sent:
-            race.handle(AttemptOpened(1), 0.6)
-        assert race.handle(AttemptFailed(1, NO_ROOM), 0.7) == (Launch(2, "c", "hedge"),)
-        assert race.attempts[2].reason == "hedge"
+    if event is not None:
+        race.handle(event, 1.0)
+    assert (race.wake_at, race.planned) == (wake_at, planned)
 
 
 def test_refused_hedge_reports_its_reason_and_is_rechecked() -> None:
-    slots = [Slot(name, stall_secs=3.0) for name in "ab"]
-    race = Race(slots, rule_of(HedgePolicy.after(0.6)), max_attempts=2)
-    race.handle(HedgeEligibilityChanged({"b": "has a queue of 3"}), 0.0)
-    race.handle(TurnStarted(), 0.0)
-    assert race.wake_at == 0.6
-    assert race.handle(TimerFired(), 0.6) == ()
+    race = replace(AFTER, stall_secs=3.0).play((0.0, B_BUSY), (0.6, TimerFired()))
     assert race.launch_reason == "no hedge: b has a queue of 3"
     assert race.wake_at == pytest.approx(0.7)
     assert race.planned == InFlight("b", 3.0, None)
-    assert race.handle(TimerFired(), 3.0) == (Launch(1, "b", "stall"),)
+    assert race.handle(TimerFired(), 3.0) == (STALL,)
 
 
-def test_committed_race_needs_no_timer() -> None:
-    race = Race([Slot("a"), Slot("b")], rule_of(HedgePolicy.after(0.6)), max_attempts=2)
-    race.handle(TurnStarted(), 0.0)
-    race.handle(UsableToken(0), 0.1)
-    assert race.wake_at is None
-    assert race.handle(TimerFired(), 0.6) == ()
+def test_provider_that_refuses_hedges_starts_the_turn() -> None:
+    race = RACE.race()
+    race.handle(HedgeEligibilityChanged({"a": "has a queue of 3", "b": "is down"}), 0.0)
+    assert race.handle(TurnStarted(), 0.0) == (PRIMARY,)
 
 
 def test_attempts_record_their_times() -> None:
-    race = Race([Slot("a"), Slot("b")], rule_of(HedgePolicy.after(0.6)), max_attempts=2)
-    race.handle(TurnStarted(), 10.0)
-    race.handle(AttemptOpened(0), 10.01)
-    race.handle(TimerFired(), 10.6)
-    race.handle(UsableToken(1), 10.7)
-    race.handle(SentenceReady(1), 10.8)
-    race.handle(UsableToken(1), 10.9)
-    race.handle(SentenceReady(1), 11.0)
-    race.handle(AttemptFinished(1), 11.5)
-    slow, fast = race.attempts
-    assert (slow.outcome, slow.opened_at, slow.first_token_at, slow.ended_at) == (
-        "superseded",
-        10.01,
-        None,
-        10.7,
+    race = AFTER.play(
+        (0.01, AttemptOpened(0)),
+        (0.6, TimerFired(), HEDGE),
+        (0.7, UsableToken(1), Commit(1, "first_token"), Cancel(0, "superseded")),
+        (0.8, SentenceReady(1)),
+        (0.9, UsableToken(1)),
+        (1.0, SentenceReady(1)),
+        (1.5, AttemptFinished(1)),
     )
-    assert (fast.outcome, fast.launched_at, fast.first_token_at) == ("won", 10.6, 10.7)
-    assert (fast.speakable_at, fast.last_token_at, fast.ended_at) == (10.8, 10.9, 11.5)
-    assert race.winner is fast
-    assert race.launch_reason is not None
-    assert race.commit_reason == "first_token"
-    assert race.started_at == 10.0
-    assert race.phase is Phase.OVER
+
+    def times(attempt: Any) -> tuple[Any, ...]:
+        names = ("launched", "opened", "first_token", "speakable", "last_token", "ended")
+        return attempt.outcome, *(getattr(attempt, f"{name}_at") for name in names)
+
+    slow, fast = race.attempts
+    assert times(slow) == ("superseded", 0.0, 0.01, None, None, None, 0.7)
+    assert times(fast) == ("won", 0.6, None, 0.7, 0.8, 0.9, 1.5)
+    assert (race.winner, race.commit_reason, race.phase) == (fast, "first_token", Phase.OVER)
+
+
+@pytest.mark.parametrize(
+    ("setup", "event", "ending", "outcome", "error"),
+    [
+        (IMPATIENT, UsableToken(0), TimerFired(), "failed", STALLED),
+        (IMPATIENT, ToolsCalled(0), TimerFired(), "won", None),
+        (BY_SENTENCE, UsableToken(0), AttemptFinished(0), "won", None),
+    ],
+)
+def test_ended_attempt_records_its_outcome(
+    setup: Setup, event: Event, ending: Event, outcome: str, error: AttemptError | None
+) -> None:
+    race = setup.race()
+    for now, each in ((0.0, TurnStarted()), (1.0, event), (9.0, ending)):
+        race.handle(each, now)
+    assert (race.attempts[0].outcome, race.attempts[0].error) == (outcome, error)
+    assert race.attempts[0].speakable_at == (9.0 if setup is BY_SENTENCE else None)
 
 
 @pytest.mark.parametrize(
@@ -832,69 +591,8 @@ def test_attempts_record_their_times() -> None:
     ],
 )
 def test_impossible_event_raises_illegal_event(before: list[Event], event: Event) -> None:
-    race = Race([Slot("a"), Slot("b")], rule_of(HedgePolicy.race(2)), max_attempts=2)
+    race = RACE.race()
     for earlier in before:
         race.handle(earlier, 0.0)
     with pytest.raises(IllegalEvent, match=type(event).__name__):
         race.handle(event, 1.0)
-
-
-class TestRetries:
-    """When all have failed, transient failures are retried like the SDKs do."""
-
-    BUSY = AttemptError("server", "503", is_transient=True)
-
-    @staticmethod
-    def race(*slots: Slot, **options: Any) -> Race:
-        race = Race(slots, rule_of(HedgePolicy.fallback(2)), max_attempts=2, **options)
-        race.handle(TurnStarted(), 0.0)
-        return race
-
-    def test_transient_failure_is_retried_after_a_pause(self) -> None:
-        race = self.race(Slot("a", retries=2))
-        assert race.handle(AttemptFailed(0, self.BUSY), 1.0) == ()
-        assert race.wake_at == 1.5
-        assert race.handle(TimerFired(), 1.4) == ()
-        assert race.handle(TimerFired(), 1.5) == (Launch(1, "a", "failure"),)
-        assert race.handle(AttemptFailed(1, self.BUSY), 2.0) == ()
-        assert race.handle(TimerFired(), 3.0) == (Launch(2, "a", "failure"),)
-        errors = (("a", self.BUSY),) * 3
-        assert race.handle(AttemptFailed(2, self.BUSY), 4.0) == (Fail(errors),)
-
-    def test_jitter_shortens_the_pause_by_a_quarter_at_most(self) -> None:
-        race = self.race(Slot("a", retries=2), jitter=1.0)
-        race.handle(AttemptFailed(0, self.BUSY), 1.0)
-        assert race.wake_at == 1.375
-
-    def test_retries_wait_until_all_others_have_failed(self) -> None:
-        race = self.race(Slot("a", retries=2), Slot("b", retries=2))
-        assert race.handle(AttemptFailed(0, self.BUSY), 0.1) == (Launch(1, "b", "failure"),)
-        assert race.handle(AttemptFailed(1, self.BUSY), 0.2) == ()
-        assert race.handle(TimerFired(), 0.7) == (Launch(2, "a", "failure"),)
-        assert race.handle(AttemptFailed(2, self.BUSY), 0.8) == (Launch(3, "b", "failure"),)
-        wrong = AttemptError("authentication", "401", permanent=True)
-        assert race.handle(AttemptFailed(3, wrong), 0.9) == ()
-        assert race.handle(TimerFired(), 1.9) == (Launch(4, "a", "failure"),)
-        assert race.handle(UsableToken(4), 2.5) == (Commit(4, "first_token"),)
-
-    def test_retry_waits_for_retry_after(self) -> None:
-        race = self.race(Slot("a", retries=2))
-        full = AttemptError("rate_limit", "429", retry_after_secs=2.0, is_transient=True)
-        race.handle(AttemptFailed(0, full), 1.0)
-        assert race.wake_at == 3.0
-        race = self.race(Slot("a", retries=2))
-        full = AttemptError("rate_limit", "429", retry_after_secs=90.0, is_transient=True)
-        assert race.handle(AttemptFailed(0, full), 1.0) == (Fail((("a", full),)),)
-
-    def test_deadline_ends_a_retry_pause(self) -> None:
-        race = self.race(Slot("a", retries=2), deadline_secs=1.2)
-        race.handle(AttemptFailed(0, self.BUSY), 1.0)
-        assert race.wake_at == 1.2
-        assert race.handle(TimerFired(), 1.2) == (Fail((("a", self.BUSY),)),)
-
-    def test_interruption_ends_a_retry_pause(self) -> None:
-        race = self.race(Slot("a", retries=2))
-        race.handle(AttemptFailed(0, self.BUSY), 1.0)
-        race.handle(Interrupted(), 1.2)
-        assert race.phase is Phase.OVER
-        assert race.wake_at is None

@@ -42,7 +42,7 @@ _POLICIES = st.one_of(
     st.builds(HedgePolicy.after, st.one_of(st.none(), st.floats(0, 5)), st.integers(1, 4)),
     st.builds(HedgePolicy.fallback, st.integers(1, 4)),
 )
-_SEATS = st.builds(
+_SLOTS = st.builds(
     Slot,
     st.sampled_from("abc"),
     stall_secs=_SECS,
@@ -69,7 +69,7 @@ class RaceModel(RuleBasedStateMachine):
 
     @initialize(
         policy=_POLICIES,
-        candidates=st.lists(_SEATS, max_size=5),
+        candidates=st.lists(_SLOTS, max_size=5),
         commit_on=st.sampled_from(["first_token", "first_sentence"]),
         deadline_secs=_SECS,
     )
@@ -227,7 +227,7 @@ class RaceModel(RuleBasedStateMachine):
         self.time_passes(secs)
 
     @rule()
-    def nobody_has_room(self) -> None:
+    def no_provider_has_room(self) -> None:
         """A turn whose attempts are all rejected ends."""
         most = 3 * (self.policy.max_attempts + len(self.candidates))
         for _ in range(most):
@@ -262,7 +262,7 @@ class RaceModel(RuleBasedStateMachine):
             assert "won" in outcomes or self.was_interrupted or self.ends == 1 or not outcomes
 
     @invariant()
-    def somebody_is_being_waited_for(self) -> None:
+    def an_attempt_is_waited_for(self) -> None:
         if self.race.phase is not Phase.OVER:
             assert self.live or self.race.wake_at is not None, "waiting without an attempt"
         assert {a.number for a in self.race.attempts if a.outcome is None} == self.live

@@ -1,14 +1,13 @@
 """A turn can end at every point, in every way, and leaves nothing behind.
 
-A provider may hang before its request, before the first token, mid-answer, after a tool call, or
-while closing. However the turn ends then, it ends in bounded time, is framed and reported once,
-counts against no cancelled provider, and the next turn works.
+A provider may hang before its request, before the first token, mid-answer, or while closing.
+However the turn ends then, it ends in bounded time, is framed and reported once, counts against no
+cancelled provider, and the next turn works.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,33 +20,31 @@ from pipecat.frames.frames import (
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
 )
-from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.frame_processor import FrameDirection
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
 from pipecat_hedge.race.task_scope import CLOSE_SECS
 from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
+from tests.service.builders import NEVER, racing, said, scripted
 from tests.support.line import Line
 
 pytestmark = pytest.mark.virtual_time
 
-NEVER = float("inf")
-OPENING_SECS, CLOSING_SECS = 5.0, 5.0
+CLOSING_SECS = 5.0
 HUNG_AT = 1.0
 """By then every provider hangs where it should."""
+POINTS = ["before open", "before the first token", "in mid-answer", "during close"]
+at_each_point = pytest.mark.parametrize("point", POINTS)
 
 
 class Hanging(ScriptedLLMService):
     """Hangs at a point of its first turn and answers the others."""
 
-    def __init__(self, point: str, name: str):
-        first: dict[str, Sequence[Step]] = {
-            "before open": [],
-            "before the first token": [Wait(NEVER)],
-            "in mid-answer": [Say(f"{name} says. "), Say("And"), Wait(NEVER)],
-            "during close": [Wait(NEVER)],
-        }
-        super().__init__(first[point], [Say("Hello again.")])
+    def __init__(self, point: str, sentence: str):
+        first: Sequence[Step] = [Wait(NEVER)]
+        if point == "in mid-answer":
+            first = [Say(sentence), Say("And"), Wait(NEVER)]
+        super().__init__(first, [Say("Hello again.")])
         self._point = point
         self.live = 0
 
@@ -57,7 +54,7 @@ class Hanging(ScriptedLLMService):
         try:
             if is_first and self._point == "before open":
                 self.contexts.append(frame.context)
-                await asyncio.sleep(OPENING_SECS * 100)
+                await asyncio.sleep(500)
             await super().process_frame(frame, direction)
         except asyncio.CancelledError:
             if is_first and self._point == "during close":
@@ -67,22 +64,13 @@ class Hanging(ScriptedLLMService):
             self.live -= 1
 
 
-POINTS = ["before open", "before the first token", "in mid-answer", "during close"]
+def both(point: str) -> tuple[Hanging, Hanging]:
+    return Hanging(point, "A says. "), Hanging(point, "B says. ")
 
 
-def hedged(
-    *members: ScriptedLLMService, timeout_secs: float | None = None, **options: Any
-) -> HedgedLLMService:
-    providers = [
-        Provider(name, member, timeout_secs=timeout_secs)
-        for name, member in zip("ab", members, strict=True)
-    ]
+def hedged(*members: Any, **options: Any) -> HedgedLLMService:
     options.setdefault("stall_secs", None)
-    return HedgedLLMService(providers, policy=HedgePolicy.race(2, **options))
-
-
-def context() -> LLMContext:
-    return LLMContext([{"role": "user", "content": "Hello?"}])
+    return racing(*members, policy=HedgePolicy.race(2, **options))
 
 
 async def over(line: Line, *members: Hanging) -> float:
@@ -97,20 +85,16 @@ async def over(line: Line, *members: Hanging) -> float:
     return taken
 
 
-def framed_once(line: Line) -> bool:
-    return line.framing.count("<") == line.framing.count(">") == 1
-
-
-@pytest.mark.parametrize("point", POINTS)
+@at_each_point
 @pytest.mark.parametrize("commit", ["first_sentence", "first_token"])
 async def test_interruption_ends_the_turn(point: str, commit: Any) -> None:
-    members = Hanging(point, "A"), Hanging(point, "B")
+    members = both(point)
     async with Line(hedged(*members, commit=commit)) as line:
-        await line.send(LLMContextFrame(context()))
+        await line.send(LLMContextFrame(said()))
         await asyncio.sleep(HUNG_AT)
         await line.interrupt()
         assert await over(line, *members) <= CLOSE_SECS * 1.01
-        assert framed_once(line)
+        assert line.framing.count("<") == line.framing.count(">") == 1
         outcomes = {attempt.outcome for attempt in line.reports[0].attempts}
         assert outcomes <= {"interrupted", "superseded"}
         assert line.reports[0].outcome == "interrupted"
@@ -119,26 +103,24 @@ async def test_interruption_ends_the_turn(point: str, commit: Any) -> None:
     assert line.errors == []
 
 
-@pytest.mark.parametrize("point", POINTS)
+@at_each_point
 async def test_withdrawn_speculation_releases_nothing(point: str) -> None:
-    members = Hanging(point, "A"), Hanging(point, "B")
+    members = both(point)
     async with Line(hedged(*members)) as line:
-        await line.send(LLMContextFrame(context(), speculation=True))
+        await line.send(LLMContextFrame(said(), speculation=True))
         await asyncio.sleep(HUNG_AT)
         await line.send(EagerEndOfTurnCancelFrame())
         assert await over(line, *members) <= CLOSE_SECS * 1.01
         assert line.framing == []
         await line.ask()
-    assert line.text == "Hello again."
-    assert line.errors == []
+    assert (line.text, line.errors) == ("Hello again.", [])
 
 
-@pytest.mark.parametrize("point", POINTS)
+@at_each_point
 async def test_cancelled_session_ends_despite_a_hanging_provider(point: str) -> None:
-    members = Hanging(point, "A"), Hanging(point, "B")
-    line = Line(hedged(*members))
-    async with line:
-        await line.send(LLMContextFrame(context()))
+    members = both(point)
+    async with Line(hedged(*members)) as line:
+        await line.send(LLMContextFrame(said()))
         await asyncio.sleep(HUNG_AT)
         await line.send(CancelFrame())
         await line.until(lambda: bool(line.frames(CancelFrame)))
@@ -146,57 +128,45 @@ async def test_cancelled_session_ends_despite_a_hanging_provider(point: str) -> 
     assert {a.outcome for a in line.reports[0].attempts} <= {"interrupted", "superseded"}
 
 
-TIMES = [*itertools.product(POINTS, ["deadline", "timeout"])]
-
-
-@pytest.mark.parametrize(("point", "end"), TIMES)
+@at_each_point
+@pytest.mark.parametrize("end", ["deadline", "timeout"])
 async def test_deadline_reports_one_error(point: str, end: str) -> None:
-    options: dict[str, Any] = {
-        "deadline": {"deadline_secs": 2.0},
-        "timeout": {"timeout_secs": 2.0},
-    }[end]
-    members = Hanging(point, "A"), Hanging(point, "B")
-    llm = hedged(*members, fallback_text="Sorry.", commit="first_sentence", **options)
-    async with Line(llm) as line:
-        await line.send(LLMContextFrame(context()))
-        if end == "deadline" and point == "in mid-answer":  # it has been met
+    members = both(point)
+    timeout_secs = 2.0 if end == "timeout" else None
+    providers = [
+        Provider(name, member, timeout_secs=timeout_secs)
+        for name, member in zip("ab", members, strict=True)
+    ]
+    deadline_secs = 2.0 if end == "deadline" else None
+    options: dict[str, Any] = {"commit": "first_sentence", "deadline_secs": deadline_secs}
+    async with Line(hedged(*providers, fallback_text="Sorry.", **options)) as line:
+        await line.send(LLMContextFrame(said()))
+        is_met = end == "deadline" and point == "in mid-answer"
+        if is_met:
             await asyncio.sleep(HUNG_AT + 2)
             assert not line.reports
             await line.interrupt()
         await over(line, *members)
-        assert framed_once(line)
-        if line.reports[0].outcome == "failed":
-            assert len(line.errors) == 1
+        assert line.framing.count("<") == line.framing.count(">") == 1
+        if not is_met:
+            assert (line.reports[0].outcome, len(line.errors)) == ("failed", 1)
             assert line.text == ("A says. Sorry." if point == "in mid-answer" else "Sorry.")
         await line.ask()
     assert line.text.endswith("Hello again.")
 
 
-@pytest.mark.parametrize("point", POINTS)
-async def test_answer_completes_before_the_loser_closes(point: str) -> None:
-    loser, winner = Hanging(point, "A"), ScriptedLLMService([Wait(HUNG_AT), Say("Hi.")])
-    if point == "in mid-answer":
-        loser._scripts[0] = [Say("A never says"), Wait(NEVER)]
+@at_each_point
+@pytest.mark.parametrize("ends", [False, True], ids=["turn", "session"])
+async def test_turn_completes_before_the_loser_closes(point: str, ends: bool) -> None:
+    loser, winner = Hanging(point, "A never says"), scripted(Wait(HUNG_AT), Say("Hi."))
+    last: type[LLMFullResponseEndFrame | EndFrame] = EndFrame if ends else LLMFullResponseEndFrame
     async with Line(hedged(loser, winner, commit="first_sentence")) as line:
-        await line.ask()
-        answered_at = line.times(LLMFullResponseEndFrame)[0]
-        assert answered_at - line.times(LLMFullResponseStartFrame)[0] == pytest.approx(HUNG_AT)
+        await line.send(LLMContextFrame(said()), *[EndFrame()] * ends)
+        await line.until(lambda: bool(line.frames(last)))
+        taken = line.times(last)[0] - line.times(LLMFullResponseStartFrame)[0]
+        assert HUNG_AT <= taken <= HUNG_AT + CLOSE_SECS * 1.01 * ends
         report = await line.report()
         await asyncio.sleep(CLOSING_SECS)
         assert loser.live == 0
     assert [attempt.outcome for attempt in report.attempts] == ["superseded", "won"]
     assert (line.text, line.errors) == ("Hi.", [])
-
-
-@pytest.mark.parametrize("point", POINTS)
-async def test_end_frame_does_not_wait_for_a_loser(point: str) -> None:
-    loser, winner = Hanging(point, "A"), ScriptedLLMService([Wait(HUNG_AT), Say("Hi.")])
-    if point == "in mid-answer":
-        loser._scripts[0] = [Say("A never says"), Wait(NEVER)]
-    async with Line(hedged(loser, winner, commit="first_sentence")) as line:
-        await line.send(LLMContextFrame(context()), EndFrame())
-        await line.until(lambda: bool(line.frames(EndFrame)))
-        taken = line.times(EndFrame)[0] - line.times(LLMFullResponseStartFrame)[0]
-        assert taken <= HUNG_AT + CLOSE_SECS * 1.01
-        await asyncio.sleep(CLOSING_SECS)
-    assert line.text == "Hi."

@@ -18,29 +18,21 @@ from pipecat.frames.frames import (
     LLMThoughtTextFrame,
     TTSSpeakFrame,
 )
-from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.services.anthropic.llm import AnthropicLLMService
-from pipecat.services.llm_service import FunctionCallParams
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Wait
+from tests.service.builders import Tool, asked, racing, said, scripted
 from tests.support.line import Line
 
 pytestmark = pytest.mark.virtual_time
 
 
-def racing(*llms: ScriptedLLMService, fallback_text: str | None = None) -> HedgedLLMService:
-    return HedgedLLMService(llms, policy=HedgePolicy.race(len(llms), fallback_text=fallback_text))
-
-
 async def test_skip_tts_marks_answer_and_fallback() -> None:
-    llm = racing(
-        ScriptedLLMService([Say("Hi.")], [Error()]),
-        ScriptedLLMService([Wait(1)], [Error()]),
-        fallback_text="Sorry.",
-    )
-    async with Line(llm) as line:
+    llms = ScriptedLLMService([Say("Hi.")], [Error()]), ScriptedLLMService([Wait(1)], [Error()])
+    policy = HedgePolicy.race(2, fallback_text="Sorry.")
+    async with Line(racing(*llms, policy=policy)) as line:
         await line.send(LLMConfigureOutputFrame(skip_tts=True))
         await line.ask()
         await line.ask()
@@ -59,14 +51,13 @@ async def test_winner_thoughts_enter_the_context() -> None:
     ]
 
     async def remembered(llm: HedgedLLMService | ScriptedLLMService) -> list[object]:
-        context = LLMContext([{"role": "user", "content": "Hello?"}])
-        async with Line(llm, after=[LLMContextAggregatorPair(context).assistant()]) as line:
-            await line.ask(context=context)
+        context = said()
+        await asked(llm, context=context, after=[LLMContextAggregatorPair(context).assistant()])
         return [*context.messages]
 
-    expected = await remembered(ScriptedLLMService([*thought, Say("Till nine.")]))
-    thinker = ScriptedLLMService([*thought, Say("Till nine.")])
-    assert await remembered(racing(thinker, ScriptedLLMService([Wait(1)]))) == expected
+    thinkers = [scripted(*thought, Say("Till nine.")) for _ in range(2)]
+    expected = await remembered(thinkers[0])
+    assert await remembered(racing(thinkers[1], scripted(Wait(1)))) == expected
     assert "They want the hours." in str(expected)
 
 
@@ -82,32 +73,22 @@ async def test_prompt_caching_reaches_members() -> None:
 
 
 async def test_tools_can_change_during_a_session() -> None:
-    ran: list[str] = []
-
-    async def handler(params: FunctionCallParams) -> None:
-        ran.append(params.function_name)
-        await params.result_callback("done")
-
-    def tool(name: str) -> ToolsSchema:
-        return ToolsSchema([FunctionSchema(name, "A tool.", {}, [], handler=handler)])
-
+    tool = Tool()
     scripts = [[Call("book_table")], [Call("cancel")], [Call("book_table"), Say("Hm.")]]
-    llm = racing(ScriptedLLMService(*scripts), ScriptedLLMService([Wait(9)]))
-    context = LLMContext([{"role": "user", "content": "Hello?"}], tools=tool("book_table"))
-    async with Line(llm) as line:
+    context = said()
+    async with Line(racing(ScriptedLLMService(*scripts), scripted(Wait(9)))) as line:
         for number, name in enumerate(["book_table", "cancel", "cancel"], start=1):
-            context.set_tools(tool(name))
+            schema = FunctionSchema(name, "A tool.", {}, [], handler=tool.run)
+            context.set_tools(ToolsSchema([schema]))
             await line.ask(context=context)
             await line.until(lambda n=number: len(line.frames(FunctionCallResultFrame)) == n)
-    assert ran == ["book_table", "cancel"]
+    assert [call.function_name for call in tool.calls] == ["book_table", "cancel"]
 
 
 async def test_other_frames_pass_in_order() -> None:
-    llm = racing(ScriptedLLMService([Say("Hi.")]))
-    context = LLMContext([{"role": "user", "content": "Hello?"}])
-    async with Line(llm) as line:
-        await line.send(TTSSpeakFrame("One"), LLMContextFrame(context), TTSSpeakFrame("Two"))
+    async with Line(racing(scripted(Say("Hi.")))) as line:
+        await line.send(TTSSpeakFrame("One"), LLMContextFrame(said()), TTSSpeakFrame("Two"))
         await line.until(lambda: len(line.frames(TTSSpeakFrame)) == 2)
         kinds = (TTSSpeakFrame, LLMTextFrame)
-        told = [frame.text for _, frame in line.heard if isinstance(frame, kinds)]
-    assert told == ["One", "Hi.", "Two"]
+        texts = [frame.text for _, frame in line.heard if isinstance(frame, kinds)]
+    assert texts == ["One", "Hi.", "Two"]

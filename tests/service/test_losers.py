@@ -7,9 +7,10 @@ import asyncio
 import pytest
 from pipecat.frames.frames import LLMThoughtTextFrame
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
+from pipecat_hedge import HedgedLLMService, Provider
 from pipecat_hedge.limits import LATENCY_PROBE_INTERVAL
-from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
+from pipecat_hedge.testing import Say, Wait
+from tests.service.builders import asked, racing, scripted
 from tests.support.line import Line
 
 pytestmark = pytest.mark.virtual_time
@@ -18,20 +19,14 @@ TURNS = 60
 REASONS = [LLMThoughtTextFrame("Let me think about this. "), Wait(0.5)] * 4
 
 
-def racing() -> HedgedLLMService:
+def reasoning() -> HedgedLLMService:
     """The second provider reasons for two seconds and always loses."""
-    quick = ScriptedLLMService([Wait(0.1), Say("Hello there.")])
-    slow = ScriptedLLMService([*REASONS, Say("Good evening.")])
-    providers = [Provider("a", quick), Provider("b", slow, usd_per_mtok=(1.0, 2.0))]
-    return HedgedLLMService(providers, policy=HedgePolicy.race(2))
+    slow = Provider("b", scripted(*REASONS, Say("Good evening.")), usd_per_mtok=(1.0, 2.0))
+    return racing(scripted(Wait(0.1), Say("Hello there.")), slow)
 
 
 async def test_probe_is_reported_with_its_latency() -> None:
-    async with Line(racing()) as line:
-        for _ in range(TURNS):
-            await line.ask()
-            await asyncio.sleep(3.0)
-        reports = line.reports
+    reports = (await asked(reasoning(), TURNS, pause_secs=3.0)).reports
     assert sorted(report.turn for report in reports) == [*range(1, TURNS + 1)]
     losers = [report.attempts[1] for report in reports]
     assert all(loser.outcome == "superseded" for loser in losers)
@@ -46,18 +41,15 @@ async def test_probe_is_reported_with_its_latency() -> None:
         assert loser.usd == (loser.input_tokens + 2 * loser.output_tokens) / 1e6
 
 
-async def test_call_end_reports_a_running_probe() -> None:
-    async with Line(racing()) as line:
+@pytest.mark.parametrize("is_interrupted", [False, True])
+async def test_end_of_the_call_ends_and_reports_a_probe(is_interrupted: bool) -> None:
+    """So does an interruption."""
+    async with Line(reasoning()) as line:
         for _ in range(4):
             await line.ask()
         assert len(line.reports) < 4, "no loser was let run on"
+        if is_interrupted:
+            await line.interrupt()
+            await asyncio.sleep(0.1)
+            assert len(line.reports) == 4
     assert sorted(report.turn for report in line.reports) == [1, 2, 3, 4]
-
-
-async def test_interruption_ends_a_probe() -> None:
-    async with Line(racing()) as line:
-        for _ in range(4):
-            await line.ask()
-        await line.interrupt()
-        await asyncio.sleep(0.1)
-        assert len(line.reports) == 4

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, event, given, settings
@@ -23,10 +23,10 @@ from pipecat_hedge.race import TIERS, Tier
 from pipecat_hedge.service.admission import AdmissionMode
 from pipecat_hedge.service.provider_stats import ProviderStats
 from pipecat_hedge.testing import AutojumpLoop, Error, Say, ScriptedLLMService, Step, Wait
+from tests.service.builders import NEVER, racing, said
 from tests.support.line import Line
 
 NAMES = "abc"
-NEVER = float("inf")
 BEGINS_AT = 80.0
 """By then a breaker that has opened is half open."""
 SCRIPTS: dict[str, list[Step]] = {
@@ -49,17 +49,7 @@ POLICIES = [
     HedgePolicy.fallback(max_attempts=1),
 ]
 
-Do = Literal["ask", "interrupt", "withdraw", "summarise", "give up the summary", "warm up"]
-DOS: tuple[Do, ...] = (
-    "ask",
-    "ask",
-    "ask",
-    "interrupt",
-    "withdraw",
-    "summarise",
-    "give up the summary",
-    "warm up",
-)
+MOVES = [*["ask"] * 3, "interrupt", "withdraw", "summarise", "give up the summary", "warm up"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +69,7 @@ class Session:
     tier: Tier
     admission: AdmissionMode
     scripts: tuple[tuple[str, ...], ...]
-    moves: tuple[tuple[float, Do], ...]
+    moves: tuple[tuple[float, str], ...]
     hangs_up: bool
 
 
@@ -91,7 +81,7 @@ sessions = st.builds(
     st.sampled_from(TIERS),
     st.sampled_from(["open", "open", "shed"]),
     st.tuples(turns, turns, turns),
-    st.lists(st.tuples(secs, st.sampled_from(DOS)), min_size=1, max_size=8).map(tuple),
+    st.lists(st.tuples(secs, st.sampled_from(MOVES)), min_size=1, max_size=8).map(tuple),
     st.booleans(),
 )
 
@@ -99,9 +89,9 @@ sessions = st.builds(
 class Summing(ScriptedLLMService):
     """Runs an inference too, for as long as its first script lasts."""
 
-    def __init__(self, told: Sequence[str]):
-        super().__init__(*(SCRIPTS[name] for name in told))
-        self._first = told[0]
+    def __init__(self, scripts: Sequence[str]):
+        super().__init__(*(SCRIPTS[name] for name in scripts))
+        self._first = scripts[0]
 
     async def run_inference(self, context: LLMContext, *args: Any, **kwargs: Any) -> str | None:
         self.open_requests += 1
@@ -120,20 +110,17 @@ class HungUp(Exception):
 
 async def call(session: Session, stats: ProviderStats, asked: dict[str, list[Summing]]) -> None:
     """A call; no turn of an open session is rejected."""
-    members = [Summing(told) for told in session.scripts]
+    members = [Summing(scripts) for scripts in session.scripts]
     for name, member in zip(NAMES, members, strict=True):
         asked[name].append(member)
-    llm = HedgedLLMService(
-        [
-            Provider(name, member, timeout_secs=30.0)
-            for name, member in zip(NAMES, members, strict=True)
-        ],
+    llm = racing(
+        *(Provider(n, m, timeout_secs=30.0) for n, m in zip(NAMES, members, strict=True)),
         policy=session.policy,
         stats=stats,
         tier=session.tier,
         admission=session.admission,
     )
-    context = LLMContext([{"role": "user", "content": "Hello?"}])
+    context = said()
     summaries: list[asyncio.Task[Any]] = []
     reports: list[TurnReport] = []
     with suppress(HungUp):
@@ -173,14 +160,6 @@ async def summarise(llm: HedgedLLMService, context: LLMContext) -> None:
         await llm.run_inference(context)
 
 
-def open_breaker(health: AdmissionController, key: str) -> None:
-    """Make the breaker half-open for the following calls."""
-    for _ in range(5):
-        permit = health.acquire(Ticket("primary", "standard", 0.0, (key,), 0.0), 0.0)
-        assert permit is not None
-        health.release(permit, "failed", 0.0)
-
-
 @dataclass(frozen=True)
 class Room:
     """A provider's state when the calls begin.
@@ -197,8 +176,10 @@ class Room:
 
     def prepare(self, health: AdmissionController, key: str) -> None:
         """Set this state before the calls begin."""
-        if self.is_half_open:
-            open_breaker(health, key)
+        for _ in range(5 * self.is_half_open):
+            permit = health.acquire(Ticket("primary", "standard", 0.0, (key,), 0.0), 0.0)
+            assert permit is not None
+            health.release(permit, "failed", 0.0)
         health.set_retry_after(key, BEGINS_AT + self.retry_after_secs)
         if self.at_most is not None:
             health.entry(key).limit.set_queue(self.at_most, until=NEVER)

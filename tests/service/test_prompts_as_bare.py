@@ -2,136 +2,134 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.frames.frames import LLMUpdateSettingsFrame
 from pipecat.pipeline.llm_with_backend import LLMWithBackend
-from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.services.llm_service import FunctionCallParams, LLMService
 from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.services.settings import LLMSettings
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy
+from pipecat_hedge import HedgedLLMService
+from tests.service.builders import Tool, racing, said
 from tests.support.fake_vllm import FakeVLLM, fake_vllm
 from tests.support.line import Line
 
+Prompts = list[Any]
+"""The instruction and the tools of each request."""
 
-def member(fake: FakeVLLM) -> OpenAILLMService:
+
+class Asked:
+    """A line, its service and the server that its requests reach."""
+
+    def __init__(self, fake: FakeVLLM, llm: Any, line: Line):
+        self.llm, self.line, self._fake = llm, line, fake
+
+    async def update(self, **settings: Any) -> None:
+        await self.line.send(LLMUpdateSettingsFrame(delta=LLMSettings(**settings)))
+
+    async def prompts(self, *tools: FunctionSchema) -> Prompts:
+        """Run one turn."""
+        self._fake.bodies.clear()
+        context = said()
+        if tools:
+            context.set_tools([*tools])  # pyright: ignore[reportArgumentType]
+        await self.line.ask(context=context)
+        return [
+            (body["messages"][0]["content"], [tool["function"] for tool in body.get("tools", ())])
+            for body in self._fake.bodies
+        ]
+
+
+async def as_bare(
+    ask: Callable[[Asked], Awaitable[Prompts]], prepare: Callable[[Any], object] = lambda llm: None
+) -> Prompts:
+    """The prompts of a bare service. Both members of a hedged one are asked the same."""
     settings = OpenAILLMService.Settings(model="tiny", system_instruction="You take orders.")
-    return OpenAILLMService(api_key="any", base_url=fake.url, settings=settings)
-
-
-@asynccontextmanager
-async def services() -> AsyncIterator[tuple[FakeVLLM, dict[str, LLMService[Any]]]]:
-    """A bare service, and one of two members that both get requests."""
-    async with fake_vllm(silent_secs=0.2) as fake:  # so that both are asked
-        bare, *members = (member(fake) for _ in range(3))
-        hedged = HedgedLLMService(members, policy=HedgePolicy.race(2), warm=False)
-        yield fake, {"bare": bare, "hedged": hedged}
+    found: list[Prompts] = []
+    async with fake_vllm(silent_secs=0.2) as fake:  # so that both members are asked
+        bare, *members = (
+            OpenAILLMService(api_key="any", base_url=fake.url, settings=settings.copy())
+            for _ in range(3)
+        )
+        for llm in (bare, racing(*members, warm=False)):
+            prepare(llm)
+            async with Line(llm) as line:
+                found.append(await ask(Asked(fake, llm, line)))
         for each in (bare, *members):
             await each._client.close()
+    assert found[1] == [prompt for prompt in found[0] for _ in members]
+    return found[0]
 
 
-async def prompts(fake: FakeVLLM, line: Line, context: LLMContext) -> list[Any]:
-    """Run one turn and return each request's instruction and tools."""
-    fake.bodies.clear()
-    await line.ask(context=context)
-    return [
-        (body["messages"][0], [tool["function"] for tool in body.get("tools", ())])
-        for body in fake.bodies
-    ]
+@pytest.mark.parametrize("appended", ["", "Answer in German."])
+async def test_new_instruction_keeps_turn_completion(appended: str) -> None:
+    async def ask(asked: Asked) -> Prompts:
+        await asked.update(filter_incomplete_user_turns=True)
+        await asked.update(system_instruction="You take complaints.")
+        return await asked.prompts()
 
-
-async def as_bare(frames: list[LLMUpdateSettingsFrame], *, appended: str | None = None) -> Any:
-    """The prompt after some settings frames, equal to the bare service's."""
-    asked: dict[str, list[Any]] = {}
-    async with services() as (fake, both):
-        for name, llm in both.items():
-            if appended is not None:
-                llm.append_system_instruction(appended)
-            async with Line(llm) as line:
-                for frame in frames:
-                    await line.send(frame)
-                context = LLMContext([{"role": "user", "content": "Hi."}])
-                asked[name] = await prompts(fake, line, context)
-    assert asked["hedged"] == asked["bare"] * 2
-    return asked["bare"][0]
-
-
-def update(**settings: Any) -> LLMUpdateSettingsFrame:
-    return LLMUpdateSettingsFrame(delta=LLMSettings(**settings))
-
-
-@pytest.mark.parametrize("appended", [None, "Answer in German."])
-async def test_new_instruction_keeps_turn_completion(appended: str | None) -> None:
-    frames = [
-        update(filter_incomplete_user_turns=True),
-        update(system_instruction="You take complaints."),
-    ]
-    told, _ = await as_bare(frames, appended=appended)
-    assert told["content"].startswith("You take complaints.")
-    assert "○" in told["content"]
-    assert (appended or "") in told["content"]
+    found = await as_bare(ask, lambda llm: appended and llm.append_system_instruction(appended))
+    [(instruction, _)] = found
+    assert instruction.startswith("You take complaints.")
+    assert "○" in instruction
+    assert appended in instruction
 
 
 async def test_disabled_turn_completion_leaves_the_prompt() -> None:
-    frames = [update(filter_incomplete_user_turns=on) for on in (True, False)]
-    told, _ = await as_bare([*frames, update(system_instruction="You take complaints.")])
-    assert told["content"] == "You take complaints."
+    async def ask(asked: Asked) -> Prompts:
+        for is_on in (True, False):
+            await asked.update(filter_incomplete_user_turns=is_on)
+        await asked.update(system_instruction="You take complaints.")
+        return await asked.prompts()
+
+    assert await as_bare(ask) == [("You take complaints.", [])]
 
 
 async def test_member_instruction_keeps_turn_completion() -> None:
-    async with services() as (fake, both):
-        hedged = both["hedged"]
-        assert isinstance(hedged, HedgedLLMService)
-        async with Line(hedged) as line:
-            await line.send(update(filter_incomplete_user_turns=True))
-            one = hedged.providers[0].services[0]
-            delta = LLMSettings(system_instruction="You take complaints.")
-            await line.send(LLMUpdateSettingsFrame(service=one, delta=delta))
-            context = LLMContext([{"role": "user", "content": "Hi."}])
-            asked = await prompts(fake, line, context)
-    told = sorted(instruction["content"] for instruction, _ in asked)
-    assert [text.partition(".")[0] for text in told] == ["You take complaints", "You take orders"]
-    assert all("○" in text for text in told)
+    async def ask(asked: Asked) -> Prompts:
+        await asked.update(filter_incomplete_user_turns=True)
+        if not isinstance(asked.llm, HedgedLLMService):
+            return []
+        one = asked.llm.providers[0].services[0]
+        delta = LLMSettings(system_instruction="You take complaints.")
+        await asked.line.send(LLMUpdateSettingsFrame(service=one, delta=delta))
+        instructions = sorted(instruction for instruction, _ in await asked.prompts())
+        assert [text.partition(".")[0][9:] for text in instructions] == ["complaints", "orders"]
+        assert all("○" in text for text in instructions)
+        return []
+
+    await as_bare(ask)
 
 
 async def test_backend_tools_are_offered_by_every_member() -> None:
-    asked: dict[str, list[Any]] = {}
-    tools: set[str] = set()
-    async with services() as (fake, both):
-        for name, llm in both.items():
-            tools.add(LLMWithBackend(frontend=llm, backend="worker").tool.name)
-            async with Line(llm) as line:
-                context = LLMContext([{"role": "user", "content": "Hi."}])
-                asked[name] = await prompts(fake, line, context)
-                llm.get_llm_adapter().builtin_tools.clear()
-                assert all(not offered for _, offered in await prompts(fake, line, context))
-    assert asked["hedged"] == asked["bare"] * 2
-    assert tools <= {tool["name"] for tool in asked["bare"][0][1]}
+    names: list[str] = []
+
+    async def ask(asked: Asked) -> Prompts:
+        offering = await asked.prompts()
+        assert all(names[-1] in [tool["name"] for tool in tools] for _, tools in offering)
+        asked.llm.get_llm_adapter().builtin_tools.clear()
+        assert all(not tools for _, tools in await asked.prompts())
+        return offering
+
+    def prepare(llm: Any) -> None:
+        names.append(LLMWithBackend(frontend=llm, backend="worker").tool.name)
+
+    await as_bare(ask, prepare)
 
 
 async def test_cancel_tools_are_offered_once() -> None:
-    async def book(params: FunctionCallParams) -> None:
-        await params.result_callback("booked")
+    async def ask(asked: Asked) -> Prompts:
+        schema = FunctionSchema("book", "Books.", {}, [])
+        before = await asked.prompts(schema)
+        assert all(len(tools) == 2 for _, tools in before)
+        asked.llm.unregister_function("book")
+        return [*before, *await asked.prompts(schema)]
 
-    asked: dict[str, list[Any]] = {}
-    async with services() as (fake, both):
-        for name, llm in both.items():
-            llm.register_function(
-                "book", book, cancel_on_interruption=False, cancellable_by_llm=True
-            )
-            async with Line(llm) as line:
-                schema = FunctionSchema("book", "Books.", {}, [])
-                context = LLMContext([{"role": "user", "content": "Hi."}])
-                context.set_tools([schema])  # pyright: ignore[reportArgumentType]
-                asked[name] = await prompts(fake, line, context)
-                llm.unregister_function("book")
-                asked[f"{name} later"] = await prompts(fake, line, context)
-    assert asked["hedged"] == asked["bare"] * 2
-    assert asked["hedged later"] == asked["bare later"] * 2
-    assert len(asked["bare"][0][1]) == 2
+    def prepare(llm: Any) -> None:
+        options = {"cancel_on_interruption": False, "cancellable_by_llm": True}
+        llm.register_function("book", Tool().run, **options)
+
+    await as_bare(ask, prepare)

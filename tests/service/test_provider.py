@@ -16,12 +16,16 @@ from pipecat.services.openai.responses.llm import (
 )
 from pipecat.services.settings import LLMSettings
 
-from pipecat_hedge import HedgedLLMService, HedgeError, HedgePolicy, Provider
+from pipecat_hedge import HedgedLLMService, HedgeError, Provider
 from pipecat_hedge.testing import Say, ScriptedLLMService
 
 
 def scripted(**kwargs: Any) -> ScriptedLLMService:
     return ScriptedLLMService([Say("Hi.")], **kwargs)
+
+
+def hedged(**options: Any) -> HedgedLLMService:
+    return HedgedLLMService([scripted()], **options)
 
 
 class SpeechToSpeech(ScriptedLLMService):
@@ -47,29 +51,23 @@ async def test_bare_service_is_named_by_kind_and_model() -> None:
     assert llm.policy.name == "adaptive(10 %)"
 
 
-def _twice() -> list[ScriptedLLMService]:
-    service = scripted()
-    return [service, service]
-
-
-def _twice_in_providers() -> list[Provider]:
-    service = scripted()
-    return [Provider("a", service), Provider("b", [scripted(), service])]
-
-
 def _in_another_race() -> list[ScriptedLLMService]:
     service = scripted()
     HedgedLLMService([service])
     return [service]
 
 
+ONE = scripted()
 BAD_LLMS = {
     "none": (list, "llms is empty"),
     "not a list": (scripted, "llms must be a list"),
     "not a service": (lambda: ["gpt-4.1"], r"llms\[0\] must be a Pipecat LLM service, got str"),
     "a class": (lambda: [scripted(), ScriptedLLMService], r"llms\[1\] is the class"),
-    "the same instance twice": (_twice, "twice"),
-    "the same instance in two providers": (_twice_in_providers, "twice"),
+    "the same instance twice": (lambda: [ONE, ONE], "twice"),
+    "the same instance in two providers": (
+        lambda: [Provider("a", ONE), Provider("b", [scripted(), ONE])],
+        "twice",
+    ),
     "one that is in another race": (_in_another_race, "already in a pipeline or in another race"),
     "speech to speech": (lambda: [SpeechToSpeech([])], "speech-to-speech"),
     "a conversation over a WebSocket": (
@@ -99,14 +97,12 @@ async def test_unsuitable_services_are_rejected(llms: Any, message: str) -> None
         (lambda: Provider(None, scripted()), "name must be a non-empty string"),  # pyright: ignore[reportArgumentType]
         (lambda: Provider("a", []), "services of provider 'a' is empty"),
         (lambda: Provider("a", "gpt"), "services of provider 'a' must be a Pipecat LLM service"),  # pyright: ignore[reportArgumentType]
-        (lambda: Provider("a", None), "services of provider 'a' must be a Pipecat LLM service"),  # pyright: ignore[reportArgumentType]
         (lambda: Provider("a", scripted(), usd_per_mtok=(1, -1)), "usd_per_mtok of provider 'a'"),
         (lambda: Provider("a", scripted(), usd_per_mtok=3), "usd_per_mtok of provider 'a'"),  # pyright: ignore[reportArgumentType]
-        (lambda: HedgedLLMService([scripted()], policy="race"), "policy must be a HedgePolicy"),  # pyright: ignore[reportArgumentType]
-        (
-            lambda: HedgedLLMService([scripted()], settings=LLMSettings(model="gpt")),
-            "settings.model cannot be shared",
-        ),
+        (lambda: hedged(policy="race"), "policy must be a HedgePolicy"),
+        (lambda: hedged(settings=LLMSettings(model="gpt")), "settings.model cannot be shared"),
+        (lambda: hedged(tier="gold"), "tier is not known, got 'gold': write 'premium'"),
+        (lambda: hedged(admission="closed"), "admission is not known, got 'closed': write 'open'"),
     ],
 )
 async def test_invalid_arguments_name_the_remedy(make: Any, message: str) -> None:
@@ -129,12 +125,3 @@ async def test_sdk_retries_are_switched_off() -> None:
     HedgedLLMService(members)
     assert [m._client.max_retries for m in members] == [0, 0]
     assert client.max_retries == 2
-
-
-def test_provider_repr_has_its_name() -> None:
-    assert repr(Provider("a", scripted())) == "Provider('a', 1 instance(s))"
-
-
-async def test_policy_is_accessible() -> None:
-    policy = HedgePolicy.race(2)
-    assert HedgedLLMService([scripted()], policy=policy).policy is policy

@@ -1,44 +1,56 @@
-"""The statistics of a process: shared, saved, and robust against bad files."""
+"""The statistics of a process: shared, bounded, saved, and robust against bad files."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pipecat_hedge import HedgePolicy
 from pipecat_hedge.policy import Backend, FileStore
+from pipecat_hedge.policy.backends import MOST_PROVIDERS
 from pipecat_hedge.policy.priors import prior_for
 from pipecat_hedge.policy.provider_latency import CLASS_AT_LEAST, ProviderLatency
-from pipecat_hedge.race import Attempt, AttemptError, Slot
+from pipecat_hedge.race import Attempt, AttemptError, ConfigurationError, Slot
 from pipecat_hedge.race.attempt import STALLED
-from pipecat_hedge.service import provider_stats
 from pipecat_hedge.service.composition import ENVIRONMENT, default_store
-from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
+from pipecat_hedge.service.provider_stats import ProviderStats
 from tests.support.virtual import run_turns
 
 CLAUDE = Backend("claude", "claude-haiku-4-5")
+FAILED: dict[str, Any] = {"outcome": "failed", "error": AttemptError("rate_limit", "429")}
+SILENT: dict[str, Any] = {"outcome": "failed", "error": STALLED, "ended": 30}
 
 
 def attempt(
     *,
     ttft: float | None = None,
     ttfs: float | None = None,
-    ended: float = 2.0,
-    outcome: str = "won",
+    ended: float | None = 2.0,
+    outcome: Any = "won",
     error: AttemptError | None = None,
 ) -> Attempt:
     made = Attempt(0, Slot("claude"), "primary", 10.0)
     made.first_token_at = None if ttft is None else 10.0 + ttft
     made.speakable_at = None if ttfs is None else 10.0 + ttfs
-    made.ended_at = 10.0 + ended
-    made.outcome = outcome  # type: ignore[assignment]
-    made.error = error
+    made.ended_at = None if ended is None else 10.0 + ended
+    made.outcome, made.error = outcome, error
     return made
+
+
+def learned(times: int, *attempts: Attempt, stats: ProviderStats | None = None) -> ProviderStats:
+    """What is known after so many of these attempts."""
+    stats = stats or ProviderStats()
+    for _ in range(times):
+        for each in attempts:
+            stats.record(CLAUDE, each, None)
+    return stats
 
 
 def median(stats: ProviderStats, backend: Backend = CLAUDE, tokens: int | None = None) -> float:
@@ -56,9 +68,7 @@ def sentence(stats: ProviderStats) -> float:
 
 
 def test_first_token_is_an_observation() -> None:
-    stats = ProviderStats()
-    for _ in range(300):
-        stats.record(CLAUDE, attempt(ttft=0.2, ttfs=0.9), None)
+    stats = learned(300, attempt(ttft=0.2, ttfs=0.9))
     assert median(stats) == pytest.approx(0.2, rel=0.01)
     assert sentence(stats) == pytest.approx(0.7, rel=0.01)
     assert stats.prior_weight(CLAUDE) < 0.01
@@ -66,38 +76,21 @@ def test_first_token_is_an_observation() -> None:
 
 @pytest.mark.parametrize("outcome", ["superseded", "interrupted"])
 def test_cancelled_attempt_is_a_censored_observation(outcome: str) -> None:
-    stats = ProviderStats()
-    for _ in range(100):
-        stats.record(CLAUDE, attempt(ttft=0.2), None)
-        stats.record(CLAUDE, attempt(ended=0.5, outcome=outcome), None)
+    stats = learned(100, attempt(ttft=0.2), attempt(ended=0.5, outcome=outcome))
     known = stats.known([CLAUDE], None, by_sentence=False)["claude"].first_token
     assert known.share_after(0.3) == pytest.approx(0.5, abs=0.03)
     assert known.share_after(0.6) > 0.3
 
 
 def test_timeout_is_an_observation_but_an_error_is_not() -> None:
-    failed, silent = ProviderStats(), ProviderStats()
-    before = median(failed)
-    for _ in range(50):
-        refused = AttemptError("rate_limit", "429")
-        failed.record(CLAUDE, attempt(ended=0.01, outcome="failed", error=refused), None)
-        silent.record(CLAUDE, attempt(ended=30, outcome="failed", error=STALLED), None)
-    assert median(failed) == before
-    assert median(silent) > 20
-
-
-def test_live_attempt_is_no_observation() -> None:
-    stats = ProviderStats()
-    unfinished = attempt(ttft=0.1)
-    unfinished.ended_at = None
-    stats.record(CLAUDE, unfinished, None)
-    assert stats.prior_weight(CLAUDE) == 1.0
+    prior = median(ProviderStats())
+    assert median(learned(50, attempt(**FAILED))) == prior
+    assert median(learned(50, attempt(ttft=0.1, ended=None))) == prior, "it is still live"
+    assert median(learned(50, attempt(**SILENT))) > 20
 
 
 def test_models_have_separate_statistics() -> None:
-    stats = ProviderStats()
-    for _ in range(50):
-        stats.record(CLAUDE, attempt(ttft=0.2), None)
+    stats = learned(50, attempt(ttft=0.2))
     other = Backend("claude", "claude-sonnet-4-6")
     whole = Backend("claude", "claude-haiku-4-5", measures="whole_answer")
     assert median(stats, other) == prior_for("claude", "claude-sonnet-4-6").curve.quantile(0.5)
@@ -107,73 +100,73 @@ def test_models_have_separate_statistics() -> None:
 # ---- prompt sizes
 
 
+SHORT, LONG = 100, 50_000
+
+
+class Latency:
+    """What is known of a provider's latency, by prompt size."""
+
+    def __init__(self) -> None:
+        self.known = ProviderLatency(prior_for("x", "gpt-4.1"))
+
+    def record(self, times: int, secs: dict[int, float]) -> None:
+        for _ in range(times):
+            for tokens, each in secs.items():
+                self.known.record(each, censored=False, prompt_tokens=tokens)
+
+    def quantile(self, tokens: int | None, p: float = 0.5) -> float:
+        return self.known.known(tokens, by_sentence=False).first_token.quantile(p)
+
+
 def test_prompt_sizes_are_separated_with_enough_data() -> None:
-    latency = ProviderLatency(prior_for("x", "gpt-4.1"))
-    for turn in range(2 * CLASS_AT_LEAST - 2):
-        latency.record(0.3 + (turn % 2), censored=False, prompt_tokens=50_000 if turn % 2 else 100)
-    thin = latency.known(100, by_sentence=False).first_token
-    assert thin is latency.known(50_000, by_sentence=False).first_token
-    for _ in range(60):
-        latency.record(0.3, censored=False, prompt_tokens=100)
-        latency.record(1.3, censored=False, prompt_tokens=50_000)
-    assert latency.known(100, by_sentence=False).first_token.quantile(0.5) == pytest.approx(
-        0.3, rel=0.01
-    )
-    assert latency.known(50_000, by_sentence=False).first_token.quantile(0.5) == pytest.approx(
-        1.3, rel=0.01
-    )
-    never_seen = latency.known(4_000, by_sentence=False).first_token.quantile(0.9)
-    assert never_seen == pytest.approx(1.3, rel=0.01)
+    latency = Latency()
+    latency.record(CLASS_AT_LEAST - 1, {SHORT: 0.3, LONG: 1.3})
+    assert latency.quantile(SHORT) == latency.quantile(LONG)
+    latency.record(60, {SHORT: 0.3, LONG: 1.3})
+    assert latency.quantile(SHORT) == pytest.approx(0.3, rel=0.01)
+    assert latency.quantile(LONG) == pytest.approx(1.3, rel=0.01)
+    assert latency.quantile(4_000, 0.9) == pytest.approx(1.3, rel=0.01), "never seen"
 
 
 def test_growing_prompts_are_no_change() -> None:
-    latency = ProviderLatency(prior_for("x", "gpt-4.1"))
-    for _ in range(200):
-        latency.record(0.3, censored=False, prompt_tokens=100)
-    for _ in range(15):
-        latency.record(1.3, censored=False, prompt_tokens=50_000)
-    assert latency.known(100, by_sentence=False).first_token.quantile(0.5) == pytest.approx(
-        0.3, rel=0.01
-    )
+    latency = Latency()
+    latency.record(200, {SHORT: 0.3})
+    latency.record(15, {LONG: 1.3})
+    assert latency.quantile(SHORT) == pytest.approx(0.3, rel=0.01)
 
 
 def test_change_applies_to_all_prompt_sizes() -> None:
-    latency = ProviderLatency(prior_for("x", "gpt-4.1"))
-    for _ in range(100):
-        latency.record(0.3, censored=False, prompt_tokens=100)
-        latency.record(0.4, censored=False, prompt_tokens=50_000)
-    for _ in range(12):
-        latency.record(1.0, censored=False, prompt_tokens=100)
-    assert latency.known(50_000, by_sentence=False).first_token.quantile(0.5) > 0.9
+    latency = Latency()
+    latency.record(100, {SHORT: 0.3, LONG: 0.4})
+    latency.record(12, {SHORT: 1.0})
+    assert latency.quantile(LONG) > 0.9
 
 
 def test_slow_period_keeps_earlier_statistics() -> None:
-    latency, rng = ProviderLatency(prior_for("x", "gpt-4.1")), random.Random(3)
+    latency, rng = Latency(), random.Random(3)
 
     def turns(count: int, factor: float) -> list[float]:
         for _ in range(count):
-            for tokens, usual in ((100, 0.3), (50_000, 0.9)):
-                secs = factor * usual * rng.lognormvariate(0, 0.2)
-                latency.record(secs, censored=False, prompt_tokens=tokens)
-        curves = [latency.known(tokens, by_sentence=False).first_token for tokens in (100, 50_000)]
-        return [curve.quantile(p) for curve in curves for p in (0.5, 0.95, 0.99)]
+            usual = {SHORT: 0.3, LONG: 0.9}
+            latency.record(
+                1, {t: factor * s * rng.lognormvariate(0, 0.2) for t, s in usual.items()}
+            )
+        return [latency.quantile(tokens, p) for tokens in (SHORT, LONG) for p in (0.5, 0.95, 0.99)]
 
     before = turns(400, 1.0)
     during = turns(100, 3.0)
     assert all(slow > 2 * usual for slow, usual in zip(during, before, strict=True))
     assert turns(30, 1.0) == pytest.approx(before, rel=0.2)
-    assert latency.seen > 800
+    assert latency.known.seen > 800
 
 
 def test_repeated_changes_use_bounded_memory() -> None:
     latency, rng, level = ProviderLatency(prior_for("x", "gpt-4.1")), random.Random(3), 1.0
-    steps = list[int]()
     for turn in range(8_000):
         if turn % 700 == 0:
             level = rng.choice([0.3, 1.0, 4.0])
         latency.record(level * rng.lognormvariate(0, 0.3), censored=False)
-        steps.append(latency.known(None, by_sentence=False).first_token.secs.size)
-    assert max(steps) < 2048 + 200
+        assert latency.known(None, by_sentence=False).first_token.secs.size < 2048 + 200
 
 
 # ---- kept between runs
@@ -195,34 +188,35 @@ class Memory:
     def set_aside(self, why: str) -> None:
         self.aside.append(why)
 
+    @property
+    def providers(self) -> dict[str, Any]:
+        return json.loads(self.text or "")["providers"]
+
 
 def test_statistics_survive_a_restart() -> None:
-    store, twice = Memory(), Memory()
+    store = Memory()
     first = ProviderStats(store)
     for turn in range(100):
         first.record(CLAUDE, attempt(ttft=0.2 + turn * 37 % 100 / 1000, ttfs=0.5), 100)
     first.save()
-    second = ProviderStats(store)
+    second = ProviderStats(Memory(store.text))
     assert second.prior_weight(CLAUDE, 100) == first.prior_weight(CLAUDE, 100)
     assert median(second) == pytest.approx(median(first), abs=0.003)
     assert median(second, CLAUDE, 100) == pytest.approx(median(first, CLAUDE, 100), abs=0.003)
     assert sentence(second) == pytest.approx(sentence(first), abs=1e-3)
-    twice.text = store.text
-    third = ProviderStats(twice)
+    third = ProviderStats(store)
     third.record(Backend("other"), attempt(ttft=0.1), None)
     third.save()
-    assert set(json.loads(twice.text or "")["providers"]) == {CLAUDE.key, Backend("other").key}
+    assert set(store.providers) == {CLAUDE.key, Backend("other").key}
 
 
 def test_saving_is_due_once_a_minute_after_changes() -> None:
     now = [0.0]
-    stats = ProviderStats(Memory(), clock=lambda: now[0])
-    stats.record(CLAUDE, attempt(ttft=0.2), None)
+    stats = learned(1, attempt(ttft=0.2), stats=ProviderStats(Memory(), clock=lambda: now[0]))
     assert not stats.is_due
     now[0] = 61.0
     assert stats.is_due
     stats.save()
-    assert not stats.is_due
     now[0] = 200.0
     assert not stats.is_due
     assert not ProviderStats(clock=lambda: 1e9).is_due
@@ -245,14 +239,12 @@ def test_saving_is_due_once_a_minute_after_changes() -> None:
 )
 def test_unusable_file_is_set_aside(text: str, why: str) -> None:
     store = Memory(text)
-    stats = ProviderStats(store)
+    learned(1, attempt(ttft=0.2), stats=ProviderStats(store)).save()
     assert store.aside == [why]
-    stats.record(CLAUDE, attempt(ttft=0.2), None)
-    stats.save()
     assert ProviderStats(Memory(store.text)).prior_weight(CLAUDE) < 1
 
 
-def test_file_is_replaced_atomically(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_file_is_replaced_atomically(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "deep" / "stats.json")
     assert store.load() is None
     store.save("one")
@@ -271,8 +263,7 @@ def test_unusable_path_does_not_raise(tmp_path: Path) -> None:
     for path in (tmp_path / "folder", tmp_path / "file" / "stats.json"):
         stats = ProviderStats(FileStore(path))
         (tmp_path / "folder").mkdir(exist_ok=True)
-        stats.record(CLAUDE, attempt(ttft=0.2), None)
-        stats.save()
+        learned(1, attempt(ttft=0.2), stats=stats).save()
     FileStore(tmp_path / "none" / "x").set_aside("corrupt")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
@@ -281,8 +272,8 @@ def test_environment_variable_names_the_store(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert default_store() is None
-    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "here.json"))
-    assert str(default_store()) == str(tmp_path / "here.json")
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "new" / "here.json"))
+    assert str(default_store()) == str(tmp_path / "new" / "here.json")
     monkeypatch.delenv(ENVIRONMENT)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     store = default_store()
@@ -291,47 +282,79 @@ def test_environment_variable_names_the_store(
     assert "pipecat-hedge" in store.path.parts
 
 
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
+def test_statistics_need_a_regular_file(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening a pipe would block."""
+    os.mkfifo(tmp_path / "pipe")
+    path = {"folder": tmp_path, "pipe": tmp_path / "pipe", "device": os.devnull}[kind]
+    monkeypatch.setenv(ENVIRONMENT, str(path))
+    with pytest.raises(ConfigurationError, match=r"PIPECAT_HEDGE_STATS: .* is no regular file"):
+        default_store()
+
+
+# ---- bounded
+
+
+def test_recently_used_providers_are_kept() -> None:
+    store, used = Memory(), Backend("used", "all the time")
+    stats = ProviderStats(store)
+    for number in range(3 * MOST_PROVIDERS):
+        for backend in (Backend("p", f"model-{number}"), used):
+            stats.record_first_token(backend, 0.3, 100)
+            with stats.health.lock:
+                stats.health.entry(backend.key)
+    stats.save()
+    kept, entries = store.providers, stats.health.entries()
+    assert len(kept) == len(entries) == MOST_PROVIDERS
+    assert {used.key, f"p | model-{3 * MOST_PROVIDERS - 1}"} <= kept.keys() & entries.keys()
+
+    more = {f"old | {number}": kept[used.key] for number in range(100)} | kept
+    store.text = json.dumps({"version": 2, "providers": more})
+    again = ProviderStats(store)
+    again.record_first_token(Backend("q", "new"), 0.3, 100)
+    again.save()
+    assert len(store.providers) == MOST_PROVIDERS
+    assert "q | new" in store.providers
+    assert not any(key.startswith("old") for key in store.providers)
+    assert again.prior_weight(used) < 0.1
+
+
+def test_provider_removed_during_a_request() -> None:
+    stats, removed = ProviderStats(), attempt(ttft=0.4)
+    stats.sent(CLAUDE, removed, None)
+    for number in range(MOST_PROVIDERS):
+        stats.record_first_token(Backend("p", f"model-{number}"), 0.3, 100)
+    stats.record(CLAUDE, removed, None)
+    assert stats.prior_weight(CLAUDE) < 1.0
+
+
 # ---- shared
 
 
-def test_process_has_one_registry() -> None:
-    found: list[ProviderStats] = []
-    threads = [threading.Thread(target=lambda: found.append(shared_stats())) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 8
-    assert all(stats is provider_stats.shared_stats() for stats in found)
-
-
 def test_threads_share_a_registry(tmp_path: Path) -> None:
-    stats = ProviderStats(FileStore(tmp_path / "stats.json"))
-    done = threading.Event()
+    store = FileStore(tmp_path / "stats.json")
+    stats, done = ProviderStats(store), threading.Event()
 
     def save() -> None:
         while not done.is_set():
             stats.save()
 
-    def learn(seed: int) -> None:
+    def learn() -> None:
         # Of a steady kind: a change of level would rightly have them forgotten.
-        latencies = {
-            name: np.random.default_rng(seed).normal(0.5, 0.02, (1, 300)) for name in ("a", "b")
-        }
+        rng = np.random.default_rng(threading.get_ident())
+        latencies = {name: rng.normal(0.5, 0.02, (1, 300)) for name in ("a", "b")}
         run_turns(HedgePolicy.adaptive(order="learned"), latencies, stats=stats)
 
-    threads = [threading.Thread(target=learn, args=(seed,)) for seed in range(4)]
-    saving = threading.Thread(target=save)
-    saving.start()
-    for thread in threads:
+    saving, *learning = [threading.Thread(target=work) for work in (save, *[learn] * 4)]
+    for thread in (saving, *learning):
         thread.start()
-    for thread in threads:
+    for thread in learning:
         thread.join()
     done.set()
     saving.join()
     stats.save()
-    kept = json.loads((tmp_path / "stats.json").read_text())
-    assert sum(kept["providers"]["a | a"]["counts"]) == pytest.approx(821, abs=3), (
-        "of 1,200, decayed"
-    )
-    assert ProviderStats(FileStore(tmp_path / "stats.json")).prior_weight(Backend("a", "a")) < 0.001
+    kept = json.loads(store.path.read_text())["providers"]["a | a"]
+    assert sum(kept["counts"]) == pytest.approx(821, abs=3), "of 1,200, decayed"
+    assert ProviderStats(store).prior_weight(Backend("a", "a")) < 0.001

@@ -8,24 +8,13 @@ import pytest
 
 from pipecat_hedge.service.sentences import SentenceFinder, is_whole_sentence
 
+WHOLE = ["We are open.", "Is it nine? ", "\u4f60\u597d\u3002", "", " \n"]
+OPEN = ["We are", "Ask Dr.", "It costs 3.", "At 9 a.m.", "Well,"]
 
-@pytest.mark.parametrize(
-    ("text", "is_whole"),
-    [
-        ("We are open.", True),
-        ("Is it nine? ", True),
-        ("\u4f60\u597d\u3002", True),
-        ("", True),
-        (" \n", True),
-        ("We are", False),
-        ("Ask Dr.", False),
-        ("It costs 3.", False),
-        ("At 9 a.m.", False),
-        ("Well,", False),
-    ],
-)
-def test_sentence_ends_are_recognised(text: str, is_whole: bool) -> None:
-    assert is_whole_sentence(text) is is_whole
+
+@pytest.mark.parametrize("text", [*WHOLE, *OPEN])
+def test_sentence_ends_are_recognised(text: str) -> None:
+    assert is_whole_sentence(text) is (text in WHOLE)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +37,7 @@ async def test_text_without_sentence_end_takes_linear_time(word: str, piece: int
         return time.process_time() - began
 
     await secs(10_000)
-    small, large = [min([await secs(n) for _ in range(3)]) for n in (100_000, 400_000)]
+    small, large = [min([await secs(n) for _ in range(3)]) for n in (20_000, 80_000)]
     assert large < 8 * small + 0.01
 
 

@@ -42,31 +42,39 @@ def test_server_time_is_parsed_from_headers(
 
 
 @given(st.sampled_from(["openai-processing-ms", "server-timing"]), st.text())
-def test_any_header_value_is_safe(name: str, told: str) -> None:
-    found = server_time({name: told})
+def test_any_header_value_is_safe(name: str, value: str) -> None:
+    found = server_time({name: value})
     assert found is None or found[0] >= 0
 
 
+async def record(stages: Stages, *events: str) -> None:
+    for event in events:
+        await stages.record_event(event, {})
+
+
+CONNECTS = [
+    f"connection.{what}.{end}"
+    for what in ("connect_tcp", "start_tls")
+    for end in ("started", "complete")
+]
+WRITES = "http11.send_request_headers.started"
+IS_SENT = "http11.send_request_body.complete"
+
+
 async def test_untraced_service_has_no_stages() -> None:
-    assert Stages().report(0.0) is None
     stages = Stages()
+    await record(stages, "http3.warp.started", "nonsense")
+    assert stages.report(0.0) is None
     stages.record_token()
     assert stages.report(0.0) == StageReport(first_token_secs=0.0)
 
 
 async def test_stages_of_a_repeated_request_add_up() -> None:
     stages = Stages()
-    for answered in (False, True):
-        await stages.record_event("connection.connect_tcp.started", {})
-        await stages.record_event("connection.connect_tcp.complete", {})
-        await stages.record_event("connection.start_tls.started", {})
-        await stages.record_event("connection.start_tls.complete", {})
-        await stages.record_event("http11.send_request_headers.started", {})
-        await stages.record_event("http11.send_request_body.complete", {})
-        await stages.record_event("http11.receive_response_headers.complete", {})
-        stages.record_headers({"openai-processing-ms": "7"} if answered else {})
-    report = stages.report(-1.0)
-    assert report == StageReport(
+    for headers in ({}, {"openai-processing-ms": "7"}):
+        await record(stages, *CONNECTS, WRITES, IS_SENT, "http11.receive_response_headers.complete")
+        stages.record_headers(headers)
+    assert stages.report(-1.0) == StageReport(
         new_connection=True,
         tcp_secs=0.0,
         tls_secs=0.0,
@@ -77,24 +85,13 @@ async def test_stages_of_a_repeated_request_add_up() -> None:
     )
 
 
-async def test_unknown_events_are_ignored() -> None:
-    stages = Stages()
-    await stages.record_event("http3.warp.started", {})
-    await stages.record_event("nonsense", {})
-    assert stages.report(0.0) is None
-
-
 async def test_request_is_unsent_until_its_headers_are_written() -> None:
-    nobody_tells = Stages()
-    nobody_tells.record_headers({"openai-processing-ms": "231"})
-    assert not nobody_tells.is_unsent
-    cold, warm = Stages(is_traced=True), Stages(is_traced=True)
-    assert warm.is_unsent
-    await cold.record_event("connection.connect_tcp.started", {})
-    assert cold.is_unsent
-    await cold.record_event("connection.connect_tcp.complete", {})
+    untraced, cold, warm = Stages(), Stages(is_traced=True), Stages(is_traced=True)
+    untraced.record_headers({"openai-processing-ms": "231"})
+    await record(cold, *CONNECTS)
+    assert [stages.is_unsent for stages in (untraced, cold, warm)] == [False, True, True]
     for stages in (cold, warm):
-        await stages.record_event("http11.send_request_headers.started", {})
+        await record(stages, WRITES)
         assert not stages.is_unsent
-        await stages.record_event("http11.send_request_body.complete", {})
+        await record(stages, IS_SENT)
         assert not stages.is_unsent

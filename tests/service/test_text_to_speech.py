@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import re
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -17,7 +18,6 @@ from pipecat.frames.frames import (
     TTSAudioRawFrame,
 )
 from pipecat.pipeline.pipeline import Pipeline
-from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.processors.aggregators.llm_text_processor import LLMTextProcessor
 from pipecat.processors.frame_processor import FrameProcessor
@@ -28,6 +28,7 @@ from pipecat.services.tts_service import TextAggregationMode, TTSService
 from pipecat_hedge import HedgedLLMService, HedgePolicy
 from pipecat_hedge.service.retract import RetractText, RetractTextFrame
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
+from tests.service.builders import asked, racing, said, scripted
 from tests.support.line import Line
 
 pytestmark = pytest.mark.virtual_time
@@ -52,15 +53,15 @@ class Speaker(TTSService):
 def tokens(text: str, secs: float = 0.05) -> list[Step]:
     """The text as models stream it."""
     steps: list[Step] = []
-    for number, word in enumerate(text.split(" ")):
-        steps += [Wait(secs), Say(f" {word}" if number else word)]
+    for word in re.findall(r"\s*\S+", text):
+        steps += [Wait(secs), Say(word)]
     return steps
 
 
 async def spoken(
     llm: LLMService[Any],
     speaker: Speaker,
-    before: Sequence[FrameProcessor] = (),
+    *before: FrameProcessor,
     settings: Frame | None = None,
 ) -> tuple[list[tuple[float, str]], Line]:
     """The texts spoken in one turn, with their times."""
@@ -69,34 +70,49 @@ async def spoken(
             await line.send(settings)
         begun = asyncio.get_running_loop().time()
         await line.ask()
-        if line.reports or isinstance(llm, HedgedLLMService):
+        if isinstance(llm, HedgedLLMService):
             await line.report()
     return [(round(at - begun, 6), text) for at, text in speaker.spoken], line
 
 
+async def sentences(llm: HedgedLLMService) -> tuple[list[str], Line]:
+    """The sentences spoken in one turn."""
+    heard, line = await spoken(llm, Speaker())
+    return [text.strip() for _, text in heard], line
+
+
 ANSWER = "We are open till nine. It costs $29.95 with Mr. Fish. Do come by!"
+ANSWERS = [ANSWER, "Yes.", "Yes", "One. Two. Three.", "Dr. Who?"]
+CUT = [*tokens("We are open till nine. The kitchen closes"), Error()]
+FALLBACK = HedgePolicy.fallback(stall_secs=0.5)
 
 
-@pytest.mark.parametrize("mode", TextAggregationMode)
-@pytest.mark.parametrize("answer", [ANSWER, "Yes.", "Yes", "One. Two. Three.", "Dr. Who?"])
-async def test_speech_equals_that_of_a_bare_service(mode: TextAggregationMode, answer: str) -> None:
-    script = tokens(answer)
-    expected, _ = await spoken(ScriptedLLMService(script), Speaker(mode))
-    slow = ScriptedLLMService([Wait(9)])
-    hedged = HedgedLLMService([ScriptedLLMService(script), slow], policy=HedgePolicy.race(2))
-    heard, line = await spoken(hedged, Speaker(mode))
+@pytest.mark.parametrize(
+    ("mode", "answer"),
+    [(mode, answer) for mode in TextAggregationMode for answer in ANSWERS] + [(None, ANSWER)],
+)
+async def test_speech_equals_that_of_a_bare_service(
+    mode: TextAggregationMode | None, answer: str
+) -> None:
+    """Without a mode, a text processor collects the sentences."""
+    before = [] if mode else [LLMTextProcessor()]
+    speakers = [Speaker(mode or TextAggregationMode.SENTENCE) for _ in range(2)]
+    expected, _ = await spoken(scripted(*tokens(answer)), speakers[0], *before)
+    before = [] if mode else [LLMTextProcessor()]
+    heard, line = await spoken(
+        racing(scripted(*tokens(answer)), scripted(Wait(9))), speakers[1], *before
+    )
     assert heard == expected
     assert "".join(text for _, text in heard).replace(" ", "") == answer.replace(" ", "")
-    wanted = "first_sentence" if mode is TextAggregationMode.SENTENCE else "first_token"
-    assert line.reports[0].commit_on == wanted
+    by_token = mode is TextAggregationMode.TOKEN
+    assert line.reports[0].commit_on == ("first_token" if by_token else "first_sentence")
 
 
 async def test_leading_marker_does_not_delay_the_first_sentence() -> None:
     script = [Wait(0.1), Say("●"), *tokens(" We are open till nine. Do come by!")]
     settings = LLMUpdateSettingsFrame(delta=LLMSettings(filter_incomplete_user_turns=True))
-    expected, _ = await spoken(ScriptedLLMService(script), Speaker(), settings=settings)
-    hedged = HedgedLLMService([ScriptedLLMService(script)])
-    heard, line = await spoken(hedged, Speaker(), settings=settings)
+    expected, _ = await spoken(scripted(*script), Speaker(), settings=settings)
+    heard, line = await spoken(racing(scripted(*script)), Speaker(), settings=settings)
     assert heard == expected
     assert len(heard) == 2
     assert line.reports[0].commit_reason == "first_sentence"
@@ -104,147 +120,87 @@ async def test_leading_marker_does_not_delay_the_first_sentence() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 async def test_tts_outside_a_nested_pipeline_is_found(depth: int) -> None:
-    llm = HedgedLLMService([ScriptedLLMService(tokens(ANSWER))])
+    llm = racing(scripted(*tokens(ANSWER)))
     nested: FrameProcessor = llm
     for _ in range(depth):
         nested = Pipeline([nested])
-    async with Line(llm, nested=nested, processors=[Speaker()]) as line:
-        await line.ask()
-        report = await line.report()
-    assert report.commit_on == "first_sentence"
-
-
-async def test_llm_text_processor_counts_as_sentence_collector() -> None:
-    script = tokens(ANSWER)
-    alone, other = ScriptedLLMService(script), ScriptedLLMService([Wait(9)])
-    expected, _ = await spoken(ScriptedLLMService(script), Speaker(), [LLMTextProcessor()])
-    hedged = HedgedLLMService([alone, other], policy=HedgePolicy.race(2))
-    heard, line = await spoken(hedged, Speaker(), [LLMTextProcessor()])
-    assert heard == expected
+    line = await asked(llm, nested=nested, processors=[Speaker()])
     assert line.reports[0].commit_on == "first_sentence"
 
 
 @pytest.mark.parametrize(
     ("mode", "winner", "first_heard"),
-    [(TextAggregationMode.SENTENCE, "b", 1.1), (TextAggregationMode.TOKEN, "a", 0.1)],
+    [(TextAggregationMode.SENTENCE, "b", 1.2), (TextAggregationMode.TOKEN, "a", 0.1)],
 )
 async def test_slow_stream_loses_only_with_sentence_tts(
     mode: TextAggregationMode, winner: str, first_heard: float
 ) -> None:
-    dribble = [Wait(0.1), Say("We"), *tokens(" are open till nine.", 2.0)]
-    second = [Wait(0.1), Say("Till nine."), Say(" Do come by.")]
-    hedged = HedgedLLMService(
-        [_named("a", dribble), _named("b", second)],
-        policy=HedgePolicy.after(1.0, stall_secs=None),
-    )
-    heard, line = await spoken(hedged, Speaker(mode))
-    assert line.reports[0].winner == f"scripted:{winner}"
-    assert heard[0][0] == pytest.approx(first_heard + (0.1 if winner == "b" else 0))
+    dribble = scripted(Wait(0.1), Say("We"), *tokens(" are open till nine.", 2.0))
+    second = scripted(Wait(0.1), Say("Till nine."), Say(" Do come by."))
+    policy = HedgePolicy.after(1.0, stall_secs=None)
+    heard, line = await spoken(racing(dribble, second, policy=policy), Speaker(mode))
+    assert line.reports[0].winner == winner
+    assert heard[0][0] == pytest.approx(first_heard)
 
 
 @pytest.mark.parametrize("broken", [[Error()], [Wait(9)]], ids=["cut", "stall"])
-async def test_continuation_speaks_no_sentence_twice(broken: list[Step]) -> None:
-    first = [*tokens("We are open till nine. The kitchen"), *broken]
-    second = tokens("The kitchen closes at eight. Do come by.")
-    hedged = HedgedLLMService(
-        [ScriptedLLMService(first), ScriptedLLMService(second)],
-        policy=HedgePolicy.fallback(stall_secs=0.5),
-    )
-    heard, line = await spoken(hedged, Speaker())
-    assert [text.strip() for _, text in heard] == [
-        "We are open till nine.",
-        "The kitchen closes at eight.",
-        "Do come by.",
-    ]
+@pytest.mark.parametrize("sentence", ["The kitchen closes at eight.", "Last orders at eight."])
+async def test_continuation_speaks_no_sentence_twice(broken: list[Step], sentence: str) -> None:
+    """One that says something else starts a new sentence."""
+    second = scripted(*tokens(f"{sentence} Do come by."))
+    llm = racing(scripted(*CUT[:-1], *broken), second, policy=FALLBACK)
+    heard, line = await sentences(llm)
+    assert heard == ["We are open till nine.", sentence, "Do come by."]
     assert line.errors == []
-
-
-SEVERED = [*tokens("We are open till nine. The kitchen closes"), Error()]
 
 
 @pytest.mark.parametrize("commit", ["first_sentence", "first_token"])
 @pytest.mark.parametrize("before", [[], [LLMTextProcessor]], ids=["alone", "with a processor"])
-@pytest.mark.parametrize("told", [None, "One moment."])
+@pytest.mark.parametrize("fallback_text", [None, "One moment."])
 async def test_uncontinued_answer_ends_with_its_last_sentence(
-    commit: Any, before: list[type[LLMTextProcessor]], told: str | None
+    commit: Any, before: list[type[LLMTextProcessor]], fallback_text: str | None
 ) -> None:
-    hedged = HedgedLLMService(
-        [ScriptedLLMService(SEVERED, tokens("Do come by.")), ScriptedLLMService([Error()])],
-        policy=HedgePolicy.fallback(commit=commit, fallback_text=told),
+    first = ScriptedLLMService(CUT, tokens("Do come by."))
+    policy = HedgePolicy.fallback(commit=commit, fallback_text=fallback_text)
+    speaker, context = Speaker(), said()
+    line = await asked(
+        racing(first, scripted(Error()), policy=policy),
+        turns=2,
+        context=context,
+        processors=[*(kind() for kind in before), speaker],
+        after=[LLMContextAggregatorPair(context).assistant()],
     )
-    speaker, context = Speaker(), LLMContext([{"role": "user", "content": "Hello?"}])
-    aggregator = LLMContextAggregatorPair(context).assistant()
-    async with Line(
-        hedged, processors=[*(kind() for kind in before), speaker], after=[aggregator]
-    ) as line:
-        await line.ask(context=context)
-        assert [text.strip() for _, text in speaker.spoken] == [
-            "We are open till nine.",
-            *([told] if told else []),
-        ]
-        assert len(line.errors) == 1
-        speaker.spoken.clear()
-        await line.ask(context=context)
-        assert [text.strip() for _, text in speaker.spoken] == ["Do come by."]
-    said = [
-        message["content"]
-        for message in context.get_messages()
-        if isinstance(message, dict) and message["role"] == "assistant" and "content" in message
-    ]
-    assert said == [f"We are open till nine. {told or ''}".strip(), "Do come by."]
+    ending = [fallback_text] if fallback_text else []
+    heard = [text.strip() for _, text in speaker.spoken]
+    assert heard == ["We are open till nine.", *ending, "Do come by."]
+    assert len(line.errors) == 1
+    messages: list[Any] = context.get_messages()
+    answers = [m["content"] for m in messages if m["role"] == "assistant" and "content" in m]
+    assert answers == [" ".join(["We are open till nine.", *ending]), "Do come by."]
 
 
 async def test_uncontinued_silent_text_ends_with_its_last_sentence() -> None:
-    hedged = HedgedLLMService(
-        [ScriptedLLMService(SEVERED), ScriptedLLMService([Error()])], policy=HedgePolicy.fallback()
-    )
-    async with Line(hedged, processors=[Speaker()]) as line:
+    llm = racing(scripted(*CUT), scripted(Error()), policy=FALLBACK)
+    async with Line(llm, processors=[Speaker()]) as line:
         await line.send(LLMConfigureOutputFrame(skip_tts=True))
         await line.ask()
-        assert [f.text.strip() for f in line.frames(AggregatedTextFrame)] == [
-            "We are open till nine."
-        ]
-
-
-async def test_different_continuation_starts_a_new_sentence() -> None:
-    hedged = HedgedLLMService(
-        [
-            ScriptedLLMService(SEVERED),
-            ScriptedLLMService(tokens("Last orders are at eight. Do come by.")),
-        ],
-        policy=HedgePolicy.fallback(),
-    )
-    heard, line = await spoken(hedged, Speaker())
-    assert [text.strip() for _, text in heard] == [
-        "We are open till nine.",
-        "Last orders are at eight.",
-        "Do come by.",
-    ]
-    assert line.errors == []
+    texts = [f.text.strip() for f in line.frames(AggregatedTextFrame)]
+    assert texts == ["We are open till nine."]
 
 
 async def test_fully_retracted_answer_speaks_the_fallback() -> None:
-    hedged = HedgedLLMService(
-        [ScriptedLLMService([*tokens("The kitchen closes"), Error()])],
-        policy=HedgePolicy.fallback(commit="first_token", fallback_text="One moment, please."),
-    )
-    heard, line = await spoken(hedged, Speaker())
-    assert [text.strip() for _, text in heard] == ["One moment, please."]
+    cut = scripted(*tokens("The kitchen closes"), Error())
+    policy = HedgePolicy.fallback(commit="first_token", fallback_text="One moment, please.")
+    heard, line = await sentences(racing(cut, policy=policy))
+    assert heard == ["One moment, please."]
     assert len(line.errors) == 1
 
 
 async def test_retraction_keeps_other_aggregated_text() -> None:
     collector = LLMTextProcessor()
     RetractText().attach(collector)
-    async with Line(
-        HedgedLLMService([ScriptedLLMService([Say("Yes.")])]), processors=[collector]
-    ) as line:
-        for frame in (LLMTextFrame("Call <"), RetractTextFrame("Another")):
-            await line.send(frame)
-        await line.send(LLMFullResponseEndFrame())
+    async with Line(racing(scripted(Say("Yes."))), processors=[collector]) as line:
+        frames = LLMTextFrame("Call <"), RetractTextFrame("Another"), LLMFullResponseEndFrame()
+        await line.send(*frames)
         await line.until(lambda: bool(line.frames(LLMFullResponseEndFrame)))
         assert [f.text for f in line.frames(AggregatedTextFrame)] == ["Call <"]
-
-
-def _named(model: str, script: Sequence[Step]) -> ScriptedLLMService:
-    return ScriptedLLMService(script, model=model)

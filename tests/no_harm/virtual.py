@@ -1,0 +1,92 @@
+"""Sessions in virtual time, and providers in the state that a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from pipecat.processors.aggregators.llm_context import LLMContext
+
+from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
+from pipecat_hedge.limits.permit_queue import Ticket
+from pipecat_hedge.service.provider_stats import shared_stats
+from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
+from tests.service.builders import racing
+
+SORRY = "One moment, please."
+
+
+class Scripts(ScriptedLLMService):
+    """Plays what a function says, whenever it is asked; sums up in a time, or fails to."""
+
+    def __init__(self, script: Callable[[], Sequence[Step]], sums_up_secs: float | None):
+        super().__init__([])
+        self._script, self._sums_up_secs = script, sums_up_secs
+
+    async def _play(self, script: Sequence[Step], context: LLMContext) -> None:
+        await super()._play(self._script(), context)
+
+    async def run_inference(self, context: LLMContext, *args: Any, **kwargs: Any) -> str:
+        await asyncio.sleep(self._sums_up_secs or 0.1)
+        if self._sums_up_secs is None:
+            raise RuntimeError("down")
+        return "In short."
+
+
+def provided(*script: Step, sums_up_secs: float | None = 0.2) -> Scripts:
+    return Scripts(lambda: script, sums_up_secs)
+
+
+def well(name: str, secs: float = 0.2) -> Scripts:
+    return provided(Wait(secs), Say(f"From {name}."))
+
+
+def down(secs: float = 0.1) -> Scripts:
+    return provided(Wait(secs), Error(), sums_up_secs=None)
+
+
+def hedged(*services: Scripts | Provider, **options: Any) -> HedgedLLMService:
+    """A new session of providers a, b and so on."""
+    options = {"policy": HedgePolicy.adaptive(fallback_text=SORRY), **options}
+    return racing(*services, **options)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def request(name: str, verdict: Literal["busy", "failed"] | None = None) -> None:
+    """Send a request to a provider; it has ended if there is a verdict."""
+    health, at = shared_stats().health, now()
+    permit = health.acquire(Ticket("primary", "standard", at, (f"{name} | scripted",), at), at)
+    assert permit is not None
+    if verdict is not None:
+        health.release(permit, verdict, at)
+
+
+def refuses(name: str) -> None:
+    """A provider that has eighty requests in flight, and has just refused one."""
+    for _ in range(79):
+        request(name)
+    request(name, "busy")
+
+
+def opened(name: str) -> None:
+    """A provider whose breaker is open."""
+    for _ in range(5):
+        request(name, "failed")
+    assert shared_stats().health.state(f"{name} | scripted", now()) == "open"
+
+
+def rests(name: str, secs: float) -> None:
+    """A provider that has asked to be left alone for so long."""
+    shared_stats().health.set_retry_after(f"{name} | scripted", now() + secs)
+
+
+def unwell(name: str) -> None:
+    """Open a provider's breaker, have its queue be too long and its rate limit be used up."""
+    opened(name)
+    limit = shared_stats().health.entry(f"{name} | scripted").limit
+    limit.set_queue(0, until=float("inf"))
+    limit.set_rate_limit(0, until=float("inf"), sent_at=now())
