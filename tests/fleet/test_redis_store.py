@@ -268,19 +268,6 @@ async def test_outage_is_logged_once_and_observations_are_shared_afterwards(
     assert "secret" not in str(logged)
 
 
-async def test_emptied_redis_is_filled_again(make: Make, server: RedisServer) -> None:
-    processes = [make() for _ in range(3)]
-    for stats in processes:
-        observe(stats, 0.2)
-    await sync(*processes)
-    server.control.flushall()
-    await sync(*processes)
-    assert server.counted() == {CLAUDE.key: 300}
-    fresh = make()
-    await sync(fresh)
-    assert median(fresh) == pytest.approx(0.2, rel=0.05)
-
-
 async def test_hanging_redis_is_given_up_and_counts_nothing_twice(
     make: Make, server: RedisServer, logged: list[str]
 ) -> None:

@@ -72,14 +72,6 @@ def test_narrow_body_with_a_long_tail_is_hedged(seed: int) -> None:
     assert turns.p(0.95) <= bare.p(0.95)
 
 
-def test_three_attempts_bound_the_longest_wait() -> None:
-    """The trace's longest answer takes 38 s."""
-    latencies = {HOSTED: draws(HOSTED, N, 3, 6)}
-    turns = run_turns(HedgePolicy.adaptive(0.05, 3), latencies, seats=[HOSTED] * 3).after(200)
-    assert turns.p(0.9995) < 5.0
-    assert turns.worst_rate() <= 0.056
-
-
 def test_adaptive_is_better_than_textbook_rules() -> None:
     """At the same budget as a delay at the p95, and as SingleR."""
     latencies = {HOSTED: draws(HOSTED, N, 2, 8)}
@@ -118,14 +110,6 @@ def test_slo_is_met_more_often_for_the_same_requests(
     assert rates[1] <= max(rates[0], 0.1) * 1.03
 
 
-def test_light_tail_is_hardly_hedged_with_a_reason() -> None:
-    name = "gemini-3.6-flash"
-    turns = run_turns(HedgePolicy.adaptive(), {name: draws(name, 5000, 2)}, seats=[name] * 2)
-    assert turns.rate < 0.01
-    reasons = [reason for reason in turns.reasons[200:] if reason is not None]
-    assert sum("tail too light: saves " in each for each in reasons) > 0.99 * len(reasons)
-
-
 def test_target_ttft_is_met_more_often() -> None:
     latencies = {"jagged": draws("jagged", 6000, 1, 3), LOCAL: draws(LOCAL, 6000, 1, 4)}
     soon = run_turns(HedgePolicy.adaptive(0.1), latencies).after(300)
@@ -146,8 +130,9 @@ def test_budget_is_spent_in_dollars(
     second: str, budget: float, prices: tuple[float, float] | None, rates: tuple[float, float]
 ) -> None:
     latencies = {HOSTED: draws(HOSTED, 6000, 1, 3), second: draws(second, 6000, 1, 4)}
-    usd = None if prices is None else {HOSTED: (prices[0],) * 2, second: (prices[1],) * 2}
-    turns = run_turns(HedgePolicy.adaptive(budget), latencies, usd_per_mtok=usd).after(300)
+    usd = {name: (usd, usd) for name, usd in zip(latencies, prices or (), strict=False)}
+    policy = HedgePolicy.adaptive(budget)
+    turns = run_turns(policy, latencies, usd_per_mtok=usd or None).after(300)
     assert rates[0] <= turns.rate <= rates[1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -156,7 +157,7 @@ def test_due_hedge_is_sent_if_there_is_room() -> None:
     ],
 )
 def test_hedge_without_room_is_put_off_until_the_provider_is_silent(
-    at: float, now: float, tokens: dict[str, float], put_off_until: float
+    at: float, now: float, tokens: dict[str, Any], put_off_until: float
 ) -> None:
     """A provider that answers other requests is slow and not silent."""
     found = decision(at, now, **tokens)

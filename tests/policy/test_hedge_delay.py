@@ -126,7 +126,7 @@ def decision(
     return rule.next_launch(Waiting(in_flight[0].launched_at, in_flight, "b"))
 
 
-def hedged_at(*curves: SurvivalCurve, **options: Any) -> float:
+def hedged_at(*curves: Any, **options: Any) -> float:
     at = decision(*curves, **options).at
     assert at is not None
     return at

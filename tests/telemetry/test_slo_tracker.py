@@ -65,21 +65,6 @@ async def test_every_turn_is_counted_before_its_report() -> None:
     ]
 
 
-@pytest.mark.parametrize(("after_secs", "turns"), [(0.5, 0), (1.0, 1)])
-async def test_interruption_before_the_objective_does_not_count(
-    after_secs: float, turns: int
-) -> None:
-    llm = service(SILENT)
-    async with Line(llm) as line:
-        asked = asyncio.create_task(line.ask())
-        await asyncio.sleep(after_secs)
-        await line.interrupt()
-        await asked
-        await line.report()
-    assert counted(llm)["ttft"] == (turns, turns)
-    assert counted(llm)["ttfs"] == (0, 0)
-
-
 async def test_sessions_of_a_tier_count_together() -> None:
     stats = ProviderStats()
     for tier in ("premium", "premium", "standard"):
