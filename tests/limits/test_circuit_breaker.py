@@ -107,10 +107,10 @@ def test_only_failures_and_persistent_rejections_open_it(
     assert it.state(30.0) == ("open" if opens else "closed")
 
 
-def test_reason_counts_the_rejections() -> None:
+def test_reason_counts_the_rejections_since_an_answer() -> None:
     it = breaker()
-    for second in range(11):
-        it.record("busy", float(second))
+    for second in range(21):
+        it.record("answered" if second == 9 else "busy", float(second))
     assert it.reason == "rejected for load for 10 s, 11 times"
 
 

@@ -46,7 +46,7 @@ class Limit(ConcurrencyLimit):
         """End the latest request."""
         self.release(self.out.pop(), verdict, now)
 
-    def hear(
+    def answer(
         self,
         *secs: float,
         now: float,
@@ -72,7 +72,7 @@ def settled(in_flight: int = 80, secs: float = 0.4) -> Limit:
     for request in it.out:
         it.record_first_token(request, secs, secs)
     for second in range(1, 31):
-        it.hear(*[secs] * MANY, now=float(second))
+        it.answer(*[secs] * MANY, now=float(second))
     return it
 
 
@@ -95,7 +95,7 @@ def test_late_round_of_several_sessions_shrinks_the_limit(
     usual_secs: float, secs: list[float], sessions: int, shrinks: bool
 ) -> None:
     it = settled(secs=usual_secs)
-    it.hear(*secs, now=100.0, sessions=sessions)
+    it.answer(*secs, now=100.0, sessions=sessions)
     assert it.limit(100.0) == (25 if shrinks else CEILING)
     assert it.has_room(100.0) is not shrinks
     assert not it.is_refusing(100.0), "slowness is no rejection"
@@ -111,24 +111,24 @@ def test_late_requests_count_before_their_first_token() -> None:
 
 def test_times_are_compared_within_a_size_class() -> None:
     it = settled()
-    it.hear(*[1.5] * MANY, now=100.0, size="long", sessions=1)
+    it.answer(*[1.5] * MANY, now=100.0, size="long", sessions=1)
     for second in range(101, 130):
-        it.hear(*[1.5] * MANY, now=float(second), size="long")
+        it.answer(*[1.5] * MANY, now=float(second), size="long")
     assert it.limit(130.0) == CEILING
 
 
 def test_calm_rounds_grow_a_used_limit() -> None:
     it = settled()
-    it.hear(*[8.0] * MANY, now=100.0)
+    it.answer(*[8.0] * MANY, now=100.0)
     low = it.limit(100.0)
     for second in range(102, 162):
-        it.hear(*[0.4] * MANY, now=float(second))
+        it.answer(*[0.4] * MANY, now=float(second))
     grown = it.limit(162.0)
     assert grown >= 4 * low
     while it.out:
         it.end("answered", 162.0)
     for second in range(163, 263):
-        it.hear(0.4, now=float(second))
+        it.answer(0.4, now=float(second))
     assert it.limit(263.0) == grown
 
 
@@ -136,7 +136,7 @@ def test_next_round_starts_after_a_cut_has_settled() -> None:
     it = settled(in_flight=400)
     limits: list[int] = []
     for now in (100.0, 100.5, 103.0):
-        it.hear(*[8.0] * MANY, now=now)
+        it.answer(*[8.0] * MANY, now=now)
         limits.append(it.limit(now))
         while it.in_flight > limits[0] and now > 100.0:
             it.end("answered", 101.0)
@@ -148,18 +148,18 @@ def test_limit_stays_at_the_floor(bounds: LimitBounds) -> None:
     it, now = Limit(), 0.0
     for secs in [0.4] * 40 + [8.0 * 1.5**number for number in range(40)]:
         now += 1000.0
-        it.hear(*[secs] * MANY, now=now, bounds=bounds)
+        it.answer(*[secs] * MANY, now=now, bounds=bounds)
     assert it.limit(now, bounds) == bounds.floor
     for _ in range(40):
         now += 10.0
-        it.hear(*[0.4] * MANY, now=now, bounds=bounds)
+        it.answer(*[0.4] * MANY, now=now, bounds=bounds)
     assert it.limit(now, bounds) > bounds.floor
 
 
 def test_lasting_slowness_becomes_usual() -> None:
     it = settled(in_flight=40)
     for second in range(200):
-        it.hear(*[1.6] * MANY, now=100.0 + second)
+        it.answer(*[1.6] * MANY, now=100.0 + second)
     assert it.limit(300.0) > 40
 
 
@@ -197,7 +197,7 @@ def test_callers_keep_two_requests_despite_rejections() -> None:
 def test_reported_queue_overrides_the_inferred_limit() -> None:
     it = settled()
     it.set_queue(60, until=105.0)
-    it.hear(*[8.0] * MANY, now=100.0)
+    it.answer(*[8.0] * MANY, now=100.0)
     assert (it.limit(104.9), it.limit(105.0)) == (60, CEILING)
     it.set_queue(-3, until=105.0)
     assert it.limit(104.0) == 0

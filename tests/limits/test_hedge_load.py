@@ -69,7 +69,7 @@ def test_bound_costs_little_without_trouble(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_deferred_callers_are_rescued_from_a_silent_provider() -> None:
-    """5 s, and then what the second provider takes, for nearly all who wait for the first.
+    """5 s, and then what the second provider takes, for nearly all callers of the first.
 
     At the mean of three seeds: of 36 seeds one alone has its p90 anywhere from 5.5 to 8.4 s.
     """

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import subprocess
 import sys
+import time
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -214,10 +214,10 @@ def test_interrupted_answer_tokens_are_used(recorded: Recorded) -> None:
 
 def test_voice_to_voice_is_what_callers_heard(recorded: Recorded) -> None:
     recorder, registry, _ = recorded
-    heard = TurnLatency(1, 0.0, "user_silence", first_answer_secs=1.4, reports=(turn(),))
-    recorder.record_latency(heard)
-    recorder.record_latency(replace(heard, anchor="context"))
-    recorder.record_latency(replace(heard, first_answer_secs=1.6, interrupted=True))
+    latency = TurnLatency(1, 0.0, "user_silence", first_answer_secs=1.4, reports=(turn(),))
+    recorder.record_latency(latency)
+    recorder.record_latency(replace(latency, anchor="context"))
+    recorder.record_latency(replace(latency, first_answer_secs=1.6, interrupted=True))
     heard_by = by(registry, "voice_to_voice_seconds_count", "provider", "outcome")
     assert heard_by == {("a", "answered"): 1, ("a", "interrupted"): 1}
 
@@ -307,7 +307,7 @@ def test_open_breaker_is_shown(recorded: Recorded) -> None:
     for state in ("closed", "open"):
         assert by(registry, "breaker_state", "provider", "state") == {("down", state): 1}
         for _ in range(5):
-            breaker.record("failed", asyncio.new_event_loop().time())
+            breaker.record("failed", time.monotonic())
 
 
 async def test_slow_period_is_shown_until_it_ends(recorded: Recorded) -> None:

@@ -118,14 +118,14 @@ async def test_broken_stream_and_continuation_are_events(spans: RecordedSpans) -
     broken: list[Step] = [Wait(0.1), Say("Good evening. We are"), Wait(0.4), Error("cut")]
     policy = HedgePolicy.fallback(commit="first_sentence")
     race, attempts = await raced(spans, policy, broken, QUICK)
-    told = events(race)
-    assert {(name, who) for name, who, _ in told} == {
+    found = events(race)
+    assert {(name, provider) for name, provider, _ in found} == {
         ("hedge.commit", "a"),
         ("hedge.stream_broken", "a"),
         ("hedge.failure", "a"),
         ("hedge.continuation", "b"),
     }
-    assert [at for *_, at in told] == pytest.approx([0.1, 0.5, 0.5, 0.7])
+    assert [at for *_, at in found] == pytest.approx([0.1, 0.5, 0.5, 0.7])
     assert said(attempts["a"])["hedge.outcome"] == "failed"
     assert not attempts["a"].status.is_ok
     assert attempts["b"].status.is_unset
@@ -159,9 +159,9 @@ async def test_interruption_is_no_error(spans: RecordedSpans) -> None:
 async def test_spans_end_when_the_turn_s_end_fails(
     spans: RecordedSpans, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[TurnReport] = []
+    published: list[TurnReport] = []
     llm = hedged(HedgePolicy.race(2), SLOW, SLOW, stats=ProviderStats())
-    llm.stats.events.subscribe(TurnReport, told.append)
+    llm.stats.events.subscribe(TurnReport, published.append)
 
     async def breaks(*_: Any) -> None:
         raise RuntimeError("broken")
@@ -173,7 +173,7 @@ async def test_spans_end_when_the_turn_s_end_fails(
         await line.interrupt()
         async with asyncio.timeout(10):
             assert (await line.report()).outcome == "interrupted"
-    assert [report.outcome for report in told] == ["interrupted"]
+    assert [report.outcome for report in published] == ["interrupted"]
     assert len(spans.named("race", CHAT)) == 3
     assert not llm.is_failing
 
@@ -198,10 +198,10 @@ async def test_no_text_of_the_call_is_in_a_span(spans: RecordedSpans) -> None:
     failing: list[Step] = [Error(f"invalid request: {secret}")]
     calling: list[Step] = [Wait(0.1), Say(f"So {secret}."), Call("book_table", {"note": secret})]
     await raced(spans, HedgePolicy.fallback(), failing, calling, text=secret)
-    told = "\n".join(span.to_json() for span in spans.all())
-    assert told.count('"name": "race"') == 1
-    assert "4929" not in told
-    assert "invalid request" not in told
+    exported = "\n".join(span.to_json() for span in spans.all())
+    assert exported.count('"name": "race"') == 1
+    assert "4929" not in exported
+    assert "invalid request" not in exported
 
 
 async def test_race_is_below_the_current_span(spans: RecordedSpans) -> None:
