@@ -1,13 +1,12 @@
-"""What sharing costs the turns that run meanwhile, and what a process does with its store."""
+"""What sharing statistics costs the turns, and what a process exchanges with its store."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import itertools
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +21,24 @@ from pipecat_hedge.fleet import sync as fleet_sync
 from pipecat_hedge.fleet.document import Document
 from pipecat_hedge.fleet.redis_store import RedisStore
 from pipecat_hedge.fleet.sync import SLICE_SECS, FleetSync, pack, unpack
-from pipecat_hedge.limits.admission_controller import AdmissionController
+from pipecat_hedge.limits import AdmissionController
 from pipecat_hedge.limits.fleet_advice import Finding
-from pipecat_hedge.policy.backends import Backend
+from pipecat_hedge.policy import Backend
 from pipecat_hedge.policy.latency_model import bucket_of
 from pipecat_hedge.policy.provider_latency import ALL, COUNTS
 from pipecat_hedge.policy.shared_store import Received, Slice, StoreUnavailable
 from pipecat_hedge.policy.stats_store import FileStore
-from pipecat_hedge.race.errors import ConfigurationError
-from pipecat_hedge.service import ProviderStats
+from pipecat_hedge.race import ConfigurationError
+from pipecat_hedge.service import ProviderStats, composition
 from pipecat_hedge.service.composition import ENVIRONMENT, default_store
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
 from tests.support.line import Line
-from tests.support.redis_server import RedisServer, needs_redis
 
 Answer = Received | Exception
 
 
 class Scripted:
-    """A store that answers as it is told, and notes what happens to it."""
+    """A store that returns or raises the given answers, and records its calls."""
 
     def __init__(self, *answers: Answer, secs: float = 0.0):
         self._answers, self._secs = list(answers), secs
@@ -48,6 +46,7 @@ class Scripted:
         self.written: list[Slice | None] = []
         self.read: list[Sequence[int]] = []
         self.noted: list[str] = []
+        self.begun_at: list[float] = []
 
     async def now(self) -> float:
         return self.time
@@ -56,6 +55,7 @@ class Scripted:
         self, process: str, now: float, document: str, written: Slice | None, read: Sequence[int]
     ) -> Received:
         self.noted.append("begins")
+        self.begun_at.append(asyncio.get_running_loop().time())
         self.written.append(written)
         self.read.append(read)
         await asyncio.sleep(self._secs)
@@ -74,8 +74,28 @@ class Scripted:
         return [(each.number, int(unpack(each.counts[key])[ALL].sum())) for each in slices]
 
 
-def fleet_of(store: Scripted) -> FleetSync:
-    return FleetSync(store, threading.Lock(), {}, {}, AdmissionController())
+def fleet_of(store: Scripted, health: AdmissionController | None = None) -> FleetSync:
+    return FleetSync(store, threading.Lock(), {}, {}, health or AdmissionController())
+
+
+async def synced(store: Scripted) -> ProviderStats:
+    """Statistics after one exchange."""
+    stats = ProviderStats(store)
+    assert await exchange(stats)
+    return stats
+
+
+async def exchange(stats: ProviderStats) -> bool:
+    assert stats.fleet is not None
+    return await stats.fleet.sync()
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    lines: list[str] = []
+    handler = logger.add(lambda message: lines.append(str(message)), level="INFO")
+    yield lines
+    logger.remove(handler)
 
 
 def document(**found: Any) -> str:
@@ -95,53 +115,8 @@ def hedged(stats: ProviderStats) -> HedgedLLMService:
     return HedgedLLMService(providers, policy=HedgePolicy.adaptive(), stats=stats, warm=False)
 
 
-def median(stats: ProviderStats) -> float:
-    known = stats.known([Backend("a", "b")], None, by_sentence=False)["a"].first_token
-    return known.quantile(0.5)
-
-
-# ---- no turn waits
-
-
-@needs_redis
-@pytest.mark.parametrize("how", ["killed", "hanging"])
-async def test_turns_are_answered_while_redis_is_away(
-    monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    """While an exchange waits in vain, and when Redis is back."""
-    monkeypatch.setattr(fleet_sync, "EVERY_SECS", 0.02)
-    with RedisServer() as server:
-        stats = ProviderStats(RedisStore(server.url))
-        results = asyncio.Queue[bool]()
-        fleet = stats.fleet
-        assert isinstance(fleet, FleetSync)
-        sync = fleet.sync
-
-        async def noted(**options: Any) -> bool:
-            results.put_nowait(await sync(**options))
-            return True
-
-        async def until(result: bool) -> None:
-            while await results.get() is not result:
-                pass
-
-        monkeypatch.setattr(fleet, "sync", noted)
-        async with asyncio.timeout(40), Line(hedged(stats)) as line:
-            await until(True)
-            server.kill() if how == "killed" else server.hang()
-            for _ in range(20):
-                await line.ask()
-            await until(False)
-            server.start() if how == "killed" else server.go_on()
-            await until(True)
-            await line.ask()
-            reports = [await line.report(turn) for turn in range(1, 22)]
-        assert {report.outcome for report in reports} == {"answered"}
-
-
 @pytest.mark.virtual_time
-async def test_a_turn_takes_as_long_beside_a_store_that_hangs() -> None:
-    """In virtual time, so exactly."""
+async def test_no_turn_waits_for_a_store_that_hangs() -> None:
     secs: list[float | None] = []
     for store in (None, Scripted(secs=1000.0)):
         async with Line(hedged(ProviderStats(store))) as line:
@@ -152,83 +127,78 @@ async def test_a_turn_takes_as_long_beside_a_store_that_hangs() -> None:
     assert secs[0] == secs[1]
 
 
-async def test_the_event_loop_is_let_go_between_the_steps_of_an_exchange() -> None:
+async def test_exchange_yields_to_the_event_loop() -> None:
     """With 20 providers, and 250 processes' counts of each slice."""
     data = seen(0.3, 100)
     slices = {n: [(f"{k % 20} | m", data) for k in range(250)] for n in (0, -1, -2)}
     stats = ProviderStats(Scripted(Received(slices=slices)))
     for number in range(20):
         stats.record_first_token(Backend(str(number), "m"), 0.3, 100)
-    assert stats.fleet is not None
-    exchange, steps = asyncio.create_task(stats.fleet.sync()), 0
-    while not exchange.done():
+    task, steps = asyncio.create_task(exchange(stats)), 0
+    while not task.done():
         await asyncio.sleep(0)
         steps += 1
-    assert await exchange
+    assert await task
     assert steps > 40
 
 
-# ---- what is written, and what is made of what is read
+# ---- latencies
+
+
+async def written(store: Scripted, times: Sequence[float]) -> list[tuple[int, int]]:
+    """What a process writes that sees one answer before each exchange."""
+    stats = ProviderStats(store)
+    for store.time in times:
+        stats.record_first_token(Backend("a", "b"), 0.5, 100)
+        await exchange(stats)
+    return store.counted("a | b")
 
 
 @pytest.mark.virtual_time
-async def test_totals_are_written_again_and_again_until_the_slice_is_over() -> None:
-    """Each slice has what was seen in it, however often and late it is written."""
-    store, backend = Scripted(), Backend("a", "b")
-    stats = ProviderStats(store)
-    assert stats.fleet is not None
-    for store.time in (0.0, 1.0, SLICE_SECS + 1.0, SLICE_SECS + 2.0):
-        stats.record_first_token(backend, 0.5, 100)
-        assert await stats.fleet.sync()
-    assert store.counted(backend.key) == [(0, 1), (0, 2), (0, 3), (1, 1)]
+async def test_totals_of_a_slice_are_written_until_it_is_over() -> None:
+    store = Scripted()
+    found = await written(store, (0.0, 1.0, SLICE_SECS + 1.0, SLICE_SECS + 2.0))
+    assert found == [(0, 1), (0, 2), (0, 3), (1, 1)]
     assert [len(read) for read in store.read] == [fleet_sync.SLICES, 2, fleet_sync.SLICES, 2]
 
 
 @pytest.mark.virtual_time
-async def test_what_was_seen_while_the_store_was_away_is_written_afterwards() -> None:
-    store, backend = Scripted(*[StoreUnavailable("no")] * 3), Backend("a", "b")
-    stats = ProviderStats(store)
-    assert stats.fleet is not None
-    for number in range(5):
-        stats.record_first_token(backend, 0.5, 100)
-        assert await stats.fleet.sync() is (number > 2)
-    assert store.counted(backend.key) == [(0, n) for n in range(1, 6)]
+async def test_observations_are_written_when_the_store_is_back() -> None:
+    store = Scripted(*[StoreUnavailable("no")] * 3)
+    assert await written(store, [0.0] * 5) == [(0, n) for n in range(1, 6)]
+    assert store.noted == ["begins"] * 4 + ["ends", "begins", "ends"]
 
 
 @pytest.mark.virtual_time
-async def test_the_latest_slices_are_used_first() -> None:
-    """Older ones only for as long as the later ones do not say enough; all of a slice counts."""
-    two = [("a | b", seen(0.2, 3000)), ("a | b", seen(0.21, 3000))]
-    old = [("a | b", seen(5.0, 100_000))]
-    for later, expected in ((two, 0.21), (two[:1], 5.0)):
-        stats = ProviderStats(Scripted(Received(slices={0: [], -1: later, -5: old})))
-        assert stats.fleet is not None
-        assert await stats.fleet.sync()
-        assert median(stats) == pytest.approx(expected, rel=0.05)
+async def test_full_slice_takes_no_further_processes() -> None:
+    store = Scripted(Received(fields=10**6), Received(fields=10**6))
+    found = await written(store, (0.0, 1.0, SLICE_SECS + 1.0))
+    assert found == [(0, 1), (0, 2), (0, 3)], "this process was in before"
 
 
 @pytest.mark.virtual_time
-async def test_only_so_many_providers_of_others_are_remembered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize(
+    ("later", "expected"), [((0.2, 0.21), 0.21), ((0.2,), 5.0)], ids=["enough", "too few"]
+)
+async def test_latest_slices_are_used_first(later: tuple[float, ...], expected: float) -> None:
+    """Older ones only if the later ones do not hold enough."""
+    slices = {
+        0: [],
+        -1: [("a | b", seen(secs, 3000)) for secs in later],
+        -5: [("a | b", seen(5.0, 100_000))],
+    }
+    stats = await synced(Scripted(Received(slices=slices)))
+    known = stats.known([Backend("a", "b")], None, by_sentence=False)["a"].first_token
+    assert known.quantile(0.5) == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.virtual_time
+async def test_providers_of_others_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_sync, "MOST_PROVIDERS", 3)
     slices = {0: [(f"{n} | b", seen(0.2, 100)) for n in range(10)]}
-    stats = ProviderStats(Scripted(Received(slices=slices)))
-    assert stats.fleet is not None
-    assert await stats.fleet.sync()
+    stats = await synced(Scripted(Received(slices=slices)))
     weights = [stats.prior_weight(Backend(str(n), "b")) for n in range(10)]
     assert sum(weight < 1.0 for weight in weights) == 3
-
-
-@pytest.mark.virtual_time
-async def test_a_slice_that_is_full_takes_no_further_processes() -> None:
-    store = Scripted(Received(fields=10**6), Received(fields=10**6))
-    stats = ProviderStats(store)
-    assert stats.fleet is not None
-    stats.record_first_token(Backend("a", "b"), 0.5, 100)
-    for store.time in (0.0, 1.0, SLICE_SECS + 1.0):
-        assert await stats.fleet.sync()
-    assert store.counted("a | b") == [(0, 1)] * 3, "this process was in before"
 
 
 @given(st.lists(st.tuples(st.integers(0, 2849), st.integers(1, 2**32 - 1)), max_size=40))
@@ -240,7 +210,7 @@ def test_packed_counts_are_read_as_written(entries: list[tuple[int, int]]) -> No
 
 
 @given(st.binary(max_size=60))
-def test_other_bytes_are_refused_or_read(data: bytes) -> None:
+def test_damaged_counts_are_read_or_refused(data: bytes) -> None:
     try:
         counts = unpack(data)
     except ValueError:
@@ -252,7 +222,7 @@ def test_other_bytes_are_refused_or_read(data: bytes) -> None:
 # ---- breakers
 
 
-async def test_the_number_of_processes_stays_what_it_was_while_the_store_is_away() -> None:
+async def test_last_number_of_processes_is_kept_in_an_outage() -> None:
     fleet = fleet_of(Scripted(Received(processes=3), ConnectionError(), Received(processes=2)))
     counted = [fleet.processes]
     for _ in range(3):
@@ -262,10 +232,10 @@ async def test_the_number_of_processes_stays_what_it_was_while_the_store_is_away
 
 
 @pytest.mark.virtual_time
-async def test_an_answer_while_the_store_was_away_is_a_reason_to_try() -> None:
+async def test_answer_during_an_outage_is_a_reason_to_try() -> None:
     first, second = (Received(documents={"p": text}) for text in (document(), document(closings=1)))
     health = AdmissionController()
-    fleet = FleetSync(Scripted(first, second), threading.Lock(), {}, {}, health)
+    fleet = fleet_of(Scripted(first, second), health)
     breaker = health.entry("a").breaker
     assert await fleet.sync()
     for _ in range(5):
@@ -280,35 +250,23 @@ async def test_an_answer_while_the_store_was_away_is_a_reason_to_try() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_a_store_that_is_away_is_tried_again_within_seconds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """At most four, and a fifth more by chance; whatever the store raises."""
-    stats = ProviderStats(Scripted(*[ZeroDivisionError()] * 6))
-    times: list[float] = []
-    fleet = stats.fleet
-    assert isinstance(fleet, FleetSync)
-    sync = fleet.sync
-
-    async def noted(**options: Any) -> bool:
-        times.append(asyncio.get_running_loop().time())
-        return await sync(**options)
-
-    monkeypatch.setattr(fleet, "sync", noted)
+async def test_failing_store_is_tried_again_within_seconds() -> None:
+    """At most four, and a fifth more or less by chance; whatever the store raises."""
+    store = Scripted(*[ZeroDivisionError()] * 6)
+    stats = ProviderStats(store)
     stats.hold()
     await asyncio.sleep(60)
     await stats.release()
-    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(store.begun_at)]
     for gap, expected in zip(gaps, [1, 2, 4, 4, 4, 4, 1, 1, 1], strict=False):
         assert 0.8 * expected <= gap <= 1.2 * expected
 
 
 @pytest.mark.virtual_time
-async def test_a_service_shares_while_its_session_runs() -> None:
-    """Several sessions share one exchange; a service that was never set up ends all the same."""
+async def test_sessions_share_one_exchange() -> None:
     store = Scripted()
     stats = ProviderStats(store)
-    await hedged(stats).cleanup()
+    await hedged(stats).cleanup()  # a service that was never set up
     async with Line(hedged(stats)) as one:
         async with Line(hedged(stats)) as two:
             await asyncio.gather(one.ask(), two.ask())
@@ -321,8 +279,7 @@ async def test_a_service_shares_while_its_session_runs() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_a_new_session_waits_for_the_last_exchange_of_the_one_before() -> None:
-    """And what it uses is not closed under it."""
+async def test_new_session_waits_for_the_last_exchange_of_the_previous() -> None:
     store = Scripted(secs=0.3)
     stats = ProviderStats(store)
     stats.hold()
@@ -339,14 +296,11 @@ async def test_a_new_session_waits_for_the_last_exchange_of_the_one_before() -> 
 
 
 @pytest.mark.virtual_time
-async def test_what_cannot_be_used_is_logged_a_hundred_times_at_most() -> None:
-    lines: list[str] = []
-    handler = logger.add(lambda message: lines.append(str(message)), level="INFO")
+async def test_unusable_keys_are_logged_a_hundred_times_at_most(logged: list[str]) -> None:
     fleet = fleet_of(Scripted(*[Received(unusable=frozenset({f"key {n}"})) for n in range(150)]))
     for _ in range(150):
         assert await fleet.sync()
-    logger.remove(handler)
-    assert len(lines) == 100
+    assert len(logged) == 100
 
 
 # ---- configuration
@@ -356,29 +310,33 @@ async def test_what_cannot_be_used_is_logged_a_hundred_times_at_most() -> None:
     ("url", "prefix", "message"),
     [
         ("http://localhost", "p", "url is none of a Redis"),
-        ("redis://localhost:port", "p", "url is none of a Redis"),
+        ("redis://user:secret@host:secret", "p", "url is none of a Redis"),
+        ("redis://user:secret@[host", "p", "url is none of a Redis"),
         ("redis://localhost?no_such_option=1", "p", "url is none of a Redis"),
         ("", "p", "REDIS_URL is not set"),
         (3, "p", "url must be a str"),
         ("redis://localhost", "", "prefix must be 1 to 100 characters"),
-        ("redis://localhost", "a b", "prefix must be 1 to 100 characters"),
         ("redis://localhost", "{a}", "prefix must be 1 to 100 characters"),
         ("redis://localhost", None, "prefix must be 1 to 100 characters"),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_remedy(url: Any, prefix: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+def test_invalid_url_is_refused_without_its_password(url: Any, prefix: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as refused:
         RedisStore(url, prefix=prefix)
+    assert "secret" not in str(refused.value)
 
 
-def test_no_password_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REDIS_URL", "rediss://user:secret@host:6390/2?db=2")
-    assert str(RedisStore(prefix="bot")) == "rediss://host:6390/2 (bot)"
-    assert str(RedisStore("unix:///run/redis.sock")) == "unix:///run/redis.sock (pipecat-hedge)"
-    for url in ("redis://user:secret@host:secret", "redis://user:secret@[host"):
-        with pytest.raises(ConfigurationError) as refused:
-            RedisStore(url)
-        assert "secret" not in str(refused.value)
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("rediss://user:secret@host:6390/2?db=2", "rediss://host:6390/2 (pipecat-hedge)"),
+        ("unix:///run/redis.sock", "unix:///run/redis.sock (pipecat-hedge)"),
+    ],
+)
+def test_password_is_not_shown(url: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert str(RedisStore(url)) == shown
+    monkeypatch.setenv("REDIS_URL", url)
+    assert str(RedisStore(prefix="pipecat-hedge")) == shown
 
 
 def test_without_redis_py_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,25 +345,35 @@ def test_without_redis_py_the_error_names_the_extra(monkeypatch: pytest.MonkeyPa
         RedisStore("redis://localhost")
 
 
-def test_the_environment_names_a_redis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its own variable first; REDIS_URL only where that says nothing, and redis-py is there."""
-    monkeypatch.setenv("REDIS_URL", "redis://elsewhere")
-    assert default_store() is None
-    monkeypatch.setenv(ENVIRONMENT, "rediss://here:1/3")
-    assert str(default_store()) == "rediss://here:1/3 (pipecat-hedge)"
-    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "stats.json"))
-    assert isinstance(default_store(), FileStore)
-    monkeypatch.delenv(ENVIRONMENT)
+@pytest.mark.parametrize(
+    ("stats", "redis_url", "has_redis_py", "store"),
+    [
+        ("rediss://here:1/3", "redis://elsewhere", True, "rediss://here:1/3 (pipecat-hedge)"),
+        ("stats.json", "redis://elsewhere", True, FileStore),
+        (None, "redis://elsewhere", True, "redis://elsewhere (pipecat-hedge)"),
+        (None, "postgres://elsewhere", True, FileStore),
+        (None, "redis://elsewhere", False, FileStore),
+    ],
+)
+def test_environment_names_the_store(
+    stats: str | None,
+    redis_url: str,
+    has_redis_py: bool,
+    store: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    logged: list[str],
+) -> None:
+    """Its own variable comes first."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    lines: list[str] = []
-    handler = logger.add(lambda message: lines.append(str(message)), level="INFO")
-    assert str(default_store()) == "redis://elsewhere (pipecat-hedge)"
-    logger.remove(handler)
-    assert len(lines) == 1
-    assert "(from REDIS_URL); PIPECAT_HEDGE_STATS=off disables this" in lines[0]
-    monkeypatch.setenv("REDIS_URL", "postgres://elsewhere")
-    assert isinstance(default_store(), FileStore)
-    monkeypatch.setenv("REDIS_URL", "redis://elsewhere")
-    composition = importlib.import_module("pipecat_hedge.service.composition")
-    monkeypatch.setattr(composition, "find_spec", lambda name: None)
-    assert isinstance(default_store(), FileStore)
+    monkeypatch.setenv("REDIS_URL", redis_url)
+    monkeypatch.delenv(ENVIRONMENT)
+    if stats is not None:
+        monkeypatch.setenv(ENVIRONMENT, stats)
+    if not has_redis_py:
+        monkeypatch.setattr(composition, "find_spec", lambda name: None)
+    found = default_store()
+    assert isinstance(found, FileStore) if store is FileStore else str(found) == store
+    if str(found).startswith(redis_url):
+        assert "(from REDIS_URL); PIPECAT_HEDGE_STATS=off disables this" in "".join(logged)

@@ -20,8 +20,7 @@ from pipecat_hedge.limits.concurrency_limit import (
 from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.race import ConfigurationError
 
-VERDICTS = get_args(Verdict)
-ENDS: dict[str, Verdict] = {verdict: verdict for verdict in VERDICTS}
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 CEILING = OPEN_BOUNDS.ceiling
 MANY = 20
 """Requests that end a round, of whatever size."""
@@ -47,7 +46,7 @@ class Limit(ConcurrencyLimit):
         """End the latest request."""
         self.release(self.out.pop(), verdict, now)
 
-    def hear(
+    def answer(
         self,
         *secs: float,
         now: float,
@@ -67,31 +66,39 @@ class Limit(ConcurrencyLimit):
             self.release(request, "answered", now)
 
 
-def settled(in_flight: int = 0, secs: float = 0.4) -> Limit:
+def settled(in_flight: int = 80, secs: float = 0.4) -> Limit:
     """A provider with a usual time and some requests in flight."""
     it = Limit(in_flight)
     for request in it.out:
         it.record_first_token(request, secs, secs)
     for second in range(1, 31):
-        it.hear(*[secs] * MANY, now=float(second))
+        it.answer(*[secs] * MANY, now=float(second))
     return it
 
 
 # ---- inferred
 
 
-def test_initial_limit_is_the_ceiling() -> None:
-    it = Limit(in_flight=300)
-    assert it.limit(0.0) == CEILING
-    assert it.has_room(0.0)
-    assert ConcurrencyLimit().limit(0.0, SHED_BOUNDS) == SHED_BOUNDS.start
-
-
-@pytest.mark.parametrize("secs", [0.75, 0.85, 60.0])
-def test_late_round_shrinks_the_limit(secs: float) -> None:
-    it = settled(in_flight=80)
-    it.hear(*[secs] * MANY, now=100.0)
-    assert (it.limit(100.0) < 80) == (secs > 0.8)
+@pytest.mark.parametrize(
+    ("usual_secs", "secs", "sessions", "shrinks"),
+    [
+        pytest.param(0.4, [0.75] * MANY, MANY, False, id="under twice the usual time"),
+        pytest.param(0.4, [0.85] * MANY, MANY, True, id="over twice the usual time"),
+        pytest.param(0.4, [60.0] * MANY, MANY, True, id="hanging"),
+        pytest.param(0.05, [0.45] * MANY, MANY, False, id="late, but fast"),
+        pytest.param(0.4, [8.0] * MANY, SESSIONS - 1, False, id="of few sessions"),
+        pytest.param(0.4, [8.0] * MANY, SESSIONS, True, id="of enough sessions"),
+        pytest.param(0.4, [0.4, 0.4, 0.4, 16.0, 16.0] * 4, MANY, False, id="a heavy tail"),
+    ],
+)
+def test_late_round_of_several_sessions_shrinks_the_limit(
+    usual_secs: float, secs: list[float], sessions: int, shrinks: bool
+) -> None:
+    it = settled(secs=usual_secs)
+    it.answer(*secs, now=100.0, sessions=sessions)
+    assert it.limit(100.0) == (25 if shrinks else CEILING)
+    assert it.has_room(100.0) is not shrinks
+    assert not it.is_refusing(100.0), "slowness is no rejection"
 
 
 def test_late_requests_count_before_their_first_token() -> None:
@@ -102,123 +109,83 @@ def test_late_requests_count_before_their_first_token() -> None:
     assert it.limit(101.0) < 40
 
 
-def test_heavy_tail_does_not_shrink_the_limit() -> None:
-    it = settled(in_flight=80)
-    for second in range(100):
-        it.hear(*[0.4, 0.4, 0.4, 16.0, 16.0] * 4, now=100.0 + second)
-    assert it.limit(200.0) == CEILING
-
-
-@pytest.mark.parametrize(("sessions", "shrinks"), [(SESSIONS - 1, False), (SESSIONS, True)])
-def test_few_sessions_do_not_shrink_the_limit(sessions: int, shrinks: bool) -> None:
-    it = settled(in_flight=80)
-    it.hear(*[8.0] * 3 * MANY, now=100.0, sessions=sessions)
-    assert (it.limit(100.0) < CEILING) == shrinks
-
-
-def test_fast_answers_do_not_shrink_the_limit() -> None:
-    it = settled(in_flight=80, secs=0.05)
-    it.hear(*[0.45] * 3 * MANY, now=100.0)
-    assert it.limit(100.0) == CEILING
-
-
 def test_times_are_compared_within_a_size_class() -> None:
-    it = settled(in_flight=80)
-    it.hear(*[1.5] * MANY, now=100.0, size="long", sessions=1)
+    it = settled()
+    it.answer(*[1.5] * MANY, now=100.0, size="long", sessions=1)
     for second in range(101, 130):
-        it.hear(*[1.5] * MANY, now=float(second), size="long")
+        it.answer(*[1.5] * MANY, now=float(second), size="long")
     assert it.limit(130.0) == CEILING
 
 
 def test_calm_rounds_grow_a_used_limit() -> None:
-    it = settled(in_flight=80)
-    it.hear(*[8.0] * MANY, now=100.0)
+    it = settled()
+    it.answer(*[8.0] * MANY, now=100.0)
     low = it.limit(100.0)
     for second in range(102, 162):
-        it.hear(*[0.4] * MANY, now=float(second))
-    assert it.limit(162.0) >= 4 * low
+        it.answer(*[0.4] * MANY, now=float(second))
+    grown = it.limit(162.0)
+    assert grown >= 4 * low
     while it.out:
         it.end("answered", 162.0)
-    before = it.limit(162.0)
     for second in range(163, 263):
-        it.hear(0.4, now=float(second))
-    assert it.limit(263.0) == before
+        it.answer(0.4, now=float(second))
+    assert it.limit(263.0) == grown
 
 
 def test_next_round_starts_after_a_cut_has_settled() -> None:
     it = settled(in_flight=400)
-    it.hear(*[8.0] * MANY, now=100.0)
-    before = it.limit(100.0)
-    it.hear(*[8.0] * 5 * MANY, now=100.5)
-    assert it.limit(100.5) == before
-    while it.in_flight > before:
-        it.end("answered", 101.0)
-    it.hear(*[8.0] * MANY, now=103.0)
-    assert it.limit(103.0) < before
+    limits: list[int] = []
+    for now in (100.0, 100.5, 103.0):
+        it.answer(*[8.0] * MANY, now=now)
+        limits.append(it.limit(now))
+        while it.in_flight > limits[0] and now > 100.0:
+            it.end("answered", 101.0)
+    assert limits == [105, 105, 26]
 
 
 @pytest.mark.parametrize("bounds", [OPEN_BOUNDS, SHED_BOUNDS, LimitBounds(3, 30)])
 def test_limit_stays_at_the_floor(bounds: LimitBounds) -> None:
     it, now = Limit(), 0.0
-    for _ in range(40):
-        now += 10.0
-        it.hear(*[0.4] * MANY, now=now, bounds=bounds)
-    for number in range(40):
+    for secs in [0.4] * 40 + [8.0 * 1.5**number for number in range(40)]:
         now += 1000.0
-        it.hear(*[8.0 * 1.5**number] * MANY, now=now, bounds=bounds)
+        it.answer(*[secs] * MANY, now=now, bounds=bounds)
     assert it.limit(now, bounds) == bounds.floor
     for _ in range(40):
         now += 10.0
-        it.hear(*[0.4] * MANY, now=now, bounds=bounds)
+        it.answer(*[0.4] * MANY, now=now, bounds=bounds)
     assert it.limit(now, bounds) > bounds.floor
 
 
 def test_lasting_slowness_becomes_usual() -> None:
     it = settled(in_flight=40)
     for second in range(200):
-        it.hear(*[1.6] * MANY, now=100.0 + second)
+        it.answer(*[1.6] * MANY, now=100.0 + second)
     assert it.limit(300.0) > 40
-
-
-def test_recovery_removes_the_limit() -> None:
-    it = settled(in_flight=40)
-    it.hear(*[8.0] * MANY, now=100.0)
-    it.end("busy", 100.0)
-    assert it.limit(100.0) < 40
-    it.recover()
-    assert it.limit(100.0) == CEILING
 
 
 # ---- stated by the provider
 
 
 def test_rejection_cuts_the_limit_by_a_tenth() -> None:
-    it = Limit(in_flight=40)
+    it = Limit(in_flight=50)
+    for verdict in VERDICTS:
+        if verdict != "busy":
+            it.end(verdict, 0.1)
+    assert it.limit(0.1) == CEILING, "no other end changes the limit"
+    while it.in_flight > 40:
+        it.end("answered", 0.1)
     for _ in range(10):
         it.end("busy", 0.1)
-    assert it.limit(0.1) == 36
-    assert it.limit(5.1) == 41
-    assert it.limit(60.0) > 90
-    assert it.limit(60.1) == CEILING
+    assert [it.limit(now) for now in (0.1, 5.1, 60.0, 60.1)] == [36, 41, 95, CEILING]
 
 
-def refused() -> Limit:
-    """A provider that rejects one request a second."""
+def test_callers_keep_two_requests_despite_rejections() -> None:
     it = Limit()
     for second in range(20):
         it.send(1, now=float(second))
         it.end("busy", float(second))
-    return it
-
-
-def test_repeated_rejections_leave_no_room_for_hedges() -> None:
-    it = refused()
     assert it.limit(19.0) == 0
     assert not it.has_room(19.0)
-
-
-def test_callers_keep_two_requests_despite_rejections() -> None:
-    it = refused()
     taken = [it.is_refusing(19.0)]
     for _ in range(2):
         it.send(1, now=19.0)
@@ -227,39 +194,15 @@ def test_callers_keep_two_requests_despite_rejections() -> None:
     assert not it.is_refusing(80.0), "that was too long ago"
 
 
-def test_slow_round_is_not_a_rejection() -> None:
-    it = settled(in_flight=80)
-    it.hear(*[8.0] * MANY, now=100.0)
-    assert not it.has_room(100.0)
-    assert not it.is_refusing(100.0)
-
-
-@pytest.mark.parametrize("verdict", [v for v in VERDICTS if v != "busy"])
-def test_other_outcomes_do_not_change_the_limit(verdict: Verdict) -> None:
-    it = Limit()
-    for second in range(40):
-        it.send(1, now=float(second))
-        it.end(verdict, float(second))
-    assert it.limit(40.0) == CEILING
-
-
 def test_reported_queue_overrides_the_inferred_limit() -> None:
-    it = settled(in_flight=80)
-    it.hear(*[8.0] * MANY, now=100.0)
-    inferred = it.limit(100.0)
+    it = settled()
     it.set_queue(60, until=105.0)
-    assert (it.limit(104.9), it.limit(105.0)) == (60, inferred)
+    it.answer(*[8.0] * MANY, now=100.0)
+    assert (it.limit(104.9), it.limit(105.0)) == (60, CEILING)
     it.set_queue(-3, until=105.0)
     assert it.limit(104.0) == 0
     it.set_queue(5000, until=105.0)
     assert it.limit(104.0) == CEILING
-
-
-def test_nothing_is_inferred_while_a_queue_is_reported() -> None:
-    it = settled(in_flight=80)
-    it.set_queue(60, until=200.0)
-    it.hear(*[8.0] * 3 * MANY, now=100.0)
-    assert it.limit(200.0) == CEILING
 
 
 def test_rate_limit_is_counted_down() -> None:
@@ -276,42 +219,23 @@ def test_rate_limit_is_counted_down() -> None:
 
 def test_rate_limit_of_the_latest_request_counts() -> None:
     it = Limit()
-    it.set_rate_limit(0, until=60.0, sent_at=5.0)
-    it.set_rate_limit(9, until=61.0, sent_at=4.0)
-    assert not it.has_room(7.0)
-    it.set_rate_limit(2, until=62.0, sent_at=5.0)
-    assert it.has_room(8.0)
-    it.set_rate_limit(-5, until=10.0, sent_at=6.0)
-    assert not it.has_room(9.0)
+    rooms: list[bool] = []
+    for left, sent_at in ((0, 5.0), (9, 4.0), (2, 5.0), (-5, 6.0)):
+        it.set_rate_limit(left, until=60.0, sent_at=sent_at)
+        rooms.append(it.has_room(9.0))
+    assert rooms == [False, False, True, False]
 
 
 # ---- room
 
 
-def test_optional_work_keeps_a_share_of_the_limit_free() -> None:
+@pytest.mark.parametrize(("left", "optional"), [(1, False), (2, True), (30, True)])
+def test_optional_work_keeps_some_of_a_rate_limit_free(left: int, optional: bool) -> None:
     it = Limit()
-    it.set_queue(20, until=10.0)
-    for number in range(20):
-        assert it.has_room(0.0, reserved=0.1) == (number < 18)
-        assert it.has_room(0.0)
-        it.send(1, now=0.0)
-    assert not it.has_room(0.0)
-    assert it.reason(0.0) == "20 of 20 requests in flight"
-
-
-def test_optional_work_keeps_some_of_a_rate_limit_free() -> None:
-    it = Limit()
-    it.set_queue(20, until=10.0)
-    it.set_rate_limit(1, until=2.5, sent_at=0.0)
+    it.set_rate_limit(left, until=2.5, sent_at=0.0)
     assert it.has_room(1.0)
-    assert not it.has_room(1.0, reserved=0.1)
-    assert it.reason(1.0) == "a rate limit that allows 1 more within 1.5 s"
-
-
-def test_small_rate_limit_leaves_room_for_hedges() -> None:
-    it = Limit()
-    it.set_rate_limit(30, until=60.0, sent_at=0.0)
-    assert it.has_room(1.0, reserved=0.1)
+    assert it.has_room(1.0, reserved=0.1) is optional
+    assert it.reason(1.0) == f"a rate limit that allows {left} more within 1.5 s"
 
 
 def test_double_release_is_an_error() -> None:
@@ -335,19 +259,17 @@ def test_invalid_bounds_are_rejected(floor: Any, ceiling: Any, message: str) -> 
         LimitBounds(floor, ceiling)
 
 
+STEPS = st.tuples(
+    st.sampled_from(["acquire", "first token", "queue", "rate limit", "recover", *VERDICTS]),
+    st.floats(0, 3),
+    st.floats(0.01, 30),
+    st.integers(-2, 40),
+)
+
+
 @given(
-    steps=st.lists(
-        st.tuples(
-            st.sampled_from(
-                ["acquire", "first token", "queue", "rate limit", "recover", *VERDICTS]
-            ),
-            st.floats(0, 3),
-            st.floats(0.01, 30),
-            st.integers(-2, 40),
-        ),
-        max_size=200,
-    ),
-    bounds=st.sampled_from([OPEN_BOUNDS, SHED_BOUNDS, LimitBounds(3, 30)]),
+    st.lists(STEPS, max_size=200),
+    st.sampled_from([OPEN_BOUNDS, SHED_BOUNDS, LimitBounds(3, 30)]),
 )
 def test_limit_keeps_its_bounds_and_leaks_no_permit(steps: Any, bounds: LimitBounds) -> None:
     it, now, stated_until = Limit(), 0.0, 0.0
@@ -364,12 +286,11 @@ def test_limit_keeps_its_bounds_and_leaks_no_permit(steps: Any, bounds: LimitBou
             it.set_rate_limit(number, now + more_secs, sent_at=now)
         elif step == "recover":
             it.recover()
-        elif it.out and (verdict := ENDS.get(step)) is not None:
-            it.end(verdict, now)
+        elif it.out and step in VERDICTS:
+            it.end(step, now)
             stated_until = max(stated_until, now + 60.0 if step == "busy" else 0.0)
-        out = len(it.out)
-        assert it.in_flight == out
+        assert it.in_flight == len(it.out)
         least = 0 if now < stated_until else bounds.floor
         assert least <= it.limit(now, bounds) <= bounds.ceiling
-        assert not (it.has_room(now, bounds) and out >= it.limit(now, bounds))
+        assert not (it.has_room(now, bounds) and it.in_flight >= it.limit(now, bounds))
         assert it.reason(now, bounds)

@@ -12,7 +12,6 @@ from pipecat_hedge.race import ServerLoad
     ("load", "refusal", "last"),
     [
         (None, None, False),
-        (ServerLoad(True), None, False),
         (ServerLoad(True, running=60), None, False),
         (ServerLoad(True, running=60, waiting=3), "has a queue of 3", False),
         (ServerLoad(True, running=2, waiting=3), "has a queue of 3", True),
@@ -28,11 +27,12 @@ def test_busy_server_gets_no_hedge(
 
 
 def test_shortest_queue_comes_first() -> None:
-    down = ServerLoad(False)
-    full = ServerLoad(True, running=2, waiting=4)
-    some = ServerLoad(True, running=2, waiting=1)
-    busy = ServerLoad(True, running=40)
-    calm = ServerLoad(True, running=1)
-    loads = [down, full, some, busy, calm]
-    assert sorted(loads, key=load_rank) == [calm, busy, some, full, down]
-    assert min([calm, None], key=load_rank) is None
+    loads = [
+        ServerLoad(False),
+        ServerLoad(True, running=2, waiting=4),
+        ServerLoad(True, running=2, waiting=1),
+        ServerLoad(True, running=40),
+        ServerLoad(True, running=1),
+        None,
+    ]
+    assert sorted(loads, key=load_rank) == loads[::-1]

@@ -2,58 +2,39 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge.limits.shared_outage import WITHIN_SECS, SharedOutage
 
-
-def blamed(outage: SharedOutage[str], now: float) -> list[tuple[float, str]]:
-    """The providers whose failures count."""
-    return [(at, key) for at, key, is_shared in outage.settle(now) if not is_shared]
+A_AND_B = [(at, host) for second in range(30) for at, host in ((second, "a"), (second + 0.5, "b"))]
 
 
-def test_failures_at_one_host_count_after_two_seconds() -> None:
-    outage = SharedOutage[str]()
-    outage.add("one:443", 0.0, "a")
-    outage.add("one:443", 1.0, "a")
-    outage.add("one:443", 1.0, "b")
-    assert outage.settle(WITHIN_SECS - 0.1) == []
-    assert outage.settle(WITHIN_SECS) == [(0.0, "a", False)]
-    assert outage.settle(WITHIN_SECS + 1.0) == [(1.0, "a", False), (1.0, "b", False)]
-    assert outage.settle(99.0) == []
-
-
-def test_failures_at_two_hosts_count_for_none() -> None:
-    outage = SharedOutage[str]()
-    outage.add("one:443", 0.0, "a")
-    outage.add("two:443", 1.9, "b")
-    assert blamed(outage, 99.0) == []
-
-
-def test_failures_further_apart_count() -> None:
-    outage = SharedOutage[str]()
-    outage.add("one:443", 0.0, "a")
-    assert blamed(outage, 2.1) == [(0.0, "a")]
-    outage.add("two:443", 2.1, "b")
-    assert blamed(outage, 99.0) == [(2.1, "b")]
-
-
-def test_lasting_outage_counts_for_none() -> None:
-    outage, counted = SharedOutage[str](), list[tuple[float, str]]()
-    for second in range(30):
-        outage.add("one:443", float(second), "a")
-        outage.add("two:443", second + 0.5, "b")
-        counted += blamed(outage, second + 0.5)
-    assert counted == []
-
-
-def test_host_still_down_after_an_outage_counts() -> None:
-    outage = SharedOutage[str]()
-    outage.add("two:443", 0.0, "b")
-    for second in range(10):
-        outage.add("one:443", float(second), "a")
-    assert blamed(outage, 99.0) == [(float(second), "a") for second in range(3, 10)]
+@pytest.mark.parametrize(
+    ("failures", "charged"),
+    [
+        pytest.param([(0.0, "a"), (1.0, "a")], [0.0, 1.0], id="one host"),
+        pytest.param([(0.0, "a"), (1.9, "b")], [], id="two hosts"),
+        pytest.param([(0.0, "a"), (2.1, "b")], [0.0, 2.1], id="further apart"),
+        pytest.param(A_AND_B, [], id="a lasting outage"),
+        pytest.param(
+            [(0.0, "b"), *((float(second), "a") for second in range(10))],
+            [float(second) for second in range(3, 10)],
+            id="one host still down after an outage",
+        ),
+    ],
+)
+def test_failures_at_several_hosts_charge_no_provider(
+    failures: list[tuple[float, str]], charged: list[float]
+) -> None:
+    outage, settled = SharedOutage[str](), list[tuple[float, str, bool]]()
+    for at, host in failures:
+        settled += outage.settle(at)
+        outage.add(f"{host}:443", at, host)
+        assert all(failed_at <= at - WITHIN_SECS for failed_at, *_ in settled)
+    settled += outage.settle(99.0)
+    assert [at for at, _, is_shared in settled if not is_shared] == charged
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.sampled_from("ab")), max_size=50))
@@ -63,6 +44,5 @@ def test_each_failure_is_settled_once(steps: list[tuple[float, str]]) -> None:
         now += secs
         outage.add(f"{key}:443", now, key)
         counted += len(outage.settle(now))
-    counted += len(outage.settle(now + 2 * WITHIN_SECS))
-    assert counted == len(steps)
+    assert counted + len(outage.settle(now + 2 * WITHIN_SECS)) == len(steps)
     assert outage.settle(now + 99.0) == []

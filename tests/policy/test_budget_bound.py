@@ -1,4 +1,4 @@
-"""Under an adaptive policy the budget is a bound, whoever the tenants are and however they come."""
+"""Under an adaptive policy the budget is a bound, for any tenants and arrivals."""
 
 from __future__ import annotations
 
@@ -46,72 +46,66 @@ def extra(report: TurnReport) -> int:
     return sum(attempt.launch_reason != "failure" for attempt in report.attempts[1:])
 
 
-async def tenants(
+async def most_in_a_thousand(
     count: int,
     turns: int,
     policy: Callable[[int], HedgePolicy],
     draw: Draw,
-    *,
     at_once: int = 1,
-) -> list[int]:
-    """Each tenant calls with two models of its own; the extra requests of every turn, in order."""
-    rng, told = random.Random(7), list[int]()
-    waves = [range(first, min(first + at_once, count)) for first in range(0, count, at_once)]
+) -> int:
+    """The most extra requests in 1,000 turns in a row.
+
+    Each tenant calls with two models of its own; as many as ``at_once`` call at the same time.
+    """
+    rng, sent = random.Random(7), list[int]()
 
     async def call(tenant: int) -> None:
         services = [Drawn(f"tenant-{tenant}-{n}", draw, rng) for n in range(2)]
         named = [Provider(f"p{n}", service) for n, service in enumerate(services)]
-        llm = HedgedLLMService(named, policy=policy(tenant))
-        async with Line(llm) as line:
+        async with Line(HedgedLLMService(named, policy=policy(tenant))) as line:
             for _ in range(turns):
                 await line.ask()
                 await asyncio.sleep(rng.uniform(0.5, 2.0))
             await asyncio.sleep(20.0)
-        told.extend(extra(report) for report in line.reports)
+        sent.extend(extra(report) for report in line.reports)
 
-    for wave in waves:
-        await asyncio.gather(*map(call, wave))
-    assert len(told) == count * turns
-    return told
-
-
-def most_in_a_thousand(told: Sequence[int]) -> int:
-    """The most extra requests in 1,000 turns in a row."""
-    summed = [0, *itertools.accumulate(told)]
-    most = max(b - a for a, b in zip(summed, summed[1_000:], strict=False))
-    print(f"{sum(told)} extra requests in {len(told)} turns, at most {most} in 1,000")
-    return most
+    for first in range(0, count, at_once):
+        await asyncio.gather(*map(call, range(first, first + at_once)))
+    assert len(sent) == count * turns
+    summed = [0, *itertools.accumulate(sent)]
+    return max(b - a for a, b in zip(summed, summed[1_000:], strict=False))
 
 
-@pytest.mark.parametrize("draw", [long_tail, thinking])
-async def test_new_models_bring_no_credit(draw: Draw) -> None:
-    """250 tenants with models that nobody has heard of."""
-    told = await tenants(250, 5, lambda _: HedgePolicy.adaptive(0.05), draw)
-    assert 10 <= most_in_a_thousand(told) <= 1.25 * 0.05 * 1_000
-
-
-async def test_other_budgets_bring_no_credit() -> None:
-    """250 tenants with budgets of their own; the cap of the process holds."""
-    told = await tenants(
-        250, 5, lambda tenant: HedgePolicy.adaptive(0.05 + tenant * 1e-6), long_tail
-    )
-    assert 10 <= most_in_a_thousand(told) <= 1.25 * 0.0503 * 1_000
-
-
-async def test_waves_bring_no_credit() -> None:
-    """Fifty tenants call at once, and the next fifty."""
-    policy = HedgePolicy.adaptive(0.05)
-    told = await tenants(250, 6, lambda _: policy, long_tail, at_once=50)
-    assert 10 <= most_in_a_thousand(told) <= 1.25 * 0.05 * 1_000
+SHARED = HedgePolicy.adaptive(0.05)
 
 
 @pytest.mark.parametrize(
-    "policy", [HedgePolicy.adaptive(0), HedgePolicy.fallback()], ids=lambda policy: policy.name
+    ("turns", "policy", "draw", "at_once"),
+    [
+        pytest.param(5, lambda _: SHARED, long_tail, 1, id="new models"),
+        pytest.param(5, lambda _: SHARED, thinking, 1, id="new models that think"),
+        pytest.param(
+            5,
+            lambda tenant: HedgePolicy.adaptive(0.05 + tenant * 1e-6),
+            long_tail,
+            1,
+            id="budgets of their own",
+        ),
+        pytest.param(6, lambda _: SHARED, long_tail, 50, id="fifty at once"),
+    ],
+)
+async def test_new_tenants_bring_no_credit(
+    turns: int, policy: Callable[[int], HedgePolicy], draw: Draw, at_once: int
+) -> None:
+    most = await most_in_a_thousand(250, turns, policy, draw, at_once)
+    assert 10 <= most <= 1.25 * 0.0503 * 1_000
+
+
+@pytest.mark.parametrize(
+    ("policy", "most"), [(HedgePolicy.adaptive(0), 2), (HedgePolicy.fallback(), 10)]
 )
 @pytest.mark.parametrize("draw", [long_tail, thinking])
-async def test_without_a_budget_slow_answers_are_waited_for(
-    draw: Draw, policy: HedgePolicy
+async def test_slow_answers_are_awaited_without_a_budget(
+    draw: Draw, policy: HedgePolicy, most: int
 ) -> None:
-    """They are no failure, and a request that replaces one is hardly ever in vain."""
-    told = await tenants(1, 1_000, lambda _: policy, draw)
-    assert most_in_a_thousand(told) <= (2 if policy.name != "fallback" else 10)
+    assert await most_in_a_thousand(1, 1_000, lambda _: policy, draw) <= most

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,7 @@ from hypothesis import strategies as st
 
 from pipecat_hedge import HedgeError
 from pipecat_hedge.policy.hedge_benefit import BenefitCache, HedgeBenefit, expected_saving, joint
-from pipecat_hedge.policy.priced_delay import (
-    LatencyEstimate,
-    PricedDelay,
-)
+from pipecat_hedge.policy.priced_delay import LatencyEstimate, PricedDelay
 from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race import InFlight, LaunchDecision, Waiting
 
@@ -35,221 +31,58 @@ def lognormal(median: float, sigma: float, stalls: float = 0.0) -> SurvivalCurve
 
 HEAVY = lognormal(0.5, 0.12, stalls=0.05)
 LIGHT = lognormal(0.8, 0.08)
+FAST = lognormal(0.1, 0.1)
 
 
-def waiting(*in_flight: tuple[str, float], further: str = "b", started_at: float = 0.0) -> Waiting:
-    attempts = tuple(InFlight(name, started_at + at, None) for name, at in in_flight)
-    return Waiting(started_at, attempts, further)
+def saving(first: SurvivalCurve, further: SurvivalCurve, at: float) -> float:
+    return float(expected_saving(first, further, np.array([at]))[0])
+
+
+# ---- the expected saving
 
 
 @given(st.floats(0.1, 5), st.floats(0.1, 5), st.floats(0, 10))
-def test_the_saving_of_exponential_latencies(first: float, second: float, at: float) -> None:
-    """E[(X − Y)⁺] = x²/(x + y) for means x and y, however long has been waited."""
-    saved = expected_saving(exponential(first), exponential(second), np.array([at]))
-    assert saved[0] == pytest.approx(first * first / (first + second), rel=0.03, abs=0.01)
+def test_saving_of_exponential_latencies(first: float, second: float, at: float) -> None:
+    """E[(X − Y)⁺] = x²/(x + y) for means x and y, however long the turn has waited."""
+    expected = first * first / (first + second)
+    saved = saving(exponential(first), exponential(second), at)
+    assert saved == pytest.approx(expected, rel=0.03, abs=0.01)
 
 
 @given(st.floats(0.1, 5), st.floats(0, 3), st.floats(0, 4))
 def test_only_waiting_beyond_the_deadline_counts(mean: float, at: float, deadline: float) -> None:
-    """With a further request that answers at once, what is saved is the wait beyond it."""
     at_once = SurvivalCurve.of([0.0], [0.0], 1e-3)
     saved = expected_saving(exponential(mean), at_once, np.array([at]), deadline)
     beyond = max(0.0, deadline - at)
     assert saved[0] == pytest.approx(mean * math.exp(-beyond / mean), rel=0.01, abs=1e-6)
 
 
-def test_the_saving_against_a_simulation() -> None:
-    """The mean of what was saved in as many turns as it takes."""
+def test_saving_agrees_with_a_simulation() -> None:
     random = np.random.default_rng(4)
-
-    def draw(count: int) -> np.ndarray:
-        body = np.exp(random.normal(math.log(0.5), 0.12, count))
-        return np.where(random.random(count) < 0.05, random.exponential(5, count), body)
-
-    first, second = draw(400_000), draw(400_000)
+    body = np.exp(random.normal(math.log(0.5), 0.12, (2, 400_000)))
+    stalls = random.random(body.shape) < 0.05
+    first, second = np.where(stalls, random.exponential(5, body.shape), body)
     for at in (0.3, 0.55, 0.7, 2.0):
         late = first > at
         saved = np.maximum(first - at - second, 0)[late].mean()
-        assert expected_saving(HEAVY, HEAVY, np.array([at]))[0] == pytest.approx(saved, rel=0.05)
-
-
-def test_the_first_of_several_exponentials() -> None:
-    """Rates add up, whenever each was sent; before it was sent it cannot answer."""
-    both = joint([(exponential(1.0), 0.0), (exponential(0.5), 2.0)])
-    assert both.share_after(4.0) == pytest.approx(math.exp(-4.0) * math.exp(-4.0), rel=1e-6)
-    assert both.expected_remaining(5.0) == pytest.approx(1 / 3, rel=1e-6)
+        assert saving(HEAVY, HEAVY, at) == pytest.approx(saved, rel=0.05)
 
 
 @given(st.floats(0, 3), st.floats(0, 30))
-def test_the_first_of_several(sent: float, at: float) -> None:
-    """None has answered by t if each has not."""
+def test_joint_curve_is_the_product(sent: float, at: float) -> None:
     both = joint([(HEAVY, 0.0), (LIGHT, sent)])
     expected = HEAVY.share_after(at) * LIGHT.share_after(max(at - sent, -1.0))
     assert both.share_after(at) == pytest.approx(expected, abs=0.02)
 
 
-def rule(
-    first: SurvivalCurve = HEAVY, second: SurvivalCurve = HEAVY, share: float = 0.1, **options: Any
-) -> PricedDelay:
-    return PricedDelay(
-        {"a": LatencyEstimate(first), "b": LatencyEstimate(second)},
-        {"a": share, "b": share},
-        **options,
-    )
-
-
-def asked(policy: PricedDelay, *in_flight: tuple[str, float]) -> LaunchDecision:
-    return policy.next_launch(waiting(*(in_flight or (("a", 0.0),))))
-
-
-@pytest.mark.parametrize("share", [0.02, 0.05, 0.1, 0.25])
-def test_a_heavy_tail_is_hedged_for_about_the_share_of_turns(share: float) -> None:
-    """Between the bounds within which the price decides, and with the reason."""
-    decision = asked(rule(share=share))
-    assert decision.at is not None
-    assert HEAVY.quantile(1 - 1.6 * share) <= decision.at <= HEAVY.quantile(1 - 0.8 * share)
-    assert " price " in decision.reason
-
-
-def test_a_light_tail_is_not_worth_it() -> None:
-    """Not before hardly anybody is waiting, and the reason says by how much it falls short."""
-    decision = asked(rule(LIGHT, LIGHT))
-    assert decision.at is None or LIGHT.share_after(decision.at) < 0.01
-    assert decision.reason.startswith("tail too light: saves 0.")
-    assert "price 0.15 s" in decision.reason
-
-
-def test_a_rare_stall_is_hedged_once_hardly_anybody_else_is_left() -> None:
-    """It pays then, for far fewer than the share; the reason says that it was not before."""
-    rare = lognormal(0.5, 0.12, stalls=0.001)
-    decision = asked(rule(rare, rare, share=0.1))
-    assert decision.at is not None
-    assert 0.001 < rare.share_after(decision.at) < 0.2 * 0.1
-    assert expected_saving(rare, rare, np.array([decision.at]))[0] > 0.15
-    assert expected_saving(rare, rare, np.array([rare.quantile(0.92)]))[0] == pytest.approx(
-        0.05, abs=0.01
-    )
-    assert decision.reason == f"tail too light: saves 0.05 s until {decision.at:.2f} s"
-
-
-def test_what_is_never_worth_it_is_launched_only_when_it_hangs() -> None:
-    """After a wait that no curve knows: twice the longest usual one."""
-    decision = asked(rule(LIGHT, LIGHT, min_saving_secs=60.0))
-    assert decision.at == pytest.approx(2 * LIGHT.quantile(0.998))
-    assert decision.reason.endswith(" s, price 60.00 s, unless it hangs")
-
-
-def test_who_has_waited_five_seconds_is_worth_any_price() -> None:
-    """Whatever the purse says, and however long a provider is known to hang."""
-    hangs = SurvivalCurve.of([0.4, 30.0], [0.6, 0.5], 30.0)
-    fast = lognormal(0.4, 0.1)
-    for share in (0.5, 0.1, 1e-3, 1e-12, 1e-300):
-        decision = asked(rule(hangs, fast, share=share))
-        assert decision.at is not None
-        assert decision.at <= 5.0 + 1e-9
-
-
-def test_everybody_slow_is_no_reason_to_hedge() -> None:
-    """A wait that is usual for both is not shortened by another one: constant work."""
-    slow = lognormal(5.0, 0.05)
-    decision = asked(rule(slow, slow))
-    assert decision.at is not None
-    assert decision.at > 2 * slow.quantile(0.5)
-
-
-def test_without_a_budget_there_is_no_hedge() -> None:
-    """A share of 0 is never."""
-    assert asked(rule(share=0.0)) == LaunchDecision(None, "the budget is 0")
-
-
-def test_what_costs_nothing_is_launched_as_soon_as_it_is_worth_it() -> None:
-    """The price at a share of 1 is the least saving."""
-    free = asked(rule(share=1.0, min_saving_secs=0.3)).at
-    dear = asked(rule(share=0.05, min_saving_secs=0.3)).at
-    assert free is not None
-    assert dear is not None
-    assert free < 0.5 < dear
-    assert expected_saving(HEAVY, HEAVY, np.array([free]))[0] > 0.25
-
-
-def test_one_request_alone_is_its_own_curve() -> None:
-    """Sent at the beginning, there is nothing to put together."""
+def test_joint_rates_of_exponentials_add_up() -> None:
+    both = joint([(exponential(1.0), 0.0), (exponential(0.5), 2.0)])
+    assert both.share_after(4.0) == pytest.approx(math.exp(-4.0) * math.exp(-4.0), rel=1e-6)
+    assert both.expected_remaining(5.0) == pytest.approx(1 / 3, rel=1e-6)
     assert joint([(HEAVY, 0.0)]) is HEAVY
 
 
-@given(st.floats(0.001, 1), st.floats(0.001, 1))
-def test_a_larger_share_never_hedges_later(one: float, other: float) -> None:
-    """The budget delays and does not forbid."""
-    low, high = sorted((one, other))
-    late, early = asked(rule(share=low)).at, asked(rule(share=high)).at
-    assert late is not None
-    assert early is not None
-    assert early <= late + 0.05  # two times at which it is computed are so far apart
-
-
-@given(st.floats(0.01, 0.04), st.floats(0, 2))
-def test_who_has_waited_long_is_worth_any_price(share: float, benefit: float) -> None:
-    """By the time by which all but 0.8 times the share have answered."""
-    at = asked(rule(share=share, min_saving_secs=benefit)).at
-    assert at is not None
-    latest = HEAVY.quantile(1 - 0.8 * share)
-    if expected_saving(HEAVY, HEAVY, np.array([latest]))[0] > benefit:
-        assert at <= latest + 1e-9
-
-
-def test_a_slow_second_provider_saves_nothing() -> None:
-    """When everybody is slow hedging stops by itself."""
-    decision = asked(rule(HEAVY, lognormal(60.0, 0.1), min_saving_secs=0.5))
-    assert decision.at is None or decision.at > 5
-
-
-def test_with_a_deadline_a_fast_second_is_asked_just_in_time() -> None:
-    """Later than one that needs longer, and the reason names the deadline."""
-    fast = asked(rule(HEAVY, lognormal(0.1, 0.1), share=0.5, deadline_secs=1.5))
-    slower = asked(rule(HEAVY, lognormal(0.6, 0.1), share=0.5, deadline_secs=1.5))
-    assert fast.at is not None
-    assert slower.at is not None
-    assert slower.at <= fast.at < 1.5
-    assert fast.reason == f"deadline 1.5 s: hedge at {fast.at:.2f} s"
-
-
-def test_the_third_attempt_is_the_same_question_again() -> None:
-    """With two requests in flight: after the second, on the turn's own clock."""
-    policy = rule()
-    alone = policy.next_launch(waiting(("a", 0.0), started_at=100.0)).at
-    assert alone is not None
-    both = policy.next_launch(waiting(("a", 0.0), ("b", alone - 100), started_at=100.0)).at
-    assert both is not None
-    assert alone + HEAVY.quantile(0.5) < both < alone + HEAVY.quantile(0.95)
-
-
-def test_a_replacement_is_hedged_by_its_own_time() -> None:
-    """An attempt that was launched late is waited for as long as any other."""
-    policy = rule()
-    alone = policy.next_launch(waiting(("a", 0.0))).at
-    later = policy.next_launch(waiting(("a", 7.0))).at
-    assert alone is not None
-    assert later == pytest.approx(7.0 + alone, abs=0.05)
-
-
-def test_an_attempt_that_dribbles_is_overtaken() -> None:
-    """After its first token it is judged by how soon a sentence usually follows."""
-    sentence = lognormal(0.15, 0.3)
-    policy = PricedDelay(
-        {"a": LatencyEstimate(HEAVY, sentence), "b": LatencyEstimate(HEAVY, sentence)},
-        {"a": 0.1, "b": 0.1},
-    )
-    talking = Waiting(0.0, (InFlight("a", 0.0, 0.4, 0.4),), "b")
-    decision = policy.next_launch(talking)
-    assert decision.at is None or decision.at > 0.4 + sentence.quantile(0.84)
-    heavy = LatencyEstimate(HEAVY, lognormal(0.15, 0.3, stalls=0.1))
-    dribbles = PricedDelay({"a": heavy, "b": heavy}, {"a": 0.1, "b": 0.1}).next_launch(talking)
-    assert dribbles.at is not None
-    assert 0.4 + 0.15 < dribbles.at < 2.0
-
-
-def test_what_was_computed_is_remembered_for_the_same_curves() -> None:
-    """And only for those, however many there were."""
+def test_benefits_are_cached_by_their_curves() -> None:
     benefits = BenefitCache()
     curves = [lognormal(0.5, 0.1 + 0.001 * number) for number in range(70)]
     first = benefits.of(curves[0], curves[1], None)
@@ -257,59 +90,165 @@ def test_what_was_computed_is_remembered_for_the_same_curves() -> None:
     assert benefits.of(curves[1], curves[0], None) is not first
     assert benefits.of(curves[0], curves[1], 1.0) is not first
     for one, other in itertools.pairwise(curves):
-        assert benefits.of(one, other, None).saved[0] == pytest.approx(
-            float(expected_saving(one, other, np.array([0.0]))[0])
-        )
+        found = benefits.of(one, other, None).saved[0]
+        assert found == pytest.approx(saving(one, other, 0.0))
 
 
-def test_between_and_beyond_the_times_that_were_computed() -> None:
-    """Evenly between two, and as at the last one beyond it."""
+def test_benefit_is_interpolated_and_constant_beyond_its_times() -> None:
     benefit = HedgeBenefit((0.0, 1.0, 2.0), (0.0, 2.0, 1.0), (0.0, 2.0, 2.0), (1.0, 0.5, 0.1))
-    assert [benefit.at_time(t, benefit.saved) for t in (0.0, 0.5, 1.5, 2.0, 9.0)] == [
-        0,
-        1,
-        1.5,
-        1,
-        1,
-    ]
-    assert benefit.first_above(1.0, 0.0) == 0.5
-    assert benefit.first_above(1.0, 0.75) == 0.75
-    assert benefit.first_above(3.0, 0.0) is None
-    assert benefit.first_above(1.5, 1.9) is None
+    found = [benefit.at_time(t, benefit.saved) for t in (0.0, 0.5, 1.5, 2.0, 9.0)]
+    assert found == [0, 1, 1.5, 1, 1]
+    questions = ((1.0, 0.0), (1.0, 0.75), (3.0, 0.0), (1.5, 1.9))
+    assert [benefit.first_above(*each) for each in questions] == [0.5, 0.75, None, None]
+
+
+@pytest.mark.parametrize(("median", "spread"), [(1.0, 0.03), (2.0, 0.05), (0.3, 0.002)])
+def test_narrow_body_is_not_taken_for_a_tail(median: float, spread: float) -> None:
+    """The saving jumps where a body ends."""
+    body = lognormal(median, spread)
+    benefit, at = HedgeBenefit.of(body, body), body.quantile(0.95)
+    assert benefit.at_time(at, benefit.saved) == pytest.approx(saving(body, body, at), abs=0.01)
+
+
+# ---- the time of a hedge
+
+
+def decision(
+    first: SurvivalCurve = HEAVY,
+    second: SurvivalCurve = HEAVY,
+    share: float = 0.1,
+    in_flight: tuple[InFlight, ...] = (InFlight("a", 0.0, None),),
+    sentence: SurvivalCurve | None = None,
+    **options: Any,
+) -> LaunchDecision:
+    known = {"a": LatencyEstimate(first, sentence), "b": LatencyEstimate(second, sentence)}
+    rule = PricedDelay(known, {"a": share, "b": share}, **options)
+    return rule.next_launch(Waiting(in_flight[0].launched_at, in_flight, "b"))
+
+
+def hedged_at(*curves: Any, **options: Any) -> float:
+    at = decision(*curves, **options).at
+    assert at is not None
+    return at
+
+
+@pytest.mark.parametrize("share", [0.02, 0.05, 0.1, 0.25])
+def test_heavy_tail_is_hedged_for_about_the_share_of_turns(share: float) -> None:
+    at = hedged_at(share=share)
+    assert HEAVY.quantile(1 - 1.6 * share) <= at <= HEAVY.quantile(1 - 0.8 * share)
+    assert " price " in decision(share=share).reason
+
+
+def test_light_tail_is_not_worth_it() -> None:
+    found = decision(LIGHT, LIGHT)
+    assert found.at is None or LIGHT.share_after(found.at) < 0.01
+    assert found.reason.startswith("tail too light: saves 0.")
+    assert "price 0.15 s" in found.reason
+
+
+def test_rare_stall_is_hedged_when_few_still_wait() -> None:
+    rare = lognormal(0.5, 0.12, stalls=0.001)
+    at = hedged_at(rare, rare)
+    assert 0.001 < rare.share_after(at) < 0.2 * 0.1
+    assert saving(rare, rare, at) > 0.15
+    assert decision(rare, rare).reason == f"tail too light: saves 0.05 s until {at:.2f} s"
+
+
+def test_hang_is_hedged_at_any_price() -> None:
+    """After twice the longest usual wait."""
+    found = decision(LIGHT, LIGHT, min_saving_secs=60.0)
+    assert found.at == pytest.approx(2 * LIGHT.quantile(0.998))
+    assert found.reason.endswith(" s, price 60.00 s, unless it hangs")
+
+
+@pytest.mark.parametrize("share", [0.5, 1e-3, 1e-300])
+def test_five_seconds_of_waiting_are_worth_any_price(share: float) -> None:
+    hangs = SurvivalCurve.of([0.4, 30.0], [0.6, 0.5], 30.0)
+    assert hedged_at(hangs, lognormal(0.4, 0.1), share=share) <= 5.0 + 1e-9
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("first", "second"),
     [
-        (
-            lambda: PricedDelay({}, {}, min_saving_secs=-1),
-            "min_saving_secs must not be negative, got -1",
-        ),
-        (lambda: PricedDelay({}, {"a": 1.5}), "shares: a must be from 0 to 1, got 1.5"),
+        pytest.param(lognormal(5.0, 0.05), lognormal(5.0, 0.05), id="both are slow"),
+        pytest.param(HEAVY, lognormal(60.0, 0.1), id="the second is slow"),
     ],
 )
-def test_what_cannot_work_is_refused(make: Callable[[], object], told: str) -> None:
-    """The error names the field."""
-    with pytest.raises(HedgeError, match=told):
-        make()
+def test_slow_second_provider_saves_nothing(first: SurvivalCurve, second: SurvivalCurve) -> None:
+    at = decision(first, second, min_saving_secs=0.5).at
+    assert at is None or at > max(5.0, 2 * first.quantile(0.5))
 
 
-def test_a_narrow_body_is_not_taken_for_a_tail() -> None:
-    """V jumps where a body ends; what lies in front of the jump is not in between."""
-    for median, spread in ((1.0, 0.03), (2.0, 0.05), (0.3, 0.002)):
-        body = lognormal(median, spread)
-        benefit = HedgeBenefit.of(body, body)
-        at = body.quantile(0.95)
-        exact = expected_saving(body, body, np.array([at]))[0]
-        assert benefit.at_time(at, benefit.saved) == pytest.approx(exact, abs=0.01)
+def test_budget_of_zero_is_never() -> None:
+    assert decision(share=0.0) == LaunchDecision(None, "the budget is 0")
+
+
+def test_free_request_is_sent_at_the_least_saving() -> None:
+    at = hedged_at(share=1.0, min_saving_secs=0.3)
+    assert at < 0.5 < hedged_at(share=0.05, min_saving_secs=0.3)
+    assert saving(HEAVY, HEAVY, at) > 0.25
+
+
+@given(st.floats(0.001, 1), st.floats(0.001, 1))
+def test_larger_share_never_hedges_later(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert hedged_at(share=high) <= hedged_at(share=low) + 0.05  # the grid's step
+
+
+@given(st.floats(0.01, 0.04), st.floats(0, 2))
+def test_latest_hedge_is_at_eight_tenths_of_the_share(share: float, benefit: float) -> None:
+    latest = HEAVY.quantile(1 - 0.8 * share)
+    if saving(HEAVY, HEAVY, latest) > benefit:
+        assert hedged_at(share=share, min_saving_secs=benefit) <= latest + 1e-9
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.6, 0.95])
-def test_a_budget_that_is_larger_than_the_tail_is_not_used_up(share: float) -> None:
-    """Who is about to be answered is not hedged, though there would be money for it."""
+def test_budget_larger_than_the_tail_is_not_used_up(share: float) -> None:
+    """A turn that is about to be answered is not hedged."""
     body = 0.5 + 0.03 * np.linspace(-2, 2, 400)
     stalls = SurvivalCurve.of(body, np.linspace(0.99, 0.01, 400), 20.0)
-    decision = asked(rule(stalls, stalls, share=share))
-    assert decision.at is not None
-    assert 0.55 < decision.at < 0.7
-    assert decision.reason.startswith("saves ")
+    assert 0.55 < hedged_at(stalls, stalls, share=share) < 0.7
+    assert decision(stalls, stalls, share=share).reason.startswith("saves ")
+
+
+def test_fast_second_is_asked_just_before_the_deadline() -> None:
+    options: dict[str, Any] = {"share": 0.5, "deadline_secs": 1.5}
+    at = hedged_at(HEAVY, FAST, **options)
+    assert hedged_at(HEAVY, lognormal(0.6, 0.1), **options) <= at < 1.5
+    assert decision(HEAVY, FAST, **options).reason == f"deadline 1.5 s: hedge at {at:.2f} s"
+
+
+def test_third_attempt_is_timed_after_the_second() -> None:
+    first = InFlight("a", 100.0, None)
+    alone = hedged_at(in_flight=(first,))
+    both = hedged_at(in_flight=(first, InFlight("b", alone, None)))
+    assert alone + HEAVY.quantile(0.5) < both < alone + HEAVY.quantile(0.95)
+
+
+def test_replacement_is_hedged_by_its_own_time() -> None:
+    known = {"a": LatencyEstimate(HEAVY), "b": LatencyEstimate(HEAVY)}
+    rule = PricedDelay(known, {"a": 0.1, "b": 0.1})
+    later = rule.next_launch(Waiting(0.0, (InFlight("a", 7.0, None),), "b")).at
+    assert later == pytest.approx(7.0 + hedged_at(), abs=0.05)
+
+
+def test_answer_without_a_sentence_is_overtaken() -> None:
+    """After its first token an attempt is judged by how soon a sentence usually follows."""
+    begun = (InFlight("a", 0.0, 0.4, 0.4),)
+    sentence = lognormal(0.15, 0.3)
+    usual = decision(in_flight=begun, sentence=sentence).at
+    assert usual is None or usual > 0.4 + sentence.quantile(0.84)
+    stalls = lognormal(0.15, 0.3, stalls=0.1)
+    assert 0.4 + 0.15 < hedged_at(in_flight=begun, sentence=stalls) < 2.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"min_saving_secs": -1}, "min_saving_secs must not be negative, got -1"),
+        ({"share": 1.5}, "shares: a must be from 0 to 1, got 1.5"),
+    ],
+)
+def test_invalid_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(HedgeError, match=message):
+        decision(**arguments)

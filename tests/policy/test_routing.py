@@ -1,4 +1,4 @@
-"""Whom to ask first."""
+"""Which provider a turn asks first."""
 
 from __future__ import annotations
 
@@ -8,97 +8,86 @@ from hypothesis import strategies as st
 
 from pipecat_hedge.policy.hedge_policy import AfterSilence
 from pipecat_hedge.policy.routing import HedgeLate, Probing, Route, route
-from pipecat_hedge.policy.slow_period import SLOW, SlowPeriod
-from pipecat_hedge.race import Attempt, InFlight, LaunchDecision, Slot, Waiting
+from pipecat_hedge.policy.slow_period import SlowPeriod
+from pipecat_hedge.race import InFlight, LaunchDecision, Waiting
+from tests.policy.test_slow_period import answered
 
-NAMES = ("a", "b", "c")
 LEVEL_SECS = 2.0
 
 
-def slow() -> SlowPeriod:
-    slow_period = SlowPeriod()
-    for _ in range(SLOW):
-        attempt = Attempt(0, Slot("a"), "primary", 0.0)
-        attempt.outcome = "won"
-        slow_period.ended(attempt, LEVEL_SECS, 1.0, has_answered=True)
-    return slow_period
-
-
-def order(
+def routes(
     median_secs: dict[str, float],
-    *turned_slow: str,
+    turned_slow: str = "",
+    times: int = 1,
     budget: float = 0.1,
     in_debt: bool = False,
-) -> Route:
-    slow_periods = {name: slow() if name in turned_slow else SlowPeriod() for name in median_secs}
-    return route(list(median_secs), slow_periods, median_secs, budget, 0.0, in_debt=in_debt)
+) -> list[Route]:
+    slow_periods = {
+        name: answered(*[LEVEL_SECS] * 5) if name in turned_slow else SlowPeriod()
+        for name in median_secs
+    }
+    return [
+        route(list(median_secs), slow_periods, median_secs, budget, 0.0, in_debt=in_debt)
+        for _ in range(times)
+    ]
 
 
 @given(st.lists(st.floats(0.01, 90.0), min_size=1, max_size=3))
-def test_the_order_is_as_given_while_the_first_is_as_usual(secs: list[float]) -> None:
+def test_order_is_as_given_while_the_first_is_as_usual(secs: list[float]) -> None:
     """However much quicker another is: only a change counts."""
-    given_order = NAMES[: len(secs)]
-    assert order(dict(zip(given_order, secs, strict=True))) == Route(given_order)
-
-
-def test_a_slow_first_is_replaced_and_asked_last() -> None:
-    """By the next in the given order that is well and quicker than the first is now."""
-    found = order({"a": 0.5, "b": 0.9, "c": 0.2}, "a")
-    assert found.order == ("b", "c", "a")
-    assert found.reason == "a has turned slow (2.00 s or more), b takes 0.90 s at the median"
-    assert order({"a": 0.5, "b": 2.1, "c": 0.2}, "a").order == ("c", "b", "a")
-    assert order({"a": 0.5, "b": 0.9, "c": 0.2}, "a", "b").order == ("c", "b", "a")
+    median_secs = dict(zip("abc", secs, strict=False))
+    assert routes(median_secs) == [Route(tuple(median_secs))]
 
 
 @pytest.mark.parametrize(
-    ("median_secs", "turned_slow"),
+    ("secs", "turned_slow", "order"),
     [
-        pytest.param({"a": 0.5}, "a", id="it is the only one"),
-        pytest.param({"a": 0.5, "b": 0.4}, "ab", id="all have turned slow"),
-        pytest.param({"a": 0.5, "b": 2.0}, "a", id="the other is no quicker"),
-        pytest.param({"a": 0.5, "b": 0.4}, "b", id="it is not the first"),
+        pytest.param((0.5, 0.9, 0.2), "a", "bca", id="by the next in the given order"),
+        pytest.param((0.5, 2.1, 0.2), "a", "cba", id="that is quicker"),
+        pytest.param((0.5, 0.9, 0.2), "ab", "cba", id="and has not turned slow"),
+        pytest.param((0.5,), "a", "a", id="not as the only one"),
+        pytest.param((0.5, 0.4), "ab", "ab", id="not if all have turned slow"),
+        pytest.param((0.5, 2.0), "a", "ab", id="not if the other is no quicker"),
+        pytest.param((0.5, 0.4), "b", "ab", id="not if it is not the first"),
     ],
 )
-def test_the_order_stays_where_no_other_is_better(
-    median_secs: dict[str, float], turned_slow: str
+def test_slow_first_is_replaced_and_asked_last(
+    secs: tuple[float, ...], turned_slow: str, order: str
 ) -> None:
-    assert order(median_secs, *turned_slow) == Route(tuple(median_secs))
+    median_secs = dict(zip("abc", secs, strict=False))
+    (found,) = routes(median_secs, turned_slow)
+    assert "".join(found.order) == order
+    if order == "bca":
+        assert found.reason == "a has turned slow (2.00 s or more), b takes 0.90 s at the median"
 
 
 def test_without_a_budget_the_order_is_as_given() -> None:
     """Its recovery could not be noticed."""
-    assert order({"a": 0.5, "b": 0.4}, "a", budget=0.0) == Route(("a", "b"))
+    assert routes({"a": 0.5, "b": 0.4}, "a", budget=0.0) == [Route(("a", "b"))]
 
 
-def test_a_replaced_provider_is_probed_out_of_the_budget() -> None:
+@pytest.mark.parametrize(
+    ("in_debt", "probed"), [(False, list(range(13, 140, 14))), (True, list[int]())]
+)
+def test_replaced_provider_is_probed_within_the_budget(in_debt: bool, probed: list[int]) -> None:
     """As often as three quarters of it allow; the rest is left for hedges."""
-    slow_periods, median_secs = {"a": slow(), "b": SlowPeriod()}, {"a": 0.5, "b": 0.4}
-    routes = [route(("a", "b"), slow_periods, median_secs, 0.1, 0.0) for _ in range(140)]
-    assert [n for n, each in enumerate(routes) if each.probe == "a"] == list(range(13, 140, 14))
-    assert {each.order for each in routes} == {("b", "a")}
-    assert {each.hedges for each in routes} == {0.25}
+    found = routes({"a": 0.5, "b": 0.4}, "a", times=140, in_debt=in_debt)
+    assert [n for n, each in enumerate(found) if each.probe == "a"] == probed
+    assert {each.order for each in found} == {("b", "a")}
+    assert {each.hedges for each in found} == {0.25}
 
 
-def test_no_provider_is_probed_on_credit() -> None:
-    slow_periods, median_secs = {"a": slow(), "b": SlowPeriod()}, {"a": 0.5, "b": 0.4}
-    for _ in range(100):
-        found = route(("a", "b"), slow_periods, median_secs, 0.1, 0.0, in_debt=True)
-        assert (found.order, found.probe) == (("b", "a"), None)
-
-
-def test_a_probe_is_asked_beside_the_first_one() -> None:
-    """And a third attempt waits as usual; so does one that would ask another in its place."""
+def test_probe_is_sent_beside_the_first_request() -> None:
+    """A third attempt waits as usual; so does one to another provider."""
     rule = Probing(AfterSilence(0.6), "a")
-    alone = Waiting(5.0, (InFlight("b", 5.0, None),), "a")
-    assert rule.next_launch(alone).at == 5.0
-    assert rule.next_launch(alone).reason == "probes a"
-    assert rule.next_launch(Waiting(5.0, alone.in_flight, "c")).at == 5.6
-    both = Waiting(5.0, (*alone.in_flight, InFlight("a", 5.0, None)), "c")
-    assert rule.next_launch(both).at == 5.6
+    alone = (InFlight("b", 5.0, None),)
+    both = (*alone, InFlight("a", 5.0, None))
+    assert rule.next_launch(Waiting(5.0, alone, "a")) == LaunchDecision(5.0, "probes a")
+    assert rule.next_launch(Waiting(5.0, alone, "c")).at == 5.6
+    assert rule.next_launch(Waiting(5.0, both, "c")).at == 5.6
 
 
 # ---- the turns of a provider that has turned slow
-
 
 ATTEMPT = InFlight("a", 10.0, None)
 
@@ -113,11 +102,6 @@ class At:
         return LaunchDecision(self._at, "saves 2 s")
 
 
-def late(at: float | None = 19.0, *, is_slow: bool, provider: str = "a") -> HedgeLate:
-    """A provider whose attempts are late after a second."""
-    return HedgeLate(At(at), provider, 1.0, lambda now: is_slow)
-
-
 @pytest.mark.parametrize(
     ("now", "is_slow", "decision"),
     [
@@ -126,31 +110,28 @@ def late(at: float | None = 19.0, *, is_slow: bool, provider: str = "a") -> Hedg
         (11.0, False, LaunchDecision(19.0, "saves 2 s", ask_again_at=11.1)),
     ],
 )
-def test_a_late_attempt_is_hedged_if_its_provider_has_turned_slow(
+def test_late_attempt_of_a_slow_provider_is_hedged(
     now: float, is_slow: bool, decision: LaunchDecision
 ) -> None:
-    """Whether it has is looked at until it is hedged as usual."""
-    found = late(is_slow=is_slow).next_launch(Waiting(10.0, (ATTEMPT,), "b", now))
+    rule = HedgeLate(At(19.0), "a", 1.0, lambda now: is_slow)
+    found = rule.next_launch(Waiting(10.0, (ATTEMPT,), "b", now))
     assert (found.at, found.reason) == (decision.at, decision.reason)
     assert found.ask_again_at == pytest.approx(decision.ask_again_at)
 
 
 @pytest.mark.parametrize(
-    ("rule", "in_flight"),
+    ("at", "in_flight", "provider"),
     [
-        pytest.param(late(None, is_slow=True), (ATTEMPT,), id="a rule that never hedges"),
-        pytest.param(late(10.2, is_slow=True), (ATTEMPT,), id="due before"),
-        pytest.param(
-            late(is_slow=True), (InFlight("a", 10.0, 10.5, 10.5),), id="it has begun to answer"
-        ),
-        pytest.param(
-            late(is_slow=True), (ATTEMPT, InFlight("b", 10.4, None)), id="it is hedged already"
-        ),
-        pytest.param(late(is_slow=True, provider="b"), (ATTEMPT,), id="another is asked first"),
+        pytest.param(None, (ATTEMPT,), "a", id="a rule that never hedges"),
+        pytest.param(10.2, (ATTEMPT,), "a", id="due before"),
+        pytest.param(19.0, (InFlight("a", 10.0, 10.5, 10.5),), "a", id="it has begun to answer"),
+        pytest.param(19.0, (ATTEMPT, InFlight("b", 10.4, None)), "a", id="it is hedged already"),
+        pytest.param(19.0, (ATTEMPT,), "b", id="another is asked first"),
     ],
 )
-def test_a_slow_period_changes_no_other_hedge(
-    rule: HedgeLate, in_flight: tuple[InFlight, ...]
+def test_slow_period_changes_no_other_hedge(
+    at: float | None, in_flight: tuple[InFlight, ...], provider: str
 ) -> None:
-    waiting = Waiting(10.0, in_flight, "c", 11.5)
-    assert rule.next_launch(waiting) == rule.usual.next_launch(waiting)
+    rule, waiting = At(at), Waiting(10.0, in_flight, "c", 11.5)
+    late = HedgeLate(rule, provider, 1.0, lambda now: True)
+    assert late.next_launch(waiting) == rule.next_launch(waiting)

@@ -11,6 +11,7 @@ from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race import Attempt, Slot
 
 LATE_AFTER = 1.0
+LATE, IN_TIME = 2.0, 0.5
 
 
 def sent(
@@ -21,8 +22,9 @@ def sent(
     return attempt
 
 
-def answer(slow_period: SlowPeriod, *all_secs: float) -> SlowPeriod:
-    """One attempt after the other is answered."""
+def answered(*all_secs: float, slow_period: SlowPeriod | None = None) -> SlowPeriod:
+    """A provider whose attempts are answered, one after the other."""
+    slow_period = slow_period or SlowPeriod()
     for secs in all_secs:
         attempt = sent(slow_period)
         attempt.first_token_at, attempt.outcome = secs, "won"
@@ -30,117 +32,101 @@ def answer(slow_period: SlowPeriod, *all_secs: float) -> SlowPeriod:
     return slow_period
 
 
-def slow() -> SlowPeriod:
-    slow_period = answer(SlowPeriod(), *[2.0] * SLOW)
-    assert slow_period.is_on
-    return slow_period
+@pytest.mark.parametrize(
+    ("all_secs", "is_on"),
+    [
+        pytest.param([LATE] * (SLOW - 1), False, id="four late answers"),
+        pytest.param([LATE] * SLOW, True, id="five late answers"),
+        pytest.param(
+            [*[IN_TIME] * 50, *[LATE] * (SLOW - 1), IN_TIME, LATE],
+            False,
+            id="an answer in time takes one step back",
+        ),
+        pytest.param([*[LATE] * (SLOW - 1), IN_TIME, LATE, LATE], True, id="only one step"),
+        pytest.param([*[LATE] * SLOW, *[IN_TIME] * (RECOVERED - 1)], True, id="not recovered yet"),
+        pytest.param([*[LATE] * SLOW, *[IN_TIME] * RECOVERED], False, id="recovered"),
+        pytest.param([*[LATE] * SLOW, IN_TIME, LATE, IN_TIME], True, id="a late answer between"),
+    ],
+)
+def test_five_late_answers_begin_and_two_in_time_end_it(all_secs: list[float], is_on: bool) -> None:
+    assert answered(*all_secs).is_on is is_on
 
 
-def test_five_late_answers_are_a_spell() -> None:
-    slow_period = answer(SlowPeriod(), *[2.0] * (SLOW - 1))
-    assert (slow_period.is_on, slow_period.is_suspected) == (False, True)
-    answer(slow_period, 2.0)
-    assert slow_period.is_on
+def test_four_late_answers_are_suspicious() -> None:
+    assert answered(*[LATE] * (SLOW - 1)).is_suspected
+    assert not answered(*[LATE] * (SLOW - 1), *[IN_TIME] * SLOW).is_suspected
 
 
-def test_an_answer_in_time_takes_one_step_back() -> None:
-    """Below the beginning there are none."""
-    slow_period = answer(SlowPeriod(), *[0.5] * 50, *[2.0] * (SLOW - 1), 0.5)
-    assert not answer(slow_period, 2.0).is_on
-    assert answer(slow_period, 2.0).is_on
-
-
-def test_two_answers_in_time_end_a_spell() -> None:
-    slow_period = slow()
-    assert answer(slow_period, *[0.5] * (RECOVERED - 1)).is_on
-    assert not answer(slow_period, 0.5).is_on
-
-
-def test_a_late_answer_between_them_does_not() -> None:
-    assert answer(slow(), 0.5, 2.0, 0.5).is_on
-
-
-def test_an_attempt_is_late_while_it_is_still_silent() -> None:
-    """It is not waited for, and counts once, whenever it is answered."""
+def test_silent_attempt_is_late_and_counts_once() -> None:
     slow_period = SlowPeriod()
     attempts = [sent(slow_period, now=n / 10) for n in range(SLOW)]
-    slow_period.look(LATE_AFTER + 0.3)
-    assert not slow_period.is_on
-    for _ in range(3):
-        slow_period.look(LATE_AFTER + 0.35)
+    for now in (LATE_AFTER + 0.3, LATE_AFTER + 0.35, LATE_AFTER + 0.35):
+        slow_period.look(now)
         assert not slow_period.is_on
     slow_period.look(LATE_AFTER + 0.5)
     assert slow_period.is_on
     for attempt in attempts:
         slow_period.ended(attempt, 3.0, LATE_AFTER, has_answered=True)
-    assert not answer(slow_period, *[0.5] * RECOVERED).is_on
+    assert not answered(*[IN_TIME] * RECOVERED, slow_period=slow_period).is_on
 
 
-def test_an_attempt_that_was_cancelled_in_time_tells_nothing() -> None:
-    """One that was cancelled late does, and one that failed does not."""
+@pytest.mark.parametrize(
+    ("secs", "late_after", "is_on"),
+    [
+        pytest.param(0.9, LATE_AFTER, False, id="cancelled in time"),
+        pytest.param(1.1, LATE_AFTER, True, id="cancelled late"),
+        pytest.param(99.0, None, False, id="without a usual time"),
+    ],
+)
+def test_only_late_cancellations_count(secs: float, late_after: float | None, is_on: bool) -> None:
     slow_period = SlowPeriod()
-    for _ in range(3 * SLOW):
-        slow_period.ended(sent(slow_period), 0.9, LATE_AFTER, has_answered=False)
+    for _ in range(2 * SLOW):
+        slow_period.ended(
+            sent(slow_period, late_after=late_after), secs, late_after, has_answered=False
+        )
         slow_period.forget(failed := sent(slow_period))
         failed.outcome = "failed"
     slow_period.look(99.0)
-    assert not slow_period.is_suspected
-    for _ in range(SLOW):
-        slow_period.ended(sent(slow_period), 1.1, LATE_AFTER, has_answered=False)
-    assert slow_period.is_on
+    assert slow_period.is_on is is_on
 
 
-def test_without_a_usual_time_no_attempt_is_late() -> None:
-    slow_period = SlowPeriod()
-    for _ in range(2 * SLOW):
-        attempt = sent(slow_period, late_after=None)
-        slow_period.look(99.0)
-        slow_period.ended(attempt, 99.0, None, has_answered=True)
-    assert not slow_period.is_suspected
-
-
-@pytest.mark.parametrize("share", [0.0, 0.2, 0.25])
-def test_chance_is_no_spell(share: float) -> None:
-    """As many late answers as in calm, or a few more where a model thinks."""
+@pytest.mark.parametrize("share", [0.2, 0.25])
+def test_chance_is_no_slow_period(share: float) -> None:
+    """As many late answers as usual, or a few more where a model thinks."""
     rng = random.Random(3)
-    slow_period, on = SlowPeriod(), 0
+    slow_period, begun = SlowPeriod(), 0
     for _ in range(4000):
         was_on = slow_period.is_on
-        answer(slow_period, 2.0 if rng.random() < share else 0.5)
-        on += slow_period.is_on and not was_on
-    assert on <= 12
+        answered(LATE if rng.random() < share else IN_TIME, slow_period=slow_period)
+        begun += slow_period.is_on and not was_on
+    assert begun <= 12
 
 
-def test_the_level_is_the_median_of_late_attempts() -> None:
-    """Those that are still silent count for as long as they have been so."""
-    slow_period = answer(SlowPeriod(), 2.0, 9.0, 4.0)
+def test_level_is_the_median_of_late_attempts() -> None:
+    slow_period = answered(2.0, 9.0, 4.0)
     sent(slow_period, now=10.0)
     sent(slow_period, now=10.0)
     slow_period.look(11.5)
     assert slow_period.is_on
-    assert slow_period.level_secs(11.5) == 2.0
-    assert slow_period.level_secs(16.0) == 6.0
+    assert [slow_period.level_secs(now) for now in (11.5, 16.0)] == [2.0, 6.0]
 
 
-def test_late_is_clearly_more_than_the_median() -> None:
-    """The p80, unless the spread is so narrow that chance differs by as much."""
-    wide = SurvivalCurve.of([0.5, 1.0, 3.0, 9.0], [1.0, 0.5, 0.2, 0.0], 1.0)
-    assert late_secs(wide) == pytest.approx(3.0, rel=0.2)
-    narrow = SurvivalCurve.of([0.99, 1.0, 1.01], [1.0, 0.5, 0.0], 0.1)
-    assert late_secs(narrow) == pytest.approx(1.4, rel=0.05)
-    quick = SurvivalCurve.of([0.049, 0.05, 0.051], [1.0, 0.5, 0.0], 0.01)
-    assert late_secs(quick) == pytest.approx(0.15, rel=0.05)
+@pytest.mark.parametrize(
+    ("curve", "secs"),
+    [
+        (SurvivalCurve.of([0.5, 1.0, 3.0, 9.0], [1.0, 0.5, 0.2, 0.0], 1.0), 3.0),  # the p80
+        (SurvivalCurve.of([0.99, 1.0, 1.01], [1.0, 0.5, 0.0], 0.1), 1.4),  # a narrow spread
+        (SurvivalCurve.of([0.049, 0.05, 0.051], [1.0, 0.5, 0.0], 0.01), 0.15),
+    ],
+)
+def test_late_is_clearly_more_than_the_median(curve: SurvivalCurve, secs: float) -> None:
+    assert late_secs(curve) == pytest.approx(secs, rel=0.2)
 
 
 @pytest.mark.parametrize(("budget", "every"), [(0.1, 14), (0.05, 27), (0.001, 100)])
-def test_the_budget_says_how_often_it_is_tried(budget: float, every: int) -> None:
-    slow_period = slow()
+def test_budget_limits_probes(budget: float, every: int) -> None:
+    slow_period = answered(*[LATE] * SLOW)
     turns = [n for n in range(1, 401) if slow_period.is_probes_turn(budget)]
     assert turns == list(range(every, 401, every))
-
-
-def test_an_answer_in_time_is_followed_up_at_once() -> None:
-    slow_period = slow()
-    assert not slow_period.is_probes_turn(0.1)
-    answer(slow_period, 0.5)
-    assert slow_period.is_probes_turn(0.1)
+    answered(IN_TIME, slow_period=slow_period)
+    assert slow_period.is_probes_turn(budget), "an answer in time is followed up at once"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from typing import Any
 
 import aiohttp
 import pytest
@@ -31,69 +32,52 @@ def hedged(slo: Slo | None = None) -> HedgedLLMService:
     )
 
 
+async def snapshot_of(llm: HedgedLLMService, feed: LiveFeed, turns: int = 1) -> Any:
+    """The feed while a session is there that has asked so many times."""
+    feed.watch(llm)
+    async with Line(llm) as line:
+        for number in range(turns):
+            await line.ask(SECRET)
+            await line.report(number + 1)
+        return json.loads(json.dumps(feed.snapshot(), allow_nan=False))
+
+
 @pytest.mark.virtual_time
 class TestFeed:
     async def test_snapshot_has_turns_providers_and_slos(self) -> None:
-        llm, feed = hedged(Slo()), LiveFeed("here", clock=lambda: 1000.0)
-        feed.watch(llm)
-        async with Line(llm) as line:
-            assert feed.snapshot()["sessions"] == 1
-            await line.ask(SECRET)
-            await line.report()
-            told = json.loads(json.dumps(feed.snapshot(), allow_nan=False))
-        turn = told["turns"][0]
-        assert (told["name"], told["at"], told["next"]) == ("here", 1000.0, 1)
+        feed = LiveFeed("here", clock=lambda: 1000.0)
+        found = await snapshot_of(hedged(Slo()), feed)
+        turn = found["turns"][0]
+        assert [found[name] for name in ("name", "at", "next", "sessions")] == ["here", 1000, 1, 1]
         assert (turn["session"], turn["turn"], turn["tier"]) == (1, 1, "premium")
         assert (turn["outcome"], turn["winner"]) == ("answered", "quick")
         assert turn["ttft_secs"] == pytest.approx(0.7)
-        assert [a["provider"] for a in turn["attempts"]] == ["slow", "quick"]
-        assert turn["attempts"][1]["launch_reason"] == "hedge"
-        quick = next(p for p in told["providers"] if p["provider"] == "quick")
+        reasons = [(a["provider"], a["launch_reason"]) for a in turn["attempts"]]
+        assert reasons == [("slow", "primary"), ("quick", "hedge")]
+        quick = next(p for p in found["providers"] if p["provider"] == "quick")
         assert (quick["requests"], quick["won"], quick["breaker"]) == (1, 1, "closed")
-        assert {slo["objective"] for slo in told["slos"]} == {"ttft", "ttfs", "voice_to_voice"}
-        ttft = next(slo for slo in told["slos"] if slo["objective"] == "ttft")
-        assert (ttft["tier"], ttft["windows"][0]["turns"], ttft["windows"][0]["bad"]) == (
-            "premium",
-            1,
-            0,
-        )
+        slos = {slo["objective"]: slo for slo in found["slos"]}
+        assert slos.keys() == {"ttft", "ttfs", "voice_to_voice"}
+        window = slos["ttft"]["windows"][0]
+        assert (slos["ttft"]["tier"], window["turns"], window["bad"]) == ("premium", 1, 0)
 
-    async def test_snapshot_has_only_new_turns(self) -> None:
-        llm, feed = hedged(), LiveFeed()
-        feed.watch(llm)
-        async with Line(llm) as line:
-            await line.ask()
-            await line.report()
-            first = feed.snapshot()
-            assert feed.snapshot(first["next"])["turns"] == []
-            await line.ask()
-            await line.report(2)
-        second = feed.snapshot(first["next"])
-        assert [turn["turn"] for turn in second["turns"]] == [2]
-        assert second["turns"][0]["outcome"] == "failed"
-        assert second["sessions"] == 0
+    async def test_snapshot_has_only_new_turns_and_no_text(self) -> None:
+        feed = LiveFeed()
+        text = json.dumps(await snapshot_of(hedged(Slo()), feed, turns=2))
+        assert "five-five" not in text
+        assert "Sorry" not in text
+        new = feed.snapshot(1)["turns"]
+        assert [(turn["turn"], turn["outcome"]) for turn in new] == [(2, "failed")]
+        assert (feed.snapshot(2)["turns"], feed.snapshot()["sessions"]) == ([], 0)
 
     async def test_turn_is_updated_when_its_answer_is_heard(self) -> None:
         llm, feed = hedged(Slo()), LiveFeed()
         async with Phone(llm) as phone:
             feed.watch(llm, phone.observer)
             await phone.speak()
-            heard = (await phone.answered()).voice_to_voice_secs
-        turns = feed.snapshot()["turns"]
-        assert len(turns) == 1
-        assert turns[0]["voice_to_voice_secs"] == heard
-        assert heard == pytest.approx(0.3 + 0.7 + 0.1, abs=0.02)
-
-    async def test_no_text_of_the_call_is_in_it(self) -> None:
-        llm, feed = hedged(Slo()), LiveFeed()
-        feed.watch(llm)
-        async with Line(llm) as line:
-            await line.ask(SECRET)
-            await line.ask(SECRET)
-            await line.report(2)
-            told = json.dumps(feed.snapshot())
-        assert "five-five" not in told
-        assert "Sorry" not in told
+            await phone.answered()
+        (turn,) = feed.snapshot()["turns"]
+        assert turn["voice_to_voice_secs"] == pytest.approx(0.3 + 0.7 + 0.1, abs=0.02)
 
     async def test_it_is_bounded_and_keeps_no_session_alive(self) -> None:
         now = 1000.0
@@ -102,19 +86,15 @@ class TestFeed:
         for _ in range(5):
             now += 1
             llm = hedged()
-            feed.watch(llm)
             sessions.append(weakref.ref(llm))
-            async with Line(llm) as line:
-                await line.ask()
-                await line.report()
-                feed.snapshot()
-            del llm, line
+            await snapshot_of(llm, feed)
+            del llm
         gc.collect()
-        told = feed.snapshot()
-        assert [turn["session"] for turn in told["turns"]] == [3, 4, 5]
-        assert told["turns_since"] == 1002.0
+        found = feed.snapshot()
+        assert [turn["session"] for turn in found["turns"]] == [3, 4, 5]
+        assert found["turns_since"] == 1002.0
         assert [session() for session in sessions[:4]] == [None] * 4  # the loop may hold the last
-        requests = {p["provider"]: p["requests"] for p in told["providers"]}
+        requests = {p["provider"]: p["requests"] for p in found["providers"]}
         assert requests == {"slow": 5, "quick": 5}
 
 

@@ -6,18 +6,19 @@ import gc
 import os
 import subprocess
 import sys
+import time
 import weakref
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
-from prometheus_client.parser import text_string_to_metric_families
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, ProviderStats, Slo
 from pipecat_hedge.race import (
@@ -30,7 +31,7 @@ from pipecat_hedge.race import (
 )
 from pipecat_hedge.telemetry import PrometheusRecorder
 from pipecat_hedge.telemetry.prometheus import MAX_PROVIDERS
-from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Wait
+from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
 from pipecat_hedge.voice import TurnLatency
 from tests.support.line import Line
 
@@ -49,23 +50,25 @@ def recorded() -> Iterator[Recorded]:
     recorder.close()
 
 
+def series(registry: CollectorRegistry, name: str) -> Iterator[tuple[dict[str, str], float]]:
+    """The labels and values of a metric's series."""
+    for family in registry.collect():
+        for sample in family.samples:
+            if sample.name == f"pipecat_hedge_{name}":
+                yield sample.labels, sample.value
+
+
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
     """The sum of all series with these labels."""
-    return sum(
-        sample.value
-        for family in registry.collect()
-        for sample in family.samples
-        if sample.name == f"pipecat_hedge_{name}" and labels.items() <= sample.labels.items()
-    )
+    return sum(each for found, each in series(registry, name) if labels.items() <= found.items())
 
 
 def by(registry: CollectorRegistry, name: str, *labels: str) -> dict[tuple[str, ...], float]:
     """A metric's sums by some of its labels, where they are not 0."""
-    sums = Counter[tuple[str, ...]]()
-    for family in registry.collect():
-        for sample in family.samples:
-            if sample.name == f"pipecat_hedge_{name}" and sample.value:
-                sums[tuple(sample.labels[label] for label in labels)] += sample.value  # pyright: ignore[reportArgumentType]
+    sums: dict[tuple[str, ...], float] = defaultdict(float)
+    for found, each in series(registry, name):
+        if each:
+            sums[tuple(found[label] for label in labels)] += each
     return dict(sums)
 
 
@@ -211,10 +214,10 @@ def test_interrupted_answer_tokens_are_used(recorded: Recorded) -> None:
 
 def test_voice_to_voice_is_what_callers_heard(recorded: Recorded) -> None:
     recorder, registry, _ = recorded
-    heard = TurnLatency(1, 0.0, "user_silence", first_answer_secs=1.4, reports=(turn(),))
-    recorder.record_latency(heard)
-    recorder.record_latency(replace(heard, anchor="context"))
-    recorder.record_latency(replace(heard, first_answer_secs=1.6, interrupted=True))
+    latency = TurnLatency(1, 0.0, "user_silence", first_answer_secs=1.4, reports=(turn(),))
+    recorder.record_latency(latency)
+    recorder.record_latency(replace(latency, anchor="context"))
+    recorder.record_latency(replace(latency, first_answer_secs=1.6, interrupted=True))
     heard_by = by(registry, "voice_to_voice_seconds_count", "provider", "outcome")
     assert heard_by == {("a", "answered"): 1, ("a", "interrupted"): 1}
 
@@ -222,28 +225,24 @@ def test_voice_to_voice_is_what_callers_heard(recorded: Recorded) -> None:
 def test_rare_series_start_at_zero(recorded: Recorded) -> None:
     """A rate sees no increase in a series that starts at 1."""
     recorder, registry, stats = recorded
-    names = ("fillers", "continuations", "attempt_failures", "tokens", "requests", "rejected")
     with stats.health.lock:
         stats.health.entry("a | m")
-    before = {key for key, _ in series(registry, names)}
+
+    def counted(*, zeros: bool) -> set[tuple[str, frozenset[tuple[str, str]]]]:
+        return {
+            (name, frozenset(labels.items()))
+            for name in ("fillers", "continuations", "attempt_failures", "tokens", "requests")
+            for labels, each in series(registry, f"{name}_total")
+            if zeros or each
+        }
+
+    before = counted(zeros=True)
     cut = attempt(outcome="failed", error_category="stalled", input_tokens=9, output_tokens=2)
     again = replace(cut, launch_reason="stall", launched_secs=2.0, error_category=SHED)
     recorder.record(turn(cut, again, committed_secs=0.5, filler=FillerReport("slow", 1.2, "")))
-    counted = {key for key, count in series(registry, names) if count}
-    assert {name for name, _ in counted} == {f"pipecat_hedge_{name}_total" for name in names}
-    assert counted <= before
-
-
-def series(
-    registry: CollectorRegistry, names: tuple[str, ...]
-) -> list[tuple[tuple[str, frozenset[tuple[str, str]]], float]]:
-    wanted = {f"pipecat_hedge_{name}_total" for name in names}
-    return [
-        ((sample.name, frozenset(sample.labels.items())), sample.value)
-        for family in registry.collect()
-        for sample in family.samples
-        if sample.name in wanted
-    ]
+    after = counted(zeros=False)
+    assert len({name for name, _ in after}) == 5
+    assert after <= before
 
 
 # ---- labels
@@ -270,37 +269,31 @@ def test_reasons_and_texts_are_in_no_label(recorded: Recorded) -> None:
     assert secret.encode() not in generate_latest(registry)
 
 
-def test_exposition_follows_the_conventions(recorded: Recorded) -> None:
-    recorder, registry, _ = recorded
-    recorder.record(turn())
-    families = list(text_string_to_metric_families(generate_latest(registry).decode()))
-    assert all(family.name.startswith("pipecat_hedge_") for family in families)
-    assert all(family.documentation for family in families)
-    histograms = {family.name for family in families if family.type == "histogram"}
-    assert "pipecat_hedge_turn_ttft_seconds" in histograms
-    assert all(name.endswith("_seconds") for name in histograms)
-
-
 # ---- real turns
 
 
-async def test_hedge_that_wins(recorded: Recorded) -> None:
+def service(stats: ProviderStats, policy: HedgePolicy, **scripts: Any) -> HedgedLLMService:
+    price = (1, 1) if "fast" in scripts else None
+    providers = [
+        Provider(name, ScriptedLLMService(*turns), usd_per_mtok=price)
+        for name, turns in scripts.items()
+    ]
+    return HedgedLLMService(providers, policy=policy, stats=stats)
+
+
+QUICK, SLOW = [Wait(0.1), Say("Yes.")], [Wait(3.0), Say("Yes.")]
+
+
+async def test_turn_with_a_hedge_is_exported(recorded: Recorded) -> None:
     """The slow provider's wait shows although it never sent a token."""
     _, registry, stats = recorded
-    slow = ScriptedLLMService([Wait(2.0), Say("Good evening.")])
-    fast = ScriptedLLMService([Wait(0.1), Say("Yes.")])
-    llm = HedgedLLMService(
-        [Provider("slow", slow, usd_per_mtok=(1, 1)), Provider("fast", fast, usd_per_mtok=(1, 1))],
-        policy=HedgePolicy.after(0.5),
-        stats=stats,
-    )
+    llm = service(stats, HedgePolicy.after(0.5), slow=[SLOW], fast=[QUICK])
     async with Line(llm) as line:
         assert value(registry, "sessions") == 1
         await line.ask()
         report = await line.report()
     assert value(registry, "sessions") == 0
     assert by(registry, "hedges_total", "provider", "result") == {("fast", "won"): 1}
-    assert by(registry, "requests_total", "provider") == {("slow",): 1, ("fast",): 1}
     waited = value(registry, "attempt_censored_ttft_seconds_sum", provider="slow")
     assert waited == pytest.approx(0.6, abs=0.01)
     spent = sum(a.usd or 0 for a in report.attempts)
@@ -308,48 +301,34 @@ async def test_hedge_that_wins(recorded: Recorded) -> None:
     assert value(registry, "cost_usd_total", use="wasted", provider="slow") > 0
 
 
-async def test_open_breaker_is_shown(recorded: Recorded) -> None:
+def test_open_breaker_is_shown(recorded: Recorded) -> None:
     _, registry, stats = recorded
-    llm = HedgedLLMService(
-        [Provider("down", ScriptedLLMService([Error()]))],
-        policy=HedgePolicy.fallback(),
-        stats=stats,
-        admission="shed",
+    breaker = stats.health.entry("down | m").breaker
+    for state in ("closed", "open"):
+        assert by(registry, "breaker_state", "provider", "state") == {("down", state): 1}
+        for _ in range(5):
+            breaker.record("failed", time.monotonic())
+
+
+async def test_slow_period_is_shown_until_it_ends(recorded: Recorded) -> None:
+    _, registry, stats = recorded
+    first = [*[QUICK] * 30, *[SLOW] * 12, QUICK]
+    llm = service(
+        stats, HedgePolicy.adaptive(budget=0.3), first=first, second=[[Wait(0.2), Say("Yes.")]]
     )
-    async with Line(llm) as line:
-        assert by(registry, "breaker_state", "provider", "state") == {("down", "closed"): 1}
-        for number in range(30):
-            await line.ask()
-            await line.report(number + 1)
-    states = by(registry, "breaker_state", "provider", "state")
-    assert states in ({("down", "open"): 1}, {("down", "half_open"): 1})
-    assert value(registry, "turns_total", degraded="true") > 0
-    assert value(registry, "rejected_total", kind="turn") > 0
-
-
-async def test_provider_that_turns_slow_is_shown_until_it_recovers(recorded: Recorded) -> None:
-    _, registry, stats = recorded
-    calm, slow = [Wait(0.1), Say("Yes.")], [Wait(3.0), Say("Yes.")]
-    first = ScriptedLLMService(*[calm] * 30, *[slow] * 12, calm)
-    second = ScriptedLLMService([Wait(0.2), Say("Yes.")])
-    providers = [Provider("first", first), Provider("second", second)]
-    llm = HedgedLLMService(providers, policy=HedgePolicy.adaptive(budget=0.3), stats=stats)
     seen: list[dict[tuple[str, ...], float]] = []
     async with Line(llm) as line:
         for number in range(150):
             await line.ask()
             await line.report(number + 1)
             seen.append(by(registry, "provider_slow", "provider"))
-    assert seen[29] == {}
+    assert seen[29] == seen[-1] == {}
     assert {("first",): 1} in seen
-    assert seen[-1] == {}
 
 
 async def test_budget_and_limits_are_shown(recorded: Recorded) -> None:
     _, registry, stats = recorded
-    providers = [Provider(name, ScriptedLLMService([Say("Yes.")])) for name in ("one", "two")]
-    llm = HedgedLLMService(providers, policy=HedgePolicy.adaptive(budget=0.2), stats=stats)
-    async with Line(llm) as line:
+    async with Line(service(stats, HedgePolicy.adaptive(0.2), one=[QUICK], two=[QUICK])) as line:
         await line.ask()
         await line.report()
     assert value(registry, "budget_requests_per_turn", budget="0.2") == 0.2
@@ -485,40 +464,3 @@ def test_processes_are_added_up(tmp_path: Path) -> None:
     assert value(registry, "requests_total", provider="a") == 7
     assert by(registry, "slo_missed_total", "tier", "objective") == {("standard", "ttft"): 7}
     assert by(registry, "slo_share_ratio", "tier") == {("standard",): 0.95}
-
-
-MISSING = """
-import sys
-sys.modules["{module}"] = None
-import pipecat_hedge.telemetry as telemetry
-try:
-    telemetry.{name}
-except Exception as error:
-    print(type(error).__name__, error)
-"""
-
-
-@pytest.mark.parametrize(
-    ("module", "name", "extra"),
-    [
-        ("prometheus_client", "PrometheusRecorder", "prometheus"),
-        ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "export_traces", "tracing"),
-    ],
-)
-def test_missing_extra_is_named(module: str, name: str, extra: str) -> None:
-    code = MISSING.format(module=module, name=name)
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, check=True, timeout=50, capture_output=True
-    )
-    message = done.stdout.decode()
-    assert message.startswith("ConfigurationError")
-    assert f'pip install "pipecat-hedge[{extra}]"' in message
-
-
-def test_faces_of_the_package_resolve() -> None:
-    from pipecat_hedge import telemetry
-
-    faces: Mapping[str, object] = {name: getattr(telemetry, name) for name in telemetry.__all__}
-    assert None not in faces.values()
-    with pytest.raises(AttributeError, match="has no attribute 'PrometheusReporter'"):
-        _ = telemetry.PrometheusReporter  # pyright: ignore[reportAttributeAccessIssue]
