@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -30,7 +31,6 @@ TOOL = "llm-function-call-in-progress"
     ("kinds", "busy", "unfinished"),
     [
         ([], False, False),
-        (["bot-llm-started"], True, True),
         (["bot-llm-started", "bot-llm-text"], True, True),
         (["bot-llm-started", "bot-llm-text", "bot-llm-stopped"], False, False),
         (["bot-llm-started", "bot-started-speaking", "bot-llm-stopped"], True, False),
@@ -47,8 +47,7 @@ def test_bot_is_busy_until_its_messages_say_otherwise(
 ) -> None:
     """A tool that runs on behind an answer does not leave it unfinished."""
     messages = [sent(kind, text="So,") for kind in kinds]
-    assert is_busy(messages) is busy
-    assert is_unfinished(messages) is unfinished
+    assert (is_busy(messages), is_unfinished(messages)) == (busy, unfinished)
 
 
 def test_last_change_ignores_other_messages() -> None:
@@ -57,65 +56,84 @@ def test_last_change_ignores_other_messages() -> None:
     assert last_change([sent("user-transcription", 4.0)]) == 0.0
 
 
-def test_texts_are_as_written_or_else_as_spoken() -> None:
-    messages = [
-        sent("user-transcription", text="are you", final=False),
-        sent("user-transcription", text="are you open", final=True),
-        sent("user-transcription", text="on sunday", final=True),
-        sent("bot-llm-text", text="Yes, "),
-        sent("bot-llm-text", text="till nine."),
-        sent("bot-output", text="Yes, till nine."),
-    ]
+@pytest.mark.parametrize(
+    ("messages", "written", "answer"),
+    [
+        (
+            [
+                sent("bot-llm-text", text="Yes, "),
+                sent("bot-llm-text", text="till nine."),
+                sent("bot-output", text="Yes, till nine."),
+            ],
+            *("Yes, till nine.", "Yes, till nine."),
+        ),
+        ([sent("bot-output", text="Yes,"), sent("bot-output", text="so.")], "", "Yes, so."),
+        ([sent("bot-output", text="Yes,", spoken=each) for each in (False, True)], "", "Yes,"),
+        ([sent("bot-llm-text"), {"type": "bot-llm-text", "data": 3}], "", ""),
+    ],
+)
+def test_answer_is_as_written_or_else_as_spoken(
+    messages: list[dict[str, Any]], written: str, answer: str
+) -> None:
+    assert (written_text(messages), answer_text(messages)) == (written, answer)
+
+
+def test_understood_text_is_the_final_transcript() -> None:
+    heard = (("are you", False), ("are you open", True), ("on sunday", True))
+    messages = [sent("user-transcription", text=text, final=final) for text, final in heard]
     assert understood_text(messages) == "are you open on sunday"
-    assert written_text(messages) == answer_text(messages) == "Yes, till nine."
-    spoken = [sent("bot-output", text="Yes,"), sent("bot-output", text="so.")]
-    assert (written_text(spoken), answer_text(spoken)) == ("", "Yes, so.")
-    twice = [sent("bot-output", text="Yes,", spoken=spoken) for spoken in (False, True)]
-    assert answer_text(twice) == "Yes,"
-    assert answer_text([sent("bot-llm-text"), {"type": "bot-llm-text", "data": 3}]) == ""
 
 
-def test_stages_count_the_last_time_before_the_answer() -> None:
-    """The turn ended twice, and a tool was called."""
-    messages = [
-        sent("user-stopped-speaking", 9.0),
-        sent("user-stopped-speaking", 10.5),
-        sent("bot-llm-started", 10.6),
-        sent("bot-llm-text", 10.7, text="x"),
-        sent("bot-llm-started", 11.0),
-        sent("bot-llm-text", 11.3, text="Booked"),
-        sent("bot-llm-text", 11.4, text="."),
-        sent("bot-started-speaking", 11.5),
-        sent("user-stopped-speaking", 13.0),
-    ]
-    assert stages_of(messages, 10.0, 11.7) == {
-        "turn_end": pytest.approx(0.5),
-        "llm_started": pytest.approx(1.0),
-        "first_text": pytest.approx(1.3),
-        "bot_started": pytest.approx(1.5),
-    }
-    assert stages_of([], 10.0, 11.0) == {}
+ENDED_TWICE_WITH_A_TOOL = [
+    sent("user-stopped-speaking", 9.0),
+    sent("user-stopped-speaking", 10.5),
+    sent("bot-llm-started", 10.6),
+    sent("bot-llm-text", 10.7, text="x"),
+    sent("bot-llm-started", 11.0),
+    sent("bot-llm-text", 11.3, text="Booked"),
+    sent("bot-llm-text", 11.4, text="."),
+    sent("bot-started-speaking", 11.5),
+    sent("user-stopped-speaking", 13.0),
+]
+FILLER = [
+    sent("bot-llm-started", 10.4),
+    sent("bot-tts-started", 11.2),
+    sent("bot-started-speaking", 11.25),
+]
+AFTER_FILLER = [
+    sent("bot-llm-text", 13.0, text="Till nine."),
+    sent("bot-tts-started", 13.1),
+    sent("bot-started-speaking", 13.2),
+]
 
 
-def test_stages_leave_out_a_filler() -> None:
-    filler = [
-        sent("bot-llm-started", 10.4),
-        sent("bot-tts-started", 11.2),
-        sent("bot-started-speaking", 11.25),
-    ]
-    assert list(stages_of(filler, 10.0, None, 11.4)) == ["llm_started"]
-    assert list(stages_of(filler, 10.0, None)) == ["llm_started", "tts_started", "bot_started"]
-    answer = [
-        sent("bot-llm-text", 13.0, text="Till nine."),
-        sent("bot-tts-started", 13.1),
-        sent("bot-started-speaking", 13.2),
-    ]
-    assert stages_of(filler + answer, 10.0, 13.4, 11.4) == {
-        "llm_started": pytest.approx(0.4),
-        "first_text": pytest.approx(3.0),
-        "tts_started": pytest.approx(3.1),
-        "bot_started": pytest.approx(3.2),
-    }
+@pytest.mark.parametrize(
+    ("messages", "until", "filler_at", "stages"),
+    [
+        (
+            ENDED_TWICE_WITH_A_TOOL,
+            *(11.7, None),
+            {"turn_end": 0.5, "llm_started": 1.0, "first_text": 1.3, "bot_started": 1.5},
+        ),
+        (FILLER, None, 11.4, {"llm_started": 0.4}),
+        (FILLER, None, None, {"llm_started": 0.4, "tts_started": 1.2, "bot_started": 1.25}),
+        (
+            FILLER + AFTER_FILLER,
+            *(13.4, 11.4),
+            {"llm_started": 0.4, "first_text": 3.0, "tts_started": 3.1, "bot_started": 3.2},
+        ),
+        ([], 11.0, None, {}),
+    ],
+)
+def test_stages_count_the_last_time_before_the_answer(
+    messages: list[dict[str, Any]],
+    until: float | None,
+    filler_at: float | None,
+    stages: dict[str, float],
+) -> None:
+    """Whatever was said before, a filler included."""
+    found = stages_of(messages, 10.0, until, filler_at)
+    assert (list(found), found) == (list(stages), pytest.approx(stages))
 
 
 def test_record_is_the_last_with_an_answer() -> None:
@@ -135,7 +153,7 @@ def test_record_is_the_last_with_an_answer() -> None:
         (None, 2.0, 0.0),
         (-1.0, 2.0, 0.0),
         (2.0, 0.5, 0.0),
-        (0.5, float("nan"), 0.0),
+        (0.5, math.nan, 0.0),
     ],
 )
 def test_filler_lasts_from_first_sound_to_answer(
