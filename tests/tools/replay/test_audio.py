@@ -91,9 +91,7 @@ def test_manifest_gives_times_and_samples(manifest: Path) -> None:
         (TABLE, None, r"cannot be read .*make fixtures"),
     ],
 )
-def test_wrong_manifest_is_refused(
-    manifest: Path, old: str, new: str | None, message: str
-) -> None:
+def test_wrong_manifest_is_refused(manifest: Path, old: str, new: str | None, message: str) -> None:
     if new is None:
         manifest.unlink()
     else:

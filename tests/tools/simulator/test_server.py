@@ -166,9 +166,7 @@ async def test_the_refused_url_refuses(sim: Simulator, session: aiohttp.ClientSe
 async def test_the_hanging_url_never_connects(sim: Simulator) -> None:
     """Not even the tenth connection."""
     port = int(sim.hanging_url.rsplit(":", 1)[1])
-    connects = [
-        asyncio.create_task(asyncio.open_connection("127.0.0.1", port)) for _ in range(10)
-    ]
+    connects = [asyncio.create_task(asyncio.open_connection("127.0.0.1", port)) for _ in range(10)]
     done, pending = await asyncio.wait(connects, timeout=0.3)
     for task in pending:
         task.cancel()
