@@ -7,7 +7,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from anthropic import AsyncAnthropic
 from google import genai
@@ -44,6 +44,15 @@ class Answer:
         self.calls[name] = self.calls.get(name, "") + arguments
 
 
+class Ask(NamedTuple):
+    """What is asked of a model."""
+
+    model: str
+    text: str = "do you deliver"
+    tools: tuple[str, ...] = ()
+    limit: int | None = None
+
+
 class Sdk:
     """A client: `stream` yields text as it comes, `ask` waits for a whole answer."""
 
@@ -53,20 +62,16 @@ class Sdk:
     def __init__(self) -> None:
         self.answer = Answer()
 
-    async def send(
-        self, model: str, text: str, tools: tuple[str, ...], limit: int | None, *, stream: bool
-    ) -> Any:
+    async def send(self, ask: Ask, *, stream: bool) -> Any:
         raise NotImplementedError
 
     def read(self, chunk: Any) -> Iterator[str]:
         """Yield a chunk's text; note the rest in `answer`. A whole answer is one chunk."""
         raise NotImplementedError
 
-    async def stream(
-        self, model: str, text: str = "do you deliver", tools: tuple[str, ...] = ()
-    ) -> AsyncIterator[str]:
+    async def stream(self, *ask: Any) -> AsyncIterator[str]:
         self.answer = Answer()
-        response = await self.send(model, text, tools, None, stream=True)
+        response = await self.send(Ask(*ask), stream=True)
         is_generator = self.name == "google"
         async with contextlib.aclosing(response) if is_generator else response:
             async for chunk in response:
@@ -74,15 +79,9 @@ class Sdk:
                     self.answer.text += piece
                     yield piece
 
-    async def ask(
-        self,
-        model: str,
-        text: str = "do you deliver",
-        tools: tuple[str, ...] = (),
-        limit: int | None = None,
-    ) -> Answer:
+    async def ask(self, *ask: Any, **options: Any) -> Answer:
         self.answer = Answer()
-        response = await self.send(model, text, tools, limit, stream=False)
+        response = await self.send(Ask(*ask, **options), stream=False)
         self.answer.text = "".join(self.read(response))
         return self.answer
 
@@ -97,20 +96,18 @@ class OpenAISdk(Sdk):
         super().__init__()
         self.client = AsyncOpenAI(api_key="any", base_url=sim.openai_url, max_retries=0)
 
-    async def send(
-        self, model: str, text: str, tools: tuple[str, ...], limit: int | None, *, stream: bool
-    ) -> Any:
+    async def send(self, ask: Ask, *, stream: bool) -> Any:
         declared = [
             {"type": "function", "function": {"name": name, "parameters": PARAMETERS}}
-            for name in tools
+            for name in ask.tools
         ]
         options = {"stream_options": {"include_usage": True}} if stream else {}
         return await self.client.chat.completions.create(
-            model=model,
-            messages=[{"role": "user", "content": text}],
+            model=ask.model,
+            messages=[{"role": "user", "content": ask.text}],
             stream=stream,
-            max_completion_tokens=limit,
-            **({"tools": declared} if tools else {}),
+            max_completion_tokens=ask.limit,
+            **({"tools": declared} if ask.tools else {}),
             **options,
         )
 
@@ -135,15 +132,13 @@ class AnthropicSdk(Sdk):
         super().__init__()
         self.client = AsyncAnthropic(api_key="any", base_url=sim.anthropic_url, max_retries=0)
 
-    async def send(
-        self, model: str, text: str, tools: tuple[str, ...], limit: int | None, *, stream: bool
-    ) -> Any:
+    async def send(self, ask: Ask, *, stream: bool) -> Any:
         return await self.client.messages.create(
-            model=model,
-            messages=[{"role": "user", "content": text}],
+            model=ask.model,
+            messages=[{"role": "user", "content": ask.text}],
             stream=stream,
-            max_tokens=limit or 1000,
-            tools=[{"name": name, "input_schema": PARAMETERS} for name in tools],
+            max_tokens=ask.limit or 1000,
+            tools=[{"name": name, "input_schema": PARAMETERS} for name in ask.tools],
         )
 
     def read(self, chunk: Any) -> Iterator[str]:
@@ -188,21 +183,19 @@ class GoogleSdk(Sdk):
         )
         self.client = genai.Client(api_key="any", http_options=options)
 
-    async def send(
-        self, model: str, text: str, tools: tuple[str, ...], limit: int | None, *, stream: bool
-    ) -> Any:
+    async def send(self, ask: Ask, *, stream: bool) -> Any:
         declared = [
             types.FunctionDeclaration(name=name, parameters_json_schema=PARAMETERS)
-            for name in tools
+            for name in ask.tools
         ]
         config = types.GenerateContentConfig(
-            tools=[types.Tool(function_declarations=declared)] if tools else None,
+            tools=[types.Tool(function_declarations=declared)] if ask.tools else None,
             automatic_function_calling=types.AutomaticFunctionCallingConfig(disable=True),
-            max_output_tokens=limit,
+            max_output_tokens=ask.limit,
         )
         models = self.client.aio.models
         send = models.generate_content_stream if stream else models.generate_content
-        return await send(model=model, contents=text, config=config)
+        return await send(model=ask.model, contents=ask.text, config=config)
 
     def read(self, chunk: Any) -> Iterator[str]:
         if usage := chunk.usage_metadata:

@@ -93,21 +93,16 @@ def test_unknown_profile_is_a_404_that_lists_the_known(model: str) -> None:
     [
         ("fault=oops", "fault: unknown fault 'oops'; known faults: 400, 401"),
         ("tftt=1", "tftt: unknown key; known keys: ttft, headers, tps"),
-        ("profile=fixed", "profile: unknown key"),
         ("ttft", "ttft: unknown key"),
         ("ttft=", "ttft: expected seconds to the first token, 0 or more, got ''"),
-        ("ttft=-1", "ttft: expected"),
-        ("ttft=nan", "ttft: expected"),
         ("ttft=inf", "ttft: expected"),
         ("tps=0", "tps: expected tokens per second, more than 0"),
         ("rate=1.5", "rate: expected share of requests"),
         ("after=1.5", "after: expected tokens before the fault"),
-        ("after=-1", "after: expected"),
         ("slow=0", "slow: expected a factor"),
         ("answer=%20", "answer: expected the text to answer"),
         ("tool=", "tool: expected the name"),
         ("args=[1]", "args: expected a JSON object"),
-        ("args={", "args: expected a JSON object"),
     ],
 )
 def test_bad_key_or_value_is_named(keys: str, message: str) -> None:
@@ -129,13 +124,10 @@ def test_conditions_are_keys_and_capacity() -> None:
     ("values", "message"),
     [
         ({"tftt": 1}, "tftt: unknown key; known keys: ttft, headers.*, capacity"),
-        ({"rate": 2}, "rate: expected share of requests"),
         ({"rate": None}, "rate: expected share of requests"),
-        ({"fault": "oops"}, "fault: unknown fault 'oops'"),
         ({"capacity": 0}, "capacity: expected a whole number, 1 or more"),
         ({"capacity": 1.5}, "capacity: expected a whole number"),
         ({"capacity": True}, "capacity: expected a whole number"),
-        ({"capacity": "3"}, "capacity: expected a whole number"),
     ],
 )
 def test_bad_condition_is_named(values: dict[str, Any], message: str) -> None:
