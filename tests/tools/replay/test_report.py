@@ -138,19 +138,13 @@ def test_picture_marks_the_gap() -> None:
     assert len(lines(drawn, "stage")) == 2
 
 
-@pytest.mark.parametrize("answered", [2.0, None])
-def test_picture_marks_a_sound_that_is_no_answer(answered: float | None) -> None:
-    drawn = ElementTree.fromstring(picture(turn(secs=0.6, voice_to_voice_secs=answered)))
-    ticks = lines(drawn, "tick")
-    assert lines(drawn, "other") == pytest.approx([ticks[0] + 1.8 * (ticks[2] - ticks[0])], abs=0.3)
-    assert "first sound" in drawn.itertext()
-
-
 @pytest.mark.parametrize(
     ("odd", "text"),
     [
         (turn(secs=None, error="the bot was silent for 15 s & more"), "no answer"),
         (turn(secs=-0.4), "-0.40 s"),
+        (turn(secs=0.6, voice_to_voice_secs=2.0), "first sound"),
+        (turn(secs=0.6, voice_to_voice_secs=None), "first sound"),
         (TurnResult("x<y", error="the <bot> hung up"), "the <bot> hung up"),
         (turn(silent_after_secs=0.6), "silent 0.60 s after the interruption began"),
     ],

@@ -56,84 +56,47 @@ def test_last_change_ignores_other_messages() -> None:
     assert last_change([sent("user-transcription", 4.0)]) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("messages", "written", "answer"),
-    [
-        (
-            [
-                sent("bot-llm-text", text="Yes, "),
-                sent("bot-llm-text", text="till nine."),
-                sent("bot-output", text="Yes, till nine."),
-            ],
-            *("Yes, till nine.", "Yes, till nine."),
-        ),
-        ([sent("bot-output", text="Yes,"), sent("bot-output", text="so.")], "", "Yes, so."),
-        ([sent("bot-output", text="Yes,", spoken=each) for each in (False, True)], "", "Yes,"),
-        ([sent("bot-llm-text"), {"type": "bot-llm-text", "data": 3}], "", ""),
-    ],
-)
-def test_answer_is_as_written_or_else_as_spoken(
-    messages: list[dict[str, Any]], written: str, answer: str
-) -> None:
-    assert (written_text(messages), answer_text(messages)) == (written, answer)
-
-
-def test_understood_text_is_the_final_transcript() -> None:
+def test_texts_are_as_written_or_else_as_spoken() -> None:
     heard = (("are you", False), ("are you open", True), ("on sunday", True))
     messages = [sent("user-transcription", text=text, final=final) for text, final in heard]
+    messages += [sent("bot-llm-text", text=text) for text in ("Yes, ", "till nine.")]
+    messages += [sent("bot-output", text="Yes, till nine.")]
     assert understood_text(messages) == "are you open on sunday"
+    assert written_text(messages) == answer_text(messages) == "Yes, till nine."
+    spoken = [sent("bot-output", text=text) for text in ("Yes,", "so.")]
+    assert (written_text(spoken), answer_text(spoken)) == ("", "Yes, so.")
+    twice = [sent("bot-output", text="Yes,", spoken=spoken) for spoken in (False, True)]
+    assert answer_text(twice) == "Yes,"
+    assert answer_text([sent("bot-llm-text"), {"type": "bot-llm-text", "data": 3}]) == ""
 
 
-ENDED_TWICE_WITH_A_TOOL = [
-    sent("user-stopped-speaking", 9.0),
-    sent("user-stopped-speaking", 10.5),
-    sent("bot-llm-started", 10.6),
-    sent("bot-llm-text", 10.7, text="x"),
-    sent("bot-llm-started", 11.0),
-    sent("bot-llm-text", 11.3, text="Booked"),
-    sent("bot-llm-text", 11.4, text="."),
-    sent("bot-started-speaking", 11.5),
-    sent("user-stopped-speaking", 13.0),
-]
-FILLER = [
-    sent("bot-llm-started", 10.4),
-    sent("bot-tts-started", 11.2),
-    sent("bot-started-speaking", 11.25),
-]
-AFTER_FILLER = [
-    sent("bot-llm-text", 13.0, text="Till nine."),
-    sent("bot-tts-started", 13.1),
-    sent("bot-started-speaking", 13.2),
-]
+def test_stages_count_the_last_time_before_the_answer() -> None:
+    """The turn ended twice, and a tool was called."""
+    times = [
+        ("user-stopped-speaking", 9.0),
+        ("user-stopped-speaking", 10.5),
+        ("bot-llm-started", 10.6),
+        ("bot-llm-text", 10.7),
+        ("bot-llm-started", 11.0),
+        ("bot-llm-text", 11.3),
+        ("bot-llm-text", 11.4),
+        ("bot-started-speaking", 11.5),
+        ("user-stopped-speaking", 13.0),
+    ]
+    stages = {"turn_end": 0.5, "llm_started": 1.0, "first_text": 1.3, "bot_started": 1.5}
+    messages = [sent(kind, at) for kind, at in times]
+    assert stages_of(messages, 10.0, 11.7) == pytest.approx(stages)
+    assert stages_of([], 10.0, 11.0) == {}
 
 
-@pytest.mark.parametrize(
-    ("messages", "until", "filler_at", "stages"),
-    [
-        (
-            ENDED_TWICE_WITH_A_TOOL,
-            *(11.7, None),
-            {"turn_end": 0.5, "llm_started": 1.0, "first_text": 1.3, "bot_started": 1.5},
-        ),
-        (FILLER, None, 11.4, {"llm_started": 0.4}),
-        (FILLER, None, None, {"llm_started": 0.4, "tts_started": 1.2, "bot_started": 1.25}),
-        (
-            FILLER + AFTER_FILLER,
-            *(13.4, 11.4),
-            {"llm_started": 0.4, "first_text": 3.0, "tts_started": 3.1, "bot_started": 3.2},
-        ),
-        ([], 11.0, None, {}),
-    ],
-)
-def test_stages_count_the_last_time_before_the_answer(
-    messages: list[dict[str, Any]],
-    until: float | None,
-    filler_at: float | None,
-    stages: dict[str, float],
-) -> None:
-    """Whatever was said before, a filler included."""
-    found = stages_of(messages, 10.0, until, filler_at)
-    assert (list(found), found) == (list(stages), pytest.approx(stages))
+def test_stages_leave_out_a_filler() -> None:
+    kinds = ("bot-tts-started", "bot-started-speaking")
+    filler = [sent("bot-llm-started", 10.4), *(sent(kind, 11.2) for kind in kinds)]
+    answer = [sent("bot-llm-text", 13.0), *(sent(kind, 13.2) for kind in kinds)]
+    assert list(stages_of(filler, 10.0, None, 11.4)) == ["llm_started"]
+    assert list(stages_of(filler, 10.0, None)) == ["llm_started", "tts_started", "bot_started"]
+    found = stages_of(filler + answer, 10.0, 13.4, 11.4)
+    assert list(found.values()) == pytest.approx([0.4, 3.0, 3.2, 3.2])
 
 
 def test_record_is_the_last_with_an_answer() -> None:
