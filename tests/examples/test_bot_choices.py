@@ -1,8 +1,10 @@
 """What the example bot is made of, decided from its environment."""
 
-import dataclasses
 import re
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from examples.voice_bot.choices import SETTINGS, LLMChoice, SettingError, choose
@@ -17,171 +19,126 @@ from pipecat.services.anthropic.llm import AnthropicLLMService
 from pipecat.services.openai.llm import OpenAILLMService
 
 from pipecat_hedge import HedgePolicy, Slo, VLLMService
-from pipecat_hedge.tools.simulator import Simulator, SimulatorProcess
+from pipecat_hedge.tools.simulator import SimulatorProcess
 
 ENV_EXAMPLE = Path(__file__).parents[2] / ".env.example"
-AWS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret"}
 SORRY = "I am sorry, I cannot answer right now. Please ask me again in a moment."
+AWS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret"}
 VLLM = {"VLLM_BASE_URL": "http://127.0.0.1:8000/v1", "VLLM_MODEL": "qwen"}
-
-
-def test_without_keys_everything_is_offline_and_both_wires_are_raced() -> None:
-    """No key is needed: offline speech, simulated providers, a policy that hedges."""
-    choices = choose({})
-    assert (choices.stt, choices.tts) == ("pocketsphinx", "espeak")
-    assert [llm.kind for llm in choices.llms] == ["simulated-openai", "simulated-anthropic"]
-    assert choices.simulated
-    assert choices.policy == HedgePolicy.adaptive(0.1, fallback_text=SORRY)
-    assert choices.turn_silence_secs is None
-
-
-def test_traces_are_sent_where_a_collector_is_named_and_hold_no_text_unless_asked() -> None:
-    """Both by OpenTelemetry's own variables; a word that is neither true nor false is refused."""
-    collector = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318"}
-    text = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-    assert choose({}).traces == "off"
-    assert choose({text: "true"}).traces == "off"
-    assert choose(collector).traces == "without text"
-    assert choose({**collector, text: "True"}).traces == "with text"
-    with pytest.raises(SettingError, match=f"{text} must be true or false, got 'some'"):
-        choose({**collector, text: "some"})
+SIMULATED = {"SIMULATED_MODELS": "gemma-4-31b-baseten", "SIMULATOR_URL": "http://x"}
+ALL = {"OPENAI_API_KEY": "k", "ANTHROPIC_API_KEY": "k", **AWS, **VLLM}
+COLLECTOR = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318"}
+CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 
 @pytest.mark.parametrize(
     ("env", "kinds"),
     [
+        ({}, ["simulated-openai", "simulated-anthropic"]),
         ({"ANTHROPIC_API_KEY": "k"}, ["anthropic"]),
-        ({"OPENAI_API_KEY": "k"}, ["openai"]),
         (AWS, ["bedrock"]),
         (VLLM, ["vllm"]),
-        (
-            {"OPENAI_API_KEY": "k", "ANTHROPIC_API_KEY": "k", **AWS, **VLLM},
-            ["anthropic", "openai", "bedrock", "vllm"],
-        ),
+        (ALL, ["anthropic", "openai", "bedrock", "vllm"]),
+        (VLLM | SIMULATED, ["simulated-openai", "vllm"]),
+        (VLLM | SIMULATED | {"OPENAI_API_KEY": "k"}, ["openai", "vllm"]),
     ],
 )
 def test_providers_with_keys_take_the_simulators_place(
     env: dict[str, str], kinds: list[str]
 ) -> None:
-    """Every provider whose key is there is raced, and no simulated one beside it."""
+    """A vLLM needs no key, and is raced behind simulated models where those are named."""
     choices = choose(env)
     assert [llm.kind for llm in choices.llms] == kinds
-    assert not choices.simulated
+    assert choices.simulated == kinds[0].startswith("simulated")
 
 
-def test_a_vllm_needs_no_key_and_is_raced_behind_simulated_ones() -> None:
-    """Where simulated models are named, and no provider with a key is there."""
-    env = {**VLLM, "SIMULATED_MODELS": "gemma-4-31b-baseten", "SIMULATOR_URL": "http://x"}
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, {"stt": "pocketsphinx", "tts": "espeak", "turn_silence_secs": None, "traces": "off"}),
+        ({"DEEPGRAM_API_KEY": "k"}, {"stt": "deepgram", "tts": "espeak"}),
+        ({"CARTESIA_API_KEY": "k"}, {"stt": "pocketsphinx", "tts": "cartesia"}),
+        ({"TURN_DETECTION": "0"}, {"turn_silence_secs": 0}),
+        ({"TURN_DETECTION": "0.6"}, {"turn_silence_secs": 0.6}),
+        ({CAPTURE: "true"}, {"traces": "off"}),
+        (COLLECTOR, {"traces": "without text"}),
+        (COLLECTOR | {CAPTURE: "True"}, {"traces": "with text"}),
+        ({}, {"slo": Slo()}),
+        ({"SLO": "off"}, {"slo": None}),
+        (
+            {"SLO": "ttft=none ttfs=1 share=0.9"},
+            {"slo": Slo(ttft_secs=None, ttfs_secs=1.0, share=0.9)},
+        ),
+        ({"HEDGE_POLICY": "off"}, {"policy": None}),
+    ],
+)
+def test_the_environment_decides(env: dict[str, str], expected: dict[str, object]) -> None:
+    """Offline speech unless there are keys; no text in traces unless asked for."""
     choices = choose(env)
-    assert [llm.kind for llm in choices.llms] == ["simulated-openai", "vllm"]
-    assert choices.simulated
-    check_simulated_models(choices)
-    _, local = make_llms(choices, env)
-    assert isinstance(local.services[0], VLLMService)
-    assert local.name == "vllm:qwen"
-    with_key = choose({**env, "OPENAI_API_KEY": "k"})
-    assert [llm.kind for llm in with_key.llms] == ["openai", "vllm"]
+    assert {name: getattr(choices, name) for name in expected} == expected
 
 
-def test_all_providers_may_be_asked_in_one_turn() -> None:
-    """With four providers a turn may make four requests before it fails."""
-    assert choose({"OPENAI_API_KEY": "k", "ANTHROPIC_API_KEY": "k", **AWS, **VLLM}).policy == (
-        HedgePolicy.adaptive(0.1, max_attempts=4, fallback_text=SORRY)
-    )
-
-
-def test_cloud_speech_where_its_keys_are() -> None:
-    """Each key brings its service, whether the other is there or not."""
-    assert choose({"DEEPGRAM_API_KEY": "k"}).stt == "deepgram"
-    assert choose({"DEEPGRAM_API_KEY": "k"}).tts == "espeak"
-    assert choose({"CARTESIA_API_KEY": "k"}).tts == "cartesia"
+@pytest.mark.parametrize(
+    ("env", "policy"),
+    [
+        ({}, HedgePolicy.adaptive(0.5)),  # simulated providers race at once
+        (ALL, HedgePolicy.adaptive(0.1, max_attempts=4)),  # each provider may be asked
+        ({"HEDGE_POLICY": "adaptive:0.05"}, HedgePolicy.adaptive(0.05)),
+        ({"HEDGE_POLICY": "race"}, HedgePolicy.race(2)),
+        ({"HEDGE_POLICY": "race:3"}, HedgePolicy.race(3)),
+        ({"HEDGE_POLICY": "after:0.5"}, HedgePolicy.after(0.5)),
+        ({"HEDGE_POLICY": "after:0"}, HedgePolicy.after(0)),
+        ({"HEDGE_POLICY": "fallback"}, HedgePolicy.fallback()),
+        ({"FALLBACK_TEXT": "Oh."}, HedgePolicy.adaptive(0.5, fallback_text="Oh.")),
+    ],
+)
+def test_a_policy_is_named_with_its_figure(env: dict[str, str], policy: HedgePolicy) -> None:
+    assert choose(env).policy == replace(policy, fallback_text=policy.fallback_text or SORRY)
 
 
 @pytest.mark.parametrize("name", [setting.name for setting in SETTINGS])
 @pytest.mark.parametrize("blank", ["", "  "])
 def test_a_setting_that_is_there_but_empty_is_an_error(name: str, blank: str) -> None:
-    """The error names the setting and both remedies."""
     with pytest.raises(SettingError, match=rf"{name} is set but empty: fill it in, or remove it"):
         choose({name: blank})
 
 
-@pytest.mark.parametrize(("set_one", "missing"), [tuple(AWS), tuple(AWS)[::-1]])
-def test_half_of_the_aws_credentials_is_an_error(set_one: str, missing: str) -> None:
-    """The error names the half that is missing."""
-    with pytest.raises(SettingError, match=f"{missing} is not set, but {set_one} is: set both"):
-        choose({set_one: "x"})
+WRONG: dict[str, dict[str, str]] = {
+    "HEDGE_POLICY": dict.fromkeys(
+        ("often", "off:1", "after", "after:soon", "after:-1", "race:0", "fallback:2"), ""
+    ),
+    "TURN_DETECTION": dict.fromkeys(("-1", "clever", "60"), "write smart, or seconds"),
+    "SLO": {
+        "1.2": "'1.2' is not known.*; write ttft=0.8",
+        "ttft=soon": "could not convert.*; write ttft=0.8",
+        "share=95": "share must be above 0 and below 1.*; write ttft=0.8",
+    },
+}
 
 
 @pytest.mark.parametrize(
-    ("said", "policy"),
+    ("env", "message"),
     [
-        ("adaptive", HedgePolicy.adaptive()),
-        ("adaptive:0.05", HedgePolicy.adaptive(0.05)),
-        ("race", HedgePolicy.race(2)),
-        ("race:3", HedgePolicy.race(3)),
-        ("after:0.5", HedgePolicy.after(0.5)),
-        ("after:0", HedgePolicy.after(0)),
-        ("fallback", HedgePolicy.fallback()),
+        *(
+            ({name: value}, f"{name}={value}: {message}")
+            for name, values in WRONG.items()
+            for value, message in values.items()
+        ),
+        (COLLECTOR | {CAPTURE: "some"}, f"{CAPTURE} must be true or false, got 'some'"),
+        *(
+            ({one: "x"}, f"{other} is not set, but {one} is: set both")
+            for one, other in (tuple(AWS), tuple(AWS)[::-1])
+        ),
     ],
 )
-def test_policies(said: str, policy: HedgePolicy) -> None:
-    """HEDGE_POLICY names each of the policies."""
-    env = {"HEDGE_POLICY": said, "FALLBACK_TEXT": "Sorry."}
-    assert choose(env).policy == dataclasses.replace(policy, fallback_text="Sorry.")
+def test_a_setting_that_cannot_work_is_an_error(env: dict[str, str], message: str) -> None:
+    """The error names the setting, what it said and the remedy."""
+    with pytest.raises(SettingError, match=message):
+        choose(env)
 
 
-def test_hedging_can_be_off() -> None:
-    """Then there is no policy: the first LLM answers alone."""
-    assert choose({"HEDGE_POLICY": "off"}).policy is None
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        "often",
-        "off:1",
-        "after",
-        "after:soon",
-        "after:-1",
-        "race:0",
-        "race:x",
-        "fallback:2",
-        "adaptive:-1",
-    ],
-)
-def test_a_policy_that_cannot_work_is_an_error(said: str) -> None:
-    """The error names the setting and what it said."""
-    with pytest.raises(SettingError, match=f"HEDGE_POLICY={said}: "):
-        choose({"HEDGE_POLICY": said})
-
-
-def test_turn_detection() -> None:
-    """Seconds, or the model; anything else is an error with the two ways to write it."""
-    assert choose({"TURN_DETECTION": "0"}).turn_silence_secs == 0
-    assert choose({"TURN_DETECTION": "0.6"}).turn_silence_secs == 0.6
-    for said in ("-1", "clever", "nan", "60"):
-        with pytest.raises(SettingError, match=f"TURN_DETECTION={said}: write smart, or seconds"):
-            choose({"TURN_DETECTION": said})
-
-
-def test_what_callers_are_promised() -> None:
-    """The defaults, some of them, none."""
-    assert choose({}).slo == Slo()
-    assert choose({"SLO": "off"}).slo is None
-    some = choose({"SLO": "ttft=none ttfs=1 share=0.9"}).slo
-    assert some == Slo(ttft_secs=None, ttfs_secs=1.0, share=0.9)
-    for said, why in (
-        ("1.2", "'1.2' is not known"),
-        ("ttft=soon", "could not convert"),
-        ("share=none", "could not convert"),
-        ("share=95", "share must be above 0 and below 1"),
-    ):
-        with pytest.raises(SettingError, match=f"SLO={said}: {why}.*; write ttft=0.8"):
-            choose({"SLO": said})
-
-
-def test_simulated_models() -> None:
-    """Models follow each other on the two wires; an unknown one is an error with the known ones."""
+def test_simulated_models_alternate_between_wire_formats() -> None:
+    """An unknown one is an error with the known ones."""
     choices = choose({"SIMULATED_MODELS": "fixed?ttft=0.1 fixed gpt-4.1"})
     assert choices.llms == (
         LLMChoice("simulated-openai", "fixed?ttft=0.1"),
@@ -203,53 +160,49 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A key without its package is told at the start."""
-    monkeypatch.setitem(__import__("sys").modules, "deepgram", None)
+    monkeypatch.setitem(sys.modules, "deepgram", None)
     with pytest.raises(SettingError, match=r'pip install -e "\.\[cloud\]"'):
         check_installed(choose({"DEEPGRAM_API_KEY": "k"}))
 
 
-async def test_the_services_are_those_that_were_chosen() -> None:
-    """Each choice becomes its service with its model and key; one alone can race itself."""
-    env = {"OPENAI_API_KEY": "k", "ANTHROPIC_API_KEY": "k"}
-    first, second = make_llms(choose(env), env)
-    assert (first.name, second.name) == ("anthropic:claude-haiku-4-5", "openai:gpt-4.1")
-    assert isinstance(first.services[0], AnthropicLLMService)
-    assert first.services[0].settings.model == "claude-haiku-4-5"
-    assert isinstance(second.services[0], OpenAILLMService)
-    assert second.services[0].settings.model == "gpt-4.1"
-    (alone,) = make_llms(choose(VLLM), VLLM)
-    assert (alone.name, len(alone.services)) == ("vllm:qwen", 2)
-    assert not getattr(alone.services[0], "supports_developer_role", None)
+@pytest.mark.parametrize(
+    ("env", "made"),
+    [
+        (
+            {"OPENAI_API_KEY": "k", "ANTHROPIC_API_KEY": "k"},
+            [
+                ("anthropic:claude-haiku-4-5", [AnthropicLLMService]),
+                ("openai:gpt-4.1", [OpenAILLMService]),
+            ],
+        ),
+        (VLLM, [("vllm:qwen", [VLLMService, VLLMService])]),  # one alone can race itself
+        (
+            {"SIMULATED_MODELS": "fixed?ttft=1 fixed?ttft=2 fixed", "SIMULATOR_URL": "http://x"},
+            [
+                ("openai:fixed", [OpenAILLMService]),
+                ("anthropic:fixed", [AnthropicLLMService]),
+                ("openai:fixed#2", [OpenAILLMService]),
+            ],
+        ),
+    ],
+)
+async def test_the_services_are_those_that_were_chosen(env: dict[str, str], made: Any) -> None:
+    """Each is named by its provider and model, without a simulated model's behaviour."""
+    llms = make_llms(choose(env), env)
+    assert [(llm.name, [type(each) for each in llm.services]) for llm in llms] == made
+    for llm in llms:
+        assert (llm.services[0].settings.model or "").startswith(llm.name.split(":")[1][:5])
 
 
-async def test_simulated_providers_are_named_by_wire_and_profile() -> None:
-    """Without what the model name asks for beside it; a third of the same name is numbered."""
-    env = {"SIMULATED_MODELS": "fixed?ttft=1 fixed?ttft=2 fixed", "SIMULATOR_URL": "http://x"}
-    names = [provider.name for provider in make_llms(choose(env), env)]
-    assert names == ["openai:fixed", "anthropic:fixed", "openai:fixed#2"]
-
-
-def test_a_vllm_is_asked_for_its_model() -> None:
-    """Without VLLM_MODEL the first model that the server lists is used."""
-    with SimulatorProcess() as simulator:
-        env = {"VLLM_BASE_URL": simulator.openai_url}
-        (llm,) = discover_models(choose(env), env).llms
-    assert llm == LLMChoice("vllm", "gpt-4.1")
-
-
-def test_a_simulator_that_does_not_answer_is_an_error() -> None:
-    """At the start, not on the first call."""
-    choices = choose({})
+def test_a_server_is_looked_for_at_the_start() -> None:
+    """A vLLM is asked for its model; what does not answer is an error with the remedies."""
+    choices, vllm = choose({}), choose({"VLLM_BASE_URL": "x"})
     with SimulatorProcess() as simulator:
         check_simulator(choices, {"SIMULATOR_URL": simulator.url})
+        env = {"VLLM_BASE_URL": simulator.openai_url}
+        assert discover_models(vllm, env).llms == (LLMChoice("vllm", "gpt-4.1"),)
     for url in (simulator.url, "simulator"):
         with pytest.raises(SettingError, match=r"SIMULATOR_URL=.*: start it"):
             check_simulator(choices, {"SIMULATOR_URL": url})
-
-
-async def test_a_vllm_that_does_not_answer_is_an_error() -> None:
-    """The error names the address and the remedies."""
-    async with Simulator() as simulator:
-        env = {"VLLM_BASE_URL": simulator.refused_url}
-        with pytest.raises(SettingError, match="start the server, correct the address, or set"):
-            discover_models(choose(env), env)
+    with pytest.raises(SettingError, match="start the server, correct the address, or set"):
+        discover_models(vllm, env)

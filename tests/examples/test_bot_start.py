@@ -6,11 +6,20 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from examples.voice_bot.choices import SETTINGS
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port in use."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
 
 
 def start(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -26,36 +35,32 @@ def start(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_port_in_use_is_named_with_the_remedy() -> None:
-    """One line, no traceback, status 2."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        ended = start("--port", str(port))
-    assert ended.returncode == 2
-    assert ended.stderr.count("\n") == 1
-    assert f"port {port} on 127.0.0.1 is not available (Address already in use)" in ended.stderr
-    assert f"make bot PORT={port + 1}" in ended.stderr
+def test_a_port_in_use_is_named_with_the_remedy(taken: int) -> None:
+    ended = start("--port", str(taken))
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert f"port {taken} on 127.0.0.1 is not available (Address already in use)" in ended.stderr
+    assert f"make bot PORT={taken + 1}" in ended.stderr
 
 
-def test_an_empty_key_is_named_with_the_remedy() -> None:
-    """At the start, not on the first call."""
-    ended = start(ANTHROPIC_API_KEY="")
-    assert ended.returncode == 2
-    assert ended.stderr.startswith("voice bot: ANTHROPIC_API_KEY is set but empty: fill it in")
-    assert ended.stderr.count("\n") == 1
+@pytest.mark.parametrize(
+    ("arguments", "settings", "message"),
+    [
+        ([], {"ANTHROPIC_API_KEY": ""}, "ANTHROPIC_API_KEY is set but empty: fill it in"),
+        (["--port", "70000"], {}, "port 70000 does not exist"),
+        (["--host", "no.such.host.invalid"], {}, "host no.such.host.invalid is not known"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(
+    arguments: list[str], settings: dict[str, str], message: str
+) -> None:
+    ended = start(*arguments, **settings)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert ended.stderr.startswith("voice bot: ")
+    assert message in ended.stderr
 
 
-def test_a_port_and_a_host_that_do_not_exist() -> None:
-    """Refused in one line."""
-    assert "port 70000 does not exist" in start("--port", "70000").stderr
-    ended = start("--host", "no.such.host.invalid")
-    assert "host no.such.host.invalid is not known" in ended.stderr
-    assert ended.returncode == 2
-
-
-def test_help_needs_no_port() -> None:
+def test_help_needs_no_port(taken: int) -> None:
     """The runner's options and ours are listed although nothing can be served."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        ended = start("--help", "--port", str(taken.getsockname()[1]))
+    ended = start("--help", "--port", str(taken))
     assert ended.returncode == 0
     assert "--loopback-only" in ended.stdout

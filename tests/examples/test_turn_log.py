@@ -9,20 +9,20 @@ from pipecat_hedge import AttemptReport, TurnReport
 from pipecat_hedge.race import FillerReport, StageReport, TurnOutcome
 from pipecat_hedge.voice import TurnLatency
 
+HEARD = Playback(0.6, None, 0.6)
 
-def a_report(turn: int = 1, outcome: TurnOutcome = "answered", **changes: object) -> TurnReport:
+
+def a_report(turn: int = 1, outcome: TurnOutcome = "answered", **changes: Any) -> TurnReport:
     answered = outcome.startswith("answered")
-    values: dict[str, object] = {
-        "turn": turn,
-        "winner": "fast" if answered else None,
-        "outcome": outcome,
-        "ttft_secs": 0.2134 if answered else None,
-        "ttfs_secs": None,
-        "duration_secs": 0.9,
-        "attempts": (),
-        **changes,
-    }
-    return TurnReport(**values)  # type: ignore[arg-type]
+    values: dict[str, Any] = {"ttfs_secs": None, "duration_secs": 0.9, "attempts": (), **changes}
+    values |= {"winner": "fast", "ttft_secs": 0.2134} if answered else {}
+    return TurnReport(turn=turn, outcome=outcome, **{"winner": None, "ttft_secs": None, **values})
+
+
+def an_attempt(provider: str, at: float, ttft: float | None, ended: float, **fields: Any):
+    outcome = fields.pop("outcome", "won" if ttft else "superseded")
+    reason = "hedge" if at else "primary"
+    return AttemptReport(provider, "m", at, reason, ttft, ended, outcome, **fields)
 
 
 def a_turn(*reports: TurnReport, **moments: Any) -> TurnLatency:
@@ -36,19 +36,15 @@ def test_what_was_heard_belongs_to_the_last_race() -> None:
     call, answer = a_report(1, "answered_with_tools"), a_report(2)
     assert logged(a_turn(call, answer)) == [
         LoggedTurn(call, origin="user_silence", asked_secs=0.3),
-        LoggedTurn(answer, 0.6, 0.6, "user_silence", 1.5, Playback(0.6, None, 0.6), continues=True),
+        LoggedTurn(answer, 0.6, 0.6, "user_silence", 1.5, HEARD, continues=True),
     ]
+    assert logged(a_turn()) == []  # the caller has hung up first
 
 
 def test_a_greeting_is_heard_without_a_latency() -> None:
     """Nobody has spoken before it."""
     (race,) = logged(a_turn(a_report(), anchor="context", asked_secs=(0.0,)))
-    assert race == LoggedTurn(a_report(), playback=Playback(0.6, None, 0.6))
-
-
-def test_a_turn_without_a_race_is_none() -> None:
-    """As when the caller hangs up first."""
-    assert logged(a_turn()) == []
+    assert race == LoggedTurn(a_report(), playback=HEARD)
 
 
 def test_a_filler_is_told_apart() -> None:
@@ -62,34 +58,25 @@ def test_a_filler_is_told_apart() -> None:
 
 def test_all_moments_of_a_turn_have_one_origin() -> None:
     """The caller's silence: a race's own times are moved, and durations are not."""
-    attempts = (
-        AttemptReport("slow", "m", 0.0, "primary", None, 0.9, "superseded"),
-        AttemptReport("fast", "m", 0.6, "hedge", 0.2, 1.4, "won"),
-    )
+    attempts = (an_attempt("slow", 0.0, None, 0.9), an_attempt("fast", 0.6, 0.2, 1.4))
     report = a_report(attempts=attempts, committed_secs=0.9, filler=FillerReport("slow", 0.7, ""))
     turn = a_turn(report, first_sound_secs=1.1, filler_end_secs=1.3, first_answer_secs=1.4)
-    (race,) = logged(turn)
-    message = race.message()
+    message = logged(turn)[0].message()
     assert (message["origin"], message["asked_secs"]) == ("user_silence", 0.3)
     assert message["committed_secs"] == pytest.approx(1.2)
-    assert message["heard"] == {
-        "sound_secs": 1.1,
-        "filler_end_secs": 1.3,
-        "answer_secs": 1.4,
-        "interrupted": False,
-    }
-    slow, fast = message["attempts"]
-    moments = ("launched_secs", "first_token_secs", "ended_secs")
-    assert [slow[m] for m in moments] == [0.3, None, pytest.approx(1.2)]
-    assert [fast[m] for m in moments] == pytest.approx([0.9, 1.1, 1.7])
-    assert fast["ttft_secs"] == 0.2
+    heard = {"sound_secs": 1.1, "filler_end_secs": 1.3, "answer_secs": 1.4, "interrupted": False}
+    assert message["heard"] == heard
+    moments = ("launched_secs", "first_token_secs", "ended_secs", "ttft_secs")
+    slow, fast = ([attempt[m] for m in moments] for attempt in message["attempts"])
+    assert slow == [0.3, None, pytest.approx(1.2), None]
+    assert fast == pytest.approx([0.9, 1.1, 1.7, 0.2])
 
 
 def test_a_connection_that_was_opened_on_the_turn_is_told() -> None:
     """How long that took, both parts together; nothing where one was open or nobody knows."""
     cold = StageReport(new_connection=True, tcp_secs=0.05, tls_secs=0.125)
     attempts = tuple(
-        AttemptReport("slow", "m", 0.0, "primary", None, 0.9, "superseded", stages=stages)
+        an_attempt("slow", 0.0, None, 0.9, stages=stages)
         for stages in (cold, StageReport(new_connection=False), None)
     )
     told = LoggedTurn(a_report(attempts=attempts)).message()["attempts"]
@@ -98,29 +85,22 @@ def test_a_connection_that_was_opened_on_the_turn_is_told() -> None:
 
 def test_an_interrupted_turn_says_so() -> None:
     """As far as it went."""
-    report = a_report(outcome="interrupted")
-    (race,) = logged(
-        a_turn(report, interrupted=True, first_sound_secs=None, first_answer_secs=None)
-    )
-    assert race.message()["heard"] == {
-        "sound_secs": None,
-        "filler_end_secs": None,
-        "answer_secs": None,
-        "interrupted": True,
-    }
+    silent = {"first_sound_secs": None, "first_answer_secs": None}
+    (race,) = logged(a_turn(a_report(outcome="interrupted"), interrupted=True, **silent))
+    nothing = dict.fromkeys(("sound_secs", "filler_end_secs", "answer_secs"))
+    assert race.message()["heard"] == {**nothing, "interrupted": True}
     assert race.message()["committed_secs"] is None
 
 
 def test_the_line_has_the_figures_and_no_words() -> None:
     """One line: outcome, winner, TTFT, voice-to-voice, and each attempt with its outcome."""
     attempts = (
-        AttemptReport("slow", "m", 0.0, "primary", None, 0.4, "failed", "server"),
-        AttemptReport("fast", "m", 0.4, "failure", 0.2, 0.9, "won"),
+        an_attempt("slow", 0.0, None, 0.4, outcome="failed", error_category="server"),
+        an_attempt("fast", 0.4, 0.2, 0.9),
     )
-    line = LoggedTurn(a_report(3, attempts=attempts), 0.6567).line()
-    assert line == (
+    assert LoggedTurn(a_report(3, attempts=attempts), 0.6567).line() == (
         "turn 3: answered, winner fast, TTFT 0.213 s, voice-to-voice 0.657 s, "
-        "attempts: slow failed (server); fast won (failure at 0.40 s)"
+        "attempts: slow failed (server); fast won (hedge at 0.40 s)"
     )
     assert LoggedTurn(a_report(outcome="failed"), None).line() == (
         "turn 1: failed, winner none, TTFT none, voice-to-voice none, attempts: none"

@@ -24,6 +24,10 @@ def secs(recorded: Recorded) -> dict[str, list[float]]:
     return {name: measured.secs.round(6).tolist() for name, measured in recorded.providers.items()}
 
 
+def turn(*attempts: AttemptReport) -> str:
+    return json.dumps(line(*attempts))
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -49,13 +53,17 @@ def secs(recorded: Recorded) -> dict[str, list[float]]:
         ("ttft [ms]\n487\n", {"ttft": [0.487]}),
         ("ttft (s)\n487\n", {"ttft": [487.0]}),
         ("ttft ns\n487000000\n", {"ttft": [0.487]}),
+        ("a_ms,b_secs\n500,0.5\n", {"a": [0.5], "b": [0.5]}),
+        ("provider,ttft_ms\ngpt_s,500\n", {"gpt_s": [0.5]}),
+        ("outcome,ttft\nok,0.5\ntimeout,0.6\n", {"ttft": [0.5, 0.6]}),
     ],
 )
-def test_csv(tmp_path: Path, text: str, expected: dict[str, list[float]]) -> None:
-    """One a line or a column a provider, with a header or without."""
+def test_csv_is_one_a_line_or_a_column_a_provider(
+    tmp_path: Path, text: str, expected: dict[str, list[float]]
+) -> None:
+    """With a header or without, in any unit."""
     recorded = read(tmp_path, text)
-    assert secs(recorded) == expected
-    assert recorded.skipped == 0
+    assert (secs(recorded), recorded.skipped) == (expected, 0)
 
 
 @pytest.mark.parametrize(
@@ -73,11 +81,11 @@ def test_csv(tmp_path: Path, text: str, expected: dict[str, list[float]]) -> Non
         ("[0.5, 0.1]\n[0.6, 0.2]\n", {"latency 1": [0.5, 0.6], "latency 2": [0.1, 0.2]}),
     ],
 )
-def test_jsonl(tmp_path: Path, text: str, expected: dict[str, list[float]]) -> None:
-    """A number, an object or a list a line."""
+def test_jsonl_is_a_number_an_object_or_a_list_a_line(
+    tmp_path: Path, text: str, expected: dict[str, list[float]]
+) -> None:
     recorded = read(tmp_path, text, "file.jsonl")
-    assert secs(recorded) == expected
-    assert recorded.skipped == 0
+    assert (secs(recorded), recorded.skipped) == (expected, 0)
 
 
 def test_slow_answers_are_not_dropped(tmp_path: Path) -> None:
@@ -86,15 +94,30 @@ def test_slow_answers_are_not_dropped(tmp_path: Path) -> None:
     measured = read(tmp_path, text).providers["latency"]
     assert measured.secs.tolist() == pytest.approx([0.998, 1.2345, 1.2345, 0.7, 0.0])
     assert measured.failed.tolist() == [False, False, True, False, True]
-    status = read(tmp_path, "outcome,ttft\nok,0.5\ntimeout,0.6\n")
-    assert secs(status) == {"ttft": [0.5, 0.6]}
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "found", "expected"),
+    [
+        ("500\n", "s", "s", [500]),
+        ("0.5\n", "ms", "ms", [0.0005]),
+        ("500\n", None, "ms", [0.5]),
+        ("0.5\n", None, "s", [0.5]),
+        ("490000\n", "us", "us", [0.49]),
+    ],
+)
+def test_the_unit_can_be_said(
+    tmp_path: Path, text: str, unit: str | None, found: str, expected: list[float]
+) -> None:
+    """And is told where it is not."""
+    recorded = read(tmp_path, text, **({"unit": unit} if unit else {}))
+    assert (recorded.unit or unit, secs(recorded)) == (found, {"latency": expected})
 
 
 def test_a_unit_that_cannot_be_is_not_guessed(tmp_path: Path) -> None:
     """Nobody waits eight minutes for the usual answer; whose column says so, does."""
     with pytest.raises(ReadingError, match="half of the latencies of x would be over 490 s: give"):
         read(tmp_path, "x\n490000\n480000\n490000\n")
-    assert secs(read(tmp_path, "x\n490000\n", unit="us")) == {"x": [0.49]}
 
 
 def test_the_columns_can_be_said(tmp_path: Path) -> None:
@@ -103,23 +126,6 @@ def test_the_columns_can_be_said(tmp_path: Path) -> None:
     recorded = read(tmp_path, text, columns=["count"])
     assert secs(recorded) == {"count": [0.5, 0.6]}
     assert recorded.named_skips[0].endswith("csv:4: no field called count is a number")
-
-
-def test_a_log_as_one_list(tmp_path: Path) -> None:
-    """As an export of turns may be; what is wrong is named by its place."""
-    text = f"[{turn(attempt('a', 0.5))},\n{{}},\n{turn(attempt('a', 0.6))}]"
-    recorded = read(tmp_path, text, "turns.json")
-    assert secs(recorded) == {"a": [0.5, 0.6]}
-    assert recorded.named_skips == (f"{tmp_path}/turns.json:2: no field is a number",)
-
-
-def test_the_unit_can_be_said(tmp_path: Path) -> None:
-    """And is told where it is not."""
-    assert secs(read(tmp_path, "500\n", unit="s")) == {"latency": [500]}
-    assert secs(read(tmp_path, "0.5\n", unit="ms")) == {"latency": [0.0005]}
-    assert read(tmp_path, "500\n").unit == "ms"
-    assert read(tmp_path, "0.5\n").unit == "s"
-    assert secs(read(tmp_path, "a_ms,b_secs\n500,0.5\n")) == {"a": [0.5], "b": [0.5]}
 
 
 @pytest.mark.parametrize(
@@ -142,19 +148,6 @@ def test_what_is_no_latency_is_left_out_and_named(
     assert recorded.ignored
 
 
-def test_a_provider_is_not_read_for_a_unit(tmp_path: Path) -> None:
-    """Nor a log together with milliseconds for seconds."""
-    assert secs(read(tmp_path, "provider,ttft_ms\ngpt_s,500\n")) == {"gpt_s": [0.5]}
-    (tmp_path / "log.jsonl").write_text(turn(attempt("x", 0.5)))
-    (tmp_path / "y.csv").write_text("y\n550\n")
-    both = read_latencies([tmp_path / "log.jsonl", tmp_path / "y.csv"])
-    assert secs(both) == {"x": [0.5], "y": [0.55]}
-
-
-def turn(*attempts: AttemptReport) -> str:
-    return json.dumps(line(*attempts))
-
-
 def test_a_turn_log(tmp_path: Path) -> None:
     """Each attempt is an observation: an answer, longer than so much, or a failure."""
     lost = {"outcome": "superseded", "output_tokens": 7, "usd": 0.002}
@@ -173,22 +166,29 @@ def test_a_turn_log(tmp_path: Path) -> None:
     assert a.secs.tolist() == pytest.approx([0.5, 1.1, 0.1, 30])
     assert a.censored.tolist() == [False, True, False, True]
     assert a.failed.tolist() == [False, False, True, False]
-    assert a.row.tolist() == [0, 1, 2, 3]
-    assert b.row.tolist() == [1, 2]
+    assert (a.row.tolist(), b.row.tolist()) == ([0, 1, 2, 3], [1, 2])
     assert (recorded.prompt_tokens, recorded.lost_tokens, recorded.lost_usd) == (4000, 7, 0.002)
     assert recorded.turns == 4
 
 
+def test_a_log_as_one_list(tmp_path: Path) -> None:
+    """As an export of turns may be; what is wrong is named by its place."""
+    text = f"[{turn(attempt('a', 0.5))},\n{{}},\n{turn(attempt('a', 0.6))}]"
+    recorded = read(tmp_path, text, "turns.json")
+    assert secs(recorded) == {"a": [0.5, 0.6]}
+    assert recorded.named_skips == (f"{tmp_path}/turns.json:2: no field is a number",)
+
+
 def test_prices_follow_from_what_requests_cost(tmp_path: Path) -> None:
     """Exactly where prompts differ in size; where all are alike they come to the same dollars."""
-    sizes = [(900, 20), (2400, 31), (1700, 7)]
+    alike = {"input_tokens": 1000, "output_tokens": 10}
     lines = [
         turn(
             attempt("a", 0.5, input_tokens=i, output_tokens=o, usd=(2 * i + 8 * o) / 1e6),
-            attempt("b", 0.4, input_tokens=1000, output_tokens=10, usd=0.004),
-            attempt("c", 0.4, input_tokens=1000, output_tokens=10),
+            attempt("b", 0.4, usd=0.004, **alike),
+            attempt("c", 0.4, **alike),
         )
-        for i, o in sizes
+        for i, o in [(900, 20), (2400, 31), (1700, 7)]
     ]
     prices = read(tmp_path, "\n".join(lines), "turns.jsonl").usd_per_mtok
     assert prices["a"] == pytest.approx((2.0, 8.0))
@@ -198,44 +198,47 @@ def test_prices_follow_from_what_requests_cost(tmp_path: Path) -> None:
 
 def test_skipped_are_counted_and_named(tmp_path: Path) -> None:
     """The first five by file, number and fault; the others are used."""
-    recorded = read(
-        tmp_path,
-        "0.5\nnever\n-1\nnan\n0.5,0.6\ninf\n0.7\nsoon\n",
-    )
+    recorded = read(tmp_path, "0.5\nnever\n-1\nnan\n0.5,0.6\ninf\n0.7\nsoon\n")
     assert secs(recorded) == {"latency": [0.5, 0.7]}
     assert recorded.skipped == 6
-    path = tmp_path / "file.csv"
-    assert recorded.named_skips == (
-        f"{path}:2: no field is a number",
-        f"{path}:3: -1.0 is not a latency",
-        f"{path}:4: nan is not a latency",
-        f"{path}:5: 2 cells under 1 columns",
-        f"{path}:6: inf is not a latency",
+    assert recorded.named_skips == tuple(
+        f"{tmp_path / 'file.csv'}:{fault}"
+        for fault in (
+            "2: no field is a number",
+            "3: -1.0 is not a latency",
+            "4: nan is not a latency",
+            "5: 2 cells under 1 columns",
+            "6: inf is not a latency",
+        )
     )
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", "nothing\nhere\n"])
-def test_a_file_without_latencies_is_a_clear_error(tmp_path: Path, text: str) -> None:
-    """With the remedy."""
-    with pytest.raises(ReadingError, match=r"there is no latency in .*: give a turn log, or one"):
-        read(tmp_path, text)
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    """Missing, a folder, or no text."""
-    with pytest.raises(ReadingError, match=r"none\.csv cannot be read: No such file"):
-        read_latencies([tmp_path / "none.csv"])
-    with pytest.raises(ReadingError, match="cannot be read: Is a directory"):
-        read_latencies([tmp_path])
-    (tmp_path / "x.wav").write_bytes(bytes(range(200, 256)) * 10)
-    with pytest.raises(ReadingError, match="is not text: give a turn log, JSONL or CSV"):
-        read_latencies([tmp_path / "x.wav"])
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.csv", b"", r"there is no latency in .*: give a turn log, or one"),
+        ("x.csv", b"nothing\nhere\n", r"there is no latency in .*: give a turn log, or one"),
+        ("x.wav", bytes(range(200, 256)) * 10, "is not text: give a turn log, JSONL or CSV"),
+        ("none.csv", None, r"none\.csv cannot be read: No such file"),
+        (".", None, "cannot be read: Is a directory"),
+    ],
+)
+def test_a_file_without_latencies_is_refused(
+    tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ReadingError, match=message):
+        read_latencies([tmp_path / name])
 
 
 def test_several_files_are_one_stretch(tmp_path: Path) -> None:
-    """In the order given."""
+    """In the order given, each with its own unit and kind."""
     (tmp_path / "one.csv").write_text("0.5\n")
     (tmp_path / "two.jsonl").write_text("0.6\n")
-    recorded = read_latencies([tmp_path / "one.csv", tmp_path / "two.jsonl"])
-    assert np.array_equal(recorded.providers["latency"].secs, [0.5, 0.6])
-    assert recorded.providers["latency"].row.tolist() == [0, 1]
+    (tmp_path / "log.jsonl").write_text(turn(attempt("x", 0.5)))
+    (tmp_path / "y.csv").write_text("y\n550\n")
+    paths = [tmp_path / name for name in ("one.csv", "two.jsonl", "log.jsonl", "y.csv")]
+    recorded = read_latencies(paths)
+    assert secs(recorded) == {"latency": [0.5, 0.6], "x": [0.5], "y": [0.55]}
+    assert np.array_equal(recorded.providers["latency"].row, [0, 1])

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 import pyte
 import pytest
 
-from pipecat_hedge.cli import main
 from pipecat_hedge.telemetry import LIVE_PATH, LiveFeed, LiveServer
 from tests.support.line import Line
 from tests.telemetry.test_live import hedged
@@ -147,32 +146,3 @@ async def test_one_line_a_turn_in_a_pipe() -> None:
     assert "bot 1 call 1 turn 1 premium: answered, winner quick, first token" in first
     assert "turn 2 premium: failed" in second
     assert (process.returncode, rest) == (0, b"")
-
-
-async def test_a_server_without_a_feed_is_named() -> None:
-    async with LiveServer(LiveFeed("here")) as server:
-        process = await asyncio.create_subprocess_exec(
-            *(*TOP, f"{server.url}/elsewhere"),
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        assert process.stderr is not None
-        async with asyncio.timeout(WAIT_SECS):
-            error = (await process.stderr.readline()).decode()
-            process.send_signal(signal.SIGINT)
-            await process.wait()
-    assert "status 404, no feed at this path: see docs/slo.md" in error
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["bot:x"], "bot:x is not an address: write http://127.0.0.1:7860"),
-        (["--every", "0"], "--every must be from 0.05 to 60 s, got 0"),
-    ],
-)
-def test_bad_arguments_are_named(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["top", *arguments]) == 2
-    assert message in capsys.readouterr().err

@@ -1,0 +1,32 @@
+"""The command line, as a user calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from pipecat_hedge.cli import main
+
+
+class Ran(NamedTuple):
+    """What a command returned and printed."""
+
+    status: object
+    out: str
+    err: str
+
+
+@pytest.fixture
+def ran(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Run ``pipecat-hedge`` with these arguments."""
+
+    def run(*arguments: object) -> Ran:
+        try:
+            status: object = main([*map(str, arguments)])
+        except SystemExit as ended:
+            status = ended.code
+        return Ran(status, *capsys.readouterr())
+
+    return run
