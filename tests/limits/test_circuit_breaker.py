@@ -10,12 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.limits.circuit_breaker import JITTER, PROBES, SETTLES_SECS, CircuitBreaker
+from pipecat_hedge.limits.circuit_breaker import (
+    JITTER,
+    PROBES,
+    SETTLES_SECS,
+    CircuitBreaker,
+    CircuitBreakerSettings,
+)
 from pipecat_hedge.race import ConfigurationError
 
 
 def breaker(**settings: Any) -> CircuitBreaker:
-    return CircuitBreaker(random.Random(1), **settings)
+    return CircuitBreaker(random.Random(1), CircuitBreakerSettings(**settings))
 
 
 def fail(it: CircuitBreaker, times: int, now: float) -> None:
@@ -160,7 +166,7 @@ def test_answer_to_a_later_request_closes_it(now: float) -> None:
     ("verdict", "reason"), [("failed", "probe failed"), ("busy", "probe rejected for load")]
 )
 def test_reopening_doubles_the_open_time_up_to_the_cap(verdict: Any, reason: str) -> None:
-    it = breaker(recovery_secs=60, cap_secs=200)
+    it = breaker(recovery_secs=60, max_recovery_secs=200)
     fail(it, 5, 0.0)
     opened = now = 0.0
     lasted: list[float] = []
@@ -189,7 +195,7 @@ def test_recovered_provider_is_probed_within_75_seconds() -> None:
 
 def test_long_closed_breaker_opens_briefly_again() -> None:
     for calm, expected in ((200.0, 60), (10.0, 240)):
-        it = breaker(cap_secs=600)
+        it = breaker(max_recovery_secs=600)
         fail(it, 5, 0.0)
         assert it.claim_probe(73.0)
         it.record("failed", 73.0, probe=True)
@@ -222,7 +228,7 @@ def test_breaker_follows_the_fleet_open() -> None:
 
 
 def test_followed_open_time_is_capped() -> None:
-    it = breaker(cap_secs=60)
+    it = breaker(max_recovery_secs=60)
     assert not it.follow_open(0.0, 0.0, "the fleet")
     assert it.follow_open(1e6, 0.0, "the fleet")
     assert it.state(60) == "half_open"
@@ -269,10 +275,10 @@ def test_idle_breaker_reports_no_finding() -> None:
     [
         ({"failures": 0}, "failures must be a whole number from 1"),
         ({"min_attempts": 2.5}, "min_attempts must be a whole number from 1"),
-        ({"share": 0}, "share must be above 0"),
+        ({"failed_share": 0}, "failed_share must be above 0"),
         ({"window_secs": 0}, "window_secs must be a positive number"),
         ({"recovery_secs": -1}, "recovery_secs must be a positive number"),
-        ({"cap_secs": 10}, "cap_secs must be at least recovery_secs, 60"),
+        ({"max_recovery_secs": 10}, "max_recovery_secs must be at least recovery_secs, 60"),
     ],
 )
 def test_invalid_arguments_are_rejected_by_name(settings: dict[str, Any], message: str) -> None:

@@ -71,21 +71,6 @@ def test_a_change_is_seen_within_a_dozen_turns(factor: float) -> None:
     assert after.quantile(0.99) == pytest.approx(factor * before.quantile(0.99), rel=0.4)
 
 
-@pytest.mark.parametrize("factor", [3.0, 1 / 3])
-def test_a_change_shows_through_a_wide_spread(factor: float) -> None:
-    """Though half of the answers still come in their usual time; and chance hardly ever shows."""
-    found, ratios, false_alarms = 0, list[float](), 0
-    for seed in range(4):
-        provider = Provider(seed)
-        false_alarms += len([turn for turn in provider.run(2_000, spread=1.2) if turn > 50])
-        usual = provider.curve.quantile(0.5)
-        found += bool(provider.run(60, factor, spread=1.2))
-        ratios.append(provider.curve.quantile(0.5) / (factor * usual))
-    assert found >= 3
-    assert 0.6 < sorted(ratios)[2] < 1.6
-    assert false_alarms <= 2, "in 8,000 turns"
-
-
 def test_a_clock_that_trembles_is_no_change() -> None:
     """Answers that always take the same lie above and below their own p20 by nanoseconds."""
     provider = Provider()
@@ -110,9 +95,7 @@ def test_a_return_is_believed_after_two_answers() -> None:
     before = provider.curve
     provider.run(40, 3.0)
     assert provider.curve.quantile(0.5) > 1.2
-    assert not provider.watch.suspects_return
     assert provider.take(0.5) is None
-    assert provider.watch.suspects_return
     assert provider.take(0.48) is not None
     assert provider.curve.quantile(0.5) == pytest.approx(before.quantile(0.5), rel=0.1)
 

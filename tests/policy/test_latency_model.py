@@ -266,7 +266,6 @@ def test_cancelled_answers_do_not_make_a_provider_look_fast() -> None:
         (lambda: LatencyModel(PRIOR).record(-0.1), "secs must not be negative, got -0.1"),
         (lambda: LatencyModel(PRIOR).record(float("nan")), "secs must not be negative, got nan"),
         (lambda: LatencyModel(PRIOR).record(float("inf")), "got inf: it must be finite"),
-        (lambda: LatencyModel(PRIOR).resume(), "nothing was put aside"),
         (lambda: PRIOR.quantile(1.0), "p must be from 0 to below 1, got 1.0"),
         (
             lambda: SurvivalCurve.of([], [], 1),

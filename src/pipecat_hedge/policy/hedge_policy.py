@@ -32,9 +32,11 @@ __all__ = [
     "AfterSilence",
     "AtOnce",
     "HedgePolicy",
-    "LearnedRule",
     "OnlyOnFailure",
     "PolicyOptions",
+    "Rule",
+    "TurnFacts",
+    "TurnRule",
 ]
 
 Commit: TypeAlias = Literal["auto", "first_sentence", "first_token"]
@@ -92,7 +94,7 @@ class OnlyOnFailure:
         return LaunchDecision(None, "only a failure launches the next attempt")
 
 
-# ---- rules that need learned latencies; ``planner.py`` builds a LaunchRule from them
+# ---- rules from which ``planner.py`` builds a LaunchRule for each turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +108,47 @@ class Adaptive:
     slo: Slo | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TurnFacts:
+    """What is known of a turn before its first request.
+
+    Parameters:
+        order: The providers' names, in the order of their attempts.
+        known: The latency estimate of each provider.
+        draw: The turn's random number, from 0 to below 1.
+        prompt_tokens: The estimated size of the conversation in tokens; None if unknown.
+        has_tools: Whether the model may call tools.
+    """
+
+    order: Sequence[str]
+    known: Mapping[str, LatencyEstimate]
+    draw: float
+    prompt_tokens: int | None = None
+    has_tools: bool = False
+
+
 @runtime_checkable
-class LearnedRule(Protocol):
-    """Builds a launch rule for each turn from the learned latencies."""
+class TurnRule(Protocol):
+    """Chooses the rule of each turn: a policy of one's own that depends on the turn.
 
-    def launch_rule(
-        self, known: Mapping[str, LatencyEstimate], order: Sequence[str], draw: float
-    ) -> LaunchRule:
-        """Return the launch rule of one turn.
+    Example::
 
-        Args:
-            known: The latency estimate of each provider.
-            order: The providers' names, in the order of their attempts.
-            draw: The turn's random number, from 0 to below 1.
-        """
+        class OnlyWithTools:
+            usual = HedgePolicy.adaptive().rule
+
+            def rule_for(self, turn: TurnFacts) -> Rule:
+                return self.usual if turn.has_tools else OnlyOnFailure()
+
+        policy = HedgePolicy(OnlyWithTools(), "only with tools")
+    """
+
+    def rule_for(self, turn: TurnFacts) -> Rule:
+        """Return the rule of one turn; may be another policy's."""
         ...
+
+
+Rule: TypeAlias = LaunchRule | Adaptive | TurnRule
+"""When an attempt that has not failed gets a further request beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +188,7 @@ class HedgePolicy:
         ConfigurationError: If a field is out of range; the message names it and the remedy.
     """
 
-    rule: LaunchRule | Adaptive | LearnedRule
+    rule: Rule
     name: str
     max_attempts: int = 2
     commit: Commit = "auto"

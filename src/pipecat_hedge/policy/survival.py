@@ -21,9 +21,6 @@ __all__ = ["Floats", "SurvivalCurve"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-_TAIL_STEPS: Floats = -np.log1p(-np.arange(1, 48) / 48)
-"""Where an exponential tail of mean 1 has fallen by one 48th more, where it has to be steps."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SurvivalCurve:
@@ -153,24 +150,6 @@ class SurvivalCurve:
             return self.tail_secs
         return float(self.area_after(elapsed_secs)) / share
 
-    def mixed_with(self, other: SurvivalCurve, share: float) -> SurvivalCurve:
-        """A curve between two: T is the other's with probability ``share``, else this one's.
-
-        Args:
-            other: The other curve.
-            share: Its share, from 0 to 1.
-        """
-        if share <= 0:
-            return self
-        if share >= 1:
-            return other
-        at = np.concatenate((self._knots(other.secs[-1]), other._knots(self.secs[-1])))
-        at.sort(kind="stable")
-        above = (1 - share) * self.share_after(at) + share * other.share_after(at)
-        area = (1 - share) * self.area_after(at[-1]) + share * other.area_after(at[-1])
-        tail_secs = float(area / above[-1]) if above[-1] > 0 else self.tail_secs
-        return self.made(at, above, max(tail_secs, 1e-6))
-
     def scaled(self, factor: float) -> SurvivalCurve:
         """The curve of latencies that are all ``factor`` times as long.
 
@@ -193,11 +172,6 @@ class SurvivalCurve:
             secs: Not negative.
         """
         return SurvivalCurve.of(self.secs + secs, self.shares, self.tail_secs) if secs > 0 else self
-
-    def _knots(self, until: float) -> Floats:
-        """The steps, and steps that stand for the tail as far as ``until``."""
-        tail = self.secs[-1] + self.tail_secs * _TAIL_STEPS
-        return np.concatenate((self.secs, tail[tail < until]))
 
     def _decay(self, t: Floats) -> Any:
         beyond = t - self.secs[-1]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipecat_hedge.policy import AfterSilence, HedgePolicy, LearnedRule, Slo
+from pipecat_hedge.policy import AfterSilence, HedgePolicy, Slo, TurnRule
 from pipecat_hedge.race import ConfigurationError, HedgeError
 from pipecat_hedge.tools.analysis.charts import check_picture, plot_distributions
 from pipecat_hedge.tools.analysis.comparison_rules import single_r
@@ -204,7 +204,7 @@ def what_if(
             usd_per_mtok=recorded.usd_per_mtok,
             correlation=independence.rank_correlation,
             seed=question.seed,
-            is_choice=not isinstance(policy.rule, (AfterSilence, LearnedRule)),
+            is_choice=not isinstance(policy.rule, (AfterSilence, TurnRule)),
             progress=lambda done, name=name, n=n: progress(name, (n + done) / len(policies)),
         )
         for n, (name, policy) in enumerate(policies)
