@@ -113,7 +113,7 @@ async def test_a_fresh_process_begins_with_what_the_others_have_seen(make: Make)
     observe(old, 0.2, times=400, tokens=100)
     observe(old, 0.9, times=100, tokens=50_000)
     await sync(old, fresh)
-    assert median(later) == prior_for("claude", "claude-haiku-4-5").curve.quantile(0.5)
+    assert median(later) == prior_for("claude", "claude-haiku-4-5").quantile(0.5)
     await sync(later)
     for stats in (fresh, later):
         assert median(stats, 100) == pytest.approx(0.2, rel=0.05)
@@ -216,7 +216,7 @@ async def test_balances_even_out_and_hardly_anything_is_lost(make: Make) -> None
     rng, processes = random.Random(5), [make() for _ in range(6)]
     for number, stats in enumerate(processes):
         stats.accounts.begin_turn(0.5)
-        stats.accounts.accounts[0.5].settle(8.0 - 2.0 * number)
+        stats.accounts.accounts[0.5].withdraw(8.0 - 2.0 * number)
     before = [stats.accounts.accounts[0.5].balance for stats in processes]
     for _ in range(40):
         rng.shuffle(processes)

@@ -66,8 +66,8 @@ def test_none_is_never_and_zero_is_now() -> None:
             lambda: HedgePolicy.adaptive(target_ttft_secs=800),
             "target_ttft_secs is in .*, write 0.8",
         ),
-        (lambda: HedgePolicy.race(0), "max_attempts must be at least 1, got 0"),
-        (lambda: HedgePolicy.after(1, max_attempts=-2), "max_attempts must be at least 1, got -2"),
+        (lambda: HedgePolicy.race(0), "max_attempts must be a whole number of at least 1, got 0"),
+        (lambda: HedgePolicy.after(1, max_attempts=-2), "of at least 1, got -2"),
         (lambda: HedgePolicy.fallback(1.5), "max_attempts must be a whole number"),  # pyright: ignore[reportArgumentType]
         (lambda: HedgePolicy.race(True), "max_attempts must be a whole number"),
         (lambda: HedgePolicy.race(commit="late"), "commit is not known, got 'late': write 'auto',"),  # pyright: ignore[reportArgumentType]

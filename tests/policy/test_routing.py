@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge.policy.hedge_policy import AfterSilence
-from pipecat_hedge.policy.routing import HedgeLate, Probing, Route, route
+from pipecat_hedge.policy.routing import Probing, Route, route
 from pipecat_hedge.policy.slow_period import SLOW, SlowPeriod
-from pipecat_hedge.race import Attempt, InFlight, LaunchDecision, Slot, Waiting
+from pipecat_hedge.race import Attempt, InFlight, Slot, Waiting
 
 NAMES = ("a", "b", "c")
 LEVEL_SECS = 2.0
@@ -95,62 +95,3 @@ def test_a_probe_is_asked_beside_the_first_one() -> None:
     assert rule.next_launch(Waiting(5.0, alone.in_flight, "c")).at == 5.6
     both = Waiting(5.0, (*alone.in_flight, InFlight("a", 5.0, None)), "c")
     assert rule.next_launch(both).at == 5.6
-
-
-# ---- the turns of a provider that has turned slow
-
-
-ATTEMPT = InFlight("a", 10.0, None)
-
-
-class At:
-    """A rule that names a time."""
-
-    def __init__(self, at: float | None):
-        self._at = at
-
-    def next_launch(self, waiting: Waiting) -> LaunchDecision:
-        return LaunchDecision(self._at, "saves 2 s")
-
-
-def late(at: float | None = 19.0, *, is_slow: bool, provider: str = "a") -> HedgeLate:
-    """A provider whose attempts are late after a second."""
-    return HedgeLate(At(at), provider, 1.0, lambda now: is_slow)
-
-
-@pytest.mark.parametrize(
-    ("now", "is_slow", "decision"),
-    [
-        (10.5, True, LaunchDecision(19.0, "saves 2 s", ask_again_at=11.0)),
-        (11.0, True, LaunchDecision(11.0, "a has turned slow")),
-        (11.0, False, LaunchDecision(19.0, "saves 2 s", ask_again_at=11.1)),
-    ],
-)
-def test_a_late_attempt_is_hedged_if_its_provider_has_turned_slow(
-    now: float, is_slow: bool, decision: LaunchDecision
-) -> None:
-    """Whether it has is looked at until it is hedged as usual."""
-    found = late(is_slow=is_slow).next_launch(Waiting(10.0, (ATTEMPT,), "b", now))
-    assert (found.at, found.reason) == (decision.at, decision.reason)
-    assert found.ask_again_at == pytest.approx(decision.ask_again_at)
-
-
-@pytest.mark.parametrize(
-    ("rule", "in_flight"),
-    [
-        pytest.param(late(None, is_slow=True), (ATTEMPT,), id="a rule that never hedges"),
-        pytest.param(late(10.2, is_slow=True), (ATTEMPT,), id="due before"),
-        pytest.param(
-            late(is_slow=True), (InFlight("a", 10.0, 10.5, 10.5),), id="it has begun to answer"
-        ),
-        pytest.param(
-            late(is_slow=True), (ATTEMPT, InFlight("b", 10.4, None)), id="it is hedged already"
-        ),
-        pytest.param(late(is_slow=True, provider="b"), (ATTEMPT,), id="another is asked first"),
-    ],
-)
-def test_a_slow_period_changes_no_other_hedge(
-    rule: HedgeLate, in_flight: tuple[InFlight, ...]
-) -> None:
-    waiting = Waiting(10.0, in_flight, "c", 11.5)
-    assert rule.next_launch(waiting) == rule.usual.next_launch(waiting)

@@ -139,7 +139,7 @@ class Crowd:
                 pot = self._pots.get(budget, 0.0)
                 moved = (account.balance - pot) / 2
                 self._pots[budget] = pot + moved
-                account.settle(moved)
+                account.withdraw(moved)
         self._at(self.now + 1.0, self._share)
 
     def _begin(self, stats: ProviderStats) -> None:

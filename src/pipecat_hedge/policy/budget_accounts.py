@@ -120,11 +120,6 @@ class BudgetAccounts:
                 account.withdraw(-cost)
             self._burst(budget).pay_back(cost)
 
-    def has_credit(self, budget: float) -> bool:
-        """Whether the balance is positive."""
-        with self._lock:
-            return self._of(budget).balance > 0
-
     def in_debt(self, budget: float) -> bool:
         """Whether the debt exceeds random variation."""
         with self._lock:

@@ -20,6 +20,7 @@ from typing import (
     runtime_checkable,
 )
 
+from pipecat_hedge.policy.arguments import require
 from pipecat_hedge.policy.slo import Slo, refuse_milliseconds
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
@@ -200,15 +201,11 @@ class HedgePolicy:
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        if isinstance(self.max_attempts, bool) or not isinstance(self.max_attempts, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        is_count = isinstance(self.max_attempts, int) and not isinstance(self.max_attempts, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_count or self.max_attempts < 1:
             raise ConfigurationError(
-                f"max_attempts must be a whole number, got {self.max_attempts!r}: "
-                "it is the most requests that one turn may make"
-            )
-        if self.max_attempts < 1:
-            raise ConfigurationError(
-                f"max_attempts must be at least 1, got {self.max_attempts}: "
-                "with none no request is made; "
+                f"max_attempts must be a whole number of at least 1, got {self.max_attempts!r}: "
+                "it is the most requests that one turn may make; "
                 "max_attempts=1 asks one provider and never hedges"
             )
         _one_of("commit", self.commit, get_args(Commit))
@@ -356,8 +353,7 @@ def _one_of(field: str, value: object, known: tuple[object, ...]) -> None:
 
 
 def _check_slo(slo: Slo, target_ttft_secs: float | None) -> None:
-    if not isinstance(slo, Slo):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigurationError(f"slo must be a Slo, got {slo!r}: write Slo(ttft_secs=0.8)")
+    require("slo", slo, Slo, "write Slo(ttft_secs=0.8)")
     if target_ttft_secs is not None:
         raise ConfigurationError(
             f"target_ttft_secs={target_ttft_secs:g} and slo both say when an answer should be "
@@ -388,8 +384,7 @@ def slo_of(slo: Slo | None, policy: HedgePolicy) -> Slo | None:
     Raises:
         ConfigurationError: If ``slo`` is not an ``Slo``, or differs from the policy's.
     """
-    if slo is not None and not isinstance(slo, Slo):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigurationError(f"slo must be a Slo, got {slo!r}: write Slo(ttft_secs=0.8)")
+    require("slo", slo, Slo, "write Slo(ttft_secs=0.8)")
     policy_slo = policy.rule.slo if isinstance(policy.rule, Adaptive) else None
     if None not in (slo, policy_slo) and slo != policy_slo:
         raise ConfigurationError(

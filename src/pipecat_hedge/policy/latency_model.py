@@ -175,14 +175,7 @@ class LatencyModel:
             prior: What is assumed before anything has been seen.
             prior_weight: After how many observations the prior's share is a quarter; not negative.
             half_life: After how many further observations one weighs half; infinite is never.
-
-        Raises:
-            ConfigurationError: If an argument cannot work.
         """
-        if prior_weight < 0:
-            raise ConfigurationError(f"prior_weight must not be negative, got {prior_weight}")
-        if not half_life > 0:
-            raise ConfigurationError(f"half_life must be positive, got {half_life}")
         self._prior_weight = prior_weight
         self._growth = 2.0 ** (1.0 / half_life)
         self._aside: tuple[SurvivalCurve, Floats, int] | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from pipecat_hedge.policy.backends import MOST_PROVIDERS, Backend
@@ -238,34 +237,15 @@ class LatencyRegistry:
             keys = [key for key, latency in self.latencies.items() if latency.slow_period.is_on]
         return {" | ".join(key.split(" | ")[:2]) for key in keys}
 
-    def is_slow(self, backend: Backend, now: float | None = None) -> bool:
-        """Whether a provider has turned slow, compared with what was usual for it.
-
-        Args:
-            backend: The provider.
-            now: The time on the race's clock, less what the event loop is behind. Attempts that
-                have become late by then are counted; None counts no more.
-        """
+    def is_slow(self, backend: Backend) -> bool:
+        """Whether a provider has turned slow, compared with what was usual for it."""
         with self._lock:
-            slow_period = self._of(backend).slow_period
-            if now is not None:
-                slow_period.look(now)
-            return slow_period.is_on
+            return self._of(backend).slow_period.is_on
 
     def may_hang(self, backend: Backend) -> bool:
         """Whether the attempt before was waited for in vain, and none has been answered since."""
         with self._lock:
             return self._of(backend).unanswered > 0
-
-    def late_secs(self, backend: Backend, prompt_tokens: int | None) -> float | None:
-        """After how long an attempt is late; None while too little has been seen to say.
-
-        Args:
-            backend: The provider.
-            prompt_tokens: The size of the prompt; None where it is not known.
-        """
-        with self._lock:
-            return self._of(backend).late_secs(prompt_tokens)
 
     def usual(self, backend: Backend, prompt_tokens: int | None) -> SurvivalCurve:
         """A provider's usual times to first token; in a slow period those from before.
@@ -284,9 +264,9 @@ class LatencyRegistry:
         else:
             prior = prior_for(backend.provider, backend.model)
             if backend.measures == "whole_answer":
-                prior = replace(prior, curve=prior.curve.scaled(WHOLE_ANSWER))
+                prior = prior.scaled(WHOLE_ANSWER)
             elif backend.measures == "wait":
-                prior = replace(prior, curve=in_doubt(prior.curve))
+                prior = in_doubt(prior)
             latency = ProviderLatency(prior)
             if (saved := self._kept.pop(backend.key, None)) is not None:
                 latency.restore(saved)

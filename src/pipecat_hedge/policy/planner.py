@@ -21,7 +21,7 @@ from pipecat_hedge.policy.hedge_policy import (
 )
 from pipecat_hedge.policy.latency_registry import LatencyRegistry
 from pipecat_hedge.policy.priced_delay import LatencyEstimate, PricedDelay
-from pipecat_hedge.policy.routing import HedgeLate, Probing, Route
+from pipecat_hedge.policy.routing import Probing, Route
 from pipecat_hedge.policy.slo import Slo
 from pipecat_hedge.policy.slo_hedge import Aim, AimedDelay, aim_at
 from pipecat_hedge.policy.survival import SurvivalCurve
@@ -153,11 +153,6 @@ def plan_turn(
         route = Route(order)
     by_name = {backend.provider: backend for backend in backends}
     order, first = route.order, by_name[route.order[0]]
-
-    def has_turned_slow(now: float) -> bool:
-        is_slow = stats.is_slow(first, now - lag_secs())
-        return is_slow and not all(map(stats.is_slow, backends)) and accounts.has_credit(budget)
-
     if stats.is_slow(first) and not all(map(stats.is_slow, backends)):
         usual = stats.usual(first, prompt_tokens)  # measures waits against calm times
         known = {**known, order[0]: replace(known[order[0]], first_token=usual)}
@@ -181,9 +176,6 @@ def plan_turn(
     )
     if aim is not None and rng.random() < aim.probability:
         of_turn = AimedDelay(of_turn, aim, within_secs)
-    late_secs = stats.late_secs(first, prompt_tokens)
-    if late_secs is not None:
-        of_turn = HedgeLate(of_turn, order[0], late_secs, has_turned_slow)
     bound = None
     if now is not None:
         of_turn = bound = BurstBound(

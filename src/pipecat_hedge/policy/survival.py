@@ -48,22 +48,8 @@ class SurvivalCurve:
             secs: Where it steps, ascending and not negative; shape (n,), in seconds.
             shares: P(T > t) from each step to the next, within 0 to 1; shape (n,).
             tail_secs: Mean of the exponential tail beyond the last step, in seconds.
-
-        Raises:
-            ConfigurationError: If an argument cannot work; the message names it.
         """
         at, above = np.asarray(secs, dtype=np.float64), np.asarray(shares, dtype=np.float64)
-        if at.ndim != 1 or at.shape != above.shape or not at.size:
-            raise ConfigurationError(
-                f"secs and shares must be of one length and not empty, got shapes {at.shape} and "
-                f"{above.shape}"
-            )
-        if not np.all(np.diff(at) >= 0) or at[0] < 0:
-            raise ConfigurationError("secs must be ascending and not negative: sort them")
-        if above[0] > 1 or above[-1] < 0 or not np.all(np.diff(above) <= 0):
-            raise ConfigurationError("shares must fall from at most 1 to at least 0")
-        if not tail_secs > 0:
-            raise ConfigurationError(f"tail_secs must be positive, got {tail_secs}")
         if at[0] > 0:
             at, above = np.concatenate(([0.0], at)), np.concatenate(([1.0], above))
         return cls.made(at, above, float(tail_secs))
@@ -155,12 +141,7 @@ class SurvivalCurve:
 
         Args:
             factor: Positive.
-
-        Raises:
-            ConfigurationError: If it is not.
         """
-        if not factor > 0:
-            raise ConfigurationError(f"factor must be positive, got {factor}")
         return SurvivalCurve(
             self.secs * factor, self.shares, self.tail_secs * factor, self.areas * factor
         )
