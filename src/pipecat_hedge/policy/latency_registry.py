@@ -14,7 +14,6 @@ from typing import Any
 from pipecat_hedge.policy.backends import MOST_PROVIDERS, Backend
 from pipecat_hedge.policy.budget_accounts import BudgetAccounts, BudgetState
 from pipecat_hedge.policy.hedge_benefit import BenefitCache
-from pipecat_hedge.policy.hedge_policy import Adaptive
 from pipecat_hedge.policy.latency_model import in_doubt
 from pipecat_hedge.policy.priced_delay import LatencyEstimate
 from pipecat_hedge.policy.priors import prior_for
@@ -206,7 +205,7 @@ class LatencyRegistry:
         self,
         given: Sequence[Backend],
         known: Mapping[str, LatencyEstimate],
-        rule: Adaptive,
+        budget: float,
         now: float,
     ) -> Route:
         """Order the providers for a turn; see ``routing.route``.
@@ -214,10 +213,10 @@ class LatencyRegistry:
         Args:
             given: The providers, in the order that the user gave; not empty.
             known: What is known of each.
-            rule: The user's policy.
+            budget: Extra requests per turn.
             now: The time on the race's clock, less what the event loop is behind.
         """
-        in_debt = self.accounts.in_debt(rule.budget)
+        in_debt = self.accounts.in_debt(budget)
         with self._lock:
             latencies = {backend.provider: self._of(backend) for backend in given}
             for latency in latencies.values():
@@ -226,21 +225,16 @@ class LatencyRegistry:
                 list(latencies),
                 {name: latency.slow_period for name, latency in latencies.items()},
                 {name: known[name].first_token.quantile(0.5) for name in latencies},
-                rule.budget,
+                budget,
                 now,
                 in_debt=in_debt,
             )
 
     def slow(self) -> set[str]:
-        """The keys (``key_of``) of the providers that have turned slow; see ``is_slow``."""
+        """The keys (``key_of``) of the providers that are slower than was usual for them."""
         with self._lock:
             keys = [key for key, latency in self.latencies.items() if latency.slow_period.is_on]
         return {" | ".join(key.split(" | ")[:2]) for key in keys}
-
-    def is_slow(self, backend: Backend) -> bool:
-        """Whether a provider has turned slow, compared with what was usual for it."""
-        with self._lock:
-            return self._of(backend).slow_period.is_on
 
     def may_hang(self, backend: Backend) -> bool:
         """Whether the attempt before was waited for in vain, and none has been answered since."""

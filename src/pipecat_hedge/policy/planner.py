@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pipecat_hedge.policy.backends import Backend
 from pipecat_hedge.policy.hedge_budget import HedgeBudget
@@ -148,14 +148,10 @@ def plan_turn(
 
     accounts, budget = stats.accounts, rule.budget
     accounts.begin_turn(budget, now)
-    route = stats.route(backends, known, rule, (now or 0.0) - lag_secs())
-    if rule.order == "given":
-        route = Route(order)
-    by_name = {backend.provider: backend for backend in backends}
-    order, first = route.order, by_name[route.order[0]]
-    if stats.is_slow(first) and not all(map(stats.is_slow, backends)):
-        usual = stats.usual(first, prompt_tokens)  # measures waits against calm times
-        known = {**known, order[0]: replace(known[order[0]], first_token=usual)}
+    route = Route(order)
+    if rule.order == "learned":
+        route = stats.route(backends, known, budget, (now or 0.0) - lag_secs())
+    order, keys = route.order, {backend.provider: backend.key for backend in backends}
     costs = _costs(backends, order[0], prompt_tokens)
     share_at = {
         cost: route.hedges * accounts.share(budget, cost)
@@ -183,8 +179,8 @@ def plan_turn(
             lambda provider, now: accounts.claim(budget, costs[provider], now),
             lambda provider: accounts.pay_back(budget, costs[provider]),
             slowest_secs,
-            lambda provider: stats.answered_since(by_name[provider].key),
-            lambda provider: stats.last_token_at(by_name[provider].key),
+            lambda provider: stats.answered_since(keys[provider]),
+            lambda provider: stats.last_token_at(keys[provider]),
         )
     if route.probe is not None:
         of_turn = Probing(of_turn, route.probe)
