@@ -24,9 +24,9 @@ class OnlyWithTools:
     def __init__(self) -> None:
         self.turns: list[TurnFacts] = []
 
-    def rule_for(self, turn: TurnFacts) -> Rule:
-        self.turns.append(turn)
-        return self.usual if turn.has_tools else OnlyOnFailure()
+    def rule_for(self, facts: TurnFacts) -> Rule:
+        self.turns.append(facts)
+        return self.usual if facts.has_tools else OnlyOnFailure()
 
 
 async def test_a_rule_may_hedge_only_turns_with_tools() -> None:

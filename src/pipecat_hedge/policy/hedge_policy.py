@@ -137,13 +137,13 @@ class TurnRule(Protocol):
         class OnlyWithTools:
             usual = HedgePolicy.adaptive().rule
 
-            def rule_for(self, turn: TurnFacts) -> Rule:
-                return self.usual if turn.has_tools else OnlyOnFailure()
+            def rule_for(self, facts: TurnFacts) -> Rule:
+                return self.usual if facts.has_tools else OnlyOnFailure()
 
         policy = HedgePolicy(OnlyWithTools(), "only with tools")
     """
 
-    def rule_for(self, turn: TurnFacts) -> Rule:
+    def rule_for(self, facts: TurnFacts) -> Rule:
         """Return the rule of one turn; may be another policy's."""
         ...
 

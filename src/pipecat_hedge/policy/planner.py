@@ -134,9 +134,9 @@ def plan_turn(
         known = stats.known(backends, prompt_tokens, by_sentence=commit_on == "first_sentence")
         prior_weight = stats.prior_weight(backends[0], prompt_tokens)
     if isinstance(rule, TurnRule):
-        turn = TurnFacts(order, known, rng.random(), prompt_tokens, has_tools)
+        facts = TurnFacts(order, known, rng.random(), prompt_tokens, has_tools)
         while isinstance(rule, TurnRule):
-            rule = rule.rule_for(turn)
+            rule = rule.rule_for(facts)
     slowest_secs = dict[str, float]()
     if now is not None and isinstance(rule, (Adaptive, OnlyOnFailure)):
         slowest_secs = {

@@ -72,9 +72,9 @@ class AtQuantile:
 
     p: float
 
-    def rule_for(self, turn: TurnFacts) -> QuantileDelay:
+    def rule_for(self, facts: TurnFacts) -> QuantileDelay:
         """Return the rule of one turn; see ``TurnRule``."""
-        return QuantileDelay(turn.known, self.p)
+        return QuantileDelay(facts.known, self.p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +98,12 @@ class SingleR:
     percentile: float
     budget: float
 
-    def rule_for(self, turn: TurnFacts) -> SingleReissue:
+    def rule_for(self, facts: TurnFacts) -> SingleReissue:
         """Return the rule of one turn; see ``TurnRule``."""
-        order, known = turn.order, turn.known
+        order, known = facts.order, facts.known
         first, further = known[order[0]].first_token, known[order[1 % len(order)]].first_token
         best = best_reissue(first, further, self.percentile, self.budget)
-        return SingleReissue(*best, turn.draw)
+        return SingleReissue(*best, facts.draw)
 
 
 @dataclass(frozen=True, slots=True)
