@@ -162,6 +162,8 @@ class Crowd:
             if isinstance(order, Launch):
                 turn.plan.launched(order, self.now)
                 self.sent.append((self.now, order.reason))
+                backend = next(b for b in self._backends if b.provider == order.provider)
+                turn.stats.sent(backend, turn.race.attempts[order.attempt], None)
                 secs = PROFILES[PROVIDERS[order.provider]].sample(self._rng)
                 secs = secs * self.slow[order.provider] + self.queue_secs[order.provider]
                 if secs < math.inf:
