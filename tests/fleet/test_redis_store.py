@@ -111,7 +111,7 @@ async def test_fresh_process_begins_with_the_latencies_of_others(make: Make) -> 
     observe(old, 0.2, times=400, tokens=100)
     observe(old, 0.9, times=100, tokens=50_000)
     await sync(old, fresh)
-    assert median(later) == prior_for("claude", "claude-haiku-4-5").curve.quantile(0.5)
+    assert median(later) == prior_for("claude", "claude-haiku-4-5").quantile(0.5)
     await sync(later)
     for stats in (fresh, later):
         assert median(stats, 100) == pytest.approx(0.2, rel=0.05)
@@ -193,7 +193,7 @@ async def test_balances_even_out(make: Make) -> None:
     rng, processes = random.Random(5), [make() for _ in range(6)]
     for number, stats in enumerate(processes):
         stats.accounts.begin_turn(0.5)
-        stats.accounts.accounts[0.5].settle(8.0 - 2.0 * number)
+        stats.accounts.accounts[0.5].withdraw(8.0 - 2.0 * number)
     before = [stats.accounts.accounts[0.5].balance for stats in processes]
     for _ in range(40):
         rng.shuffle(processes)

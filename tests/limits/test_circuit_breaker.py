@@ -10,14 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.limits.circuit_breaker import JITTER, PROBES, SETTLES_SECS, CircuitBreaker
+from pipecat_hedge.limits.circuit_breaker import (
+    JITTER,
+    PROBES,
+    SETTLES_SECS,
+    CircuitBreaker,
+    CircuitBreakerSettings,
+)
 from pipecat_hedge.race import ConfigurationError
 
 FLEET = "the fleet: 2 of 3"
 
 
 def breaker(**settings: Any) -> CircuitBreaker:
-    return CircuitBreaker(random.Random(1), **settings)
+    return CircuitBreaker(random.Random(1), CircuitBreakerSettings(**settings))
 
 
 def fail(it: CircuitBreaker, times: int, now: float = 0.0) -> CircuitBreaker:
@@ -143,7 +149,7 @@ def test_only_an_answer_to_a_later_request_closes_it(now: float) -> None:
     ("verdict", "reason"), [("failed", "probe failed"), ("busy", "probe rejected for load")]
 )
 def test_reopening_doubles_the_open_time_up_to_the_cap(verdict: Any, reason: str) -> None:
-    it, now = fail(breaker(recovery_secs=60, cap_secs=200), 5), 0.0
+    it, now = fail(breaker(recovery_secs=60, max_recovery_secs=200), 5), 0.0
     for expected in (60, 120, 200, 200):
         assert expected * (1 - JITTER) <= it.open_secs(now) <= expected
         now += it.open_secs(now)
@@ -159,7 +165,7 @@ def test_recovered_provider_is_probed_within_66_seconds() -> None:
 
 @pytest.mark.parametrize(("calm_secs", "expected"), [(200.0, 60), (10.0, 240)])
 def test_long_closed_breaker_opens_briefly_again(calm_secs: float, expected: float) -> None:
-    it = fail(breaker(cap_secs=600), 5)
+    it = fail(breaker(max_recovery_secs=600), 5)
     probe(it, "failed", 73.0)
     probe(it, "answered", 223.0, times=PROBES)
     now = 223.0 + calm_secs
@@ -184,7 +190,7 @@ def test_breaker_follows_the_fleet_open() -> None:
 
 
 def test_followed_open_time_is_capped() -> None:
-    it = breaker(cap_secs=60)
+    it = breaker(max_recovery_secs=60)
     assert not it.follow_open(0.0, 0.0, FLEET)
     assert it.follow_open(1e6, 0.0, FLEET)
     assert it.open_secs(0.0) <= 60
@@ -217,10 +223,10 @@ def test_answer_in_another_process_starts_a_probe() -> None:
     [
         ({"failures": 0}, "failures must be a whole number from 1"),
         ({"min_attempts": 2.5}, "min_attempts must be a whole number from 1"),
-        ({"share": 0}, "share must be above 0"),
+        ({"failed_share": 0}, "failed_share must be above 0"),
         ({"window_secs": 0}, "window_secs must be a positive number"),
         ({"recovery_secs": -1}, "recovery_secs must be a positive number"),
-        ({"cap_secs": 10}, "cap_secs must be at least recovery_secs, 60"),
+        ({"max_recovery_secs": 10}, "max_recovery_secs must be at least recovery_secs, 60"),
     ],
 )
 def test_invalid_arguments_are_rejected_by_name(settings: dict[str, Any], message: str) -> None:

@@ -66,21 +66,6 @@ def test_change_is_seen_within_a_dozen_turns(factor: float) -> None:
     assert after.quantile(0.99) == pytest.approx(factor * before.quantile(0.99), rel=0.4)
 
 
-@pytest.mark.parametrize("factor", [3.0, 1 / 3])
-def test_change_shows_through_a_wide_spread(factor: float) -> None:
-    """Although half of the answers still come in their usual time."""
-    found, ratios, false_alarms = 0, list[float](), 0
-    for seed in range(4):
-        provider = Provider(seed)
-        false_alarms += len([turn for turn in provider.run(2_000, spread=1.2) if turn > 50])
-        usual = provider.curve.quantile(0.5)
-        found += bool(provider.run(60, factor, spread=1.2))
-        ratios.append(provider.curve.quantile(0.5) / (factor * usual))
-    assert found >= 3
-    assert 0.6 < sorted(ratios)[2] < 1.6
-    assert false_alarms <= 2, "in 8,000 turns"
-
-
 def test_clock_jitter_is_no_change() -> None:
     provider = Provider()
     for _ in range(100):
@@ -103,9 +88,7 @@ def test_return_is_believed_after_two_answers_and_restores_the_tail() -> None:
     assert len(provider.run(40, 3.0)) == 1
     assert len(provider.model) < 100
     assert provider.curve.quantile(0.5) > 1.2
-    assert not provider.watch.suspects_return
     assert provider.take(0.5) is None
-    assert provider.watch.suspects_return
     assert provider.take(0.48) is not None
     assert 600 <= len(provider.model) < 620
     assert [provider.curve.quantile(p) for p in (0.5, 0.9, 0.99)] == pytest.approx(before, rel=0.1)

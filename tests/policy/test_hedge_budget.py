@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge import HedgeError
 from pipecat_hedge.policy.hedge_budget import (
     HIGHEST,
     LOWEST,
@@ -117,16 +116,10 @@ def test_relative_cost_divides_the_share(
     assert share == (pytest.approx(0.1 / cost) if cost else 1.0)
 
 
-@pytest.mark.parametrize("budget", [-0.1, float("nan"), float("inf")])
-def test_invalid_budget_is_refused(budget: float) -> None:
-    with pytest.raises(HedgeError, match=r"budget must be a share of turns such as 0\.1"):
-        HedgeBudget(budget)
-
-
 def test_settled_balance_stays_within_its_bounds() -> None:
     account, balances = HedgeBudget(0.1), list[float]()
     account.withdraw(6)
     for amount in (-2.5, 1.0, 1e6, -1e6):
-        account.settle(amount)
+        account.withdraw(amount)
         balances.append(account.balance)
     assert balances == [-3.5, -4.5, -10.0, account.most_credit]

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge import HedgeError
 from pipecat_hedge.policy.hedge_benefit import BenefitCache, HedgeBenefit, expected_saving, joint
 from pipecat_hedge.policy.priced_delay import LatencyEstimate, PricedDelay
 from pipecat_hedge.policy.survival import SurvivalCurve
@@ -240,15 +239,3 @@ def test_answer_without_a_sentence_is_overtaken() -> None:
     assert usual is None or usual > 0.4 + sentence.quantile(0.84)
     stalls = lognormal(0.15, 0.3, stalls=0.1)
     assert 0.4 + 0.15 < hedged_at(in_flight=begun, sentence=stalls) < 2.0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"min_saving_secs": -1}, "min_saving_secs must not be negative, got -1"),
-        ({"share": 1.5}, "shares: a must be from 0 to 1, got 1.5"),
-    ],
-)
-def test_invalid_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(HedgeError, match=message):
-        decision(**arguments)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge.policy.hedge_policy import AfterSilence
-from pipecat_hedge.policy.routing import HedgeLate, Probing, Route, route
+from pipecat_hedge.policy.routing import Probing, Route, route
 from pipecat_hedge.policy.slow_period import SlowPeriod
 from pipecat_hedge.race import InFlight, LaunchDecision, Waiting
 from tests.policy.test_slow_period import answered
@@ -87,11 +87,6 @@ def test_probe_is_sent_beside_the_first_request() -> None:
     assert rule.next_launch(Waiting(5.0, both, "c")).at == 5.6
 
 
-# ---- the turns of a provider that has turned slow
-
-ATTEMPT = InFlight("a", 10.0, None)
-
-
 class At:
     """A rule that names a time."""
 
@@ -100,38 +95,3 @@ class At:
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
         return LaunchDecision(self._at, "saves 2 s")
-
-
-@pytest.mark.parametrize(
-    ("now", "is_slow", "decision"),
-    [
-        (10.5, True, LaunchDecision(19.0, "saves 2 s", ask_again_at=11.0)),
-        (11.0, True, LaunchDecision(11.0, "a has turned slow")),
-        (11.0, False, LaunchDecision(19.0, "saves 2 s", ask_again_at=11.1)),
-    ],
-)
-def test_late_attempt_of_a_slow_provider_is_hedged(
-    now: float, is_slow: bool, decision: LaunchDecision
-) -> None:
-    rule = HedgeLate(At(19.0), "a", 1.0, lambda now: is_slow)
-    found = rule.next_launch(Waiting(10.0, (ATTEMPT,), "b", now))
-    assert (found.at, found.reason) == (decision.at, decision.reason)
-    assert found.ask_again_at == pytest.approx(decision.ask_again_at)
-
-
-@pytest.mark.parametrize(
-    ("at", "in_flight", "provider"),
-    [
-        pytest.param(None, (ATTEMPT,), "a", id="a rule that never hedges"),
-        pytest.param(10.2, (ATTEMPT,), "a", id="due before"),
-        pytest.param(19.0, (InFlight("a", 10.0, 10.5, 10.5),), "a", id="it has begun to answer"),
-        pytest.param(19.0, (ATTEMPT, InFlight("b", 10.4, None)), "a", id="it is hedged already"),
-        pytest.param(19.0, (ATTEMPT,), "b", id="another is asked first"),
-    ],
-)
-def test_slow_period_changes_no_other_hedge(
-    at: float | None, in_flight: tuple[InFlight, ...], provider: str
-) -> None:
-    rule, waiting = At(at), Waiting(10.0, in_flight, "c", 11.5)
-    late = HedgeLate(rule, provider, 1.0, lambda now: True)
-    assert late.next_launch(waiting) == rule.next_launch(waiting)

@@ -93,8 +93,8 @@ def test_models_have_separate_statistics() -> None:
     stats = learned(50, attempt(ttft=0.2))
     other = Backend("claude", "claude-sonnet-4-6")
     whole = Backend("claude", "claude-haiku-4-5", measures="whole_answer")
-    assert median(stats, other) == prior_for("claude", "claude-sonnet-4-6").curve.quantile(0.5)
-    assert median(stats, whole) == 5 * prior_for("claude", "claude-haiku-4-5").curve.quantile(0.5)
+    assert median(stats, other) == prior_for("claude", "claude-sonnet-4-6").quantile(0.5)
+    assert median(stats, whole) == 5 * prior_for("claude", "claude-haiku-4-5").quantile(0.5)
 
 
 # ---- prompt sizes

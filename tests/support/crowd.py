@@ -120,7 +120,7 @@ class Crowd(VirtualTime):
                 pot = self._pots.get(budget, 0.0)
                 moved = (account.balance - pot) / 2
                 self._pots[budget] = pot + moved
-                account.settle(moved)
+                account.withdraw(moved)
         self._at(self.now + 1.0, self._share)
 
     def _begin(self, stats: ProviderStats) -> None:
@@ -143,6 +143,8 @@ class Crowd(VirtualTime):
             if isinstance(order, Launch):
                 turn.plan.launched(order, self.now)
                 self.sent.append((self.now, order.reason))
+                backend = next(b for b in self._backends if b.provider == order.provider)
+                turn.stats.sent(backend, turn.race.attempts[order.attempt], None)
                 secs = PROFILES[PROVIDERS[order.provider]].sample(self._rng)
                 secs = secs * self.slow[order.provider] + self.queue_secs[order.provider]
                 if secs < math.inf:

@@ -341,7 +341,7 @@ class FleetSync:
             for budget, account in self._accounts.items():
                 others = [each[budget] for each in self._balances if budget in each]
                 mean = (account.balance + sum(others)) / (1 + len(others))
-                account.settle(EVENING * (account.balance - mean))
+                account.withdraw(EVENING * (account.balance - mean))
 
     # ---- what is logged
 

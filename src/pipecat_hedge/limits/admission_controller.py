@@ -16,7 +16,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable
 
-from pipecat_hedge.limits.circuit_breaker import BreakerState
+from pipecat_hedge.limits.circuit_breaker import DEFAULTS, BreakerState, CircuitBreakerSettings
 from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, LimitBounds
 from pipecat_hedge.limits.permit_queue import RESERVED, PermitQueue, Ticket
 from pipecat_hedge.limits.provider_health import BreakerChange, Permit, ProviderHealth
@@ -59,6 +59,7 @@ class AdmissionController:
         self._rng = rng or random.Random()
         self._lag_secs = lag_secs
         self._entries: OrderedDict[str, ProviderHealth] = OrderedDict()
+        self._breaker_settings: OrderedDict[str, CircuitBreakerSettings] = OrderedDict()
         self._changes: deque[BreakerChange] = deque(maxlen=100)
         self._outage = SharedOutage[Permit]()
         self._queue = PermitQueue()
@@ -77,7 +78,8 @@ class AdmissionController:
         if entry is None:
             if len(self._entries) >= MOST_PROVIDERS:
                 self._forget_one()
-            entry = self._entries[key] = ProviderHealth(self._rng)
+            settings = self._breaker_settings.get(_name_of(key), DEFAULTS)
+            entry = self._entries[key] = ProviderHealth(self._rng, settings)
         else:
             self._entries.move_to_end(key)
         return entry
@@ -93,6 +95,16 @@ class AdmissionController:
         return dict(self._entries)
 
     # ---- breakers
+
+    def configure_breaker(self, provider: str, settings: CircuitBreakerSettings) -> None:
+        """Set when a provider's breaker opens, whatever its model. The latest settings count."""
+        with self.lock:
+            self._breaker_settings[provider] = settings
+            if len(self._breaker_settings) > MOST_PROVIDERS:
+                self._breaker_settings.popitem(last=False)
+            for key, entry in self._entries.items():
+                if _name_of(key) == provider:
+                    entry.breaker.settings = settings
 
     def state(self, key: str, now: float) -> BreakerState:
         """The state of a provider's breaker."""
@@ -381,10 +393,7 @@ class AdmissionController:
                 # Our own network may have failed; connections to other hosts will show.
                 self._outage.add(host or permit.key, now, permit)
             else:
-                entry.breaker.record(
-                    verdict, now, probe=permit.is_probe, age_secs=age_secs, count=count
-                )
-            self._note(permit.key)
+                self._record(permit, verdict, now, age_secs, count)
             if self._queue:
                 self._grant(permit.key, now)
 
@@ -466,18 +475,20 @@ class AdmissionController:
             or any(self._state(key, now) == "closed" for key in ticket.candidates)
         )
 
+    def _record(
+        self, permit: Permit, verdict: Verdict, at: float, age_secs: float, count: int
+    ) -> None:
+        """Record a request's outcome with its provider's breaker."""
+        breaker = self.entry(permit.key).breaker
+        breaker.record(verdict, at, probe=permit.is_probe, age_secs=age_secs, count=count)
+        self._note(permit.key)
+
     def _settle(self, now: float) -> None:
-        """Record the connection failures that were not a failure of our own network."""
+        """Record connection failures once it shows whether our own network failed."""
         for at, permit, is_shared in self._outage.settle(now):
-            entry = self.entry(permit.key)
-            if is_shared:
-                if permit.is_probe:
-                    entry.breaker.record("dropped", at, probe=True)
-                continue
             # If a later request was answered, this is not one of several failures in a row.
-            count = 1 if entry.answered_since < at else 0
-            entry.breaker.record("failed", at, probe=permit.is_probe, count=count)
-            self._note(permit.key)
+            count = 1 if self.entry(permit.key).answered_since < at else 0
+            self._record(permit, "dropped" if is_shared else "failed", at, 0.0, count)
 
     def _state(self, key: str, now: float) -> BreakerState:
         state = self.entry(key).breaker.state(now)

@@ -1,11 +1,11 @@
 """A circuit breaker per provider, evaluated lazily.
 
-It opens after ``FAILURES`` failures in a row, or when ``SHARE`` of at least ``MIN_ATTEMPTS``
-attempts within ``WINDOW_SECS`` failed. It stays open for ``recovery_secs``, shortened at random and
-doubled with each reopening up to ``cap_secs``. Then it is half-open: one probe at a time, and
-``PROBES`` answers in a row close it. An open breaker puts its provider last and never empties the
-list. A rejection for load (429, 529) is not a failure; it opens the breaker only if it persists.
-States of other processes (``follow_open``, ``follow_closed``) are not reported back to them.
+``CircuitBreakerSettings`` says when it opens. It stays open for ``recovery_secs``, shortened at
+random and doubled with each reopening up to ``max_recovery_secs``. Then it is half-open: one probe
+at a time, and ``PROBES`` answers in a row close it. An open breaker puts its provider last and
+never empties the list. A rejection for load (429, 529) is not a failure; it opens the breaker only
+if it persists. States of other processes (``follow_open``, ``follow_closed``) are not reported
+back to them.
 
 Sources: M. Nygard, Release It! (2007); M. Brooker, Exponential Backoff And Jitter (2015).
 """
@@ -20,23 +20,10 @@ from typing import Literal, TypeAlias
 from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["BreakerEvent", "BreakerState", "CircuitBreaker"]
+__all__ = ["BreakerEvent", "BreakerState", "CircuitBreaker", "CircuitBreakerSettings"]
 
 BreakerState: TypeAlias = Literal["closed", "open", "half_open"]
 
-FAILURES = 5
-"""Failures in a row that open a breaker; the usual default of such libraries."""
-SHARE = 0.5
-"""The share of failures in the window that opens it."""
-MIN_ATTEMPTS = 20
-"""Fewer attempts give no reliable share."""
-WINDOW_SECS = 30.0
-"""Older failures say little about the provider now."""
-RECOVERY_SECS = 60.0
-"""How long a breaker stays open the first time; the usual default."""
-CAP_SECS = 66.0
-"""The longest open time. A probe costs no caller anything, so a longer one saves nothing: with a
-probe that hangs, a provider is back in use within 90 s of its recovery."""
 JITTER = 0.2
 """An open time is shortened by up to this share, so that processes do not probe at once."""
 PROBES = 2
@@ -47,6 +34,58 @@ SETTLES_SECS = 12.0
 """After closing, other processes are not followed for this long: they may not know yet."""
 CALM_RECOVERIES = 2.0
 """Closed for this many recovery times, a breaker opens for the short time again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitBreakerSettings:
+    """When a provider's circuit breaker opens, and for how long.
+
+    Parameters:
+        failures: The number of failures in a row that opens it; at least 1.
+        failed_share: The share of failed attempts within the window that opens it, above 0 and at
+            most 1.
+        min_attempts: The least number of attempts in the window for that; fewer give no reliable
+            share.
+        window_secs: The length of the window: older failures say little about the provider now.
+        recovery_secs: How long it stays open the first time.
+        max_recovery_secs: The longest time for which it stays open. A probe costs no caller
+            anything, so a long one saves nothing: with 66 s and a probe that hangs, a provider is
+            back in use within 90 s of its recovery.
+
+    Raises:
+        ConfigurationError: If a value is out of range; the message names it and the remedy.
+    """
+
+    failures: int = 5
+    failed_share: float = 0.5
+    min_attempts: int = 20
+    window_secs: float = 30.0
+    recovery_secs: float = 60.0
+    max_recovery_secs: float = 66.0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        for name in ("failures", "min_attempts"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigurationError(f"{name} must be a whole number from 1, got {value!r}")
+        if not 0 < self.failed_share <= 1:
+            raise ConfigurationError(
+                f"failed_share must be above 0 and at most 1, got {self.failed_share!r}"
+            )
+        for name in ("window_secs", "recovery_secs"):
+            if not getattr(self, name) > 0:
+                raise ConfigurationError(
+                    f"{name} must be a positive number of seconds, got {getattr(self, name)!r}"
+                )
+        if not self.max_recovery_secs >= self.recovery_secs:
+            raise ConfigurationError(
+                f"max_recovery_secs must be at least recovery_secs, {self.recovery_secs:g}, "
+                f"got {self.max_recovery_secs!r}"
+            )
+
+
+DEFAULTS = CircuitBreakerSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,53 +116,20 @@ class CircuitBreaker:
             breaker.record("failed", later, probe=...)
 
     Attributes:
+        settings: When it opens, and for how long; may be replaced at any time.
         reason: Why it opened the last time; empty if it never did.
         closings: How many times this process's own answers have closed it.
     """
 
-    def __init__(
-        self,
-        rng: random.Random,
-        *,
-        failures: int = FAILURES,
-        share: float = SHARE,
-        min_attempts: int = MIN_ATTEMPTS,
-        window_secs: float = WINDOW_SECS,
-        recovery_secs: float = RECOVERY_SECS,
-        cap_secs: float = CAP_SECS,
-    ):
+    def __init__(self, rng: random.Random, settings: CircuitBreakerSettings = DEFAULTS):
         """Create a closed breaker.
 
         Args:
             rng: Spreads the recoveries of many processes.
-            failures: The number of failures in a row that opens it.
-            share: The share of failed attempts within the window that opens it, from 0 to 1.
-            min_attempts: The least number of attempts in the window for that.
-            window_secs: The length of the window.
-            recovery_secs: How long it stays open the first time.
-            cap_secs: The longest time for which it stays open.
-
-        Raises:
-            ConfigurationError: If an argument is invalid; the message names it and the remedy.
+            settings: When it opens, and for how long.
         """
-        for name, value, low in (("failures", failures, 1), ("min_attempts", min_attempts, 1)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ConfigurationError(f"{name} must be a whole number from {low}, got {value!r}")
-        if not 0 < share <= 1:
-            raise ConfigurationError(f"share must be above 0 and at most 1, got {share!r}")
-        for name, value in (("window_secs", window_secs), ("recovery_secs", recovery_secs)):
-            if not value > 0:
-                raise ConfigurationError(
-                    f"{name} must be a positive number of seconds, got {value!r}"
-                )
-        if not cap_secs >= recovery_secs:
-            raise ConfigurationError(
-                f"cap_secs must be at least recovery_secs, {recovery_secs:g}, got {cap_secs!r}"
-            )
+        self.settings = settings
         self._rng = rng
-        self._failures, self._share, self._min_attempts = failures, share, min_attempts
-        self._window_secs = window_secs
-        self._recovery_secs, self._cap_secs = recovery_secs, cap_secs
         self._state: BreakerState = "closed"
         self._seen: deque[tuple[float, bool]] = deque()
         self._failed_of_seen = 0
@@ -212,7 +218,7 @@ class CircuitBreaker:
         state = self.state(now)
         if state == "open":
             return "unsure" if self._is_from_fleet else "down"
-        is_asked = bool(self._seen) and self._seen[-1][0] > now - self._window_secs
+        is_asked = bool(self._seen) and self._seen[-1][0] > now - self.settings.window_secs
         return "well" if state == "closed" and is_asked else "unsure"
 
     def open_secs(self, now: float) -> float:
@@ -232,7 +238,7 @@ class CircuitBreaker:
         """
         if self.state(now) != "closed" or not secs > 0 or now - self._closed_at < SETTLES_SECS:
             return False
-        self._open_for(min(secs, self._cap_secs), now, reason)
+        self._open_for(min(secs, self.settings.max_recovery_secs), now, reason)
         self._is_from_fleet = True
         return True
 
@@ -262,15 +268,14 @@ class CircuitBreaker:
             self._failed_after_secs = 0.0
         self._seen.append((now, has_failed))
         self._failed_of_seen += has_failed
-        while self._seen[0][0] <= now - self._window_secs:
+        while self._seen[0][0] <= now - self.settings.window_secs:
             self._failed_of_seen -= self._seen.popleft()[1]
-        if self._in_a_row >= self._failures:
+        failed, of = self._failed_of_seen, len(self._seen)
+        if self._in_a_row >= self.settings.failures:
             self._open(now, f"{self._in_a_row} failures in a row")
-        elif len(self._seen) >= self._min_attempts and self._failed_of_seen >= self._share * len(
-            self._seen
-        ):
-            share = f"{self._failed_of_seen} of {len(self._seen)} attempts failed"
-            self._open(now, f"{share} within {self._window_secs:g} s")
+        elif of >= self.settings.min_attempts and failed >= self.settings.failed_share * of:
+            within = f"within {self.settings.window_secs:g} s"
+            self._open(now, f"{failed} of {of} attempts failed {within}")
 
     def _record_dropped(self, now: float, age_secs: float) -> None:
         """Count an attempt that was superseded, as an answer if it outlived those that failed."""
@@ -282,10 +287,10 @@ class CircuitBreaker:
         if self._busy_since is None:
             self._busy_since = now
         self._busy_in_a_row += 1
-        lasted = now - self._busy_since
-        is_majority = self._busy_in_a_row > self._ended_in_a_row
-        if self._busy_in_a_row >= self._failures and lasted >= PERSISTS_SECS and is_majority:
-            self._open(now, f"rejected for load for {lasted:.0f} s, {self._busy_in_a_row} times")
+        lasted, count = now - self._busy_since, self._busy_in_a_row
+        is_majority = count > self._ended_in_a_row
+        if count >= self.settings.failures and lasted >= PERSISTS_SECS and is_majority:
+            self._open(now, f"rejected for load for {lasted:.0f} s, {count} times")
 
     # ---- half open
 
@@ -308,10 +313,10 @@ class CircuitBreaker:
     def _open(self, now: float, reason: str) -> None:
         if (
             self._state == "closed"
-            and now - self._closed_at > CALM_RECOVERIES * self._recovery_secs
+            and now - self._closed_at > CALM_RECOVERIES * self.settings.recovery_secs
         ):
             self._opened = 0
-        secs = min(self._recovery_secs * 2.0**self._opened, self._cap_secs)
+        secs = min(self.settings.recovery_secs * 2.0**self._opened, self.settings.max_recovery_secs)
         self._opened += 1
         self._open_for(secs, now, reason)
         self._is_from_fleet = False

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 __all__ = ["NOTHING", "Advice", "Finding", "Findings", "advise"]
@@ -60,14 +60,6 @@ class Advice:
     try_it: bool = False
 
 
-@dataclass(slots=True)
-class _Votes:
-    users: int = 0
-    open_secs: list[float] = field(default_factory=list[float])
-    reason: str = ""
-    try_it: bool = False
-
-
 def advise(
     own: Findings, before: Mapping[str, Findings], now: Mapping[str, Findings]
 ) -> dict[str, Advice]:
@@ -81,26 +73,24 @@ def advise(
     Returns:
         By provider, for each that another process mentions.
     """
-    votes: dict[str, _Votes] = {}
-    for process, findings in now.items():
-        is_believed = any(finding.found == "well" for finding in findings.values())
-        for provider, finding in findings.items():
-            vote = votes.setdefault(provider, _Votes())
-            if finding.found != "unsure" and is_believed:
-                vote.users += 1
-                if finding.found == "down":
-                    vote.open_secs.append(finding.open_secs)
-                    vote.reason = vote.reason or finding.reason
-            if process in before:
-                last = before[process].get(provider, NOTHING)
-                vote.try_it |= finding.closings > last.closings
-    return {provider: _advice(vote, own.get(provider)) for provider, vote in votes.items()}
-
-
-def _advice(vote: _Votes, own: Finding | None) -> Advice:
-    users = vote.users + (own is not None and own.found == "well")
-    down = len(vote.open_secs)
-    if down < AT_LEAST or 2 * down < users:
-        return Advice(try_it=vote.try_it)
-    reason = f"the fleet: {down} of {users} processes have found so: {vote.reason}"
-    return Advice(statistics.median(vote.open_secs), reason, vote.try_it)
+    believed = [each for each in now.values() if any(f.found == "well" for f in each.values())]
+    advice: dict[str, Advice] = {}
+    for provider in {provider for findings in now.values() for provider in findings}:
+        try_it = any(
+            findings.get(provider, NOTHING).closings
+            > before[process].get(provider, NOTHING).closings
+            for process, findings in now.items()
+            if process in before
+        )
+        found = [findings.get(provider, NOTHING) for findings in believed]
+        down = [finding for finding in found if finding.found == "down"]
+        well = [f for f in (*found, own.get(provider, NOTHING)) if f.found == "well"]
+        users = len(down) + len(well)
+        if len(down) < AT_LEAST or 2 * len(down) < users:
+            advice[provider] = Advice(try_it=try_it)
+            continue
+        why = next((finding.reason for finding in down if finding.reason), "")
+        reason = f"the fleet: {len(down)} of {users} processes have found so: {why}"
+        open_secs = statistics.median(finding.open_secs for finding in down)
+        advice[provider] = Advice(open_secs, reason, try_it)
+    return advice

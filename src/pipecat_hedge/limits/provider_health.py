@@ -5,7 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from pipecat_hedge.limits.circuit_breaker import BreakerEvent, CircuitBreaker
+from pipecat_hedge.limits.circuit_breaker import (
+    BreakerEvent,
+    CircuitBreaker,
+    CircuitBreakerSettings,
+)
 from pipecat_hedge.limits.concurrency_limit import ConcurrencyLimit
 from pipecat_hedge.limits.fleet_advice import Advice, Finding
 from pipecat_hedge.limits.verdict import Verdict
@@ -62,13 +66,14 @@ class ProviderHealth:
         open_reason: The reason of the breaker's last change.
     """
 
-    def __init__(self, rng: random.Random):
+    def __init__(self, rng: random.Random, settings: CircuitBreakerSettings):
         """Create a healthy provider.
 
         Args:
             rng: Spreads the recoveries of many processes.
+            settings: When its breaker opens.
         """
-        self.breaker = CircuitBreaker(rng)
+        self.breaker = CircuitBreaker(rng, settings)
         self.limit = ConcurrencyLimit()
         self.retry_after_until = float("-inf")
         self.answered_since = self.last_token_at = float("-inf")

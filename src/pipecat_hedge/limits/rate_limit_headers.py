@@ -167,15 +167,6 @@ def _plausible(secs: float) -> float | None:
     return secs if secs <= MAX_RESET_SECS else None
 
 
-_USUAL_DATE = re.compile(r"\w{3}, (\d\d) (\w{3}) (\d{4}) (\d\d:\d\d:\d\d) GMT", re.ASCII)
-_MONTHS = {
-    name: f"{number:02}"
-    for number, name in enumerate(
-        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"], 1
-    )
-}
-
-
 def _time(text: str | None) -> float | None:
     """Parse an RFC 3339 time into seconds since 1970."""
     try:
@@ -186,9 +177,6 @@ def _time(text: str | None) -> float | None:
 
 def http_date(text: str | None) -> float | None:
     """Parse an HTTP date into seconds since 1970; None if it is not one."""
-    if text and (usual := _USUAL_DATE.fullmatch(text)) and (month := _MONTHS.get(usual[2])):
-        # Four times faster than parsedate_to_datetime.
-        return _time(f"{usual[3]}-{month}-{usual[1]}T{usual[4]}+00:00")
     try:
         return _since_1970(parsedate_to_datetime(text or ""))
     except (ValueError, TypeError, IndexError, OverflowError):

@@ -7,9 +7,21 @@ no hedge, and only those replacements for which no other provider is left.
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 from pipecat_hedge.race.reports import ServerLoad
 
-__all__ = ["hedge_refusal", "is_last_resort", "load_rank"]
+__all__ = ["ReportsServerLoad", "hedge_refusal", "is_last_resort", "load_rank"]
+
+
+@runtime_checkable
+class ReportsServerLoad(Protocol):
+    """A service that reports the load of its server."""
+
+    @property
+    def server_load(self) -> ServerLoad | None:
+        """The server's load; None without a recent reading."""
+        ...
 
 
 def hedge_refusal(load: ServerLoad | None) -> str | None:

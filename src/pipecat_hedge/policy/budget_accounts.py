@@ -77,7 +77,7 @@ class BudgetAccounts:
             self._all.rebase(mean)
             self._all.begin_turn(budget)
             if now is not None:
-                self._burst(budget).begin_turn(now)
+                self._bursts[budget].begin_turn(now)
 
     def share(self, budget: float, cost: float) -> float:
         """Return the share of turns to hedge now; see ``HedgeBudget.share``."""
@@ -102,8 +102,9 @@ class BudgetAccounts:
         """
         processes = self._processes()
         with self._lock:
-            burst = self._burst(budget)
-            if not self._permits(budget, cost) or not burst.permits(cost, now, processes):
+            if not self._permits(budget, cost):
+                return False
+            if not self._bursts[budget].permits(cost, now, processes):
                 return False
             self._pay(budget, cost, now)
             return True
@@ -118,12 +119,7 @@ class BudgetAccounts:
         with self._lock:
             for account in (self._of(budget), self._all):
                 account.withdraw(-cost)
-            self._burst(budget).pay_back(cost)
-
-    def has_credit(self, budget: float) -> bool:
-        """Whether the balance is positive."""
-        with self._lock:
-            return self._of(budget).balance > 0
+            self._bursts[budget].pay_back(cost)
 
     def in_debt(self, budget: float) -> bool:
         """Whether the debt exceeds random variation."""
@@ -147,21 +143,16 @@ class BudgetAccounts:
         for account in (self._of(budget), self._all):
             account.withdraw(cost)
         if now is not None:
-            self._burst(budget).spend(cost, now)
+            self._bursts[budget].spend(cost, now)
 
     def _of(self, budget: float) -> HedgeBudget:
         found = self._accounts.get(budget)
         if found is None:
             found = self._accounts[budget] = HedgeBudget(budget)
+            self._bursts[budget] = HedgeBurst(budget)
             if len(self._accounts) > MOST_ACCOUNTS:
                 oldest, _ = self._accounts.popitem(last=False)
-                self._bursts.pop(oldest, None)
+                del self._bursts[oldest]
         else:
             self._accounts.move_to_end(budget)
-        return found
-
-    def _burst(self, budget: float) -> HedgeBurst:
-        found = self._bursts.get(budget)
-        if found is None:
-            found = self._bursts[budget] = HedgeBurst(budget)
         return found

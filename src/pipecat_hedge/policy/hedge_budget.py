@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import math
 
-from pipecat_hedge.race.errors import ConfigurationError
-
 __all__ = ["HedgeBudget"]
 
 SCALE = 6.0
@@ -58,14 +56,7 @@ class HedgeBudget:
 
         Args:
             budget: Extra requests per turn, on average; not negative.
-
-        Raises:
-            ConfigurationError: If the budget is negative, infinite or not a number.
         """
-        if not budget >= 0 or math.isinf(budget):
-            raise ConfigurationError(
-                f"budget must be a share of turns such as 0.1, not negative, got {budget}"
-            )
         self.balance = 0.0
         self.rebase(budget)
 
@@ -100,20 +91,12 @@ class HedgeBudget:
         return self.balance + ROUNDING >= min(cost - self.most_debt, self.most_credit)
 
     def withdraw(self, cost: float = 1.0) -> None:
-        """Withdraw the cost of an extra request.
+        """Withdraw the cost of an extra request, or what is transferred to other processes.
 
         Args:
             cost: Cost in usual requests, see ``relative_cost``. A negative cost is a refund.
         """
         self.balance = min(max(self.balance - cost, -self.most_debt), self.most_credit)
-
-    def settle(self, amount: float) -> None:
-        """Transfer a part of the balance to other processes with the same budget.
-
-        Args:
-            amount: Requests to transfer; a negative amount is received.
-        """
-        self.balance = min(max(self.balance - amount, -self.most_debt), self.most_credit)
 
     def share(self, cost: float = 1.0) -> float:
         """Return the share of turns to hedge now, from 0 to 1.

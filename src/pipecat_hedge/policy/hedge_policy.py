@@ -20,6 +20,7 @@ from typing import (
     runtime_checkable,
 )
 
+from pipecat_hedge.policy.arguments import require
 from pipecat_hedge.policy.slo import Slo, refuse_milliseconds
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
@@ -32,9 +33,11 @@ __all__ = [
     "AfterSilence",
     "AtOnce",
     "HedgePolicy",
-    "LearnedRule",
     "OnlyOnFailure",
     "PolicyOptions",
+    "Rule",
+    "TurnFacts",
+    "TurnRule",
 ]
 
 Commit: TypeAlias = Literal["auto", "first_sentence", "first_token"]
@@ -92,7 +95,7 @@ class OnlyOnFailure:
         return LaunchDecision(None, "only a failure launches the next attempt")
 
 
-# ---- rules that need learned latencies; ``planner.py`` builds a LaunchRule from them
+# ---- rules from which ``planner.py`` builds a LaunchRule for each turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +109,47 @@ class Adaptive:
     slo: Slo | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TurnFacts:
+    """What is known of a turn before its first request.
+
+    Parameters:
+        order: The providers' names, in the order of their attempts.
+        known: The latency estimate of each provider.
+        draw: The turn's random number, from 0 to below 1.
+        prompt_tokens: The estimated size of the conversation in tokens; None if unknown.
+        has_tools: Whether the model may call tools.
+    """
+
+    order: Sequence[str]
+    known: Mapping[str, LatencyEstimate]
+    draw: float
+    prompt_tokens: int | None = None
+    has_tools: bool = False
+
+
 @runtime_checkable
-class LearnedRule(Protocol):
-    """Builds a launch rule for each turn from the learned latencies."""
+class TurnRule(Protocol):
+    """Chooses the rule of each turn: a policy of one's own that depends on the turn.
 
-    def launch_rule(
-        self, known: Mapping[str, LatencyEstimate], order: Sequence[str], draw: float
-    ) -> LaunchRule:
-        """Return the launch rule of one turn.
+    Example::
 
-        Args:
-            known: The latency estimate of each provider.
-            order: The providers' names, in the order of their attempts.
-            draw: The turn's random number, from 0 to below 1.
-        """
+        class OnlyWithTools:
+            usual = HedgePolicy.adaptive().rule
+
+            def rule_for(self, facts: TurnFacts) -> Rule:
+                return self.usual if facts.has_tools else OnlyOnFailure()
+
+        policy = HedgePolicy(OnlyWithTools(), "only with tools")
+    """
+
+    def rule_for(self, facts: TurnFacts) -> Rule:
+        """Return the rule of one turn; may be another policy's."""
         ...
+
+
+Rule: TypeAlias = LaunchRule | Adaptive | TurnRule
+"""When an attempt that has not failed gets a further request beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +189,7 @@ class HedgePolicy:
         ConfigurationError: If a field is out of range; the message names it and the remedy.
     """
 
-    rule: LaunchRule | Adaptive | LearnedRule
+    rule: Rule
     name: str
     max_attempts: int = 2
     commit: Commit = "auto"
@@ -172,15 +201,11 @@ class HedgePolicy:
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        if isinstance(self.max_attempts, bool) or not isinstance(self.max_attempts, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        is_count = isinstance(self.max_attempts, int) and not isinstance(self.max_attempts, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_count or self.max_attempts < 1:
             raise ConfigurationError(
-                f"max_attempts must be a whole number, got {self.max_attempts!r}: "
-                "it is the most requests that one turn may make"
-            )
-        if self.max_attempts < 1:
-            raise ConfigurationError(
-                f"max_attempts must be at least 1, got {self.max_attempts}: "
-                "with none no request is made; "
+                f"max_attempts must be a whole number of at least 1, got {self.max_attempts!r}: "
+                "it is the most requests that one turn may make; "
                 "max_attempts=1 asks one provider and never hedges"
             )
         _one_of("commit", self.commit, get_args(Commit))
@@ -328,8 +353,7 @@ def _one_of(field: str, value: object, known: tuple[object, ...]) -> None:
 
 
 def _check_slo(slo: Slo, target_ttft_secs: float | None) -> None:
-    if not isinstance(slo, Slo):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigurationError(f"slo must be a Slo, got {slo!r}: write Slo(ttft_secs=0.8)")
+    require("slo", slo, Slo, "write Slo(ttft_secs=0.8)")
     if target_ttft_secs is not None:
         raise ConfigurationError(
             f"target_ttft_secs={target_ttft_secs:g} and slo both say when an answer should be "
@@ -360,8 +384,7 @@ def slo_of(slo: Slo | None, policy: HedgePolicy) -> Slo | None:
     Raises:
         ConfigurationError: If ``slo`` is not an ``Slo``, or differs from the policy's.
     """
-    if slo is not None and not isinstance(slo, Slo):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigurationError(f"slo must be a Slo, got {slo!r}: write Slo(ttft_secs=0.8)")
+    require("slo", slo, Slo, "write Slo(ttft_secs=0.8)")
     policy_slo = policy.rule.slo if isinstance(policy.rule, Adaptive) else None
     if None not in (slo, policy_slo) and slo != policy_slo:
         raise ConfigurationError(

@@ -26,10 +26,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipecat_hedge.policy.change_point import WATCHED
 from pipecat_hedge.policy.survival import Floats, SurvivalCurve
 from pipecat_hedge.race.errors import ConfigurationError
 
-__all__ = ["BUCKETS", "LatencyModel", "bucket_of", "value_of"]
+__all__ = ["BUCKETS", "LatencyModel", "bucket_of", "in_doubt", "value_of"]
 
 LEAST_SECS, MOST_SECS = 0.01, 120.0
 """Shorter and longer times count as these: no caller notices the one or waits for the other."""
@@ -46,9 +47,6 @@ _AT: Floats = np.concatenate((np.zeros(1), _VALUES))
 
 TAIL_SHARE, TAIL_AT_LEAST = 0.05, 8
 """The tail's mean is taken from the slowest twentieth, and from no fewer answers than so many."""
-HEAVIER = 2.0
-"""The slowest few are believed instead if they say more than so many times as much, which chance
-hardly does: early hedges cut off most of a tail, and what is left is the edge of the body."""
 LEAST_LEFT = 1e-9
 """A curve has no steps beyond the one that leaves so little: plans ask for no smaller shares."""
 WORTH, MOST_WORTH = 16.0, 256.0
@@ -62,9 +60,9 @@ FRESHNESS, FEW, MANY = 32, 4, 32
 after the first eight, and for ``MANY`` at the latest. With a curve for each observation a turn
 costs twice as much; with one for 64, the p99 on the hosted trace at a budget of 2 % is 1.54 s
 instead of 1.50 s."""
-KEPT = 64
-"""How many of the latest observations are kept one by one, for when the provider has changed."""
 MOST_WEIGHT = 1e9
+IN_DOUBT = ((2.0, 0.2), (4.0, 0.1))
+"""How many times as long as assumed a wait may be, and how likely that is."""
 
 
 def bucket_of(secs: float) -> int:
@@ -149,19 +147,12 @@ class _Estimate:
 def _tail_secs(secs: Floats, came: Floats, every: Floats, otherwise: float) -> float:
     """The mean wait beyond the beginning of the slowest twentieth, by maximum likelihood."""
     beyond = came[::-1].cumsum()[::-1]
-
-    def mean_wait(answers: float) -> float | None:
-        begins = int(np.count_nonzero(beyond > answers + 1e-6)) - 1
-        if begins < 0:
-            return None
-        waited = float((secs[begins:] - secs[begins]) @ every[begins:])
-        return max(waited / answers, 1e-3)
-
-    usual = mean_wait(max(TAIL_SHARE * float(beyond[0]), TAIL_AT_LEAST))
-    far_out = mean_wait(TAIL_AT_LEAST)
-    if usual is None or far_out is None:
+    answers = max(TAIL_SHARE * float(beyond[0]), TAIL_AT_LEAST)
+    begins = int(np.count_nonzero(beyond > answers + 1e-6)) - 1
+    if begins < 0:
         return otherwise
-    return far_out if far_out > HEAVIER * usual else usual
+    waited = float((secs[begins:] - secs[begins]) @ every[begins:])
+    return max(waited / answers, 1e-3)
 
 
 class LatencyModel:
@@ -184,14 +175,7 @@ class LatencyModel:
             prior: What is assumed before anything has been seen.
             prior_weight: After how many observations the prior's share is a quarter; not negative.
             half_life: After how many further observations one weighs half; infinite is never.
-
-        Raises:
-            ConfigurationError: If an argument cannot work.
         """
-        if prior_weight < 0:
-            raise ConfigurationError(f"prior_weight must not be negative, got {prior_weight}")
-        if not half_life > 0:
-            raise ConfigurationError(f"half_life must be positive, got {half_life}")
         self._prior_weight = prior_weight
         self._growth = 2.0 ** (1.0 / half_life)
         self._aside: tuple[SurvivalCurve, Floats, int] | None = None
@@ -208,7 +192,7 @@ class LatencyModel:
         self._prior, self._curve, self._new = prior, prior, 0
         self._counts = np.zeros((2, BUCKETS)) if counts is None else counts
         self._weight = 1.0  # of the next observation: it grows, so those before decay
-        self._recent: deque[tuple[int, bool]] = deque(maxlen=KEPT)
+        self._recent: deque[tuple[int, bool]] = deque(maxlen=WATCHED)
         self._assumed: _Estimate | None = None
         self._others: Floats | None = None
         self._others_worth = 0.0
@@ -355,7 +339,7 @@ class LatencyModel:
 
         Args:
             prior: What is assumed now.
-            keep: How many observations to keep, at most ``KEPT``.
+            keep: How many observations to keep, at most ``WATCHED``.
             put_aside_but: All but so many of the latest may be wanted again; they replace those put
                 aside before. None puts nothing aside.
         """
@@ -374,13 +358,9 @@ class LatencyModel:
         """Take up what was put aside: the provider is back at its level from before.
 
         Args:
-            keep: How many of the latest observations are to follow it, at most ``KEPT``.
-
-        Raises:
-            ConfigurationError: If nothing was put aside.
+            keep: How many of the latest observations are to follow it, at most ``WATCHED``.
         """
-        if self._aside is None:
-            raise ConfigurationError("nothing was put aside: restart(..., put_aside_but=0)")
+        assert self._aside is not None, "nothing was put aside"
         aside, self._aside = self._aside, None
         self._begin(*aside, latest=self._latest(keep))
 
@@ -402,6 +382,14 @@ class LatencyModel:
             seen: What ``len`` was.
         """
         self._begin(self._prior, counts, seen)
+
+
+def in_doubt(curve: SurvivalCurve) -> SurvivalCurve:
+    """What may be quite different from what is assumed: then a long wait says that it is."""
+    for times, share in IN_DOUBT:
+        other = _Estimate.assumed(curve.scaled(times))
+        curve = _Estimate.assumed(curve).mixed_with(other, share).curve()
+    return curve
 
 
 def _share(weight: float, count: float) -> float:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from pipecat_hedge.policy.backends import MOST_PROVIDERS, Backend
 from pipecat_hedge.policy.budget_accounts import BudgetAccounts, BudgetState
 from pipecat_hedge.policy.hedge_benefit import BenefitCache
-from pipecat_hedge.policy.hedge_policy import Adaptive
+from pipecat_hedge.policy.latency_model import in_doubt
 from pipecat_hedge.policy.priced_delay import LatencyEstimate
 from pipecat_hedge.policy.priors import prior_for
 from pipecat_hedge.policy.provider_latency import ProviderLatency
@@ -27,8 +26,6 @@ __all__ = ["LatencyRegistry"]
 
 WHOLE_ANSWER = 5.0
 """How many times as long as its first token a whole answer is taken to take, until it is known."""
-_IN_DOUBT = ((2.0, 0.2), (4.0, 0.1))
-"""How many times as long as assumed a wait may be, and how likely that is."""
 _WAITED = (STALLED, TIMED_OUT, MISSED_DEADLINE)
 """Errors that say no more than that it was waited for so long."""
 
@@ -39,6 +36,7 @@ class LatencyRegistry:
     Attributes:
         latencies: By the provider's key, the one used last at the end.
         accounts: What may be spent on hedges, by budget.
+        benefits: What has been computed for pairs of curves.
     """
 
     def __init__(self, processes: Callable[[], int] = lambda: 1):
@@ -49,7 +47,7 @@ class LatencyRegistry:
         """
         self._lock = threading.Lock()
         self.latencies: OrderedDict[str, ProviderLatency] = OrderedDict()
-        self._benefits = BenefitCache()
+        self.benefits = BenefitCache()
         self._kept: dict[str, Any] = {}
         self._is_new = False
         self.accounts = BudgetAccounts(self._lock, processes)
@@ -85,11 +83,6 @@ class LatencyRegistry:
         with self._lock:
             return self._of(backend).prior_weight(prompt_tokens)
 
-    @property
-    def benefits(self) -> BenefitCache:
-        """What has been computed for pairs of curves."""
-        return self._benefits
-
     # ---- what happened
 
     def record(
@@ -114,30 +107,41 @@ class LatencyRegistry:
             return
         first = attempt.first_token_at
         with self._lock:
-            self._is_new = True
             latency = self._of(backend)
-            late_after = latency.late_secs(prompt_tokens)
-            if first is None:
-                if attempt.outcome != "failed" or attempt.error in _WAITED:
-                    waited = attempt.ended_at - attempt.launched_at
-                    latency.count_unanswered(waited, prompt_tokens)
-                    latency.slow_period.ended(attempt, waited, late_after, has_answered=False)
-                    latency.record(waited, censored=True, prompt_tokens=prompt_tokens)
-                else:
-                    latency.slow_period.forget(attempt)
+            if first is None and attempt.outcome == "failed" and attempt.error not in _WAITED:
+                self._is_new = True
+                latency.slow_period.forget(attempt)
                 return
-            # Not before its lag it had not come, and it may have come at once then.
-            secs = max(first - attempt.launched_at - attempt.lag_secs, 0.0)
-            latency.unanswered = 0
-            is_unsure = attempt.is_unsure
-            latency.slow_period.ended(attempt, secs, late_after, has_answered=True)
-            latency.record(secs, censored=is_unsure, prompt_tokens=prompt_tokens)
-            if not with_sentence or is_unsure:
+            self._learn(latency, attempt, first, attempt.ended_at, prompt_tokens)
+            if first is None or not with_sentence or attempt.is_unsure:
                 return
             if attempt.speakable_at is not None:
                 latency.record_sentence(attempt.speakable_at - first, censored=False)
             elif not attempt.called_tools and attempt.outcome != "failed":
                 latency.record_sentence(attempt.ended_at - first, censored=True)
+
+    def _learn(
+        self,
+        latency: ProviderLatency,
+        attempt: Attempt,
+        first_at: float | None,
+        now: float,
+        prompt_tokens: int | None,
+    ) -> None:
+        """Learn an attempt's time to first token, or how long it was waited for until now."""
+        self._is_new = True
+        has_answered = first_at is not None
+        # Not before its lag it had not come, and it may have come at once then.
+        until = first_at - attempt.lag_secs if first_at is not None else now
+        secs = max(until - attempt.launched_at, 0.0)
+        if has_answered:
+            latency.unanswered = 0
+        else:
+            latency.count_unanswered(secs, prompt_tokens)
+        late_after = latency.late_secs(prompt_tokens)
+        latency.slow_period.ended(attempt, secs, late_after, has_answered=has_answered)
+        is_censored = not has_answered or attempt.is_unsure
+        latency.record(secs, censored=is_censored, prompt_tokens=prompt_tokens)
 
     def sent(self, backend: Backend, attempt: Attempt, prompt_tokens: int | None) -> None:
         """Watch an attempt of a turn that is under way, until ``record`` or ``forget``.
@@ -188,19 +192,8 @@ class LatencyRegistry:
             now: The time.
             prompt_tokens: The size of the prompt; None where it is not known.
         """
-        secs = (now if first_at is None else first_at - attempt.lag_secs) - attempt.launched_at
         with self._lock:
-            self._is_new = True
-            latency = self._of(backend)
-            has_come = first_at is not None
-            if has_come:
-                latency.unanswered = 0
-            else:
-                latency.count_unanswered(secs, prompt_tokens)
-            late_after = latency.late_secs(prompt_tokens)
-            latency.slow_period.ended(attempt, secs, late_after, has_answered=has_come)
-            is_unsure = not has_come or attempt.is_unsure
-            latency.record(max(secs, 0.0), censored=is_unsure, prompt_tokens=prompt_tokens)
+            self._learn(self._of(backend), attempt, first_at, now, prompt_tokens)
 
     def budgets(self) -> tuple[BudgetState, ...]:
         """The state of each budget that was used lately."""
@@ -212,7 +205,7 @@ class LatencyRegistry:
         self,
         given: Sequence[Backend],
         known: Mapping[str, LatencyEstimate],
-        rule: Adaptive,
+        budget: float,
         now: float,
     ) -> Route:
         """Order the providers for a turn; see ``routing.route``.
@@ -220,10 +213,10 @@ class LatencyRegistry:
         Args:
             given: The providers, in the order that the user gave; not empty.
             known: What is known of each.
-            rule: The user's policy.
+            budget: Extra requests per turn.
             now: The time on the race's clock, less what the event loop is behind.
         """
-        in_debt = self.accounts.in_debt(rule.budget)
+        in_debt = self.accounts.in_debt(budget)
         with self._lock:
             latencies = {backend.provider: self._of(backend) for backend in given}
             for latency in latencies.values():
@@ -232,48 +225,21 @@ class LatencyRegistry:
                 list(latencies),
                 {name: latency.slow_period for name, latency in latencies.items()},
                 {name: known[name].first_token.quantile(0.5) for name in latencies},
-                rule.budget,
+                budget,
                 now,
                 in_debt=in_debt,
             )
 
     def slow(self) -> set[str]:
-        """The keys (``key_of``) of the providers that have turned slow; see ``is_slow``."""
+        """The keys (``key_of``) of the providers that are slower than was usual for them."""
         with self._lock:
             keys = [key for key, latency in self.latencies.items() if latency.slow_period.is_on]
         return {" | ".join(key.split(" | ")[:2]) for key in keys}
-
-    def is_slow(self, backend: Backend) -> bool:
-        """Whether a provider has turned slow, compared with what was usual for it."""
-        with self._lock:
-            return self._of(backend).slow_period.is_on
-
-    def has_turned_slow(self, backend: Backend, now: float) -> bool:
-        """The same, with the attempts counted that have become late since it was asked last.
-
-        Args:
-            backend: The provider.
-            now: The time on the race's clock, less what the event loop is behind.
-        """
-        with self._lock:
-            slow_period = self._of(backend).slow_period
-            slow_period.look(now)
-            return slow_period.is_on
 
     def may_hang(self, backend: Backend) -> bool:
         """Whether the attempt before was waited for in vain, and none has been answered since."""
         with self._lock:
             return self._of(backend).unanswered > 0
-
-    def late_secs(self, backend: Backend, prompt_tokens: int | None) -> float | None:
-        """After how long an attempt is late; None while too little has been seen to say.
-
-        Args:
-            backend: The provider.
-            prompt_tokens: The size of the prompt; None where it is not known.
-        """
-        with self._lock:
-            return self._of(backend).late_secs(prompt_tokens)
 
     def usual(self, backend: Backend, prompt_tokens: int | None) -> SurvivalCurve:
         """A provider's usual times to first token; in a slow period those from before.
@@ -292,9 +258,9 @@ class LatencyRegistry:
         else:
             prior = prior_for(backend.provider, backend.model)
             if backend.measures == "whole_answer":
-                prior = replace(prior, curve=prior.curve.scaled(WHOLE_ANSWER))
+                prior = prior.scaled(WHOLE_ANSWER)
             elif backend.measures == "wait":
-                prior = replace(prior, curve=_in_doubt(prior.curve))
+                prior = in_doubt(prior)
             latency = ProviderLatency(prior)
             if (saved := self._kept.pop(backend.key, None)) is not None:
                 latency.restore(saved)
@@ -306,10 +272,3 @@ class LatencyRegistry:
 
     def _introduce(self, key: str, latency: ProviderLatency) -> None:
         """Called with the lock held for a provider that is new here."""
-
-
-def _in_doubt(curve: SurvivalCurve) -> SurvivalCurve:
-    """What may be quite different from what is assumed: then a long wait says that it is."""
-    for times, share in _IN_DOUBT:
-        curve = curve.mixed_with(curve.scaled(times), share)
-    return curve

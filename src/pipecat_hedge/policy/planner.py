@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pipecat_hedge.policy.backends import Backend
 from pipecat_hedge.policy.hedge_budget import HedgeBudget
@@ -15,15 +15,13 @@ from pipecat_hedge.policy.hedge_burst import BurstBound
 from pipecat_hedge.policy.hedge_policy import (
     Adaptive,
     HedgePolicy,
-    LearnedRule,
     OnlyOnFailure,
+    TurnFacts,
+    TurnRule,
 )
 from pipecat_hedge.policy.latency_registry import LatencyRegistry
-from pipecat_hedge.policy.priced_delay import (
-    LatencyEstimate,
-    PricedDelay,
-)
-from pipecat_hedge.policy.routing import HedgeLate, Probing, Route
+from pipecat_hedge.policy.priced_delay import LatencyEstimate, PricedDelay
+from pipecat_hedge.policy.routing import Probing, Route
 from pipecat_hedge.policy.slo import Slo
 from pipecat_hedge.policy.slo_hedge import Aim, AimedDelay, aim_at
 from pipecat_hedge.policy.survival import SurvivalCurve
@@ -63,9 +61,7 @@ class Plan:
     prior_weight: float | None = None
     probe: str | None = None
     slowest_secs: Mapping[str, float] = field(default_factory=dict[str, float])
-    _stats: LatencyRegistry | None = None
-    _budget: float = 0.0
-    _costs: dict[str, float] = field(default_factory=dict[str, float])
+    _pay: Callable[[str, float | None], None] = lambda provider, now: None
     _bound: BurstBound | None = None
 
     def try_out(self, provider: str) -> None:
@@ -93,11 +89,9 @@ class Plan:
             is_waiting: Whether no answer is committed; a later attempt is a rescue and is not paid
                 for.
         """
-        if self._stats is None or launch.reason not in ("hedge", "stall") or not is_waiting:
-            return
-        cost = self._costs.get(launch.provider, 1.0)
-        if self._bound is None or not self._bound.take_claim():
-            self._stats.accounts.pay(self._budget, cost, now)
+        is_extra = launch.reason in ("hedge", "stall") and is_waiting
+        if is_extra and not (self._bound is not None and self._bound.take_claim()):
+            self._pay(launch.provider, now)
 
     def close(self) -> None:
         """Refund what was paid for and not sent, at the turn's end."""
@@ -113,6 +107,7 @@ def plan_turn(
     prompt_tokens: int | None,
     commit_on: CommitOn,
     rng: random.Random,
+    has_tools: bool = False,
     now: float | None = None,
     lag_secs: Callable[[], float] = lambda: 0.0,
 ) -> Plan:
@@ -125,52 +120,38 @@ def plan_turn(
         prompt_tokens: Size of the prompt; None if unknown.
         commit_on: What an attempt must produce to win.
         rng: Draws the turns that a randomised rule hedges.
+        has_tools: Whether the model may call tools.
         now: Time on the race's clock. None for turns replayed one after the other: they do not
             overlap, so bursts are not bounded.
         lag_secs: Returns the delay of the event loop in seconds. Tokens that arrived within it have
             not been read yet.
     """
-    rule = policy.rule
-    order = tuple(backend.provider for backend in backends)
-    if isinstance(rule, OnlyOnFailure) and now is not None:
-        return Plan(order, rule, slowest_secs=_slowest(policy, backends, stats, prompt_tokens))
-    if not isinstance(rule, (Adaptive, LearnedRule)):
-        return Plan(order, rule)
+    rule, order = policy.rule, tuple(backend.provider for backend in backends)
     if not backends:
         return Plan(order, OnlyOnFailure())
-    known = stats.known(backends, prompt_tokens, by_sentence=commit_on == "first_sentence")
-    prior_weight = stats.prior_weight(backends[0], prompt_tokens)
+    known, prior_weight = dict[str, LatencyEstimate](), None
+    if isinstance(rule, (Adaptive, TurnRule)):
+        known = stats.known(backends, prompt_tokens, by_sentence=commit_on == "first_sentence")
+        prior_weight = stats.prior_weight(backends[0], prompt_tokens)
+    if isinstance(rule, TurnRule):
+        facts = TurnFacts(order, known, rng.random(), prompt_tokens, has_tools)
+        while isinstance(rule, TurnRule):
+            rule = rule.rule_for(facts)
+    slowest_secs = dict[str, float]()
+    if now is not None and isinstance(rule, (Adaptive, OnlyOnFailure)):
+        slowest_secs = {
+            backend.provider: _slowest(policy.stall_secs, rule, backend, stats, prompt_tokens)
+            for backend in backends
+        }
     if not isinstance(rule, Adaptive):
-        made = rule.launch_rule(known, order, rng.random())
-        return Plan(order, made, prior_weight=prior_weight)
-    return _adaptive(
-        policy, rule, backends, known, stats, prompt_tokens, prior_weight, rng, now, lag_secs
-    )
+        return Plan(order, rule, prior_weight=prior_weight, slowest_secs=slowest_secs)
 
-
-def _adaptive(
-    policy: HedgePolicy,
-    rule: Adaptive,
-    backends: Sequence[Backend],
-    known: dict[str, LatencyEstimate],
-    stats: LatencyRegistry,
-    prompt_tokens: int | None,
-    prior_weight: float,
-    rng: random.Random,
-    now: float | None,
-    lag_secs: Callable[[], float],
-) -> Plan:
-    given = tuple(backend.provider for backend in backends)
     accounts, budget = stats.accounts, rule.budget
     accounts.begin_turn(budget, now)
-    route = stats.route(backends, known, rule, (now or 0.0) - lag_secs())
-    if rule.order == "given":
-        route = Route(given)
-    order, probe = route.order, route.probe
-    first = next(backend for backend in backends if backend.provider == order[0])
-    if stats.is_slow(first) and not all(map(stats.is_slow, backends)):
-        usual = stats.usual(first, prompt_tokens)  # measures waits against calm times
-        known = {**known, order[0]: replace(known[order[0]], first_token=usual)}
+    route = Route(order)
+    if rule.order == "learned":
+        route = stats.route(backends, known, budget, (now or 0.0) - lag_secs())
+    order, keys = route.order, {backend.provider: backend.key for backend in backends}
     costs = _costs(backends, order[0], prompt_tokens)
     share_at = {
         cost: route.hedges * accounts.share(budget, cost)
@@ -184,49 +165,33 @@ def _adaptive(
         aim, within_secs = _aim(rule.slo, known[order[0]], known[further], share_at[costs[further]])
     if aim is not None:
         share_at = {cost: (1.0 - aim.spends) * share for cost, share in share_at.items()}
-    rule_of_turn: LaunchRule = PricedDelay(
-        known,
-        {name: share_at[cost] for name, cost in costs.items()},
-        rule.min_saving_secs,
-        rule.target_ttft_secs,
-        stats.benefits,
+
+    shares = {name: share_at[cost] for name, cost in costs.items()}
+    of_turn: LaunchRule = PricedDelay(
+        known, shares, rule.min_saving_secs, rule.target_ttft_secs, stats.benefits
     )
     if aim is not None and rng.random() < aim.probability:
-        rule_of_turn = AimedDelay(rule_of_turn, aim, within_secs)
-    late_secs = stats.late_secs(first, prompt_tokens)
-    if late_secs is not None:
-        rule_of_turn = HedgeLate(
-            rule_of_turn,
-            order[0],
-            late_secs,
-            lambda now: (
-                stats.has_turned_slow(first, now - lag_secs())
-                and not all(map(stats.is_slow, backends))
-                and accounts.has_credit(budget)
-            ),
-        )
-    slowest_secs, bound = dict[str, float](), None
+        of_turn = AimedDelay(of_turn, aim, within_secs)
+    bound = None
     if now is not None:
-        slowest_secs = _slowest(policy, backends, stats, prompt_tokens)
-        keys = {backend.provider: backend.key for backend in backends}
-        rule_of_turn = bound = BurstBound(
-            rule_of_turn,
+        of_turn = bound = BurstBound(
+            of_turn,
             lambda provider, now: accounts.claim(budget, costs[provider], now),
             lambda provider: accounts.pay_back(budget, costs[provider]),
             slowest_secs,
             lambda provider: stats.answered_since(keys[provider]),
             lambda provider: stats.last_token_at(keys[provider]),
         )
+    if route.probe is not None:
+        of_turn = Probing(of_turn, route.probe)
     return Plan(
         order,
-        rule_of_turn if probe is None else Probing(rule_of_turn, probe),
+        of_turn,
         route.reason,
         prior_weight,
-        probe,
+        route.probe,
         slowest_secs,
-        stats,
-        budget,
-        costs,
+        lambda provider, now: accounts.pay(budget, costs.get(provider, 1.0), now),
         bound,
     )
 
@@ -266,29 +231,25 @@ def silent_secs(usual: SurvivalCurve | None, stall_secs: float | None) -> float:
 
 
 def _slowest(
-    policy: HedgePolicy,
-    backends: Sequence[Backend],
+    stall_secs: float | None,
+    rule: Adaptive | OnlyOnFailure,
+    backend: Backend,
     stats: LatencyRegistry,
     prompt_tokens: int | None,
-) -> dict[str, float]:
-    """Return by provider the time to first token up to which it counts as slow, not silent.
+) -> float:
+    """Return the time to first token up to which a provider counts as slow, not silent.
 
     A provider that may hang gets one stall time. Under ``adaptive`` the time doubles while only the
     prior is known, and at a budget of 0. Other policies use the stall time until longer answers
     have been observed.
     """
-    rule, found = policy.rule, dict[str, float]()
-    for backend in backends:
-        secs = silent_secs(stats.usual(backend, prompt_tokens), policy.stall_secs)
-        prior_weight = stats.prior_weight(backend, prompt_tokens)
-        if stats.may_hang(backend):
-            secs = silent_secs(None, policy.stall_secs)
-        elif not isinstance(rule, Adaptive):
-            secs *= 1.0 - prior_weight
-        else:
-            secs *= 1.0 + prior_weight if rule.budget else 2.0
-        found[backend.provider] = secs
-    return found
+    if stats.may_hang(backend):
+        return silent_secs(None, stall_secs)
+    secs = silent_secs(stats.usual(backend, prompt_tokens), stall_secs)
+    prior_weight = stats.prior_weight(backend, prompt_tokens)
+    if isinstance(rule, OnlyOnFailure):
+        return secs * (1.0 - prior_weight)
+    return secs * (1.0 + prior_weight if rule.budget else 2.0)
 
 
 def _costs(backends: Sequence[Backend], first: str, prompt_tokens: int | None) -> dict[str, float]:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 
 from pipecat_hedge.policy.hedge_benefit import HORIZON_SECS, BenefitCache, HedgeBenefit, joint
 from pipecat_hedge.policy.survival import SurvivalCurve
-from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.events import InFlight, LaunchDecision, Waiting
 
 __all__ = ["LatencyEstimate", "PricedDelay"]
@@ -72,20 +71,6 @@ class PricedDelay:
     min_saving_secs: float = 0.15
     deadline_secs: float | None = None
     benefits: BenefitCache = field(default_factory=BenefitCache)
-
-    def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ConfigurationError: If a share is outside 0 to 1, or ``min_saving_secs`` is negative.
-        """
-        if not self.min_saving_secs >= 0:
-            raise ConfigurationError(
-                f"min_saving_secs must not be negative, got {self.min_saving_secs}"
-            )
-        for provider, share in self.shares.items():
-            if not 0 <= share <= 1:
-                raise ConfigurationError(f"shares: {provider} must be from 0 to 1, got {share}")
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
         """Launch when the expected saving reaches the price; see ``LaunchRule``."""

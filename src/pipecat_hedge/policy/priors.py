@@ -7,15 +7,14 @@ before anything is learned.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
-from pipecat_hedge.policy.profiles import PROFILES, LatencyProfile
+from pipecat_hedge.policy.profiles import PROFILES
 from pipecat_hedge.policy.survival import SurvivalCurve
 
-__all__ = ["Prior", "prior_for"]
+__all__ = ["prior_for"]
 
 _FAMILIES = (
     (r"haiku", "claude-haiku-4-5"),
@@ -33,21 +32,8 @@ _SHARES = np.concatenate(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Prior:
-    """Assumed latencies.
-
-    Parameters:
-        family: The published model of the figures.
-        curve: Its time to first token.
-    """
-
-    family: str
-    curve: SurvivalCurve
-
-
-def prior_for(provider: str, model: str | None = None) -> Prior:
-    """Return the prior of a provider; its model may be None if unknown."""
+def prior_for(provider: str, model: str | None = None) -> SurvivalCurve:
+    """Return the assumed time to first token of a provider; its model may be None if unknown."""
     names = f"{model or ''} {provider}".lower()
     if (model or "") in PROFILES:
         return _published(model or "")
@@ -56,11 +42,8 @@ def prior_for(provider: str, model: str | None = None) -> Prior:
 
 
 @cache
-def _published(family: str) -> Prior:
-    return Prior(family, _curve(PROFILES[family]))
-
-
-def _curve(profile: LatencyProfile) -> SurvivalCurve:
+def _published(family: str) -> SurvivalCurve:
+    profile = PROFILES[family]
     secs = [profile.quantile(1.0 - float(share)) for share in _SHARES]
     # Between the p99.9 and the published maximum lies the mean of what is beyond.
     tail_secs = max((profile.max_secs - secs[-1]) / 2, 0.1 * secs[-1])

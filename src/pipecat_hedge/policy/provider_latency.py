@@ -15,7 +15,6 @@ import numpy.typing as npt
 from pipecat_hedge.policy.change_point import Change, ChangePoint
 from pipecat_hedge.policy.latency_model import BUCKETS, LatencyModel, bucket_of, value_of
 from pipecat_hedge.policy.priced_delay import LatencyEstimate
-from pipecat_hedge.policy.priors import Prior
 from pipecat_hedge.policy.slow_period import SETTLED, SlowPeriod, late_secs
 from pipecat_hedge.policy.survival import Floats, SurvivalCurve
 
@@ -40,21 +39,19 @@ class ProviderLatency:
     """Learns how long one provider takes. Not safe for threads; ``ProviderStats`` sees to that.
 
     Attributes:
-        prior: What was assumed at first.
         totals: What was seen here since the slice of time that is shared now began, in plain
             counts of shape ``COUNTS``; None if nothing is shared with other processes.
         slow_period: Whether the provider has turned slow.
         unanswered: How many of the latest attempts in a row were waited for in vain.
     """
 
-    def __init__(self, prior: Prior):
+    def __init__(self, prior: SurvivalCurve):
         """Begin with what is assumed.
 
         Args:
             prior: The assumption.
         """
-        self.prior = prior
-        self._models = [LatencyModel(prior.curve) for _ in range(ALL + 1)]
+        self._models = [LatencyModel(prior) for _ in range(ALL + 1)]
         self._models.append(LatencyModel(SENTENCE_PRIOR))
         self._watches = [ChangePoint() for _ in range(len(CLASS_BOUNDS) + 1)]
         self._estimates: dict[tuple[int, bool], LatencyEstimate] = {}

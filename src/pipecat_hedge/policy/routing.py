@@ -10,16 +10,13 @@ first provider, never alone, and the budget pays. At a budget of 0 the order sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from pipecat_hedge.policy.slow_period import PROBES, SlowPeriod
 from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
 
-__all__ = ["HedgeLate", "Probing", "Route", "route"]
-
-LOOK_AGAIN_SECS = 0.1
-"""Interval at which a late attempt checks whether its provider has turned slow."""
+__all__ = ["Probing", "Route", "route"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,38 +89,3 @@ class Probing:
         if len(waiting.in_flight) > 1 or waiting.next_provider != self.probe:
             return self.usual.next_launch(waiting)
         return LaunchDecision(waiting.started_at, f"probes {waiting.next_provider}")
-
-
-@dataclass(frozen=True, slots=True)
-class HedgeLate:
-    """Hedges a late attempt at once if its provider has turned slow; a ``LaunchRule``.
-
-    By the usual curves a slow period is soon over, so that a hedge would save little.
-
-    Parameters:
-        usual: The rule for attempts that are not late.
-        provider: The first provider.
-        late_secs: Time in seconds after which its attempt is late.
-        has_turned_slow: Takes the time on the race's clock; returns whether the provider is slow.
-    """
-
-    usual: LaunchRule
-    provider: str
-    late_secs: float
-    has_turned_slow: Callable[[float], bool]
-
-    def next_launch(self, waiting: Waiting) -> LaunchDecision:
-        """Launch by the wrapped rule, now, or check again soon; see ``LaunchRule``."""
-        decision = self.usual.next_launch(waiting)
-        first, now = waiting.in_flight[0], waiting.now
-        late_at = first.launched_at + self.late_secs
-        is_other = first.provider != self.provider or len(waiting.in_flight) > 1
-        if is_other or first.first_token_at is not None or decision.at is None:
-            return decision
-        if decision.at <= max(late_at, now):
-            return decision
-        if now < late_at:
-            return replace(decision, ask_again_at=late_at)
-        if self.has_turned_slow(now):
-            return LaunchDecision(late_at, f"{first.provider} has turned slow")
-        return replace(decision, ask_again_at=now + LOOK_AGAIN_SECS)

@@ -72,9 +72,7 @@ class Slo:
 
     def within(self, objective: Objective) -> float | None:
         """Return an objective's limit in seconds; None if it has none."""
-        if objective == "ttft":
-            return self.ttft_secs
-        return self.ttfs_secs if objective == "ttfs" else self.voice_to_voice_secs
+        return getattr(self, f"{objective}_secs")
 
 
 def refuse_milliseconds(field: str, secs: float) -> float:

@@ -70,7 +70,7 @@ def aim_at(
     Returns:
         The hedge time and the share of turns; None if the SLO is met anyway or nothing is gained.
     """
-    late = _left(first, within_secs)
+    late = float(first.share_after(within_secs))
     if affordable <= 0 or late <= 1.0 - target_share:
         return None
     usual_at = first.quantiles(np.maximum((1.0 - _PARTS) * min(affordable, 1.0), LEAST_LEFT))
@@ -121,10 +121,6 @@ class AimedDelay:
             return usual
         reason = f"{self.within_secs:g} s are promised: hedge at {self.aim.at_secs:.2f} s"
         return LaunchDecision(at, f"{reason}, in {self.aim.probability:.0%} of turns")
-
-
-def _left(curve: SurvivalCurve, secs: float) -> float:
-    return float(curve.share_after(np.array([secs]))[0])
 
 
 def _in_time(curve: SurvivalCurve, secs: Floats) -> Floats:

@@ -18,7 +18,6 @@ Source: Page's cumulative sum (1954) for a late share of 0.2 against 0.8; both o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import ceil
 from statistics import median
@@ -83,16 +82,16 @@ class SlowPeriod:
         Args:
             now: The time on the race's clock, less what the event loop is behind.
         """
-        for attempt, late_after in self._watched():
+        for attempt, late_after in list(self._in_flight.items()):
             first = attempt.first_token_at
-            if first is not None:
+            if late_after is None or (first is None and attempt.outcome is not None):
+                continue
+            until = now if first is None else first - attempt.lag_secs
+            secs, is_sure = until - attempt.launched_at, first is not None and not attempt.is_unsure
+            if first is not None or secs > late_after:
                 self._in_flight[attempt] = None
-                secs = first - attempt.launched_at - attempt.lag_secs
-                if secs > late_after or not attempt.is_unsure:
-                    self._count(attempt, secs, late_after)
-            elif attempt.outcome is None and now - attempt.launched_at > late_after:
-                self._in_flight[attempt] = None
-                self._count(attempt, now - attempt.launched_at, late_after)
+            if is_sure or secs > late_after:
+                self._count(attempt, secs, late_after)
 
     def ended(
         self, attempt: Attempt, secs: float, late_after_secs: float | None, *, has_answered: bool
@@ -139,9 +138,6 @@ class SlowPeriod:
             return False  # an answer in time is followed up at once
         self._since_probe = 0
         return True
-
-    def _watched(self) -> Iterator[tuple[Attempt, float]]:
-        return iter([(a, late) for a, late in self._in_flight.items() if late is not None])
 
     def _count(self, attempt: Attempt, secs: float, late_after: float) -> None:
         is_late = secs > late_after

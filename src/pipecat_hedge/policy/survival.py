@@ -21,9 +21,6 @@ __all__ = ["Floats", "SurvivalCurve"]
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-_TAIL_STEPS: Floats = -np.log1p(-np.arange(1, 48) / 48)
-"""Where an exponential tail of mean 1 has fallen by one 48th more, where it has to be steps."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SurvivalCurve:
@@ -51,22 +48,8 @@ class SurvivalCurve:
             secs: Where it steps, ascending and not negative; shape (n,), in seconds.
             shares: P(T > t) from each step to the next, within 0 to 1; shape (n,).
             tail_secs: Mean of the exponential tail beyond the last step, in seconds.
-
-        Raises:
-            ConfigurationError: If an argument cannot work; the message names it.
         """
         at, above = np.asarray(secs, dtype=np.float64), np.asarray(shares, dtype=np.float64)
-        if at.ndim != 1 or at.shape != above.shape or not at.size:
-            raise ConfigurationError(
-                f"secs and shares must be of one length and not empty, got shapes {at.shape} and "
-                f"{above.shape}"
-            )
-        if not np.all(np.diff(at) >= 0) or at[0] < 0:
-            raise ConfigurationError("secs must be ascending and not negative: sort them")
-        if above[0] > 1 or above[-1] < 0 or not np.all(np.diff(above) <= 0):
-            raise ConfigurationError("shares must fall from at most 1 to at least 0")
-        if not tail_secs > 0:
-            raise ConfigurationError(f"tail_secs must be positive, got {tail_secs}")
         if at[0] > 0:
             at, above = np.concatenate(([0.0], at)), np.concatenate(([1.0], above))
         return cls.made(at, above, float(tail_secs))
@@ -153,35 +136,12 @@ class SurvivalCurve:
             return self.tail_secs
         return float(self.area_after(elapsed_secs)) / share
 
-    def mixed_with(self, other: SurvivalCurve, share: float) -> SurvivalCurve:
-        """A curve between two: T is the other's with probability ``share``, else this one's.
-
-        Args:
-            other: The other curve.
-            share: Its share, from 0 to 1.
-        """
-        if share <= 0:
-            return self
-        if share >= 1:
-            return other
-        at = np.concatenate((self._knots(other.secs[-1]), other._knots(self.secs[-1])))
-        at.sort(kind="stable")
-        above = (1 - share) * self.share_after(at) + share * other.share_after(at)
-        area = (1 - share) * self.area_after(at[-1]) + share * other.area_after(at[-1])
-        tail_secs = float(area / above[-1]) if above[-1] > 0 else self.tail_secs
-        return self.made(at, above, max(tail_secs, 1e-6))
-
     def scaled(self, factor: float) -> SurvivalCurve:
         """The curve of latencies that are all ``factor`` times as long.
 
         Args:
             factor: Positive.
-
-        Raises:
-            ConfigurationError: If it is not.
         """
-        if not factor > 0:
-            raise ConfigurationError(f"factor must be positive, got {factor}")
         return SurvivalCurve(
             self.secs * factor, self.shares, self.tail_secs * factor, self.areas * factor
         )
@@ -193,11 +153,6 @@ class SurvivalCurve:
             secs: Not negative.
         """
         return SurvivalCurve.of(self.secs + secs, self.shares, self.tail_secs) if secs > 0 else self
-
-    def _knots(self, until: float) -> Floats:
-        """The steps, and steps that stand for the tail as far as ``until``."""
-        tail = self.secs[-1] + self.tail_secs * _TAIL_STEPS
-        return np.concatenate((self.secs, tail[tail < until]))
 
     def _decay(self, t: Floats) -> Any:
         beyond = t - self.secs[-1]

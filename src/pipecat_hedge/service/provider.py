@@ -8,6 +8,8 @@ from typing import Any, Literal
 from pipecat.services.llm_service import LLMService, WebsocketLLMService
 from pipecat.services.websocket_service import WebsocketService
 
+from pipecat_hedge.limits.circuit_breaker import CircuitBreakerSettings
+from pipecat_hedge.policy.arguments import require
 from pipecat_hedge.race.errors import ConfigurationError
 
 __all__ = ["Provider", "as_providers"]
@@ -27,6 +29,7 @@ class Provider:
         usd_per_mtok: Its price in US dollars per million ``(input, output)`` tokens, or None.
         stall_secs: Its own stall time, or ``"policy"`` for the policy's.
         timeout_secs: The silence after which its attempts fail; None leaves that to its client.
+        breaker: When its circuit breaker opens, or None for the defaults.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class Provider:
         usd_per_mtok: tuple[float, float] | None = None,
         stall_secs: float | Literal["policy"] | None = "policy",
         timeout_secs: float | None = None,
+        breaker: CircuitBreakerSettings | None = None,
     ):
         """Name a provider.
 
@@ -50,6 +54,8 @@ class Provider:
                 though it might still answer. None leaves that to the service's client, as without a
                 race (OpenAI's and Anthropic's wait 600 s). Independently, another provider gets a
                 request after ``stall_secs``.
+            breaker: When its circuit breaker opens, and for how long. The breaker is shared by all
+                services of the process with a provider of this name; the latest settings count.
 
         Raises:
             ConfigurationError: If an argument is invalid; the message names it and the remedy.
@@ -72,6 +78,9 @@ class Provider:
             "policy" if stall_secs == "policy" else _check_secs("stall_secs", name, stall_secs)
         )
         self.timeout_secs = _check_secs("timeout_secs", name, timeout_secs)
+        remedy = "write CircuitBreakerSettings(failures=3)"
+        require(f"breaker of provider {name!r}", breaker, CircuitBreakerSettings, remedy)
+        self.breaker = breaker
 
     def __repr__(self) -> str:
         return f"Provider({self.name!r}, {len(self.services)} instance(s))"

@@ -109,6 +109,9 @@ class ProviderPool:
             health: The process's registry.
         """
         self._health = health
+        for provider in providers:
+            if provider.breaker is not None:
+                health.configure_breaker(provider.name, provider.breaker)
         is_alone = sum(len(provider.services) for provider in providers) == 1
         self.entries = tuple(
             ProviderMember(

@@ -50,7 +50,7 @@ from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge.limits.permits import Rejected
-from pipecat_hedge.limits.server_load import ReportsServerLoad
+from pipecat_hedge.limits.server_queue import ReportsServerLoad
 from pipecat_hedge.race.driver import AttemptSink
 from pipecat_hedge.race.errors import INCOMPLETE_CALL, AttemptError
 from pipecat_hedge.race.reports import ServerLoad

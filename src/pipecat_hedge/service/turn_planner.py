@@ -76,6 +76,7 @@ class TurnPlanner:
             prompt_tokens=self.prompt_tokens,
             commit_on=self.commit_on,
             rng=_RNG,
+            has_tools=bool(context.tools),
             now=now,
             lag_secs=stats.loop_watch.lag_now,
         )

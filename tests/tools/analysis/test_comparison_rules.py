@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pipecat_hedge import HedgeError
-from pipecat_hedge.policy import LatencyEstimate, SurvivalCurve
+from pipecat_hedge.policy import LatencyEstimate, SurvivalCurve, TurnFacts
 from pipecat_hedge.race import InFlight, LaunchDecision, Waiting
 from pipecat_hedge.tools.analysis.comparison_rules import (
     AtQuantile,
@@ -36,7 +36,7 @@ def waiting(*in_flight: tuple[str, float], further: str = "b") -> Waiting:
 
 
 def test_a_quantile_counts_from_the_attempt_before() -> None:
-    rule = AtQuantile(0.95).launch_rule(KNOWN, ("a", "b"), 0.0)
+    rule = AtQuantile(0.95).rule_for(TurnFacts(("a", "b"), KNOWN, 0.0))
     p95 = HEAVY.quantile(0.95)
     assert rule.next_launch(waiting(("a", 0.0))) == LaunchDecision(p95, f"p95 is {p95:.2f} s")
     third = rule.next_launch(waiting(("a", 0.0), ("b", 0.7), further="a"))
@@ -63,7 +63,7 @@ def test_single_r_is_best_for_its_percentile(percentile: float, budget: float) -
 
 def test_single_r_helps_a_drawn_turn_once() -> None:
     rule = SingleR(0.99, 0.02)
-    drawn, other = (rule.launch_rule(KNOWN, ("a", "b"), draw) for draw in (0.0, 0.999))
+    drawn, other = (rule.rule_for(TurnFacts(("a", "b"), KNOWN, draw)) for draw in (0.0, 0.999))
     assert drawn.next_launch(waiting(("a", 0.0))).at == drawn.secs
     assert drawn.next_launch(waiting(("a", 0.0), ("b", 0.6))).at is None
     assert other.q < 0.999

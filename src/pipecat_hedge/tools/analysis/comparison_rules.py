@@ -5,14 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Unpack
 
 import numpy as np
 
-from pipecat_hedge.policy import HedgePolicy, LatencyEstimate, PolicyOptions, SurvivalCurve
+from pipecat_hedge.policy import (
+    HedgePolicy,
+    LatencyEstimate,
+    PolicyOptions,
+    SurvivalCurve,
+    TurnFacts,
+)
 from pipecat_hedge.race import ConfigurationError, LaunchDecision, Waiting
 
 
@@ -56,11 +62,9 @@ class AtQuantile:
 
     p: float
 
-    def launch_rule(
-        self, known: Mapping[str, LatencyEstimate], order: Sequence[str], draw: float
-    ) -> QuantileDelay:
-        """Return the rule of one turn; see ``LearnedRule``."""
-        return QuantileDelay(known, self.p)
+    def rule_for(self, facts: TurnFacts) -> QuantileDelay:
+        """Return the rule of one turn; see ``TurnRule``."""
+        return QuantileDelay(facts.known, self.p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +88,12 @@ class SingleR:
     percentile: float
     budget: float
 
-    def launch_rule(
-        self, known: Mapping[str, LatencyEstimate], order: Sequence[str], draw: float
-    ) -> SingleReissue:
-        """Return the rule of one turn; see ``LearnedRule``."""
+    def rule_for(self, facts: TurnFacts) -> SingleReissue:
+        """Return the rule of one turn; see ``TurnRule``."""
+        order, known = facts.order, facts.known
         first, further = known[order[0]].first_token, known[order[1 % len(order)]].first_token
-        return SingleReissue(*best_reissue(first, further, self.percentile, self.budget), draw)
+        best = best_reissue(first, further, self.percentile, self.budget)
+        return SingleReissue(*best, facts.draw)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from pipecat_hedge.policy import (
     Backend,
     HedgePolicy,
     LatencyRegistry,
-    LearnedRule,
+    TurnRule,
     learn,
     plan_turn,
 )
@@ -127,7 +127,7 @@ def replay(
     stats, rng = LatencyRegistry(), random.Random(1)
     first, second = draws.first.name, draws.second.name
     backends = [Backend(n, n, usd_per_mtok.get(n)) for n in dict.fromkeys((first, second))]
-    learns = isinstance(policy.rule, (Adaptive, LearnedRule))
+    learns = isinstance(policy.rule, (Adaptive, TurnRule))
     count = len(draws.secs)
     answered, least = np.full(count, np.inf), np.full(count, np.nan)
     extra = replaced = 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipecat_hedge.policy import AfterSilence, HedgePolicy, LearnedRule, Slo
+from pipecat_hedge.policy import AfterSilence, HedgePolicy, Slo, TurnRule
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.analysis.comparison_rules import single_r
 from pipecat_hedge.tools.analysis.latency_files import Measured, Recorded, read_latencies
@@ -255,7 +255,7 @@ def what_if(
                 replaced,
                 None if cost is None else 1000 * more * cost,
                 secs,
-                not isinstance(policy.rule, (AfterSilence, LearnedRule)),
+                not isinstance(policy.rule, (AfterSilence, TurnRule)),
             )
         )
     progress("", 1.0)
