@@ -97,6 +97,7 @@ async def test_unsuitable_services_are_rejected(llms: Any, message: str) -> None
         (lambda: Provider(None, scripted()), "name must be a non-empty string"),  # pyright: ignore[reportArgumentType]
         (lambda: Provider("a", []), "services of provider 'a' is empty"),
         (lambda: Provider("a", "gpt"), "services of provider 'a' must be a Pipecat LLM service"),  # pyright: ignore[reportArgumentType]
+        (lambda: Provider("a", None), "services of provider 'a' must be a Pipecat LLM service"),  # pyright: ignore[reportArgumentType]
         (lambda: Provider("a", scripted(), usd_per_mtok=(1, -1)), "usd_per_mtok of provider 'a'"),
         (lambda: Provider("a", scripted(), usd_per_mtok=3), "usd_per_mtok of provider 'a'"),  # pyright: ignore[reportArgumentType]
         (lambda: hedged(policy="race"), "policy must be a HedgePolicy"),
