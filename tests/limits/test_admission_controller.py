@@ -187,6 +187,8 @@ def test_limit_only_ranks_providers_for_callers(
         health.set_queue(key, 0, 1, 0.0)
     wanted = ticket("a", "b", work=work)
     assert health.refusals(["a", "b"], wanted, 0.0).keys() == {"a", "b"}
+    assert health.reluctance("ab", wanted, 0.0) == {"a": 1, "b": 1}
+    assert health.reluctance("ab", replace(wanted, sheds=True), 0.0) == {"a": 3, "b": 3}
     permits = [health.acquire(wanted, 0.0) for _ in range(3)]
     health.set_queue("b", 1, 0, 0.0)
     permits.append(health.acquire(wanted, 0.0))
