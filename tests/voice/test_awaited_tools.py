@@ -41,6 +41,7 @@ async def called(
     *,
     run_llm: bool | None = None,
     then: Callable[[Phone], Awaitable[None]] | None = None,
+    after_secs: float = 10.0,
 ) -> list[TurnLatency]:
     """A caller asks what a tool of three seconds knows; ``say`` is said as it begins."""
 
@@ -56,21 +57,23 @@ async def called(
     phone.context.set_tools([tool])
     async with phone:
         await phone.speak(context=phone.context)
-        await asyncio.sleep(10.0)
+        await asyncio.sleep(after_secs)
         if then is not None:
             await then(phone)
     return phone.told
 
 
 @both
-@pytest.mark.parametrize("remembered", [True, False])
-async def test_what_the_bot_says_before_a_tool_is_no_answer(make: Made, remembered: bool) -> None:
-    """One record, and the answer is the LLM's."""
-    line = TTSSpeakFrame("Let me check.", append_to_context=remembered)
-    (turn,) = await called(make(CALLS, ANSWER), line)
+@pytest.mark.parametrize("append_to_context", [True, False, None])
+async def test_line_before_a_tool_is_no_answer(make: Made, append_to_context: bool | None) -> None:
+    line = TTSSpeakFrame("Let me check.", append_to_context=append_to_context)
+    (turn,) = await called(make(CALLS, ANSWER), None if append_to_context is None else line)
     assert turn.anchor == "user_silence"
-    assert turn.first_sound_secs == pytest.approx(0.3 + 0.3 + 0.1, abs=0.01)
-    assert turn.filler_end_secs == pytest.approx(0.3 + 0.3 + 0.1 + 0.1, abs=0.05)
+    if append_to_context is None:
+        assert turn.filler_end_secs is None
+    else:
+        assert turn.first_sound_secs == pytest.approx(0.3 + 0.3 + 0.1, abs=0.01)
+        assert turn.filler_end_secs == pytest.approx(0.3 + 0.3 + 0.1 + 0.1, abs=0.05)
     assert turn.first_tts_audio_secs == pytest.approx(0.3 + 0.3 + 3.0 + 0.8, abs=0.01)
     assert turn.voice_to_voice_secs == pytest.approx(0.3 + 0.3 + 3.0 + 0.8, abs=0.01)
     if make is hedged:
@@ -78,8 +81,8 @@ async def test_what_the_bot_says_before_a_tool_is_no_answer(make: Made, remember
 
 
 @both
-async def test_what_the_llm_says_before_its_tool_is_an_answer(make: Made) -> None:
-    """And the record goes on to the end of what comes after the tool."""
+async def test_llms_text_before_its_tool_is_an_answer(make: Made) -> None:
+    """The record goes on to the end of the answer after the tool."""
     (turn,) = await called(make(ANNOUNCES, ANSWER))
     assert turn.voice_to_voice_secs == pytest.approx(0.3 + 0.3 + 0.1, abs=0.01)
     assert turn.first_token_secs == pytest.approx(0.3 + 0.3, abs=0.01)
@@ -91,17 +94,7 @@ async def test_what_the_llm_says_before_its_tool_is_an_answer(make: Made) -> Non
 
 
 @both
-async def test_nothing_said_before_a_tool(make: Made) -> None:
-    """Changes nothing."""
-    (turn,) = await called(make(CALLS, ANSWER))
-    assert turn.voice_to_voice_secs == pytest.approx(4.4, abs=0.01)
-    assert turn.filler_end_secs is None
-
-
-@both
-async def test_a_tool_whose_result_asks_for_no_answer(make: Made) -> None:
-    """The words before it were all; the turn ends with them, and the next is a new one."""
-
+async def test_result_that_asks_for_no_answer_ends_the_turn(make: Made) -> None:
     async def speak(phone: Phone) -> None:
         assert [turn.interrupted for turn in phone.told] == [False]
         await phone.speak()
@@ -113,9 +106,7 @@ async def test_a_tool_whose_result_asks_for_no_answer(make: Made) -> None:
 
 
 @both
-async def test_a_turn_that_ends_in_a_line(make: Made) -> None:
-    """Has no answer; who speaks after it interrupts nothing."""
-
+async def test_speech_after_a_final_line_interrupts_nothing(make: Made) -> None:
     async def speak(phone: Phone) -> None:
         await phone.line.send(UserStartedSpeakingFrame())
         await asyncio.sleep(1.0)
@@ -127,22 +118,13 @@ async def test_a_turn_that_ends_in_a_line(make: Made) -> None:
 
 
 @both
-async def test_a_caller_who_speaks_while_a_tool_runs(make: Made) -> None:
-    """Interrupts the turn, though the bot is silent and has been heard."""
-    llm = make(ANNOUNCES, ANSWER)
-
-    async def look_up(params: FunctionCallParams) -> None:
-        await asyncio.sleep(3.0)
-        await params.result_callback({"open": True})
-
-    phone = Phone(llm, remembers=True)
-    phone.context.set_tools([FunctionSchema("look_up", "Looks up.", {}, [], handler=look_up)])
-    async with phone:
-        await phone.speak(context=phone.context)
-        await asyncio.sleep(2.0)
+async def test_speech_while_a_tool_runs_interrupts_the_turn(make: Made) -> None:
+    async def speak(phone: Phone) -> None:
         assert phone.told == []
         await phone.line.send(UserStartedSpeakingFrame())
-        turn = await phone.answered(0.5)
+        await asyncio.sleep(0.5)
+
+    (turn,) = await called(make(ANNOUNCES, ANSWER), then=speak, after_secs=2.0)
     assert turn.interrupted
     assert turn.voice_to_voice_secs == pytest.approx(0.7, abs=0.01)
 
@@ -191,7 +173,7 @@ ASKED = LLMFullResponseStartFrame
         pytest.param([result("a"), cancelled("b", run_llm=True)], False, id="of another turn"),
     ],
 )
-def test_what_is_waited_for(frames: list[Any], waits: bool) -> None:
+def test_tools_are_awaited(frames: list[Any], waits: bool) -> None:
     """Until every tool has returned, and the LLM has been asked again if one wants it to be."""
     tools = AwaitedTools()
     for frame in frames:

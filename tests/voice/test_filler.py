@@ -18,7 +18,6 @@ from pipecat.frames.frames import (
     InterruptionFrame,
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
-    LLMTextFrame,
     OutputAudioRawFrame,
     TTSAudioRawFrame,
     TTSStartedFrame,
@@ -31,7 +30,14 @@ from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TTSService
 from pipecat.turns.user_turn_strategies import EagerUserTurnStrategies
 
-from pipecat_hedge import FillerProcessor, HedgedLLMService, HedgeError, HedgePolicy, ProviderStats
+from pipecat_hedge import (
+    FillerProcessor,
+    HedgedLLMService,
+    HedgeError,
+    HedgePolicy,
+    ProviderStats,
+    TurnReport,
+)
 from pipecat_hedge.policy import Backend
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.voice.filler_playback import FillerFrame
@@ -140,7 +146,7 @@ def bare(*scripts: Sequence[Step]) -> LLMService[Any]:
 
 
 @pytest.mark.parametrize("make", [hedged, bare])
-async def test_a_slow_answer_is_bridged(make: Callable[..., LLMService[Any]]) -> None:
+async def test_slow_answer_is_bridged(make: Callable[..., LLMService[Any]]) -> None:
     """From the second turn on, as soon as it may be; the answer follows whole."""
     async with Conversation(make(SLOW)) as call:
         await call.ask()
@@ -156,10 +162,9 @@ async def test_a_slow_answer_is_bridged(make: Callable[..., LLMService[Any]]) ->
     assert call.line.errors == []
 
 
-async def test_a_usual_answer_is_not() -> None:
-    """In two hundred turns."""
+async def test_usual_answer_is_not_bridged() -> None:
     async with Conversation(hedged(USUAL)) as call:
-        await call.ask(200)
+        await call.ask(60)
     assert call.spoken == []
     reports = call.line.reports
     assert reports[50].filler is not None
@@ -168,7 +173,7 @@ async def test_a_usual_answer_is_not() -> None:
     assert reports[50].filler.reason.endswith("; the answer started at 0.40 s")
 
 
-async def test_it_stands_inside_the_answer() -> None:
+async def test_filler_is_inside_the_answers_frames() -> None:
     """Between its start and its end, told apart from it, and no figure counts it."""
     async with Conversation(hedged(SLOW)) as call:
         await call.ask(2)
@@ -186,56 +191,49 @@ async def test_it_stands_inside_the_answer() -> None:
     assert not report.filler.was_cut
 
 
-@pytest.mark.parametrize("voice_secs", [0.3, 0.6])
-async def test_it_is_withdrawn_if_the_answer_is_there_before_it_sounds(voice_secs: float) -> None:
-    """Without an error, and the answer is spoken as if there had been none."""
-    scripts = [SLOW] * 12 + [[Wait(0.85), Say(ANSWER)]]
-    async with Conversation(hedged(*scripts), voice=Voice(voice_secs)) as call:
+async def last_of_thirteen(answer_secs: float, **voice: Any) -> tuple[float, TurnReport, Line]:
+    """Slow turns, and one that is answered after so long: when it was asked, and what came."""
+    scripts = [SLOW] * 12 + [[Wait(answer_secs), Say(ANSWER)]]
+    async with Conversation(hedged(*scripts), voice=Voice(**voice)) as call:
         await call.ask(12)
         call.line.forget()
         asked = await call.ask()
-        report = await call.line.report()
+        return asked, await call.line.report(), call.line
+
+
+def sounds(line: Line) -> list[float]:
+    return [at for at, f in line.heard if isinstance(f, TTSAudioRawFrame) and any(f.audio)]
+
+
+@pytest.mark.parametrize("voice_secs", [0.3, 0.6])
+async def test_filler_is_withdrawn_if_the_answer_is_earlier(voice_secs: float) -> None:
+    """Without an error, and the answer is spoken as if there had been none."""
+    asked, report, line = await last_of_thirteen(0.85, delay_secs=voice_secs)
     assert report.filler is not None
     assert report.filler.was_cut
     assert report.filler.spoken_secs == pytest.approx(0.8, abs=0.01)
     assert report.filler.reason.endswith("; but the answer started")
-    loud = [f for f in call.line.frames(TTSAudioRawFrame) if any(f.audio)]
-    assert len(loud) == 1, "the answer alone"
-    first = next(
-        at for at, f in call.line.heard if isinstance(f, TTSAudioRawFrame) and any(f.audio)
-    )
-    assert first - asked == pytest.approx(0.85 + voice_secs, abs=0.02)
-    assert call.line.errors == []
+    (answer_at,) = sounds(line)
+    assert answer_at - asked == pytest.approx(0.85 + voice_secs, abs=0.02)
+    assert line.errors == []
 
 
 @pytest.mark.parametrize(
     ("answer_secs", "voice"),
     [
         pytest.param(1.2, {"delay_secs": 0.1}, id="it sounds already"),
-        pytest.param(
-            0.85, {"delay_secs": 0.3, "pause_frame_processing": True}, id="whose audio is whose"
-        ),
+        # Such a voice cannot tell whose audio comes in: the rest would count as the answer's.
+        pytest.param(0.85, {"delay_secs": 0.3, "pause_frame_processing": True}, id="whose audio"),
     ],
 )
-async def test_one_that_cannot_be_withdrawn_is_let_finish(
-    answer_secs: float, voice: dict[str, Any]
-) -> None:
-    """And the answer follows it.
-
-    A voice that cannot tell whose audio comes in would take the rest of it for the answer's.
-    """
-    scripts = [SLOW] * 12 + [[Wait(answer_secs), Say(ANSWER)]]
-    async with Conversation(hedged(*scripts), voice=Voice(**voice)) as call:
-        await call.ask(12)
-        call.line.forget()
-        await call.ask()
-        report = await call.line.report()
+async def test_filler_that_sounds_is_let_finish(answer_secs: float, voice: Any) -> None:
+    _, report, line = await last_of_thirteen(answer_secs, **voice)
     assert report.filler is not None
     assert not report.filler.was_cut
-    assert len([f for f in call.line.frames(TTSAudioRawFrame) if any(f.audio)]) == 2
+    assert len(sounds(line)) == 2
 
 
-async def test_a_barge_in_ends_the_wait() -> None:
+async def test_interruption_ends_the_wait() -> None:
     """Nothing is said to who speaks; the next turn works."""
     async with Conversation(hedged(SLOW)) as call:
         await call.ask(4)
@@ -252,7 +250,7 @@ async def test_a_barge_in_ends_the_wait() -> None:
 
 
 @pytest.mark.parametrize(("answer_secs", "filled"), [(2.5, False), (6.5, True)])
-async def test_not_while_speculating(answer_secs: float, filled: bool) -> None:
+async def test_no_filler_while_speculating(answer_secs: float, filled: bool) -> None:
     """The caller may still be speaking; once the turn is confirmed, what is left counts."""
     stats = ProviderStats()
     wait = Backend("scripted:gpt-4.1", "gpt-4.1", measures="wait")
@@ -272,7 +270,7 @@ async def test_not_while_speculating(answer_secs: float, filled: bool) -> None:
     assert ANSWER in [text for _, text in voice.asked]
 
 
-async def test_not_while_the_last_one_sounds() -> None:
+async def test_fillers_do_not_overlap() -> None:
     """Though no time is asked for between two of them."""
     options: dict[str, Any] = {"per_turn": 3, "every_secs": 0.0}
     async with Conversation(hedged([Wait(12.0), Say(ANSWER)]), **options) as call:
@@ -282,29 +280,7 @@ async def test_not_while_the_last_one_sounds() -> None:
     assert all(later - at > 0.7 for at, later in itertools.pairwise(spoken))
 
 
-async def test_without_a_voice_it_says_so_and_keeps_silent() -> None:
-    """Nothing is said to have been spoken that was not."""
-    llm = hedged(SLOW)
-    async with Line(llm, processors=[FillerProcessor(not_before_turn=1)]) as line:
-        for _ in range(2):
-            await line.ask()
-            await asyncio.sleep(20.0)
-    filler = line.reports[-1].filler
-    assert filler is not None
-    assert filler.spoken_secs is None
-    assert filler.reason.startswith("no text-to-speech downstream")
-
-
-async def test_not_again_soon() -> None:
-    """The gap counts over turns."""
-    async with Conversation(hedged(SLOW), every_secs=15.0) as call:
-        await call.ask(10)
-        said = len(call.spoken)
-        await call.ask(3, gap_secs=1.0)
-    assert len(call.spoken) == said + 1
-
-
-async def test_a_second_one_in_a_long_wait() -> None:
+async def test_long_wait_has_a_second_filler() -> None:
     """If it is allowed, with the least time between."""
     dead: list[Step] = [Wait(29.0), Say(ANSWER)]
     async with Conversation(hedged(dead), per_turn=2, every_secs=6.0) as call:
@@ -326,22 +302,28 @@ def with_tool(secs: float) -> LLMContext:
     return LLMContext(tools=[FunctionSchema("look_up", "Looks up.", {}, [], handler=look_up)])
 
 
+async def ask_for_tools(call: Conversation, times: int) -> None:
+    for _ in range(times):
+        await call.line.ask(context=call.context)
+        await asyncio.sleep(25)
+
+
+LOOKS_UP: list[Step] = [Wait(0.3), Call("look_up")]
+
+
 @pytest.mark.parametrize("make", [hedged, bare])
-async def test_a_tool_that_takes_long(make: Callable[..., LLMService[Any]]) -> None:
-    """Is announced at once when it is known, inside the answer that called it."""
-    scripts: list[list[Step]] = [[Wait(0.3), Call("look_up")], USUAL] * 20
+async def test_slow_tool_is_announced(make: Callable[..., LLMService[Any]]) -> None:
+    """At once when it is known to be slow, inside the answer that called it."""
     phrases = {"tool": ["I'll look it up."]}
-    async with Conversation(make(*scripts), context=with_tool(3.0), phrases=phrases) as call:
-        for _ in range(12):
-            await call.line.ask(context=call.context)
-            await asyncio.sleep(25)
+    llm = make(*[LOOKS_UP, USUAL] * 20)
+    async with Conversation(llm, context=with_tool(3.0), phrases=phrases) as call:
+        await ask_for_tools(call, 12)
         call.line.forget()
         call.voice.asked.clear()
         asked = asyncio.get_running_loop().time()
-        await call.line.ask(context=call.context)
-        await asyncio.sleep(25)
-        ends = [at for at, f in call.line.heard if isinstance(f, LLMFullResponseEndFrame)]
-        filler = next(at for at, f in call.line.heard if isinstance(f, TTSStartedFrame))
+        await ask_for_tools(call, 1)
+        ends = call.line.times(LLMFullResponseEndFrame)
+        filler = call.line.times(TTSStartedFrame)[0]
     assert [text for _, text in call.voice.asked] == ["I'll look it up.", ANSWER]
     assert call.filler_at(asked) == pytest.approx(0.3, abs=0.02)
     assert filler <= ends[0]
@@ -351,79 +333,62 @@ async def test_a_tool_that_takes_long(make: Callable[..., LLMService[Any]]) -> N
         assert {f.cause for f in told if f.spoken_secs is not None} == {"tool"}
 
 
-async def test_a_tool_is_not_announced_for_the_llms_sake() -> None:
-    """Pipecat asks the LLM again when the bot is silent: a filler would make the wait longer."""
-    answers: list[Step] = [Wait(1.5), Say(ANSWER)]
-    scripts: list[list[Step]] = [[Wait(0.3), Call("look_up")], answers] * 20
+@pytest.mark.parametrize(
+    ("calls", "answer_secs", "tool_secs", "spoken"),
+    [
+        # Pipecat asks the LLM again when the bot is silent: a filler would make the wait longer.
+        pytest.param(LOOKS_UP, 1.5, 1.0, set(), id="the LLM is slow, not the tool"),
+        pytest.param(LOOKS_UP, 0.4, 0.05, set(), id="quick"),
+        pytest.param(
+            [Wait(0.3), Say("Let me look. "), Call("look_up")],
+            0.4,
+            3.0,
+            {"Let me look."},
+            id="announced by the answer",
+        ),
+    ],
+)
+async def test_tool_is_not_announced(
+    calls: list[Step], answer_secs: float, tool_secs: float, spoken: set[str]
+) -> None:
+    llm = hedged(*[calls, [Wait(answer_secs), Say(ANSWER)]] * 20)
     phrases = {"tool": ["I'll look it up."]}
-    async with Conversation(hedged(*scripts), context=with_tool(1.0), phrases=phrases) as call:
-        for _ in range(14):
-            await call.line.ask(context=call.context)
-            await asyncio.sleep(25)
-    assert call.spoken == []
+    async with Conversation(llm, context=with_tool(tool_secs), phrases=phrases) as call:
+        await ask_for_tools(call, 14)
+    assert set(call.spoken) == spoken
 
 
-async def test_a_quick_tool_is_not_announced() -> None:
-    """Nor one that the answer itself has announced."""
-    scripts: list[list[Step]] = [[Wait(0.3), Call("look_up")], USUAL] * 20
-    async with Conversation(hedged(*scripts), context=with_tool(0.05)) as call:
-        for _ in range(12):
-            await call.line.ask(context=call.context)
-            await asyncio.sleep(25)
-        assert call.spoken == []
-    scripts = [[Wait(0.3), Say("Let me look. "), Call("look_up")], USUAL] * 20
-    async with Conversation(hedged(*scripts), context=with_tool(3.0)) as call:
-        for _ in range(12):
-            await call.line.ask(context=call.context)
-            await asyncio.sleep(25)
-        assert set(call.spoken) == {"Let me look."}
-
-
-async def test_who_has_been_asked_meanwhile_is_counted_on() -> None:
-    """A provider that hangs is bridged where it is alone, and not where a fast one is asked."""
-    usual: list[Step] = [Wait(0.4), Say(ANSWER)]
-    stalls = [usual] * 30 + [[Wait(3.0), Say(ANSWER)]]
-
-    def first() -> ScriptedLLMService:
-        return ScriptedLLMService(*stalls, model="gpt-4.1")
-
-    policy = HedgePolicy.after(0.9, stall_secs=None)
-    second = ScriptedLLMService([Wait(0.4), Say(ANSWER)], model="gpt-4.1")
-    async with Conversation(HedgedLLMService([first(), second], policy=policy)) as call:
-        for _ in range(6):  # what is known of the second one is learned, too
-            call.context.add_message({"role": "user", "content": "Are you open?"})
-        await call.ask(31)
-    reports = call.line.reports
-    assert [a.outcome for a in reports[-1].attempts] == ["superseded", "won"]
-    assert reports[-1].ttft_secs == pytest.approx(1.3)
-    assert call.spoken == [], "the second one was about to answer"
-    alone = HedgePolicy.fallback(1, stall_secs=None)
-    async with Conversation(HedgedLLMService([first()], policy=alone)) as call:
-        await call.ask(31)
-    assert len(call.spoken) == 1
-
-
-async def test_a_hedge_that_is_slow_as_well_is_bridged() -> None:
-    """What is left to wait is looked at again when another provider is asked."""
-    usual: list[Step] = [Wait(0.4), Say(ANSWER)]
-    both = [
-        ScriptedLLMService(*[usual] * 30, [Wait(6.0), Say(ANSWER)], model="gpt-4.1"),
-        ScriptedLLMService([Wait(6.0), Say(ANSWER)], model="claude-sonnet-4-6"),
-    ]
-    llm = HedgedLLMService(both, policy=HedgePolicy.after(0.9, stall_secs=None))
-    async with Conversation(llm) as call:
+@pytest.mark.parametrize(
+    ("hedge", "filled"),
+    [(None, True), (USUAL, False), ([Wait(6.0), Say(ANSWER)], True)],
+    ids=["none", "fast", "slow as well"],
+)
+async def test_hedge_is_counted_on(hedge: list[Step] | None, filled: bool) -> None:
+    """A provider that hangs is bridged, but not where a fast one has been asked."""
+    hangs: list[Step] = [Wait(6.0), Say(ANSWER)]
+    members = [ScriptedLLMService(*[USUAL] * 30, hangs, model="gpt-4.1")]
+    policy = HedgePolicy.fallback(1, stall_secs=None)
+    if hedge is not None:
+        model = "gpt-4.1" if hedge is USUAL else "claude-sonnet-4-6"
+        members.append(ScriptedLLMService(hedge, model=model))
+        policy = HedgePolicy.after(0.9, stall_secs=None)
+    async with Conversation(HedgedLLMService(members, policy=policy)) as call:
         asked = await call.ask(31)
-    assert 0.8 < call.filler_at(asked) < 5.0
-    report = call.line.reports[-1].filler
-    assert report is not None
-    assert report.spoken_secs is not None
+    report = call.line.reports[-1]
+    if hedge is USUAL:
+        assert [a.outcome for a in report.attempts] == ["superseded", "won"]
+        assert report.ttft_secs == pytest.approx(1.3)
+    assert len(call.spoken) == filled
+    if filled:
+        assert 0.8 <= call.filler_at(asked) < 5.0
+        assert report.filler is not None
+        assert report.filler.spoken_secs is not None
 
 
-async def test_failures_have_words_of_their_own() -> None:
-    """Where a hedged service in front tells of them."""
+async def test_failures_have_phrases_of_their_own() -> None:
     fails: list[Step] = [Wait(0.6), Error()]
     broken = ScriptedLLMService(*[[Wait(3.1), Say(ANSWER)], fails] * 6, model="gpt-4.1")
-    slow = ScriptedLLMService([Wait(2.5), Say(ANSWER)], model="gpt-4.1")
+    slow = ScriptedLLMService(SLOW, model="gpt-4.1")
     llm = HedgedLLMService([broken, slow], policy=HedgePolicy.fallback(2, stall_secs=None))
     phrases = {"slow": ["Hm."], "failing": ["Sorry, bear with me."]}
     async with Conversation(llm, phrases=phrases) as call:
@@ -437,8 +402,8 @@ async def test_failures_have_words_of_their_own() -> None:
 # ---- a sound instead
 
 
-async def test_an_earcon(tmp_path: Path) -> None:
-    """A sound instead of words; the bot does not count as speaking."""
+async def test_earcon_replaces_the_phrase(tmp_path: Path) -> None:
+    """The bot does not count as speaking."""
     file = tmp_path / "ding.wav"
     soundfile.write(file, np.full(4800, 1000, np.int16), 48_000)
     async with Conversation(hedged(SLOW), earcon=file) as call:
@@ -451,87 +416,79 @@ async def test_an_earcon(tmp_path: Path) -> None:
     assert sounds[0].num_frames / sounds[0].sample_rate == pytest.approx(0.1, abs=0.001)
 
 
-def test_what_cannot_work() -> None:
-    """Is refused at construction."""
-    with pytest.raises(HedgeError, match="after_secs must be seconds"):
-        FillerProcessor(after_secs=-1)
-    for wrong, told in (
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"after_secs": -1}, "after_secs must be seconds"),
         ({"after_secs": "1"}, "after_secs must be seconds"),
+        ({"margin_secs": float("nan")}, "margin_secs must be seconds"),
+        ({"every_secs": float("inf")}, "every_secs must be seconds"),
         ({"per_turn": 1.5}, "per_turn must be a whole number"),
+        ({"per_turn": 0}, "per_turn must be a whole number, at least 1, got 0"),
+        ({"not_before_turn": 0}, "not_before_turn must be a whole number, at least 1, got 0"),
+        ({"phrases": "Hm."}, r'phrases must be lists by cause, such as \{"slow"'),
+        ({"phrases": {"slow": ["Hm.", " "]}}, "slow must be a list of phrases, none empty"),
         ({"phrases": ["Hm."]}, "phrases must be lists by cause"),
         ({"phrases": {"slow": [1]}}, "slow must be a list of phrases"),
         ({"phrases": {"slow": None}}, "slow must be a list of phrases"),
+        ({"phrases": {"late": ["Hm."]}}, "'late' is no cause"),
         ({"stats": "x"}, "stats must be a ProviderStats, got 'x': write ProviderStats"),
         ({"rng": 5}, "rng must be a Random, got 5: write random.Random"),
         ({"after": 1}, r"after is no argument of FillerProcessor: did you mean after_secs\?"),
         ({"wibble": 1}, "wibble is no argument of FillerProcessor: it takes after_secs, margin_"),
-    ):
-        options: dict[str, Any] = wrong
-        with pytest.raises(HedgeError, match=told):
-            FillerProcessor(**options)
-    with pytest.raises(HedgeError, match="'late' is no cause"):
-        FillerProcessor(phrases={"late": ["Hm."]})  # type: ignore[dict-item]
+        ({"earcon": "none.wav"}, r"^earcon: none\.wav: no such file\. Put it .* Or omit it to use"),
+        ({"earcon": "README.md"}, "^earcon: README.md: not an audio file .* Name a WAV .* Or omit"),
+        ({"earcon": ""}, "^earcon must be the path of an audio file, got '': omit it to use"),
+        ({"earcon": b"x"}, "^earcon must be the path of an audio file, got b'x': omit it to use"),
+    ],
+)
+def test_unsuitable_arguments_are_rejected(
+    options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "README.md").write_text("words")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(HedgeError, match=message):
+        FillerProcessor(**options)
 
 
-def test_what_its_bases_take() -> None:
-    """Is handed up to them."""
+def test_base_classes_get_their_arguments() -> None:
     assert FillerProcessor(name="fillers", enable_direct_mode=True).name == "fillers"
 
 
 @pytest.mark.parametrize("rate", [16_000, 24_000])
 @pytest.mark.parametrize("loudest", [None, 0, 20])
-def test_an_earcon_that_nobody_would_hear(tmp_path: Path, rate: int, loudest: int | None) -> None:
-    """Is refused, at whatever rate it is: conversion makes silence a little less so."""
+def test_inaudible_earcon_is_rejected(tmp_path: Path, rate: int, loudest: int | None) -> None:
+    """At whatever rate it is: conversion makes silence a little less so."""
     file = tmp_path / "silence.wav"
     soundfile.write(file, np.full(0 if loudest is None else rate, loudest or 0, np.int16), rate)
     with pytest.raises(HedgeError, match=r"^earcon: .*silent or empty. .* omit it to use"):
         FillerProcessor(earcon=file)
 
 
-@pytest.mark.parametrize(
-    ("earcon", "told"),
-    [
-        (
-            "none.wav",
-            r"^earcon: none\.wav: no such file\. Put it there, .* Or omit it to use",
-        ),
-        ("README.md", r"^earcon: README\.md: not an audio file .* Name a WAV .* Or omit it"),
-        ("", r"^earcon must be the path of an audio file, got '': omit it to use"),
-        (b"x", r"^earcon must be the path of an audio file, got b'x': omit it to use"),
-    ],
-)
-def test_an_earcon_that_is_none(
-    earcon: Any, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error names the argument, and what to do."""
-    (tmp_path / "README.md").write_text("words")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(HedgeError, match=told):
-        FillerProcessor(earcon=earcon)
-
-
-async def test_an_event_for_each() -> None:
-    """With the report; and what is learned is shared through the registry."""
+async def test_each_filler_is_an_event_and_learned_in_the_registry() -> None:
     stats = ProviderStats()
-    told: list[Any] = []
+    events: list[Any] = []
     async with Conversation(hedged(SLOW), stats=stats) as call:
 
         @call.fillers.event_handler("on_filler")
         async def on_filler(_: FillerProcessor, report: Any) -> None:
-            told.append(report)
+            events.append(report)
 
         await call.ask(10)
-    assert len(told) == len(call.spoken)
+    assert len(events) == len(call.spoken)
     async with Conversation(hedged(SLOW), stats=stats, not_before_turn=1) as call:
         assert call.filler_at(await call.ask()) == pytest.approx(0.8, abs=0.05)
 
 
 async def test_without_a_voice_nothing_is_said() -> None:
-    """A pipeline without text-to-speech has nobody to say it."""
     llm = hedged(SLOW)
     async with Line(llm, processors=[FillerProcessor(not_before_turn=1)]) as line:
         for _ in range(12):
             await line.ask()
+            await asyncio.sleep(20.0)
     assert line.frames(FillerFrame) == []
     assert line.text == ANSWER * 12
-    assert len(line.frames(LLMTextFrame)) == 12
+    filler = line.reports[-1].filler
+    assert filler is not None
+    assert filler.spoken_secs is None
+    assert filler.reason.startswith("no text-to-speech downstream")
