@@ -26,7 +26,7 @@ from pipecat.metrics.metrics import LLMUsageMetricsData
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.services.anthropic.llm import AnthropicLLMService
-from pipecat.services.llm_service import FunctionCallParams
+from pipecat.services.llm_service import FunctionCallParams, LLMService
 from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
@@ -34,7 +34,6 @@ from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, VLLMService
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.service.provider_client import (
-    AcquirePermit,
     attempt_error,
     http_client,
     keepalive_expiry,
@@ -47,9 +46,37 @@ from tests.support.simulated import close
 
 pytestmark = pytest.mark.live
 
+NOBODY = "http://127.0.0.1:9/v1"
+
 
 def service(fake: FakeVLLM, **kwargs: Any) -> VLLMService:
     return VLLMService(base_url=fake.url, warm=False, **kwargs)
+
+
+async def asked(
+    context: LLMContext | None = None, *, options: dict[str, Any] | None = None, **what: Any
+) -> tuple[FakeVLLM, Line]:
+    """One turn of the service alone, on a server that does ``what``."""
+    async with fake_vllm(**what) as fake, Line(service(fake, **options or {})) as line:
+        await line.ask(context=context)
+        return fake, line
+
+
+def raced(local: VLLMService, *others: LLMService[Any], **options: Any) -> HedgedLLMService:
+    names = ("local", "other")
+    return HedgedLLMService(list(map(Provider, names, (local, *others))), **options)
+
+
+def says(text: str) -> ScriptedLLMService:
+    return ScriptedLLMService([Say(text)])
+
+
+def user(text: str = "Hello?", **options: Any) -> LLMContext:
+    return LLMContext([{"role": "user", "content": text}], **options)
+
+
+def aggregator(context: LLMContext) -> Any:
+    return LLMContextAggregatorPair(context).user()
 
 
 # ---- what it is given
@@ -71,8 +98,7 @@ def service(fake: FakeVLLM, **kwargs: Any) -> VLLMService:
         ({"model": "tiny"}, r"model: write settings=VLLMService.Settings\(model=...\)"),
     ],
 )
-def test_what_cannot_work_is_refused(arguments: dict[str, Any], message: str) -> None:
-    """At construction, naming the field and the remedy."""
+def test_unsuitable_arguments_are_rejected(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         VLLMService(**arguments)
 
@@ -81,52 +107,42 @@ def test_what_cannot_work_is_refused(arguments: dict[str, Any], message: str) ->
 async def test_only_the_servers_own_key_is_sent(
     monkeypatch: pytest.MonkeyPatch, key: str | None, sent: str
 ) -> None:
-    """OPENAI_API_KEY is not for this server."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    async with fake_vllm() as fake, Line(service(fake, api_key=key)) as line:
-        await line.ask()
+    fake, _ = await asked(options={"api_key": key})
     assert fake.keys == [sent]
 
 
 # ---- its requests
 
 
-async def test_the_model_is_the_first_that_is_served() -> None:
-    """It need not be named, and metrics name it all the same."""
-    async with fake_vllm(models=["tiny", "large"]) as fake:
-        async with Line(service(fake)) as line:
-            await line.ask()
-        data = [d for frame in line.frames(MetricsFrame) for d in frame.data]
-        assert any(isinstance(d, LLMUsageMetricsData) and d.model == "tiny" for d in data)
-        async with Line(service(fake, settings=VLLMService.Settings(model="large"))) as line:
-            await line.ask()
-    assert [body["model"] for body in fake.bodies] == ["tiny", "large"]
+async def test_default_model_is_the_first_that_is_served() -> None:
+    """Metrics name it all the same."""
+    fake, line = await asked(models=["tiny", "large"])
+    data = [d for frame in line.frames(MetricsFrame) for d in frame.data]
+    assert any(isinstance(d, LLMUsageMetricsData) and d.model == "tiny" for d in data)
+    named = {"settings": VLLMService.Settings(model="large")}
+    other, _ = await asked(models=["tiny", "large"], options=named)
+    assert [body["model"] for body in fake.bodies + other.bodies] == ["tiny", "large"]
 
 
 async def test_developer_messages_are_sent_as_the_users() -> None:
     """Chat templates do not know the role."""
-    context = LLMContext([{"role": "developer", "content": "Be brief."}])
-    async with fake_vllm() as fake, Line(service(fake)) as line:
-        await line.ask(context=context)
+    fake, _ = await asked(LLMContext([{"role": "developer", "content": "Be brief."}]))
     assert fake.bodies[0]["messages"] == [{"role": "user", "content": "Be brief."}]
 
 
-async def test_what_is_less_urgent_has_the_larger_number() -> None:
+async def test_less_urgent_requests_have_larger_priorities() -> None:
     """A hedge is sent behind a turn's first request, and an inference behind both."""
-    context = LLMContext([{"role": "user", "content": "Hello?"}])
+    context = user()
     async with fake_vllm() as fake:
-        silent = Provider("silent", ScriptedLLMService([Wait(60)]))
-        raced = Provider("local", service(fake, priority=10))
-        policy = HedgePolicy.race(2)
-        async with Line(HedgedLLMService([silent, raced], policy=policy)) as line:
-            await line.ask(context=context)
-        replacing = [
-            Provider("broken", ScriptedLLMService([Error()])),
-            Provider("local", service(fake, priority=10)),
-        ]
-        async with Line(HedgedLLMService(replacing)) as line:
-            await line.ask(context=context)
-        llm = HedgedLLMService([Provider("local", service(fake, priority=10))])
+        for front, options in (
+            (ScriptedLLMService([Wait(60)]), {"policy": HedgePolicy.race(2)}),
+            (ScriptedLLMService([Error()]), {}),
+        ):
+            providers = [Provider("front", front), Provider("local", service(fake, priority=10))]
+            async with Line(HedgedLLMService(providers, **options)) as line:
+                await line.ask(context=context)
+        llm = raced(service(fake, priority=10))
         async with Line(llm) as line:
             await line.ask(context=context)
             assert await llm.run_inference(context) == "We are open."
@@ -141,15 +157,11 @@ async def test_what_is_less_urgent_has_the_larger_number() -> None:
 
 
 async def test_tools_are_sent_in_one_order() -> None:
-    """Whatever order the bot has them in: they stand in front of the conversation."""
-
-    def tools(*names: str) -> LLMContext:
-        schemas = [FunctionSchema(name, "A tool.", {}, []) for name in names]
-        return LLMContext([{"role": "user", "content": "Hello?"}], tools=ToolsSchema(schemas))
-
+    """Whatever order the bot has them in: they precede the conversation."""
     async with fake_vllm() as fake, Line(service(fake, strict_tools=True)) as line:
-        await line.ask(context=tools("book", "ask", "cancel"))
-        await line.ask(context=tools("cancel", "book", "ask"))
+        for names in (("book", "ask", "cancel"), ("cancel", "book", "ask")):
+            schemas = [FunctionSchema(name, "A tool.", {}, []) for name in names]
+            await line.ask(context=user(tools=ToolsSchema(schemas)))
     first, second = (body["tools"] for body in fake.bodies)
     assert first == second
     assert [tool["function"]["name"] for tool in first] == ["ask", "book", "cancel"]
@@ -178,8 +190,7 @@ THINKING: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("deltas", THINKING.values(), ids=THINKING)
 async def test_reasoning_becomes_thoughts(deltas: list[dict[str, Any]]) -> None:
     """None of it is answer text, and its frames are framed."""
-    async with fake_vllm(deltas=deltas) as fake, Line(service(fake)) as line:
-        await line.ask()
+    _, line = await asked(deltas=deltas)
     assert line.text == "Till nine."
     assert "".join(f.text for f in line.frames(LLMThoughtTextFrame)) == THOUGHT
     kinds = [type(frame) for _, frame in line.heard]
@@ -189,10 +200,8 @@ async def test_reasoning_becomes_thoughts(deltas: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("text", ["<thin", "<think", " <"])
-async def test_what_only_looks_like_reasoning_is_answer(text: str) -> None:
-    """The beginning of a tag that never comes is handed on at the end."""
-    async with fake_vllm(deltas=[{"content": text}]) as fake, Line(service(fake)) as line:
-        await line.ask()
+async def test_incomplete_reasoning_tag_is_answer(text: str) -> None:
+    _, line = await asked(deltas=[{"content": text}])
     assert line.text == text
 
 
@@ -200,28 +209,8 @@ def piece(index: int, id: str | None, name: str | None, arguments: str) -> dict[
     return {"index": index, "id": id, "function": {"name": name, "arguments": arguments}}
 
 
-CALLS: dict[str, list[dict[str, Any]]] = {
-    "two in one delta": [
-        {
-            "tool_calls": [
-                piece(0, "a", "ask", '{"dish": "fish"}'),
-                piece(1, "b", "ask", '{"dish": "soup"}'),
-            ]
-        }
-    ],
-    "behind reasoning and text": [
-        {"reasoning": "They are hungry."},
-        {"content": "One moment."},
-        {"tool_calls": [piece(0, "a", "ask", '{"dish": ')]},
-        {"tool_calls": [piece(0, None, None, '"fish"}')]},
-        {"tool_calls": [piece(1, "b", "ask", '{"dish": "soup"}')]},
-    ],
-}
-
-
 @pytest.mark.parametrize("hedged", [False, True])
-@pytest.mark.parametrize("deltas", CALLS.values(), ids=CALLS)
-async def test_every_call_of_an_answer_runs(deltas: list[dict[str, Any]], hedged: bool) -> None:
+async def test_every_call_of_an_answer_runs(hedged: bool) -> None:
     """With its own arguments and an id of its own, alone and in a race."""
     ran: list[tuple[Any, str]] = []
 
@@ -229,16 +218,22 @@ async def test_every_call_of_an_answer_runs(deltas: list[dict[str, Any]], hedged
         ran.append((params.arguments["dish"], params.tool_call_id))
         await params.result_callback({"there": True})
 
+    calls = [piece(1, "b", "ask", '{"dish": "soup"}'), piece(2, "c", "ask", '{"dish": "pie"}')]
+    deltas = [
+        {"reasoning": "They are hungry."},
+        {"content": "One moment."},
+        {"tool_calls": [piece(0, "a", "ask", '{"dish": ')]},
+        {"tool_calls": [piece(0, None, None, '"fish"}')]},
+        {"tool_calls": calls},
+    ]
     async with fake_vllm(deltas=deltas, finish_reason="tool_calls") as fake:
-        local = service(fake)
-        llm = HedgedLLMService([Provider("local", local)]) if hedged else local
+        llm = raced(service(fake)) if hedged else service(fake)
         llm.register_function("ask", ask)
         async with Line(llm) as line:
-            await line.send(LLMContextFrame(LLMContext([{"role": "user", "content": "Soup?"}])))
-            await line.until(lambda: len(line.frames(FunctionCallResultFrame)) == 2)
-    assert [dish for dish, _ in ran] == ["fish", "soup"]
-    assert all(call_id for _, call_id in ran)
-    assert len({call_id for _, call_id in ran}) == 2
+            await line.send(LLMContextFrame(user("Soup?")))
+            await line.until(lambda: len(line.frames(FunctionCallResultFrame)) == 3)
+    assert [dish for dish, _ in ran] == ["fish", "soup", "pie"]
+    assert len({call_id for _, call_id in ran if call_id}) == 3
 
 
 @pytest.mark.parametrize(
@@ -249,40 +244,34 @@ async def test_every_call_of_an_answer_runs(deltas: list[dict[str, Any]], hedged
         ([], "reached max_tokens before"),
     ],
 )
-async def test_an_answer_that_is_cut_off_with_nothing_to_show(
+async def test_answer_without_content_at_max_tokens_has_failed(
     deltas: list[dict[str, Any]], message: str
 ) -> None:
-    """It is an error that says what to raise; in a race somebody else answers."""
+    """The error says what to raise; in a race another provider answers."""
     async with fake_vllm(deltas=deltas, finish_reason="length") as fake:
         async with Line(service(fake)) as line:
             await line.ask()
         assert message in line.errors[0].error
         assert "max_tokens" in line.errors[0].error
-        other = Provider("other", ScriptedLLMService([Say("We are open.")]))
-        race = HedgedLLMService([Provider("local", service(fake)), other])
-        async with Line(race) as line:
+        async with Line(raced(service(fake), says("We are open."))) as line:
             await line.ask()
     assert line.text == "We are open."
 
 
 @pytest.mark.parametrize("finish_reason", ["abort", "error", None])
-async def test_an_answer_that_the_server_ends_before_its_time_is_rescued(
-    finish_reason: str | None,
-) -> None:
+async def test_answer_that_the_server_ends_early_is_continued(finish_reason: str | None) -> None:
     """A vLLM that is told to stop ends its streams in good order; the answer is not whole."""
     begun = [{"content": "We are open. We "}]
-    other = Provider("other", ScriptedLLMService([Say("We are open. Do come by.")]))
     async with fake_vllm(deltas=begun, finish_reason=finish_reason) as fake:
-        llm = HedgedLLMService([Provider("local", service(fake)), other])
-        async with Line(llm) as line:
+        async with Line(raced(service(fake), says("We are open. Do come by."))) as line:
             await line.ask()
             report = await line.report()
     assert [a.outcome for a in report.attempts] == ["failed", "won"]
     assert line.text.endswith("Do come by.")
 
 
-async def test_an_error_in_mid_answer() -> None:
-    """It is the server's fault, is said without its words, and is news to all sessions."""
+async def test_error_in_mid_answer_marks_the_server_down() -> None:
+    """Without the server's text, which may quote the prompt."""
     error = {"message": "EngineCore died while it read SECRET", "code": 500}
     async with fake_vllm(error=error) as fake:
         llm = service(fake)
@@ -296,15 +285,13 @@ async def test_an_error_in_mid_answer() -> None:
     assert not load.is_up
 
 
-async def test_a_connection_that_is_reset_in_mid_answer() -> None:
-    """Alone it is told as with OpenAI's service; in a race another provider goes on."""
+async def test_connection_reset_in_mid_answer_is_continued() -> None:
+    """Alone the error is as with OpenAI's service."""
     async with fake_vllm(deltas=[{"content": "We are "}], resets=True) as fake:
         async with Line(service(fake)) as line:
             await line.ask()
         assert "Connection error" in line.errors[0].error
-        other = ScriptedLLMService([Say("Good day.")])
-        llm = HedgedLLMService([Provider("local", service(fake)), Provider("other", other)])
-        async with Line(llm) as line:
+        async with Line(raced(service(fake), says("Good day."))) as line:
             await line.ask()
             report = await line.report()
     assert report.outcome == "answered"
@@ -314,85 +301,66 @@ async def test_a_connection_that_is_reset_in_mid_answer() -> None:
 
 # ---- its errors
 
+API_KEY = "API key. Pass the one that the server was started with (--api-key) as api_key"
+NO_PARSER = "tool_choice=function book requires --tool-call-parser to be set"
 
-async def test_a_key_that_the_server_does_not_know() -> None:
-    """Whether the model is named or not, the argument is."""
-    async with fake_vllm(key="right") as fake, Line(service(fake, api_key="wrong")) as line:
-        await line.ask()
-    assert (
-        "API key. Pass the one that the server was started with (--api-key) as api_key"
-        in line.errors[0].error
-    )
-    assert "--api-key" in line.errors[0].error
+
+async def test_unknown_key_is_named() -> None:
+    """Before a request, when the models are listed."""
+    _, line = await asked(key="right", options={"api_key": "wrong"})
+    assert API_KEY in line.errors[0].error
     assert line.errors[0].category is ErrorCategory.AUTHENTICATION
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "told", "category"),
+    ("status", "text", "message", "category"),
     [
-        (
-            401,
-            "Unauthorized",
-            "API key. Pass the one that the server was started with (--api-key) as api_key",
-            ErrorCategory.AUTHENTICATION,
-        ),
+        (401, "Unauthorized", API_KEY, ErrorCategory.AUTHENTICATION),
         (503, "busy", "its queue is full", ErrorCategory.SERVER),
         (500, "EngineCore: SECRET", "failed, HTTP 500: see its log", ErrorCategory.SERVER),
         (400, "bad input_value='SECRET'", "about messages", ErrorCategory.INVALID_REQUEST),
-        (
-            400,
-            "tool_choice=function book requires --tool-call-parser to be set",
-            "--enable-auto-tool-choice",
-            ErrorCategory.INVALID_REQUEST,
-        ),
+        (400, NO_PARSER, "--enable-auto-tool-choice", ErrorCategory.INVALID_REQUEST),
     ],
 )
-async def test_each_refusal_says_what_to_do(
-    status: int, said: str, told: str, category: ErrorCategory
+async def test_each_refusal_names_its_remedy(
+    status: int, text: str, message: str, category: ErrorCategory
 ) -> None:
-    """And none repeats the server's words, which may quote the prompt."""
-    refusal = (status, {"message": said, "param": "messages"})
-    async with fake_vllm(refusal=refusal) as fake, Line(service(fake)) as line:
-        await line.ask()
-    assert told in line.errors[0].error
-    assert "SECRET" not in line.errors[0].error
-    assert line.errors[0].category is category
-    assert attempt_error(line.errors[0]).is_busy == (status == 503)
+    """None repeats the server's text, which may quote the prompt."""
+    _, line = await asked(refusal=(status, {"message": text, "param": "messages"}))
+    (error,) = line.errors
+    assert message in error.error
+    assert "SECRET" not in error.error
+    assert error.category is category
+    assert attempt_error(error).is_busy == (status == 503)
 
 
-async def test_a_server_without_tls() -> None:
-    """The error says which address to write."""
+async def test_unreachable_server_names_the_remedy() -> None:
+    """The right scheme, or the command that starts a server."""
     async with fake_vllm() as fake:
-        llm = VLLMService(base_url=fake.url.replace("http:", "https:"), warm=False)
-        async with Line(llm) as line:
-            await line.ask()
-    assert "write http://" in line.errors[0].error
+        secure = VLLMService(base_url=fake.url.replace("http:", "https:"), warm=False)
+        llm = VLLMService(base_url=NOBODY, settings=VLLMService.Settings(model="m"))
+        async with Line(secure) as one, Line(llm) as other:
+            await one.ask()
+            await other.ask()
+            assert llm.is_usable
+    assert "write http://" in one.errors[0].error
+    assert f"{NOBODY} (nothing listens there)" in other.errors[0].error
+    assert "`vllm serve m --port 9`" in other.errors[0].error
+    assert other.errors[0].category is ErrorCategory.CONNECTIVITY
 
 
-async def test_nobody_is_there() -> None:
-    """The error has the command that starts a server."""
-    llm = VLLMService(base_url="http://127.0.0.1:9/v1", settings=VLLMService.Settings(model="m"))
-    async with Line(llm) as line:
-        await line.ask()
-        assert llm.is_usable
-    assert "http://127.0.0.1:9/v1 (nothing listens there)" in line.errors[0].error
-    assert "`vllm serve m --port 9`" in line.errors[0].error
-    assert line.errors[0].category is ErrorCategory.CONNECTIVITY
-
-
-async def test_a_server_that_changes_its_model() -> None:
-    """Who has named one is told; who has not gets the one that is served."""
+async def test_changed_model_is_an_error_only_if_named() -> None:
     async with fake_vllm() as fake:
         named = service(fake, settings=VLLMService.Settings(model="tiny"))
-        async with Line(named) as told, Line(service(fake)) as served:
-            await told.ask()
-            await served.ask()
+        async with Line(named) as one, Line(service(fake)) as other:
+            await one.ask()
+            await other.ask()
             fake.models = ["small", "large"]
-            await told.ask()
-            await served.ask()
-    assert "model tiny is not served" in told.errors[0].error
-    assert "served: small, large" in told.errors[0].error
-    assert not served.errors
+            await one.ask()
+            await other.ask()
+    assert "model tiny is not served" in one.errors[0].error
+    assert "served: small, large" in one.errors[0].error
+    assert not other.errors
     assert [b["model"] for b in fake.bodies] == ["tiny", "tiny", "tiny", "tiny", "small"]
 
 
@@ -412,22 +380,21 @@ def warnings() -> Iterator[list[str]]:
     logger.remove(sink)
 
 
-async def test_a_server_that_is_not_there_is_logged_once(warnings: list[str]) -> None:
+async def test_missing_server_is_logged_once(warnings: list[str]) -> None:
     """When a session starts, although another provider answers; not again by each turn."""
     for _ in range(2):
-        local = Provider("local", VLLMService(base_url="http://127.0.0.1:9/v1"))
-        other = Provider("other", ScriptedLLMService([Say("Hello."), Say("Hello.")]))
-        async with Line(HedgedLLMService([other, local])) as line:
+        llm = HedgedLLMService([says("Hello."), VLLMService(base_url=NOBODY)])
+        async with Line(llm) as line:
             await _until(lambda: bool(warnings))
             await line.ask()
             await line.ask()
             assert not line.errors
     (warning,) = warnings
-    assert "http://127.0.0.1:9/v1 (nothing listens there)" in warning
+    assert f"{NOBODY} (nothing listens there)" in warning
     assert "or correct base_url" in warning
 
 
-async def test_a_model_that_is_not_served_is_logged_once(warnings: list[str]) -> None:
+async def test_missing_model_is_logged_once(warnings: list[str]) -> None:
     """When a session starts, with the names that are; and once when it is served."""
     settings = VLLMService.Settings(model="large")
     async with fake_vllm(models=["tiny", "small"]) as fake:
@@ -447,7 +414,7 @@ async def test_a_model_that_is_not_served_is_logged_once(warnings: list[str]) ->
 # ---- its connection
 
 
-async def test_an_idle_connection_is_kept() -> None:
+async def test_idle_connection_is_kept() -> None:
     """It is not the client that closes it."""
     async with fake_vllm() as fake, Line(service(fake)) as line:
         assert keepalive_expiry(http_client(service(fake))) is None
@@ -457,7 +424,7 @@ async def test_an_idle_connection_is_kept() -> None:
     assert first is second
 
 
-async def test_no_request_is_lost_with_a_connection_that_the_server_closes() -> None:
+async def test_closed_connection_loses_no_request() -> None:
     """Whether it was closed before the request, or as it came; only what fails twice has failed."""
     async with fake_vllm(keep_alive_secs=0.05) as fake, Line(service(fake)) as line:
         for _ in range(3):
@@ -476,44 +443,36 @@ async def test_no_request_is_lost_with_a_connection_that_the_server_closes() -> 
 # ---- what it knows of its server
 
 
-async def test_the_second_of_two_servers_is_asked_for_a_hedge_by_its_own_queue() -> None:
-    """Where the one without a queue is already at work on the turn, none is left to hedge with."""
+async def test_queue_of_each_server_counts_for_itself() -> None:
+    """A provider's idle server is at work on the turn; its other one has a queue: no hedge."""
     async with fake_vllm(silent_secs=1.0) as free, fake_vllm(running=9, waiting=1) as full:
-        llm = HedgedLLMService(
-            [Provider("local", [service(free), service(full)])], policy=HedgePolicy.after(0.1)
-        )
+        local = Provider("local", [service(free), service(full)])
+        llm = HedgedLLMService([local], policy=HedgePolicy.after(0.1))
         async with Line(llm) as line:
             await _until(lambda: VLLMServer.shared(full.url).load is not None)
             await line.ask()
             report = await line.report()
     assert [a.outcome for a in report.attempts] == ["won"]
     assert report.hedge_reason == "no hedge: local has a queue of 1"
-    assert len(free.bodies) == 1
-    assert not full.bodies
+    assert (len(free.bodies), len(full.bodies)) == (1, 0)
 
 
-async def test_an_inference_goes_where_there_is_no_queue() -> None:
-    """To the idle one of two servers, and its hedge to none that has a queue."""
+async def test_inference_avoids_a_queue() -> None:
+    """It goes to the idle one of two servers, and its hedge nowhere."""
     async with fake_vllm(running=9, waiting=5) as full, fake_vllm(silent_secs=0.5) as free:
-        two = [service(full), service(free)]
-        llm = HedgedLLMService([Provider("local", two)], policy=HedgePolicy.race(2))
+        two = Provider("local", [service(full), service(free)])
+        llm = HedgedLLMService([two], policy=HedgePolicy.race(2))
         async with Line(llm):
-            for url in (full.url, free.url):
-                server = VLLMServer.shared(url)
-                await _until(lambda server=server: server.load is not None)
-            context = LLMContext([{"role": "user", "content": "Sum it up."}])
-            assert await llm.run_inference(context) == "We are open."
-    assert not full.bodies
-    assert len(free.bodies) == 1
+            servers = [VLLMServer.shared(fake.url) for fake in (full, free)]
+            await _until(lambda: all(server.load is not None for server in servers))
+            assert await llm.run_inference(user("Sum it up.")) == "We are open."
+    assert (len(free.bodies), len(full.bodies)) == (1, 0)
 
 
-async def test_a_request_that_finds_nobody_is_news_at_once() -> None:
+async def test_failed_connection_marks_the_server_down_at_once() -> None:
     """The next turn asks another provider first; it does not wait for a look."""
-    local = VLLMService(
-        base_url="http://127.0.0.1:9/v1", settings=VLLMService.Settings(model="tiny"), warm=False
-    )
-    llms = [Provider("local", local), Provider("other", ScriptedLLMService([Say("Hello.")]))]
-    llm = HedgedLLMService(llms)
+    settings = VLLMService.Settings(model="tiny")
+    llm = raced(VLLMService(base_url=NOBODY, settings=settings, warm=False), says("Hello."))
     async with Line(llm) as line:
         await line.ask()
         await line.ask()
@@ -526,15 +485,13 @@ async def test_a_request_that_finds_nobody_is_news_at_once() -> None:
 # ---- before the first turn
 
 
-async def test_the_prompt_is_sent_ahead() -> None:
+async def test_prompt_is_sent_ahead() -> None:
     """System prompt and tools, for one token, behind all other work; then a turn begins alike."""
-    tools = ToolsSchema([FunctionSchema("ask", "Asks.", {}, [])])
-    context = LLMContext([], tools=tools)
+    context = LLMContext([], tools=ToolsSchema([FunctionSchema("ask", "Asks.", {}, [])]))
     settings = VLLMService.Settings(system_instruction="You take orders.")
     async with fake_vllm() as fake:
         llm = VLLMService(base_url=fake.url, settings=settings)
-        before = LLMContextAggregatorPair(context).user()
-        async with Line(llm, before=[before]) as line:
+        async with Line(llm, before=[aggregator(context)]) as line:
             await _until(lambda: bool(fake.bodies))
             context.add_message({"role": "user", "content": "A table, please."})
             await line.ask(context=context)
@@ -545,33 +502,49 @@ async def test_the_prompt_is_sent_ahead() -> None:
     assert ahead["messages"][0] == {"role": "system", "content": "You take orders."}
 
 
-async def test_the_prompt_is_sent_ahead_where_the_models_are_not_listed() -> None:
-    """As by a gateway: the model is named, so it need not be found."""
-    context = LLMContext([{"role": "user", "content": "You take orders."}])
-    async with fake_vllm(key="which the list of models alone wants") as fake:
-        llm = VLLMService(base_url=fake.url, settings=VLLMService.Settings(model="tiny"))
-        async with Line(llm, before=[LLMContextAggregatorPair(context).user()]):
+@pytest.mark.parametrize(
+    ("what", "hedged_settings"),
+    [
+        # A gateway: the model is named, so it need not be found.
+        pytest.param({"key": "for the list of models alone"}, None, id="models not listed"),
+        # Turn completion changes the prompt before the session has begun to prepare.
+        pytest.param({}, LLMSettings(filter_incomplete_user_turns=True), id="with markers"),
+    ],
+)
+async def test_prompt_is_sent_ahead_once(what: Any, hedged_settings: LLMSettings | None) -> None:
+    context = user("You take orders.")
+    async with fake_vllm(**what) as fake:
+        llm: Any = VLLMService(base_url=fake.url, settings=VLLMService.Settings(model="tiny"))
+        if hedged_settings is not None:
+            llm = raced(llm, settings=hedged_settings)
+        async with Line(llm, before=[aggregator(context)]):
             await _until(lambda: fake.answered == 1)
-    assert fake.bodies[0]["max_tokens"] == 1
+    assert [body["max_tokens"] for body in fake.bodies] == [1]
 
 
-async def test_in_a_race_the_prompt_is_sent_ahead_once_a_server() -> None:
-    """With the context of the aggregator in front; several instances do it once."""
-    context = LLMContext([{"role": "user", "content": "You take orders."}])
+async def test_empty_conversation_is_not_sent_ahead() -> None:
+    async with fake_vllm() as fake:
+        llm = VLLMService(base_url=fake.url)
+        async with Line(llm, before=[aggregator(LLMContext())]) as line:
+            await line.ask()
+    assert len(fake.bodies) == 1
+
+
+async def test_instances_of_a_server_send_ahead_once() -> None:
+    """In a race, with the context of the aggregator before it."""
+    context = user("You take orders.")
     async with fake_vllm(silent_secs=0.2) as fake:
         local = Provider("local", [VLLMService(base_url=fake.url) for _ in range(2)])
-        hosted = Provider("hosted", ScriptedLLMService([Say("Hello.")]))
-        llm = HedgedLLMService([hosted, local])
-        async with Line(llm, before=[LLMContextAggregatorPair(context).user()]):
+        llm = HedgedLLMService([says("Hello."), local])
+        async with Line(llm, before=[aggregator(context)]):
             await llm.warm_up()
-    assert len(fake.bodies) == 1
-    assert fake.bodies[0]["max_tokens"] == 1
-    assert fake.bodies[0]["messages"] == context.messages
+    (sent,) = fake.bodies
+    assert (sent["max_tokens"], sent["messages"]) == (1, context.messages)
 
 
-async def test_who_is_interrupted_while_reading_ahead_leaves_it_to_the_next() -> None:
-    """Who waits holds no permit: however many sessions begin at once, one request is in flight."""
-    context = LLMContext([{"role": "user", "content": "You take orders."}])
+async def test_interrupted_sending_ahead_is_left_to_the_next() -> None:
+    """Waiting holds no permit: however many sessions begin at once, one request is in flight."""
+    context = user("You take orders.")
     async with fake_vllm(silent_secs=0.2) as fake, AsyncExitStack() as sessions:
         stats = ProviderStats()
         llms = [HedgedLLMService([service(fake)], warm=False, stats=stats) for _ in range(10)]
@@ -588,13 +561,12 @@ async def test_who_is_interrupted_while_reading_ahead_leaves_it_to_the_next() ->
         assert [reader.cancelled() for reader in readers] == [True, *[False] * 9]
 
 
-async def test_a_turn_ends_the_sending_ahead_to_whom_it_asks_alone() -> None:
-    """The other server of a provider is read ahead to its end."""
-    context = LLMContext([{"role": "user", "content": "You take orders."}])
+async def test_turn_ends_the_sending_ahead_only_at_its_own_server() -> None:
+    context = user("You take orders.")
     async with fake_vllm(silent_secs=0.3) as one, fake_vllm(silent_secs=0.3) as other:
         two = [VLLMService(base_url=one.url), VLLMService(base_url=other.url)]
         llm = HedgedLLMService([Provider("local", two)])
-        async with Line(llm, before=[LLMContextAggregatorPair(context).user()]) as line:
+        async with Line(llm, before=[aggregator(context)]) as line:
             await _until(lambda: len(one.bodies) == len(other.bodies) == 1)
             await line.ask()
             await _until(lambda: other.answered == 1)
@@ -602,27 +574,7 @@ async def test_a_turn_ends_the_sending_ahead_to_whom_it_asks_alone() -> None:
     assert len(one.bodies) == 2
 
 
-async def test_a_prompt_that_asks_for_markers_is_sent_ahead_once() -> None:
-    """Turn completion changes the prompt before the session has begun to prepare."""
-    context = LLMContext([{"role": "user", "content": "You take orders."}])
-    async with fake_vllm() as fake:
-        settings = LLMSettings(filter_incomplete_user_turns=True)
-        llm = HedgedLLMService([VLLMService(base_url=fake.url)], settings=settings)
-        async with Line(llm, before=[LLMContextAggregatorPair(context).user()]):
-            await _until(lambda: fake.answered == 1)
-    assert len(fake.bodies) == 1
-
-
-async def test_nothing_is_sent_ahead_where_there_is_nothing_to_read() -> None:
-    """An empty conversation has no beginning."""
-    async with fake_vllm() as fake:
-        llm = VLLMService(base_url=fake.url)
-        async with Line(llm, before=[LLMContextAggregatorPair(LLMContext()).user()]) as line:
-            await line.ask()
-    assert len(fake.bodies) == 1
-
-
-async def test_what_is_sent_ahead_asks_for_one_token_whatever_the_settings() -> None:
+async def test_prompt_sent_ahead_asks_for_one_token_whatever_the_settings() -> None:
     """Only what changes the prompt is sent along; a forced tool is part of it, and not called."""
     tools = ToolsSchema([FunctionSchema("ask", "Asks.", {}, [])])
     body = {"min_tokens": 20, "chat_template_kwargs": {"enable_thinking": False}}
@@ -673,23 +625,6 @@ def _unmarked(body: Any) -> Any:
             body = {**body, "content": [{"type": "text", "text": text}]}
         return {k: _unmarked(v) for k, v in body.items() if k != "cache_control"}
     return [_unmarked(part) for part in body] if isinstance(body, list) else body
-
-
-async def test_the_first_turn_does_not_wait_for_what_is_sent_ahead() -> None:
-    """A turn ends the warming up of whom it asks."""
-    waiting = asyncio.Event()
-
-    class Slow(ScriptedLLMService):
-        async def warm(self, context: LLMContext, acquire_permit: AcquirePermit) -> None:
-            waiting.set()
-            await asyncio.Event().wait()
-
-    llm = HedgedLLMService([Slow([Say("Hello.")])])
-    context = LLMContext([{"role": "user", "content": "Hello?"}])
-    async with Line(llm, before=[LLMContextAggregatorPair(context).user()]) as line:
-        await waiting.wait()
-        await line.ask()
-    assert line.text == "Hello."
 
 
 async def _until(holds: Any) -> None:
