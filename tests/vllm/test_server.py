@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -56,47 +56,42 @@ class Script:
         )
 
 
+class _Answer:
+    """What ``session.get`` gives: entered at once, as a response."""
+
+    def __init__(self, script: Script, path: str):
+        self._script, self._path = script, path
+
+    async def __aenter__(self) -> _Answer:
+        self.status, self._body = self._script.answer(self._path)
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def read(self) -> bytes:
+        return self._body.encode()
+
+    async def text(self, errors: str) -> str:
+        return self._body
+
+    async def json(self, content_type: str | None) -> Any:
+        return json.loads(self._body)
+
+
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     found = Script()
 
-    class Answer:
-        def __init__(self, path: str):
-            self.status, self._body = found.answer(path)
-
-        async def __aenter__(self) -> Any:
-            return self
-
-        async def __aexit__(self, *_: object) -> None: ...
-
-        async def read(self) -> bytes:
-            return self._body.encode()
-
-        async def text(self, errors: str) -> str:
-            return self._body
-
-        async def json(self, content_type: str | None) -> Any:
-            return json.loads(self._body)
-
     class Session:
         def __init__(self, **_: Any): ...
 
-        async def __aenter__(self) -> Any:
+        async def __aenter__(self) -> Session:
             return self
 
         async def __aexit__(self, *_: object) -> None: ...
 
-        def get(self, url: str) -> Any:
-            return _Opening(url.removeprefix("http://gpu:8000"))
-
-    class _Opening:
-        def __init__(self, path: str):
-            self._path = path
-
-        async def __aenter__(self) -> Any:
-            return Answer(self._path)
-
-        async def __aexit__(self, *_: object) -> None: ...
+        def get(self, url: str) -> _Answer:
+            return _Answer(found, url.removeprefix("http://gpu:8000"))
 
     monkeypatch.setattr(aiohttp, "ClientSession", Session)
     return found
@@ -123,40 +118,48 @@ def new_server() -> VLLMServer:
     return VLLMServer("http://gpu:8000/v1")
 
 
+@pytest.fixture
+async def server(script: Script) -> AsyncIterator[VLLMServer]:
+    """A server that the test holds; it is released at the end."""
+    server = new_server()
+    yield server
+    await server.release()
+
+
+def load_of(server: VLLMServer) -> tuple[int, int]:
+    """How many requests run, and how many wait."""
+    assert server.load is not None
+    return server.load.running, server.load.waiting
+
+
 # ---- how often it is looked at
 
 
-async def test_metrics_are_read_every_two_seconds(script: Script) -> None:
-    """Not in step with other processes; never more often than once a second."""
+async def test_metrics_are_read_every_two_seconds(script: Script, server: VLLMServer) -> None:
+    """Not in step with other processes."""
     script.running = 3
-    server = new_server()
     server.hold()
     await asyncio.sleep(60)
-    await server.release()
     found = gaps(script.times("/metrics"))
     assert found == pytest.approx([2.0] * len(found), rel=0.11)
     assert max(found) > min(found)
 
 
-async def test_metrics_are_read_less_often_while_there_is_a_queue(script: Script) -> None:
+async def test_metrics_are_read_less_often_with_a_queue(script: Script, server: VLLMServer) -> None:
     """A queue is confirmed after a second, then read after 2, 4, and every 5 seconds."""
     script.running, script.waiting = 8, 2
-    server = new_server()
     server.hold()
     await asyncio.sleep(24)
     assert gaps(script.times("/metrics"))[:5] == pytest.approx([1, 2, 4, 5, 5], rel=0.11)
     script.waiting = 0
     await asyncio.sleep(10)
-    assert server.load is not None
-    assert server.load.waiting == 0
+    assert load_of(server)[1] == 0
     assert gaps(script.times("/metrics"))[-1] == pytest.approx(2, rel=0.11)
-    await server.release()
 
 
-async def test_a_counted_load_spares_the_metrics(script: Script) -> None:
+async def test_counted_load_replaces_the_metrics(script: Script, server: VLLMServer) -> None:
     """With ``--enable-server-load-tracking`` they are read every 5 s, the count every second."""
     script.running, script.tracks_load = 8, True
-    server = new_server()
     server.hold()
     await asyncio.sleep(60)
     found = gaps(script.times("/load"))
@@ -164,44 +167,32 @@ async def test_a_counted_load_spares_the_metrics(script: Script) -> None:
     assert min(gaps(script.times("/metrics"))) > 5
     script.running = 6
     await asyncio.sleep(1.2)
-    assert server.load is not None
-    assert (server.load.running, server.load.waiting) == (6, 0)
-    await server.release()
+    assert load_of(server) == (6, 0)
 
 
-async def test_a_queue_is_found_by_the_count_alone(script: Script) -> None:
+async def test_queue_is_found_by_the_count_alone(script: Script, server: VLLMServer) -> None:
     """Metrics are read when more are counted than are known to run; then the count is enough."""
     script.running, script.tracks_load = 4, True
-    server = new_server()
     server.hold()
     await asyncio.sleep(20)
-    script.running, script.waiting = 8, 3
-    await asyncio.sleep(1.2)
-    assert server.load is not None
-    assert (server.load.running, server.load.waiting) == (8, 3)
-    read = len(script.times("/metrics"))
-    script.waiting = 5
-    await asyncio.sleep(1.2)
-    assert (server.load.running, server.load.waiting) == (8, 5)
-    script.waiting = 0
-    await asyncio.sleep(1.2)
-    assert (server.load.running, server.load.waiting) == (8, 0)
-    assert len(script.times("/metrics")) == read
-    await server.release()
+    reads = 0
+    for running, waiting in ((8, 3), (8, 5), (8, 0)):
+        script.running, script.waiting = running, waiting
+        await asyncio.sleep(1.2)
+        assert load_of(server) == (running, waiting)
+        reads = reads or len(script.times("/metrics"))
+    assert len(script.times("/metrics")) == reads
 
 
-async def test_a_count_of_zero_is_not_believed_before_there_was_another(script: Script) -> None:
+async def test_count_of_zero_is_ignored_before_another(script: Script, server: VLLMServer) -> None:
     """Without the flag a vLLM always answers 0."""
     script.running, script.waiting = 8, 3
-    server = new_server()
     server.hold()
     await asyncio.sleep(0.1)
-    assert server.load is not None
-    assert server.load.waiting == 3
-    await server.release()
+    assert load_of(server) == (8, 3)
 
 
-async def test_one_task_looks_for_all_and_only_while_one_holds(script: Script) -> None:
+async def test_one_task_looks_for_all_holders(script: Script) -> None:
     """Services of one process share the looks; nothing is known without any."""
     server = VLLMServer.shared("http://gpu:8000/v1")
     assert VLLMServer.shared("http://gpu:8000/v1/") is server
@@ -220,43 +211,35 @@ async def test_one_task_looks_for_all_and_only_while_one_holds(script: Script) -
 # ---- what is known then
 
 
-async def test_own_requests_count_before_the_next_look(script: Script) -> None:
-    """A burst of this process's requests is seen at once."""
+async def test_own_requests_count_before_the_next_look(script: Script, server: VLLMServer) -> None:
     script.running = 1
-    server = new_server()
     server.hold()
     await asyncio.sleep(0.1)
     with server.count_request(), server.count_request():
-        assert server.load is not None
-        assert server.load.running == 3
-    assert server.load.running == 1
-    await server.release()
+        assert load_of(server)[0] == 3
+    assert load_of(server)[0] == 1
 
 
-async def test_the_share_of_prompts_in_the_cache_is_that_since_the_last_look(
-    script: Script,
+async def test_prefix_cache_share_is_that_since_the_last_look(
+    script: Script, server: VLLMServer
 ) -> None:
     script.queries, script.hits = 1000, 0
-    server = new_server()
     server.hold()
     await asyncio.sleep(0.1)
     script.queries, script.hits = 1200, 150
     await asyncio.sleep(2.3)
     assert server.load is not None
     assert server.load.prefix_hit_share == 0.75
-    await server.release()
 
 
-async def test_a_gateway_is_simply_not_known(script: Script) -> None:
+async def test_gateway_has_no_load(script: Script, server: VLLMServer) -> None:
     script.is_gateway = True
-    server = new_server()
     server.hold()
     await asyncio.sleep(10)
     assert server.load is None
     script.is_gateway = False
     await asyncio.sleep(2.3)
     assert server.load is not None
-    await server.release()
 
 
 # ---- what is logged
@@ -266,12 +249,15 @@ async def test_a_gateway_is_simply_not_known(script: Script) -> None:
     ("fails", "detail"),
     [({"health": 503}, "unhealthy, HTTP 503"), ({"is_gone": True}, "nothing listens there")],
 )
-async def test_a_server_that_is_down_is_logged_once_and_once_when_it_is_back(
-    script: Script, logged: list[tuple[str, str]], fails: dict[str, Any], detail: str
+async def test_server_that_is_down_is_logged_once(
+    script: Script,
+    server: VLLMServer,
+    logged: list[tuple[str, str]],
+    fails: dict[str, Any],
+    detail: str,
 ) -> None:
-    """However often it is looked at, and however many requests find it down."""
+    """However often it is looked at, and however many requests find it down; and its return."""
     vars(script).update(fails)
-    server = new_server()
     server.hold()
     await asyncio.sleep(30)
     server.mark_down("does not answer", "a request says so, too")
@@ -285,7 +271,6 @@ async def test_a_server_that_is_down_is_logged_once_and_once_when_it_is_back(
     await asyncio.sleep(30)
     assert server.load.is_up
     assert logged[1:] == [("INFO", "http://gpu:8000/v1 answers again")]
-    await server.release()
 
 
 @pytest.mark.parametrize(
@@ -297,7 +282,7 @@ async def test_a_server_that_is_down_is_logged_once_and_once_when_it_is_back(
         ((200, "soup"), "lists no models"),
     ],
 )
-async def test_models_that_are_not_listed_are_logged_once(
+async def test_unlisted_models_are_logged_once(
     script: Script, logged: list[tuple[str, str]], models: tuple[int, Any], message: str
 ) -> None:
     good, script.models = script.models, models
@@ -318,7 +303,7 @@ async def test_models_that_are_not_listed_are_logged_once(
 @pytest.mark.parametrize(
     ("error", "sent"), [(None, 1), (OSError, 1), (Rejected, 5), (asyncio.CancelledError, 5)]
 )
-async def test_a_prompt_is_read_once_for_all(error: type[BaseException] | None, sent: int) -> None:
+async def test_prompt_is_read_once_for_all(error: type[BaseException] | None, sent: int) -> None:
     """A refusal is enough for all who wait; one that was interrupted or rejected is tried again."""
     server, reads = new_server(), 0
 
@@ -361,12 +346,12 @@ def test_counts_are_summed_over_the_engines() -> None:
 
 
 @given(st.text() | st.text().map(lambda text: f"vllm:num_requests_running {text}"))
-def test_what_is_no_metrics_says_nothing(text: str) -> None:
+def test_other_text_has_no_counts(text: str) -> None:
     """A gateway may answer anything."""
     counts = read_counts(text)
     assert counts is None or counts.running == int(counts.running)
 
 
 @pytest.mark.parametrize("value", ["x", "NaN", "+Inf"])
-def test_a_value_that_is_no_number_says_nothing(value: str) -> None:
+def test_value_that_is_no_number_has_no_counts(value: str) -> None:
     assert read_counts(TEXT.replace("4.0", value)) is None

@@ -135,12 +135,9 @@ async def test_less_urgent_requests_have_larger_priorities() -> None:
     """A hedge is sent behind a turn's first request, and an inference behind both."""
     context = user()
     async with fake_vllm() as fake:
-        for front, options in (
-            (ScriptedLLMService([Wait(60)]), {"policy": HedgePolicy.race(2)}),
-            (ScriptedLLMService([Error()]), {}),
-        ):
-            providers = [Provider("front", front), Provider("local", service(fake, priority=10))]
-            async with Line(HedgedLLMService(providers, **options)) as line:
+        for step, policy in ((Wait(60), HedgePolicy.race(2)), (Error(), HedgePolicy.fallback())):
+            llms = [ScriptedLLMService([step]), service(fake, priority=10)]
+            async with Line(HedgedLLMService(llms, policy=policy)) as line:
                 await line.ask(context=context)
         llm = raced(service(fake, priority=10))
         async with Line(llm) as line:
@@ -261,11 +258,13 @@ async def test_answer_without_content_at_max_tokens_has_failed(
 @pytest.mark.parametrize("finish_reason", ["abort", "error", None])
 async def test_answer_that_the_server_ends_early_is_continued(finish_reason: str | None) -> None:
     """A vLLM that is told to stop ends its streams in good order; the answer is not whole."""
-    begun = [{"content": "We are open. We "}]
-    async with fake_vllm(deltas=begun, finish_reason=finish_reason) as fake:
-        async with Line(raced(service(fake), says("We are open. Do come by."))) as line:
-            await line.ask()
-            report = await line.report()
+    begun, whole = [{"content": "We are open. We "}], says("We are open. Do come by.")
+    async with (
+        fake_vllm(deltas=begun, finish_reason=finish_reason) as fake,
+        Line(raced(service(fake), whole)) as line,
+    ):
+        await line.ask()
+        report = await line.report()
     assert [a.outcome for a in report.attempts] == ["failed", "won"]
     assert line.text.endswith("Do come by.")
 

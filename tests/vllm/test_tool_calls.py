@@ -123,8 +123,7 @@ def collect(pieces: list[Piece]) -> list[ToolCall]:
 
 
 @pytest.mark.parametrize(("pieces", "calls"), STREAMS.values(), ids=STREAMS)
-def test_calls_are_put_together(pieces: list[Piece], calls: list[ToolCall]) -> None:
-    """However the server cuts them."""
+def test_calls_are_assembled(pieces: list[Piece], calls: list[ToolCall]) -> None:
     assert collect(pieces) == calls
 
 
@@ -136,7 +135,7 @@ def test_calls_are_put_together(pieces: list[Piece], calls: list[ToolCall]) -> N
         ([(0, "a", None, "{}")], "has no tool name"),
     ],
 )
-def test_half_a_call_is_an_error(pieces: list[Piece], message: str) -> None:
+def test_incomplete_call_is_an_error(pieces: list[Piece], message: str) -> None:
     """A tool that ran with the beginning of its arguments would do something else."""
     with pytest.raises(MalformedToolCall, match=message):
         collect(pieces)

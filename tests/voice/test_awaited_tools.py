@@ -66,10 +66,12 @@ async def called(
 @both
 @pytest.mark.parametrize("append_to_context", [True, False, None])
 async def test_line_before_a_tool_is_no_answer(make: Made, append_to_context: bool | None) -> None:
-    line = TTSSpeakFrame("Let me check.", append_to_context=append_to_context)
-    (turn,) = await called(make(CALLS, ANSWER), None if append_to_context is None else line)
+    line = None
+    if append_to_context is not None:
+        line = TTSSpeakFrame("Let me check.", append_to_context=append_to_context)
+    (turn,) = await called(make(CALLS, ANSWER), line)
     assert turn.anchor == "user_silence"
-    if append_to_context is None:
+    if line is None:
         assert turn.filler_end_secs is None
     else:
         assert turn.first_sound_secs == pytest.approx(0.3 + 0.3 + 0.1, abs=0.01)

@@ -226,3 +226,13 @@ async def test_speculative_race_has_its_real_times(make: Any, answer_secs: float
         assert [report.outcome for report in turn.reports] == ["answered"]
         assert turn.asked_secs == pytest.approx((0.2,))
         assert turn.first_token_secs == pytest.approx(0.2 + answer_secs)
+
+
+async def test_turn_end_after_the_request_is_recorded() -> None:
+    """The LLM is asked before the turn is certain."""
+    async with Phone(hedged(ANSWER)) as phone:
+        events = [VAD_ON(), TURN_ON(), 1.0, vad_off(), message(), ASKED, 0.1, TURN_OFF()]
+        await happen(phone, events)
+        turn = await phone.answered()
+    assert turn.anchor == "user_silence"
+    assert (turn.context_secs, turn.turn_end_secs) == pytest.approx((0.2, 0.3))
