@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 from opentelemetry import trace
@@ -24,7 +23,6 @@ from tests.support.line import Line
 from tests.support.otlp_receiver import otlp_receiver
 from tests.support.otlp_receiver import said as told_by
 from tests.support.recorded_spans import (
-    RecordedSpans,
     id_of,
     parent_of,
     recorded_spans,
@@ -37,12 +35,6 @@ pytestmark = pytest.mark.live
 
 SLOW = "fixed@ttft=2"
 QUICK = "fixed@ttft=0.05,answer=Good%20day."
-
-
-@pytest.fixture
-def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordedSpans]:
-    with recorded_spans(monkeypatch) as recorded:
-        yield recorded
 
 
 async def call(*behaviours: str, tracing: bool = True, own_spans: bool = False) -> None:
@@ -60,8 +52,12 @@ async def call(*behaviours: str, tracing: bool = True, own_spans: bool = False) 
         await close(*members)
 
 
-async def test_race_is_in_the_turn_with_its_attempts_side_by_side(spans: RecordedSpans) -> None:
-    await call(SLOW, QUICK)
+async def test_race_is_in_the_turn_with_its_attempts_side_by_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Spans end when their requests did, although the outcome is known only later."""
+    with recorded_spans(monkeypatch) as spans:
+        await call(SLOW, QUICK)
     found = spans.of_providers("llm")
     (turn,), (race,) = spans.named("turn"), spans.named("race")
     assert parent_of(race) == id_of(turn)
@@ -75,11 +71,6 @@ async def test_race_is_in_the_turn_with_its_attempts_side_by_side(spans: Recorde
     assert "Quimby" not in race.to_json()
     assert "Good day" not in race.to_json()
 
-
-async def test_attempt_span_has_outcome_stages_and_tokens(spans: RecordedSpans) -> None:
-    """Spans end when their requests did, although the outcome is known only later."""
-    await call(SLOW, QUICK)
-    found, (race,) = spans.of_providers("llm"), spans.named("race")
     won, lost = said(found["b"]), said(found["a"])
     assert (lost["hedge.launch_reason"], lost["hedge.outcome"]) == ("primary", "superseded")
     assert (won["hedge.launch_reason"], won["hedge.outcome"]) == ("hedge", "won")
@@ -94,7 +85,6 @@ async def test_attempt_span_has_outcome_stages_and_tokens(spans: RecordedSpans) 
     for span in found.values():
         assert (race.start_time or 0) <= (span.start_time or 0)
         assert (span.start_time or 0) < (span.end_time or 0) < (race.end_time or 0)
-    assert ((found["b"].end_time or 0) - (race.start_time or 0)) / 1e9 >= won["hedge.ttft_secs"]
 
 
 @pytest.mark.parametrize("tracing", [True, False], ids=["Pipecat's tracing", "own spans"])

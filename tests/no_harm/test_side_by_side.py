@@ -26,7 +26,6 @@ pytestmark = [pytest.mark.realtime, pytest.mark.timeout(240)]
     [
         ("blip", 1.0),
         ("thinking", 0.6),
-        ("thinking_fallback", 0.6),
         ("neighbours", 1.0),
         ("blocked_loop", 0.6),
         ("busy_loop", 1.0),
@@ -41,18 +40,16 @@ def test_nothing_is_worse_than_with_the_bare_service(name: str, pace: float) -> 
         assert [result.figures(arm, "after").lost for arm in hedged] == [0] * len(hedged)
 
 
-@pytest.mark.parametrize("burners", [0, 2])
-def test_a_long_tail_is_cut_and_nothing_else_is_worse(burners: int) -> None:
-    result = asyncio.run(trace(pace=0.4, burners=burners))
+def test_a_long_tail_is_cut_and_nothing_else_is_worse() -> None:
+    result = asyncio.run(trace(pace=0.4, burners=2))
     _show(result)
     assert result.harms("hedged") == []
     slow = [result.figures(arm, "learned").slow_share for arm in BARE]
     assert result.figures("hedged", "learned").slow_share <= sum(slow) / 4
 
 
-@pytest.mark.parametrize("burners", [0, 2])
-def test_a_slow_spell_of_the_first_provider_is_hardly_noticed(burners: int) -> None:
-    result = asyncio.run(spell(burners=burners, after_secs=5.0))
+def test_a_slow_spell_of_the_first_provider_is_hardly_noticed() -> None:
+    result = asyncio.run(spell(burners=2, after_secs=5.0))
     _show(result)
     calm, slow = result.figures("hedged", "calm"), result.figures("hedged", "spell")
     assert slow.turns >= 300
@@ -63,7 +60,7 @@ def test_a_slow_spell_of_the_first_provider_is_hardly_noticed(burners: int) -> N
 
 
 def test_a_silent_provider_is_hardly_asked_and_comes_back() -> None:
-    result = asyncio.run(silent(silent_secs=30.0))
+    result = asyncio.run(silent(silent_secs=15.0))
     _show(result)
     calm, dead = result.figures("hedged", "calm"), result.figures("hedged", "silent")
     assert result.figures("hedged").lost == 0
