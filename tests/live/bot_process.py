@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
@@ -72,12 +71,7 @@ class BotProcess:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         await self.stop()
         if error is not None:
             error.add_note("the bot's output:\n" + "\n".join(self.lines[-40:]))

@@ -7,11 +7,9 @@ other once a second is played: their balances are evened out, and each knows how
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -30,6 +28,7 @@ from pipecat_hedge.race.events import (
     UsableToken,
 )
 from pipecat_hedge.service import ProviderStats
+from tests.support.virtual import VirtualTime
 
 PROVIDERS = {"first": "gpt-4.1", "second": "claude-haiku-4-5", "third": "gemini-3.6-flash"}
 ANSWER_SECS = 1.0
@@ -51,11 +50,10 @@ class Asked:
     race: Race
 
 
-class Crowd:
+class Crowd(VirtualTime):
     """Eight processes of forty callers, as in the drills: some 42 turns a second.
 
     Attributes:
-        now: The time, in seconds.
         slow: How many times as long each provider takes; infinite is one that hangs.
         queue_secs: How long each has everybody wait before that.
         began: When each turn began.
@@ -73,14 +71,12 @@ class Crowd:
         think_secs: float = 6.0,
         seed: int = 1,
     ):
+        super().__init__()
         self._policy, self._think_secs = policy, think_secs
         self._rng = random.Random(seed)
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
         self._backends = [Backend(name, model) for name, model in PROVIDERS.items()]
         self._processes = [ProviderStats() for _ in range(processes)]
         self._pots: dict[object, float] = {}
-        self.now = 0.0
         self.slow = dict.fromkeys(PROVIDERS, 1.0)
         self.queue_secs = dict.fromkeys(PROVIDERS, 0.0)
         self.began: list[float] = []
@@ -91,12 +87,6 @@ class Crowd:
             stats.fleet = cast("FleetSync", fleet)
             self._at(self._rng.uniform(0, think_secs), partial(self._begin, stats))
         self._at(1.0, self._share)
-
-    def run(self, until: float) -> None:
-        """Let time pass."""
-        while self._events[0][0] <= until:
-            self.now, _, act = heapq.heappop(self._events)
-            act()
 
     def worst(self, since: float, until: float, *, turns: int = 150) -> float:
         """Requests per turn in the stretch where they were most, replacements left out.
@@ -109,14 +99,8 @@ class Crowd:
         sent = sorted(at for at, reason in self.sent if reason in ("primary", "hedge"))
         worst = 0.0
         for second in range(math.ceil(since), math.floor(until)):
-            end = next(
-                (
-                    e
-                    for e in range(second, math.floor(until) + 1)
-                    if self._count(second, e) >= turns
-                ),
-                None,
-            )
+            ends = range(second, math.floor(until) + 1)
+            end = next((e for e in ends if self._count(second, e) >= turns), None)
             if end is not None:
                 asked = sum(second <= at < end for at in sent)
                 worst = max(worst, asked / self._count(second, end))
@@ -129,9 +113,6 @@ class Crowd:
 
     def _count(self, since: float, until: float) -> int:
         return sum(since <= at < until for at in self.began)
-
-    def _at(self, secs: float, act: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (secs, next(self._numbers), act))
 
     def _share(self) -> None:
         for stats in self._processes:

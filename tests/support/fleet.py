@@ -7,12 +7,11 @@ alone: what is seen is what breakers, limits and permits do.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -25,6 +24,7 @@ from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.race import Tier
 from pipecat_hedge.service import AdmissionMode
 from pipecat_hedge.service.admission import AdmissionSettings, admission_settings
+from tests.support.virtual import VirtualTime
 
 NAMES = ("a", "b", "c")
 STREAM_SECS = 0.4
@@ -103,7 +103,7 @@ class Server:
         return sum(begin <= at < end for at in self.asked_at) / (end - begin)
 
 
-class Fleet:
+class Fleet(VirtualTime):
     """Eight processes of forty callers, as in the drills; one caller in ten is a premium one.
 
     Attributes:
@@ -125,11 +125,10 @@ class Fleet:
     ):
         self._rng = random.Random(seed)
         self._mode: AdmissionMode = mode
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
+        super().__init__()
         self._told_before: list[dict[str, Finding]] = []
         self._stream_secs = stream_secs
-        self.now, self.hangs_up_at = 0.0, math.inf
+        self.hangs_up_at = math.inf
         self.told: list[Told] = []
         self.servers = {name: Server(capacity) for name in NAMES}
         self.processes = [AdmissionController(random.Random(n)) for n in range(processes)]
@@ -138,20 +137,11 @@ class Fleet:
             self._at(self._rng.uniform(0.0, 6.0), partial(self._ask, process, tier, number))
         self._at(1.0, self._share)
 
-    def run(self, until: float) -> None:
-        """Let time pass."""
-        while self._events and self._events[0][0] <= until:
-            self.now, _, act = heapq.heappop(self._events)
-            act()
-
     def turns(self, begin: float, end: float, tier: Tier | None = None) -> list[Told]:
         """The turns that began in between."""
         return [t for t in self.told if begin <= t.asked_at < end and tier in (None, t.tier)]
 
     # ---- a turn
-
-    def _at(self, secs: float, act: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (secs, next(self._numbers), act))
 
     def _ask(self, process: int, tier: Tier, session: int) -> None:
         if self.now >= self.hangs_up_at:

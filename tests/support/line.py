@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TypeVar
 
 from pipecat.clocks.base_clock import BaseClock
@@ -106,13 +105,8 @@ class Line:
         self._running = await asyncio.wait_for(run_worker(self._worker), 5)
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if exc is None:
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is None:
             await self._worker.queue_frame(EndFrame())
         else:
             await self._worker.cancel()

@@ -22,17 +22,15 @@ class OTLPReceiver:
 
     Attributes:
         port: Where it listens.
-        requests: The path, the content type and the key of each request.
+        requests: The path and the content type of each request.
         spans: The spans, in the order in which they came.
-        services: What the senders call themselves.
         raw: Everything that was sent, for looking for what must not be in it.
     """
 
     def __init__(self) -> None:
         self.port = 0
-        self.requests: list[tuple[str, str | None, str | None]] = []
+        self.requests: list[tuple[str, str | None]] = []
         self.spans: list[Span] = []
-        self.services: set[str] = set()
         self.raw = b""
 
     def take(self, handler: BaseHTTPRequestHandler) -> None:
@@ -40,11 +38,9 @@ class OTLPReceiver:
         body = handler.rfile.read(int(handler.headers["Content-Length"]))
         if handler.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
-        told = (handler.path, handler.headers["Content-Type"], handler.headers.get("x-key"))
-        self.requests.append(told)
+        self.requests.append((handler.path, handler.headers["Content-Type"]))
         self.raw += body
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-            self.services.add(str(said(resource.resource.attributes).get("service.name")))
             for scope in resource.scope_spans:
                 self.spans.extend(scope.spans)
         answer = ExportTraceServiceResponse().SerializeToString()

@@ -13,7 +13,6 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pytest
@@ -46,28 +45,21 @@ class PrometheusServer:
     Args:
         folder: Where it keeps its data.
         target: The address that serves the metrics, as ``127.0.0.1:9464``.
-        job: What the target is called.
     """
 
-    def __init__(self, folder: Path, target: str, job: str = "voice-bots"):
+    def __init__(self, folder: Path, target: str):
         self._folder = folder
         self._config = folder / "prometheus.yml"
         (folder / "rules.yml").write_text(shortened(RULES.read_text()))
-        self._config.write_text(
-            json.dumps(
-                {
-                    "global": {
-                        "scrape_interval": f"{SCRAPE_SECS * 1000:g}ms",
-                        "scrape_timeout": f"{SCRAPE_SECS * 1000:g}ms",
-                        "evaluation_interval": f"{SCRAPE_SECS * 1000:g}ms",
-                    },
-                    "rule_files": ["rules.yml"],
-                    "scrape_configs": [
-                        {"job_name": job, "static_configs": [{"targets": [target]}]}
-                    ],
-                }
-            )
-        )
+        often = f"{SCRAPE_SECS * 1000:g}ms"
+        names = ("scrape_interval", "scrape_timeout", "evaluation_interval")
+        scraped = {"job_name": "voice-bots", "static_configs": [{"targets": [target]}]}
+        config = {
+            "global": dict.fromkeys(names, often),
+            "rule_files": ["rules.yml"],
+            "scrape_configs": [scraped],
+        }
+        self._config.write_text(json.dumps(config))
 
     def __enter__(self) -> Self:
         with socket.socket() as probe:
@@ -88,17 +80,12 @@ class PrometheusServer:
         until = time.monotonic() + START_SECS
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > until:
-                self.__exit__(None, None, None)
+                self.__exit__()
                 raise RuntimeError("no Prometheus: " + (self._folder / "log").read_text()[-2000:])
             time.sleep(0.1)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
         self._log.close()
@@ -111,11 +98,6 @@ class PrometheusServer:
         """
         return self._get("query", query=expression)["result"]
 
-    def query_range(self, expression: str, start: float, end: float) -> list[dict[str, Any]]:
-        """What it was, each scrape's time from ``start`` to ``end``, in seconds since the epoch."""
-        times = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{SCRAPE_SECS}"}
-        return self._get("query_range", query=expression, **times)["result"]
-
     def firing(self) -> dict[str, dict[str, str]]:
         """The alerts that fire, by name, with their labels."""
         return {
@@ -126,12 +108,8 @@ class PrometheusServer:
 
     def complaints(self) -> list[str]:
         """What it had to say about the rules since it started: what it discarded, what failed."""
-        log = (self._folder / "log").read_text()
-        return [
-            line
-            for line in log.splitlines()
-            if 'component="rule manager"' in line and "err=" in line
-        ]
+        log = (self._folder / "log").read_text().splitlines()
+        return [each for each in log if 'component="rule manager"' in each and "err=" in each]
 
     def _is_ready(self) -> bool:
         try:

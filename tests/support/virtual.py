@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -16,6 +18,28 @@ from pipecat_hedge.race import Latency, Launch, Race, Slot, run_virtual
 from pipecat_hedge.service import ProviderStats
 
 Floats = npt.NDArray[np.float64]
+
+
+class VirtualTime:
+    """Runs events in the order of their times.
+
+    Attributes:
+        now: The time, in seconds.
+    """
+
+    def __init__(self) -> None:
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self.now = 0.0
+
+    def run(self, until: float) -> None:
+        """Let time pass."""
+        while self._events and self._events[0][0] <= until:
+            self.now, _, act = heapq.heappop(self._events)
+            act()
+
+    def _at(self, secs: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (secs, next(self._numbers), act))
 
 
 @dataclass
