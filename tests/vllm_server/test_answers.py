@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from pipecat.adapters.llm.schemas.tools_schema import ToolsSchema
 from pipecat.frames.frames import (
     FunctionCallResultFrame,
     LLMContextFrame,
-    LLMFullResponseEndFrame,
     LLMTextFrame,
     LLMThoughtEndFrame,
     LLMThoughtStartFrame,
@@ -145,45 +143,6 @@ async def test_a_tool_is_called_with_what_its_schema_allows(
     assert 1 <= ran[0].arguments["people"] <= 9
     assert ran[0].tool_call_id
     assert not line.errors
-
-
-async def test_several_calls_of_one_answer_all_run(vllm: VLLMProcess) -> None:
-    """Two calls that the server reads out of one answer run both, each with its own arguments."""
-    calls = [
-        json.dumps({"name": "ask_kitchen", "arguments": {"dish": dish}})
-        for dish in ("fish", "soup")
-    ]
-    text = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
-    ran: list[tuple[Any, str]] = []
-
-    async def ask(params: FunctionCallParams) -> None:
-        ran.append((params.arguments["dish"], params.tool_call_id))
-        await params.result_callback({"there": True})
-
-    llm = service(vllm, structured_outputs={"choice": [text]})
-    llm.register_function("ask_kitchen", ask)
-    async with Line(llm) as line:
-        await line.send(LLMContextFrame(talk("auto")))
-        await line.until(lambda: len(line.frames(FunctionCallResultFrame)) == 2)
-    assert sorted(dish for dish, _ in ran) == ["fish", "soup"]
-    assert len({call_id for _, call_id in ran}) == 2
-
-
-async def test_a_call_that_is_cut_off_does_not_run(vllm: VLLMProcess) -> None:
-    """An answer that reaches max_tokens inside a call is an error, and no tool runs."""
-    settings = VLLMService.Settings(max_tokens=6)
-    llm = VLLMService(base_url=vllm.base_url, strict_tools=True, settings=settings)
-    ran: list[FunctionCallParams] = []
-
-    async def book(params: FunctionCallParams) -> None:
-        ran.append(params)
-
-    llm.register_function("book_table", book)
-    async with Line(llm) as line:
-        await line.send(LLMContextFrame(talk(BOOK)))
-        await line.until(lambda: bool(line.frames(LLMFullResponseEndFrame)))
-    assert not ran
-    assert "raise max_tokens" in line.errors[0].error
 
 
 async def test_a_one_shot_inference_is_free_of_reasoning(vllm: VLLMProcess) -> None:

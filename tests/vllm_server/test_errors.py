@@ -14,15 +14,6 @@ from tests.support.line import Line
 pytestmark = pytest.mark.vllm
 
 
-async def test_a_model_that_is_not_served(vllm: VLLMProcess) -> None:
-    """The error names the models that are."""
-    settings = VLLMService.Settings(model="large")
-    async with Line(VLLMService(base_url=vllm.base_url, settings=settings)) as line:
-        await line.ask()
-    assert f"model large is not served at {vllm.base_url}; served: tiny" in line.errors[0].error
-    assert line.errors[0].category is ErrorCategory.INVALID_REQUEST
-
-
 async def test_a_prompt_that_is_too_long(vllm: VLLMProcess) -> None:
     """The error has both lengths, and the service stays usable: the next prompt may be shorter."""
     llm = VLLMService(base_url=vllm.base_url)
