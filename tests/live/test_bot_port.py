@@ -99,8 +99,6 @@ async def test_sessions_are_few_and_go_when_nobody_connects(
 
         assert sorted(await asyncio.gather(*(call() for _ in range(8)))) == [200] * 3 + [503] * 5
         assert await call() == 503
-        await asyncio.sleep(10.0)
-        assert await call() == 503
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await call() == 503:
                 await asyncio.sleep(1.0)
