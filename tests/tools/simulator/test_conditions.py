@@ -1,4 +1,4 @@
-"""The bounded capacity and the counts of arrivals."""
+"""The bounded capacity."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from pipecat_hedge.tools.simulator import conditions
-from pipecat_hedge.tools.simulator.conditions import Arrivals, Capacity
+from pipecat_hedge.tools.simulator.conditions import Capacity
 
 
 class Requests:
@@ -94,32 +93,3 @@ async def test_never_more_than_the_limit(seed: int) -> None:
             await asyncio.sleep(rng.random() / 2)
     await asyncio.gather(*tasks, return_exceptions=True)
     assert (requests.most, requests.left) == (3, (0, 0))
-
-
-def arrivals_at(*times: float) -> Arrivals:
-    arrivals = Arrivals(times[0])
-    for at_secs in times:
-        arrivals.add(at_secs)
-    return arrivals
-
-
-@pytest.mark.parametrize(
-    ("since", "now", "counts"),
-    [
-        (0, 68_042.9, (68_040, [2, 0])),
-        (68_041, 68_044.0, (68_041, [0, 2, 0])),
-        (99_999, 68_044.0, (68_044, [])),
-    ],
-)
-def test_arrivals_are_counted_by_second(
-    since: int, now: float, counts: tuple[int, list[int]]
-) -> None:
-    """The running second is left out; the first one is that of the start."""
-    arrivals = arrivals_at(68_040.1, 68_040.9, 68_042.0, 68_042.5)
-    assert arrivals.since(since, now) == counts
-
-
-def test_old_arrivals_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conditions, "KEPT_SECS", 4)
-    arrivals = arrivals_at(0.5, 1.5, 2.5, 3.5, 4.5, 5.5)
-    assert arrivals.since(0, 5.9) == (2, [1, 1, 1])
