@@ -27,6 +27,7 @@ def ran(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
             status: object = main([*map(str, arguments)])
         except SystemExit as ended:
             status = ended.code
-        return Ran(status, *capsys.readouterr())
+        out, err = capsys.readouterr()
+        return Ran(status, out, err)
 
     return run

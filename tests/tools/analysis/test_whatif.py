@@ -112,11 +112,12 @@ def test_a_second_provider_is_hedged_to() -> None:
     answer = asked(*file)
     assert (answer.first, answer.second) == ("claude", "local")
     assert answer.outcome("adaptive(5 %)").percentiles["p99"] < 0.9
-    for chosen, expected in (
-        ({"first": "local"}, ("local", "claude")),
-        ({"second": "claude"}, ("claude", "claude")),
+    for first, second, expected in (
+        ("local", None, ("local", "claude")),
+        (None, "claude", ("claude", "claude")),
     ):
-        turned = asked(*file, question=Question(budgets=(), min_turns=1, **chosen))
+        question = Question(first, second, budgets=(), min_turns=1)
+        turned = asked(*file, question=question)
         assert (turned.first, turned.second) == expected
     with pytest.raises(HedgeError, match="second: 'gpt' was not measured; measured: claude, local"):
         asked(*file, question=Question(second="gpt"))

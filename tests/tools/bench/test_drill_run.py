@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import pytest
 
 from pipecat_hedge import cli
 from pipecat_hedge.race import HedgeError
+from pipecat_hedge.tools.bench.drill import has_redis
 from pipecat_hedge.tools.bench.drill.figures import figures
-from pipecat_hedge.tools.bench.drill.redis_process import RedisProcess, has_redis
 from pipecat_hedge.tools.bench.drill.running import Fleet, run_drill
 from pipecat_hedge.tools.bench.drill.scenarios import FIRST, PROVIDERS, VARIANTS, Drill, Event
 
@@ -31,7 +30,6 @@ DOWN = Drill(
     broken=FIRST,
     models=dict.fromkeys(PROVIDERS, "fixed?ttft=0.1&tps=1000"),
 )
-needs_redis = pytest.mark.skipif(not has_redis(), reason="redis-server is not installed")
 
 
 def test_the_bare_service_goes_down_with_its_provider():
@@ -76,7 +74,7 @@ def test_the_hedged_service_loses_no_turn():
     assert {turn.premium for turn in record.turns} == {True, False}
 
 
-@needs_redis
+@pytest.mark.skipif(not has_redis(), reason="redis-server is not installed")
 def test_a_lost_redis_and_a_killed_worker_disturb_no_other_caller():
     events = (Event(1.5, "kill_redis"), Event(3.0, "kill_worker"), Event(4.0, "start_redis"))
     drill = replace(DOWN, events=events, ends=False, hedged_secs=6.0, broken=())
@@ -86,30 +84,6 @@ def test_a_lost_redis_and_a_killed_worker_disturb_no_other_caller():
     assert any(turn.premium for turn in record.turns)
     assert not any(turn.premium for turn in record.turns if turn.at > 3.5)
     assert any(turn.at > 3.5 for turn in record.turns)
-
-
-@needs_redis
-def test_redis_process_starts_empty_and_can_hang():
-    def ask(redis: RedisProcess, command: bytes, secs: float = 5.0) -> bytes:
-        with socket.create_connection(("127.0.0.1", redis.port), secs) as sock:
-            sock.sendall(command + b"\r\n")
-            return sock.recv(100)
-
-    with RedisProcess() as redis:
-        assert redis.url == f"redis://127.0.0.1:{redis.port}"
-        assert ask(redis, b"SET a 1") == b"+OK\r\n"
-        redis.hang()
-        with pytest.raises(TimeoutError):
-            ask(redis, b"GET a", 0.2)
-        redis.go_on()
-        assert redis.control.get("a") == "1"
-        redis.kill()
-        with pytest.raises(ConnectionRefusedError):
-            ask(redis, b"GET a")
-        redis.start()
-        assert redis.control.get("a") is None
-    with pytest.raises(ConnectionRefusedError):
-        ask(redis, b"PING")
 
 
 def test_an_interrupt_ends_every_process():

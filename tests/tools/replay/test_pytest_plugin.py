@@ -153,30 +153,6 @@ def test_ended_run_leaves_no_bot(pytester: pytest.Pytester, number: signal.Signa
     assert bot.left == []
 
 
-def test_function_answers_in_the_tests_process(pytester: pytest.Pytester) -> None:
-    """What it raises fails the test, with its name."""
-    result = run(
-        pytester,
-        """
-from tests.tools.replay.pipecat_bot import bot
-
-async def broken(runner_args):
-    raise LookupError("no such voice")
-
-@pytest.mark.voice_bot(bot, greeting_secs=0)
-async def test_answers(caller):
-    turn = await caller.say("hours.flac")
-    assert turn.answer_text == "We close at nine."
-
-@pytest.mark.voice_bot(bot=broken)
-async def test_raises(caller):
-    pass
-""",
-    )
-    result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["*BotFailed: the bot raised LookupError: no such voice"])
-
-
 def test_session_fixture_shares_one_bot(pytester: pytest.Pytester) -> None:
     """A bot that runs already is called where it is, and goes on running."""
     result = run(
@@ -208,6 +184,22 @@ def test_command_line_goes_before_the_configuration(pytester: pytest.Pytester) -
     result.stdout.fnmatch_lines(["*BotFailed: no-such-bot cannot be run*correct the bot's command"])
 
 
+def test_what_a_function_raises_fails_the_test(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+async def broken(runner_args):
+    raise LookupError("no such voice")
+
+@pytest.mark.voice_bot(bot=broken)
+async def test_raises(caller):
+    pass
+""",
+    )
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*BotFailed: the bot raised LookupError: no such voice"])
+
+
 def test_wrong_marker_is_refused_without_a_traceback(pytester: pytest.Pytester) -> None:
     wrong = {
         "usefixtures()": "no voice bot is named: return a command*",
@@ -225,30 +217,3 @@ def test_wrong_marker_is_refused_without_a_traceback(pytester: pytest.Pytester) 
     result.assert_outcomes(errors=len(wrong))
     result.stdout.fnmatch_lines([*wrong.values()])
     result.stdout.no_fnmatch_line("*Traceback*")
-
-
-def test_without_pytest_asyncio_only_calls_fail(pytester: pytest.Pytester) -> None:
-    pytester.makeini("[pytest]\nfilterwarnings = error\n")
-    tests = "def test_nothing(): pass\ndef test_call(caller): pass\n"
-    options = ("-p", "no:asyncio", "-W", "ignore::pytest.PytestConfigWarning")
-    result = run(pytester, tests, *options)
-    result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["the fixture caller needs pytest-asyncio: pip install*"])
-    result.stdout.no_fnmatch_line("*turns with voice bots*")
-
-
-def test_plugin_and_face_import_nothing_heavy(pytester: pytest.Pytester) -> None:
-    """The plugin is loaded in every test run; what makes calls is not."""
-    result = run(
-        pytester,
-        """
-import sys
-import pipecat_hedge.tools.replay
-
-def test_nothing():
-    assert "pipecat_hedge.tools.replay.pytest_plugin" in sys.modules
-    heavy = {"pipecat", "aiortc", "aiohttp", "numpy", "rich", "loguru", "jinja2"}
-    assert not heavy & sys.modules.keys()
-""",
-    )
-    result.assert_outcomes(passed=1)

@@ -106,7 +106,7 @@ def test_stages_come_out_in_their_order(turns: list[tuple[list[float], set[str]]
     ],
 )
 def test_pacing_names_the_machine_that_fell_behind(
-    late: list[dict[str, float]], pacing: str | None
+    late: list[dict[str, Any]], pacing: str | None
 ) -> None:
     summary = summarise([turn(**fields) for fields in late])
     assert summary.kept_up is (pacing is None)

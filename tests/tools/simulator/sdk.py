@@ -16,7 +16,7 @@ from openai import AsyncOpenAI
 
 from pipecat_hedge.tools.simulator import Simulator
 
-PARAMETERS = {
+PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {"party_size": {"type": "integer"}, "time": {"type": "string"}},
 }

@@ -1,4 +1,4 @@
-"""The bounded capacity and the counts of arrivals."""
+"""The bounded capacity."""
 
 from __future__ import annotations
 

@@ -43,10 +43,6 @@ def test_quantile_rises_and_survival_is_its_inverse(name: str):
     assert profile.survival(profile.max_secs) == 0
 
 
-def test_every_profile_but_fixed_is_published():
-    assert set(PROFILES) == {*PUBLISHED_MS, "fixed"}
-
-
 @pytest.mark.parametrize("p", [-0.1, 1.1])
 def test_quantile_refuses_what_is_no_probability(p: float):
     with pytest.raises(ValueError, match="p must be between 0 and 1"):

@@ -7,11 +7,15 @@ from typing import Any
 
 import aiohttp
 import pytest
+from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
+from pipecat.adapters.llm.schemas.tools_schema import ToolsSchema
+from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge.policy import PROFILES
 from pipecat_hedge.tools.simulator import Simulator
+from tests.support.simulated import WIRES, close, simulated
 
-from .sdk import AnthropicSdk, OpenAISdk, Sdk
+from .sdk import PARAMETERS, AnthropicSdk, OpenAISdk, Sdk
 
 pytestmark = pytest.mark.live
 
@@ -124,54 +128,27 @@ async def test_anthropic_stream_in_detail(sim: Simulator):
     assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
 
 
-TOOL = {"name": "book_table"}
-AFTER_TOOL = {
-    OPENAI: {
-        "model": FAST,
-        "messages": [
-            {"role": "user", "content": BOOKING},
-            {"role": "assistant", "tool_calls": [{"id": "c", "function": {**TOOL}}]},
-            {"role": "tool", "tool_call_id": "c", "content": '{"ok": true}'},
-        ],
-        "tools": [{"type": "function", "function": TOOL}],
-    },
-    ANTHROPIC: {
-        "model": FAST,
-        "max_tokens": 100,
-        "messages": [
-            {"role": "user", "content": BOOKING},
-            {"role": "assistant", "content": [{"type": "tool_use", "id": "c", **TOOL}]},
-            {
-                "role": "user",
-                "content": [{"type": "tool_result", "tool_use_id": "c", "content": "booked"}],
-            },
-        ],
-        "tools": [TOOL],
-    },
-    GOOGLE: {
-        "contents": [
-            {"role": "user", "parts": [{"text": BOOKING}]},
-            {"role": "model", "parts": [{"functionCall": TOOL}]},
-            {
-                "role": "user",
-                "parts": [{"functionResponse": {**TOOL, "response": {"ok": True}}}],
-            },
-        ],
-        "tools": [{"functionDeclarations": [TOOL]}],
-    },
-}
-
-
-@pytest.mark.parametrize("path", AFTER_TOOL)
-async def test_a_tool_result_is_confirmed(sim: Simulator, path: str):
-    """After the tool's result the model speaks."""
-    _, text = await post(sim, path, AFTER_TOOL[path])
-    assert "table for two at seven" in text
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_tool_result_is_confirmed(sim: Simulator, wire: str):
+    """Pipecat's services bring it, each in its wire format; after it the model speaks."""
+    call = {"id": "c", "type": "function", "function": {"name": "book_table", "arguments": "{}"}}
+    messages: list[Any] = [
+        {"role": "user", "content": BOOKING},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": '{"ok": true}'},
+    ]
+    tool = FunctionSchema("book_table", "Books a table.", PARAMETERS["properties"], [])
+    tools = ToolsSchema(standard_tools=[tool])
+    llm = simulated(wire, sim, FAST)
+    answer = await llm.run_inference(LLMContext(messages, tools))
+    await close(llm)
+    assert "table for two at seven" in (answer or "")
 
 
 async def test_tool_choice_none_calls_no_tool(sim: Simulator):
-    request = {**AFTER_TOOL[OPENAI], "tool_choice": "none"}
-    _, text = await post(sim, OPENAI, {**request, "messages": request["messages"][:1]})
+    tool = {"type": "function", "function": {"name": "book_table"}}
+    body = {"model": FAST, "messages": [{"role": "user", "content": BOOKING}], "tools": [tool]}
+    _, text = await post(sim, OPENAI, {**body, "tool_choice": "none"})
     assert json.loads(text)["choices"][0]["message"]["content"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import pty
@@ -11,8 +12,8 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Self
 
 import pyte
 import pytest
@@ -24,26 +25,22 @@ from tests.telemetry.test_live import hedged
 pytestmark = pytest.mark.live
 
 WAIT_SECS = 30.0
-ENV = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "", "LINES": ""}
+ENV = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+ENV["TERM"] = "xterm-256color"
 TOP = [sys.executable, "-m", "pipecat_hedge.cli", "top", "--every", "0.1"]
 
 
 class Terminal:
-    """A pseudo-terminal in which a command runs."""
+    """The command in a pseudo-terminal."""
 
     def __init__(self, *arguments: str, width: int = 120, height: int = 30):
         self.screen = pyte.Screen(width, height)
         self._stream = pyte.ByteStream(self.screen)
         self._parent, child = pty.openpty()
         fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-        env = {name: value for name, value in ENV.items() if value}
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), child)
         self.process = subprocess.Popen(
-            [*TOP, *arguments],
-            stdin=child,
-            stdout=child,
-            stderr=child,
-            env=env,
-            start_new_session=True,
+            [*TOP, *arguments], **streams, env=ENV, start_new_session=True
         )
         os.close(child)
         os.set_blocking(self._parent, False)
@@ -57,12 +54,8 @@ class Terminal:
                 while not seen(text := "\n".join(self.screen.display)):
                     await changed.wait()
                     changed.clear()
-                    try:
+                    with contextlib.suppress(BlockingIOError):
                         self._stream.feed(os.read(self._parent, 65536))
-                    except BlockingIOError:
-                        continue
-                    except OSError:  # the other end is closed
-                        break
         except TimeoutError:
             pytest.fail("not seen; the screen was:\n" + "\n".join(self.screen.display))
         finally:
@@ -75,20 +68,14 @@ class Terminal:
         await asyncio.to_thread(self.process.wait, 10)
         return self.process.returncode
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
         os.close(self._parent)
-
-
-@contextmanager
-def terminal(*arguments: str, width: int = 120, height: int = 30) -> Iterator[Terminal]:
-    shown = Terminal(*arguments, width=width, height=height)
-    try:
-        yield shown
-    finally:
-        shown.close()
 
 
 async def test_a_bot_in_a_terminal() -> None:
@@ -97,7 +84,7 @@ async def test_a_bot_in_a_terminal() -> None:
     feed.watch(llm)
     async with LiveServer(feed) as server, Line(llm) as line:
         port = int(server.url.rpartition(":")[2])
-        with terminal(server.url) as shown:
+        with Terminal(server.url) as shown:
             await shown.until(lambda text: "no turn yet" in text)
             await line.ask()
             text = await shown.until(lambda text: "quick won, hedge at 5" in text)
@@ -116,7 +103,7 @@ async def test_a_bot_in_a_terminal() -> None:
 async def test_several_bots_in_a_narrow_terminal() -> None:
     """One is away, and it still fits."""
     async with LiveServer(LiveFeed("here")) as server:
-        with terminal(server.url, "http://127.0.0.1:9", width=44, height=20) as shown:
+        with Terminal(server.url, "http://127.0.0.1:9", width=44, height=20) as shown:
             text = await shown.until(lambda text: "is away" in text and "1 of 2 bots" in text)
             assert all(len(row) <= 44 for row in text.splitlines())
             assert await shown.ended(signal.SIGTERM) == 0
