@@ -14,6 +14,7 @@ from pipecat.services.llm_service import LLMService
 from pipecat.services.openai.llm import OpenAILLMService
 
 from pipecat_hedge.race import AttemptError
+from pipecat_hedge.race.driver import AttemptSink
 from pipecat_hedge.service.service_adapter import Piece, ToolCalls
 from pipecat_hedge.tools.simulator import Simulator, SimulatorProcess
 
@@ -65,7 +66,7 @@ async def close(*llms: LLMService[Any]) -> None:
 
 
 @dataclass
-class PostedPieces:
+class PostedPieces(AttemptSink[Piece]):
     """Collects what one attempt of a service posts."""
 
     usable: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
