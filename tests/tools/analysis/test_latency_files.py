@@ -181,7 +181,7 @@ def test_a_log_as_one_list(tmp_path: Path) -> None:
 
 def test_prices_follow_from_what_requests_cost(tmp_path: Path) -> None:
     """Exactly where prompts differ in size; where all are alike they come to the same dollars."""
-    alike = {"input_tokens": 1000, "output_tokens": 10}
+    alike: dict[str, Any] = {"input_tokens": 1000, "output_tokens": 10}
     lines = [
         turn(
             attempt("a", 0.5, input_tokens=i, output_tokens=o, usd=(2 * i + 8 * o) / 1e6),
