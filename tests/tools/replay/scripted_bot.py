@@ -10,7 +10,7 @@ import contextlib
 import fractions
 import json
 from collections.abc import Callable
-from types import TracebackType
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -63,6 +63,7 @@ class Voice(MediaStreamTrack):
         return frame
 
 
+@dataclass
 class ScriptedBot:
     """Answers every turn after a delay; falls silent when it is spoken to.
 
@@ -71,43 +72,27 @@ class ScriptedBot:
         url: Where it is, once entered.
     """
 
-    def __init__(
-        self,
-        delay_secs: Callable[[int], float] = lambda turn: 0.3,
-        *,
-        speaks_secs: float = 1.0,
-        answers: bool = True,
-        messages: Callable[[int], list[dict[str, Any]]] = lambda turn: [],
-        when_interrupted: dict[str, Any] | None = None,
-        hangs_up_after: int | None = None,
-        port: int | None = None,
-    ):
-        self._delay_secs = delay_secs
-        self._speaks_secs = speaks_secs
-        self._answers = answers
-        self._messages = messages
-        self._when_interrupted = when_interrupted
-        self._hangs_up_after = hangs_up_after
-        self._port = port
-        self._calls: list[RTCPeerConnection] = []
-        self._scope = TaskScope()
-        self.voices: list[Voice] = []
-        self.url = ""
+    delay_secs: Callable[[int], float] = lambda turn: 0.3
+    _: KW_ONLY
+    speaks_secs: float = 1.0
+    answers: bool = True
+    messages: Callable[[int], list[dict[str, Any]]] = lambda turn: []
+    when_interrupted: dict[str, Any] | None = None
+    hangs_up_after: int | None = None
+    port: int | None = None
 
     async def __aenter__(self) -> Self:
+        self.voices: list[Voice] = []
+        self._calls: list[RTCPeerConnection] = []
+        self._scope = TaskScope()
         app = web.Application()
         app.router.add_post("/api/offer", self._offer)
-        self._server = TestServer(app, port=self._port)
+        self._server = TestServer(app, port=self.port)
         await self._server.start_server()
         self.url = str(self._server.make_url(""))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for call in self._calls:
             await call.close()
         await self._scope.close()
@@ -147,17 +132,17 @@ class ScriptedBot:
                 samples = frame.to_ndarray().reshape(-1, len(frame.layout.channels))[:, 0]
                 if np.abs(samples.astype(np.int32)).max() > max(CALLER_LEVEL, BOT_LEVEL):
                     last_loud = now
-                    if self._when_interrupted and voice.speaks[0] <= now < voice.speaks[1]:
-                        channels[0].send(json.dumps(self._when_interrupted))
+                    if self.when_interrupted and voice.speaks[0] <= now < voice.speaks[1]:
+                        channels[0].send(json.dumps(self.when_interrupted))
                     voice.speaks = (0.0, 0.0)
                 elif last_loud is not None and now - last_loud >= HUSH_SECS:
                     last_loud = None
                     turn += 1
-                    if self._hangs_up_after is not None and turn > self._hangs_up_after:
+                    if self.hangs_up_after is not None and turn > self.hangs_up_after:
                         await call.close()
                         return
-                    if self._answers:
-                        begins = now + self._delay_secs(turn)
-                        voice.speaks = (begins, begins + self._speaks_secs)
-                    for message in self._messages(turn):
+                    if self.answers:
+                        begins = now + self.delay_secs(turn)
+                        voice.speaks = (begins, begins + self.speaks_secs)
+                    for message in self.messages(turn):
                         channels[0].send(json.dumps(message))
