@@ -83,6 +83,7 @@ async def beyond_the_edge(page: Page, width: int, height: int) -> list[str]:
     return await page.eval_on_selector_all(
         "main *",
         """found => found
+          .filter((one) => !one.closest(".phrases")) // which can be scrolled
           .filter((one) => one.getBoundingClientRect().right > innerWidth)
           .map((one) => `${one.className}: ${one.textContent}`)""",
     )
@@ -105,12 +106,12 @@ async def test_a_call(tmp_path: Path) -> None:
             await page.click("#connect")
             await page.wait_for_selector("#state[data-state=connected]")
             await heard_more(page, 0.0)  # the greeting, which the question interrupts
-            greeting = page.locator("#turns .turn", has_text="Turn 1")
+            greeting = page.locator("#turns .turn", has_text="Greeting")
             await greeting.wait_for()
             await page.wait_for_selector("#turns .turn.interrupted")
 
             # The question is answered.
-            turn = page.locator("#turns .turn", has_text="Turn 2")
+            turn = page.locator("#turns .turn", has_text="Turn 1")
             await turn.wait_for()
             await heard_more(page, await energy(page))
             assert await turn.get_attribute("data-outcome") == "answered"
@@ -135,21 +136,67 @@ async def test_a_call(tmp_path: Path) -> None:
 
             # And is answered again.
             silent_at = await energy(page)
-            await page.locator("#turns .turn", has_text="Turn 3").wait_for()
+            await page.locator("#turns .turn", has_text="Turn 2").wait_for()
             await heard_more(page, silent_at)
             await figure(page, FIRST, "superseded", "3")
             await figure(page, SECOND, "won", "3")
             p50, p95 = [await figure(page, SECOND, name) for name in ("p50", "p95")]
-            assert 0 < int(p50) < int(p95)
-            assert (await figure(page, SECOND, "assumed")).endswith("%")
+            assert 0 < float(p50) < float(p95)
+            basis = page.locator(f"#providers [data-provider='{SECOND}'] .basis")
+            assert (await basis.inner_text()).endswith("% assumed")
             so_far = await page.locator("#so-far dd").all_inner_texts()
-            assert so_far[2::3] == ["3\u00a0races", "2\u00a0turns"]
+            assert so_far[2::3] == ["3\u00a0answers", "2\u00a0answers"]
 
             assert await beyond_the_edge(page, 390, 844) == []
             assert await beyond_the_edge(page, 1280, 800) == []
 
             await page.click("#connect")
             await page.wait_for_selector("#state[data-state=idle]")
+
+
+async def test_hang_button_shows_a_hedge_that_wins(tmp_path: Path) -> None:
+    """The bench needs no call; the last turn is on a telephone's first screen."""
+    said = [BEFORE_SECS, recording("open-sunday"), LATER_SECS]
+    microphone = write_microphone(tmp_path / "microphone.wav", said)
+    models = "fixed?ttft=0.2 claude-haiku-4-5?ttft=0.3"
+    first, second = "openai:fixed", "anthropic:claude-haiku-4-5"
+    async with (
+        BotProcess(SIMULATED_MODELS=models, HEDGE_POLICY="after:0.5", TURN_DETECTION="0.2") as bot,
+        browsing(microphone, viewport={"width": 390, "height": 844}) as context,
+    ):
+        page = await opened(context, bot.url)
+        with no_complaints(page):
+            row = page.locator(f".bench-row[data-provider='{first}']")
+            await row.locator("[data-behaviour=hang]").click()
+            await row.locator("[data-behaviour=hang][aria-pressed=true]").wait_for()
+            await page.click("#connect")
+            turn = page.locator("#turns .turn", has_text="Turn 1")
+            await turn.wait_for()
+            assert await turn.locator(".turn-winner").inner_text() == second
+            assert await turn.locator(".attempt.superseded").inner_text() != ""
+            assert "hedge" in await turn.locator(".attempt.won").inner_text()
+            chart = await turn.locator(".chart").bounding_box()
+            assert chart is not None
+            assert chart["y"] + chart["height"] < 844
+            await row.locator("[data-behaviour=well]").click()
+            await row.locator("[data-behaviour=well][aria-pressed=true]").wait_for()
+        ledger = await bot.ledger()
+    assert {request["fault"] for request in ledger["requests"]} == {"hang", None}
+
+
+async def test_failed_reconnect_keeps_the_last_call(tmp_path: Path) -> None:
+    microphone = write_microphone(tmp_path / "microphone.wav", [60.0])
+    async with BotProcess() as bot, browsing(microphone) as context:
+        page = await opened(context, bot.url)
+        await page.click("#connect")
+        await page.locator("#turns .turn", has_text="Greeting").wait_for()
+        await page.click("#connect")
+        await page.wait_for_selector("#state[data-state=idle]")
+        await page.route("**/api/offer", lambda route: route.abort())
+        await page.click("#connect")
+        await page.wait_for_selector("#error:not([hidden])")
+        assert await page.locator("#turns .turn").count() == 1
+        assert "primary" in (await page.get_attribute("#connect", "class") or "")
 
 
 async def figure(page: Page, provider: str, name: str, text: str = "") -> str:
@@ -238,6 +285,7 @@ async def test_what_the_page_computes(subtests: pytest.Subtests) -> None:
             with subtests.test("the call so far"):
                 unheard = RACE | {"voice_to_voice_secs": None, "ttft_secs": 0.3}
                 failed = RACE | {"outcome": "failed", "ttft_secs": None}
+                after_tool = RACE | {"continues": True}
                 summary = await page.evaluate(
                     """async (races) => {
                       const { CallFigures } = await import("/page/figures.js");
@@ -245,27 +293,37 @@ async def test_what_the_page_computes(subtests: pytest.Subtests) -> None:
                       for (const race of races) figures.count(race);
                       return figures.summary;
                     }""",
-                    [RACE, unheard, failed],
+                    [RACE, unheard, failed, *[after_tool] * 19],
                 )
                 assert summary == {
-                    "ttft": {"count": 2, "p50_secs": 0.3, "p95_secs": 1.1},
-                    "voiceToVoice": {"count": 1, "p50_secs": 2.0, "p95_secs": 2.0},
+                    "ttft": {"count": 2, "p50_secs": 0.3, "tail": "longest", "tail_secs": 1.1},
+                    "voiceToVoice": {
+                        "count": 20,
+                        "p50_secs": 2.0,
+                        "tail": "p95",
+                        "tail_secs": 2.0,
+                    },
                 }
 
             with subtests.test("the SLOs"):
                 await page.evaluate(
                     """async (slos) => {
                       const { SlosView } = await import("/page/slos.js");
-                      const place = document.getElementById("slos");
-                      new SlosView(place).show({ slos });
+                      const [place, summary, cards] = ["slos", "slos-summary", "slo-cards"].map(
+                        (id) => document.getElementById(id),
+                      );
+                      const view = new SlosView({ place, summary, cards });
+                      view.show({ slos: slos.map((slo) => ({ ...slo, turns: 19 })) });
+                      if (place.open) throw new Error("19 turns are too few to unfold the SLOs");
+                      view.show({ slos });
                     }""",
                     SLOS,
                 )
                 told = await page.locator("#slos .slo").all_inner_texts()
                 assert [" ".join(words.split()) for words in told] == [
-                    "premium: first token within 800 ms 90 % of 95 % 200 turns in 3 d "
+                    "premium: first token within 0.80 s 90 % of 95 % 200 turns in 3 d "
                     "budget overspent 2.0× 5 min 14× 3 d 2.0×",
-                    "standard: voice to voice within 1500 ms – of 99.9 % 0 turns in 3 d "
+                    "standard: voice to voice within 1.50 s – of 99.9 % 0 turns in 3 d "
                     "budget 100 % left 5 min – 3 d –",
                 ]
                 kinds = await page.eval_on_selector_all(
@@ -305,10 +363,10 @@ async def test_what_the_page_computes(subtests: pytest.Subtests) -> None:
                     assert found == pytest.approx([100 * left / scale, 100 * width / scale])
                 moments = await page.locator("#chart .moments li").all_inner_texts()
                 assert [words.replace("\u00a0", " ") for words in moments] == [
-                    "LLM called 500 ms",
-                    "first sound, a filler 1000 ms",
-                    "committed 1750 ms",
-                    "answer heard 2000 ms",
+                    "LLM called 0.50 s",
+                    "first sound, a filler 1.00 s",
+                    "committed 1.75 s",
+                    "answer heard 2.00 s",
                 ]
 
 

@@ -293,3 +293,21 @@ def test_a_signal_stops_it_with_open_streams(number: signal.Signals) -> None:
         _, errors = process.communicate(timeout=10)
     assert process.returncode == 0
     assert "Traceback" not in errors
+
+
+async def test_conditions_of_one_model_leave_others_alone(
+    sim: Simulator, session: aiohttp.ClientSession
+) -> None:
+    address = f"{sim.url}/simulator/conditions?model=gpt-4.1"
+    async with session.post(address, json={"fault": "529"}) as response:
+        assert response.status == 200
+    for model, status in (("gpt-4.1", 529), ("fixed", 200)):
+        await ask(session, sim, model)
+        assert sim.ledger.requests[-1].status == status
+    async with session.get(address) as response:
+        assert await response.json() == {"fault": "529"}
+    for conditions in ({"capacity": 1}, {"fault": "oops"}):
+        async with session.post(address, json=conditions) as response:
+            assert response.status == 400
+    async with session.post(f"{address}-mega", json={}) as response:
+        assert response.status == 400

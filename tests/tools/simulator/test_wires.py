@@ -218,3 +218,25 @@ async def test_the_ledger_keeps_no_key_and_no_text(sim: Simulator):
     kept = json.dumps(sim.ledger.as_dict())
     assert "sk-secret" not in kept
     assert "Rumpelstiltskin" not in kept
+
+
+@pytest.mark.parametrize("wire", ["anthropic", "google"])
+async def test_question_after_the_greeting_is_answered(sim: Simulator, wire: str) -> None:
+    """Clients merge the instruction to greet with what the caller said over the greeting."""
+    texts = [{"text": "Greet the caller in one sentence."}, {"text": "Do you deliver?"}]
+    path, body = {
+        "anthropic": (
+            ANTHROPIC,
+            {
+                "model": FAST,
+                "max_tokens": 99,
+                "messages": [
+                    {"role": "user", "content": [{"type": "text", **text} for text in texts]}
+                ],
+            },
+        ),
+        "google": (GOOGLE, {"contents": [{"role": "user", "parts": texts}]}),
+    }[wire]
+    status, answer = await post(sim, path, body)
+    assert status == 200
+    assert DELIVERY in answer
