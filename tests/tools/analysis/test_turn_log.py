@@ -110,11 +110,5 @@ def test_turns_of_several_logs_are_in_the_order_of_time(tmp_path: Path) -> None:
 
 def test_a_file_without_a_turn_is_refused(tmp_path: Path) -> None:
     (tmp_path / "no.jsonl").write_text("17\n")
-    (tmp_path / "x.wav").write_bytes(bytes(range(200, 256)) * 10)
-    for name, message in (
-        ("no.jsonl", r"no turn in .*1 lines skipped; no.jsonl:1: not an obj"),
-        ("absent.jsonl", r"absent\.jsonl cannot be read: No such file"),
-        ("x.wav", r"x\.wav is not text"),
-    ):
-        with pytest.raises(ReadingError, match=message):
-            read_logs([tmp_path / name])
+    with pytest.raises(ReadingError, match=r"no turn in .*1 lines skipped; no.jsonl:1: not an obj"):
+        read_logs([tmp_path / "no.jsonl"])

@@ -241,17 +241,5 @@ async def test_replay_without_a_bot_is_an_error(unused_tcp_port: int) -> None:
     with pytest.raises(CallError, match="nothing answers at"):
         await replay(wanted)
     assert len(asyncio.all_tasks()) == 1
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"script": ()}, "script is empty"),
-        ({"callers": -1}, "callers must be at least 1, got -1"),
-        ({"timeout_secs": 0.0}, r"timeout_secs must be positive, got 0\.0"),
-        ({"greeting_secs": -1.0}, r"greeting_secs must not be negative, got -1\.0"),
-    ],
-)
-def test_impossible_replay_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        Replay(**{"url": "http://127.0.0.1:1", "script": (utterance(),), **fields})
+    with pytest.raises(ConfigurationError, match="script is empty"):
+        Replay(wanted.url, ())
