@@ -1,7 +1,7 @@
 """Takes screenshots of the example bot's page after a call: `python -m scripts.page_screenshots`.
 
 A browser calls the bot with recordings as its microphone. The caller interrupts an answer; then the
-first provider is made to hang, by the page's button. Screenshots are of a laptop and
+first provider is made to hang, by the page's button. Screenshots are of a laptop,
 a tablet and a telephone, light and dark: out/page-*.png. The README's picture is made of the first.
 """
 

@@ -169,7 +169,8 @@ def _prepare(app: FastAPI, options: argparse.Namespace) -> int:
     add_page(app)
     add_metrics(app)
     add_live(app, FEED)
-    Bench(simulated_models(choices)).add_to(app)
+    # Buttons that break providers for all callers are for the machine's own user.
+    Bench(simulated_models(choices) if is_loopback(options.host) else {}).add_to(app)
     vars(sys.modules["__main__"])["bot"] = bot  # where Pipecat's runner looks for it
     return port
 

@@ -17,9 +17,9 @@ __all__ = ["BEHAVIOURS", "Bench"]
 BEHAVIOURS: dict[str, tuple[str, dict[str, Any]]] = {
     "well": ("answers as usual", {}),
     "slow": ("takes five times as long", {"slow": 5}),
-    "hang": ("accepts requests and never answers", {"fault": "hang"}),
-    "529": ("rejects every request: overloaded", {"fault": "529"}),
-    "cut": ("closes the connection in mid-sentence", {"fault": "cut"}),
+    "hang": ("accepts requests and never answers", {"fault": "hang", "rate": 1}),
+    "529": ("rejects every request: overloaded", {"fault": "529", "rate": 1}),
+    "cut": ("closes the connection in mid-sentence", {"fault": "cut", "rate": 1}),
 }
 """What a simulated provider can be told to do, with its meaning and the simulator's conditions."""
 
@@ -32,23 +32,22 @@ class Change(BaseModel):
 
 
 class Bench:
-    """The simulated providers and how each behaves now."""
+    """The simulated providers. How each behaves is kept by the simulator."""
 
     def __init__(self, models: Mapping[str, str]):
-        """Start with providers that work.
+        """Create the bench.
 
         Args:
             models: The simulated model of each provider, by its name; empty if none is simulated.
         """
         self._models = models
-        self._behaviours = dict.fromkeys(models, "well")
 
-    def state(self) -> dict[str, Any]:
+    async def state(self) -> dict[str, Any]:
         """Return the page's message: the providers, and all behaviours."""
         return {
             "providers": [
-                {"provider": name, "behaviour": behaviour}
-                for name, behaviour in self._behaviours.items()
+                {"provider": name, "behaviour": await self._behaviour(model)}
+                for name, model in self._models.items()
             ],
             "behaviours": [
                 {"name": name, "title": title} for name, (title, _) in BEHAVIOURS.items()
@@ -60,22 +59,30 @@ class Bench:
         model = self._models.get(change.provider)
         if model is None or change.behaviour not in BEHAVIOURS:
             raise HTTPException(404, "no such simulated provider or behaviour")
-        url = setting_in(os.environ, "SIMULATOR_URL").rstrip("/") + "/simulator/conditions"
-        conditions = BEHAVIOURS[change.behaviour][1]
-        try:
-            async with (
-                aiohttp.ClientSession(raise_for_status=True) as session,
-                session.post(url, params={"model": model}, json=conditions),
-            ):
-                pass
-        except aiohttp.ClientError as error:
-            raise HTTPException(502, f"the simulator cannot be changed: {error}") from None
-        for name, other in self._models.items():
-            if other == model:
-                self._behaviours[name] = change.behaviour
-        return self.state()
+        await self._conditions(model, BEHAVIOURS[change.behaviour][1])
+        return await self.state()
 
     def add_to(self, app: FastAPI) -> None:
         """Serve the state and its changes at `/simulated`."""
         app.add_api_route("/simulated", self.state, methods=["GET"], include_in_schema=False)
         app.add_api_route("/simulated", self.change, methods=["POST"], include_in_schema=False)
+
+    async def _behaviour(self, model: str) -> str | None:
+        now = await self._conditions(model)
+        return next((name for name, (_, its) in BEHAVIOURS.items() if its == now), None)
+
+    async def _conditions(self, model: str, new: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return a model's conditions in the simulator, or set new ones."""
+        url = setting_in(os.environ, "SIMULATOR_URL").rstrip("/") + "/simulator/conditions"
+        method, timeout = "GET" if new is None else "POST", aiohttp.ClientTimeout(total=5)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.request(method, url, params={"model": model}, json=new) as answer,
+            ):
+                found: dict[str, Any] = await answer.json()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise HTTPException(502, f"the simulator does not answer ({error})") from None
+        if not answer.ok:
+            raise HTTPException(502, str(found["error"]["message"]))
+        return found

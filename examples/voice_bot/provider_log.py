@@ -18,7 +18,7 @@ class ProviderLog:
 
     def __init__(self) -> None:
         self._outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self._last_errors: dict[str, tuple[str, int]] = {}
+        self._last_errors: dict[str, str] = {}
         self._first: str | None = None
         self._routing_reason: str | None = None
 
@@ -27,7 +27,7 @@ class ProviderLog:
         for attempt in report.attempts:
             self._outcomes[attempt.provider][attempt.outcome] += 1
             if attempt.error_category is not None:
-                self._last_errors[attempt.provider] = (attempt.error_category, report.turn)
+                self._last_errors[attempt.provider] = attempt.error_category
         if report.attempts:
             self._first = report.attempts[0].provider
         self._routing_reason = report.routing_reason
@@ -42,7 +42,6 @@ class ProviderLog:
 
     def _provider(self, state: ProviderState) -> dict[str, Any]:
         outcomes = self._outcomes[state.provider]
-        category, turn = self._last_errors.get(state.provider, (None, None))
         return {
             "provider": state.provider,
             "p50_secs": state.p50_secs,
@@ -61,5 +60,5 @@ class ProviderLog:
             "superseded": outcomes["superseded"],
             "failed": outcomes["failed"],
             "interrupted": outcomes["interrupted"],
-            "last_error": None if category is None else {"category": category, "turn": turn},
+            "last_error": self._last_errors.get(state.provider),
         }

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from loguru import logger
 from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.policy import OnlyOnFailure, Rule, TurnFacts
+from pipecat_hedge.policy import Adaptive, OnlyOnFailure, Rule, TurnFacts
+from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
 from tests.support.line import Line
 
@@ -47,3 +51,46 @@ async def test_a_rule_may_hedge_only_turns_with_tools() -> None:
     assert rule.turns[0].order == ("slow", "fast")
     assert rule.turns[0].prompt_tokens
     assert set(rule.turns[0].known) == {"slow", "fast"}
+
+
+class Chooses:
+    """Returns or raises something."""
+
+    def __init__(self, found: Any):
+        self._found = found
+
+    def rule_for(self, facts: TurnFacts) -> Rule:
+        if isinstance(self._found, Exception):
+            raise self._found
+        return self._found
+
+
+@pytest.mark.parametrize("found", [None, KeyError("a"), Chooses(None)])
+async def test_turn_without_a_usable_rule_is_answered_without_hedges(found: Any) -> None:
+    llm = HedgedLLMService(
+        [ScriptedLLMService([Wait(4), Say("Yes.")]), ScriptedLLMService([Say("No.")])],
+        policy=HedgePolicy(Chooses(found), "mine", stall_secs=None),
+    )
+    warnings: list[str] = []
+    sink = logger.add(lambda text: warnings.append(str(text)), level="WARNING")
+    async with Line(llm) as line:
+        await line.ask()
+    logger.remove(sink)
+    assert line.text == "Yes."
+    assert any("policy mine: rule_for" in text for text in warnings)
+
+
+@pytest.mark.parametrize("rule", [None, "adaptive", OnlyOnFailure])
+def test_object_that_is_no_rule_is_refused(rule: Any) -> None:
+    with pytest.raises(ConfigurationError, match="rule must have next_launch"):
+        HedgePolicy(rule, "mine")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("budget", -0.5), ("budget", float("nan")), ("min_saving_secs", -1), ("order", "lerned")],
+)
+def test_rule_of_an_adaptive_policy_is_checked(field: str, value: Any) -> None:
+    values = {"budget": 0.1, "min_saving_secs": 0.1, "target_ttft_secs": None, "order": "given"}
+    with pytest.raises(ConfigurationError, match=field):
+        Adaptive(**(values | {field: value}))

@@ -478,24 +478,6 @@ def test_each_event_causes_exactly_its_commands(scenario: tuple[Setup, *tuple[St
     setup.play(*steps)
 
 
-class Doubtful:
-    """Hedges at 9 s and may decide anew every half second."""
-
-    def next_launch(self, waiting: Waiting) -> LaunchDecision:
-        if waiting.now >= 1.0:
-            return LaunchDecision(waiting.now, "it has turned slow")
-        return LaunchDecision(9.0, "saves little", ask_again_at=waiting.now + 0.5)
-
-
-def test_rule_is_consulted_again_at_its_time() -> None:
-    race = Race([Slot(name, stall_secs=3.0) for name in "ab"], Doubtful(), max_attempts=2)
-    race.handle(TurnStarted(), 0.0)
-    assert (race.wake_at, race.planned) == (0.5, InFlight("b", 9.0, None))
-    assert race.handle(TimerFired(), 0.5) == ()
-    assert race.wake_at == 1.0
-    assert race.handle(TimerFired(), 1.0) == (Launch(1, "b", "hedge", "it has turned slow"),)
-
-
 @pytest.mark.parametrize(
     ("setup", "event", "wake_at", "planned"),
     [

@@ -514,7 +514,7 @@ class TestLoad:
     async def test_failed_inference_releases_its_permit(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(attempt_runner, "take_least_busy", _broken)
+        monkeypatch.setattr(attempt_runner, "take_best_instance", _broken)
         llm = racing(Inferring())
         async with Line(llm):
             with pytest.raises(AllProvidersFailed):

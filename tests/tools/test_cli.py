@@ -117,6 +117,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("whatif empty.csv", "there is no latency in"),
         ("whatif one.csv --attempts 1", "attempts must be at least 2"),
         ("whatif one.csv --usd-per-mtok 3 15", "usd_per_mtok needs prompt_tokens"),
+        ("whatif one.csv --prompt-tokens 900", "prompt_tokens needs usd_per_mtok"),
         ("whatif one.csv --column ttft", "no field called ttft is a number"),
         ("whatif one.csv --budget -1", "budget must be a share of turns"),
         ("whatif one.csv --first x", "first: 'x' was not measured; measured: latency"),

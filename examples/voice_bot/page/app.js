@@ -60,6 +60,7 @@ class Call {
     const channel = connection.createDataChannel("rtvi");
     channel.onopen = () => {
       clearViews(); // only now: a call that does not connect leaves the last one on the page
+      bench.load();
       channel.send(clientReady());
     };
     channel.onmessage = (event) => received(JSON.parse(event.data));

@@ -5,7 +5,7 @@ import { breakable, element } from "./dom.js";
 const PATH = "/simulated";
 
 export class Bench {
-  // `fail` shows an error to the user.
+  // `fail` shows an error to the user; null clears it.
   constructor(place, fail) {
     Object.assign(this, { place, fail });
   }
@@ -13,21 +13,20 @@ export class Bench {
   // Shows nothing if no provider is simulated.
   async load() {
     const response = await fetch(PATH).catch(() => null);
-    if (response?.ok) this.show(await response.json());
-  }
-
-  show({ providers, behaviours }) {
+    if (!response?.ok) return;
+    const { providers, behaviours } = await response.json();
     this.place.hidden = !providers.length;
     this.place.replaceChildren(
       element("p", "bench-title", "Break one and ask again:"),
-      ...providers.map((one) => this.row(one, behaviours)),
+      ...providers.map(({ provider }) => this.row(provider, behaviours)),
     );
+    this.press(providers);
   }
 
-  row({ provider, behaviour: current }, behaviours) {
+  row(provider, behaviours) {
     const row = element("div", "bench-row");
     row.dataset.provider = provider;
-    const name = breakable(element("span", "bench-name"), provider);
+    const label = breakable(element("span", "bench-name"), provider);
     const buttons = element("div", "bench-buttons");
     buttons.setAttribute("role", "group");
     buttons.setAttribute("aria-label", `${provider} is`);
@@ -36,12 +35,20 @@ export class Bench {
       button.type = "button";
       button.title = title;
       button.dataset.behaviour = name;
-      button.setAttribute("aria-pressed", String(name === current));
       button.addEventListener("click", () => this.set(provider, name));
       buttons.append(button);
     }
-    row.append(name, buttons);
+    row.append(label, buttons);
     return row;
+  }
+
+  press(providers) {
+    const current = new Map(providers.map(({ provider, behaviour }) => [provider, behaviour]));
+    for (const button of this.place.querySelectorAll("button")) {
+      const { provider } = button.closest(".bench-row").dataset;
+      const isPressed = current.get(provider) === button.dataset.behaviour;
+      button.setAttribute("aria-pressed", String(isPressed));
+    }
   }
 
   async set(provider, behaviour) {
@@ -50,7 +57,12 @@ export class Bench {
       headers: { "Content-Type": "application/json" },
       body: JSON.stringify({ provider, behaviour }),
     }).catch(() => null);
-    if (response?.ok) this.show(await response.json());
-    else this.fail("The simulated provider could not be changed. Is the bot still running?");
+    const answer = await response?.json().catch(() => null);
+    if (response?.ok) {
+      this.press(answer.providers);
+      this.fail(null);
+    } else {
+      this.fail(`${provider} could not be changed: ${answer?.detail ?? "the bot does not answer"}.`);
+    }
   }
 }

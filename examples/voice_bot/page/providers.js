@@ -107,8 +107,7 @@ function chips(provider) {
   made.push(basisChip);
   if (provider.interrupted) chip("", `${provider.interrupted} interrupted by you`);
   if (provider.last_error) {
-    const { category, turn } = provider.last_error;
-    chip("problem", `last error: ${category.replaceAll("_", " ")}, turn ${turn}`);
+    chip("problem", `last error: ${provider.last_error.replaceAll("_", " ")}`);
   }
   return made;
 }

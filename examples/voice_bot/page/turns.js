@@ -20,7 +20,8 @@ export class TurnsView {
   clear() {
     this.list.replaceChildren();
     this.empty.hidden = false;
-    this.soFar.hidden = this.legend.hidden = this.underWay.hidden = true;
+    this.soFar.hidden = this.legend.hidden = true;
+    this.end();
     this.figures = new CallFigures();
     this.card = null;
     this.turns = 0;
@@ -30,17 +31,17 @@ export class TurnsView {
   // The LLM was called; its turn is shown once the answer plays.
   begin() {
     this.empty.hidden = true;
-    this.underWay.hidden = false;
+    this.underWay.textContent = "in progress";
     this.isCut = false;
   }
 
   end() {
-    this.underWay.hidden = true;
+    this.underWay.textContent = "";
   }
 
   // The caller interrupted the answer in progress, or the last one.
   interrupt() {
-    if (!this.underWay.hidden) this.isCut = true;
+    if (this.underWay.textContent) this.isCut = true;
     else if (this.card) this.show({ ...this.card, isCut: true });
   }
 

@@ -100,6 +100,7 @@ class AdmissionController:
         """Set when a provider's breaker opens, whatever its model. The latest settings count."""
         with self.lock:
             self._breaker_settings[provider] = settings
+            self._breaker_settings.move_to_end(provider)
             if len(self._breaker_settings) > MOST_PROVIDERS:
                 self._breaker_settings.popitem(last=False)
             for key, entry in self._entries.items():
@@ -486,6 +487,8 @@ class AdmissionController:
     def _settle(self, now: float) -> None:
         """Record connection failures once it shows whether our own network failed."""
         for at, permit, is_shared in self._outage.settle(now):
+            if is_shared and not permit.is_probe:
+                continue  # it says nothing about the provider
             # If a later request was answered, this is not one of several failures in a row.
             count = 1 if self.entry(permit.key).answered_since < at else 0
             self._record(permit, "dropped" if is_shared else "failed", at, 0.0, count)

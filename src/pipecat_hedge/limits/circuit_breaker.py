@@ -12,6 +12,7 @@ Sources: M. Nygard, Release It! (2007); M. Brooker, Exponential Backoff And Jitt
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from dataclasses import dataclass
@@ -69,19 +70,19 @@ class CircuitBreakerSettings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigurationError(f"{name} must be a whole number from 1, got {value!r}")
-        if not 0 < self.failed_share <= 1:
+        for name in ("failed_share", "window_secs", "recovery_secs", "max_recovery_secs"):
+            value = getattr(self, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not is_number or not 0 < value < math.inf:
+                raise ConfigurationError(f"{name} must be a positive number, got {value!r}")
+        if self.failed_share > 1:
             raise ConfigurationError(
-                f"failed_share must be above 0 and at most 1, got {self.failed_share!r}"
+                f"failed_share must be at most 1, got {self.failed_share!r}: 0.5 is half of them"
             )
-        for name in ("window_secs", "recovery_secs"):
-            if not getattr(self, name) > 0:
-                raise ConfigurationError(
-                    f"{name} must be a positive number of seconds, got {getattr(self, name)!r}"
-                )
-        if not self.max_recovery_secs >= self.recovery_secs:
+        if self.max_recovery_secs < self.recovery_secs:
             raise ConfigurationError(
-                f"max_recovery_secs must be at least recovery_secs, {self.recovery_secs:g}, "
-                f"got {self.max_recovery_secs!r}"
+                f"recovery_secs is {self.recovery_secs:g}, more than max_recovery_secs, "
+                f"{self.max_recovery_secs:g}: raise max_recovery_secs, too"
             )
 
 

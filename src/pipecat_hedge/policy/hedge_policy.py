@@ -108,13 +108,31 @@ class Adaptive:
     order: Order
     slo: Slo | None = None
 
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        budget = self.budget
+        is_number = isinstance(budget, (int, float)) and not isinstance(budget, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_number or not 0 <= budget < math.inf:
+            raise ConfigurationError(
+                f"budget must be a share of turns, not negative, got {budget!r}: "
+                "0.1 is one extra request in ten turns, 0 is none"
+            )
+        _seconds("min_saving_secs", self.min_saving_secs)
+        if self.target_ttft_secs is not None:
+            refuse_milliseconds(
+                "target_ttft_secs", _seconds("target_ttft_secs", self.target_ttft_secs)
+            )
+        _one_of("order", self.order, get_args(Order))
+        if self.slo is not None:
+            _check_slo(self.slo, self.target_ttft_secs)
+
 
 @dataclass(frozen=True, slots=True)
 class TurnFacts:
     """What is known of a turn before its first request.
 
     Parameters:
-        order: The providers' names, in the order of their attempts.
+        order: The providers' names, in the given order.
         known: The latency estimate of each provider.
         draw: The turn's random number, from 0 to below 1.
         prompt_tokens: The estimated size of the conversation in tokens; None if unknown.
@@ -132,7 +150,7 @@ class TurnFacts:
 class TurnRule(Protocol):
     """Chooses the rule of each turn: a policy of one's own that depends on the turn.
 
-    Example::
+    Example, with names from ``pipecat_hedge.policy``::
 
         class OnlyWithTools:
             usual = HedgePolicy.adaptive().rule
@@ -144,7 +162,10 @@ class TurnRule(Protocol):
     """
 
     def rule_for(self, facts: TurnFacts) -> Rule:
-        """Return the rule of one turn; may be another policy's."""
+        """Return the rule of one turn: a ``LaunchRule``, or the rule of an ``adaptive`` policy.
+
+        If it raises or returns something else, the turn is not hedged, and a warning is logged.
+        """
         ...
 
 
@@ -201,6 +222,11 @@ class HedgePolicy:
 
     def __post_init__(self) -> None:
         """Check the fields."""
+        if not is_rule(self.rule):
+            raise ConfigurationError(
+                f"rule must have next_launch(waiting) or rule_for(facts), got {self.rule!r}: "
+                "write HedgePolicy.adaptive(), or give an object of a class of your own"
+            )
         is_count = isinstance(self.max_attempts, int) and not isinstance(self.max_attempts, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not is_count or self.max_attempts < 1:
             raise ConfigurationError(
@@ -260,34 +286,18 @@ class HedgePolicy:
         Raises:
             ConfigurationError: If an argument is out of range; the message names it and the remedy.
         """
-        is_number = isinstance(budget, (int, float)) and not isinstance(budget, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
-        if not is_number or not 0 <= budget < math.inf:
-            raise ConfigurationError(
-                f"budget must be a share of turns, not negative, got {budget!r}: "
-                "0.1 is one extra request in ten turns, 0 is none"
-            )
+        rule = Adaptive(budget, min_saving_secs, target_ttft_secs, order, slo)
         if isinstance(max_attempts, int) and budget > max(max_attempts - 1, 1):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(
                 f"budget is {budget:g} extra requests a turn, more than "
                 f"max_attempts={max_attempts} allow. "
                 f"If per cent was meant, write {budget / 100:g}"
             )
-        _one_of("order", order, get_args(Order))
         if "deadline_secs" in options:
             raise ConfigurationError(
                 "deadline_secs is not an argument of adaptive, under which no turn fails for being "
                 "late: write target_ttft_secs for when the first token should be there"
             )
-        target = None
-        if target_ttft_secs is not None:
-            target = refuse_milliseconds(
-                "target_ttft_secs", _seconds("target_ttft_secs", target_ttft_secs)
-            )
-        if slo is not None:
-            _check_slo(slo, target)
-        rule = Adaptive(
-            float(budget), _seconds("min_saving_secs", min_saving_secs), target, order, slo
-        )
         name = f"adaptive({100 * budget:g} %{'' if slo is None else ', slo'})"
         return cls(rule=rule, max_attempts=max_attempts, name=name, **options)
 
@@ -343,6 +353,15 @@ class HedgePolicy:
             ConfigurationError: If an argument is out of range; the message names it and the remedy.
         """
         return cls(rule=OnlyOnFailure(), max_attempts=max_attempts, name="fallback", **options)
+
+
+def is_rule(rule: object) -> bool:
+    """Whether an object can be a policy's rule."""
+    if isinstance(rule, type):
+        return False
+    return isinstance(rule, Adaptive) or any(
+        callable(getattr(rule, name, None)) for name in ("next_launch", "rule_for")
+    )
 
 
 def _one_of(field: str, value: object, known: tuple[object, ...]) -> None:

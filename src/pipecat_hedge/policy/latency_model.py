@@ -61,7 +61,7 @@ after the first eight, and for ``MANY`` at the latest. With a curve for each obs
 costs twice as much; with one for 64, the p99 on the hosted trace at a budget of 2 % is 1.54 s
 instead of 1.50 s."""
 MOST_WEIGHT = 1e9
-IN_DOUBT = ((2.0, 0.2), (4.0, 0.1))
+_IN_DOUBT = ((2.0, 0.2), (4.0, 0.1))
 """How many times as long as assumed a wait may be, and how likely that is."""
 
 
@@ -386,7 +386,7 @@ class LatencyModel:
 
 def in_doubt(curve: SurvivalCurve) -> SurvivalCurve:
     """What may be quite different from what is assumed: then a long wait says that it is."""
-    for times, share in IN_DOUBT:
+    for times, share in _IN_DOUBT:
         other = _Estimate.assumed(curve.scaled(times))
         curve = _Estimate.assumed(curve).mixed_with(other, share).curve()
     return curve

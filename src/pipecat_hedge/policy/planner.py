@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pipecat_hedge.policy.backends import Backend
 from pipecat_hedge.policy.hedge_budget import HedgeBudget
@@ -21,7 +22,7 @@ from pipecat_hedge.policy.hedge_policy import (
 )
 from pipecat_hedge.policy.latency_registry import LatencyRegistry
 from pipecat_hedge.policy.priced_delay import LatencyEstimate, PricedDelay
-from pipecat_hedge.policy.routing import Probing, Route
+from pipecat_hedge.policy.routing import Probing
 from pipecat_hedge.policy.slo import Slo
 from pipecat_hedge.policy.slo_hedge import Aim, AimedDelay, aim_at
 from pipecat_hedge.policy.survival import SurvivalCurve
@@ -53,6 +54,7 @@ class Plan:
         probe: The provider that is probed beside the first one; or None.
         slowest_secs: By provider, the time to first token up to which it counts as slow, and beyond
             which as silent. A provider without an entry has no estimate.
+        problem: Why the policy's own rule could not be used for this turn; None if it could.
     """
 
     order: tuple[str, ...]
@@ -63,6 +65,7 @@ class Plan:
     slowest_secs: Mapping[str, float] = field(default_factory=dict[str, float])
     _pay: Callable[[str, float | None], None] = lambda provider, now: None
     _bound: BurstBound | None = None
+    problem: str | None = None
 
     def try_out(self, provider: str) -> None:
         """Probe an excluded provider beside the first one, not in its place.
@@ -133,10 +136,10 @@ def plan_turn(
     if isinstance(rule, (Adaptive, TurnRule)):
         known = stats.known(backends, prompt_tokens, by_sentence=commit_on == "first_sentence")
         prior_weight = stats.prior_weight(backends[0], prompt_tokens)
+    problem = None
     if isinstance(rule, TurnRule):
         facts = TurnFacts(order, known, rng.random(), prompt_tokens, has_tools)
-        while isinstance(rule, TurnRule):
-            rule = rule.rule_for(facts)
+        rule, problem = _rule_of_turn(rule, facts)
     slowest_secs = dict[str, float]()
     if now is not None and isinstance(rule, (Adaptive, OnlyOnFailure)):
         slowest_secs = {
@@ -144,13 +147,15 @@ def plan_turn(
             for backend in backends
         }
     if not isinstance(rule, Adaptive):
-        return Plan(order, rule, prior_weight=prior_weight, slowest_secs=slowest_secs)
+        return Plan(
+            order, rule, prior_weight=prior_weight, slowest_secs=slowest_secs, problem=problem
+        )
 
     accounts, budget = stats.accounts, rule.budget
     accounts.begin_turn(budget, now)
-    route = Route(order)
-    if rule.order == "learned":
-        route = stats.route(backends, known, budget, (now or 0.0) - lag_secs())
+    # Without a budget the order stays as given; slow periods are watched in any case.
+    routed = budget if rule.order == "learned" else 0.0
+    route = stats.route(backends, known, routed, (now or 0.0) - lag_secs())
     order, keys = route.order, {backend.provider: backend.key for backend in backends}
     costs = _costs(backends, order[0], prompt_tokens)
     share_at = {
@@ -228,6 +233,17 @@ def silent_secs(usual: SurvivalCurve | None, stall_secs: float | None) -> float:
     if usual is None:
         return least
     return min(max(SILENT_TIMES * usual.quantile(0.99), least), MOST_STALLS * least)
+
+
+def _rule_of_turn(rule: TurnRule, facts: TurnFacts) -> tuple[LaunchRule | Adaptive, str | None]:
+    """Return the rule that a user's rule chooses; without hedges, and why, if it chooses none."""
+    try:
+        found: Any = rule.rule_for(facts)
+    except Exception as e:
+        return OnlyOnFailure(), f"rule_for raised {type(e).__name__}: {e}"
+    if isinstance(found, Adaptive) or callable(getattr(found, "next_launch", None)):
+        return found, None
+    return OnlyOnFailure(), f"rule_for returned {found!r}: return an object with next_launch"
 
 
 def _slowest(

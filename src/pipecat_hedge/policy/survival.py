@@ -56,7 +56,7 @@ class SurvivalCurve:
 
     @classmethod
     def made(cls, at: Floats, above: Floats, tail_secs: float) -> SurvivalCurve:
-        """``of`` without its checks, for steps that begin with 0 and are known to be in order."""
+        """``of`` for arrays of steps that begin with 0."""
         areas = np.empty_like(at)
         areas[-1] = above[-1] * tail_secs
         areas[-2::-1] = areas[-1] + ((at[1:] - at[:-1]) * above[:-1])[::-1].cumsum()

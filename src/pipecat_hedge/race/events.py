@@ -260,13 +260,11 @@ class LaunchDecision:
         reason: Why, in words.
         is_put_off: Whether the attempt is due but cannot be sent now. It may become possible at any
             time, so consult the rule again soon. At ``at`` it replaces the stalled attempt.
-        ask_again_at: When the decision may change if no event comes before; None is never.
     """
 
     at: float | None
     reason: str
     is_put_off: bool = False
-    ask_again_at: float | None = None
 
 
 class LaunchRule(Protocol):

@@ -439,7 +439,6 @@ class Race:
             if self._phase is Phase.WAITING:
                 decision = self._rule.next_launch(self._waiting(live, now))
                 hedge_at, self._launch_reason = decision.at, decision.reason
-                self._wake_by(decision.ask_again_at)
                 if decision.is_put_off:
                     self._wake_by(now + RECHECK_SECS)
                     why = "stall"

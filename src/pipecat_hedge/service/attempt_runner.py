@@ -44,7 +44,7 @@ from pipecat_hedge.service.provider_pool import (
     ProviderMember,
     hedge_refusals,
     slots,
-    take_least_busy,
+    take_best_instance,
 )
 from pipecat_hedge.service.service_adapter import ServiceAdapter
 from pipecat_hedge.service.turn_planner import TurnPlanner
@@ -316,7 +316,7 @@ class AttemptRunner(Generic[T]):
         if not idle:  # all have failed, and are retried
             same = (a for a in self.attempts if a.provider == attempt.provider and a.error)
             idle += dict.fromkeys(a.adapter for a in same if a.adapter is not None)
-        attempt.adapter = take_least_busy(idle)
+        attempt.adapter = take_best_instance(idle)
         return attempt.adapter
 
     def _report_sent(self, launch: Launch, attempt: ProviderAttempt) -> None:

@@ -29,7 +29,7 @@ class Provider:
         usd_per_mtok: Its price in US dollars per million ``(input, output)`` tokens, or None.
         stall_secs: Its own stall time, or ``"policy"`` for the policy's.
         timeout_secs: The silence after which its attempts fail; None leaves that to its client.
-        breaker: When its circuit breaker opens, or None for the defaults.
+        breaker: When its circuit breaker opens; None leaves that as it is, at first the defaults.
     """
 
     def __init__(
@@ -62,6 +62,8 @@ class Provider:
         """
         if not isinstance(name, str) or not name.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError(f"name must be a non-empty string, got {name!r}")
+        if " | " in name:  # which separates it from the model in keys
+            raise ConfigurationError(f"name must not contain ' | ', got {name!r}")
         if not isinstance(services, (LLMService, list, tuple)):
             _check_service(f"services of provider {name!r}", services)
         members = [services] if isinstance(services, LLMService) else list(services)

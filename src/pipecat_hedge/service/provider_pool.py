@@ -36,7 +36,7 @@ __all__ = [
     "ProviderPool",
     "hedge_refusals",
     "slots",
-    "take_least_busy",
+    "take_best_instance",
 ]
 
 
@@ -355,7 +355,7 @@ class ProviderPool:
                 adapter.service.unregister_function(function_name)
 
 
-def take_least_busy(idle: list[ServiceAdapter]) -> ServiceAdapter:
+def take_best_instance(idle: list[ServiceAdapter]) -> ServiceAdapter:
     """Remove and return the idle instance whose server has the shortest queue.
 
     Among equal queues a session stays with the server that has answered most of its turns, and
@@ -367,7 +367,7 @@ def take_least_busy(idle: list[ServiceAdapter]) -> ServiceAdapter:
 
     def rank(adapter: ServiceAdapter) -> tuple[bool, int, int, int]:
         is_down, waiting, running = load_rank(adapter.server_load)
-        return is_down, waiting, -adapter.turns, running
+        return is_down, waiting, -adapter.answers, running
 
     chosen = min(idle, key=rank)
     idle.remove(chosen)
@@ -381,8 +381,8 @@ def hedge_refusals(
 
     Args:
         idle: The free instances of each provider.
-        first: The provider of the turn's first request, which is about to take its least busy
-            instance; or None.
+        first: The provider of the turn's first request, which is about to take its best instance;
+            or None.
     """
     reasons: dict[str, str] = {}
     for name, free in idle.items():

@@ -90,7 +90,7 @@ class ServiceAdapter:
         service: The service.
         connection: Its connection to the provider, which can be kept open between turns.
         retries: How many times its SDK would repeat a failed request.
-        turns: The number of requests that it has been given.
+        answers: The number of answers that it has completed.
     """
 
     def __init__(self, service: LLMService[Any], *, is_alone: bool = False):
@@ -101,7 +101,7 @@ class ServiceAdapter:
             is_alone: Whether it is the only one in its race.
         """
         self.service = service
-        self.turns = 0
+        self.answers = 0
         self._sink: AttemptSink[Piece] | None = None
         self._stats = AttemptStats()
         self._failed = False
@@ -233,7 +233,6 @@ class ServiceAdapter:
             language: The language of the sentence rules; None is English.
             may_wait: Whether an "incomplete turn" marker counts as an answer.
         """
-        self.turns += 1
         if self._warming is not None:
             self._warming.cancel()
         if self._yields and self._answering is not None:
@@ -258,6 +257,7 @@ class ServiceAdapter:
                     await self._answer_text(LLMTextFrame(held), sink)
                 stats.mended_context = len(copied.messages) < length
                 stats.completed = not self._failed
+                self.answers += stats.completed
                 if may_wait and stats.is_empty and is_wait_marker(stats.silent_text):
                     stats.record_answer()
                     sink.piece(LLMTextFrame(""), usable=True)

@@ -6,6 +6,7 @@ import dataclasses
 import random
 from collections.abc import Collection, Sequence
 
+from loguru import logger
 from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge.limits.concurrency_limit import LimitBounds
@@ -80,6 +81,8 @@ class TurnPlanner:
             now=now,
             lag_secs=stats.loop_watch.lag_now,
         )
+        if self.plan.problem is not None:
+            logger.warning(f"policy {policy.name}: {self.plan.problem}; this turn is not hedged")
         if candidates.in_panic:
             self.plan.order = tuple(by_name)
         elif candidates.last:

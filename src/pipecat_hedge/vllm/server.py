@@ -167,14 +167,15 @@ class VLLMServer:
     async def _poll_once(self, session: aiohttp.ClientSession) -> ServerLoad | None:
         """Poll once; None if the server does not report its load."""
         async with session.get(f"{self._root}/load") as answer:
+            if answer.status >= 500:
+                return _unhealthy(answer.status)
             total = _count_in(await answer.read())
         self._tracks_load = self._tracks_load or total > 0
         if self._tracks_load and (load := self._load_with(total)) is not None:
             return load
         async with session.get(f"{self._root}/health") as answer:
             if answer.status >= 500:
-                detail = f"unhealthy, HTTP {answer.status}"
-                return ServerLoad(is_up=False, detail=detail)
+                return _unhealthy(answer.status)
         async with session.get(f"{self._root}/metrics") as answer:
             counts = read_counts(await answer.text(errors="replace"))
         if counts is None:
@@ -354,3 +355,7 @@ def _count_in(body: bytes) -> int:
         return max(int(json.loads(body)["server_load"]), 0)
     except (ValueError, OverflowError, LookupError, TypeError):
         return 0
+
+
+def _unhealthy(status: int) -> ServerLoad:
+    return ServerLoad(is_up=False, detail=f"unhealthy, HTTP {status}")

@@ -111,6 +111,7 @@ class FillerProcessor(FrameProcessor):
         self._stats = stats
         self._rng = rng or random.Random()
         self._scope = TaskScope()
+        self._llm: LLMService[Any] | None = None
         self._hedged: HedgedLLMService | None = None
         self._voice: FillerVoice | None = None
         self._backend = Backend("", measures="wait")
@@ -175,15 +176,21 @@ class FillerProcessor(FrameProcessor):
                 f"{self} has no text-to-speech downstream and no earcon, and stays silent: put it "
                 "between the LLM and the text-to-speech"
             )
-        name, model = type(llm).__name__, None if llm is None else llm.settings.model
+        self._llm = llm
         if isinstance(llm, HedgedLLMService):
             self._hedged = llm
             llm.report_fillers(lambda: self._report, self._changed.set)
-            name = "+".join(provider.name for provider in llm.providers)
-            model = llm.providers[0].services[0].settings.model
         if self._stats is None:
             self._stats = shared_stats() if self._hedged is None else self._hedged.stats
-        self._backend = Backend(name, model if isinstance(model, str) else None, measures="wait")
+
+    def _backend_now(self) -> Backend:
+        """Return the key of what is learned; a vLLM's model is known after its first answer."""
+        name, service = type(self._llm).__name__, self._llm
+        if self._hedged is not None:
+            name = "+".join(provider.name for provider in self._hedged.providers)
+            service = self._hedged.providers[0].services[0]
+        model = None if service is None else service.settings.model
+        return Backend(name, model if isinstance(model, str) else None, measures="wait")
 
     # ---- the turn
 
@@ -193,6 +200,7 @@ class FillerProcessor(FrameProcessor):
             self._fillers = 0
             self._report = None
         self._has_answered, self._called = False, ()
+        self._backend = self._backend_now()
         await self._start_waiting(_Wait("slow", self._llm_wait, self._rule))
 
     async def _response_ended(self) -> None:

@@ -331,6 +331,10 @@ def _compared(question: Question, draws: Draws) -> list[tuple[str, HedgePolicy]]
 def _usd_of_a_request(question: Question, recorded: Recorded) -> float | None:
     """Return the cost of an extra request: its prompt, and its output until it is closed."""
     if question.usd_per_mtok is None:
+        if question.prompt_tokens is not None:
+            raise ConfigurationError(
+                "prompt_tokens needs usd_per_mtok: without prices there are no dollars to count"
+            )
         return recorded.lost_usd
     prompt = question.prompt_tokens or recorded.prompt_tokens
     if prompt is None:

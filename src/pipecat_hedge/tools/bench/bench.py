@@ -38,7 +38,6 @@ from pipecat_hedge.tools.formatting import (
     print_json,
     progress_bar,
     secs,
-    share,
     terminal_width,
     text_table,
 )
@@ -372,7 +371,7 @@ def _show(compared: Sequence[Compared], costs: Sequence[Cost]) -> None:
                 row.arrangement,
                 *map(_wait, (row.p50_secs, row.p95_secs, row.p99_secs, row.max_secs)),
                 f"{row.unanswered}",
-                share(row.extra_requests),
+                f"{row.extra_requests:+.1%}",
                 f"{row.wasted_tokens:.1f}",
             ]
             for row in compared

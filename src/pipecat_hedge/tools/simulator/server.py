@@ -21,6 +21,8 @@ from pipecat_hedge.tools.simulator.exchange import Exchange
 from pipecat_hedge.tools.simulator.ledger import Ledger
 from pipecat_hedge.tools.simulator.wires import AnthropicWire, GoogleWire, OpenAIWire, PromptError
 
+_KEPT_SECS = 6 * 3600
+"""How long arrivals are kept."""
 _MAX_BODY_BYTES = 64 * 2**20
 _GOOGLE_CALL = re.compile(r"/models/(?P<model>.+):(?P<stream>stream)?[gG]enerateContent$")
 _CREATED = 1735689600  # 2025-01-01, when every simulated model was "created"
@@ -294,7 +296,10 @@ class Simulator(ProviderUrls):
     async def _get_arrivals(self, request: web.Request) -> web.Response:
         """Return the requests of each completed second of the machine's monotonic clock."""
         now = int(asyncio.get_running_loop().time())
-        first = min(max(int(_number(request, "since")), self._first_second), now)
+        kept = max(self._first_second, now - _KEPT_SECS)
+        first = min(max(int(_number(request, "since")), kept), now)
+        for second in [second for second in self._arrivals if second < kept]:
+            del self._arrivals[second]
         counts = [self._arrivals[second] for second in range(first, now)]
         queue = {"busy": self._capacity.busy, "waiting": self._capacity.waiting}
         return web.json_response({"first": first, "counts": counts, **queue})
