@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import pytest
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
@@ -48,19 +45,3 @@ def test_settings_hold_for_breakers_that_exist_and_for_new_models() -> None:
 def test_other_values_are_refused_with_a_remedy() -> None:
     with pytest.raises(ConfigurationError, match=r"write CircuitBreakerSettings\(failures=3\)"):
         Provider("a", ScriptedLLMService([Say("Yes.")]), breaker=3)  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"failures": 0}, "failures must be a whole number from 1"),
-        ({"window_secs": math.inf}, "window_secs must be a positive number, got inf"),
-        ({"recovery_secs": True}, "recovery_secs must be a positive number, got True"),
-        ({"max_recovery_secs": "66"}, "max_recovery_secs must be a positive number"),
-        ({"failed_share": 50}, "failed_share must be at most 1, got 50: 0.5 is half"),
-        ({"recovery_secs": 120}, "raise max_recovery_secs, too"),
-    ],
-)
-def test_invalid_settings_are_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        CircuitBreakerSettings(**values)

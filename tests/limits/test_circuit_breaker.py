@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from typing import Any
 
@@ -223,10 +224,12 @@ def test_answer_in_another_process_starts_a_probe() -> None:
     [
         ({"failures": 0}, "failures must be a whole number from 1"),
         ({"min_attempts": 2.5}, "min_attempts must be a whole number from 1"),
-        ({"failed_share": 0}, "failed_share must be above 0"),
-        ({"window_secs": 0}, "window_secs must be a positive number"),
-        ({"recovery_secs": -1}, "recovery_secs must be a positive number"),
-        ({"max_recovery_secs": 10}, "max_recovery_secs must be at least recovery_secs, 60"),
+        ({"failed_share": 0}, "failed_share must be a positive number"),
+        ({"failed_share": 50}, "failed_share must be at most 1, got 50: 0.5 is half"),
+        ({"window_secs": math.inf}, "window_secs must be a positive number, got inf"),
+        ({"recovery_secs": True}, "recovery_secs must be a positive number, got True"),
+        ({"max_recovery_secs": "66"}, "max_recovery_secs must be a positive number"),
+        ({"recovery_secs": 120}, "raise max_recovery_secs, too"),
     ],
 )
 def test_invalid_arguments_are_rejected_by_name(settings: dict[str, Any], message: str) -> None:
