@@ -108,7 +108,7 @@ def _run(args: argparse.Namespace) -> int:
 
     try:
         return args.run(args)
-    except (HedgeError, RuntimeError) as error:  # such as a simulator that does not start
+    except HedgeError as error:
         return _fail(f"{args.command}: {error}", 2)
 
 

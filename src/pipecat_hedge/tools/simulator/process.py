@@ -9,9 +9,14 @@ import urllib.error
 import urllib.request
 from typing import Any, Self
 
+from pipecat_hedge import HedgeError
 from pipecat_hedge.tools.simulator.server import ProviderUrls
 
 _ADDRESS = re.compile(r"http://\S+")
+
+
+class SimulatorError(HedgeError, RuntimeError):
+    """The simulator's process did not start."""
 
 
 class SimulatorProcess(ProviderUrls):
@@ -28,7 +33,7 @@ class SimulatorProcess(ProviderUrls):
         capacity: The number of concurrent requests; others are queued. None is no limit.
 
     Raises:
-        RuntimeError: On entering, if it does not start; with its error output.
+        SimulatorError: On entering, if it does not start; with its error output.
     """
 
     def __init__(self, port: int = 0, *, seed: int = 0, capacity: int | None = None):
@@ -51,7 +56,7 @@ class SimulatorProcess(ProviderUrls):
             if found is None:
                 self._stop()
                 errors.seek(0)
-                raise RuntimeError(f"the simulator did not start: {errors.read().strip()}")
+                raise SimulatorError(f"the simulator did not start: {errors.read().strip()}")
         self._url = found[0]
         return self
 
