@@ -123,22 +123,6 @@ async def spell_busy(pace: float = 1.0) -> Comparison:
     return await spell(pace=pace, burners=2)
 
 
-async def silent(pace: float = 1.0, silent_secs: float = 60.0) -> Comparison:
-    """The first provider accepts requests and never answers; then it is well again."""
-    arms, name = [Arm("hedged", ("p1", "p2"), HedgePolicy.adaptive(0.1))], model("gpt-4.1")
-    with ProviderProcess(seed=1) as one, ProviderProcess(seed=2) as two:
-        targets = _targets(one, two, name)
-        async with side_by_side(arms, targets, callers=20) as run:
-            await run.phase("calm", 20)
-            await asyncio.to_thread(one.set_conditions, fault="hang")
-            await run.phase("first 10 s", 10)
-            await run.phase("silent", silent_secs * pace)
-            await asyncio.to_thread(one.set_conditions)
-            await run.phase("90 s on", 90)
-            await run.phase("after", 20 * pace)
-    return run.result
-
-
 async def trace(pace: float = 1.0, burners: int = 0) -> Comparison:
     """Both providers have a p50 of 0.26 s and a p99 of 3 s, independently. 1000 turns an arm."""
     arms, think_secs = usual_arms(with_alone=False), (0.4, 0.8)
@@ -235,7 +219,6 @@ SCENARIOS: dict[str, Scenario] = {
         busy_loop,
         spell,
         spell_busy,
-        silent,
         trace,
         trace_busy,
         race_losers,

@@ -13,7 +13,6 @@ from tests.no_harm.scenarios import (
     TOKENS_REPORTED,
     TOKENS_SENT,
     race_losers,
-    silent,
     spell,
     trace,
 )
@@ -57,16 +56,6 @@ def test_a_slow_spell_of_the_first_provider_is_hardly_noticed() -> None:
     assert slow.p95 <= 2 * calm.p95
     assert slow.slow_share <= 0.02
     assert slow.asked.get("p1", 0.0) <= 0.15
-
-
-def test_a_silent_provider_is_hardly_asked_and_comes_back() -> None:
-    result = asyncio.run(silent(silent_secs=15.0))
-    _show(result)
-    calm, dead = result.figures("hedged", "calm"), result.figures("hedged", "silent")
-    assert result.figures("hedged").lost == 0
-    assert dead.p95 <= 1.5 * calm.p95
-    assert dead.asked.get("p1", 0.0) <= 0.05
-    assert result.figures("hedged", "after").first["p1"] >= 0.8
 
 
 def test_the_losers_of_a_race_are_closed_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -18,6 +19,7 @@ from pipecat_hedge.limits.loop_lag import LoopWatch
 from pipecat_hedge.service.provider_stats import shared_stats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from pipecat_hedge.tools.analysis import at_quantile, single_r
+from pipecat_hedge.tools.bench import percentile
 from tests.no_harm.virtual import SORRY, Scripts, hedged, now, unwell
 from tests.service.builders import said
 from tests.support.line import Line
@@ -41,16 +43,26 @@ POLICIES = [
 ]
 
 
+Turns = list[tuple[float, TurnReport]]
+
+
 def session(*scripts: Callable[[], Sequence[Step]], **options: Any) -> HedgedLLMService:
     """A new session of providers that play what a function says."""
     return hedged(*(Scripts(script, sums_up_secs=0.5) for script in scripts), **options)
 
 
+def p95(reports: Sequence[TurnReport]) -> float:
+    """The 95th percentile of the times to first token."""
+    secs = percentile([r.ttft_secs for r in reports if r.ttft_secs is not None], 0.95)
+    assert secs is not None
+    return secs
+
+
 async def calls(
     sessions: Sequence[HedgedLLMService], turns: int, *, pause_secs: float = 5.0
-) -> list[tuple[float, TurnReport]]:
+) -> Turns:
     """So many turns of all sessions, which begin one after the other; when each began, and it."""
-    found: list[tuple[float, TurnReport]] = []
+    found: Turns = []
 
     async def call(number: int, line: Line) -> None:
         await asyncio.sleep(pause_secs * number / len(sessions))
@@ -82,6 +94,32 @@ async def test_no_turn_after_an_outage_is_lost_or_delayed(outage: list[Step]) ->
     for report in after:
         assert report.outcome == "answered"
         assert report.ttft_secs == pytest.approx(TTFT_SECS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_silent_provider_is_hardly_asked_and_comes_back(seed: int) -> None:
+    silent_from, silent_until = 20.0, 90.0
+    rng, began = random.Random(seed), now()
+
+    def answers() -> list[Step]:
+        return [Wait(rng.lognormvariate(math.log(0.54), 0.6)), Say("Yes, do come.")]
+
+    def first() -> list[Step]:
+        return HANGS if silent_from <= now() - began < silent_until else answers()
+
+    turns = await calls([session(first, answers) for _ in range(20)], 95, pause_secs=1.5)
+
+    def during(after: float, before: float) -> list[TurnReport]:
+        return [report for at, report in turns if began + after <= at < began + before]
+
+    assert {report.outcome for _, report in turns} == {"answered"}
+    calm, silent = during(0, silent_from), during(silent_from + 10, silent_until)
+    assert p95(silent) <= 1.5 * p95(calm)
+    sent = sum(attempt.provider == "a" for report in silent for attempt in report.attempts)
+    assert sent <= 0.05 * len(silent)
+    after = during(silent_until + 90, silent_until + 120)  # a slow spell by chance takes seconds
+    assert sum(report.attempts[0].provider == "a" for report in after) > len(after) / 2
 
 
 @pytest.mark.parametrize("policy", [HedgePolicy.adaptive(), HedgePolicy.fallback()])
