@@ -132,14 +132,13 @@ def plan_turn(
     rule, order = policy.rule, tuple(backend.provider for backend in backends)
     if not backends:
         return Plan(order, OnlyOnFailure())
-    known, prior_weight = dict[str, LatencyEstimate](), None
+    known, prior_weight, problem = dict[str, LatencyEstimate](), None, None
     if isinstance(rule, (Adaptive, TurnRule)):
         known = stats.known(backends, prompt_tokens, by_sentence=commit_on == "first_sentence")
         prior_weight = stats.prior_weight(backends[0], prompt_tokens)
-    problem = None
-    if isinstance(rule, TurnRule):
-        facts = TurnFacts(order, known, rng.random(), prompt_tokens, has_tools)
-        rule, problem = _rule_of_turn(rule, facts)
+        if not isinstance(rule, Adaptive):
+            facts = TurnFacts(order, known, rng.random(), prompt_tokens, has_tools)
+            rule, problem = _rule_of_turn(rule, facts)
     slowest_secs = dict[str, float]()
     if now is not None and isinstance(rule, (Adaptive, OnlyOnFailure)):
         slowest_secs = {
