@@ -88,10 +88,10 @@ def test_damaged_document_is_read_or_refused(document: Document, at: int, charac
     assert all(isinstance(each, Finding) for each in read.findings.values())
 
 
-def altered(balances: Any = None, **changes: Any) -> str:
+def altered(balances: Any = None, loads: Any = None, **changes: Any) -> str:
     document = json.loads(Document({"a": DOWN}).text())
     document["providers"]["a"] |= changes
-    document["balances"] = balances or {}
+    document["balances"], document["loads"] = balances or {}, loads or {}
     return json.dumps(document)
 
 
@@ -102,7 +102,7 @@ def altered(balances: Any = None, **changes: Any) -> str:
         "[]",
         "null",
         f'{{"version": {VERSION}}}',
-        f'{{"version": {VERSION}, "providers": [], "balances": {{}}}}',
+        f'{{"version": {VERSION}, "providers": [], "balances": {{}}, "loads": {{}}}}',
         "[" * 100_000,
         *(
             altered(**changes)
@@ -117,6 +117,10 @@ def altered(balances: Any = None, **changes: Any) -> str:
                 {"balances": {"0.1": float("nan")}},
                 {"balances": {"0.1": 1e9}},
                 {"balances": {"a lot": 1}},
+                {"loads": {"gpu": [1, 2]}},
+                {"loads": {"gpu": [1, -2, 0.5]}},
+                {"loads": {"gpu": [1, 2, 1e9]}},
+                {"loads": {"gpu": [1, float("nan"), 0.5]}},
             )
         ),
     ],

@@ -23,6 +23,7 @@ from pipecat_hedge.fleet.redis_store import RedisStore
 from pipecat_hedge.fleet.sync import SLICE_SECS, FleetSync, pack, unpack
 from pipecat_hedge.limits import AdmissionController
 from pipecat_hedge.limits.fleet_advice import Finding
+from pipecat_hedge.limits.server_queue import LoadReading
 from pipecat_hedge.policy import Backend
 from pipecat_hedge.policy.latency_model import bucket_of
 from pipecat_hedge.policy.provider_latency import ALL, COUNTS
@@ -47,6 +48,7 @@ class Scripted:
         self.read: list[Sequence[int]] = []
         self.noted: list[str] = []
         self.begun_at: list[float] = []
+        self.documents: list[str] = []
 
     async def now(self) -> float:
         return self.time
@@ -56,6 +58,7 @@ class Scripted:
     ) -> Received:
         self.noted.append("begins")
         self.begun_at.append(asyncio.get_running_loop().time())
+        self.documents.append(document)
         self.written.append(written)
         self.read.append(read)
         await asyncio.sleep(self._secs)
@@ -113,6 +116,20 @@ def hedged(stats: ProviderStats) -> HedgedLLMService:
     scripts = [[Wait(0.004), Say("Yes.")], [Wait(0.03), Say("No.")]]
     providers = [Provider(n, ScriptedLLMService(s)) for n, s in zip("ab", scripts, strict=True)]
     return HedgedLLMService(providers, policy=HedgePolicy.adaptive(), stats=stats, warm=False)
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(("process", "is_followed"), [("0", True), ("~", False)])
+async def test_a_server_s_load_is_read_by_the_first_process(
+    process: str, is_followed: bool
+) -> None:
+    await asyncio.sleep(10.0)
+    health, text = AdmissionController(), Document({}, {}, {"gpu": (3, 2, 0.5)}).text()
+    store = Scripted(Received(documents={process: text}))
+    health.loads.own["cpu"] = LoadReading(1, 0, 8.0)
+    assert await fleet_of(store, health).sync()
+    assert health.loads.shared == ({"gpu": LoadReading(3, 2, 9.5)} if is_followed else {})
+    assert Document.of(store.documents[0]).loads == {"cpu": (1, 0, 2.0)}
 
 
 @pytest.mark.virtual_time

@@ -392,7 +392,7 @@ async def test_other_releases_are_ignored_and_logged_once(
     (key,) = server.names("*:processes:*")
     down = {"found": "down", "open_secs": 50, "reason": "", "closings": 0}
     well = {**down, "found": "well"}
-    document = {"providers": {CLAUDE.key: down, LOCAL.key: well}, "balances": {}}
+    document = {"providers": {CLAUDE.key: down, LOCAL.key: well}, "balances": {}, "loads": {}}
     for version, expected in ((VERSION + 1, "closed"), (VERSION, "open")):
         for number in range(3):
             text = json.dumps({**document, "version": version})

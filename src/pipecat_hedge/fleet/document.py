@@ -12,10 +12,13 @@ from pipecat_hedge.limits.fleet_advice import Finding
 
 __all__ = ["VERSION", "Document", "UnknownVersion"]
 
-VERSION = 4
+VERSION = 5
 MOST_OPEN_SECS = 3600.0
 """However long another process has a breaker open."""
 MOST_BALANCE = 1000.0
+MOST_REQUESTS = 10**6
+MOST_AGE_SECS = 30.0
+"""An older reading of a server's load says nothing."""
 
 
 class UnknownVersion(ValueError):
@@ -29,16 +32,26 @@ class Document:
     Parameters:
         findings: What it has found out about its providers, by key.
         balances: What is in its budget accounts, in requests, by budget.
+        loads: Its readings of servers' load, by server: running and waiting requests, and the age
+            in seconds.
     """
 
     findings: Mapping[str, Finding] = field(default_factory=dict[str, Finding])
     balances: Mapping[float, float] = field(default_factory=dict[float, float])
+    loads: Mapping[str, tuple[int, int, float]] = field(
+        default_factory=dict[str, tuple[int, int, float]]
+    )
 
     def text(self) -> str:
         """The document as text."""
         providers = {key: asdict(finding) for key, finding in self.findings.items()}
         balances = {repr(budget): balance for budget, balance in self.balances.items()}
-        document = {"version": VERSION, "providers": providers, "balances": balances}
+        document = {
+            "version": VERSION,
+            "providers": providers,
+            "balances": balances,
+            "loads": self.loads,
+        }
         return json.dumps(document, separators=(",", ":"))
 
     @classmethod
@@ -59,6 +72,7 @@ class Document:
                 return cls(
                     {str(key): _finding(each) for key, each in document["providers"].items()},
                     {float(b): _number(each) for b, each in document["balances"].items()},
+                    {str(key): _load(*each) for key, each in document["loads"].items()},
                 )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
             raise ValueError(f"no document: {type(e).__name__}") from None
@@ -72,6 +86,15 @@ def _finding(saved: Mapping[str, Any]) -> Finding:
     if not isinstance(closings, int) or isinstance(closings, bool) or closings < 0:
         raise ValueError("closings")
     return Finding(found, min(secs, MOST_OPEN_SECS), str(saved["reason"])[:200], closings)
+
+
+def _load(running: Any, waiting: Any, age_secs: Any) -> tuple[int, int, float]:
+    load = int(running), int(waiting), float(age_secs)
+    if not (0 <= load[0] <= MOST_REQUESTS and 0 <= load[1] <= MOST_REQUESTS):
+        raise ValueError("load")
+    if not 0 <= load[2] <= MOST_AGE_SECS:
+        raise ValueError("age")
+    return load
 
 
 def _number(value: Any) -> float:

@@ -19,9 +19,10 @@ from contextlib import suppress
 import numpy as np
 from loguru import logger
 
-from pipecat_hedge.fleet.document import Document, UnknownVersion
+from pipecat_hedge.fleet.document import MOST_AGE_SECS, Document, UnknownVersion
 from pipecat_hedge.limits.admission_controller import MOST_PROVIDERS, AdmissionController
 from pipecat_hedge.limits.fleet_advice import Advice, Finding, Findings, advise
+from pipecat_hedge.limits.server_queue import LoadReading
 from pipecat_hedge.policy.hedge_budget import HedgeBudget
 from pipecat_hedge.policy.provider_latency import COUNTS, ProviderLatency
 from pipecat_hedge.policy.shared_store import Received, SharedStore, Slice, StoreUnavailable
@@ -227,7 +228,12 @@ class FleetSync:
         with self._lock:
             balances = {budget: account.balance for budget, account in self._accounts.items()}
         own = self._own_findings(loop.time())
-        document = Document(own, balances).text()
+        loads = {
+            key: (each.running, each.waiting, round(loop.time() - each.read_at, 2))
+            for key, each in self._health.loads.own.items()
+            if loop.time() - each.read_at <= MOST_AGE_SECS
+        }
+        document = Document(own, balances, loads).text()
         current = int(now // SLICE_SECS)
         totals, read = dict[str, np.ndarray](), list[int]()
         if latencies:
@@ -313,6 +319,7 @@ class FleetSync:
     def _follow(self, own: Findings, documents: Mapping[str, str], now: float) -> None:
         others: dict[str, Findings] = {}
         balances: list[Mapping[float, float]] = []
+        loads: dict[str, LoadReading] = {}
         for process, text in documents.items():
             try:
                 document = Document.of(text)
@@ -326,7 +333,14 @@ class FleetSync:
             else:
                 others[process] = document.findings
                 balances.append(document.balances)
+                for key, (running, waiting, age_secs) in document.loads.items():
+                    found = LoadReading(running, waiting, now - age_secs)
+                    if process < self._process and (
+                        key not in loads or found.read_at > loads[key].read_at
+                    ):
+                        loads[key] = found
         self._balances = balances
+        self._health.loads.shared = loads
         advice = advise(own, self._findings, others)
         # Of a large fleet only a sample is read: the others' findings are remembered.
         known = {p: f for p, f in self._findings.items() if p not in others} if documents else {}

@@ -20,6 +20,7 @@ from pipecat_hedge.limits.circuit_breaker import DEFAULTS, BreakerState, Circuit
 from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, LimitBounds
 from pipecat_hedge.limits.permit_queue import RESERVED, PermitQueue, Ticket
 from pipecat_hedge.limits.provider_health import BreakerChange, Permit, ProviderHealth
+from pipecat_hedge.limits.server_queue import LoadReadings
 from pipecat_hedge.limits.shared_outage import SharedOutage
 from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.policy.backends import MOST_PROVIDERS
@@ -43,6 +44,7 @@ class AdmissionController:
 
     Attributes:
         lock: Protects the entries.
+        loads: The readings of servers' load, shared with other processes.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class AdmissionController:
                 have not been read yet and are not late.
         """
         self.lock = threading.Lock()
+        self.loads = LoadReadings()
         self._rng = rng or random.Random()
         self._lag_secs = lag_secs
         self._entries: OrderedDict[str, ProviderHealth] = OrderedDict()

@@ -120,6 +120,8 @@ class ProviderPool:
             for provider in providers
         )
         self.adapters = tuple(c for entry in self.entries for c in entry.adapters)
+        for adapter in self.adapters:
+            adapter.share_load(health.loads)
         self._excluded: set[str] = set()
         self._refreshes = TaskScope()
 

@@ -50,7 +50,7 @@ from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge.limits.permits import Rejected
-from pipecat_hedge.limits.server_queue import ReportsServerLoad
+from pipecat_hedge.limits.server_queue import LoadReadings, ReportsServerLoad
 from pipecat_hedge.race.driver import AttemptSink
 from pipecat_hedge.race.errors import INCOMPLETE_CALL, AttemptError
 from pipecat_hedge.race.reports import ServerLoad
@@ -135,6 +135,11 @@ class ServiceAdapter:
     def server_load(self) -> ServerLoad | None:
         """The load of the service's server; None without a recent reading."""
         return None if self._server is None else self._server.server_load
+
+    def share_load(self, readings: LoadReadings) -> None:
+        """Share what is read of its server's load, if anything, with other processes."""
+        if self._server is not None:
+            self._server.share_load(readings)
 
     @property
     def registered_functions(self) -> Mapping[str | None, FunctionCallRegistryItem]:

@@ -4,6 +4,7 @@ All services of an event loop share one poller per server, which runs only while
 a session. No request waits for it.
 
 ``/metrics`` costs the server 12 ms, so it is read rarely, and less often while there is a queue.
+Processes that share statistics share its readings: one of them reads for all.
 ``/load`` costs 0.5 ms. It counts all requests of a server that was started with
 ``--enable-server-load-tracking``, and is 0 otherwise. It does not separate running from waiting
 requests: when it counts more than are known to run, ``/metrics`` is read again.
@@ -27,6 +28,7 @@ import aiohttp
 from loguru import logger
 
 from pipecat_hedge.limits.permits import Rejected
+from pipecat_hedge.limits.server_queue import LoadReading, LoadReadings
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.reports import ServerLoad
 from pipecat_hedge.race.task_scope import TaskScope
@@ -40,6 +42,8 @@ last for seconds."""
 POLL_TIMEOUT_SECS = 3.0
 """A server that is busy with a long prompt answers late."""
 LIST_TIMEOUT_SECS = 5.0
+SHARING_SECS = 2.0
+"""How long a reading takes to reach the other processes: each exchanges once a second."""
 
 _servers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str | None], VLLMServer]] = (
     WeakKeyDictionary()
@@ -72,6 +76,8 @@ class VLLMServer:
         self._problems: set[str] = set()
         self._load: ServerLoad | None = None
         self._polled_at = 0.0
+        self._readings = LoadReadings()
+        self._key = LoadReadings.key_of(self._root)
         self._forget()
 
     def _forget(self) -> None:
@@ -99,6 +105,10 @@ class VLLMServer:
         if load is None or age > 3 * self.poll_secs + POLL_TIMEOUT_SECS:
             return None
         return replace(load, running=max(load.running + self._in_flight - self._in_flight_then, 0))
+
+    def share(self, readings: LoadReadings) -> None:
+        """Share readings of the metrics with other processes."""
+        self._readings = readings
 
     def hold(self) -> None:
         """Poll the server until ``release`` has been called as often as this."""
@@ -173,6 +183,8 @@ class VLLMServer:
         self._tracks_load = self._tracks_load or total > 0
         if self._tracks_load and (load := self._load_with(total)) is not None:
             return load
+        if (load := self._shared_load()) is not None:
+            return load
         async with session.get(f"{self._root}/health") as answer:
             if answer.status >= 500:
                 return _unhealthy(answer.status)
@@ -187,8 +199,19 @@ class VLLMServer:
         if before is not None and counts.prefix_queries > before.prefix_queries:
             found = counts.prefix_hits - before.prefix_hits
             share = found / (counts.prefix_queries - before.prefix_queries)
-        self._metrics_at = asyncio.get_running_loop().time()
+        self._metrics_at = now = asyncio.get_running_loop().time()
+        self._readings.own[self._key] = LoadReading(counts.running, counts.waiting, now)
         return ServerLoad(True, counts.running, counts.waiting, counts.kv_cache_usage, share)
+
+    def _shared_load(self) -> ServerLoad | None:
+        """Return the load that another process has read for all; None if this one has to read."""
+        shared = self._readings.shared.get(self._key)
+        if shared is None:
+            return None
+        age = asyncio.get_running_loop().time() - shared.read_at
+        if age > (3.5 if shared.waiting else 2.0) * self.poll_secs + SHARING_SECS:
+            return None
+        return ServerLoad(True, shared.running, shared.waiting)
 
     def _load_with(self, total: int) -> ServerLoad | None:
         """Return the load with so many requests in the server; None if ``/metrics`` is needed."""
