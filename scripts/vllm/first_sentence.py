@@ -13,7 +13,6 @@ import time
 from statistics import median
 
 import aiohttp
-
 from scripts.vllm.server import VLLMProcess
 
 TOKENS = 12
@@ -24,7 +23,7 @@ NGRAM = (
     '{"method": "ngram", "num_speculative_tokens": 4,'
     ' "prompt_lookup_min": 2, "prompt_lookup_max": 5}'
 )
-WORDS = "table for four at seven on Friday evening near the window under the name of Miller".split()
+WORDS = ("table", "four", "seven", "Friday", "evening", "window", "name", "Miller", "phone", "two")
 
 
 async def sentence(session: aiohttp.ClientSession, url: str, rng: random.Random) -> list[float]:
