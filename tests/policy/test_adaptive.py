@@ -196,14 +196,16 @@ def test_first_that_is_slow_from_the_start_stays_first(seed: int) -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25])
-@pytest.mark.parametrize("seed", range(3))
-def test_model_that_sometimes_thinks_has_not_turned_slow(seed: int, share: float) -> None:
+def test_model_that_sometimes_thinks_has_not_turned_slow(share: float) -> None:
     """From the start, a part of its answers takes 4 to 6 s."""
-    rng = np.random.default_rng(seed)
-    usual = np.exp(rng.normal(math.log(0.5), 0.2, (1, 1500)))
-    thinking = rng.uniform(4.0, 6.0, usual.shape)
-    first = np.where(rng.random(usual.shape) < share, thinking, usual)
-    assert run_two(first, draws(HOSTED, 1500, 1, seed)).first.count("a") >= 0.97 * 1500
+    away = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        usual = np.exp(rng.normal(math.log(0.5), 0.2, (1, 1500)))
+        thinking = rng.uniform(4.0, 6.0, usual.shape)
+        first = np.where(rng.random(usual.shape) < share, thinking, usual)
+        away += run_two(first, draws(HOSTED, 1500, 1, seed)).first.count("b")
+    assert away <= 0.01 * 12 * 1500
 
 
 SHAPES = {

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from pipecat_hedge import HedgedLLMService, HedgeError, HedgePolicy, Provider
+from pipecat_hedge import HedgedLLMService, HedgeError, HedgePolicy, Provider, TurnReport
 from pipecat_hedge.policy import Backend, FileStore, policy_of
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.testing import AutojumpLoop, Error, Say, ScriptedLLMService, Step, Wait
+from tests.no_harm.virtual import Scripts
 from tests.service.builders import Inferring, asked, said, scripted
 from tests.support.line import Line
 
@@ -121,6 +122,34 @@ async def test_slow_first_provider_is_rerouted_until_it_recovers() -> None:
     probes = [a for r in rerouted for a in r.attempts if a.launch_detail == "probes a"]
     assert probes
     assert all(probe.launched_secs == 0 for probe in probes)
+
+
+@pytest.mark.parametrize("well_turns", [0, 3, 12])
+@pytest.mark.parametrize("with_restarts", [False, True])
+async def test_first_provider_that_hangs_early_is_soon_not_the_first(
+    well_turns: int, with_restarts: bool, tmp_path: Path
+) -> None:
+    """Before anything is usual; also if every turn is another run of the program."""
+    stats, reports = ProviderStats(FileStore(tmp_path / "stats.json")), list[TurnReport]()
+
+    def first() -> list[Step]:
+        hangs = well_turns <= len(reports) < well_turns + 40
+        return [Wait(float("inf"))] if hangs else [Wait(0.5), Say("Yes.")]
+
+    while len(reports) < well_turns + 100:
+        if with_restarts:
+            stats.save()
+            stats = ProviderStats(FileStore(tmp_path / "stats.json"))
+        services = [Provider("a", Scripts(first, None)), provider("b", 0.6)]
+        async with Line(racing(*services, stats=stats)) as line:
+            for turn in range(1 if with_restarts else well_turns + 100):
+                await line.ask()
+                reports.append(await line.report(turn + 1))
+                await asyncio.sleep(5.0)
+    hung = reports[well_turns + 5 : well_turns + 40]
+    assert {report.attempts[0].provider for report in hung} == {"b"}
+    assert all(report.ttft_secs is not None and report.ttft_secs < 1.0 for report in hung)
+    assert reports[-1].attempts[0].provider == "a", "it came first again"
 
 
 async def test_inference_is_hedged_by_whole_answer_latency() -> None:

@@ -6,6 +6,7 @@ made anew, and never while anything is awaited or written.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -139,6 +140,8 @@ class LatencyRegistry:
         else:
             latency.count_unanswered(secs, prompt_tokens)
         late_after = latency.late_secs(prompt_tokens)
+        if has_answered and not latency.is_settled:
+            late_after = math.inf
         latency.slow_period.ended(attempt, secs, late_after, has_answered=has_answered)
         is_censored = not has_answered or attempt.is_unsure
         latency.record(secs, censored=is_censored, prompt_tokens=prompt_tokens)
@@ -153,7 +156,8 @@ class LatencyRegistry:
         """
         with self._lock:
             latency = self._of(backend)
-            latency.slow_period.sent(attempt, latency.late_secs(prompt_tokens))
+            if latency.is_settled:
+                latency.slow_period.sent(attempt, latency.late_secs(prompt_tokens))
 
     def forget(self, backend: Backend, attempt: Attempt) -> None:
         """Stop watching an attempt of which nothing is learned."""

@@ -86,15 +86,18 @@ class ProviderLatency:
         """
         return self._usual_of(prompt_tokens)[0]
 
-    def late_secs(self, prompt_tokens: int | None) -> float | None:
-        """After how long an attempt is late; None while too little has been seen to say.
+    def late_secs(self, prompt_tokens: int | None) -> float:
+        """After how long an attempt is late.
 
         Args:
             prompt_tokens: The size of the prompt; None where it is not known.
         """
-        if self.seen < SETTLED and not self.slow_period.is_on:
-            return None
         return self._usual_of(prompt_tokens)[1]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether enough has been seen to call an answer late; silence is late in any case."""
+        return self.seen >= SETTLED or self.slow_period.is_on
 
     def _usual_of(self, prompt_tokens: int | None) -> tuple[SurvivalCurve, float]:
         size, curve = size_class(prompt_tokens), self._for(prompt_tokens).curve
@@ -204,6 +207,9 @@ class ProviderLatency:
             "seen": [len(model) for model in self._models],
             "buckets": used.tolist(),
             "counts": counts[used].round(2).tolist(),
+            "slow_period": self.slow_period.saved(),
+            "late_secs": [[size, round(late, 3)] for size, (_, late) in self._usual.items()],
+            "unanswered": self.unanswered,
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -228,6 +234,11 @@ class ProviderLatency:
         for model in self._models[:ALL]:
             model.rebase(self._models[ALL].curve)
             model.refresh()
+        self.slow_period.restore(saved.get("slow_period", (0, 0, 0, 0.0)))
+        if self.slow_period.is_suspected:  # what is usual is then what was before
+            curve = self._models[ALL].curve
+            self._usual = {int(size): (curve, float(late)) for size, late in saved["late_secs"]}
+        self.unanswered = max(int(saved.get("unanswered", 0)), 0)
 
 
 def size_class(prompt_tokens: int | None) -> int:

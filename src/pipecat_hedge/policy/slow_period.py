@@ -9,6 +9,9 @@ attempts in time in a row end it. In calm times a fifth of the attempts are late
 reaches ``SLOW`` about once in two thousand turns. A model that thinks in a quarter of its turns
 moves its p80, not the steps.
 
+Before ``SETTLED`` observations nothing is usual: then only an attempt that ended without a token,
+after what is assumed to be late, is one step up.
+
 The usual curve is frozen while a slow period is suspected. A time that was read while the event
 loop lagged is a lower bound: the attempt may count as late, but not as in time.
 
@@ -18,8 +21,9 @@ Source: Page's cumulative sum (1954) for a late share of 0.2 against 0.8; both o
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 from statistics import median
 
 from pipecat_hedge.policy.survival import SurvivalCurve
@@ -60,19 +64,19 @@ class SlowPeriod:
     )
     _in_flight: dict[Attempt, float | None] = field(default_factory=dict[Attempt, float | None])
     _since_probe: int = 0
+    _level_before: float = 0.0
 
     @property
     def is_suspected(self) -> bool:
         """Whether the usual curve is frozen."""
         return self.is_on or self._steps > 0
 
-    def sent(self, attempt: Attempt, late_after_secs: float | None) -> None:
+    def sent(self, attempt: Attempt, late_after_secs: float) -> None:
         """Watch an attempt, until ``ended``.
 
         Args:
             attempt: The attempt.
-            late_after_secs: Seconds from its launch after which it is late; None if nothing is
-                usual yet.
+            late_after_secs: Seconds from its launch after which it is late.
         """
         self._in_flight[attempt] = late_after_secs
 
@@ -94,17 +98,17 @@ class SlowPeriod:
                 self._count(attempt, secs, late_after)
 
     def ended(
-        self, attempt: Attempt, secs: float, late_after_secs: float | None, *, has_answered: bool
+        self, attempt: Attempt, secs: float, late_after_secs: float, *, has_answered: bool
     ) -> None:
         """Count a finished attempt, unless it has been counted.
 
         Args:
             attempt: The attempt.
             secs: Its time to first token less the event loop's lag; without one, the elapsed time.
-            late_after_secs: The time after which it was late; None if nothing is usual yet.
+            late_after_secs: The time after which it was late.
             has_answered: Whether its first token arrived.
         """
-        late_after = self._in_flight.pop(attempt, late_after_secs)
+        late_after = self._in_flight.pop(attempt, late_after_secs)  # None: it has been counted
         is_in_time = has_answered and not attempt.is_unsure
         if late_after is not None and (secs > late_after or is_in_time):
             self._count(attempt, secs, late_after)
@@ -119,12 +123,31 @@ class SlowPeriod:
         Args:
             now: The time on the race's clock.
         """
+        if not self._late:
+            return self._level_before
         return median(
             secs
             if attempt.outcome is not None or attempt.first_token_at is not None
             else now - attempt.launched_at
             for attempt, secs in self._late
         )
+
+    def saved(self) -> list[float]:
+        """Return whether it is on, the steps, the turns since a probe and the level, for a file."""
+        late = [secs for _, secs in self._late] or [self._level_before]
+        return [int(self.is_on), self._steps, self._since_probe, round(median(late), 3)]
+
+    def restore(self, saved: Sequence[float]) -> None:
+        """Continue from what ``saved`` returned.
+
+        Raises:
+            TypeError, ValueError: If it is something else.
+        """
+        is_on, steps, since_probe, level = saved
+        if not (0 <= steps <= SLOW and 0 <= since_probe < inf and 0 <= level < inf):
+            raise ValueError("a slow period's values must not be negative")
+        self.is_on, self._level_before = bool(is_on), float(level)
+        self._steps, self._since_probe = int(steps), int(since_probe)
 
     def is_probes_turn(self, budget: float) -> bool:
         """Return whether this turn probes a slow provider.
