@@ -59,8 +59,8 @@ class SlowPeriod:
 
     is_on: bool = False
     _steps: int = 0
-    _late: deque[tuple[Attempt, float]] = field(
-        default_factory=lambda: deque[tuple[Attempt, float]](maxlen=SLOW)
+    _late: deque[tuple[Attempt | None, float]] = field(  # None: the attempt is over
+        default_factory=lambda: deque[tuple[Attempt | None, float]](maxlen=SLOW)
     )
     _in_flight: dict[Attempt, float | None] = field(default_factory=dict[Attempt, float | None])
     _since_probe: int = 0
@@ -109,6 +109,7 @@ class SlowPeriod:
             has_answered: Whether its first token arrived.
         """
         late_after = self._in_flight.pop(attempt, late_after_secs)  # None: it has been counted
+        self._let_go(attempt)
         is_in_time = has_answered and not attempt.is_unsure
         if late_after is not None and (secs > late_after or is_in_time):
             self._count(attempt, secs, late_after)
@@ -116,6 +117,7 @@ class SlowPeriod:
     def forget(self, attempt: Attempt) -> None:
         """Stop watching an attempt that says nothing about the provider's speed."""
         self._in_flight.pop(attempt, None)
+        self._let_go(attempt)
 
     def level_secs(self, now: float) -> float:
         """Return the median time of the late attempts; of silent ones, the time so far.
@@ -127,7 +129,7 @@ class SlowPeriod:
             return self._level_before
         return median(
             secs
-            if attempt.outcome is not None or attempt.first_token_at is not None
+            if attempt is None or attempt.outcome is not None or attempt.first_token_at is not None
             else now - attempt.launched_at
             for attempt, secs in self._late
         )
@@ -162,10 +164,17 @@ class SlowPeriod:
         self._since_probe = 0
         return True
 
+    def _let_go(self, attempt: Attempt) -> None:
+        """Keep no attempt that is over: it would keep its session alive."""
+        for index, (each, secs) in enumerate(self._late):
+            if each is attempt:
+                self._late[index] = None, secs
+
     def _count(self, attempt: Attempt, secs: float, late_after: float) -> None:
         is_late = secs > late_after
         if is_late:
-            self._late.append((attempt, secs))
+            is_over = attempt.outcome is not None or attempt.first_token_at is not None
+            self._late.append((None if is_over else attempt, secs))
         self._steps = max(self._steps + (1 if is_late is not self.is_on else -1), 0)
         if self._steps >= (RECOVERED if self.is_on else SLOW):
             self.is_on, self._steps, self._since_probe = not self.is_on, 0, 0
