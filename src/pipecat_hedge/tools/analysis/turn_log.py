@@ -146,7 +146,8 @@ def read_logs(paths: Sequence[str | Path]) -> Log:
                 except ValueError as e:
                     log.skip(path, number, str(e))
     if not log.turns:
-        detail = f" ({log.skipped} lines skipped; {log.named_skips[0]})" if log.skipped else ""
+        lines = "1 line" if log.skipped == 1 else f"{log.skipped} lines"
+        detail = f" ({lines} skipped; {log.named_skips[0]})" if log.skipped else ""
         raise ReadingError(
             f"there is no turn in {', '.join(map(str, paths))}{detail}: give a log that "
             'HedgedLLMService(turn_log="turns.jsonl") wrote'

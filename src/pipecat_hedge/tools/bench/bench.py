@@ -329,7 +329,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     number("--rounds", type=int, default=60, help="rounds of the cost measurement (default 60)")
     number("--seed", type=int, default=1, help="of the simulated providers (default 1)")
     parser.add_argument(
-        "--profile", action="append", choices=list(PROFILES), help="one hosted provider; repeatable"
+        "--profile",
+        action="append",
+        metavar="NAME",
+        choices=list(PROFILES),
+        help=f"one hosted provider; repeatable: {'; '.join(PROFILES).replace('%', '%%')}",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import signal
 import sys
+import textwrap
 
 from pipecat_hedge.policy import PROFILES
 from pipecat_hedge.tools.simulator.behaviour import KEYS
@@ -26,7 +27,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     for title, rows in lists.items():
         parser.epilog += f"\n{title}:\n"
-        parser.epilog += "".join(f"  {name:<22}{summary}\n" for name, summary in rows.items())
+        parser.epilog += "".join(
+            textwrap.fill(
+                f"{name:<22}{summary}", 79, initial_indent="  ", subsequent_indent=24 * " "
+            )
+            + "\n"
+            for name, summary in rows.items()
+        )
     parser.add_argument("--port", type=int, default=8900, help="0 picks a free one (default 8900)")
     parser.add_argument("--host", default="127.0.0.1", help="default 127.0.0.1")
     parser.add_argument(

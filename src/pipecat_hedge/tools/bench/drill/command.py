@@ -6,6 +6,7 @@ import argparse
 import math
 import signal
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -34,7 +35,10 @@ COLUMNS = 4
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "drills:\n" + "\n".join(f"  {d.name:<10}{d.summary}" for d in DRILLS.values())
+    parser.epilog = "drills:\n" + "\n".join(
+        textwrap.fill(f"  {d.name:<10}{d.summary}", 79, subsequent_indent=12 * " ")
+        for d in DRILLS.values()
+    )
     parser.add_argument("names", nargs="*", metavar="drill", help="the drills (default: all)")
     parser.add_argument("--variants", help="comma-separated, such as bare,hedged (default: all)")
     number = partial(parser.add_argument, metavar="N")
