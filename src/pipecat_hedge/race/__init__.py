@@ -1,8 +1,10 @@
 """One turn as a race: a pure state machine, and its drivers in real and virtual time."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pipecat_hedge.race.attempt import Attempt
+from pipecat_hedge.race.continuation import Continuation
 from pipecat_hedge.race.errors import (
     SHED,
     AllProvidersFailed,
@@ -13,11 +15,14 @@ from pipecat_hedge.race.errors import (
 )
 from pipecat_hedge.race.events import (
     AttemptOutcome,
+    Commit,
+    Continue,
     InFlight,
     Launch,
     LaunchDecision,
     LaunchReason,
     Slot,
+    StreamBroken,
     TurnOutcome,
     Waiting,
 )
@@ -34,9 +39,11 @@ from pipecat_hedge.race.reports import (
     Tier,
     TurnReport,
 )
+from pipecat_hedge.race.usable import is_usable_text
 from pipecat_hedge.race.virtual import Latency, run_virtual
 
 if TYPE_CHECKING:
+    from pipecat_hedge.race.driver import AttemptSink
     from pipecat_hedge.race.task_scope import TaskScope
 
 __all__ = [
@@ -47,8 +54,12 @@ __all__ = [
     "AttemptError",
     "AttemptOutcome",
     "AttemptReport",
+    "AttemptSink",
     "BreakerReport",
+    "Commit",
     "ConfigurationError",
+    "Continuation",
+    "Continue",
     "DrainedAnswer",
     "FillerReport",
     "HedgeError",
@@ -62,20 +73,23 @@ __all__ = [
     "ServerLoad",
     "Slot",
     "StageReport",
+    "StreamBroken",
     "TaskScope",
     "Tier",
     "TurnOutcome",
     "TurnReport",
     "Waiting",
+    "is_usable_text",
     "missing_extra",
     "run_virtual",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name != "TaskScope":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Only what runs tasks loads asyncio; whatif runs none.
-    from pipecat_hedge.race.task_scope import TaskScope
+_RUNNING_TASKS = {"AttemptSink": "driver", "TaskScope": "task_scope"}
+"""Only what runs tasks loads asyncio; whatif runs none."""
 
-    return TaskScope
+
+def __getattr__(name: str) -> Any:
+    if name not in _RUNNING_TASKS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_RUNNING_TASKS[name]}"), name)

@@ -1,15 +1,42 @@
 """The hedged LLM service: one processor in the pipeline, several providers behind it."""
 
-from pipecat_hedge.service.admission import AdmissionMode
+from pipecat_hedge.service.admission import Admission, AdmissionMode, AdmissionSettings
+from pipecat_hedge.service.attempt_runner import AttemptRunner, ProviderAttempt
+from pipecat_hedge.service.attempt_stats import AttemptStats
+from pipecat_hedge.service.candidates import Candidates, ProviderMember, choose_candidates
+from pipecat_hedge.service.composition import default_store, write_logs
+from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.service.hedged_service import HedgedLLMService
 from pipecat_hedge.service.metrics import HedgeMetricsData
 from pipecat_hedge.service.provider import Provider
 from pipecat_hedge.service.provider_stats import ProviderStats
+from pipecat_hedge.service.stages import Stages
+from pipecat_hedge.service.turn import CONTINUE
+from pipecat_hedge.service.turn_planner import TurnPlanner, breaker_report, state_of
+from pipecat_hedge.service.turn_report import report_drained, report_turn
 
 __all__ = [
+    "CONTINUE",
+    "Admission",
     "AdmissionMode",
+    "AdmissionSettings",
+    "AttemptRunner",
+    "AttemptStats",
+    "Candidates",
+    "EventHub",
     "HedgeMetricsData",
     "HedgedLLMService",
     "Provider",
+    "ProviderAttempt",
+    "ProviderMember",
     "ProviderStats",
+    "Stages",
+    "TurnPlanner",
+    "breaker_report",
+    "choose_candidates",
+    "default_store",
+    "report_drained",
+    "report_turn",
+    "state_of",
+    "write_logs",
 ]

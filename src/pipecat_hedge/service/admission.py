@@ -23,7 +23,7 @@ from pipecat_hedge.limits.verdict import Verdict
 from pipecat_hedge.race.attempt import UNSURE_LAG_SECS
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.reports import Tier
-from pipecat_hedge.service.provider_pool import Candidates, ProviderMember
+from pipecat_hedge.service.candidates import Candidates, ProviderMember
 
 __all__ = ["Admission", "AdmissionMode", "AdmissionSettings", "admission_settings"]
 

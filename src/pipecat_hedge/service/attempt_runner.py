@@ -14,9 +14,6 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeAlias, TypeVar
 
-from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.utils.types import is_given
-
 from pipecat_hedge.limits.permits import Rejected
 from pipecat_hedge.limits.priority import WorkClass, working_as
 from pipecat_hedge.limits.provider_health import Permit
@@ -39,14 +36,15 @@ from pipecat_hedge.race.race import Race
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.admission import Admission
 from pipecat_hedge.service.attempt_stats import AttemptStats
-from pipecat_hedge.service.provider_client import exception_error
-from pipecat_hedge.service.provider_pool import (
+from pipecat_hedge.service.candidates import (
+    A,
+    Instance,
     ProviderMember,
     hedge_refusals,
     slots,
     take_best_instance,
 )
-from pipecat_hedge.service.service_adapter import ServiceAdapter
+from pipecat_hedge.service.provider_client import exception_error
 from pipecat_hedge.service.turn_planner import TurnPlanner
 
 __all__ = ["AttemptRunner", "ProviderAttempt", "Send"]
@@ -60,7 +58,7 @@ class ProviderAttempt(Attempt):
 
     Attributes:
         stats: What it has produced.
-        adapter: The service that carries it; None until it is sent.
+        adapter: The instance that carries it; None until it is sent.
         permit: Its permit; None until it has one.
         sent_at: When it was passed to the service, or None.
         closed_at: When its request was closed, or None.
@@ -87,7 +85,7 @@ class ProviderAttempt(Attempt):
         """Record a launch."""
         super().__init__(number, slot, reason, launched_at, detail)
         self.stats = AttemptStats()
-        self.adapter: ServiceAdapter | None = None
+        self.adapter: Instance | None = None
         self.permit: Permit | None = None
         self.sent_at: float | None = None
         self.closed_at: float | None = None
@@ -114,13 +112,11 @@ class ProviderAttempt(Attempt):
         return self.stats.first_answer_at if self.is_probing else self.first_token_at
 
 
-Send: TypeAlias = Callable[
-    [Launch, ProviderAttempt, ServiceAdapter, AttemptSink[T]], Awaitable[None]
-]
-"""Sends a turn's request through a service and posts its events. Closes it when cancelled."""
+Send: TypeAlias = Callable[[Launch, ProviderAttempt, AttemptSink[T], A], Awaitable[None]]
+"""Sends a turn's request through an instance and posts its events. Closes it when cancelled."""
 
 
-class AttemptRunner(Generic[T]):
+class AttemptRunner(Generic[T, A]):
     """Runs the attempts of one turn or one inference.
 
     Attributes:
@@ -131,29 +127,31 @@ class AttemptRunner(Generic[T]):
 
     def __init__(
         self,
-        context: LLMContext,
-        planner: TurnPlanner,
+        planner: TurnPlanner[A],
         admission: Admission,
         work: WorkClass,
-        send: Send[T],
+        send: Send[T, A],
+        *,
+        rescues: bool = True,
     ):
         """Prepare the attempts; nothing is sent yet.
 
         Args:
-            context: The conversation.
             planner: The turn's plan, which also learns from it.
             admission: The turn's permits.
             work: The work class of the first request.
             send: Sends a request.
+            rescues: Whether a committed answer that stalls is continued.
         """
         self._loop = asyncio.get_running_loop()
-        self._context = context
         self._planner = planner
         self._policy = planner.policy
         self._admission = admission
         self._work: WorkClass = work
         self._send = send
-        self._idle = {m.provider.name: list(m.adapters) for m in planner.candidates}
+        self._rescues = rescues
+        self._instances = {m.provider.name: m.adapters for m in planner.candidates}
+        self._idle = {name: list(instances) for name, instances in self._instances.items()}
         self._driver: RaceDriver[T] | None = None
         self.race: Race | None = None
         self.attempts: list[ProviderAttempt] = []
@@ -183,7 +181,7 @@ class AttemptRunner(Generic[T]):
         self.race = self._new_race(order, stall_secs)
         return True
 
-    def _new_race(self, order: list[ProviderMember], stall_secs: float | None) -> Race:
+    def _new_race(self, order: list[ProviderMember[A]], stall_secs: float | None) -> Race:
         plan, policy, deadline_secs = self._planner.plan, self._policy, self._policy.deadline_secs
         if deadline_secs is not None:
             deadline_secs = max(deadline_secs - self._admission.queued_secs, 0.0)
@@ -286,7 +284,7 @@ class AttemptRunner(Generic[T]):
             adapter = self._take_instance(attempt)
             self._report_sent(launch, attempt)
             with working_as(work):
-                await self._send(launch, attempt, adapter, sink)
+                await self._send(launch, attempt, sink, adapter)
         except Exception as e:
             error = exception_error(e, has_begun=attempt.stats.has_begun)
             sink.failed(error)
@@ -311,13 +309,13 @@ class AttemptRunner(Generic[T]):
             left = min(left, race.deadline_at - self._loop.time())
         return left / 2
 
-    def _take_instance(self, attempt: ProviderAttempt) -> ServiceAdapter:
+    def _take_instance(self, attempt: ProviderAttempt) -> A:
         idle = self._idle[attempt.provider]
         if not idle:  # all have failed, and are retried
-            same = (a for a in self.attempts if a.provider == attempt.provider and a.error)
-            idle += dict.fromkeys(a.adapter for a in same if a.adapter is not None)
-        attempt.adapter = take_best_instance(idle)
-        return attempt.adapter
+            failed = [a.adapter for a in self.attempts if a.error is not None]
+            idle += [a for a in self._instances[attempt.provider] if a in failed]
+        attempt.adapter = adapter = take_best_instance(idle)
+        return adapter
 
     def _report_sent(self, launch: Launch, attempt: ProviderAttempt) -> None:
         attempt.sent_at = self._loop.time()
@@ -438,8 +436,7 @@ class AttemptRunner(Generic[T]):
             return False
         if self._policy.losers != "drain" and not self._becomes_probe(attempt):
             return False
-        attempt.adapter.yield_to_next()
-        attempt.adapter.connection.reopen(attempt.stats.stages)
+        attempt.adapter.run_on()
         return True
 
     def _becomes_probe(self, attempt: ProviderAttempt) -> bool:
@@ -454,9 +451,11 @@ class AttemptRunner(Generic[T]):
 
         A stream that cannot be read may contain a tool call's arguments.
         """
+        if not self._rescues:
+            return Progressed(number, None)
         stats = self.attempts[number].stats
         deltas = stats.stages.deltas
         if deltas.knows_format:
             return None if deltas.delta_at is None else Progressed(number, deltas.delta_at)
-        may_call = stats.has_answer and is_given(self._context.tools)
+        may_call = stats.has_answer and self._planner.has_tools
         return Progressed(number, None) if may_call else None

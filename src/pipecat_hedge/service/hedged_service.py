@@ -53,15 +53,17 @@ from pipecat_hedge.race.reports import (
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service import composition
 from pipecat_hedge.service.admission import Admission, AdmissionMode, admission_settings
+from pipecat_hedge.service.candidates import Candidates
 from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.service.inference import Inference
 from pipecat_hedge.service.metrics import HedgeMetricsData
 from pipecat_hedge.service.pipeline_search import context_of, find_output
 from pipecat_hedge.service.provider import Provider, as_providers
-from pipecat_hedge.service.provider_pool import Candidates, ProviderPool
+from pipecat_hedge.service.provider_pool import ProviderPool
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.service.retract import RetractText, RetractTextFrame
-from pipecat_hedge.service.service_adapter import ToolCalls
+from pipecat_hedge.service.service_adapter import ServiceAdapter, ToolCalls
+from pipecat_hedge.service.tokens import estimate_tokens
 from pipecat_hedge.service.turn import Turn
 from pipecat_hedge.service.turn_planner import TurnPlanner, breaker_report, state_of
 
@@ -217,7 +219,7 @@ class HedgedLLMService(LLMService):
     @property
     def providers(self) -> tuple[Provider, ...]:
         """The providers, in the given order."""
-        return tuple(entry.provider for entry in self._members.entries)
+        return self._members.providers
 
     def provider_states(self) -> tuple[ProviderState, ...]:
         """What is known of each provider now, in the given order."""
@@ -388,7 +390,13 @@ class HedgedLLMService(LLMService):
         admission = self._admission(candidates, MAX_WAIT_SECS)
         try:
             planner = TurnPlanner(
-                self._policy, candidates, context, self._stats, output.commit_on, now=now
+                self._policy,
+                candidates,
+                self._stats,
+                output.commit_on,
+                prompt_tokens=estimate_tokens(context),
+                has_tools=bool(context.tools),
+                now=now,
             )
             trace = self._tracer.begin(self._turns, self._policy.name, self.tier)
             turn = Turn(
@@ -437,7 +445,11 @@ class HedgedLLMService(LLMService):
             await asyncio.to_thread(self._stats.save)
 
     def _admission(
-        self, candidates: Candidates, wait_secs: float, *, has_first_token: bool = True
+        self,
+        candidates: Candidates[ServiceAdapter],
+        wait_secs: float,
+        *,
+        has_first_token: bool = True,
     ) -> Admission:
         end_secs = self._policy.deadline_secs
         settings = self._admission_settings
@@ -454,7 +466,7 @@ class HedgedLLMService(LLMService):
             has_first_token=has_first_token,
         )
 
-    def _candidates(self, now: float) -> Candidates:
+    def _candidates(self, now: float) -> Candidates[ServiceAdapter]:
         self._members.offer(self.get_llm_adapter().builtin_tools)
         return self._members.candidates(now, sheds=self._admission_settings.mode == "shed")
 
@@ -519,9 +531,10 @@ class HedgedLLMService(LLMService):
             planner = TurnPlanner(
                 self._policy,
                 candidates,
-                context,
                 self._stats,
                 "first_token",
+                prompt_tokens=estimate_tokens(context),
+                has_tools=bool(context.tools),
                 whole_answers=True,
                 now=now,
             )

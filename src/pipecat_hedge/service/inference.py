@@ -29,7 +29,7 @@ class Inference:
     def __init__(
         self,
         context: LLMContext,
-        planner: TurnPlanner,
+        planner: TurnPlanner[ServiceAdapter],
         admission: Admission,
         options: Mapping[str, Any],
     ):
@@ -43,7 +43,9 @@ class Inference:
         """
         self._context = context
         self._options = {name: value for name, value in options.items() if value is not None}
-        self._runner = AttemptRunner[str](context, planner, admission, "background", self._send)
+        self._runner = AttemptRunner[str, ServiceAdapter](
+            planner, admission, "background", self._send
+        )
         self._answer: str | None = None
 
     async def run(self) -> str | None:
@@ -72,8 +74,8 @@ class Inference:
         self,
         launch: Launch,
         attempt: ProviderAttempt,
-        adapter: ServiceAdapter,
         sink: AttemptSink[str],
+        adapter: ServiceAdapter,
     ) -> None:
         answer = await adapter.infer(self._context, self._options, attempt.stats)
         if answer is not None and answer.strip():

@@ -1,4 +1,4 @@
-"""The hosted services of all providers, and which of them a turn may use."""
+"""The hosted services of all providers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pipecat.adapters.llm.schemas.direct_function import DirectFunction
@@ -19,84 +18,22 @@ from pipecat.services.settings import LLMSettings
 
 from pipecat_hedge.limits.admission_controller import AdmissionController
 from pipecat_hedge.limits.concurrency_limit import LimitBounds
-from pipecat_hedge.limits.permit_queue import MAX_WAIT_SECS, Ticket
+from pipecat_hedge.limits.permit_queue import Ticket
 from pipecat_hedge.limits.permits import LoopLag, permit_for
-from pipecat_hedge.limits.server_queue import hedge_refusal, is_last_resort, load_rank
-from pipecat_hedge.policy.backends import Backend, key_of
-from pipecat_hedge.policy.hedge_policy import HedgePolicy
-from pipecat_hedge.race.events import Slot
-from pipecat_hedge.race.reports import ServerLoad, Tier
+from pipecat_hedge.race.reports import Tier
 from pipecat_hedge.race.task_scope import TaskScope
+from pipecat_hedge.service.candidates import Candidates, ProviderMember, choose_candidates
 from pipecat_hedge.service.provider import Provider
 from pipecat_hedge.service.service_adapter import ServiceAdapter
 
-__all__ = [
-    "Candidates",
-    "ProviderMember",
-    "ProviderPool",
-    "hedge_refusals",
-    "slots",
-    "take_best_instance",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class ProviderMember:
-    """A provider within a hedged service.
-
-    Parameters:
-        provider: Its name and price.
-        adapters: Its hosted instances.
-    """
-
-    provider: Provider
-    adapters: tuple[ServiceAdapter, ...]
-
-    @property
-    def server_load(self) -> ServerLoad | None:
-        """The load of its least busy server; None without a recent reading."""
-        if len(self.adapters) == 1:
-            return self.adapters[0].server_load
-        return min((c.server_load for c in self.adapters), key=load_rank)
-
-    @property
-    def backend(self) -> Backend:
-        """The key of its statistics."""
-        model = self.adapters[0].model
-        return Backend(self.provider.name, model, self.provider.usd_per_mtok)
-
-    @property
-    def key(self) -> str:
-        """The key of its health in the registry."""
-        return key_of(self.provider.name, self.adapters[0].model)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """The providers that a turn may use.
-
-    Parameters:
-        entries: The providers in order; empty if none may be used.
-        keys: The health key of each provider in this turn, by name.
-        probe: The half-open provider that the turn has claimed to probe, or None. The turn must
-            release the claim.
-        reason: Why no provider may be used, if that is so.
-        last: The names of those that come last, whatever the planned order.
-        in_panic: Whether every breaker is open, so that ``entries`` is the final order.
-    """
-
-    entries: tuple[ProviderMember, ...]
-    keys: Mapping[str, str]
-    probe: ProviderMember | None = None
-    reason: str = ""
-    last: frozenset[str] = frozenset()
-    in_panic: bool = False
+__all__ = ["ProviderPool"]
 
 
 class ProviderPool:
     """Every instance of every provider.
 
     Attributes:
+        providers: The providers, in the given order.
         entries: The providers with their instances, in the given order.
         adapters: All instances.
     """
@@ -109,6 +46,7 @@ class ProviderPool:
             health: The process's registry.
         """
         self._health = health
+        self.providers = tuple(providers)
         for provider in providers:
             if provider.breaker is not None:
                 health.configure_breaker(provider.name, provider.breaker)
@@ -125,17 +63,11 @@ class ProviderPool:
         self._excluded: set[str] = set()
         self._refreshes = TaskScope()
 
-    def candidates(self, now: float, *, sheds: bool = False) -> Candidates:
-        """The providers that a turn may use.
+    def candidates(self, now: float, *, sheds: bool = False) -> Candidates[ServiceAdapter]:
+        """The providers that a turn may use; see ``choose_candidates``.
 
         Providers that rejected a request permanently and instances that Pipecat reports as unusable
-        are left out, unless none would remain: the one request may have been at fault. A provider
-        with a ``Retry-After`` comes last, and only if it ends soon or all others have one, too.
-
-        An open breaker puts its provider last, without hedges. One half-open provider is a probe
-        beside a healthy one. If every breaker is open, the turn is planned as if all were closed
-        (panic mode) and the first choices of such turns are spread over the providers. Servers that
-        report that they are down or overloaded come last.
+        are left out, unless none would remain: the one request may have been at fault.
 
         Args:
             now: The loop's time.
@@ -148,60 +80,18 @@ class ProviderPool:
             for entry in self.entries
             if (adapters := self._usable_adapters(entry))
         ]
-        usable, health = usable or list(self.entries), self._health
-        keys, loads = [entry.key for entry in usable], [entry.server_load for entry in usable]
-        by_name = {entry.provider.name: key for entry, key in zip(usable, keys, strict=True)}
-        if any(loads):
-            for key, load in zip(keys, loads, strict=True):
-                if load is not None and load.is_up:
-                    health.set_queue(key, load.running, load.waiting, now)
-        if health.are_healthy(keys, now) and not any(map(is_last_resort, loads)):
-            return Candidates(tuple(usable), by_name)  # the common case, kept fast
-        states, retry_after_secs = zip(*health.breaker_states(keys, now), strict=True)
-        by_retry_after = sorted(range(len(usable)), key=lambda n: retry_after_secs[n])
-        available = [n for n in by_retry_after if not retry_after_secs[n]]
-        eligible = available or by_retry_after
-        soon = [n for n in by_retry_after if available and 0 < retry_after_secs[n] <= MAX_WAIT_SECS]
-        closed = [n for n in eligible if states[n] == "closed"]
-        half_open = [n for n in available if states[n] == "half_open"]
-        probe = next((n for n in half_open if health.claim_probe(keys[n], now)), None)
-        has_closed = closed or any(states[n] == "closed" for n in soon)
-        if sheds and not has_closed:
-            if probe is not None:
-                return Candidates((usable[probe],), by_name, usable[probe])
-            reasons = (f"{name} ({health.open_reason(key, now)})" for name, key in by_name.items())
-            return Candidates((), by_name, reason=f"all breakers are open: {', '.join(reasons)}")
-        if not closed and not sheds:
-            if probe is not None:
-                health.drop_probe(keys[probe], now)
-            first = health.count_panic_turn() % len(eligible) if available else 0
-            spread = [*eligible[first:], *eligible[:first]]
-            spread.sort(key=lambda n: is_last_resort(loads[n]))
-            spread += soon
-            return Candidates(tuple(usable[n] for n in spread), by_name, in_panic=True)
-        last = {
-            usable[n].provider.name
-            for n in [*eligible, *soon]
-            if n in soon or is_last_resort(loads[n]) or (states[n] != "closed" and n != probe)
-        }
-        found = [
-            usable[n]
-            for n in [*eligible, *soon]
-            if not sheds or states[n] == "closed" or n == probe
-        ]
-        half_open_member = None if probe is None else usable[probe]
-        return Candidates(tuple(found), by_name, half_open_member, last=frozenset(last))
+        return choose_candidates(usable or self.entries, self._health, now, sheds=sheds)
 
-    def is_excluded(self, entry: ProviderMember) -> bool:
+    def is_excluded(self, entry: ProviderMember[ServiceAdapter]) -> bool:
         """Whether a provider gets no requests until settings change."""
         return not self._usable_adapters(entry)
 
-    def _usable_adapters(self, entry: ProviderMember) -> tuple[ServiceAdapter, ...]:
+    def _usable_adapters(self, entry: ProviderMember[ServiceAdapter]) -> tuple[ServiceAdapter, ...]:
         if entry.provider.name in self._excluded:
             return ()
         if len(entry.adapters) == 1:
-            return entry.adapters if entry.adapters[0].service.is_usable else ()
-        return tuple(c for c in entry.adapters if c.service.is_usable)
+            return entry.adapters if entry.adapters[0].is_usable else ()
+        return tuple(c for c in entry.adapters if c.is_usable)
 
     def exclude(self, provider: str) -> bool:
         """Exclude a provider until settings change: it has rejected a request permanently.
@@ -248,7 +138,7 @@ class ProviderPool:
 
     async def _warm(
         self,
-        entry: ProviderMember,
+        entry: ProviderMember[ServiceAdapter],
         adapter: ServiceAdapter,
         context: LLMContext | None,
         tier: Tier,
@@ -280,7 +170,7 @@ class ProviderPool:
                 may_send = functools.partial(self._may_refresh, entry, adapter)
                 adapter.connection.keep(self._refreshes, may_send)
 
-    def _may_refresh(self, entry: ProviderMember, adapter: ServiceAdapter) -> bool:
+    def _may_refresh(self, entry: ProviderMember[ServiceAdapter], adapter: ServiceAdapter) -> bool:
         standing = self._health.breaker_states([entry.key], asyncio.get_running_loop().time())
         return standing == [("closed", 0.0)] and adapter in self._usable_adapters(entry)
 
@@ -355,68 +245,3 @@ class ProviderPool:
         for adapter in self.adapters:
             with contextlib.suppress(KeyError):  # a member sees advertised tools one turn later
                 adapter.service.unregister_function(function_name)
-
-
-def take_best_instance(idle: list[ServiceAdapter]) -> ServiceAdapter:
-    """Remove and return the idle instance whose server has the shortest queue.
-
-    Among equal queues a session stays with the server that has answered most of its turns, and
-    whose prefix cache holds them; then the least busy one comes first.
-
-    Args:
-        idle: The free instances of a provider, in order; at least one.
-    """
-
-    def rank(adapter: ServiceAdapter) -> tuple[bool, int, int, int]:
-        is_down, waiting, running = load_rank(adapter.server_load)
-        return is_down, waiting, -adapter.answers, running
-
-    chosen = min(idle, key=rank)
-    idle.remove(chosen)
-    return chosen
-
-
-def hedge_refusals(
-    idle: Mapping[str, Sequence[ServiceAdapter]], first: str | None = None
-) -> dict[str, str]:
-    """The providers that may get no hedge now because of their servers' load, and why.
-
-    Args:
-        idle: The free instances of each provider.
-        first: The provider of the turn's first request, which is about to take its best instance;
-            or None.
-    """
-    reasons: dict[str, str] = {}
-    for name, free in idle.items():
-        loads = sorted((adapter.server_load for adapter in free), key=load_rank)
-        left = loads[1:] if name == first else loads
-        if left and (reason := hedge_refusal(left[0])) is not None:
-            reasons[name] = reason
-    return reasons
-
-
-def slots(
-    candidates: Sequence[ProviderMember], policy: HedgePolicy, slowest_secs: Mapping[str, float]
-) -> list[Slot]:
-    """The requests that a turn may make.
-
-    Every provider once, in order, then those with a second instance, and so on.
-
-    Args:
-        candidates: The providers in order.
-        policy: The default of ``stall_secs``.
-        slowest_secs: By provider, how long its first token usually takes at most.
-    """
-    rounds = max((len(entry.adapters) for entry in candidates), default=0)
-    return [
-        _slot(entry, number, policy, slowest_secs.get(entry.provider.name, 0.0))
-        for number in range(rounds)
-        for entry in candidates
-        if number < len(entry.adapters)
-    ]
-
-
-def _slot(entry: ProviderMember, number: int, policy: HedgePolicy, slowest_secs: float) -> Slot:
-    provider, retries = entry.provider, entry.adapters[number].retries
-    stall_secs = policy.stall_secs if provider.stall_secs == "policy" else provider.stall_secs
-    return Slot(provider.name, stall_secs, provider.timeout_secs, slowest_secs, retries)

@@ -132,6 +132,11 @@ class ServiceAdapter:
         return model if isinstance(model, str) and model else None
 
     @property
+    def is_usable(self) -> bool:
+        """Whether Pipecat reports the service as usable."""
+        return self.service.is_usable
+
+    @property
     def server_load(self) -> ServerLoad | None:
         """The load of the service's server; None without a recent reading."""
         return None if self._server is None else self._server.server_load
@@ -296,9 +301,13 @@ class ServiceAdapter:
             if not stats.has_answer:
                 self.connection.reopen(stats.stages)
 
-    def yield_to_next(self) -> None:
-        """Cancel the current attempt when the next one needs this instance."""
+    def run_on(self) -> None:
+        """Let the current attempt, which has lost, run on; the next one cancels it.
+
+        A second connection is opened for the next one.
+        """
         self._yields = True
+        self.connection.reopen(self._stats.stages)
 
     def _own_copy(self, context: LLMContext, addition: Sequence[LLMContextMessage]) -> LLMContext:
         """Copy the context, without messages that are specific to another kind of service."""

@@ -37,17 +37,17 @@ NONE = Tokens(0, 0, estimated=False)
 """The counts of a request that was never sent."""
 
 
-def count_tokens(stats: AttemptStats, context: LLMContext) -> Tokens:
+def count_tokens(stats: AttemptStats, prompt_tokens: int) -> Tokens:
     """The provider's own count if it is final, or else the best estimate, marked as such.
 
     Args:
         stats: What the attempt produced.
-        context: The conversation it was sent.
+        prompt_tokens: An estimate of the prompt's size.
     """
     usage = stats.usage
     if usage is None:
         return Tokens(
-            input=estimate_tokens(context),
+            input=prompt_tokens,
             output=math.ceil(stats.chars / CHARS_PER_TOKEN),
             estimated=True,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -21,18 +20,18 @@ from pipecat_hedge.race.driver import AttemptSink
 from pipecat_hedge.race.errors import AllProvidersFailed, AttemptError
 from pipecat_hedge.race.events import Commit, Continue, Launch, StreamBroken, TurnOutcome
 from pipecat_hedge.race.race import Phase
-from pipecat_hedge.race.reports import AttemptReport, DrainedAnswer, FillerReport, TurnReport
+from pipecat_hedge.race.reports import DrainedAnswer, FillerReport, TurnReport
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.service.admission import Admission
 from pipecat_hedge.service.attempt_runner import AttemptRunner, ProviderAttempt
 from pipecat_hedge.service.output_buffer import OutputBuffer
 from pipecat_hedge.service.pipeline_search import Output
 from pipecat_hedge.service.service_adapter import Piece, ServiceAdapter, ToolCalls
-from pipecat_hedge.service.tokens import NONE, count_tokens, usd
 from pipecat_hedge.service.tracer import RaceTrace
 from pipecat_hedge.service.turn_planner import TurnPlanner
+from pipecat_hedge.service.turn_report import report_drained, report_turn
 
-__all__ = ["ResponseSink", "Turn"]
+__all__ = ["CONTINUE", "ResponseSink", "Turn"]
 
 CONTINUE = (
     "Your answer was cut off by a broken connection. The caller has heard it up to the end of your "
@@ -89,7 +88,7 @@ class Turn:
         self,
         number: int,
         context: LLMContext,
-        planner: TurnPlanner,
+        planner: TurnPlanner[ServiceAdapter],
         admission: Admission,
         sink: ResponseSink,
         output: Output,
@@ -122,7 +121,7 @@ class Turn:
         last = context.messages[-1] if context.messages else None
         answers_tool = isinstance(last, dict) and last.get("role") == "tool"
         work = "tool_follow_up" if answers_tool else "primary"
-        self._runner = AttemptRunner[Piece](context, planner, admission, work, self._send)
+        self._runner = AttemptRunner[Piece, ServiceAdapter](planner, admission, work, self._send)
         self._buffer = OutputBuffer(
             by_sentence=planner.commit_on == "first_sentence",
             with_lookahead=output.needs_lookahead,
@@ -212,8 +211,8 @@ class Turn:
         self,
         launch: Launch,
         attempt: ProviderAttempt,
-        adapter: ServiceAdapter,
         sink: AttemptSink[Piece],
+        adapter: ServiceAdapter,
     ) -> None:
         self._sink.attempt_sent()
         stats = attempt.stats
@@ -232,7 +231,8 @@ class Turn:
                 sink.piece(LLMTextFrame(""), usable=True)
         finally:
             if stats.keeps_text and attempt.outcome == "superseded":
-                await self._sink.drained(self._drained_answer(attempt))
+                drained = report_drained(self._number, attempt, self._planner, self._loop.time())
+                await self._sink.drained(drained)
 
     def _continuation(self) -> list[LLMContextMessage]:
         if not _has_text(self._buffer.said):
@@ -292,28 +292,17 @@ class Turn:
 
     def report(self, filler: FillerReport | None) -> TurnReport:
         """Report the finished turn, with what was said in the meantime."""
-        race, plan, since = self._runner.race, self._planner.plan, self._since_start
-        first = self._released[0] if self._released else None
-        winner = self._runner.winner
-        spoken = [a.speakable_at for a in self._released if a.speakable_at is not None]
-        return TurnReport(
-            turn=self._number,
-            winner=None if winner is None else winner.provider,
-            outcome=self._outcome(winner),
-            ttft_secs=None if first is None else since(first.first_token_at),
-            ttfs_secs=since(min(spoken, default=None)),
-            duration_secs=self._ended_at - self._started_at,
-            attempts=tuple(map(self._report_attempt, self._runner.attempts)),
-            commit_on=self._planner.commit_on,
-            commit_reason=None if race is None else race.commit_reason,
-            prompt_tokens=self._planner.prompt_tokens,
-            hedge_reason=None if race is None else race.launch_reason,
-            routing_reason=plan.route_reason,
-            prior_weight=plan.prior_weight,
-            committed_secs=since(self._committed_at),
-            queued_secs=self._admission.queued_secs,
+        return report_turn(
+            self._number,
+            self._runner,
+            self._planner,
+            self._admission,
+            outcome=self._outcome(self._runner.winner),
+            released=self._released,
+            started_at=self._started_at,
+            committed_at=self._committed_at,
+            ended_at=self._ended_at,
             degraded_reason=self._degraded_reason(),
-            tier=self._admission.tier,
             filler=filler,
         )
 
@@ -331,56 +320,6 @@ class Turn:
             return None
         closed = str(self.failure) if self.has_answered and self._policy.fallback_text else None
         return self.failure.reason or closed
-
-    def _since_start(self, at: float | None) -> float | None:
-        return None if at is None else at - self._started_at
-
-    def _report_attempt(self, attempt: ProviderAttempt) -> AttemptReport:
-        stats, sent_at = attempt.stats, attempt.sent_at
-        was_sent = sent_at is not None and not attempt.was_withdrawn
-        tokens = count_tokens(stats, self._context) if was_sent else NONE
-        ended_at = self._ended_at if attempt.ended_at is None else attempt.ended_at
-        if attempt.is_probing and attempt.closed_at is not None:
-            ended_at = attempt.closed_at
-        since_launch = functools.partial(_since, attempt.launched_at)
-        return AttemptReport(
-            provider=attempt.provider,
-            model=None if attempt.adapter is None else attempt.adapter.model,
-            launched_secs=attempt.launched_at - self._started_at,
-            launch_reason=attempt.reason,
-            ttft_secs=since_launch(attempt.token_at),
-            ended_secs=ended_at - self._started_at,
-            outcome=attempt.outcome or "interrupted",
-            error_category=None if attempt.error is None else attempt.error.category,
-            input_tokens=tokens.input,
-            output_tokens=tokens.output,
-            tokens_estimated=tokens.estimated,
-            usd=usd(tokens, self._planner.price_of(attempt.provider)),
-            ttfs_secs=since_launch(attempt.speakable_at),
-            launch_detail=attempt.detail,
-            sent_secs=self._since_start(sent_at) if was_sent else None,
-            stages=None if sent_at is None else stats.stages.report(sent_at),
-        )
-
-    def _drained_answer(self, attempt: ProviderAttempt) -> DrainedAnswer:
-        stats = attempt.stats
-        tokens = count_tokens(stats, self._context)
-        return DrainedAnswer(
-            turn=self._number,
-            provider=attempt.provider,
-            model=None if attempt.adapter is None else attempt.adapter.model,
-            text=stats.text,
-            complete=stats.completed,
-            ttft_secs=_since(attempt.launched_at, stats.first_text_at),
-            duration_secs=self._loop.time() - attempt.launched_at,
-            input_tokens=tokens.input,
-            output_tokens=tokens.output,
-            tokens_estimated=tokens.estimated,
-        )
-
-
-def _since(start: float, at: float | None) -> float | None:
-    return None if at is None else at - start
 
 
 def _has_text(text: str) -> bool:

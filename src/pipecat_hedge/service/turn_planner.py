@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Collection, Sequence
+from typing import Generic
 
 from loguru import logger
-from pipecat.processors.aggregators.llm_context import LLMContext
 
 from pipecat_hedge.limits.concurrency_limit import LimitBounds
 from pipecat_hedge.limits.provider_health import BreakerChange
@@ -20,16 +20,15 @@ from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.race.events import CommitOn, InFlight
 from pipecat_hedge.race.reports import BreakerReport, ProviderState
-from pipecat_hedge.service.provider_pool import Candidates, ProviderMember
+from pipecat_hedge.service.candidates import A, Candidates, ProviderMember
 from pipecat_hedge.service.provider_stats import ProviderStats
-from pipecat_hedge.service.tokens import estimate_tokens
 
 __all__ = ["TurnPlanner", "breaker_report", "state_of"]
 
 _RNG = random.Random()
 
 
-class TurnPlanner:
+class TurnPlanner(Generic[A]):
     """Plans a turn and learns from its attempts.
 
     Attributes:
@@ -38,17 +37,19 @@ class TurnPlanner:
         candidates: The providers in the order of their requests.
         commit_on: What an attempt must have to win.
         prompt_tokens: An estimate of the prompt's size.
+        has_tools: Whether the model may call tools.
         whole_answers: Whether the latency of whole answers counts, as in a one-shot inference.
     """
 
     def __init__(
         self,
         policy: HedgePolicy,
-        candidates: Candidates,
-        context: LLMContext,
+        candidates: Candidates[A],
         stats: ProviderStats,
         output_commits_on: CommitOn,
         *,
+        prompt_tokens: int,
+        has_tools: bool,
         whole_answers: bool = False,
         now: float | None = None,
     ):
@@ -57,9 +58,10 @@ class TurnPlanner:
         Args:
             policy: The user's policy.
             candidates: The providers that may be used, in the given order.
-            context: The conversation.
             stats: The providers' statistics.
             output_commits_on: What suits the text-to-speech.
+            prompt_tokens: An estimate of the prompt's size.
+            has_tools: Whether the model may call tools.
             whole_answers: Whether the latency of whole answers counts, as in a one-shot inference.
             now: The loop's time.
         """
@@ -69,7 +71,7 @@ class TurnPlanner:
         by_name = {entry.provider.name: entry for entry in candidates.entries}
         self._backends = [_backend(entry, whole_answers) for entry in candidates.entries]
         self.commit_on: CommitOn = output_commits_on if policy.commit == "auto" else policy.commit
-        self.prompt_tokens = estimate_tokens(context)
+        self.prompt_tokens, self.has_tools = prompt_tokens, has_tools
         self.plan = plan_turn(
             policy,
             self._backends,
@@ -77,7 +79,7 @@ class TurnPlanner:
             prompt_tokens=self.prompt_tokens,
             commit_on=self.commit_on,
             rng=_RNG,
-            has_tools=bool(context.tools),
+            has_tools=has_tools,
             now=now,
             lag_secs=stats.loop_watch.lag_now,
         )

@@ -11,8 +11,8 @@ import secrets
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, Self
 from weakref import WeakKeyDictionary
 
 from aiohttp import web
@@ -22,7 +22,8 @@ from pipecat_hedge.race.reports import ProviderState, TurnReport
 from pipecat_hedge.telemetry.origins import AllowedOrigins, is_loopback
 
 if TYPE_CHECKING:
-    from pipecat_hedge.service.hedged_service import HedgedLLMService
+    from pipecat_hedge.policy.hedge_policy import HedgePolicy
+    from pipecat_hedge.service.events import EventHub
     from pipecat_hedge.service.provider_stats import ProviderStats
     from pipecat_hedge.voice.turn_latency import TurnLatencyObserver
     from pipecat_hedge.voice.turn_timeline import TurnLatency
@@ -38,6 +39,27 @@ _ATTEMPT_FIELDS = (
     *("provider", "launch_reason", "launched_secs", "ttft_secs", "outcome", "error_category"),
 )
 _OUTCOMES = ("won", "superseded", "failed", "interrupted")
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+class Watched(Protocol):
+    """What races: a ``HedgedLLMService``, or a model of the proxy."""
+
+    events: EventHub
+
+    @property
+    def stats(self) -> ProviderStats: ...
+    @property
+    def policy(self) -> HedgePolicy: ...
+    @property
+    def providers(self) -> Sequence[_Named]: ...
+    @property
+    def is_running(self) -> bool: ...
+    def provider_states(self) -> Sequence[ProviderState]: ...
 
 
 class LiveFeed:
@@ -75,12 +97,12 @@ class LiveFeed:
         self._sessions = 0
         self._turns: dict[tuple[int, int], dict[str, Any]] = {}
         self._turns_since: float | None = None
-        self._watched: WeakKeyDictionary[HedgedLLMService, int] = WeakKeyDictionary()
+        self._watched: WeakKeyDictionary[Watched, int] = WeakKeyDictionary()
         self._stats: list[ProviderStats] = []
         self._states: dict[tuple[str, str | None], ProviderState] = {}
         self._outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
-    def watch(self, llm: HedgedLLMService, latency: TurnLatencyObserver | None = None) -> None:
+    def watch(self, llm: Watched, latency: TurnLatencyObserver | None = None) -> None:
         """Add a session; the feed holds no reference that keeps it alive.
 
         Args:
@@ -92,13 +114,12 @@ class LiveFeed:
         if llm.stats not in self._stats:
             self._stats.append(llm.stats)
 
-        async def on_turn_report(service: HedgedLLMService, report: TurnReport) -> None:
-            self._add(session, report, service.policy.name)
+        policy = llm.policy.name
+        llm.events.subscribe(TurnReport, lambda report: self._add(session, report, policy))
 
         async def on_turn_latency(_: TurnLatencyObserver, turn: TurnLatency) -> None:
             self._add_voice_to_voice(session, turn)
 
-        llm.add_event_handler("on_turn_report", on_turn_report)
         if latency is not None:
             latency.add_event_handler("on_turn_latency", on_turn_latency)
 
