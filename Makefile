@@ -13,7 +13,7 @@ DOCS_VENV ?= .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help env bot test test-all docs lint types unit explore format fixtures pictures report bench drill compare top clean
+.PHONY: help env bot test test-all docs lint types unit explore format fixtures pictures report bench drill compare hello top clean
 .PHONY: vllm vllm-env test-vllm
 
 # vLLM's own environment and its models: gigabytes, so they are kept outside of this folder.
@@ -87,6 +87,9 @@ drill: $(STAMP) ## have providers fail under a fleet of callers, in a good hour;
 
 compare: $(STAMP) ## call the example bot without and with hedging, in one run of some minutes
 	@$(BIN)/python scripts/compare.py $(ARGS)
+
+hello: $(STAMP) ## ask 300 times for "Hello, world!" through the proxy, and draw the waits
+	@$(BIN)/python -m scripts.hello $(ARGS)
 
 top: $(STAMP) ## watch a running bot live in the terminal; others: ARGS="http://host:7860 http://other:7860"
 	@$(BIN)/pipecat-hedge top $(ARGS)

@@ -34,6 +34,7 @@ FACES = {
     "tools.analysis": {"race", "policy", "limits"},
     "tools.bench": {"race", "policy", "service", "telemetry", "fleet", "tools.simulator"},
     "tools.top": {"race", "telemetry"},
+    "tools.proxy": {"race", "policy", "limits", "service", "telemetry"},
 }
 """The packages whose faces a tool imports; it imports nothing from inside of them."""
 PACKAGES = (*MAY_IMPORT, *FACES, "tools.bench.drill")

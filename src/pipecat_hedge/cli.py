@@ -49,6 +49,12 @@ _COMMANDS = {
     "top": _Command(
         "top.command", "show running bots live in a terminal: turns, providers, budgets, SLOs"
     ),
+    "proxy": _Command(
+        "proxy.command",
+        "race every request behind the Anthropic and OpenAI APIs",
+        extra="proxy",
+        needs=(),
+    ),
     "bench": _Command(
         "bench.bench",
         "compare the bare service, Pipecat's failover and hedging, and measure what they cost",

@@ -13,7 +13,7 @@ import pytest
 from pipecat_hedge.cli import main
 from tests.docs.pages import OTHERS, PAGES, ROOT, Page, doc
 
-COMMANDS = ("simulate", "replay", "whatif", "report", "top", "bench", "drill")
+COMMANDS = ("simulate", "replay", "whatif", "report", "top", "proxy", "bench", "drill")
 GUIDES = {
     "replay.md": ("replay",),
     "whatif.md": ("whatif",),
@@ -21,6 +21,7 @@ GUIDES = {
     "top.md": ("top",),
     "simulator.md": ("simulate",),
     "drills.md": ("bench", "drill"),
+    "proxy.md": ("proxy",),
 }
 """Pages about commands."""
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 import pipecat_hedge as hedge
 from pipecat_hedge.race import reports
 from pipecat_hedge.telemetry import PrometheusRecorder, SloStatus
+from pipecat_hedge.tools.proxy.cache import cache_counter
 from pipecat_hedge.voice import TurnLatency
 from tests.docs.pages import ROOT, doc
 
@@ -84,8 +85,12 @@ def test_report_fields(record: Any) -> None:
 
 
 def test_metrics() -> None:
-    recorder = PrometheusRecorder(registry=CollectorRegistry())
-    there = {m.name + ("_total" if m.type == "counter" else "") for m in recorder.describe()}
+    registry = CollectorRegistry()
+    cache_counter(registry)
+    found = list(registry.collect())
+    recorder = PrometheusRecorder(registry=registry)
+    found += recorder.describe()
+    there = {m.name + ("_total" if m.type == "counter" else "") for m in found}
     recorder.close()
     listed = METRICS.text.partition("## Alerts")[0]
     first = {name for line in re.findall(r"^- (.*)$", listed, re.M) for name in _metric_names(line)}

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from pipecat_hedge import ProviderStats
 from pipecat_hedge.race import AttemptReport, TurnReport
 from pipecat_hedge.telemetry import PrometheusRecorder
+from pipecat_hedge.tools.proxy.cache import cache_counter
 from tests.support.prometheus_server import ROOT, RULES, needs_promtool
 
 pytestmark = pytest.mark.slow
@@ -26,8 +27,11 @@ SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), 
 
 def exported() -> set[str]:
     """The names of all series that a recorder exports."""
-    recorder = PrometheusRecorder(stats=ProviderStats(), registry=CollectorRegistry())
-    families = list(recorder.describe())
+    registry = CollectorRegistry()
+    cache_counter(registry)  # the proxy's
+    families = list(registry.collect())
+    recorder = PrometheusRecorder(stats=ProviderStats(), registry=registry)
+    families += recorder.describe()
     recorder.close()
     return {family.name + suffix for family in families for suffix in SUFFIXES[family.type]}
 

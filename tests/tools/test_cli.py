@@ -31,7 +31,9 @@ def test_help_does_not_import_pipecat() -> None:
     found = main("--help", after="assert 'pipecat' not in sys.modules")
     assert (found.returncode, found.stderr) == (0, "")
     commands = re.findall(r"^    (\w+) ", found.stdout, re.MULTILINE)
-    assert commands == ["simulate", "replay", "whatif", "report", "top", "bench", "drill"]
+    assert commands == [
+        *("simulate", "replay", "whatif", "report", "top", "proxy", "bench", "drill")
+    ]
     assert found.stdout.isascii()
 
 

@@ -1,0 +1,166 @@
+"""A model of the proxy: its upstreams, its policy, and what is learned about them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from pathlib import Path
+
+from loguru import logger
+
+from pipecat_hedge.limits import MAX_WAIT_SECS
+from pipecat_hedge.policy import HedgePolicy, OnlyOnFailure
+from pipecat_hedge.race import ProviderState, TaskScope, Tier, TurnReport
+from pipecat_hedge.service import (
+    Admission,
+    AdmissionSettings,
+    Candidates,
+    EventHub,
+    ProviderMember,
+    ProviderStats,
+    TurnPlanner,
+    breaker_report,
+    choose_candidates,
+    state_of,
+    write_logs,
+)
+from pipecat_hedge.tools.proxy.proxied_turn import ProxiedTurn, estimate_tokens
+from pipecat_hedge.tools.proxy.response import Response
+from pipecat_hedge.tools.proxy.settings import ModelSettings
+from pipecat_hedge.tools.proxy.upstream import ProxiedRequest, Upstream, connect
+from pipecat_hedge.tools.proxy.wires import WIRES
+
+__all__ = ["ProxiedModel"]
+
+
+class ProxiedModel:
+    """Races the requests for one model.
+
+    Attributes:
+        name: The name that clients ask for.
+        settings: Its settings.
+        wire: The API that its clients speak.
+        upstreams: Its providers.
+        policy: How requests are raced.
+        stats: What is learned of all upstreams of the process.
+        events: Publishes its reports.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: ModelSettings,
+        stats: ProviderStats,
+        turn_log: Path | None,
+        drained_log: Path | None,
+    ):
+        """Connect the upstreams; call it on the loop."""
+        self.name, self.settings, self.stats = name, settings, stats
+        self.wire = WIRES[settings.wire]
+        self.policy: HedgePolicy = settings.policy
+        self.upstreams = tuple(connect(each, self.wire) for each in settings.upstreams)
+        self.providers = self.upstreams
+        self.events = EventHub(stats.events)
+        self.is_running = True
+        write_logs(self.events, self.policy, turn_log, drained_log)
+        self._members = [ProviderMember(each, (each,)) for each in self.upstreams]
+        self._drains = TaskScope()
+        self._turns = 0
+        self._has_warned: set[str] = set()
+
+    async def race(
+        self, request: ProxiedRequest, response: Response, tier: Tier, *, may_hedge: bool
+    ) -> TurnReport:
+        """Race a request, write the response, and learn from it.
+
+        Args:
+            request: The request.
+            response: The response to write.
+            tier: The client's tier.
+            may_hedge: Whether the client has any hedges left.
+        """
+        self._turns += 1
+        stats, now = self.stats, asyncio.get_running_loop().time()
+        policy = self.policy
+        if not may_hedge:
+            policy = dataclasses.replace(policy, rule=OnlyOnFailure())
+        candidates: Candidates[Upstream] = choose_candidates(self._members, stats.health, now)
+        end_secs = math.inf if policy.deadline_secs is None else policy.deadline_secs
+        admission = Admission(
+            stats.health,
+            candidates,
+            AdmissionSettings(tier=tier, session=object()),
+            stats.loop_watch,
+            MAX_WAIT_SECS,
+            end_secs=end_secs,
+            has_first_token=request.is_stream,
+        )
+        try:
+            planner = TurnPlanner(
+                policy,
+                candidates,
+                stats,
+                "first_token",
+                prompt_tokens=estimate_tokens(request),
+                has_tools=request.has_tools,
+                whole_answers=not request.is_stream,
+                now=now,
+            )
+            turn = ProxiedTurn(
+                self._turns,
+                request,
+                self.wire,
+                planner,
+                admission,
+                response,
+                continues=self.settings.continues,
+                drained=self.events.publish,
+            )
+            try:
+                await turn.run(self._drains)
+                await turn.wait_for_probes()
+            finally:
+                self._learn(turn)
+                report = turn.report()
+                self.events.publish(report)
+                logger.debug(f"{self.name}: turn {report.turn}: {report.outcome}")
+            return report
+        finally:
+            admission.close()
+            if stats.is_due:
+                await asyncio.to_thread(stats.save)
+
+    def provider_states(self) -> tuple[ProviderState, ...]:
+        """The state of every upstream."""
+        now, bounds = asyncio.get_running_loop().time(), AdmissionSettings().bounds
+        return tuple(
+            state_of(member, self.stats, now, is_excluded=False, bounds=bounds)
+            for member in self._members
+        )
+
+    async def reach(self) -> None:
+        """Open a connection to every upstream."""
+        for upstream in self.upstreams:
+            try:
+                await upstream.reach()
+            except Exception as error:
+                logger.warning(f"{self.name}: {upstream.name} is not reached: {error}")
+
+    async def close(self) -> None:
+        """Close all connections."""
+        self.is_running = False
+        await self._drains.close()
+        for upstream in self.upstreams:
+            await upstream.close()
+
+    def _learn(self, turn: ProxiedTurn) -> None:
+        for name, error in turn.errors:
+            logger.debug(f"{self.name}: {name}: {error.category}: {error.message}")
+            if error.category == "authentication" and name not in self._has_warned:
+                self._has_warned.add(name)
+                logger.warning(f"{self.name}: {name} refuses its key: check key_env")
+        for change in map(breaker_report, self.stats.health.take_changes()):
+            level = "WARNING" if change.after == "open" else "INFO"
+            logger.log(level, f"{change.provider} is {change.after}: {change.reason}")
+            self.events.publish(change)

@@ -1,0 +1,70 @@
+"""Whose key a request carries, and what hedges it has left."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import pytest
+
+from pipecat_hedge.tools.proxy.keys import Client, Keys, new_key
+from pipecat_hedge.tools.proxy.settings import KeySettings
+
+
+def made(name: str) -> tuple[str, KeySettings]:
+    key, _, lines = new_key(name).partition("\n")
+    return key, KeySettings(**tomllib.loads(lines)["keys"][0])
+
+
+@pytest.mark.parametrize(
+    ("header", "is_known"),
+    [
+        ({"x-api-key": "{}"}, True),
+        ({"Authorization": "Bearer {}"}, True),
+        ({"x-api-key": "{}x"}, False),
+        ({"Authorization": "{} "}, True),
+        ({"Authorization": "Bearer \udcff"}, False),
+        ({"x-api-key": ""}, False),
+        ({}, False),
+    ],
+)
+def test_a_client_is_known_by_its_key(header: dict[str, str], is_known: bool) -> None:
+    key, settings = made("bot")
+    keys = Keys([made("other")[1], settings])
+    found = keys.client({name: value.replace("{}", key) for name, value in header.items()})
+    assert (found is not None and found.settings.name == "bot") is is_known
+
+
+def test_without_keys_nobody_is_asked() -> None:
+    assert Keys([]).client({}) is not None
+
+
+def hedges(report: Any, count: int, usd: float | None = None) -> Any:
+    """A report with hedges."""
+
+    class Attempt:
+        launch_reason, sent_secs = "hedge", 0.5
+
+        def __init__(self) -> None:
+            self.usd = usd
+
+    report.attempts = [Attempt() for _ in range(count)]
+    return report
+
+
+class Report:
+    attempts: list[Any]
+
+
+@pytest.mark.parametrize(
+    ("allowance", "usd"), [({"hedges_per_hour": 2}, None), ({"hedge_usd_per_hour": 0.1}, 0.06)]
+)
+def test_an_allowance_of_hedges_is_used_up_and_refilled(
+    allowance: dict[str, float], usd: float | None
+) -> None:
+    settings = {"name": "bot", "sha256": "0" * 64, **allowance}
+    client = Client(KeySettings.model_validate(settings))
+    assert client.may_hedge(0.0)
+    client.spend(hedges(Report(), 2, usd), 0.0)
+    assert not client.may_hedge(1.0)
+    assert client.may_hedge(1900.0)

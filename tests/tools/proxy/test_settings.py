@@ -1,0 +1,72 @@
+"""Settings: what is refused, and the field and remedy that the message names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipecat_hedge import HedgePolicy
+from pipecat_hedge.race import ConfigurationError
+from pipecat_hedge.tools.proxy.settings import read_settings
+
+SMALL = """
+[models.claude]
+wire = "anthropic"
+policy = "adaptive(0.2, max_attempts=3)"
+upstreams = [
+  { name = "direct", base_url = "https://api.anthropic.com", model = "claude-haiku-4-5" },
+  { name = "bedrock", kind = "bedrock", model = "claude", region = "eu-central-1" },
+]
+"""
+KEY = '\n[[keys]]\nname = "bot"\nsha256 = "' + "0" * 64 + '"\n'
+
+
+def read(tmp_path: Path, text: str) -> object:
+    path = tmp_path / "hedge.toml"
+    path.write_text(text)
+    return read_settings(path)
+
+
+def test_small_file_has_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "hedge.toml"
+    path.write_text(SMALL)
+    settings = read_settings(path)
+    assert settings.address == ("127.0.0.1", 8080)
+    model = settings.models["claude"]
+    assert model.policy == HedgePolicy.adaptive(0.2, max_attempts=3)
+    assert (model.coalesce, model.cache_secs, model.continues) == (False, 0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "models: Field required"),
+        ("x", "Expected '='"),
+        (SMALL.replace("adaptive(0.2, max_attempts=3)", "quick"), "models.claude.policy: 'quick'"),
+        (SMALL.replace("adaptive(0.2", "adaptive(open('x')"), "is no policy: write adaptive"),
+        (SMALL.replace("adaptive(0.2, max", "adaptive(-1, max"), "budget must be a share"),
+        (SMALL.replace('anthropic"\np', 'openai"\np'), "bedrock and vertex speak the wire"),
+        (SMALL.replace("https://", ""), "upstream 'direct': base_url must be an http"),
+        (SMALL.replace('bedrock", k', 'direct", k'), "two have the same name"),
+        (SMALL.replace(', region = "eu-central-1"', ""), "region is missing"),
+        (SMALL.replace('model = "claude-haiku-4-5"', 'model = "m", key_env = "NO_SUCH"'), "export"),
+        (SMALL.replace("upstreams", "upstream"), "models.claude.upstreams: Field required"),
+        ('listen = "0.0.0.0:80"\n' + SMALL, "anyone could spend"),
+        ('listen = "80"\n' + SMALL + KEY, "listen must be host:port"),
+        (SMALL + KEY + KEY, "keys: two have the same name"),
+        (SMALL + KEY + 'models = ["gpt"]', "key 'bot': unknown model 'gpt'"),
+        (SMALL + KEY.replace("0" * 64, "secret"), "keys[0].sha256"),
+    ],
+)
+def test_invalid_settings_are_refused_with_a_remedy(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        read(tmp_path, text)
+    assert message in str(refused.value)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"hedge\.toml: No such file"):
+        read_settings(tmp_path / "hedge.toml")
