@@ -145,7 +145,10 @@ class ProxiedModel:
             try:
                 await upstream.reach()
             except Exception as error:
-                logger.warning(f"{self.name}: {upstream.name} is not reached: {error}")
+                problem = f"{upstream.name} is not reached yet"
+                level = "DEBUG" if problem in self._has_warned else "WARNING"
+                self._has_warned.add(problem)
+                logger.log(level, f"{self.name}: {problem}: {error}")
 
     async def close(self) -> None:
         """Close all connections."""

@@ -124,14 +124,13 @@ class ProxiedTurn:
                     await response.write(self._wire.error_event(body))
                     response.end(is_whole=False)
                 elif runner.failure is not None:
-                    await self._fail()
-                    response.end(is_whole=False)
+                    self._fail()
                 else:
                     if len(self._released) > 1:
                         await response.write(self._wire.end_events(self._like))
                     response.end()
         finally:
-            if not response.is_over:
+            if response.has_begun and not response.is_over:
                 response.end(is_whole=False)
 
     async def wait_for_probes(self) -> None:
@@ -312,21 +311,19 @@ class ProxiedTurn:
         }
         self._response.begin(reply.status, headers)
 
-    async def _fail(self) -> None:
+    def _fail(self) -> None:
         """Answer with an upstream's own response, if one was whole, or an error of the proxy's."""
         whole = [r for r in self._replies.values() if r.is_whole and r.status]
         failure = self._runner.failure
         if whole:
             # The first's, as without a proxy; but an overload is not the last word of a refusal.
             reply = min(whole, key=lambda r: r.status in (429, 503, 529))
-            self._response.begin(reply.status, reply.headers)
-            await self._response.write(bytes(reply.body))
+            self._response.refuse(reply.status, bytes(reply.body), reply.headers)
             return
         shed = failure is not None and bool(failure.reason)
         status = 529 if shed and self._wire.path == "/v1/messages" else 503 if shed else 502
-        body = self._wire.error(status, str(failure))
-        self._response.begin(status, {"content-type": "application/json"})
-        await self._response.write(json.dumps(body).encode())
+        body = json.dumps(self._wire.error(status, str(failure))).encode()
+        self._response.refuse(status, body)
 
     # ---- the rest of an answer that was cut
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 __all__ = ["Response"]
 
+JSON_HEADERS: Mapping[str, str] = {"content-type": "application/json"}
 MAX_UNREAD_BYTES = 2**20
 """How far a client that reads slowly may fall behind its upstream, which then has to wait."""
 
@@ -65,6 +66,14 @@ class Response:
         self._notify()
         while not self._keeps and self._unread > MAX_UNREAD_BYTES:
             await self._changed.wait()
+
+    def refuse(
+        self, status: int, body: bytes, headers: Mapping[str, str] = JSON_HEADERS
+    ) -> None:
+        """End a response that has not begun, with an error."""
+        self.begin(status, headers)
+        self.chunks.append(body)
+        self.end(is_whole=False)
 
     def end(self, *, is_whole: bool = True) -> None:
         """End the response."""

@@ -250,11 +250,11 @@ class ProxyServer:
             except Exception as error:
                 logger.opt(exception=error).error(f"{model.name}: a request failed")
                 if not response.has_begun:
-                    response.begin(500, {"content-type": "application/json"})
-                    body = model.wire.error(500, "the proxy failed")
-                    await response.write(json.dumps(body).encode())
-                response.end(is_whole=False)
+                    response.refuse(500, _body(model.wire.error(500, "the proxy failed")))
             finally:
+                if not response.has_begun:
+                    response.refuse(503, _body(model.wire.error(503, "the proxy is stopping")))
+                response.end(is_whole=response.is_whole)
                 if shared_as is not None:
                     del self._shared[shared_as]
 
@@ -290,8 +290,13 @@ class ProxyServer:
         while (chunk := await reader.next(MAX_SILENCE_SECS if is_stream else None)) is not None:
             if not began and response.status not in (0, 200):
                 chunk = await _as_event(wire, chunk, reader)
-            async with asyncio.timeout(WRITE_SECS):  # a client that never reads
-                await out.write(chunk or wire.ping)
+            try:
+                async with asyncio.timeout(WRITE_SECS):
+                    await out.write(chunk or wire.ping)
+            except TimeoutError:  # the client does not read
+                if request.transport is not None:
+                    request.transport.abort()
+                return out
         await out.write_eof()
         return out
 
@@ -365,6 +370,10 @@ def _registry(stats: ProviderStats) -> CollectorRegistry | None:
 def _wire_of(request: web.Request) -> Wire:
     """The wire whose SDK sends a request that both have."""
     return ANTHROPIC if "anthropic-version" in request.headers else OPENAI
+
+
+def _body(found: dict[str, Any]) -> bytes:
+    return json.dumps(found).encode()
 
 
 def _refused(wire: Wire, status: int, message: str) -> web.Response:
