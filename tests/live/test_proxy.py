@@ -512,6 +512,19 @@ async def test_a_rolling_restart_drops_no_stream(sim: Simulator) -> None:
             await client.stream()
 
 
+@WIRES
+async def test_a_proxy_that_stops_answers_what_is_running(sim: Simulator, wire: str) -> None:
+    async with proxied(sim, f"{WELL},fault=hang") as server:
+        client = Client(wire, url_of(server))
+        asking = asyncio.ensure_future(client.stream())
+        while not sim.ledger.requests:
+            await asyncio.sleep(0.01)
+    with pytest.raises((anthropic.APIStatusError, openai.APIStatusError)) as refused:
+        await asking
+    assert refused.value.status_code == 503
+    await client.close()
+
+
 async def test_a_client_that_does_not_read_holds_its_upstream_back(sim: Simulator) -> None:
     sent, event = (
         [0],
