@@ -67,9 +67,7 @@ class Response:
         while not self._keeps and self._unread > MAX_UNREAD_BYTES:
             await self._changed.wait()
 
-    def refuse(
-        self, status: int, body: bytes, headers: Mapping[str, str] = JSON_HEADERS
-    ) -> None:
+    def refuse(self, status: int, body: bytes, headers: Mapping[str, str] = JSON_HEADERS) -> None:
         """End a response that has not begun, with an error."""
         self.begin(status, headers)
         self.chunks.append(body)
