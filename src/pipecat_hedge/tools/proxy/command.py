@@ -68,3 +68,4 @@ async def _serve(settings: ProxySettings) -> None:
             print(f"  {name} ({model.wire}, {model.policy.name}): {upstreams}", flush=True)
         await ends.wait()
         await server.drain(settings.drain_secs)
+    print("proxy: stopped", file=sys.stderr)

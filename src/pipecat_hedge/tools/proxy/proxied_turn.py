@@ -320,8 +320,8 @@ class ProxiedTurn:
             reply = min(whole, key=lambda r: r.status in (429, 503, 529))
             self._response.refuse(reply.status, bytes(reply.body), reply.headers)
             return
-        shed = failure is not None and bool(failure.reason)
-        status = 529 if shed and self._wire.path == "/v1/messages" else 503 if shed else 502
+        has_no_room = failure is not None and bool(failure.reason)
+        status = self._wire.overloaded if has_no_room else 502
         body = json.dumps(self._wire.error(status, str(failure))).encode()
         self._response.refuse(status, body)
 

@@ -60,6 +60,8 @@ class Wire(ABC):
 
     path: ClassVar[str]
     """The path of its requests for an answer, at the proxy."""
+    overloaded: ClassVar[int]
+    """The status of an API that has no room."""
     ping: ClassVar[bytes]
     """An event that only shows that the connection is alive."""
     rare: ClassVar[re.Pattern[bytes]]
@@ -152,6 +154,7 @@ class EventReader(ABC):
 
 class _Anthropic(Wire):
     path = "/v1/messages"
+    overloaded = 529
     ping = b'event: ping\ndata: {"type": "ping"}\n\n'
     rare = re.compile(rb'^event: (?!content_block_delta|ping)|"type":\s*"(?:error|message_)')
 
@@ -242,6 +245,7 @@ def _anthropic_usage(
 
 class _OpenAI(Wire):
     path = "/v1/chat/completions"
+    overloaded = 503
     ping = b": ping\n\n"
     rare = re.compile(rb'"error"|\[DONE\]|"usage":\s*\{|"finish_reason":\s*"')
 

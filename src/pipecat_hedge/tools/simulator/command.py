@@ -71,3 +71,4 @@ async def _serve(simulator: Simulator) -> None:
         url = simulator.url
         print(f"pipecat-hedge simulator: {url} (ledger: {url}/ledger)", flush=True)
         await stop.wait()
+    print("simulate: stopped", file=sys.stderr)

@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     fleet = Fleet(list(dict.fromkeys(feed_url(url) for url in args.urls)))
     show = _print_lines if args.lines or not sys.stdout.isatty() else _draw
     asyncio.run(_until_signal(show(fleet, args.every)))
+    print("top: stopped", file=sys.stderr)
     return 0
 
 
