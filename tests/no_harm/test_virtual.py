@@ -122,6 +122,58 @@ async def test_a_silent_provider_is_hardly_asked_and_comes_back(seed: int) -> No
     assert sum(report.attempts[0].provider == "a" for report in after) > len(after) / 2
 
 
+Latencies = Callable[[int, random.Random], tuple[float, float]]
+"""Of the first and the second provider in a turn, by the turn's number."""
+
+
+def quick(rng: random.Random) -> float:
+    return rng.lognormvariate(-0.6, 0.4)
+
+
+def thinks(rng: random.Random) -> float:
+    return rng.uniform(4.0, 6.0)
+
+
+@pytest.mark.parametrize("budget", [0.1, 0.5])
+@pytest.mark.parametrize(
+    "latencies",
+    [
+        pytest.param(
+            lambda n, r: (thinks(r), quick(r) if n < 12 else NEVER), id="before it settled"
+        ),
+        pytest.param(
+            lambda n, r: (quick(r) if n < 25 else thinks(r), quick(r) if n < 40 else NEVER),
+            id="that took the place of a slow one",
+        ),
+        pytest.param(
+            lambda n, r: (NEVER if n < 20 else quick(r), quick(r) if n < 25 else NEVER),
+            id="that took the place of a silent one",
+        ),
+        pytest.param(lambda n, r: (quick(r), NEVER), id="from the beginning"),
+    ],
+)
+async def test_a_second_provider_that_hangs_delays_at_most_one_turn(
+    latencies: Latencies, budget: float
+) -> None:
+    """Beside the first provider's own service."""
+    rng = random.Random(3)
+    secs = [latencies(turn, rng) for turn in range(60)]
+    script_of: list[Callable[[], list[Step]]] = [
+        lambda: [Wait(secs[len(line.reports)][0]), Say("Yes, do come.")],
+        lambda: [Wait(secs[len(line.reports)][1]), Say("Yes, do come.")],
+    ]
+    async with Line(session(*script_of, policy=HedgePolicy.adaptive(budget))) as line:
+        for _ in secs:
+            await line.ask()
+            await asyncio.sleep(5.0)
+    later = [
+        (report.ttft_secs or NEVER) - bare
+        for report, (bare, _) in zip(line.reports, secs, strict=True)
+    ]
+    assert sorted(later)[-2] < 0.5
+    assert max(later) < 2.0
+
+
 @pytest.mark.parametrize("policy", [HedgePolicy.adaptive(), HedgePolicy.fallback()])
 async def test_a_model_that_thinks_holds_no_turn_back(policy: HedgePolicy) -> None:
     """A quarter of the answers takes 4 to 6 s, of both providers; thirty callers at once."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge.policy.hedge_policy import AfterSilence
-from pipecat_hedge.policy.routing import Probing, Route, route
+from pipecat_hedge.policy.routing import AskReplaced, Probing, Route, route
 from pipecat_hedge.policy.slow_period import SlowPeriod
 from pipecat_hedge.race import InFlight, LaunchDecision, Waiting
 from tests.policy.test_slow_period import answered
@@ -21,13 +21,22 @@ def routes(
     times: int = 1,
     budget: float = 0.1,
     in_debt: bool = False,
+    may_hang: str = "",
 ) -> list[Route]:
     slow_periods = {
         name: answered(*[LEVEL_SECS] * 5) if name in turned_slow else SlowPeriod()
         for name in median_secs
     }
     return [
-        route(list(median_secs), slow_periods, median_secs, budget, 0.0, in_debt=in_debt)
+        route(
+            list(median_secs),
+            slow_periods,
+            median_secs,
+            budget,
+            0.0,
+            in_debt=in_debt,
+            may_hang=may_hang,
+        )
         for _ in range(times)
     ]
 
@@ -73,7 +82,7 @@ def test_replaced_provider_is_probed_within_the_budget(in_debt: bool, probed: li
     """As often as three quarters of it allow; the rest is left for hedges."""
     found = routes({"a": 0.5, "b": 0.4}, "a", times=140, in_debt=in_debt)
     assert [n for n, each in enumerate(found) if each.probe == "a"] == probed
-    assert {each.order for each in found} == {("b", "a")}
+    assert {(each.order, each.replaced) for each in found} == {(("b", "a"), "a")}
     assert {each.hedges for each in found} == {0.25}
 
 
@@ -87,11 +96,48 @@ def test_probe_is_sent_beside_the_first_request() -> None:
     assert rule.next_launch(Waiting(5.0, both, "c")).at == 5.6
 
 
+@pytest.mark.parametrize(
+    ("may_hang", "in_debt", "order", "probe"),
+    [
+        pytest.param("b", False, "bac", "a", id="a probe"),
+        pytest.param("b", True, "bac", None, id="a hedge at once, if the burst bound permits"),
+        pytest.param("ac", False, "bca", None, id="not because of other providers"),
+    ],
+)
+def test_replaced_is_next_to_a_replacement_that_may_hang(
+    may_hang: str, in_debt: bool, order: str, probe: str | None
+) -> None:
+    secs = {"a": 0.5, "b": 0.4, "c": 0.6}
+    (found,) = routes(secs, "a", may_hang=may_hang, in_debt=in_debt)
+    assert ("".join(found.order), found.probe) == (order, probe)
+
+
+@pytest.mark.parametrize(
+    ("at", "is_put_off", "asks_at"),
+    [
+        pytest.param(12.0, False, 6.5, id="that is too late"),
+        pytest.param(5.2, True, 6.5, id="for which the budget has no room"),
+        pytest.param(None, False, 6.5, id="none"),
+        pytest.param(5.9, False, 5.9, id="that is earlier"),
+    ],
+)
+def test_replaced_provider_is_asked_after_a_rare_wait(
+    at: float | None, is_put_off: bool, asks_at: float
+) -> None:
+    """Whatever hedge the other rule would send; a third attempt is only the other rule's."""
+    rule = AskReplaced(At(at, is_put_off=is_put_off), "a", {"a": 9.0, "b": 1.5, "c": 2.5})
+    alone = (InFlight("b", 5.0, None),)
+    assert rule.next_launch(Waiting(5.0, alone, "a")).at == asks_at
+    assert rule.next_launch(Waiting(5.0, (*alone, InFlight("c", 6.5, None)), "a")).at in (at, 9.0)
+    assert rule.next_launch(Waiting(5.0, (*alone, InFlight("a", 6.5, None)), "c")).at == at
+    assert rule.next_launch(Waiting(5.0, (InFlight("b", 5.0, 5.4, 5.4),), "a")).at == at
+
+
 class At:
     """A rule that names a time."""
 
-    def __init__(self, at: float | None):
-        self._at = at
+    def __init__(self, at: float | None, *, is_put_off: bool = False):
+        self._decision = LaunchDecision(at, "saves 2 s", is_put_off=is_put_off)
 
     def next_launch(self, waiting: Waiting) -> LaunchDecision:
-        return LaunchDecision(self._at, "saves 2 s")
+        return self._decision

@@ -231,6 +231,7 @@ class LatencyRegistry:
                 {name: known[name].first_token.quantile(0.5) for name in latencies},
                 budget,
                 now,
+                may_hang=[name for name, latency in latencies.items() if latency.unanswered],
                 in_debt=in_debt,
             )
 

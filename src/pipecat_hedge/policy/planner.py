@@ -22,9 +22,10 @@ from pipecat_hedge.policy.hedge_policy import (
 )
 from pipecat_hedge.policy.latency_registry import LatencyRegistry
 from pipecat_hedge.policy.priced_delay import LatencyEstimate, PricedDelay
-from pipecat_hedge.policy.routing import Probing
+from pipecat_hedge.policy.routing import AskReplaced, Probing
 from pipecat_hedge.policy.slo import Slo
 from pipecat_hedge.policy.slo_hedge import Aim, AimedDelay, aim_at
+from pipecat_hedge.policy.slow_period import late_secs
 from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.attempt import Attempt
 from pipecat_hedge.race.events import CommitOn, Launch, LaunchRule
@@ -176,6 +177,16 @@ def plan_turn(
     )
     if aim is not None and rng.random() < aim.probability:
         of_turn = AimedDelay(of_turn, aim, within_secs)
+    if route.replaced is not None:
+        curves = {backend: known[backend.provider].first_token for backend in backends}
+        common = 1.0 - min(route.hedges * budget, 1.0)
+        rare_secs = {
+            backend.provider: 0.0
+            if stats.may_hang(backend)
+            else max(curve.quantile(common), late_secs(curve))
+            for backend, curve in curves.items()
+        }
+        of_turn = AskReplaced(of_turn, route.replaced, rare_secs)
     bound = None
     if now is not None:
         of_turn = bound = BurstBound(

@@ -6,17 +6,21 @@ first provider that was always slower may be the cheaper or the more accurate on
 
 A replaced provider gets few requests, so its recovery would not show. It is probed beside the new
 first provider, never alone, and the budget pays. At a budget of 0 the order stays as given.
+
+Nobody may wait much longer than without the change, even if the new first provider hangs. The
+replaced one is therefore asked, without regard to the price, once a wait is as rare as the hedges
+that the budget allows; and at once, while the new first provider has not answered since it hung.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipecat_hedge.policy.slow_period import PROBES, SlowPeriod
 from pipecat_hedge.race.events import LaunchDecision, LaunchRule, Waiting
 
-__all__ = ["Probing", "Route", "route"]
+__all__ = ["AskReplaced", "Probing", "Route", "route"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +30,14 @@ class Route:
     Parameters:
         order: The providers' names.
         probe: The provider that is probed beside the first one; or None.
+        replaced: The provider whose place another has taken; or None.
         hedges: The part of the budget that is left for hedges, from 0 to 1.
         reason: Why the order differs from the given one, for reports; None if it does not.
     """
 
     order: tuple[str, ...]
     probe: str | None = None
+    replaced: str | None = None
     hedges: float = 1.0
     reason: str | None = None
 
@@ -43,6 +49,7 @@ def route(
     budget: float,
     now: float,
     *,
+    may_hang: Collection[str] = (),
     in_debt: bool = False,
 ) -> Route:
     """Return the provider order of a turn.
@@ -53,6 +60,7 @@ def route(
         median_secs: By provider, its learned or assumed median time to first token, in seconds.
         budget: Extra requests per turn.
         now: Time on the race's clock, in seconds.
+        may_hang: The providers that have not answered since they hung.
         in_debt: Whether the budget account is in debt; then no provider is probed.
     """
     first = given[0]
@@ -66,9 +74,10 @@ def route(
     rest = [name for name in given[1:] if name != other]
     reason = f"{first} has turned slow ({level:.2f} s or more), {other} takes"
     reason += f" {median_secs[other]:.2f} s at the median"
-    if not in_debt and slow_periods[first].is_probes_turn(budget):
-        return Route((other, first, *rest), first, 1.0 - PROBES, reason)
-    return Route((other, *rest, first), None, 1.0 - PROBES, reason)
+    is_probed = not in_debt and (other in may_hang or slow_periods[first].is_probes_turn(budget))
+    is_next = is_probed or other in may_hang
+    order = (other, first, *rest) if is_next else (other, *rest, first)
+    return Route(order, first if is_probed else None, first, 1.0 - PROBES, reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +98,30 @@ class Probing:
         if len(waiting.in_flight) > 1 or waiting.next_provider != self.probe:
             return self.usual.next_launch(waiting)
         return LaunchDecision(waiting.started_at, f"probes {waiting.next_provider}")
+
+
+@dataclass(frozen=True, slots=True)
+class AskReplaced:
+    """Asks the replaced provider after a rare wait, and else applies a rule; a ``LaunchRule``.
+
+    Parameters:
+        usual: The other rule.
+        replaced: The provider whose place another has taken.
+        rare_secs: By provider, the wait for its first token in seconds that is rare.
+    """
+
+    usual: LaunchRule
+    replaced: str
+    rare_secs: Mapping[str, float]
+
+    def next_launch(self, waiting: Waiting) -> LaunchDecision:
+        """Launch a further attempt, at last the replaced provider's; see ``LaunchRule``."""
+        decision, last = self.usual.next_launch(waiting), waiting.in_flight[-1]
+        if last.first_token_at is not None or any(
+            attempt.provider == self.replaced for attempt in waiting.in_flight
+        ):
+            return decision
+        at = last.launched_at + self.rare_secs[last.provider]
+        if decision.at is not None and decision.at <= at and not decision.is_put_off:
+            return decision
+        return LaunchDecision(at, f"{self.replaced} was first and may answer sooner")
