@@ -163,9 +163,8 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
         ]
     )
     latency = TurnLatencyObserver()
-    recorder().listen_to(latency)
     if hedged is not None:
-        FEED.watch(hedged, latency)
+        FEED.watch(hedged)
     worker = PipelineWorker(
         pipeline,
         params=PipelineParams(enable_metrics=True, enable_usage_metrics=True),

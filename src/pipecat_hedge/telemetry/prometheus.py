@@ -19,7 +19,6 @@ from pipecat_hedge.race.errors import SHED, ConfigurationError, missing_extra
 from pipecat_hedge.race.events import AttemptOutcome, FillerCause, LaunchReason, TurnOutcome
 from pipecat_hedge.race.reports import TIERS, AttemptReport, FillerReport, Tier, TurnReport
 from pipecat_hedge.service.provider_stats import ProviderStats, follow, unfollow
-from pipecat_hedge.voice.turn_latency import TurnLatencyObserver
 from pipecat_hedge.voice.turn_timeline import TurnLatency
 
 try:
@@ -59,9 +58,8 @@ class PrometheusRecorder(Collector):
 
         recorder = PrometheusRecorder()
         prometheus_client.start_http_server(9464)
-        ...
-        latency = TurnLatencyObserver()     # one per call, for voice-to-voice latency
-        recorder.listen_to(latency)
+
+    Voice-to-voice latency needs a ``TurnLatencyObserver`` in each call.
     """
 
     def __init__(
@@ -103,23 +101,12 @@ class PrometheusRecorder(Collector):
         unfollow(self._subscribe)
         for stats in list(self._stats):
             stats.events.unsubscribe(self.record)
+            stats.events.unsubscribe(self.record_latency)
             stats.events.unsubscribe(self._record_slo)
         self._stats.clear()
         if self._registry is not None:
             self._registry.unregister(self)
             self._registry = None
-
-    def listen_to(self, observer: TurnLatencyObserver) -> None:
-        """Count the voice-to-voice latencies of a pipeline.
-
-        Args:
-            observer: The pipeline's observer.
-        """
-
-        async def on_turn_latency(_: object, turn: TurnLatency) -> None:
-            self.record_latency(turn)
-
-        observer.add_event_handler("on_turn_latency", on_turn_latency)
 
     def collect(self) -> Iterable[Metric]:
         """Return the current metrics; the registry calls it at each scrape, from any thread."""
@@ -150,7 +137,7 @@ class PrometheusRecorder(Collector):
             self._fillers.labels(report.filler.cause, _result(report.filler)).inc()
 
     def record_latency(self, turn: TurnLatency) -> None:
-        """Count the voice-to-voice latency of a turn; see ``listen_to``."""
+        """Count the voice-to-voice latency of a turn; the observers call it."""
         if (secs := turn.voice_to_voice_secs) is None:
             return
         last = turn.reports[-1] if turn.reports else None
@@ -163,6 +150,7 @@ class PrometheusRecorder(Collector):
     def _subscribe(self, stats: ProviderStats) -> None:
         self._stats.add(stats)
         stats.events.subscribe(TurnReport, self.record)
+        stats.events.subscribe(TurnLatency, self.record_latency)
         stats.events.subscribe(SloCounted, self._record_slo)
         for tier, slo in stats.slo_tracker.slos():
             self._show_slo(tier, slo)
