@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from pipecat_hedge.limits.fleet_advice import Finding
 
@@ -25,34 +27,41 @@ class UnknownVersion(ValueError):
     """A document of another release."""
 
 
+def _checked(finding: Finding) -> Finding:
+    if not 0 <= finding.open_secs < math.inf or finding.closings < 0:
+        raise ValueError("a number out of range")
+    open_secs = min(finding.open_secs, MOST_OPEN_SECS)
+    return replace(finding, open_secs=open_secs, reason=finding.reason[:200])
+
+
+_Finding = Annotated[Finding, AfterValidator(_checked)]
+_Balance = Annotated[float, Field(ge=-MOST_BALANCE, le=MOST_BALANCE)]
+_Requests = Annotated[int, Field(ge=0, le=MOST_REQUESTS)]
+_AgeSecs = Annotated[float, Field(ge=0, le=MOST_AGE_SECS)]
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """A process's document.
 
     Parameters:
-        findings: What it has found out about its providers, by key.
+        providers: What it has found out about its providers, by key.
         balances: What is in its budget accounts, in requests, by budget.
         loads: Its readings of servers' load, by server: running and waiting requests, and the age
             in seconds.
+        version: The version of the format.
     """
 
-    findings: Mapping[str, Finding] = field(default_factory=dict[str, Finding])
-    balances: Mapping[float, float] = field(default_factory=dict[float, float])
-    loads: Mapping[str, tuple[int, int, float]] = field(
+    providers: Mapping[str, _Finding] = field(default_factory=dict[str, Finding])
+    balances: Mapping[float, _Balance] = field(default_factory=dict[float, float])
+    loads: Mapping[str, tuple[_Requests, _Requests, _AgeSecs]] = field(
         default_factory=dict[str, tuple[int, int, float]]
     )
+    version: int = VERSION
 
     def text(self) -> str:
         """The document as text."""
-        providers = {key: asdict(finding) for key, finding in self.findings.items()}
-        balances = {repr(budget): balance for budget, balance in self.balances.items()}
-        document = {
-            "version": VERSION,
-            "providers": providers,
-            "balances": balances,
-            "loads": self.loads,
-        }
-        return json.dumps(document, separators=(",", ":"))
+        return _ADAPTER.dump_json(self).decode()
 
     @classmethod
     def of(cls, text: str) -> Document:
@@ -69,36 +78,10 @@ class Document:
             document = json.loads(text)
             version = document["version"]
             if version == VERSION:
-                return cls(
-                    {str(key): _finding(each) for key, each in document["providers"].items()},
-                    {float(b): _number(each) for b, each in document["balances"].items()},
-                    {str(key): _load(*each) for key, each in document["loads"].items()},
-                )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+                return _ADAPTER.validate_python(document)
+        except (ValueError, KeyError, TypeError, RecursionError) as e:
             raise ValueError(f"no document: {type(e).__name__}") from None
         raise UnknownVersion(f"version {str(version)[:20]}")
 
 
-def _finding(saved: Mapping[str, Any]) -> Finding:
-    found, secs, closings = saved["found"], float(saved["open_secs"]), saved["closings"]
-    if found not in ("well", "down", "unsure") or not 0 <= secs < math.inf:
-        raise ValueError("what was found")
-    if not isinstance(closings, int) or isinstance(closings, bool) or closings < 0:
-        raise ValueError("closings")
-    return Finding(found, min(secs, MOST_OPEN_SECS), str(saved["reason"])[:200], closings)
-
-
-def _load(running: Any, waiting: Any, age_secs: Any) -> tuple[int, int, float]:
-    load = int(running), int(waiting), float(age_secs)
-    if not (0 <= load[0] <= MOST_REQUESTS and 0 <= load[1] <= MOST_REQUESTS):
-        raise ValueError("load")
-    if not 0 <= load[2] <= MOST_AGE_SECS:
-        raise ValueError("age")
-    return load
-
-
-def _number(value: Any) -> float:
-    number = float(value)
-    if not abs(number) <= MOST_BALANCE:
-        raise ValueError("balance")
-    return number
+_ADAPTER = TypeAdapter(Document)

@@ -331,7 +331,7 @@ class FleetSync:
             except ValueError:
                 self._say_once(f"{self._store}: a process's document cannot be read")
             else:
-                others[process] = document.findings
+                others[process] = document.providers
                 balances.append(document.balances)
                 for key, (running, waiting, age_secs) in document.loads.items():
                     found = LoadReading(running, waiting, now - age_secs)
