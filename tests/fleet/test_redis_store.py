@@ -353,16 +353,14 @@ async def test_refusal_is_explained_once(
 
 
 @pytest.mark.parametrize(
-    ("command", "arguments"),
+    "fields",
     [
-        ("SET", ("text",)),
-        ("RPUSH", ("item",)),
-        ("HSET", ("x", "value", "x y", "value", f"x {CLAUDE.key}", "value")),
-        ("HSET", ("x", bytes(range(256)), f"x {CLAUDE.key}", bytes(range(256)))),
+        {"x": "value", "x y": "value", f"x {CLAUDE.key}": "value"},
+        {"x": bytes(range(256)), f"x {CLAUDE.key}": bytes(range(256))},
     ],
 )
 async def test_foreign_values_are_logged_once_and_raise_nothing(
-    make: Make, server: RedisServer, logged: list[str], command: str, arguments: tuple[Any, ...]
+    make: Make, server: RedisServer, logged: list[str], fields: dict[str, Any]
 ) -> None:
     one, two = make(), make()
     for stats in (one, two):
@@ -370,9 +368,7 @@ async def test_foreign_values_are_logged_once_and_raise_nothing(
         answer(stats, CLAUDE)
     await sync(one, two)
     for key in server.names():
-        if command == "RPUSH":
-            server.control.delete(key)
-        server.control.execute_command(command, key, *arguments)
+        server.control.hset(key, mapping=fields)
     for _ in range(3):
         observe(one, 0.2, times=1)
         assert await sync(one, two)
@@ -381,6 +377,22 @@ async def test_foreign_values_are_logged_once_and_raise_nothing(
     server.control.flushall()
     await sync(one, two)
     assert server.counted()[CLAUDE.key] == 203
+
+
+async def test_key_of_another_type_is_an_outage(
+    make: Make, server: RedisServer, logged: list[str]
+) -> None:
+    stats = make()
+    observe(stats, 0.2)
+    assert await sync(stats)
+    for key in server.names():
+        server.control.set(key, "text")
+    assert not await sync(stats)
+    assert not await sync(stats)
+    (line,) = logged
+    assert "is of another type: choose another prefix" in line
+    server.control.flushall()
+    assert await sync(stats)
 
 
 async def test_other_releases_are_ignored_and_logged_once(

@@ -43,6 +43,7 @@ REASONS = (
     (r"READONLY|read only", "it is a read-only replica: name the primary"),
     (r"OOM|maxmemory", "it is out of memory"),
     (r"LOADING|loading", "it is still loading its data"),
+    (r"WRONGTYPE", "a key under the prefix is of another type: choose another prefix"),
 )
 """What Redis says when it refuses a command, and what it means."""
 
@@ -128,16 +129,9 @@ class RedisStore:
                 if fields:
                     pipe.hset(key, mapping=fields).expire(key, KEPT_SECS)
                 pipe.hlen(key)
-            return pipe.execute(raise_on_error=False)
+            return pipe.execute()
 
         results = await self._run(commands)
-        unusable = set[str]()
-        for result in results:
-            if isinstance(result, self._errors.RedisError):
-                if "WRONGTYPE" not in str(result):
-                    raise StoreUnavailable(self._why(result))
-                unusable.add(f"a key under {self._root} of another type")
-        results = [0 if isinstance(each, Exception) else each for each in results]
         documents = {
             name.decode("utf-8", "replace"): text.decode("utf-8", "replace")
             for fields in (results[1], results[3])
@@ -155,7 +149,7 @@ class RedisStore:
         }
         processes = max(len(documents) + 1, results[0], results[2])
         fields = results[-1] if written is not None else 0
-        return Received(documents, processes, slices, fields, frozenset(unusable))
+        return Received(documents, processes, slices, fields)
 
     async def _run(self, command: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
         loop = asyncio.get_running_loop()
@@ -207,5 +201,5 @@ class RedisStore:
 
 
 def _pairs(fields: Any) -> Iterator[tuple[bytes, bytes]]:
-    """The fields of a hash with their values; none of a key of another type."""
-    return zip(fields[::2], fields[1::2], strict=True) if fields else iter(())
+    """The fields of a hash with their values."""
+    return zip(fields[::2], fields[1::2], strict=True)

@@ -31,9 +31,8 @@ from pipecat_hedge.policy.survival import Floats
 __all__ = ["FleetSync", "pack", "unpack"]
 
 EVERY_SECS = 1.0
-ENTRIES, RAREST = 64, 5
-"""Latencies are exchanged every second, and more rarely for every so many entries that are read,
-but at least every ``RAREST`` seconds: an entry is one to three KiB."""
+LATENCIES_EVERY = 5
+"""Latencies are exchanged in each fifth exchange: an entry is one to three KiB."""
 CAP_SECS = 4.0
 """How long it takes at most until a store that was away is tried again."""
 JITTER = 0.2
@@ -150,11 +149,6 @@ class FleetSync:
 
     # ---- in the background
 
-    @property
-    def latencies_every(self) -> int:
-        """Every how many seconds latencies are exchanged."""
-        return min(1 + self._fields // ENTRIES, RAREST)
-
     async def run(self) -> None:
         """Exchange once a second, until cancelled; on one loop of a process only."""
         loop = asyncio.get_running_loop()
@@ -163,7 +157,7 @@ class FleetSync:
             for number in itertools.count():
                 await asyncio.sleep(wait * self._rng.uniform(1 - JITTER, 1 + JITTER))
                 is_ours = is_ours or self._claim(loop)
-                if not is_ours or await self.sync(latencies=number % self.latencies_every == 0):
+                if not is_ours or await self.sync(latencies=number % LATENCIES_EVERY == 0):
                     wait = EVERY_SECS
                 else:
                     wait = min(max(2 * wait, EVERY_SECS), CAP_SECS)
@@ -254,8 +248,6 @@ class FleetSync:
             if self._slice != current:
                 self._next_slice(current, totals)
             await self._learn(current, received)
-        for what in received.unusable:
-            self._say_once(f"{self._store}: {what} cannot be used, and is passed over")
 
     # ---- latencies
 

@@ -38,7 +38,6 @@ class Received:
         slices: Packed counts of other processes by slice, as pairs of provider and counts; a random
             sample in a large fleet.
         fields: The number of entries in the written slice.
-        unusable: Entries that cannot be used, as text for a log.
     """
 
     documents: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -47,7 +46,6 @@ class Received:
         default_factory=dict[int, Sequence[tuple[str, bytes]]]
     )
     fields: int = 0
-    unusable: frozenset[str] = frozenset()
 
 
 @runtime_checkable
