@@ -13,6 +13,7 @@ from typing import Any
 import certifi
 import pytest
 from hypothesis import HealthCheck, settings
+from loguru import logger
 
 from pipecat_hedge.limits.loop_lag import LoopWatch
 from pipecat_hedge.service import provider_stats
@@ -47,6 +48,20 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def _no_leaked_tasks(request: pytest.FixtureRequest) -> None:
     if inspect.iscoroutinefunction(getattr(request.node, "function", None)):
         request.getfixturevalue("_leak_check")
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """What the package logs from INFO on, each with its level."""
+    lines: list[str] = []
+    sink = logger.add(
+        lambda line: lines.append(line.rstrip()),
+        level="INFO",
+        format="{level}: {message}",
+        filter="pipecat_hedge",
+    )
+    yield lines
+    logger.remove(sink)
 
 
 @pytest.fixture

@@ -108,17 +108,12 @@ def altered(balances: Any = None, loads: Any = None, **changes: Any) -> str:
             for changes in (
                 {"found": "dead"},
                 {"open_secs": -1},
-                {"open_secs": "long"},
                 {"open_secs": float("inf")},
                 {"closings": -1},
-                {"closings": 1.5},
                 {"balances": {"0.1": float("nan")}},
                 {"balances": {"0.1": 1e9}},
-                {"balances": {"a lot": 1}},
-                {"loads": {"gpu": [1, 2]}},
                 {"loads": {"gpu": [1, -2, 0.5]}},
                 {"loads": {"gpu": [1, 2, 1e9]}},
-                {"loads": {"gpu": [1, float("nan"), 0.5]}},
             )
         ),
     ],

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from loguru import logger
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
 from pipecat_hedge.fleet import sync as fleet_sync
@@ -22,12 +21,11 @@ from pipecat_hedge.fleet.document import Document
 from pipecat_hedge.fleet.redis_store import RedisStore
 from pipecat_hedge.fleet.sync import SLICE_SECS, FleetSync, pack, unpack
 from pipecat_hedge.limits import AdmissionController
-from pipecat_hedge.limits.fleet_advice import Finding
 from pipecat_hedge.limits.server_queue import LoadReading
 from pipecat_hedge.policy import Backend
 from pipecat_hedge.policy.latency_model import bucket_of
 from pipecat_hedge.policy.provider_latency import ALL, COUNTS
-from pipecat_hedge.policy.shared_store import Received, Slice, StoreUnavailable
+from pipecat_hedge.policy.shared_store import Received, Slice
 from pipecat_hedge.policy.stats_store import FileStore
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.service import ProviderStats, composition
@@ -91,18 +89,6 @@ async def synced(store: Scripted) -> ProviderStats:
 async def exchange(stats: ProviderStats) -> bool:
     assert stats.fleet is not None
     return await stats.fleet.sync()
-
-
-@pytest.fixture
-def logged() -> Iterator[list[str]]:
-    lines: list[str] = []
-    handler = logger.add(lambda message: lines.append(str(message)), level="INFO")
-    yield lines
-    logger.remove(handler)
-
-
-def document(**found: Any) -> str:
-    return Document({"a": Finding("well", **found)}).text()
 
 
 def seen(secs: float, times: int) -> bytes:
@@ -180,13 +166,6 @@ async def test_totals_of_a_slice_are_written_until_it_is_over() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_observations_are_written_when_the_store_is_back() -> None:
-    store = Scripted(*[StoreUnavailable("no")] * 3)
-    assert await written(store, [0.0] * 5) == [(0, n) for n in range(1, 6)]
-    assert store.noted == ["begins"] * 4 + ["ends", "begins", "ends"]
-
-
-@pytest.mark.virtual_time
 async def test_full_slice_takes_no_further_processes() -> None:
     store = Scripted(Received(fields=10**6), Received(fields=10**6))
     found = await written(store, (0.0, 1.0, SLICE_SECS + 1.0))
@@ -246,21 +225,6 @@ async def test_last_number_of_processes_is_kept_in_an_outage() -> None:
         await fleet.sync()
         counted.append(fleet.processes)
     assert counted == [1, 3, 3, 2]
-
-
-@pytest.mark.virtual_time
-async def test_answer_during_an_outage_is_a_reason_to_try() -> None:
-    first, second = (Received(documents={"p": text}) for text in (document(), document(closings=1)))
-    health = AdmissionController()
-    fleet = fleet_of(Scripted(first, second), health)
-    breaker = health.entry("a").breaker
-    assert await fleet.sync()
-    for _ in range(5):
-        breaker.record("failed", 0.0)
-    assert breaker.state(1.0) == "open"
-    await asyncio.sleep(10.0)
-    assert await fleet.sync()
-    assert breaker.state(asyncio.get_running_loop().time()) == "half_open"
 
 
 # ---- when it runs
@@ -393,3 +357,26 @@ def test_environment_names_the_store(
     assert isinstance(found, FileStore) if store is FileStore else str(found) == store
     if str(found).startswith(redis_url):
         assert "(from REDIS_URL); PIPECAT_HEDGE_STATS=off disables this" in "".join(logged)
+
+
+def test_one_loop_of_a_process_exchanges_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When its sessions have ended, another one takes over."""
+    monkeypatch.setattr(fleet_sync, "EVERY_SECS", 0.01)
+    store = Scripted()
+    stats = ProviderStats(store)
+    with asyncio.Runner() as one, asyncio.Runner() as other:
+
+        async def holds() -> int:
+            stats.hold()
+            await asyncio.sleep(0.05)
+            return len(store.noted)
+
+        assert one.run(holds()) > 0
+        before = len(store.noted)
+        assert other.run(holds()) == before
+        one.run(stats.release())
+        before = len(store.noted)
+        other.run(asyncio.sleep(0.05))
+        assert len(store.noted) > before
+        other.run(stats.release())
+    assert store.noted[-1] == "closes"

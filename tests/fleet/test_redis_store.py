@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from loguru import logger
 
 from pipecat_hedge.fleet import sync as fleet_sync
 from pipecat_hedge.fleet.document import VERSION
@@ -47,20 +44,6 @@ async def make(server: RedisServer) -> AsyncIterator[Make]:
     yield make
     for store in stores:
         await store.close()
-
-
-@pytest.fixture
-def logged() -> Iterator[list[str]]:
-    """What the package logs from INFO on."""
-    lines: list[str] = []
-    handler = logger.add(
-        lambda message: lines.append(f"{message.record['level'].name}: {message}".strip()),
-        level="INFO",
-        format="{message}",
-        filter=lambda record: (record["name"] or "").startswith("pipecat_hedge"),
-    )
-    yield lines
-    logger.remove(handler)
 
 
 async def sync(*processes: ProviderStats) -> bool:
@@ -435,63 +418,6 @@ async def test_last_session_writes_the_rest_and_closes_the_connection(
     clients = server.control.client_list(_type="normal")
     assert isinstance(clients, list)
     assert len(clients) == 1
-
-
-async def test_hanging_redis_does_not_delay_the_end(make: Make, server: RedisServer) -> None:
-    stats = make()
-    await sync(stats)
-    stats.hold()
-    observe(stats, 0.2)
-    server.hang()
-    try:
-        async with asyncio.timeout(20):
-            await stats.release()
-    finally:
-        server.go_on()
-
-
-def test_one_loop_of_a_process_exchanges_for_all(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When its sessions have ended, another one takes over."""
-    monkeypatch.setattr(fleet_sync, "EVERY_SECS", 0.02)
-    store = RedisStore(server.url)
-    stats = ProviderStats(store)
-    threads: list[int] = []
-    both_hold = threading.Barrier(2, timeout=20)
-    first_is_gone = threading.Event()
-    changed = threading.Condition()
-    exchange = store.exchange
-
-    async def noted(*args: Any) -> Any:
-        received = await exchange(*args)
-        with changed:
-            threads.append(threading.get_ident())
-            changed.notify_all()
-        return received
-
-    monkeypatch.setattr(store, "exchange", noted)
-
-    def wait_for(condition: Callable[[], bool]) -> None:
-        with changed:
-            assert changed.wait_for(condition, timeout=20)
-
-    async def session() -> None:
-        stats.hold()
-        mine = threading.get_ident()
-        await asyncio.to_thread(both_hold.wait)
-        await asyncio.to_thread(wait_for, lambda: len(threads) >= 5)
-        assert len({*threads[:5]}) == 1
-        if mine != threads[0]:
-            assert await asyncio.to_thread(first_is_gone.wait, 20)
-            await asyncio.to_thread(wait_for, lambda: mine in threads)
-        await stats.release()
-        first_is_gone.set()
-
-    with ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(asyncio.run, session()) for _ in range(2)]:
-            done.result()
-    assert len({*threads}) == 2
 
 
 async def test_forked_process_writes_under_its_own_name(

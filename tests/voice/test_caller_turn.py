@@ -171,14 +171,6 @@ def test_speech_to_speech_model_answers_within_three_seconds(
     assert turn == ((-0.2, 0.0) if is_reply else None)
 
 
-def test_provisional_request_ends_the_turn_here() -> None:
-    caller = CallerTurn()
-    for at, frame in ((0.0, VAD_ON()), (0.0, TURN_ON()), (1.0, vad_off())):
-        caller.take(frame, at)
-    assert caller.llm_started(9.0, 8.0, provisional=True) == (0.8, None)
-    assert caller.llm_started(9.1, 9.1, provisional=False) is None
-
-
 async def test_reminder_from_behind_the_llm_has_its_own_anchor() -> None:
     async with Phone(hedged(ANSWER), remembers=True) as phone:
         await phone.speak(context=phone.context)

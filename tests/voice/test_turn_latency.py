@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.frames.frames import (
+    FunctionCallCancelFrame,
+    FunctionCallFromLLM,
+    FunctionCallInProgressFrame,
+    FunctionCallResultFrame,
+    FunctionCallResultProperties,
+    FunctionCallsStartedFrame,
     InterruptionFrame,
     LLMContextFrame,
+    LLMFullResponseStartFrame,
     LLMUpdateSettingsFrame,
     OutputAudioRawFrame,
     StartFrame,
     TTSSpeakFrame,
+    TTSStartedFrame,
     UserStartedSpeakingFrame,
     UserStoppedSpeakingFrame,
     VADUserStartedSpeakingFrame,
@@ -24,13 +33,16 @@ from pipecat.frames.frames import (
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.processors.frame_processor import FrameProcessor
-from pipecat.services.llm_service import LLMService
+from pipecat.services.llm_service import FunctionCallParams, LLMService
 from pipecat.services.settings import LLMSettings
+from pipecat.services.tts_service import TextAggregationMode
 from pipecat.transports.base_output import BaseOutputTransport
 from pipecat.transports.base_transport import TransportParams
 
 from pipecat_hedge import FillerProcessor, HedgedLLMService, HedgeError, HedgePolicy, Provider
-from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
+from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
+from pipecat_hedge.voice.answer_audio import AnswerAudio
+from pipecat_hedge.voice.awaited_tools import AwaitedTools
 from pipecat_hedge.voice.turn_latency import TurnLatencyObserver
 from pipecat_hedge.voice.turn_timeline import TurnLatency
 from tests.support.line import Line
@@ -136,6 +148,9 @@ def hedged(*scripts: list[Step]) -> HedgedLLMService:
     )
 
 
+both = pytest.mark.parametrize("make", [hedged, ScriptedLLMService])
+
+
 def rounded(turn: TurnLatency) -> dict[str, float | None]:
     names = (
         *("turn_end_secs", "context_secs", "first_token_secs", "first_sentence_secs"),
@@ -145,7 +160,7 @@ def rounded(turn: TurnLatency) -> dict[str, float | None]:
     return {name: None if v is None else round(v, 3) for name, v in values.items()}
 
 
-@pytest.mark.parametrize("make", [hedged, ScriptedLLMService])
+@both
 async def test_each_moment_at_its_time(make: Any, tmp_path: Path) -> None:
     """From the caller's silence on; a hedged service adds its race."""
     log = tmp_path / "turns.jsonl"
@@ -295,6 +310,242 @@ async def test_unheard_turn_is_reported_at_the_end() -> None:
         await asyncio.sleep(5)
         assert phone.told == []
     assert [turn.first_sound_secs for turn in phone.told] == [None]
+
+
+# ---- which sounds are the answer: never a line of the bot's own
+
+
+@both
+@pytest.mark.parametrize("remembered", [True, False])
+async def test_line_that_sounds_after_the_llm_was_asked_is_no_answer(
+    make: Any, remembered: bool
+) -> None:
+    async with Phone(make(ANSWER)) as phone:
+        phone.voice.audio_secs = 2.0
+        await phone.line.send(TTSSpeakFrame("Hello there.", append_to_context=remembered))
+        await phone.line.send(LLMContextFrame(LLMContext()))
+        turn = await phone.answered()
+    assert len(phone.told) == 1
+    assert turn.first_sound_secs == pytest.approx(0.1)
+    assert turn.first_token_secs == pytest.approx(0.4)
+    assert turn.first_tts_audio_secs == pytest.approx(0.8)
+    assert turn.first_answer_secs == pytest.approx(2.1, abs=2 * CHUNK)
+    assert turn.filler_end_secs == pytest.approx(2.1, abs=2 * CHUNK)
+
+
+async def test_sound_that_is_no_speech_is_no_answer() -> None:
+    async with Phone(hedged(ANSWER)) as phone:
+        await phone.speak()
+        await asyncio.sleep(0.2)
+        await phone.voice.push_frame(OutputAudioRawFrame(b"\1\1" * round(0.1 * RATE), RATE, 1))
+        turn = await phone.answered()
+    assert turn.first_sound_secs == pytest.approx(0.3 + 0.2, abs=2 * CHUNK)
+    assert turn.first_answer_secs == pytest.approx(1.1)
+    assert turn.filler_end_secs is None
+
+
+SLOW: list[Step] = [Wait(0.4), Say("We are "), Wait(2.0), Say("open. "), Say("Till nine.")]
+
+
+@both
+@pytest.mark.parametrize(
+    ("script", "mode", "line_secs", "answer_secs"),
+    [
+        ([Wait(2.0), *ANSWER], TextAggregationMode.SENTENCE, 0.5, 2.7),
+        ([Wait(2.0), *ANSWER], TextAggregationMode.TOKEN, 0.5, 2.4),
+        (SLOW, TextAggregationMode.SENTENCE, 1.0, 2.4),
+    ],
+    ids=["before the text", "before the text, by tokens", "before the sentence"],
+)
+async def test_line_in_the_middle_of_an_answer_is_no_answer(
+    make: Any, script: Any, mode: TextAggregationMode, line_secs: float, answer_secs: float
+) -> None:
+    async with Phone(make(script), voice=Voice(0.1, text_aggregation_mode=mode)) as phone:
+        await phone.speak()
+        await asyncio.sleep(line_secs)
+        await phone.voice.queue_frame(TTSSpeakFrame("One moment."))
+        turn = await phone.answered()
+    assert turn.first_sound_secs == pytest.approx(0.3 + line_secs + 0.1)
+    assert turn.first_answer_secs == pytest.approx(0.3 + answer_secs + 0.1)
+    assert turn.first_tts_audio_secs == turn.first_answer_secs
+
+
+@both
+async def test_second_request_while_the_answer_sounds_has_its_own_record(make: Any) -> None:
+    async with Phone(make(ANSWER)) as phone:
+        phone.voice.audio_secs = 2.0
+        await phone.speak()
+        await asyncio.sleep(1.0)
+        await phone.line.send(LLMContextFrame(LLMContext()))
+        await phone.answered()
+    first, second = phone.told
+    assert first.voice_to_voice_secs == pytest.approx(1.1)
+    assert not first.interrupted
+    assert second.anchor == "context"
+    assert second.first_tts_audio_secs == pytest.approx(0.8)
+    assert second.first_answer_secs == pytest.approx(3.1 - 1.3, abs=2 * CHUNK)
+
+
+async def test_pause_of_a_bare_service_does_not_end_the_turn() -> None:
+    """It may still be interrupted."""
+    slow: list[Step] = [Wait(0.4), Say("We are open. "), Say("So "), Wait(5.0), Say("come.")]
+    async with Phone(ScriptedLLMService(slow)) as phone:
+        await phone.speak()
+        await asyncio.sleep(3.0)
+        assert phone.told == []
+        turn = await phone.answered()
+    assert len(phone.told) == 1
+    assert turn.first_answer_secs == pytest.approx(0.8, abs=0.01)
+
+
+def test_speech_to_speech_model_says_only_answers() -> None:
+    audio, model = AnswerAudio(), ScriptedLLMService(ANSWER)
+    for turn in (1, 2):
+        audio.audio_started(TTSStartedFrame(), model, turn)
+        assert audio.turn_of(None) == turn
+
+
+# ---- tools: one turn with what is said before them, while they run, and after
+
+CALLS: list[Step] = [Wait(0.3), Call("look_up")]
+ANNOUNCES: list[Step] = [Wait(0.3), Say("Let me look. "), Call("look_up")]
+
+
+async def called(
+    llm: LLMService[Any],
+    say: TTSSpeakFrame | None = None,
+    *,
+    run_llm: bool | None = None,
+    then: Callable[[Phone], Awaitable[None]] | None = None,
+    after_secs: float = 10.0,
+) -> list[TurnLatency]:
+    """A caller asks what a tool of three seconds knows; ``say`` is said as it begins."""
+
+    async def look_up(params: FunctionCallParams) -> None:
+        if say is not None:
+            await llm.queue_frame(say)
+        await asyncio.sleep(3.0)
+        properties = FunctionCallResultProperties(run_llm=run_llm)
+        await params.result_callback({"open": True}, properties=properties)
+
+    phone = Phone(llm, remembers=True)
+    tool = FunctionSchema("look_up", "Looks up.", {}, [], handler=look_up)
+    phone.context.set_tools([tool])
+    async with phone:
+        await phone.speak(context=phone.context)
+        await asyncio.sleep(after_secs)
+        if then is not None:
+            await then(phone)
+    return phone.told
+
+
+@both
+@pytest.mark.parametrize("append_to_context", [True, False])
+async def test_line_before_a_tool_is_no_answer(make: Any, append_to_context: bool) -> None:
+    line = TTSSpeakFrame("Let me check.", append_to_context=append_to_context)
+    (turn,) = await called(make(CALLS, ANSWER), line)
+    assert turn.anchor == "user_silence"
+    assert turn.first_sound_secs == pytest.approx(0.3 + 0.3 + 0.1, abs=0.01)
+    assert turn.filler_end_secs == pytest.approx(0.3 + 0.3 + 0.1 + 0.1, abs=0.05)
+    assert turn.first_tts_audio_secs == pytest.approx(0.3 + 0.3 + 3.0 + 0.8, abs=0.01)
+    assert turn.voice_to_voice_secs == pytest.approx(0.3 + 0.3 + 3.0 + 0.8, abs=0.01)
+    if make is hedged:
+        assert [r.outcome for r in turn.reports] == ["answered_with_tools", "answered"]
+
+
+@both
+async def test_llms_text_before_its_tool_is_an_answer(make: Any) -> None:
+    """The record goes on to the end of the answer after the tool."""
+    (turn,) = await called(make(ANNOUNCES, ANSWER))
+    assert turn.voice_to_voice_secs == pytest.approx(0.3 + 0.3 + 0.1, abs=0.01)
+    assert turn.first_token_secs == pytest.approx(0.3 + 0.3, abs=0.01)
+    assert turn.first_sentence_secs == pytest.approx(0.3 + 0.3, abs=0.01)
+    assert not turn.interrupted
+    if make is hedged:
+        assert [r.outcome for r in turn.reports] == ["answered_with_tools", "answered"]
+        assert turn.asked_secs == pytest.approx((0.3, 3.6), abs=0.01)
+
+
+@both
+async def test_result_that_asks_for_no_answer_ends_the_turn(make: Any) -> None:
+    async def speak(phone: Phone) -> None:
+        assert [turn.interrupted for turn in phone.told] == [False]
+        await phone.speak()
+        await phone.answered()
+
+    first, second = await called(make(ANNOUNCES, ANSWER), run_llm=False, then=speak)
+    assert first.voice_to_voice_secs == pytest.approx(0.7, abs=0.01)
+    assert second.voice_to_voice_secs == pytest.approx(1.1, abs=0.01)
+
+
+@both
+async def test_speech_while_a_tool_runs_interrupts_the_turn(make: Any) -> None:
+    async def speak(phone: Phone) -> None:
+        assert phone.told == []
+        await phone.line.send(UserStartedSpeakingFrame())
+        await asyncio.sleep(0.5)
+
+    (turn,) = await called(make(ANNOUNCES, ANSWER), then=speak, after_secs=2.0)
+    assert turn.interrupted
+    assert turn.voice_to_voice_secs == pytest.approx(0.7, abs=0.01)
+
+
+# ---- what is waited for
+
+
+def started(*ids: str) -> FunctionCallsStartedFrame:
+    context = LLMContext()
+    return FunctionCallsStartedFrame([FunctionCallFromLLM("f", id_, {}, context) for id_ in ids])
+
+
+def running(id_: str, *, waits: bool = True) -> FunctionCallInProgressFrame:
+    return FunctionCallInProgressFrame("f", id_, {}, cancel_on_interruption=waits)
+
+
+def result(id_: str, value: Any = "x", **options: Any) -> FunctionCallResultFrame:
+    properties = FunctionCallResultProperties(**options) if options else None
+    return FunctionCallResultFrame("f", id_, {}, value, properties=properties)
+
+
+def cancelled(id_: str, *, run_llm: bool) -> FunctionCallCancelFrame:
+    return FunctionCallCancelFrame("f", id_, run_llm=run_llm)
+
+
+@pytest.mark.parametrize(
+    ("frames", "waits"),
+    [
+        pytest.param([], False, id="no tools"),
+        pytest.param([started("a")], True, id="called"),
+        pytest.param([started("a"), result("a")], True, id="the LLM has yet to be asked"),
+        pytest.param(
+            [started("a"), result("a"), LLMFullResponseStartFrame()], False, id="it has been"
+        ),
+        pytest.param([started("a"), result("a", None)], False, id="an empty result asks nothing"),
+        pytest.param([started("a"), result("a", run_llm=False)], False, id="told not to ask"),
+        pytest.param([started("a", "b"), result("a", None)], True, id="one of two"),
+        pytest.param(
+            [started("a", "b"), result("a"), LLMFullResponseStartFrame()],
+            True,
+            id="asked between the two",
+        ),
+        pytest.param([running("a")], True, id="never announced"),
+        pytest.param([started("a"), running("a", waits=False)], False, id="runs beside"),
+        pytest.param([running("a", waits=False), result("a", is_final=False)], True, id="so far"),
+        pytest.param([running("a", waits=False), result("a")], True, id="it asks, though beside"),
+        pytest.param([started("a"), cancelled("a", run_llm=False)], False, id="cancelled"),
+        pytest.param([started("a"), cancelled("a", run_llm=True)], True, id="timed out"),
+        pytest.param([result("a"), cancelled("b", run_llm=True)], False, id="of another turn"),
+    ],
+)
+def test_tools_are_awaited(frames: list[Any], waits: bool) -> None:
+    """Until every tool has returned, and the LLM has been asked again if one wants it to be."""
+    tools = AwaitedTools()
+    for frame in frames:
+        tools.take(frame)
+    assert bool(tools) is waits
+
+
+# ---- arguments
 
 
 @pytest.mark.parametrize(
