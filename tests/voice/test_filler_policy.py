@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipecat_hedge.policy import SurvivalCurve
-from pipecat_hedge.voice.filler_policy import FillerDecision, FillerPhrases, FillerRule, Silence
+from pipecat_hedge.voice.filler_policy import FillerDecision, FillerPhrases, FillerRule
 
 FILLER = 0.8
 RULE = FillerRule(after_secs=0.8, margin_secs=0.4)
@@ -25,7 +25,7 @@ def fixed(secs: float) -> SurvivalCurve:
 
 def decided(wait: SurvivalCurve, rule: FillerRule = RULE, **known: Any) -> FillerDecision:
     facts: dict[str, Any] = {"turn": 5, "waited_secs": 0.0, "filler_secs": FILLER, **known}
-    return rule.decide(Silence(wait=wait, **facts))
+    return rule.decide(wait, **facts)
 
 
 def test_short_wait_is_not_filled() -> None:

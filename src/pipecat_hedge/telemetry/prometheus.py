@@ -15,7 +15,7 @@ from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge.policy.slo import Slo
 from pipecat_hedge.race.attempt import EMPTY_ANSWER, MISSED_DEADLINE, STALLED, TIMED_OUT
-from pipecat_hedge.race.errors import SHED, ConfigurationError, missing_extra
+from pipecat_hedge.race.errors import INCOMPLETE_CALL, SHED, ConfigurationError, missing_extra
 from pipecat_hedge.race.events import AttemptOutcome, FillerCause, LaunchReason, TurnOutcome
 from pipecat_hedge.race.reports import TIERS, AttemptReport, FillerReport, Tier, TurnReport
 from pipecat_hedge.service.provider_stats import ProviderStats, follow, unfollow
@@ -37,13 +37,19 @@ BUCKETS = (
     *(3.0, 4.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0),
 )
 """Upper bounds in seconds: no first token arrives within 50 ms, and no caller waits 30 s."""
-MAX_PROVIDERS, MAX_MODELS, MAX_CATEGORIES = 50, 100, 30
+MAX_PROVIDERS, MAX_MODELS = 50, 100
 """Distinct values of a label; further ones are counted as ``other``."""
 MAX_LABEL_LENGTH = 120
 CONTINUATION_REASONS = ("failure", "stall")
 TIMEOUTS = (STALLED.category, TIMED_OUT.category, MISSED_DEADLINE.category)
 """Failures that are right-censored waits; other failures carry no information on latency."""
-CATEGORIES = (*(c.value for c in ErrorCategory), *TIMEOUTS, EMPTY_ANSWER.category, SHED)
+CATEGORIES = (
+    *(c.value for c in ErrorCategory),
+    *TIMEOUTS,
+    EMPTY_ANSWER.category,
+    INCOMPLETE_CALL,
+    SHED,
+)
 ANSWER = ("provider", "outcome", "tier")
 
 
@@ -80,7 +86,6 @@ class PrometheusRecorder(Collector):
         self._stats: WeakSet[ProviderStats] = WeakSet()
         self._provider = _LabelValues(MAX_PROVIDERS)
         self._model = _LabelValues(MAX_MODELS)
-        self._category = _LabelValues(MAX_CATEGORIES)
         self._known = set[Labels]()
         self._slos: dict[Tier, dict[str, float]] = {}
         self._define_metrics()
@@ -167,7 +172,7 @@ class PrometheusRecorder(Collector):
         reason, outcome, won = attempt.launch_reason, attempt.outcome, attempt.outcome == "won"
         self._attempts.labels(provider, reason, outcome).inc()
         if attempt.error_category is not None:
-            self._failures.labels(provider, self._category(attempt.error_category)).inc()
+            self._failures.labels(provider, attempt.error_category).inc()
         if attempt.error_category == SHED:
             self._rejected.labels(reason).inc()
         if reason == "hedge":
@@ -230,7 +235,7 @@ class PrometheusRecorder(Collector):
         for reason, result in product(CONTINUATION_REASONS, ("continued", "failed")):
             self._continuations.labels(provider, reason, result)
         for category in CATEGORIES:
-            self._failures.labels(provider, self._category(category))
+            self._failures.labels(provider, category)
         self._cold_connections.labels(provider)
         self._requests.labels(provider, model)
         for kind in product(("input", "output"), ("used", "wasted"), ("true", "false")):

@@ -27,8 +27,6 @@ def read_audio(path: Path, sample_rate: int) -> npt.NDArray[np.int16]:
     Raises:
         ConfigurationError: If the file is missing, is not audio, or has NaN or infinite samples.
     """
-    if sample_rate <= 0:
-        raise ConfigurationError(f"sample_rate: {sample_rate} is not a rate. Use 48000 or 16000.")
     try:
         # Not int16: libsndfile does not scale floating-point files to it.
         samples, file_rate = soundfile.read(path, dtype="float32", always_2d=True)

@@ -41,7 +41,7 @@ from pipecat_hedge.service.hedged_service import HedgedLLMService
 from pipecat_hedge.service.pipeline_search import downstream_of, upstream_of
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.voice.filler_playback import EARCON_RATE, FillerVoice, read_earcon
-from pipecat_hedge.voice.filler_policy import FillerDecision, FillerPhrases, FillerRule, Silence
+from pipecat_hedge.voice.filler_policy import FillerDecision, FillerPhrases, FillerRule
 
 __all__ = ["FillerProcessor"]
 
@@ -287,15 +287,15 @@ class FillerProcessor(FrameProcessor):
         rule = replace(wait.rule, every_secs=max(wait.rule.every_secs, self._last_secs))
         plans: list[tuple[str | None, FillerDecision]] = []
         for phrase in self._choices(cause):
-            silence = Silence(
+            decision = rule.decide(
+                curve,
                 turn=self._turn,
                 waited_secs=now - self._began_at,
-                wait=curve,
                 filler_secs=self._secs(phrase),
                 fillers=self._fillers,
                 since_filler_secs=None if self._last_at is None else now - self._last_at,
             )
-            plans.append((phrase, rule.decide(silence)))
+            plans.append((phrase, decision))
         return min(
             plans,
             key=lambda plan: math.inf if plan[1].at_secs is None else plan[1].at_secs,

@@ -25,7 +25,7 @@ from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race.errors import ConfigurationError
 from pipecat_hedge.race.events import FillerCause
 
-__all__ = ["FillerDecision", "FillerPhrases", "FillerRule", "Silence"]
+__all__ = ["FillerDecision", "FillerPhrases", "FillerRule"]
 
 MAX_ANSWERED_SHARE = 0.5
 """The share of answers that may start while the filler plays."""
@@ -34,27 +34,6 @@ RARE_SHARE, HANG_FACTOR = 0.002, 2.0
 length."""
 WORDS_PER_SEC, LEAST_SECS = 2.6, 0.4
 """Speech rate of fillers (about 155 words per minute), and the shortest duration."""
-
-
-@dataclass(frozen=True, slots=True)
-class Silence:
-    """A turn in which the caller is waiting.
-
-    Parameters:
-        turn: The caller's turn in this call, from 1.
-        waited_secs: The time since the wait began.
-        wait: The distribution of such waits, from their beginning.
-        filler_secs: The filler's duration.
-        fillers: Fillers already spoken in this turn.
-        since_filler_secs: The time since the call's previous filler; None if there was none.
-    """
-
-    turn: int
-    waited_secs: float
-    wait: SurvivalCurve
-    filler_secs: float
-    fillers: int = 0
-    since_filler_secs: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,35 +82,47 @@ class FillerRule:
             if not isinstance(value, int) or value < 1:
                 raise ConfigurationError(f"{name} must be a whole number, at least 1, got {value}")
 
-    def decide(self, silence: Silence) -> FillerDecision:
-        """Decide whether and when to speak, if no answer starts before."""
-        if (refusal := self._refusal(silence)) is not None:
-            return FillerDecision(None, refusal)
-        earliest = max(silence.waited_secs, self.after_secs)
-        if silence.since_filler_secs is not None:
-            pause_left = self.every_secs - silence.since_filler_secs
-            earliest = max(earliest, silence.waited_secs + pause_left)
-        needed = silence.filler_secs + self.margin_secs
-        at = _first_useful_time(silence.wait, earliest, silence.filler_secs, needed)
-        hangs_at = max(earliest, HANG_FACTOR * silence.wait.quantile(1.0 - RARE_SHARE))
+    def decide(
+        self,
+        wait: SurvivalCurve,
+        *,
+        turn: int,
+        waited_secs: float,
+        filler_secs: float,
+        fillers: int = 0,
+        since_filler_secs: float | None = None,
+    ) -> FillerDecision:
+        """Decide whether and when to speak, if no answer starts before.
+
+        Args:
+            wait: The distribution of such waits, from their beginning.
+            turn: The caller's turn in this call, from 1.
+            waited_secs: The time since the wait began.
+            filler_secs: The filler's duration.
+            fillers: Fillers already spoken in this turn.
+            since_filler_secs: The time since the call's previous filler; None if there was none.
+        """
+        if turn < self.not_before_turn:
+            return FillerDecision(None, f"no fillers before turn {self.not_before_turn}")
+        if fillers >= self.per_turn:
+            return FillerDecision(None, f"{fillers} spoken in this turn, the most per turn")
+        earliest = max(waited_secs, self.after_secs)
+        if since_filler_secs is not None:
+            earliest = max(earliest, waited_secs + self.every_secs - since_filler_secs)
+        needed = filler_secs + self.margin_secs
+        at = _first_useful_time(wait, earliest, filler_secs, needed)
+        hangs_at = max(earliest, HANG_FACTOR * wait.quantile(1.0 - RARE_SHARE))
         if at is None or at > hangs_at:
-            left = silence.wait.expected_remaining(earliest)
+            left = wait.expected_remaining(earliest)
             return FillerDecision(
                 hangs_at,
                 f"{left:.2f} s left to wait at {earliest:.2f} s, a filler needs {needed:.2f} s, "
                 f"and {hangs_at:.2f} s would be exceptional",
             )
-        left = silence.wait.expected_remaining(at)
+        left = wait.expected_remaining(at)
         return FillerDecision(
             at, f"{left:.2f} s left to wait at {at:.2f} s, a filler needs {needed:.2f} s"
         )
-
-    def _refusal(self, silence: Silence) -> str | None:
-        if silence.turn < self.not_before_turn:
-            return f"no fillers before turn {self.not_before_turn}"
-        if silence.fillers >= self.per_turn:
-            return f"{silence.fillers} spoken in this turn, the most per turn"
-        return None
 
 
 def _first_useful_time(
