@@ -76,13 +76,6 @@ class FakeVLLM:
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
 
-    async def _overloaded(self, request: web.Request) -> web.Response:
-        """Anthropic's wire, as far as asking goes."""
-        self.bodies.append(await request.json())
-        return web.json_response(
-            {"type": "error", "error": {"type": "overloaded_error"}}, status=529
-        )
-
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
@@ -152,7 +145,6 @@ async def fake_vllm(**what: Any) -> AsyncIterator[FakeVLLM]:
     app.router.add_get("/metrics", fake._metrics)
     app.router.add_get("/health", fake._health)
     app.router.add_post("/v1/chat/completions", fake._answer)
-    app.router.add_post("/v1/messages", fake._overloaded)
     runner = web.AppRunner(
         app,
         shutdown_timeout=0.1,

@@ -37,10 +37,6 @@ STREAMS: dict[str, tuple[list[Piece], list[ToolCall]]] = {
         ],
         [BOOK, ASK],
     ),
-    "whole calls, one a piece": (
-        [(0, "a", "book", BOOK.arguments), (1, "b", "ask", ASK.arguments)],
-        [BOOK, ASK],
-    ),
     "both with index 0, told apart by their ids": (
         [(0, "a", "book", BOOK.arguments), (0, "b", "ask", ASK.arguments)],
         [BOOK, ASK],
@@ -95,9 +91,7 @@ STREAMS: dict[str, tuple[list[Piece], list[ToolCall]]] = {
         [(None, "a", "book", '{"day": '), (None, None, None, '"sunday"}')],
         [BOOK],
     ),
-    "indices that begin at 1": ([(1, "a", "book", BOOK.arguments)], [BOOK]),
     "without arguments": ([(0, "a", "list_tables", None)], [ToolCall("a", "list_tables", "{}")]),
-    "none at all": ([], []),
 }
 
 
