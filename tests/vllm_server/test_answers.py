@@ -59,13 +59,11 @@ async def test_what_the_cache_held_is_counted(vllm: VLLMProcess) -> None:
     assert cached > 0.5 * usage(line)[1].prompt_tokens
 
 
-@pytest.mark.parametrize("hedged", [False, True])
-async def test_reasoning_is_not_spoken(vllm: VLLMProcess, hedged: bool) -> None:
+async def test_reasoning_is_not_spoken(vllm: VLLMProcess) -> None:
     """What the model writes in ``<think>`` becomes thoughts, and the rest is the answer."""
     said = r"<think>[a-z ]{20,40}</think>\n\n[A-Z][a-z]{5,9} [a-z]{5,9}\."
     llm = service(vllm, structured_outputs={"regex": said})
-    raced = HedgedLLMService([Provider("local", llm)]) if hedged else llm
-    async with Line(raced) as line:
+    async with Line(HedgedLLMService([Provider("local", llm)])) as line:
         await line.ask()
     thoughts = "".join(f.text for f in line.frames(LLMThoughtTextFrame))
     assert 20 <= len(thoughts) <= 40
@@ -105,13 +103,10 @@ def talk(choice: Any) -> LLMContext:
     )
 
 
-@pytest.mark.parametrize("hedged", [False, True])
-async def test_a_tool_is_called_with_what_its_schema_allows(
-    vllm: VLLMProcess, hedged: bool
-) -> None:
+async def test_a_tool_is_called_with_what_its_schema_allows(vllm: VLLMProcess) -> None:
     """A strict tool that the model has to call runs once, with valid arguments and an id."""
-    llm = VLLMService(base_url=vllm.base_url, strict_tools=True)
-    raced = HedgedLLMService([Provider("local", llm)]) if hedged else llm
+    local = VLLMService(base_url=vllm.base_url, strict_tools=True)
+    raced = HedgedLLMService([Provider("local", local)])
     ran: list[FunctionCallParams] = []
 
     async def book(params: FunctionCallParams) -> None:
