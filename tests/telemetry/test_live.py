@@ -119,11 +119,8 @@ class TestServer:
     @pytest.mark.parametrize(
         ("headers", "host", "status"),
         [
-            ({}, "127.0.0.1", 200),
-            ({"Host": "localhost:1"}, "127.0.0.1", 200),
             ({"Host": "bots.internal"}, "127.0.0.1", 403),
             ({"Host": "bots.internal"}, "0.0.0.0", 200),
-            ({"Origin": "https://evil.example.com"}, "127.0.0.1", 403),
             ({"Origin": "https://evil.example.com"}, "0.0.0.0", 403),
             ({"Origin": "http://localhost:3000"}, "0.0.0.0", 200),
         ],

@@ -157,6 +157,7 @@ async def test_wait_counts_from_the_last_sound(
     assert turn.anchor == anchor
     assert turn.context_secs == pytest.approx(context_secs)
     assert turn.first_answer_secs == pytest.approx(context_secs + 0.8)
+    assert (turn.voice_to_voice_secs is not None) == (anchor == "user_silence")
 
 
 @pytest.mark.parametrize(("asked_at", "is_reply"), [(2.9, True), (3.1, False)])

@@ -252,16 +252,6 @@ async def test_cough_before_the_answer_does_not_count(stops: bool) -> None:
     assert without.first_answer_secs is not None
 
 
-async def test_without_vad_the_turn_end_is_the_anchor() -> None:
-    async with Phone(hedged(ANSWER)) as phone:
-        await phone.speak(with_vad=False)
-        turn = await phone.answered()
-    assert turn.anchor == "turn_end"
-    assert turn.turn_end_secs == 0.0
-    assert turn.first_answer_secs == pytest.approx(0.8)
-    assert turn.voice_to_voice_secs is None
-
-
 async def test_interrupted_race_belongs_to_its_turn() -> None:
     async with Phone(hedged(ANSWER)) as phone:
         await phone.speak()
