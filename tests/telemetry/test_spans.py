@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,6 @@ from pipecat.utils.tracing.tracing_context import TracingContext
 from pipecat_hedge import FillerProcessor, HedgedLLMService, HedgeError, HedgePolicy, Provider
 from pipecat_hedge.race import TurnReport
 from pipecat_hedge.service import ProviderStats
-from pipecat_hedge.telemetry import race_span as race_span_module
 from pipecat_hedge.telemetry.race_span import RaceTracer
 from pipecat_hedge.testing import Call, Error, Say, ScriptedLLMService, Step, Wait
 from tests.support.line import Line
@@ -242,7 +242,7 @@ async def test_unsampled_call_has_no_spans(
 
 
 def test_own_spans_without_opentelemetry_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(race_span_module, "trace", None)
+    monkeypatch.setitem(sys.modules, "pipecat_hedge.telemetry.race_span", None)
     with pytest.raises(HedgeError, match=r"own_spans .*pipecat-hedge\[tracing\]"):
         hedged(HedgePolicy.race(1), QUICK)
     HedgedLLMService([ScriptedLLMService(QUICK)])

@@ -21,7 +21,7 @@ from pipecat_hedge.policy.latency_registry import LatencyRegistry
 from pipecat_hedge.policy.shared_store import SharedStore
 from pipecat_hedge.policy.slo import Slo
 from pipecat_hedge.policy.stats_store import FileStore, StatsStore
-from pipecat_hedge.race.errors import ConfigurationError
+from pipecat_hedge.race.errors import ConfigurationError, missing_extra
 from pipecat_hedge.race.reports import Tier
 from pipecat_hedge.service.events import EventHub
 from pipecat_hedge.service.tracer import Tracer
@@ -115,8 +115,12 @@ def race_tracer(*, own_spans: bool) -> Tracer:
     Raises:
         ConfigurationError: With ``own_spans``, if OpenTelemetry is not installed.
     """
-    from pipecat_hedge.telemetry.race_span import RaceTracer
-
+    try:
+        from pipecat_hedge.telemetry.race_span import RaceTracer
+    except ModuleNotFoundError:  # OpenTelemetry is part of the extra "tracing"
+        if own_spans:
+            raise missing_extra("own_spans", "OpenTelemetry", "tracing") from None
+        return Tracer()
     return RaceTracer(own_spans=own_spans)
 
 

@@ -14,13 +14,13 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from opentelemetry import trace
 from pipecat.processors.frame_processor import FrameProcessorSetup
 from pipecat.services.llm_service import LLMService
 from pipecat.utils.tracing.service_attributes import add_llm_span_attributes
 from pipecat.utils.tracing.tracing_context import TracingContext
 
 from pipecat_hedge.race.attempt import Attempt
-from pipecat_hedge.race.errors import missing_extra
 from pipecat_hedge.race.events import Commit, Continue, Launch, StreamBroken
 from pipecat_hedge.race.reports import FillerReport, TurnReport
 from pipecat_hedge.service.tracer import RaceTrace, Tracer
@@ -30,11 +30,6 @@ from pipecat_hedge.telemetry.span_attributes import (
     filler_attributes,
     race_attributes,
 )
-
-try:
-    from opentelemetry import trace
-except ModuleNotFoundError:  # part of the extra "tracing" of this package and of Pipecat
-    trace = None
 
 __all__ = ["RaceSpan", "RaceTracer"]
 
@@ -47,12 +42,7 @@ class RaceTracer(Tracer):
 
         Args:
             own_spans: Whether to create spans when Pipecat's tracing is off.
-
-        Raises:
-            ConfigurationError: If ``own_spans`` is on and OpenTelemetry is not installed.
         """
-        if own_spans and trace is None:
-            raise missing_extra("own_spans", "OpenTelemetry", "tracing")
         self._own_spans = own_spans
         self._tracer: Any = None
         self._context: _RaceContext | None = None
@@ -72,9 +62,8 @@ class RaceTracer(Tracer):
         Returns:
             The configuration for the hosted services.
         """
-        is_traced = setup.enable_tracing and trace is not None
-        self._is_on = is_traced or self._own_spans
-        if not is_traced:
+        self._is_on = setup.enable_tracing or self._own_spans
+        if not setup.enable_tracing:
             return setup
         self._pipecat_spans = {service: _AttemptSpan(service) for service in services}
         setup = copy.copy(setup)
@@ -83,7 +72,7 @@ class RaceTracer(Tracer):
 
     def begin(self, turn: int, policy: str, tier: str) -> RaceTrace:
         """Open the span of a race, if races are traced."""
-        if not self._is_on or trace is None:
+        if not self._is_on:
             return RaceTrace()
         if self._tracer is None:
             self._tracer = trace.get_tracer("pipecat_hedge")
@@ -149,7 +138,7 @@ class RaceSpan(RaceTrace):
         self, launch: Launch, service: LLMService[Any], model: str | None
     ) -> AbstractContextManager[Any]:
         """See ``RaceTrace``."""
-        if self._span is None or trace is None:
+        if self._span is None:
             return nullcontext()
         if self._tracer is None:
             span = self._pipecat_spans[launch.attempt] = self._races.pipecat_span(service)
@@ -186,7 +175,7 @@ class RaceSpan(RaceTrace):
     def end(self, report: TurnReport) -> None:
         """See ``RaceTrace``."""
         filler = self._races.race_ended(self, report)
-        if self._span is None or trace is None:
+        if self._span is None:
             return
         for number, attempt in enumerate(report.attempts):
             attributes = attempt_attributes(attempt, number)
@@ -235,7 +224,6 @@ class _RaceContext(TracingContext):
         return self._host.get_turn_context() or self._host.get_conversation_context()
 
     def enter(self, race: RaceSpan, span: Any) -> None:
-        assert trace is not None
         self._race, self._race_context = race, trace.set_span_in_context(span)
 
     def race_ended(self, race: RaceSpan) -> None:
@@ -267,7 +255,6 @@ class _AttemptSpan:
         self._span: Any = None
         self._ended_ns: int | None = None
         self._is_deferred = False
-        assert trace is not None
         # A service starts its TTFB clock inside each request's span.
         start_clock, current_span = service.start_ttfb_metrics, trace.get_current_span
 
