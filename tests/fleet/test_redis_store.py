@@ -420,6 +420,19 @@ async def test_last_session_writes_the_rest_and_closes_the_connection(
     assert len(clients) == 1
 
 
+async def test_hanging_redis_does_not_delay_the_end(make: Make, server: RedisServer) -> None:
+    stats = make()
+    await sync(stats)
+    stats.hold()
+    observe(stats, 0.2)
+    server.hang()
+    try:
+        async with asyncio.timeout(20):
+            await stats.release()
+    finally:
+        server.go_on()
+
+
 async def test_forked_process_writes_under_its_own_name(
     make: Make, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
