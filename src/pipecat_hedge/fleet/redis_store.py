@@ -129,9 +129,12 @@ class RedisStore:
                 if fields:
                     pipe.hset(key, mapping=fields).expire(key, KEPT_SECS)
                 pipe.hlen(key)
-            return pipe.execute()
+            return pipe.execute(raise_on_error=False)  # else errors quote the command
 
         results = await self._run(commands)
+        for result in results:
+            if isinstance(result, self._errors.RedisError):
+                raise StoreUnavailable(self._why(result))
         documents = {
             name.decode("utf-8", "replace"): text.decode("utf-8", "replace")
             for fields in (results[1], results[3])
