@@ -50,7 +50,6 @@ CATEGORIES = (
     INCOMPLETE_CALL,
     SHED,
 )
-ANSWER = ("provider", "outcome", "tier")
 
 
 class PrometheusRecorder(Collector):
@@ -242,68 +241,64 @@ class PrometheusRecorder(Collector):
             self._tokens.labels(provider, model, *kind)
 
     def _define_metrics(self) -> None:
-        def counter(name: str, documentation: str, *labels: str) -> Counter:
-            return Counter(f"pipecat_hedge_{name}", documentation, labels, registry=self._metrics)
+        def counter(name: str, documentation: str, labels: str) -> Counter:
+            full_name = f"pipecat_hedge_{name}"
+            return Counter(full_name, documentation, labels.split(), registry=self._metrics)
 
-        def histogram(name: str, documentation: str, *labels: str) -> Histogram:
+        def histogram(name: str, documentation: str, labels: str) -> Histogram:
             full_name = f"pipecat_hedge_{name}_seconds"
             return Histogram(
-                full_name, documentation, labels, registry=self._metrics, buckets=BUCKETS
+                full_name, documentation, labels.split(), registry=self._metrics, buckets=BUCKETS
             )
 
-        self._turns = counter("turns", "Turns.", "outcome", "tier", "degraded")
+        answer = "provider outcome tier"
+        self._turns = counter("turns", "Turns.", "outcome tier degraded")
         self._turn_ttft = histogram(
-            "turn_ttft", "From the context to the answer's first usable token.", *ANSWER
+            "turn_ttft", "From the context to the answer's first usable token.", answer
         )
         self._turn_ttfs = histogram(
-            "turn_ttfs", "From the context to the answer's first speakable sentence.", *ANSWER
+            "turn_ttfs", "From the context to the answer's first speakable sentence.", answer
         )
         self._voice_to_voice = histogram(
-            "voice_to_voice", "From the end of the caller's speech to the answer's sound.", *ANSWER
+            "voice_to_voice", "From the end of the caller's speech to the answer's sound.", answer
         )
         self._turn_queued = histogram("turn_queued", "Time a turn waited for a permit.", "tier")
         self._attempts = counter(
-            "attempts",
-            "Attempts, with or without a request.",
-            "provider",
-            "launch_reason",
-            "outcome",
+            "attempts", "Attempts, with or without a request.", "provider launch_reason outcome"
         )
-        self._requests = counter("requests", "Requests that were sent.", "provider", "model")
+        self._requests = counter("requests", "Requests that were sent.", "provider model")
         self._failures = counter(
-            "attempt_failures", "Failed attempts by error category.", "provider", "category"
+            "attempt_failures", "Failed attempts by error category.", "provider category"
         )
         self._attempt_ttft = histogram(
-            "attempt_ttft", "From an attempt's launch to its first token.", "provider", "outcome"
+            "attempt_ttft", "From an attempt's launch to its first token.", "provider outcome"
         )
         self._censored = histogram(
             "attempt_censored_ttft",
             "Elapsed time of requests that ended before a first token (right-censored).",
-            *("provider", "outcome", "launch_reason"),
+            "provider outcome launch_reason",
         )
-        self._hedges = counter("hedges", "Hedges that were launched.", "provider", "result")
+        self._hedges = counter("hedges", "Hedges that were launched.", "provider result")
         self._continuations = counter(
             "continuations",
             "Attempts to continue an answer that broke off.",
-            *("provider", "launch_reason", "result"),
+            "provider launch_reason result",
         )
         self._rejected = counter(
             "rejected", "Attempts rejected for lack of a permit, by launch reason; turns.", "kind"
         )
-        self._fillers = counter("fillers", "Fillers by result.", "cause", "result")
+        self._fillers = counter("fillers", "Fillers by result.", "cause result")
         self._cold_connections = counter(
             "cold_connections", "Requests that opened a connection.", "provider"
         )
         self._tokens = counter(
             "tokens",
             "Tokens; those of attempts whose answer did not play are wasted.",
-            *("provider", "model", "direction", "use", "estimated"),
+            "provider model direction use estimated",
         )
-        self._usd = counter("cost_usd", "US dollars.", "provider", "model", "use")
-        self._slo_turns = counter(
-            "slo_turns", "Turns to which an SLO applied.", "tier", "objective"
-        )
-        self._slo_missed = counter("slo_missed", "Turns that missed an SLO.", "tier", "objective")
+        self._usd = counter("cost_usd", "US dollars.", "provider model use")
+        self._slo_turns = counter("slo_turns", "Turns to which an SLO applied.", "tier objective")
+        self._slo_missed = counter("slo_missed", "Turns that missed an SLO.", "tier objective")
         self._slo_objective = Gauge(
             "pipecat_hedge_slo_objective_seconds",
             "The SLO's limit.",
