@@ -31,8 +31,6 @@ from pipecat_hedge.policy.survival import Floats
 __all__ = ["FleetSync", "pack", "unpack"]
 
 EVERY_SECS = 1.0
-LATENCIES_EVERY = 5
-"""Latencies are exchanged in each fifth exchange: an entry is one to three KiB."""
 CAP_SECS = 4.0
 """How long it takes at most until a store that was away is tried again."""
 JITTER = 0.2
@@ -85,11 +83,14 @@ def unpack(data: bytes) -> Floats:
 class FleetSync:
     """One process's part in a fleet.
 
-    It runs on one event loop at a time, and exchanges once at a time there.
+    It runs on one event loop at a time, and exchanges once at a time there. Each
+    ``latencies_every``-th exchange has latencies, too: an entry is one to three KiB.
 
     Attributes:
         processes: How many there are, this one included. Stays what it was while the store is away.
     """
+
+    latencies_every = 5
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class FleetSync:
             for number in itertools.count():
                 await asyncio.sleep(wait * self._rng.uniform(1 - JITTER, 1 + JITTER))
                 is_ours = is_ours or self._claim(loop)
-                if not is_ours or await self.sync(latencies=number % LATENCIES_EVERY == 0):
+                if not is_ours or await self.sync(latencies=number % self.latencies_every == 0):
                     wait = EVERY_SECS
                 else:
                     wait = min(max(2 * wait, EVERY_SECS), CAP_SECS)
