@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shlex
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -289,44 +290,32 @@ async def test_lost_reply_counts_nothing_twice(make: Make, server: RedisServer) 
 
 
 @pytest.mark.parametrize(
-    ("break_it", "mend_it", "meaning"),
+    ("broken", "mended", "meaning"),
     [
-        pytest.param(
-            ("CONFIG", "SET", "requirepass", "another"),
-            ("CONFIG", "SET", "requirepass", ""),
+        (
+            "CONFIG SET requirepass another",
+            "CONFIG SET requirepass ''",
             "it refuses the user or password: check the URL",
-            id="password",
         ),
-        pytest.param(
-            ("REPLICAOF", "127.0.0.1", "1"),
-            ("REPLICAOF", "NO", "ONE"),
+        (
+            "REPLICAOF 127.0.0.1 1",
+            "REPLICAOF NO ONE",
             "it is a read-only replica: name the primary",
-            id="replica",
         ),
-        pytest.param(
-            ("CONFIG", "SET", "maxmemory", "1"),
-            ("CONFIG", "SET", "maxmemory", "0"),
-            "it is out of memory",
-            id="memory",
-        ),
+        ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0", "it is out of memory"),
     ],
 )
 async def test_refusal_is_explained_once(
-    make: Make,
-    server: RedisServer,
-    logged: list[str],
-    break_it: tuple[str, ...],
-    mend_it: tuple[str, ...],
-    meaning: str,
+    make: Make, server: RedisServer, logged: list[str], broken: str, mended: str, meaning: str
 ) -> None:
     stats = make()
-    server.control.execute_command(*break_it)
+    server.control.execute_command(*shlex.split(broken))
     observe(stats, 0.2)
     for _ in range(3):
         assert not await sync(stats)
     assert len(logged) == 1
     assert meaning in logged[0]
-    server.control.execute_command(*mend_it)
+    server.control.execute_command(*shlex.split(mended))
     assert await sync(stats)
     assert len(logged) == 2
     assert server.counted() == {CLAUDE.key: 100}
