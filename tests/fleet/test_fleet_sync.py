@@ -366,17 +366,20 @@ def test_one_loop_of_a_process_exchanges_for_all(monkeypatch: pytest.MonkeyPatch
     stats = ProviderStats(store)
     with asyncio.Runner() as one, asyncio.Runner() as other:
 
-        async def holds() -> int:
+        async def hold(secs: float) -> None:
             stats.hold()
-            await asyncio.sleep(0.05)
-            return len(store.noted)
+            await asyncio.sleep(secs)
 
-        assert one.run(holds()) > 0
-        before = len(store.noted)
-        assert other.run(holds()) == before
+        async def exchanges(number: int) -> None:
+            while len(store.begun_at) < number:
+                await asyncio.sleep(0.001)
+
+        one.run(hold(0.0))
+        one.run(exchanges(3))
+        before = len(store.begun_at)
+        other.run(hold(0.05))
+        assert len(store.begun_at) == before
         one.run(stats.release())
-        before = len(store.noted)
-        other.run(asyncio.sleep(0.05))
-        assert len(store.noted) > before
+        other.run(exchanges(len(store.begun_at) + 2))
         other.run(stats.release())
     assert store.noted[-1] == "closes"
