@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
@@ -272,16 +273,25 @@ async def test_no_filler_while_speculating(answer_secs: float, filled: bool) -> 
     assert ANSWER in [text for _, text in voice.asked]
 
 
-@pytest.mark.parametrize("every_secs", [0.0, 6.0])
-async def test_long_wait_has_a_second_filler(every_secs: float) -> None:
-    """If it is allowed, with the least time between; they never overlap."""
+async def test_fillers_do_not_overlap() -> None:
+    """Though no time is asked for between two of them."""
+    options: dict[str, Any] = {"per_turn": 3, "every_secs": 0.0}
+    async with Conversation(hedged([Wait(12.0), Say(ANSWER)]), **options) as call:
+        await call.ask(12, gap_secs=30.0)
+    spoken = [at for at, text in call.voice.asked if text != ANSWER]
+    assert len(spoken) > 12
+    assert all(later - at > 0.7 for at, later in itertools.pairwise(spoken))
+
+
+async def test_long_wait_has_a_second_filler() -> None:
+    """If it is allowed, with the least time between."""
     dead: list[Step] = [Wait(29.0), Say(ANSWER)]
-    async with Conversation(hedged(dead), per_turn=2, every_secs=every_secs) as call:
+    async with Conversation(hedged(dead), per_turn=2, every_secs=6.0) as call:
         await call.ask(8)
         call.voice.asked.clear()
-        await call.ask()
-    first, second = (at for at, text in call.voice.asked if text != ANSWER)
-    assert every_secs + 0.7 < second - first < every_secs + 1.6
+        asked = await call.ask()
+    first, second = (at - asked for at, text in call.voice.asked if text != ANSWER)
+    assert second - first == pytest.approx(6.0, abs=0.01)
 
 
 # ---- causes

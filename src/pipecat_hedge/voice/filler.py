@@ -87,7 +87,7 @@ class FillerProcessor(FrameProcessor):
             margin_secs: The least time by which the remaining wait must exceed the filler, in
                 seconds.
             per_turn: The most fillers in a turn; at least 1.
-            every_secs: The least time from the end of a filler to the next one, in seconds.
+            every_secs: The least time between two fillers of a call, in seconds.
             not_before_turn: The first turn that may have one, from 1; a greeting is a turn.
             phrases: Phrases by cause: ``slow``, ``tool`` (a tool runs), ``failing`` (every attempt
                 so far failed). Defaults to a few English phrases. A cause without phrases has no
@@ -122,7 +122,8 @@ class FillerProcessor(FrameProcessor):
         self._called: tuple[str, ...] = ()
         self._after_tools = False
         self._fillers = 0
-        self._last_until: float | None = None  # the end of the latest filler
+        self._last_at: float | None = None
+        self._last_secs = 0.0
         self._tools: dict[str, tuple[str, float]] = {}
         self._changed = asyncio.Event()
         self._report: FillerReport | None = None
@@ -229,7 +230,7 @@ class FillerProcessor(FrameProcessor):
         await self._stop_waiting()
         if spoken and self._voice is not None and await self._voice.cut():
             self._add_reason("but the answer started", was_cut=True)
-            self._last_until = None
+            self._last_at = None
 
     async def _interrupted(self) -> None:
         if self._waiting is not None and not self._after_tools:
@@ -282,24 +283,29 @@ class FillerProcessor(FrameProcessor):
         if self._earcon is None and self._voice is None:
             return None, FillerDecision(None, "no text-to-speech downstream")
         now, curve = _now(), wait.curve()
-        plan: tuple[str | None, FillerDecision] | None = None
+        # Never while the previous filler plays, whatever every_secs is.
+        rule = replace(wait.rule, every_secs=max(wait.rule.every_secs, self._last_secs))
+        plans: list[tuple[str | None, FillerDecision]] = []
         for phrase in self._choices(cause):
-            decision = wait.rule.decide(
+            decision = rule.decide(
                 curve,
                 turn=self._turn,
                 waited_secs=now - self._began_at,
                 filler_secs=self._secs(phrase),
                 fillers=self._fillers,
-                since_filler_secs=None if self._last_until is None else now - self._last_until,
+                since_filler_secs=None if self._last_at is None else now - self._last_at,
             )
-            if plan is None or _at(decision) < _at(plan[1]):
-                plan = phrase, decision
-        return plan or (None, FillerDecision(None, "no phrase for this cause"))
+            plans.append((phrase, decision))
+        return min(
+            plans,
+            key=lambda plan: math.inf if plan[1].at_secs is None else plan[1].at_secs,
+            default=(None, FillerDecision(None, "no phrase for this cause")),
+        )
 
     async def _speak(self, cause: FillerCause, phrase: str | None, reason: str) -> None:
         now = _now()
         self._fillers += 1
-        self._last_until = now + self._secs(phrase)
+        self._last_at, self._last_secs = now, self._secs(phrase)
         report = self._report = FillerReport(cause, now - self._began_at, reason)
         if self._earcon is not None:
             sound = self._earcon.astype("<i2").tobytes()
@@ -349,10 +355,6 @@ class _Wait:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _at(decision: FillerDecision) -> float:
-    return math.inf if decision.at_secs is None else decision.at_secs
 
 
 def _tool(name: str) -> Backend:

@@ -57,7 +57,7 @@ class FillerRule:
         after_secs: The earliest time, in seconds from the start of the wait; 0 or more.
         margin_secs: The least excess of the remaining wait over the filler, in seconds.
         per_turn: The most fillers in a turn; at least 1.
-        every_secs: The least time from the end of a filler to the next one, in seconds.
+        every_secs: The least time between two fillers, in seconds.
         not_before_turn: The first turn that may have one, from 1.
     """
 
@@ -100,8 +100,7 @@ class FillerRule:
             waited_secs: The time since the wait began.
             filler_secs: The filler's duration.
             fillers: Fillers already spoken in this turn.
-            since_filler_secs: The time since the end of the call's previous filler, negative while
-                it plays; None if there was none.
+            since_filler_secs: The time since the call's previous filler; None if there was none.
         """
         if turn < self.not_before_turn:
             return FillerDecision(None, f"no fillers before turn {self.not_before_turn}")
