@@ -163,8 +163,9 @@ async def run_bot(transport: BaseTransport, runner_args: RunnerArguments, choice
         ]
     )
     latency = TurnLatencyObserver()
+    recorder().listen_to(latency)
     if hedged is not None:
-        FEED.watch(hedged)
+        FEED.watch(hedged, latency)
     worker = PipelineWorker(
         pipeline,
         params=PipelineParams(enable_metrics=True, enable_usage_metrics=True),

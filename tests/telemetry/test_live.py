@@ -73,7 +73,7 @@ class TestFeed:
     async def test_turn_is_updated_when_its_answer_is_heard(self) -> None:
         llm, feed = hedged(Slo()), LiveFeed()
         async with Phone(llm) as phone:
-            feed.watch(llm)
+            feed.watch(llm, phone.observer)
             await phone.speak()
             await phone.answered()
         (turn,) = feed.snapshot()["turns"]

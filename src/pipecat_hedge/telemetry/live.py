@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pipecat_hedge.policy.hedge_policy import HedgePolicy
     from pipecat_hedge.service.events import EventHub
     from pipecat_hedge.service.provider_stats import ProviderStats
+    from pipecat_hedge.voice.turn_latency import TurnLatencyObserver
     from pipecat_hedge.voice.turn_timeline import TurnLatency
 
 __all__ = ["KEPT_TURNS", "LIVE_PATH", "LIVE_VERSION", "LiveFeed", "LiveServer", "routes"]
@@ -67,7 +68,7 @@ class LiveFeed:
     Example::
 
         feed = LiveFeed()
-        feed.watch(llm)                         # in each session
+        feed.watch(llm, latency)                # in each session
 
         @app.get(LIVE_PATH)                     # FastAPI; docs/slo.md shows other servers
         async def live(after: int = 0):
@@ -101,13 +102,13 @@ class LiveFeed:
         self._states: dict[tuple[str, str | None], ProviderState] = {}
         self._outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
-    def watch(self, llm: Watched) -> None:
+    def watch(self, llm: Watched, latency: TurnLatencyObserver | None = None) -> None:
         """Add a session; the feed holds no reference that keeps it alive.
 
-        It has voice-to-voice times if the session has a ``TurnLatencyObserver``.
+        Args:
+            llm: The session's service.
+            latency: The session's observer; without one the feed has no voice-to-voice times.
         """
-        from pipecat_hedge.voice.turn_timeline import TurnLatency  # loads Pipecat, as top does not
-
         self._sessions += 1
         session = self._watched[llm] = self._sessions
         if llm.stats not in self._stats:
@@ -115,7 +116,12 @@ class LiveFeed:
 
         policy = llm.policy.name
         llm.events.subscribe(TurnReport, lambda report: self._add(session, report, policy))
-        llm.events.subscribe(TurnLatency, lambda turn: self._add_voice_to_voice(session, turn))
+
+        async def on_turn_latency(_: TurnLatencyObserver, turn: TurnLatency) -> None:
+            self._add_voice_to_voice(session, turn)
+
+        if latency is not None:
+            latency.add_event_handler("on_turn_latency", on_turn_latency)
 
     def snapshot(self, after: int = 0) -> dict[str, Any]:
         """Return the current state as JSON values. Call it on the event loop.

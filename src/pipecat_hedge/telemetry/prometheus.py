@@ -19,6 +19,7 @@ from pipecat_hedge.race.errors import INCOMPLETE_CALL, SHED, ConfigurationError,
 from pipecat_hedge.race.events import AttemptOutcome, FillerCause, LaunchReason, TurnOutcome
 from pipecat_hedge.race.reports import TIERS, AttemptReport, FillerReport, Tier, TurnReport
 from pipecat_hedge.service.provider_stats import ProviderStats, follow, unfollow
+from pipecat_hedge.voice.turn_latency import TurnLatencyObserver
 from pipecat_hedge.voice.turn_timeline import TurnLatency
 
 try:
@@ -63,8 +64,9 @@ class PrometheusRecorder(Collector):
 
         recorder = PrometheusRecorder()
         prometheus_client.start_http_server(9464)
-
-    Voice-to-voice latency needs a ``TurnLatencyObserver`` in each call.
+        ...
+        latency = TurnLatencyObserver()     # one per call, for voice-to-voice latency
+        recorder.listen_to(latency)
     """
 
     def __init__(
@@ -105,12 +107,23 @@ class PrometheusRecorder(Collector):
         unfollow(self._subscribe)
         for stats in list(self._stats):
             stats.events.unsubscribe(self.record)
-            stats.events.unsubscribe(self.record_latency)
             stats.events.unsubscribe(self._record_slo)
         self._stats.clear()
         if self._registry is not None:
             self._registry.unregister(self)
             self._registry = None
+
+    def listen_to(self, observer: TurnLatencyObserver) -> None:
+        """Count the voice-to-voice latencies of a pipeline.
+
+        Args:
+            observer: The pipeline's observer.
+        """
+
+        async def on_turn_latency(_: object, turn: TurnLatency) -> None:
+            self.record_latency(turn)
+
+        observer.add_event_handler("on_turn_latency", on_turn_latency)
 
     def collect(self) -> Iterable[Metric]:
         """Return the current metrics; the registry calls it at each scrape, from any thread."""
@@ -141,7 +154,7 @@ class PrometheusRecorder(Collector):
             self._fillers.labels(report.filler.cause, _result(report.filler)).inc()
 
     def record_latency(self, turn: TurnLatency) -> None:
-        """Count the voice-to-voice latency of a turn; the observers call it."""
+        """Count the voice-to-voice latency of a turn; see ``listen_to``."""
         if (secs := turn.voice_to_voice_secs) is None:
             return
         last = turn.reports[-1] if turn.reports else None
@@ -154,7 +167,6 @@ class PrometheusRecorder(Collector):
     def _subscribe(self, stats: ProviderStats) -> None:
         self._stats.add(stats)
         stats.events.subscribe(TurnReport, self.record)
-        stats.events.subscribe(TurnLatency, self.record_latency)
         stats.events.subscribe(SloCounted, self._record_slo)
         for tier, slo in stats.slo_tracker.slos():
             self._show_slo(tier, slo)
