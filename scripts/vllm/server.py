@@ -29,6 +29,7 @@ ALWAYS = (
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     *("--scheduling-policy", "priority"),
     "--enable-prompt-tokens-details",
+    "--enable-server-load-tracking",
 )
 """Default arguments for voice; later ones override them."""
 KEEP_ALIVE = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120"}

@@ -32,10 +32,15 @@ class FakeVLLM:
         error: What comes in place of its end, or None.
         refusal: The status and the body of the answer to every request, or None.
         key: The key that it wants; None wants none.
+        metrics: Its metrics, where they are not made of the figures.
         silent_secs: How long an answer takes to begin.
         running: What its metrics say.
         waiting: What its metrics say.
+        health: The status of its health; 0 closes the connection.
+        with_metrics: Whether it has metrics at all.
+        tracks_load: Whether ``/load`` counts its requests; else it says 0, as a vLLM does.
         headers: Further headers of its answers.
+        pause_secs: How long it waits before each delta but the first.
         resets: Whether it resets the connection after the deltas.
         drops: How many requests for an answer it closes the connection of, without any.
         keep_alive_secs: For how long it keeps an idle connection.
@@ -43,6 +48,7 @@ class FakeVLLM:
         requests: Every request: its path, and the connection over which it came.
         keys: The ``Authorization`` of each request for an answer.
         answered: How many answers it has sent to their end.
+        looks: How often its metrics were read.
         url: Where it is.
     """
 
@@ -52,10 +58,15 @@ class FakeVLLM:
     error: dict[str, Any] | None = None
     refusal: tuple[int, dict[str, Any]] | None = None
     key: str | None = None
+    metrics: bytes | None = None
     silent_secs: float = 0.0
     running: int = 0
     waiting: int = 0
+    health: int = 200
+    with_metrics: bool = True
+    tracks_load: bool = False
     headers: dict[str, str] = field(default_factory=dict[str, str])
+    pause_secs: float = 0.0
     resets: bool = False
     drops: int = 0
     keep_alive_secs: float = 75.0
@@ -63,6 +74,7 @@ class FakeVLLM:
     requests: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
     keys: list[str | None] = field(default_factory=list[str | None])
     answered: int = 0
+    looks: int = 0
     url: str = ""
 
     async def _list(self, request: web.Request) -> web.Response:
@@ -71,10 +83,19 @@ class FakeVLLM:
         return web.json_response({"data": [{"id": m, "max_model_len": 512} for m in self.models]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
+        self.looks += 1
+        if not self.with_metrics:
+            raise web.HTTPNotFound
+        if self.metrics is not None:
+            return web.Response(body=self.metrics)
         return web.Response(text=METRICS.format(running=self.running, waiting=self.waiting))
 
+    async def _load(self, request: web.Request) -> web.Response:
+        total = self.running + self.waiting if self.tracks_load else 0
+        return web.json_response({"server_load": total})
+
     async def _health(self, request: web.Request) -> web.Response:
-        return web.Response()
+        return web.Response(status=self.health)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -102,6 +123,7 @@ class FakeVLLM:
         first = {"role": "assistant", "content": ""}
         await _send(answer, body["model"], first, None)
         for delta in self.deltas:
+            await asyncio.sleep(self.pause_secs)
             await _send(answer, body["model"], delta, None)
         if self.resets:
             assert request.transport is not None
@@ -144,6 +166,7 @@ async def fake_vllm(**what: Any) -> AsyncIterator[FakeVLLM]:
     app.router.add_get("/v1/models", fake._list)
     app.router.add_get("/metrics", fake._metrics)
     app.router.add_get("/health", fake._health)
+    app.router.add_get("/load", fake._load)
     app.router.add_post("/v1/chat/completions", fake._answer)
     runner = web.AppRunner(
         app,

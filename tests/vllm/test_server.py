@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from pipecat_hedge.limits.permits import Rejected
 from pipecat_hedge.limits.server_queue import LoadReadings
-from pipecat_hedge.race import ServerLoad, TaskScope
+from pipecat_hedge.race import TaskScope
 from pipecat_hedge.vllm.errors import VLLMError
-from pipecat_hedge.vllm.server import VLLMServer, read_load
+from pipecat_hedge.vllm.server import VLLMServer, read_counts
 
 pytestmark = pytest.mark.virtual_time
 
@@ -27,8 +27,9 @@ class Script:
 
     def __init__(self) -> None:
         self.running = self.waiting = 0
+        self.hits, self.queries = 0, 0
         self.health = 200
-        self.is_gone = self.is_gateway = False
+        self.is_gone = self.is_gateway = self.tracks_load = False
         self.models: tuple[int, Any] = (200, {"data": [{"id": "tiny"}]})
         self.reads: list[tuple[str, float]] = []
 
@@ -45,9 +46,14 @@ class Script:
             return self.health, ""
         if self.is_gateway:
             return 404, "<html>"
+        if path == "/load":
+            total = self.running + self.waiting if self.tracks_load else 0
+            return 200, json.dumps({"server_load": total})
         return 200, (
             f'vllm:num_requests_running{{engine="0"}} {self.running}.0\n'
             f'vllm:num_requests_waiting{{engine="0"}} {self.waiting}.0\n'
+            f'vllm:prefix_cache_queries_total{{engine="0"}} {self.queries}.0\n'
+            f'vllm:prefix_cache_hits_total{{engine="0"}} {self.hits}.0\n'
         )
 
 
@@ -62,6 +68,9 @@ class _Answer:
         return self
 
     async def __aexit__(self, *_: object) -> None: ...
+
+    async def read(self) -> bytes:
+        return self._body.encode()
 
     async def text(self, errors: str) -> str:
         return self._body
@@ -132,6 +141,41 @@ async def test_metrics_are_read_every_two_seconds(script: Script, server: VLLMSe
     assert gaps(script.times("/metrics"))[-1] == pytest.approx(2, rel=0.11)
 
 
+async def test_counted_load_replaces_the_metrics(script: Script, server: VLLMServer) -> None:
+    """With ``--enable-server-load-tracking`` they are read every 5 s, the count every second."""
+    script.running, script.tracks_load = 8, True
+    server.hold()
+    await asyncio.sleep(60)
+    found = gaps(script.times("/load"))
+    assert found == pytest.approx([1.0] * len(found), rel=0.11)
+    assert min(gaps(script.times("/metrics"))) > 5
+    script.running = 6
+    await asyncio.sleep(1.2)
+    assert load_of(server) == (6, 0)
+
+
+async def test_queue_is_found_by_the_count_alone(script: Script, server: VLLMServer) -> None:
+    """Metrics are read when more are counted than are known to run; then the count is enough."""
+    script.running, script.tracks_load = 4, True
+    server.hold()
+    await asyncio.sleep(20)
+    reads = 0
+    for running, waiting in ((8, 3), (8, 5), (8, 0)):
+        script.running, script.waiting = running, waiting
+        await asyncio.sleep(1.2)
+        assert load_of(server) == (running, waiting)
+        reads = reads or len(script.times("/metrics"))
+    assert len(script.times("/metrics")) == reads
+
+
+async def test_count_of_zero_is_ignored_before_another(script: Script, server: VLLMServer) -> None:
+    """Without the flag a vLLM always answers 0."""
+    script.running, script.waiting = 8, 3
+    server.hold()
+    await asyncio.sleep(0.1)
+    assert load_of(server) == (8, 3)
+
+
 async def test_one_process_reads_the_metrics_for_all(script: Script) -> None:
     """Of 25, which exchange once a second; when the first is gone, the next one does."""
     script.running, script.waiting = 8, 2
@@ -192,6 +236,18 @@ async def test_own_requests_count_before_the_next_look(script: Script, server: V
     with server.count_request(), server.count_request():
         assert load_of(server)[0] == 3
     assert load_of(server)[0] == 1
+
+
+async def test_prefix_cache_share_is_that_since_the_last_look(
+    script: Script, server: VLLMServer
+) -> None:
+    script.queries, script.hits = 1000, 0
+    server.hold()
+    await asyncio.sleep(0.1)
+    script.queries, script.hits = 1200, 150
+    await asyncio.sleep(2.3)
+    assert server.load is not None
+    assert server.load.prefix_hit_share == 0.75
 
 
 async def test_gateway_has_no_load(script: Script, server: VLLMServer) -> None:
@@ -286,26 +342,34 @@ async def test_prompt_is_read_once_for_all(error: type[BaseException] | None, se
 
 TEXT = """\
 # TYPE vllm:num_requests_running gauge
-vllm:num_requests_running_created{engine="0"} 1.7e+09
 vllm:num_requests_running{engine="0",model_name="a {b} c"} 3.0
 vllm:num_requests_running{engine="1",model_name="tiny"} 4.0
 vllm:num_requests_waiting{engine="0",model_name="tiny"} 2.0
 vllm:num_requests_waiting{engine="1",model_name="tiny"} 0.0
 vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="capacity"} 2.0
+vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="tiny"} 0.75
+vllm:prefix_cache_queries_total{engine="0",model_name="tiny"} 1000.0
+vllm:prefix_cache_queries_created{engine="0",model_name="tiny"} 1.7e+09
+vllm:prefix_cache_hits_total{engine="0",model_name="tiny"} 640.0
 """
 
 
-def test_load_is_summed_over_the_engines() -> None:
-    assert read_load(TEXT) == ServerLoad(True, running=7, waiting=2)
+def test_counts_are_summed_over_the_engines() -> None:
+    """But for the cache's usage, where the fullest engine matters."""
+    counts = read_counts(TEXT)
+    assert counts is not None
+    assert (counts.running, counts.waiting, counts.kv_cache_usage) == (7, 2, 0.75)
+    assert (counts.prefix_queries, counts.prefix_hits) == (1000, 640)
 
 
 @given(st.text() | st.text().map(lambda text: f"vllm:num_requests_running {text}"))
-def test_other_text_has_no_load(text: str) -> None:
+def test_other_text_has_no_counts(text: str) -> None:
     """A gateway may answer anything."""
-    load = read_load(text)
-    assert load is None or load.running == int(load.running)
+    counts = read_counts(text)
+    assert counts is None or counts.running == int(counts.running)
 
 
 @pytest.mark.parametrize("value", ["x", "NaN", "+Inf"])
-def test_value_that_is_no_number_has_no_load(value: str) -> None:
-    assert read_load(TEXT.replace("4.0", value)) is None
+def test_value_that_is_no_number_has_no_counts(value: str) -> None:
+    assert read_counts(TEXT.replace("4.0", value)) is None

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
 from scripts.vllm.server import VLLMProcess
 
 from pipecat_hedge import VLLMService
+from pipecat_hedge.vllm.server import Counts, read_counts
 
 SYSTEM = "You take orders in a restaurant. The kitchen closes at nine, and the oven is warm. "
 
@@ -29,23 +28,13 @@ def service(server: VLLMProcess, *, tokens: int | None = None, **extra: Any) -> 
     return VLLMService(base_url=server.base_url, settings=settings)
 
 
-class Counts(NamedTuple):
-    running: float
-    waiting: float
-    prefix_queries: float
-
-
 async def counts(server: VLLMProcess) -> Counts:
     """What a server counts now, asked directly."""
     url = server.base_url.removesuffix("/v1") + "/metrics"
     async with aiohttp.ClientSession() as session, session.get(url) as answer:
-        text = await answer.text()
-    found = Counter[str]()
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            found[sample.name] += sample.value  # pyright: ignore[reportArgumentType]
-    names = ("num_requests_running", "num_requests_waiting", "prefix_cache_queries_total")
-    return Counts(*(found[f"vllm:{name}"] for name in names))
+        found = read_counts(await answer.text())
+    assert found is not None, "these are not the metrics of a vLLM"
+    return found
 
 
 async def until(server: VLLMProcess, holds: Callable[[Counts], bool], secs: float = 20) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -57,6 +58,21 @@ async def test_what_the_cache_held_is_counted(vllm: VLLMProcess) -> None:
     cached = usage(line)[1].cache_read_input_tokens
     assert cached is not None
     assert cached > 0.5 * usage(line)[1].prompt_tokens
+
+
+async def test_what_the_server_says_of_its_cache_is_known(vllm: VLLMProcess) -> None:
+    """A look has the share of it that is in use, and how much of the prompts it held."""
+    llm = service(vllm, tokens=5)
+    async with Line(llm) as line:
+        for _ in range(2):
+            await line.ask(SYSTEM * 30)
+        async with asyncio.timeout(10):
+            while (load := llm.server_load) is None or not load.prefix_hit_share:
+                await asyncio.sleep(0.05)
+    assert load.is_up
+    assert 0 < load.prefix_hit_share <= 1
+    assert load.kv_cache_usage is not None
+    assert 0 <= load.kv_cache_usage <= 1
 
 
 async def test_reasoning_is_not_spoken(vllm: VLLMProcess) -> None:

@@ -103,6 +103,21 @@ async def test_full_queue_sends_the_race_elsewhere(narrow_vllm: VLLMProcess) -> 
     assert not line.errors
 
 
+async def test_shorter_queue_gets_the_load(vllm: VLLMProcess, narrow_vllm: VLLMProcess) -> None:
+    """Of a provider's two servers the one is asked where the fewest are in front."""
+    both = Provider("local", [service(narrow_vllm, tokens=20), service(vllm, tokens=20)])
+    async with busy(narrow_vllm, 6), Line(HedgedLLMService([both])) as line:
+        await _look(line.service, waiting=0)
+        before = (await counts(vllm)).prefix_queries
+        for _ in range(3):
+            await line.ask()
+        reports = [await line.report(number) for number in (1, 2, 3)]
+        assert (await counts(narrow_vllm)).waiting == 4
+        assert (await counts(vllm)).prefix_queries > before
+    assert all(report.outcome == "answered" for report in reports)
+    assert all(len(report.attempts) == 1 for report in reports)
+
+
 async def test_many_calls_spread_over_two_servers(
     vllm: VLLMProcess, narrow_vllm: VLLMProcess
 ) -> None:

@@ -84,6 +84,7 @@ async def test_reminder_after_a_cough_has_its_own_anchor(make: Any, cough: Any) 
     assert turn.voice_to_voice_secs is None
     assert (turn.context_secs, turn.turn_end_secs) == (0.0, None)
     assert turn.first_answer_secs == pytest.approx(0.8)
+    assert turn.contributions == ()
     assert rounded(first) == rounded(last) == AT_ITS_TIME
     assert [told.turn for told in phone.told] == [1, 2, 3]
 

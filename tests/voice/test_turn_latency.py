@@ -173,6 +173,7 @@ async def test_each_moment_at_its_time(make: Any, tmp_path: Path) -> None:
     assert turn.voice_to_voice_secs == pytest.approx(1.1)
     assert not turn.interrupted
     assert not turn.may_wait
+    assert {"endpointing_wait", "speech_synthesis"} <= {c["key"] for c in turn.contributions}
     (written,) = (json.loads(line) for line in log.read_text().splitlines())
     assert written["first_answer_secs"] == pytest.approx(1.1)
     if make is hedged:

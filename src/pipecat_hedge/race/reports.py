@@ -43,12 +43,17 @@ class ServerLoad:
         is_up: Whether it responded and reports itself healthy.
         running: Requests that it works on, including those that this process has sent since.
         waiting: Requests in its queue.
+        kv_cache_usage: The share of its KV cache in use, from 0 to 1; None if it is not reported.
+        prefix_hit_share: The share of prompt tokens, since the previous reading, that were in its
+            prefix cache, from 0 to 1; None if there were none or it is not reported.
         detail: What is wrong, if it is not up.
     """
 
     is_up: bool
     running: int = 0
     waiting: int = 0
+    kv_cache_usage: float | None = None
+    prefix_hit_share: float | None = None
     detail: str = ""
 
 

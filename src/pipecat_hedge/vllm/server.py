@@ -3,19 +3,23 @@
 All services of an event loop share one poller per server, which runs only while one of them is in
 a session. No request waits for it.
 
-``/health`` costs the server 0.7 ms. ``/metrics`` costs it 12 ms, so it is read rarely, and less
-often while there is a queue. Processes that share statistics share its readings: one of them reads
-for all.
+``/metrics`` costs the server 12 ms, so it is read rarely, and less often while there is a queue.
+Processes that share statistics share its readings: one of them reads for all.
+``/load`` costs 0.5 ms. It counts all requests of a server that was started with
+``--enable-server-load-tracking``, and is 0 otherwise. It does not separate running from waiting
+requests: when it counts more than are known to run, ``/metrics`` is read again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import re
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Generator, Hashable
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -30,12 +34,11 @@ from pipecat_hedge.race.reports import ServerLoad
 from pipecat_hedge.race.task_scope import TaskScope
 from pipecat_hedge.vllm.errors import VLLMError, cause_of, unreachable, wrong_key
 
-__all__ = ["VLLMServer", "check_base_url", "read_load"]
+__all__ = ["Counts", "VLLMServer", "check_base_url", "read_counts"]
 
 POLL_SECS = 2.0
-"""Between two readings of ``/metrics``. Queues that matter last for seconds."""
-QUEUED_FACTOR = 2.5
-"""How many times as long the interval is while the server has a queue."""
+"""Between two readings of ``/metrics``; other intervals are multiples of it. Queues that matter
+last for seconds."""
 POLL_TIMEOUT_SECS = 3.0
 """A server that is busy with a long prompt answers late."""
 LIST_TIMEOUT_SECS = 5.0
@@ -75,7 +78,16 @@ class VLLMServer:
         self._polled_at = 0.0
         self._readings = LoadReadings()
         self._key = LoadReadings.key_of(self._root)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Reset what may differ in another server process at this address."""
         self._models: tuple[str, ...] = ()
+        self._counts: Counts | None = None
+        self._metrics_at = float("-inf")
+        self._tracks_load = False
+        self._overcount = 0  # of /load: it miscounts requests that end abnormally
+        self._runs = 0  # the most requests known to run at once
 
     @classmethod
     def shared(cls, base_url: str, api_key: str | None = None) -> VLLMServer:
@@ -108,7 +120,7 @@ class VLLMServer:
         """Undo one ``hold``."""
         self._holders -= 1
         if self._holders == 0:
-            self._load = None
+            self._load = self._counts = None
             await self._scope.close()
 
     @contextmanager
@@ -153,30 +165,66 @@ class VLLMServer:
                     load = ServerLoad(is_up=False, detail=cause_of(error))
                 self._update(load)
                 # Jitter: other processes poll the same server.
-                await asyncio.sleep(self._interval_secs(load) * random.uniform(0.9, 1.1))
+                await asyncio.sleep(self._pause_secs() * random.uniform(0.9, 1.1))
 
-    def _interval_secs(self, load: ServerLoad | LoadReading | None) -> float:
-        return self.poll_secs * (QUEUED_FACTOR if load is not None and load.waiting else 1.0)
+    def _pause_secs(self) -> float:
+        """Return the time until the next poll: short if polls are cheap, long during a queue."""
+        if self._tracks_load:
+            return 0.5 * self.poll_secs
+        has_queue = self._load is not None and self._load.waiting
+        return (2.5 if has_queue else 1.0) * self.poll_secs
 
     async def _poll_once(self, session: aiohttp.ClientSession) -> ServerLoad | None:
         """Poll once; None if the server does not report its load."""
+        async with session.get(f"{self._root}/load") as answer:
+            if answer.status >= 500:
+                return _unhealthy(answer.status)
+            total = _count_in(await answer.read())
+        self._tracks_load = self._tracks_load or total > 0
+        if self._tracks_load and (load := self._load_with(total)) is not None:
+            return load
+        if (load := self._shared_load()) is not None:
+            return load
         async with session.get(f"{self._root}/health") as answer:
             if answer.status >= 500:
-                return ServerLoad(is_up=False, detail=f"unhealthy, HTTP {answer.status}")
-        now = asyncio.get_running_loop().time()
-        if (shared := self._readings.shared.get(self._key)) is not None:
-            another_reads_secs = self._interval_secs(shared) + self.poll_secs + SHARING_SECS
-            if now - shared.read_at <= another_reads_secs:
-                return ServerLoad(True, shared.running, shared.waiting)
+                return _unhealthy(answer.status)
         async with session.get(f"{self._root}/metrics") as answer:
-            load = read_load(await answer.text(errors="replace"))
-        if load is not None:
-            self._readings.own[self._key] = LoadReading(load.running, load.waiting, now)
-        return load
+            counts = read_counts(await answer.text(errors="replace"))
+        if counts is None:
+            return None  # perhaps a gateway
+        self._overcount = total - counts.running - counts.waiting
+        self._runs = counts.running if counts.waiting else max(self._runs, counts.running)
+        before, self._counts = self._counts, counts
+        share = None
+        if before is not None and counts.prefix_queries > before.prefix_queries:
+            found = counts.prefix_hits - before.prefix_hits
+            share = found / (counts.prefix_queries - before.prefix_queries)
+        self._metrics_at = now = asyncio.get_running_loop().time()
+        self._readings.own[self._key] = LoadReading(counts.running, counts.waiting, now)
+        return ServerLoad(True, counts.running, counts.waiting, counts.kv_cache_usage, share)
+
+    def _shared_load(self) -> ServerLoad | None:
+        """Return the load that another process has read for all; None if this one has to read."""
+        shared = self._readings.shared.get(self._key)
+        if shared is None:
+            return None
+        age = asyncio.get_running_loop().time() - shared.read_at
+        if age > (3.5 if shared.waiting else 2.0) * self.poll_secs + SHARING_SECS:
+            return None
+        return ServerLoad(True, shared.running, shared.waiting)
+
+    def _load_with(self, total: int) -> ServerLoad | None:
+        """Return the load with so many requests in the server; None if ``/metrics`` is needed."""
+        load, age = self._load, asyncio.get_running_loop().time() - self._metrics_at
+        total = max(total - self._overcount, 0)
+        waiting = max(total - self._runs, 0)
+        if load is None or age > 2.5 * self.poll_secs or (waiting and not load.waiting):
+            return None
+        return replace(load, running=total - waiting, waiting=waiting)
 
     def _update(self, load: ServerLoad | None, problem: str | None = None) -> None:
         if load is not None and not load.is_up:
-            self._models = ()  # another server process may come to this address
+            self._forget()
             problem = problem or str(unreachable(self.base_url, load.detail))
         self.report("answers again", problem)
         self._load = load
@@ -255,30 +303,54 @@ class VLLMServer:
             return names
 
 
-_LINE = re.compile(r"vllm:num_requests_(running|waiting)(?:\{.*\})? (\S+)")
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The values of a server's metrics, over all its engines.
+
+    Parameters:
+        running: Running requests.
+        waiting: Queued requests.
+        kv_cache_usage: The used share of the fullest engine's key-value cache; None if unknown.
+        prefix_queries: Prompt tokens looked up in the prefix cache since the server's start.
+        prefix_hits: Prompt tokens found there.
+    """
+
+    running: int
+    waiting: int
+    kv_cache_usage: float | None
+    prefix_queries: float
+    prefix_hits: float
+
+
+_LINE = re.compile(r"vllm:(\w+)(?:\{.*\})? (\S+)")
 """A sample of Prometheus' text format: ``vllm:num_requests_running{engine="0"} 3.0``."""
 
 
-def read_load(text: str) -> ServerLoad | None:
-    """Parse the load from a server's metrics, over all its engines.
+def read_counts(text: str) -> Counts | None:
+    """Parse the load from a server's metrics.
 
     Args:
         text: The metrics in Prometheus' text format, of vLLM 0.10 or newer.
 
     Returns:
-        The load; None if these are not the metrics of a vLLM server.
+        The counts; None if these are not the metrics of a vLLM server.
     """
-    requests: dict[str, int] = {}
+    found: defaultdict[str, list[float]] = defaultdict(list)
     try:
         for line in text.splitlines():
             if (sample := _LINE.match(line)) is not None:
-                kind, value = sample.groups()
-                requests[kind] = requests.get(kind, 0) + int(float(value))
+                found[sample[1]].append(float(sample[2]))
+        if "num_requests_running" not in found:
+            return None
+        return Counts(
+            running=int(sum(found["num_requests_running"])),
+            waiting=int(sum(found["num_requests_waiting"])),
+            kv_cache_usage=max(found["kv_cache_usage_perc"], default=None),
+            prefix_queries=sum(found["prefix_cache_queries_total"]),
+            prefix_hits=sum(found["prefix_cache_hits_total"]),
+        )
     except (ValueError, OverflowError):
         return None
-    if "running" not in requests:
-        return None
-    return ServerLoad(True, requests["running"], requests.get("waiting", 0))
 
 
 def check_base_url(base_url: Any) -> None:
@@ -298,3 +370,15 @@ def check_base_url(base_url: Any) -> None:
             f"base_url {base_url!r} is the server's address, not that of its OpenAI-compatible "
             f"API: write {base_url.rstrip('/')}/v1"
         )
+
+
+def _count_in(body: bytes) -> int:
+    """Parse the count in an answer to ``/load``; 0 if there is none."""
+    try:
+        return max(int(json.loads(body)["server_load"]), 0)
+    except (ValueError, OverflowError, LookupError, TypeError):
+        return 0
+
+
+def _unhealthy(status: int) -> ServerLoad:
+    return ServerLoad(is_up=False, detail=f"unhealthy, HTTP {status}")

@@ -1,8 +1,8 @@
 """Measures where the time of each turn went, as the caller experienced it: one record per turn.
 
 Pipecat's ``UserBotLatencyObserver`` measures from the caller's silence to the bot's first sound. A
-filler ends that measurement too early, and without a local VAD there is none. This observer
-separates the first sound from the first answer; the two can be used side by side.
+filler ends that measurement too early, and without a local VAD there is none. This observer wraps
+it, copies its breakdown, and separates the first sound from the first answer.
 
 Times are those at which frames were pushed, on the pipeline's clock.
 """
@@ -35,6 +35,7 @@ from pipecat.frames.frames import (
     UserStoppedSpeakingFrame,
 )
 from pipecat.observers.base_observer import BaseObserver, FrameProcessed, FramePushed
+from pipecat.observers.user_bot_latency_observer import LatencyBreakdown, UserBotLatencyObserver
 from pipecat.processors.aggregators.llm_response_universal import LLMAssistantAggregator
 from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
 from pipecat.services.tts_service import TTSService
@@ -90,6 +91,7 @@ class TurnLatencyObserver(BaseObserver):
         refuse_unknown(kwargs, owner=TurnLatencyObserver, base=BaseObserver)
         super().__init__(**kwargs)
         self._log = LineLog("log", log)
+        self._pipecat_observer = _Breakdowns()
         self._now = 0.0
         self._timeline = Timeline(1)
         self._interrupted: Timeline | None = None
@@ -108,6 +110,8 @@ class TurnLatencyObserver(BaseObserver):
 
     async def on_push_frame(self, data: FramePushed) -> None:
         """Record the moments of the turn."""
+        if data.first_push:
+            await self._pipecat_observer.on_push_frame(data)
         self._now = data.timestamp / 1e9
         if isinstance(data.frame, LLMContextFrame) and data.first_push:
             self._context_pushed(data.frame, data)
@@ -121,6 +125,10 @@ class TurnLatencyObserver(BaseObserver):
             await self._frame_pushed(data.frame, data.source)
         if self._timeline.is_over(bot_speaks=self._bot_speaks):
             await self._close()
+
+    async def on_pipeline_started(self) -> None:
+        """Forward the event to Pipecat's observer."""
+        await self._pipecat_observer.on_pipeline_started()
 
     # ---- moments
 
@@ -165,8 +173,10 @@ class TurnLatencyObserver(BaseObserver):
             self._audio.audio_started(frame, source, timeline.turn)
         elif isinstance(frame, BotStartedSpeakingFrame):
             self._bot_speaks = True
+            breakdown, self._pipecat_observer.latest = self._pipecat_observer.latest, None
             if timeline.is_begun:
                 timeline.mark("first_sound", now)
+                timeline.take_breakdown(breakdown)
         elif isinstance(frame, BotStoppedSpeakingFrame):
             self._bot_speaks = False
         elif isinstance(frame, MetricsFrame):
@@ -265,3 +275,19 @@ class TurnLatencyObserver(BaseObserver):
         if self._log:
             self._log.append(json.dumps(dataclasses.asdict(turn)))
         await self._call_event_handler("on_turn_latency", turn)
+
+
+class _Breakdowns(UserBotLatencyObserver):
+    """Keeps the latest breakdown available while the frame that ends it is being observed.
+
+    The event of the base class runs in a task, after the turn has been emitted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latest: LatencyBreakdown | None = None
+
+    async def _call_event_handler(self, event_name: str, *args: Any, **kwargs: Any) -> None:
+        if event_name == "on_latency_breakdown":
+            self.latest = args[0]
+        await super()._call_event_handler(event_name, *args, **kwargs)

@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from pipecat.observers.user_bot_latency_observer import LatencyBreakdown, MeasuredFrom
+
 from pipecat_hedge.race.reports import TurnReport
 from pipecat_hedge.voice.awaited_tools import AwaitedTools
 
@@ -46,6 +48,8 @@ class TurnLatency:
         reports: The report of each race; several with tool calls, none without a
             ``HedgedLLMService``.
         asked_secs: The start of each race in ``reports``; a race's own times count from there.
+        contributions: The parts of the time to the first sound by Pipecat's
+            ``UserBotLatencyObserver``, in order: ``key``, ``label``, ``owner``, ``secs``.
         ended_secs: The end of the turn: the wait for the answer stopped.
         may_wait: Whether the LLM decides if the caller has finished (Pipecat's
             ``filter_incomplete_user_turns``): then a turn without an answer may be no turn.
@@ -65,6 +69,7 @@ class TurnLatency:
     interrupted: bool = False
     reports: tuple[TurnReport, ...] = ()
     asked_secs: tuple[float, ...] = ()
+    contributions: tuple[dict[str, Any], ...] = ()
     ended_secs: float | None = None
     may_wait: bool = False
 
@@ -106,6 +111,7 @@ class Timeline:
         self.tools = AwaitedTools()
         self.reports: list[TurnReport] = []
         self.races: list[float] = []
+        self.contributions: tuple[dict[str, Any], ...] = ()
 
     @property
     def anchor(self) -> tuple[Anchor, float] | None:
@@ -160,6 +166,18 @@ class Timeline:
             if report.ttfs_secs is not None:
                 self.moments["first_sentence"] = self.requested + report.ttfs_secs
 
+    def take_breakdown(self, breakdown: LatencyBreakdown | None) -> None:
+        """Take Pipecat's breakdown up to the first sound, if it has the same origin as the turn."""
+        if breakdown is None or self.anchor is None:
+            return
+        from_silence = breakdown.measured_from is MeasuredFrom.USER_SILENCE
+        if from_silence and self.anchor[0] != "user_silence":
+            return
+        self.contributions = tuple(
+            {"key": c.key, "label": c.label, "owner": c.owner, "secs": c.duration_secs}
+            for c in breakdown.contributions
+        )
+
     def to_record(self, now: float, *, interrupted: bool) -> TurnLatency | None:
         """Return the turn's record.
 
@@ -179,6 +197,7 @@ class Timeline:
             interrupted=interrupted,
             reports=tuple(self.reports),
             asked_secs=tuple(requested - began for requested in self.races),
+            contributions=self.contributions,
             ended_secs=now - began,
             may_wait=self.may_wait,
             **times,
