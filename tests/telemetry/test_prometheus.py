@@ -175,11 +175,11 @@ def test_interrupted_answer_tokens_are_used(recorded: Recorded) -> None:
 
 
 def test_voice_to_voice_is_what_callers_heard(recorded: Recorded) -> None:
-    _, registry, stats = recorded
+    recorder, registry, _ = recorded
     latency = TurnLatency(1, 0.0, "user_silence", first_answer_secs=1.4, reports=(turn(),))
-    stats.events.publish(latency)
-    stats.events.publish(replace(latency, anchor="context"))
-    stats.events.publish(replace(latency, first_answer_secs=1.6, interrupted=True))
+    recorder.record_latency(latency)
+    recorder.record_latency(replace(latency, anchor="context"))
+    recorder.record_latency(replace(latency, first_answer_secs=1.6, interrupted=True))
     heard_by = by(registry, "voice_to_voice_seconds_count", "provider", "outcome")
     assert heard_by == {("a", "answered"): 1, ("a", "interrupted"): 1}
 
