@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipecat_hedge import HedgePolicy
 from pipecat_hedge.policy import PROFILES
 from pipecat_hedge.race import AttemptReport, StageReport, TurnReport
+from pipecat_hedge.telemetry import TurnLines
 from pipecat_hedge.tools.analysis.turn_log import LoggedTurn, parse_turn
 
 BEGIN_AT = 1_772_456_400.0
 """2026-03-02 13:00 UTC."""
+LINES = TurnLines(HedgePolicy.adaptive(0.1), "one call")
 
 
 def attempt(
@@ -63,8 +66,8 @@ def line(
         attempts=attempts,
         **{name: fields.pop(name) for name in list(fields) if name in names},
     )
-    record = {"policy": "adaptive(10 %)", **dataclasses.asdict(report), **fields}
-    return record if at is None else {"at": at + duration, **record}
+    record = {**LINES.line(report, (at or 0.0) + duration), **fields}
+    return record if at is not None else {k: v for k, v in record.items() if k != "at"}
 
 
 def turn(*attempts: AttemptReport, at: float | None = BEGIN_AT, **fields: Any) -> LoggedTurn:

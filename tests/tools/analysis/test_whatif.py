@@ -133,8 +133,7 @@ def test_what_was_measured_side_by_side_needs_no_assumption() -> None:
     assert race.percentiles["p99"] > 5.0
     faster = float(np.median(np.minimum(one, other)))
     assert race.percentiles["p50"] == pytest.approx(faster, abs=0.01)
-    assert answer.independence.is_measured
-    assert "both providers were measured in the same turns" in answer.independence.text
+    assert "both providers were measured in the same turns" in answer.independence.caveat
     assert answer.independence.slow_together == pytest.approx(0.5, abs=0.15)  # 5 % of the slow 10 %
 
 
@@ -269,14 +268,8 @@ def test_turns_that_are_slow_together_are_found_out(together: bool) -> None:
     if together:
         secs[np.repeat(chance(0.04, 200, 2), 20)] += 4.0
     answer = asked(measured("x", secs))
-    found = answer.independence
-    assert found.holds is not together
     assert any(each.startswith("slow turns cluster") for each in answer.caveats) is together
-    if together:
-        assert found.clustering > 3
-    else:
-        assert abs(found.rank_correlation) < 1.5 * found.noise
-        assert found.text.startswith("turns appear independent")
+    assert ((answer.independence.clustering or 0) > 3) is together
 
 
 # ---- sizes
@@ -293,7 +286,7 @@ def test_a_larger_file_is_sampled_and_it_says_so() -> None:
 def test_few_turns_have_no_p99_and_a_caveat() -> None:
     """Six latencies are a hint; a hundred have a p99."""
     few = asked(measured("x", trace(HOSTED, 6)))
-    assert "p99" not in show(few).replace("SingleR(p99", "").replace("have no p99", "")
+    assert "p99" not in show(few).replace("have no p99", "")
     assert few.caveats == ("6 turns have no p99: the result is rough",)
     assert few.replayed == 600
     assert " p99 " in show(asked(measured("x", trace(HOSTED, 100))))
@@ -307,8 +300,6 @@ def test_few_turns_have_no_p99_and_a_caveat() -> None:
         ({"usd_per_mtok": (1.0, -1.0)}, "usd_per_mtok must be two prices, not negative"),
         ({"max_turns": 10}, "turns must be at least 1000, got 10"),
         ({"slo": Slo(), "deadline_secs": 1.0}, "both set the time of an answer"),
-        ({"slo": Slo(ttft_secs=None)}, "slo has no ttft_secs"),
-        ({"others": (("three", HedgePolicy.race(3)),)}, "one of the other policies makes more"),
     ],
 )
 def test_a_question_that_cannot_be_asked_names_the_field(
@@ -336,7 +327,7 @@ def test_the_recommendation_comes_first_and_every_policy_has_a_row(
     assert "of turns within 1 s instead of" in shown
     assert max(map(len, shown.splitlines())) <= 80
     assert "…" not in shown
-    names = ("no hedging", "race(2)", "after(0.7 s)", "SingleR(p99, 5 %)", "adaptive(10 %)")
+    names = ("no hedging", "race(2)", "after(0.7 s)", "adaptive(10 %)")
     for each in (*names, "> adaptive(5 %)", "≤ 1 s", "$/1,000", "milliseconds", "1 bad line"):
         assert each in shown
 

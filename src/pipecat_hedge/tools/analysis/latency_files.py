@@ -181,6 +181,8 @@ class _Reader:
                 raise record
             if isinstance(record, dict) and "attempts" in record:
                 self.take_turn(parse_turn(record))
+            elif isinstance(record, dict) and "anchor" in record:
+                pass  # a line of TurnLatencyObserver(log=...)
             elif isinstance(record, dict):
                 self._take_columns(record)
             elif isinstance(record, list):
@@ -358,15 +360,9 @@ def _csv_records(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, Any]]:
     header, separator = list[str](), ","
     for number, line in lines:
         if not header:
-            blanks = line.split()
-            spaced = len(blanks) > 1 and all(isinstance(_cell(c, " "), float) for c in blanks)
-            separator = next((s for s in ";\t|," if s in line), " " if spaced else ",")
+            separator = next((s for s in ";\t|" if s in line), ",")
             header = _cells(line, separator)
             if not any(isinstance(_cell(cell, separator), float) for cell in header):
-                seen = Counter[str]()
-                for n, name in enumerate(header):
-                    seen[name] += 1
-                    header[n] = name if seen[name] == 1 else f"{name} {seen[name]}"
                 continue
             several = len(header) > 1
             header = [f"{COLUMN} {n + 1}" if several else COLUMN for n in range(len(header))]
@@ -379,8 +375,7 @@ def _csv_records(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, Any]]:
 
 
 def _cells(line: str, separator: str) -> list[str]:
-    cells = line.split() if separator == " " else next(csv.reader([line], delimiter=separator))
-    return [printable(cell.strip()) for cell in cells]
+    return [printable(cell.strip()) for cell in next(csv.reader([line], delimiter=separator))]
 
 
 def _cell(cell: str, separator: str) -> float | str | _Failure:

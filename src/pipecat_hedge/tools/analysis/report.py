@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 
-from pipecat_hedge.policy import HedgePolicy, Slo, classify_llm, classify_wait
+from pipecat_hedge.policy import Slo, classify_llm, classify_wait
 from pipecat_hedge.race import AttemptReport, ConfigurationError, missing_extra
 from pipecat_hedge.tools.analysis.incidents import Incident, attempt_waits, incidents_of
 from pipecat_hedge.tools.analysis.latency_files import recorded_from
@@ -27,7 +27,6 @@ from pipecat_hedge.tools.analysis.statistics import (
     Quantile,
     Waits,
     percentile,
-    rank_correlation,
 )
 from pipecat_hedge.tools.analysis.turn_log import Log, LoggedTurn, ReadingError, read_logs
 from pipecat_hedge.tools.analysis.whatif import Answer, Question, show, what_if
@@ -381,14 +380,13 @@ def _objectives(log: Log, slo: Slo | None) -> tuple[ObjectiveResult, ...]:
 def _replayed(
     turns: Sequence[LoggedTurn], slo: Slo | None, progress: Callable[[str, float], None]
 ) -> Answer | None:
-    """Replay other policies and the log's own."""
+    """Replay other policies and the log's own; None if that is unknown."""
     names = Counter(a.provider for turn in turns for a in turn.sent[:1])
-    if not names:
-        return None
-    first = names.most_common(1)[0][0]
-    nexts = Counter(a.provider for turn in turns for a in turn.sent[1:] if a.provider != first)
     known = Counter(turn.policy for turn in turns if turn.policy is not None)
-    policy = known.most_common(1)[0][0] if known else _guessed(turns)
+    if not names or not known:
+        return None
+    first, policy = names.most_common(1)[0][0], known.most_common(1)[0][0]
+    nexts = Counter(a.provider for turn in turns for a in turn.sent[1:] if a.provider != first)
     recent = turns[-SAMPLED:]
     question = Question(
         first=first,
@@ -404,14 +402,6 @@ def _replayed(
         return what_if(recorded, question, progress=progress)
     except ReadingError:  # one of the providers never answered
         return None
-
-
-def _guessed(turns: Sequence[LoggedTurn]) -> HedgePolicy:
-    """A policy that hedges as often as the log, for logs without policy settings."""
-    hedges = sum(a.launch_reason == "hedge" for turn in turns for a in turn.sent)
-    if not hedges:
-        return HedgePolicy.fallback(stall_secs=None)
-    return HedgePolicy.adaptive(min(max(round(hedges / len(turns), 2), 0.01), 1.0), stall_secs=None)
 
 
 def _hedging(turns: Sequence[LoggedTurn], answer: Answer | None) -> Hedging:
@@ -461,9 +451,8 @@ _Figure: TypeAlias = tuple[str, str, float | None, Floats | None]
 def _resampled(turns: Sequence[LoggedTurn], seed: int) -> list[_Figure]:
     ttft = np.array([np.nan if (s := t.report.ttft_secs) is None else s for t in turns])
     known = ttft[~np.isnan(ttft)]
-    correlation = rank_correlation(known[:-1], known[1:]) if len(known) > MIN_TURNS else 0.0
     rng = np.random.default_rng(seed)
-    bootstrap = Bootstrap(len(turns), rng, correlation, [turn.session for turn in turns])
+    bootstrap = Bootstrap(len(turns), rng, [turn.session for turn in turns])
     logs = [np.repeat(np.arange(len(turns)), bootstrap.draw()) for _ in range(RESAMPLES)]
     found = list[_Figure]()
 

@@ -1,4 +1,4 @@
-"""Percentiles, their intervals, and whether turns are independent. Pure; seeds are fixed.
+"""Percentiles, their intervals, and whether slow turns cluster. Pure; seeds are fixed.
 
 Waits that were cut short are right-censored (Kaplan and Meier, 1958). Intervals are percentile
 bootstraps (Efron, 1979) over blocks of consecutive turns, because slow turns cluster, or over
@@ -25,7 +25,8 @@ PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 RESAMPLES = 200
 MIN_SESSIONS = 20
 """From this many calls on whole calls are drawn; with fewer, blocks of turns."""
-BLOCK = 10
+BLOCK, MIN_TURNS = 10, 20
+"""The least length of a block, and the least turns in which clusters are looked for."""
 SLOW_SHARE = 0.1
 """The share of turns that counts as slow in the search for clusters."""
 MIN_AT_RISK = 10
@@ -135,23 +136,16 @@ class Independence:
     """Whether slow turns cluster, so that a second request is slow when the first one is.
 
     Parameters:
-        rank_correlation: Spearman's, of consecutive turns of the first provider.
-        noise: Two standard errors of it.
-        clustering: The probability of a slow turn after a slow one, over that of any slow turn.
-        is_measured: Whether both providers were measured in the same turns.
+        clustering: The probability of a slow turn after a slow one, over that of any slow turn;
+            None for fewer than 20 turns.
         slow_together: The share of the first provider's slowest turns that are among the second's
-            slowest; None if not measured.
-        holds: False if the turns are not independent.
-        text: The result as text.
+            slowest; None unless both were measured in the same turns.
+        caveat: The result as text; empty if turns appear independent.
     """
 
-    rank_correlation: float
-    noise: float
-    clustering: float
-    is_measured: bool
+    clustering: float | None
     slow_together: float | None
-    holds: bool
-    text: str
+    caveat: str
 
 
 def independence_of(
@@ -164,44 +158,27 @@ def independence_of(
         pairs: Both providers' latencies by turn, if measured side by side.
         to_itself: Whether the second request goes to the same provider.
     """
-    if len(first) < 20:
-        text = "too few turns to tell whether slow turns cluster"
-        return Independence(0.0, 1.0, 1.0, pairs is not None, None, True, text)
-    correlation = rank_correlation(first[:-1], first[1:])
-    noise = 2 / math.sqrt(len(first) - 1)
+    if len(first) < MIN_TURNS:
+        return Independence(None, None, "")
     slow = _slowest(first)
     after_slow = slow[1:][slow[:-1]]
     clustering = float(after_slow.mean() / slow.mean()) if after_slow.size else 1.0
     if pairs is not None:
         together = float(_slowest(pairs[1])[_slowest(pairs[0])].mean())
-        text = (
+        caveat = (
             f"both providers were measured in the same turns: in {together:.0%} of the first one's "
             "slowest turns the second is slow as well"
         )
-        return Independence(correlation, noise, clustering, True, together, True, text)
-    clustered = clustering > 1 + max(3 * noise / math.sqrt(SLOW_SHARE), 0.5)
-    holds = abs(correlation) <= 1.5 * noise and not clustered
-    seen = f"a slow turn follows a slow one {clustering:.1f} times as often as by chance"
-    if holds:
-        text = f"turns appear independent: {seen}"
-    elif correlation < 0 and clustering <= 1:
-        text = f"turns are dependent, but slow ones do not cluster: {seen}"
-    else:
-        which = "the same provider" if to_itself else "a provider that is slow at the same times"
-        text = f"slow turns cluster: {seen}, so hedging to {which} helps less than shown"
-    return Independence(correlation, noise, clustering, False, None, holds, text)
-
-
-def rank_correlation(one: Floats, other: Floats) -> float:
-    """Return Spearman's rank correlation; 0 if one of them does not vary.
-
-    Args:
-        one: Figures; shape (n,).
-        other: The paired figures; shape (n,).
-    """
-    if np.ptp(one) == 0 or np.ptp(other) == 0:
-        return 0.0
-    return float(np.corrcoef(_ranks(one), _ranks(other))[0, 1])
+        return Independence(clustering, together, caveat)
+    chance = 6 / math.sqrt(SLOW_SHARE * (len(first) - 1))
+    if clustering <= 1 + max(chance, 0.5):
+        return Independence(clustering, None, "")
+    which = "the same provider" if to_itself else "a provider that is slow at the same times"
+    caveat = (
+        f"slow turns cluster: a slow turn follows a slow one {clustering:.1f} times as often as by "
+        f"chance, so hedging to {which} helps less than shown"
+    )
+    return Independence(clustering, None, caveat)
 
 
 class Bootstrap:
@@ -211,7 +188,6 @@ class Bootstrap:
         self,
         turns: int,
         rng: np.random.Generator,
-        correlation: float = 0.0,
         sessions: Sequence[Hashable | None] = (),
     ):
         """Choose the resampling units.
@@ -219,17 +195,13 @@ class Bootstrap:
         Args:
             turns: The number of turns.
             rng: The random generator.
-            correlation: Of consecutive turns; larger means longer blocks.
             sessions: Each turn's call, if known.
         """
         self._turns, self._rng = turns, rng
         calls = {session: code for code, session in enumerate(dict.fromkeys(sessions))}
         by_call = len(calls) >= MIN_SESSIONS and None not in calls
         self._codes = np.array([calls[session] for session in sessions]) if by_call else None
-        # The best block for a mean of correlated turns is (2r / (1 - r²))^⅔ n^⅓ (Carlstein, 1986).
-        r = min(max(correlation, 0.0), 0.95)
-        best = (2 * r / (1 - r**2)) ** (2 / 3) * turns ** (1 / 3)
-        self._block = max(round(min(max(best, BLOCK), turns / 10)), 1)
+        self._block = max(round(min(max(math.sqrt(turns), BLOCK), turns / 10)), 1)
 
     def draw(self) -> Ints:
         """Return how often each turn is drawn; shape (turns,)."""
@@ -247,7 +219,6 @@ def replay_intervals(
     rows: tuple[Ints, Ints],
     sizes: tuple[int, int | None],
     requests: float,
-    correlation: float,
     seed: int,
 ) -> dict[str, Interval]:
     """Return each percentile's 95 % interval for files of this size.
@@ -257,12 +228,11 @@ def replay_intervals(
         rows: The observations of each turn's first and second latency; shape (m,) each.
         sizes: The numbers of observations; None if the second's are the first's.
         requests: Requests per turn: a file of n latencies makes n / requests turns.
-        correlation: Of consecutive turns.
         seed: The same seed gives the same intervals.
     """
     rng = np.random.default_rng(seed)
-    firsts = Bootstrap(sizes[0], rng, correlation)
-    others = None if sizes[1] is None else Bootstrap(sizes[1], rng, correlation)
+    firsts = Bootstrap(sizes[0], rng)
+    others = None if sizes[1] is None else Bootstrap(sizes[1], rng)
     order = np.argsort(secs, kind="stable")
     ascending, first, second = secs[order], rows[0][order], rows[1][order]
     shown = max(round(sizes[0] / requests), 1)
@@ -285,9 +255,3 @@ def _slowest(values: Floats) -> Bools:
     """Select the slowest tenth; with ties at the maximum, all of them."""
     bound = np.quantile(values, 1 - SLOW_SHARE)
     return values > bound if (values > bound).any() else values >= bound
-
-
-def _ranks(values: Floats) -> Floats:
-    """Return ranks, ties having their mean; shape (n,)."""
-    _, index, count = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(count) - (count - 1) / 2)[index]
