@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import AsyncIterator
 from typing import Any
@@ -183,7 +182,7 @@ async def test_the_ledger_over_http(sim: Simulator, session: aiohttp.ClientSessi
         await sim.wait_idle(0.01)
     waiting.cancel()
     assert (await call("?wait=2"))["open"] == 0
-    assert await call(method="DELETE") == {"requests": [], "open": 0}
+    assert (await call(method="DELETE"))["requests"] == []
 
 
 async def test_conditions_hold_until_replaced(
@@ -218,10 +217,7 @@ async def test_requests_wait_for_capacity(session: aiohttp.ClientSession) -> Non
         hangs, waits, leaves = await asking(
             session, sim, "fixed?fault=hang", "fixed?ttft=0.05", "fixed?ttft=0.05"
         )
-        async with session.get(f"{sim.url}/simulator/arrivals") as response:
-            arrivals = await response.json()
-        assert (arrivals["busy"], arrivals["waiting"]) == (1, 2)
-        assert all(entry.headers_secs is None for entry in sim.ledger.open)
+        assert [entry.began_secs is None for entry in sim.ledger.open] == [False, True, True]
         leaves.cancel()
         await sim.ledger.wait_until(lambda ledger: len(ledger.open) == 2, 1)
         left_secs = sim.ledger.clock()
@@ -236,6 +232,16 @@ async def test_requests_wait_for_capacity(session: aiohttp.ClientSession) -> Non
     assert served.first_token_secs - 0.05 >= served.began_secs >= left_secs
 
 
+async def test_more_capacity_serves_those_who_wait(session: aiohttp.ClientSession) -> None:
+    async with Simulator(capacity=1) as sim:
+        _, waits = await asking(session, sim, "fixed?fault=hang", "fixed?ttft=0&tps=inf")
+        address = f"{sim.url}/simulator/conditions"
+        for capacity, status in ((0, 400), (2, 200)):
+            async with session.post(address, json={"capacity": capacity}) as response:
+                assert response.status == status
+        assert "[DONE]" in await waits
+
+
 # ---- a process of its own, and the command
 
 
@@ -247,29 +253,26 @@ def post(url: str, model: str, secs: float = 10) -> bytes:
 
 
 def test_a_process_of_its_own() -> None:
-    """Ledger, conditions and arrivals from outside; a crash, and the same port again."""
+    """Ledger and conditions from outside; a crash, and the same port again."""
     with SimulatorProcess(seed=3, capacity=2) as sim:
         assert b"[DONE]" in post(sim.openai_url, "fixed?ttft=0")
         with pytest.raises(TimeoutError):
             post(sim.openai_url, "fixed?fault=hang", 0.3)
         ledger = sim.ledger(wait_secs=2)
         assert [entry["outcome"] for entry in ledger["requests"]] == ["completed", "aborted"]
-        assert sim.ledger(open_only=True) == {"requests": [], "open": 0}
+        assert sim.ledger(open_only=True)["requests"] == []
+        assert ledger["requests"][0]["ended_secs"] < ledger["now_secs"] < 60
         sim.clear_ledger()
         assert sim.ledger()["requests"] == []
         sim.set_conditions(fault="503", capacity=None)
         with pytest.raises(ValueError, match="fault: unknown fault 'oops'"):
             sim.set_conditions(fault="oops")
-        arrivals = sim.arrivals()
-        assert (arrivals["busy"], arrivals["waiting"]) == (0, 0)
-        assert abs(arrivals["first"] - time.monotonic()) < 60
-        assert sim.arrivals(arrivals["first"] + 100)["counts"] == []
         sim.kill()
         with pytest.raises(OSError, match="refused"):
-            sim.arrivals()
+            sim.ledger()
         port = int(sim.url.rsplit(":", 1)[1])
         with SimulatorProcess(port) as again:
-            assert again.arrivals()["busy"] == 0
+            assert again.ledger()["requests"] == []
             with pytest.raises(RuntimeError, match=f"(?s)did not start: .*port {port} on"):
                 SimulatorProcess(port).__enter__()
     with pytest.raises(OSError, match="refused"):

@@ -1,7 +1,6 @@
 """Simulated LLM providers on loopback, for tests, demonstrations and benchmarks without keys."""
 
-from pipecat_hedge.tools.simulator.behaviour import BehaviourError, parse_model
-from pipecat_hedge.tools.simulator.conditions import read_conditions
+from pipecat_hedge.tools.simulator.behaviour import BehaviourError, parse_model, read_conditions
 from pipecat_hedge.tools.simulator.ledger import LedgerEntry
 from pipecat_hedge.tools.simulator.process import SimulatorProcess
 from pipecat_hedge.tools.simulator.server import Simulator

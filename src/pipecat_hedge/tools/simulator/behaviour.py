@@ -183,6 +183,38 @@ def unknown_key(key: str, *others: str) -> BehaviourError:
     return BehaviourError(f"{key or 'model'}: unknown key; known keys: {known}")
 
 
+def read_conditions(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Check conditions: a model's keys with text or JSON values, and ``capacity``.
+
+    Returns:
+        The fields of a behaviour that they set, and ``capacity`` if given.
+
+    Raises:
+        BehaviourError: If a key or a value is unknown; names the known ones.
+    """
+    if unknown := values.keys() - KEYS.keys() - {"capacity"}:
+        raise unknown_key(min(unknown), "capacity")
+    fields = read_keys({key: value for key, value in values.items() if key != "capacity"})
+    if "capacity" in values:
+        try:
+            fields["capacity"] = checked_capacity(values["capacity"])
+        except ValueError as error:
+            raise BehaviourError(str(error)) from None
+    return fields
+
+
+def checked_capacity(capacity: Any) -> int | None:
+    """Return the capacity if it is None or a whole number of at least 1.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    is_count = isinstance(capacity, int) and not isinstance(capacity, bool) and capacity >= 1
+    if capacity is not None and not is_count:
+        raise ValueError(f"capacity: expected a whole number, 1 or more, or none, got {capacity!r}")
+    return capacity
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How one request will be served.

@@ -136,4 +136,5 @@ class Ledger:
             open_only: Whether to omit ended requests.
         """
         entries = self.open if open_only else self.requests
-        return {"requests": [asdict(entry) for entry in entries], "open": len(self._open)}
+        requests = [asdict(entry) for entry in entries]
+        return {"requests": requests, "open": len(self._open), "now_secs": self.clock()}

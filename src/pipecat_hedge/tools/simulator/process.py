@@ -79,18 +79,12 @@ class SimulatorProcess(ProviderUrls):
         self._process.wait()
 
     @property
-    def pid(self) -> int:
-        """The process id."""
-        assert self._process is not None
-        return self._process.pid
-
-    @property
     def url(self) -> str:
         """``http://host:port``."""
         return self._url
 
     def ledger(self, *, open_only: bool = False, wait_secs: float = 0.0) -> dict[str, Any]:
-        """Return every request: ``{"requests": [...], "open": n}``.
+        """Return every request: ``{"requests": [...], "open": n, "now_secs": secs}``.
 
         Args:
             open_only: Whether to omit ended requests.
@@ -102,18 +96,6 @@ class SimulatorProcess(ProviderUrls):
     def clear_ledger(self) -> None:
         """Delete the ended requests."""
         self._call("/ledger", method="DELETE")
-
-    def arrivals(self, since: int = 0) -> dict[str, Any]:
-        """Return the number of requests in each second.
-
-        Args:
-            since: The first second wanted, on this machine's monotonic clock.
-
-        Returns:
-            ``first``, the first second returned; ``counts``, the requests of each second from there
-            on; ``busy`` and ``waiting``, the requests being served and queued now.
-        """
-        return self._call(f"/simulator/arrivals?since={since}")
 
     def set_conditions(self, **conditions: Any) -> None:
         """Change how all requests are served from now on, regardless of their model names.

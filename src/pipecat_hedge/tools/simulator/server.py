@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
-import json
+import math
 import random
 import re
 import socket
@@ -13,16 +13,21 @@ from collections import Counter
 from typing import Any, Self
 
 from aiohttp import web
+from anyio import CapacityLimiter
 
 from pipecat_hedge.policy import PROFILES
-from pipecat_hedge.tools.simulator.behaviour import BehaviourError, override, parse_model, plan
-from pipecat_hedge.tools.simulator.conditions import Capacity, checked_capacity, read_conditions
+from pipecat_hedge.tools.simulator.behaviour import (
+    BehaviourError,
+    checked_capacity,
+    override,
+    parse_model,
+    plan,
+    read_conditions,
+)
 from pipecat_hedge.tools.simulator.exchange import Exchange
 from pipecat_hedge.tools.simulator.ledger import Ledger
 from pipecat_hedge.tools.simulator.wires import AnthropicWire, GoogleWire, OpenAIWire, PromptError
 
-_KEPT_SECS = 6 * 3600
-"""How long arrivals are kept."""
 _MAX_BODY_BYTES = 64 * 2**20
 _GOOGLE_CALL = re.compile(r"/models/(?P<model>.+):(?P<stream>stream)?[gG]enerateContent$")
 _CREATED = 1735689600  # 2025-01-01, when every simulated model was "created"
@@ -100,12 +105,10 @@ class Simulator(ProviderUrls):
         loop = asyncio.get_running_loop()
         started = loop.time()
         self._ledger = Ledger(lambda: loop.time() - started)
-        self._capacity = Capacity(self._default_capacity)
+        self._capacity = CapacityLimiter(self._default_capacity or math.inf)
         # By model name; those of "" apply to every model, before its own.
         self._conditions: dict[str, dict[str, Any]] = {}
         self._overrides: dict[str, dict[str, Any]] = {}
-        self._arrivals: Counter[int] = Counter()
-        self._first_second = int(started)
         self._requests: Counter[str] = Counter()
         self._serving: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
@@ -118,7 +121,6 @@ class Simulator(ProviderUrls):
                 web.get("/v1/models", self._get_models),
                 web.get("/ledger", self._get_ledger),
                 web.delete("/ledger", self._delete_ledger),
-                web.get("/simulator/arrivals", self._get_arrivals),
                 web.get("/simulator/conditions", self._get_conditions),
                 web.post("/simulator/conditions", self._post_conditions),
                 web.route("*", "/{path:.*}", self._unknown),
@@ -219,7 +221,6 @@ class Simulator(ProviderUrls):
         return await self._serve(exchange)
 
     async def _serve(self, exchange: Exchange) -> web.StreamResponse:
-        self._arrivals[int(asyncio.get_running_loop().time())] += 1
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)
@@ -256,7 +257,7 @@ class Simulator(ProviderUrls):
         entry.stream, entry.prompt_tokens = prompt.stream, prompt.input_tokens
         number = self._requests[entry.model]
         self._requests[entry.model] += 1
-        async with self._capacity.place():
+        async with self._capacity:
             for name in ("", entry.model):
                 behaviour = behaviour.model_copy(update=self._overrides.get(name, {}))
             planned = plan(behaviour, prompt, random.Random(f"{self._seed} {entry.model} {number}"))
@@ -282,7 +283,10 @@ class Simulator(ProviderUrls):
         return web.json_response({"object": "list", "data": data, **ends})
 
     async def _get_ledger(self, request: web.Request) -> web.Response:
-        wait_secs = _number(request, "wait")
+        try:
+            wait_secs = float(request.query.get("wait", "0"))
+        except ValueError:
+            return _error(400, "wait: expected a number of seconds")
         if wait_secs > 0:
             with contextlib.suppress(TimeoutError):  # the response shows the open requests
                 await self.ledger.wait_until(lambda ledger: not ledger.open, wait_secs)
@@ -292,17 +296,6 @@ class Simulator(ProviderUrls):
     async def _delete_ledger(self, request: web.Request) -> web.Response:
         self.ledger.clear()
         return web.json_response(self.ledger.as_dict())
-
-    async def _get_arrivals(self, request: web.Request) -> web.Response:
-        """Return the requests of each completed second of the machine's monotonic clock."""
-        now = int(asyncio.get_running_loop().time())
-        kept = max(self._first_second, now - _KEPT_SECS)
-        first = min(max(int(_number(request, "since")), kept), now)
-        for second in [second for second in self._arrivals if second < kept]:
-            del self._arrivals[second]
-        counts = [self._arrivals[second] for second in range(first, now)]
-        queue = {"busy": self._capacity.busy, "waiting": self._capacity.waiting}
-        return web.json_response({"first": first, "counts": counts, **queue})
 
     async def _get_conditions(self, request: web.Request) -> web.Response:
         model = request.query.get("model", "")
@@ -322,7 +315,8 @@ class Simulator(ProviderUrls):
         except (BehaviourError, PromptError) as error:
             return _error(400, str(error))
         if not model:
-            self._capacity.limit = overrides.pop("capacity", self._default_capacity)
+            capacity = overrides.pop("capacity", self._default_capacity)
+            self._capacity.total_tokens = capacity or math.inf
         self._conditions[model], self._overrides[model] = conditions, overrides
         return web.json_response(conditions)
 
@@ -331,8 +325,7 @@ class Simulator(ProviderUrls):
             404,
             f"unknown address {request.method} {request.path}; known: POST /v1/chat/completions, "
             "POST /v1/messages, POST /v1beta/models/{model}:streamGenerateContent, "
-            "GET /v1/models, GET and DELETE /ledger, GET /simulator/arrivals, "
-            "GET and POST /simulator/conditions",
+            "GET /v1/models, GET and DELETE /ledger, GET and POST /simulator/conditions",
         )
 
 
@@ -353,18 +346,9 @@ def _model_in(body: dict[str, Any]) -> str:
     return model
 
 
-def _number(request: web.Request, name: str) -> float:
-    """Return a number of seconds from the query; 0 if absent."""
-    try:
-        return float(request.query.get(name, "0"))
-    except ValueError:
-        message = json.dumps({"error": {"message": f"{name}: expected a number of seconds"}})
-        raise web.HTTPBadRequest(text=message, content_type="application/json") from None
-
-
 def is_loopback(address: str | None) -> bool:
     """Whether a client's address is loopback."""
-    return address is not None and ipaddress.ip_address(address.split("%")[0]).is_loopback
+    return address is not None and ipaddress.ip_address(address).is_loopback
 
 
 def _error(status: int, message: str) -> web.Response:

@@ -272,10 +272,11 @@ class _Processes:
         """Return the requests that each provider's current process counted per second."""
         arrived = {name: np.zeros(secs, np.int64) for name in self._drill.models}
         for name, simulator in self._providers.items():
-            found = simulator.arrivals()
-            for second, count in enumerate(found["counts"], found["first"] - int(began_at)):
-                if 0 <= second < secs:
-                    arrived[name][second] = count
+            ledger = simulator.ledger()
+            offset = time.monotonic() - ledger["now_secs"] - began_at
+            for request in ledger["requests"]:
+                if 0 <= (at := request["started_secs"] + offset) < secs:
+                    arrived[name][int(at)] += 1
         return arrived
 
     def lines(self) -> list[str]:
