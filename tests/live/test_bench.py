@@ -56,9 +56,8 @@ def test_every_arrangement_is_compared_and_costed() -> None:
         ]
         assert measured["bare service"]["over_bare"] == 1
         assert measured["LLMSwitcher, failover"]["over_failover"] == 1
-        assert measured["bare service"]["quickest_secs"] > 0
+        assert measured["bare service"]["median_secs"] > 0
     for name, turn in costs["turn"].items():
-        assert turn["quickest_secs"] <= turn["median_secs"]
         # a token does not pay for what is done once a turn
         assert costs["token"][name]["median_secs"] < turn["median_secs"]
     assert costs["turn"]["adaptive(5 %)"]["over_bare"] > 1

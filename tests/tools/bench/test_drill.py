@@ -32,12 +32,12 @@ from pipecat_hedge.tools.bench.drill.worker import (
     FALLBACK,
     Began,
     Outcome,
-    Request,
     Sent,
     Turn,
     outcome_of,
 )
 from pipecat_hedge.tools.simulator import parse_model, read_conditions
+from tests.tools.analysis.made_up import attempt
 
 BARE, _, HEDGED = VARIANTS
 CALM = Drill("calm", "")
@@ -72,17 +72,16 @@ def turn(
     queued_secs: float = 0.0,
 ) -> Turn:
     """A turn whose requests were all sent when it began, or after some time in a queue."""
-    sent_at = at + queued_secs
     return Turn(
         at=at,
         outcome=outcome,
         why="silence" if outcome == "lost" else None,
         ttft_secs=None if outcome == "lost" else ttft_secs,
         premium=premium,
-        requests=[
-            Request(provider="first", at=sent_at, reason=reason, outcome="superseded")
+        requests=tuple(
+            attempt("first", None, launched=queued_secs, reason=reason, outcome="superseded")
             for reason in reasons
-        ],
+        ),
     )
 
 
@@ -181,10 +180,12 @@ def test_replacements_are_told_from_hedges():
         ("superseded", False, "hedge", False),
         ("superseded", False, "failure", True),
     ):
-        made = turn(0.0, reasons=("primary", reason))
-        made.requests[0].outcome, made.requests[0].has_token = outcome, has_token
-        made.requests[1].outcome, made.requests[1].has_token = "won", True
-        assert made.replacements == made.requests[1:] * is_replaced
+        made = turn(0.0)
+        made.requests = (
+            attempt(ttft=0.5 if has_token else None, outcome=outcome),
+            attempt(reason=reason),
+        )
+        assert made.replacements == [*made.requests[1:]] * is_replaced
 
 
 # ---- the figures

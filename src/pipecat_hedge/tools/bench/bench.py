@@ -210,7 +210,6 @@ class Cost:
     Parameters:
         arrangement: The processor in the pipeline.
         unit: ``turn`` (of one token) or ``token`` (each additional one).
-        quickest_secs: The quickest round.
         median_secs: The median round.
         added_secs: The median over the rounds of the difference to the bare service.
         over_bare: The median over the rounds of the ratio to the bare service.
@@ -219,7 +218,6 @@ class Cost:
 
     arrangement: str
     unit: str
-    quickest_secs: float
     median_secs: float
     added_secs: float
     over_bare: float
@@ -290,12 +288,8 @@ async def measure_costs(rounds: int) -> list[Cost]:
         name: [(b - a) / TOKENS for a, b in zip(turns[name], longs[name], strict=True)]
         for name in turns
     }
-    costs = [_cost(name, "turn", turns, min(turns[name])) for name in turns]
-    for name in turns:
-        # The quickest difference would be the round with the slowest short turn.
-        quickest_secs = (min(longs[name]) - min(turns[name])) / TOKENS
-        costs.append(_cost(name, "token", tokens, quickest_secs))
-    return costs
+    measured = {"turn": turns, "token": tokens}
+    return [_cost(name, unit, secs) for unit, secs in measured.items() for name in turns]
 
 
 async def _timed(pipeline: TimedPipeline, turns: int) -> float:
@@ -305,12 +299,11 @@ async def _timed(pipeline: TimedPipeline, turns: int) -> float:
     return (time.thread_time() - began) / turns
 
 
-def _cost(name: str, unit: str, secs: Mapping[str, list[float]], quickest_secs: float) -> Cost:
+def _cost(name: str, unit: str, secs: Mapping[str, list[float]]) -> Cost:
     own, bare, failover = secs[name], secs[BARE], secs[FAILOVER]
     return Cost(
         name,
         unit,
-        quickest_secs,
         statistics.median(own),
         added_secs=statistics.median(a - b for a, b in zip(own, bare, strict=True)),
         over_bare=statistics.median(a / b for a, b in zip(own, bare, strict=True)),
@@ -385,11 +378,11 @@ def _show(compared: Sequence[Compared], costs: Sequence[Cost]) -> None:
         print(text_table(heads, rows, width), end="\n\n")
     print("lost: turns without an answer; extra: requests; waste: tokens, per turn")
     for unit, title in (("turn", "a turn of one token"), ("token", "each additional token")):
-        heads = ["", "quickest", "median", "added", "× bare", "× failover"]
+        heads = ["", "median", "added", "× bare", "× failover"]
         rows = [
             [
                 cost.arrangement,
-                *(f"{1e6 * s:.1f} µs" for s in (cost.quickest_secs, cost.median_secs)),
+                f"{1e6 * cost.median_secs:.1f} µs",
                 f"{1e6 * cost.added_secs:+.1f} µs",
                 f"{cost.over_bare:.2f}",
                 f"{cost.over_failover:.2f}",

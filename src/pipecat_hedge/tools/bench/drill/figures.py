@@ -94,7 +94,9 @@ def figures(drill: Drill, variant: Variant, record: Record) -> Figures:
     answered = [turn.ttft_secs or 0.0 for turn in during if turn.outcome == "answered"]
     premium = [turn for turn in during if turn.premium and turn.at >= failure + GRACE_SECS]
     sent = _total(record.sent.values(), secs)
-    replaced = _by_second((r.at for turn in turns for r in turn.replacements), secs)
+    replaced = _by_second(
+        (turn.at + (r.sent_secs or 0.0) for turn in turns for r in turn.replacements), secs
+    )
     worst, stretch_secs = worst_requests_per_turn(sent - replaced, _first_requests(record))
     broken = _total((record.sent[name] for name in drill.broken), secs)
     usual = _per_turn(broken, began, 0, failure)
@@ -201,7 +203,9 @@ def _first_requests(record: Record) -> Counts:
     """
     secs = len(record.began)
     with_requests = [turn for turn in record.turns if turn.requests]
-    moved = _by_second((turn.requests[0].at for turn in with_requests), secs)
+    moved = _by_second(
+        (turn.at + (turn.requests[0].sent_secs or 0.0) for turn in with_requests), secs
+    )
     return record.began - _by_second((turn.at for turn in with_requests), secs) + moved
 
 

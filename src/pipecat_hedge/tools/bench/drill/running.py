@@ -142,8 +142,6 @@ def read_lines(lines: list[str], began_at: float, secs: int, providers: list[str
             continue
         match line:
             case Turn():
-                for request in line.requests:
-                    request.at -= began_at
                 turns.append(line)
             case Sent():
                 sent[line.provider][int(line.at)] += 1

@@ -26,7 +26,14 @@ from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.utils.http import connection_limits
 from pydantic import BaseModel, Field, TypeAdapter
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, ProviderStats, TurnReport
+from pipecat_hedge import (
+    AttemptReport,
+    HedgedLLMService,
+    HedgePolicy,
+    Provider,
+    ProviderStats,
+    TurnReport,
+)
 from pipecat_hedge.fleet import RedisStore
 from pipecat_hedge.tools.bench.drill.scenarios import ANSWER, Variant
 from pipecat_hedge.tools.bench.timed_pipeline import TimedPipeline
@@ -81,23 +88,6 @@ class Sent(BaseModel):
     provider: str
 
 
-class Request(BaseModel):
-    """One request of a hedged turn, from the turn's report.
-
-    Attributes:
-        at: Send time.
-        reason: ``primary``, ``hedge``, ``failure`` or ``stall``.
-        outcome: ``won``, ``superseded``, ``failed`` or ``interrupted``.
-        has_token: Whether it had a first token.
-    """
-
-    provider: str
-    at: float
-    reason: str
-    outcome: str
-    has_token: bool = False
-
-
 class Turn(BaseModel):
     """A turn that has ended.
 
@@ -107,7 +97,7 @@ class Turn(BaseModel):
         why: Of a lost turn: ``silence``, ``broken off`` or ``no end within 30 s``.
         ttft_secs: To the first text; None without text, and for lost turns.
         premium: Whether the caller has the premium tier.
-        requests: Its requests, if the service reports them.
+        requests: Its attempts that sent a request, if the service reports them.
     """
 
     kind: Literal["turn"] = "turn"
@@ -116,19 +106,20 @@ class Turn(BaseModel):
     why: str | None = None
     ttft_secs: float | None
     premium: bool = False
-    requests: list[Request] = []
+    requests: tuple[AttemptReport, ...] = ()
 
     @property
-    def replacements(self) -> list[Request]:
+    def replacements(self) -> list[AttemptReport]:
         """The requests that replaced a failed or a silent one.
 
         A ``stall`` request beside one that answers in the end is a hedge, not a replacement.
         """
-        slow, found = False, list[Request]()
+        slow, found = False, list[AttemptReport]()
         for request in self.requests:
-            if request.reason == "failure" or (request.reason == "stall" and not slow):
+            reason = request.launch_reason
+            if reason == "failure" or (reason == "stall" and not slow):
                 found.append(request)
-            slow |= request.has_token and request.outcome != "failed"
+            slow |= request.ttft_secs is not None and request.outcome != "failed"
         return found
 
 
@@ -226,7 +217,8 @@ async def _call(
             turn.ttft_secs = timed.ttft_secs
         if isinstance(llm, HedgedLLMService):
             with contextlib.suppress(TimeoutError):
-                turn.requests = _requests(await asyncio.wait_for(reports.get(), REPORT_SECS), at)
+                report = await asyncio.wait_for(reports.get(), REPORT_SECS)
+                turn.requests = tuple(a for a in report.attempts if a.sent_secs is not None)
         write(turn)
         await asyncio.sleep(task.think_secs * (0.5 + rng.random()))
 
@@ -240,21 +232,6 @@ def outcome_of(text: str, *, is_over: bool) -> tuple[Outcome, str | None]:
     if text.strip() == ANSWER:
         return "answered", None
     return "lost", "broken off" if text.strip() else "silence"
-
-
-def _requests(report: TurnReport, at: float) -> list[Request]:
-    """Return the sent requests; rejected attempts are excluded."""
-    return [
-        Request(
-            provider=a.provider,
-            at=at + a.sent_secs,
-            reason=a.launch_reason,
-            outcome=a.outcome,
-            has_token=a.ttft_secs is not None,
-        )
-        for a in report.attempts
-        if a.sent_secs is not None
-    ]
 
 
 async def _work(task: Task) -> None:
