@@ -24,7 +24,7 @@ from tests.examples.loop_share import longest_share
 MANIFEST = Path(__file__).parents[2] / "fixtures" / "audio" / "manifest.toml"
 RECORDINGS = load_manifest(MANIFEST)
 each_recording = pytest.mark.parametrize("recording", RECORDINGS, ids=lambda r: r.name)
-LONGEST = max(RECORDINGS, key=lambda recording: recording.samples)
+LONGEST = max(RECORDINGS, key=lambda recording: recording.speech_ends_sample)
 SHORT = [r for r in RECORDINGS if r.transcript in ("do you deliver", "is there parking nearby")]
 
 

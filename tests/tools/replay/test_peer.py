@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,10 +102,8 @@ async def test_good_line_is_left_alone() -> None:
     ("fields", "message"),
     [
         ({"loss": 1.0}, "loss must be a share"),
-        ({"loss": "0.1"}, "loss must be a share from 0 to below 1, got '0.1'"),
-        ({"jitter_secs": -0.1}, "jitter_secs must be from 0"),
-        ({"jitter_secs": None}, "jitter_secs must be from 0 to 1 s, got None"),
-        ({"seed": 0.5}, "seed must be a whole number, got 0.5"),
+        ({"loss": math.nan}, "loss must be a share from 0 to below 1, got nan"),
+        ({"jitter_secs": -0.1}, "jitter_secs must be from 0 to 1 s, got -0.1"),
     ],
 )
 def test_impossible_line_is_refused(fields: dict[str, Any], message: str) -> None:

@@ -61,11 +61,6 @@ class Call:
         """
         check_secs("greeting_secs", greeting_secs, zero="does not wait")
         check_secs("timeout_secs", timeout_secs)
-        if network is not None and not isinstance(network, Network):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(
-                "network must be a pipecat_hedge.tools.replay.Network, such as "
-                f"Network(loss=0.05, jitter_secs=0.03), got {network!r}"
-            )
         self.bot = bot
         self._root = Path(root)
         self._greeting_secs = greeting_secs
