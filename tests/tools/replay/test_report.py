@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from hypothesis import strategies as st
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.replay import TurnResult, check_folder, summarise, write_report
 from pipecat_hedge.tools.replay.conversation import Waves
-from pipecat_hedge.tools.replay.report import picture, report_html
 from pipecat_hedge.tools.replay.rtvi import STAGES
 from tests.tools.markup import Markup
 
@@ -116,13 +116,28 @@ def test_pacing_names_the_machine_that_fell_behind(
 # ---- pictures
 
 
+@pytest.fixture
+def page(tmp_path: Path) -> Callable[..., str]:
+    """The page of these turns."""
+
+    def write(*turns: TurnResult, about: str = "About.") -> str:
+        write_report(tmp_path, turns, about)
+        return (tmp_path / "report.html").read_text()
+
+    return write
+
+
+def picture(page: str) -> ElementTree.Element:
+    return ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+
+
 def lines(drawn: ElementTree.Element, kind: str) -> list[float]:
     return [float(line.attrib["x1"]) for line in drawn.iterfind(f"{SVG}line[@class='{kind}']")]
 
 
-def test_picture_marks_the_gap() -> None:
+def test_picture_marks_the_gap(page: Callable[..., str]) -> None:
     """From the caller's last sound to the bot's first, with its length."""
-    drawn = ElementTree.fromstring(picture(turn(secs=0.8)))
+    drawn = picture(page(turn(secs=0.8)))
     edges, ticks = lines(drawn, "edge"), lines(drawn, "tick")
     per_second = ticks[2] - ticks[0]  # a tick each half second
     assert edges[1] - edges[0] == pytest.approx(0.8 * per_second, abs=0.3)
@@ -149,41 +164,43 @@ def test_picture_marks_the_gap() -> None:
         (turn(silent_after_secs=0.6), "silent 0.60 s after the interruption began"),
     ],
 )
-def test_odd_turns_have_well_formed_pictures(odd: TurnResult, text: str) -> None:
-    assert text in " ".join(ElementTree.fromstring(picture(odd)).itertext())
+def test_odd_turns_have_well_formed_pictures(
+    page: Callable[..., str], odd: TurnResult, text: str
+) -> None:
+    assert text in " ".join(picture(page(odd)).itertext())
 
 
 # ---- the report
 
 
-def test_page_is_self_contained_and_escaped() -> None:
+def test_page_is_self_contained_and_escaped(page: Callable[..., str]) -> None:
     """No script, no link, no file; text from outside is no markup; the worst turn comes first."""
     turns = [
         turn("a", 0.5),
         turn("b<i>", 1.5, silent_after_secs=0.3),
         turn("c", None, error="<silent>"),
     ]
-    html = report_html(turns, "3 recordings into <http://127.0.0.1:7860>.")
-    page = Markup(html)
-    assert page.refers == []
-    assert {"i", "silent"}.isdisjoint(page.tags)
+    html = page(*turns, about="3 recordings into <http://127.0.0.1:7860>.")
+    found = Markup(html)
+    assert found.refers == []
+    assert {"i", "silent"}.isdisjoint(found.tags)
     assert "url(" not in html
-    assert page.tags.count("svg") == 3
+    assert found.tags.count("svg") == 3
     for text in ("<b>Till nine</b> & later", "2 of 3", "Where the time goes"):
-        assert text in page.text
-    order = [page.text.index(f"{name}, run 1, caller 1:") for name in ("c", "b<i>", "a")]
+        assert text in found.text
+    order = [found.text.index(f"{name}, run 1, caller 1:") for name in ("c", "b<i>", "a")]
     assert order == sorted(order)
-    assert "Where the time goes" not in report_html([turn(stages={})], "About.")
+    assert "Where the time goes" not in page(turn(stages={}))
 
 
-def test_page_shows_the_bots_own_record() -> None:
+def test_page_shows_the_bots_own_record(page: Callable[..., str]) -> None:
     """Its winner and attempts; unknown records are left alone."""
     attempts = [{"provider": "a", "outcome": "superseded"}, {"provider": "b<i>", "outcome": "won"}]
     record = {"type": "turn", "ttft_secs": 0.42, "winner": "b<i>", "attempts": attempts}
-    html = report_html([turn(record=record)], "About.")
+    html = page(turn(record=record))
     assert "first token after 0.42 s, winner b&lt;i&gt;, a superseded, b&lt;i&gt; won" in html
     for odd in ({"attempts": 3, "ttft_secs": "x", "winner": None}, {"attempts": [1, {}]}):
-        assert "own record" not in report_html([turn(record=odd)], "About.")
+        assert "own record" not in page(turn(record=odd))
 
 
 def test_folder_holds_page_and_rows(tmp_path: Path) -> None:

@@ -96,28 +96,12 @@ def write_report(folder: Path, turns: Sequence[TurnResult], about: str) -> None:
     """
     rows = json.dumps([as_row(turn) for turn in turns], indent=1)
     (folder / "replay.json").write_text(rows + "\n", encoding="utf-8")
-    (folder / "report.html").write_text(report_html(turns, about), encoding="utf-8")
-
-
-def as_row(turn: TurnResult) -> dict[str, Any]:
-    """Return a turn as plain values, without its waves."""
-    fields = (f.name for f in dataclasses.fields(turn) if f.name != "waves")
-    return {name: _rounded(getattr(turn, name)) for name in fields}
-
-
-def report_html(turns: Sequence[TurnResult], about: str) -> str:
-    """Render the page.
-
-    Args:
-        turns: The turns of a replay; not empty.
-        about: A sentence that describes the replay.
-    """
     slowest_first = sorted(
         turns,
         key=lambda turn: float("inf") if turn.error else turn.voice_to_voice_secs or 0.0,
         reverse=True,
     )
-    return (
+    page = (
         _templates()
         .get_template("report.html.jinja")
         .render(
@@ -126,15 +110,13 @@ def report_html(turns: Sequence[TurnResult], about: str) -> str:
             turns=[(turn, _drawing(turn), _notes(turn)) for turn in slowest_first],
         )
     )
+    (folder / "report.html").write_text(page, encoding="utf-8")
 
 
-def picture(turn: TurnResult) -> str:
-    """Draw a turn as SVG: the caller above, the bot below, the gap between them marked.
-
-    Without audio the picture shows the reason.
-    """
-    template = _templates().get_template("picture.svg.jinja")
-    return template.render(turn=turn, drawing=_drawing(turn))
+def as_row(turn: TurnResult) -> dict[str, Any]:
+    """Return a turn as plain values, without its waves."""
+    fields = (f.name for f in dataclasses.fields(turn) if f.name != "waves")
+    return {name: _rounded(getattr(turn, name)) for name in fields}
 
 
 @cache
