@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import DOCS, OTHERS, PAGES, README, ROOT, Page
+from tests.docs.pages import DOCS, OTHERS, PAGES, ROOT, Page
 
 SOURCES = ("src", "examples", "scripts", "tests", "deploy", "Makefile", "pyproject.toml")
 
@@ -49,12 +48,3 @@ def test_what_refers_to_a_page_finds_it() -> None:
                 named = re.findall(r"docs/[\w/-]+\.(?:md|png|svg)", file.read_text())
                 missing += [f"{file}: {name}" for name in named if not (ROOT / name).exists()]
     assert not missing
-
-
-def test_every_picture_is_used() -> None:
-    used = {Path(link).name for page in PAGES for link in page.links}
-    assert {path.name for path in (ROOT / "docs/images").iterdir()} <= used
-
-
-def test_readme_is_short() -> None:
-    assert len(README.text.split()) <= 900

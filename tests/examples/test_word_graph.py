@@ -39,14 +39,6 @@ def test_no_sentence_is_lost_and_none_is_gained(graph: WordGraph):
     assert sentences(smallest(graph), 4) == sentences(graph, 4)
 
 
-@given(GRAPHS)
-def test_what_is_smallest_stays_as_it_is(graph: WordGraph):
-    """Making a smallest graph smaller changes neither its states nor its arcs."""
-    once = smallest(graph)
-    again = smallest(once)
-    assert (again.state_count, len(again.arcs)) == (once.state_count, len(once.arcs))
-
-
 def test_copies_are_merged():
     """Two orders that end alike share their ending, and the silent arcs are gone."""
     graph = parse_fsg(

@@ -12,7 +12,6 @@ from pipecat_hedge.tools.replay.rtvi import (
     filler_secs,
     is_busy,
     is_unfinished,
-    last_change,
     stages_of,
     turn_record,
     understood_text,
@@ -48,12 +47,6 @@ def test_bot_is_busy_until_its_messages_say_otherwise(
     """A tool that runs on behind an answer does not leave it unfinished."""
     messages = [sent(kind, text="So,") for kind in kinds]
     assert (is_busy(messages), is_unfinished(messages)) == (busy, unfinished)
-
-
-def test_last_change_ignores_other_messages() -> None:
-    began, ended = sent("bot-llm-started", 1.0), sent("bot-llm-stopped", 2.5)
-    assert last_change([began, ended, sent("user-transcription", 4.0)]) == 2.5
-    assert last_change([sent("user-transcription", 4.0)]) == 0.0
 
 
 def test_texts_are_as_written_or_else_as_spoken() -> None:

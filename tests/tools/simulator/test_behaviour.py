@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipecat_hedge.policy import PROFILES
-from pipecat_hedge.tools.simulator import BehaviourError, parse_model, read_conditions, tokenize
+from pipecat_hedge.tools.simulator import BehaviourError, parse_model, tokenize
 from pipecat_hedge.tools.simulator.behaviour import KEYS, Plan, override, plan
 from pipecat_hedge.tools.simulator.script import Prompt, Turn
 from pipecat_hedge.tools.simulator.timeline import (
@@ -110,29 +109,6 @@ def test_bad_key_or_value_is_named(keys: str, message: str) -> None:
         parse_model(f"fixed?{keys}")
     assert str(raised.value).startswith(message)
     assert raised.value.status == 400
-
-
-def test_conditions_are_keys_and_capacity() -> None:
-    """With text or JSON values."""
-    fields = read_conditions({"fault": "429", "rate": 0.3, "ttft": "2", "args": {"a": 1}})
-    assert fields == {"fault": FAULTS["429"], "rate": 0.3, "ttft": 2, "args": {"a": 1}}
-    for capacity in (None, 1):
-        assert read_conditions({"capacity": capacity}) == {"capacity": capacity}
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"tftt": 1}, "tftt: unknown key; known keys: ttft, headers.*, capacity"),
-        ({"rate": None}, "rate: expected share of requests"),
-        ({"capacity": 0}, "capacity: expected a whole number, 1 or more"),
-        ({"capacity": 1.5}, "capacity: expected a whole number"),
-        ({"capacity": True}, "capacity: expected a whole number"),
-    ],
-)
-def test_bad_condition_is_named(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(BehaviourError, match=message):
-        read_conditions(values)
 
 
 # ---- what is sent, and when

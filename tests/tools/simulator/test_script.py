@@ -84,17 +84,6 @@ def test_cancelling_calls_its_tool():
     assert tool.name == "cancel_booking"
 
 
-def test_a_tool_result_is_confirmed_in_words():
-    reply = reply_to(prompt(BOOKS, ("assistant", ""), ("tool", "booked"), tools=TOOLS))
-    assert reply.tool is None
-    assert "table for two at eight" in "".join(reply.tokens)
-
-
-def test_max_tokens_truncates():
-    reply = reply_to(prompt(ASKS, max_tokens=3))
-    assert (reply.tokens, reply.is_truncated) == (("Yes,", " we", " do."), True)
-
-
 @given(st.text())
 def test_tokens_join_to_the_text(text: str):
     assert "".join(tokenize(text)) == text
