@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, tzinfo
 from typing import Any
 
+from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
@@ -130,19 +130,8 @@ def progress_bar() -> Progress:
 
 def print_json(result: Any, **more: Any) -> None:
     """Print values or a dataclass as JSON, with more fields; non-finite figures become null."""
-    plain = _plain(result)
+    plain = to_jsonable_python(result, inf_nan_mode="null")
     print(json.dumps({**more, **plain} if more else plain, indent=1))
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        shown = [field.name for field in dataclasses.fields(value) if field.repr]
-        return {name: _plain(getattr(value, name)) for name in shown}
-    if isinstance(value, Mapping):
-        return {str(name): _plain(inner) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -132,12 +132,12 @@ class Outcome:
         at_least: Lower bounds in seconds of those percentiles, and of ``max``, that depend on
             requests which were cut short.
         mean_secs: The mean wait; a turn without an answer counts a minute.
+        late_secs: The mean wait beyond the deadline; without one the mean wait.
         under_deadline: The share of turns answered by the deadline; None without a deadline.
         unanswered: The share of turns without an answer.
         extra_requests: Requests per turn beyond the first, without replacements.
         replacements: Requests per turn that replaced a failed one.
         extra_usd: The US dollars per 1,000 turns that they add; None if prices are unknown.
-        secs: Every turn, in seconds; shape (n,).
         is_choice: Whether the policy can be recommended, or is only a comparison.
     """
 
@@ -147,18 +147,13 @@ class Outcome:
     max_secs: float
     at_least: Mapping[str, float]
     mean_secs: float
+    late_secs: float
     under_deadline: float | None
     unanswered: float
     extra_requests: float
     replacements: float
     extra_usd: float | None
-    secs: Floats = field(repr=False)
-    is_choice: bool = True
-
-    def waited_secs(self, deadline_secs: float | None = None) -> float:
-        """Return the mean wait, or the mean wait beyond a deadline; no answer counts a minute."""
-        secs = np.minimum(self.secs, NO_ANSWER_SECS)
-        return float(np.maximum(secs - (deadline_secs or 0.0), 0.0).mean())
+    is_choice: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +182,7 @@ class Answer:
     second: str
     deadline_secs: float | None
     independence: Independence
-    policies: tuple[Outcome, ...] = field(default=())
+    policies: tuple[Outcome, ...]
 
     def outcome(self, name: str) -> Outcome:
         """Return the result of the policy of that name."""
@@ -224,6 +219,7 @@ def what_if(
         progress(name, n / len(policies))
         secs, least, extra, replaced = replay(policy, draws, recorded.usd_per_mtok)
         ascending, more, due = np.sort(secs), extra + replaced, question.due_secs
+        waits = np.minimum(secs, NO_ANSWER_SECS)
         outcomes.append(
             Outcome(
                 name,
@@ -237,13 +233,13 @@ def what_if(
                 ),
                 float(ascending[-1]),
                 _at_least(secs, least),
-                float(np.minimum(secs, NO_ANSWER_SECS).mean()),
+                float(waits.mean()),
+                float(np.maximum(waits - (due or 0.0), 0.0).mean()),
                 None if due is None else float((secs <= due).mean()),
                 float(np.isinf(secs).mean()),
                 extra,
                 replaced,
                 None if cost is None else 1000 * more * cost,
-                secs,
                 not isinstance(policy.rule, AfterSilence),
             )
         )
@@ -343,12 +339,12 @@ def _recommend(
     none, chosen, passed = outcomes[0], outcomes[0], None
     choices = [outcome for outcome in outcomes[1:] if outcome.is_choice]
     most = 0.0
-    for outcome in sorted(choices, key=lambda o: (o.extra_requests, o.waited_secs(due))):
+    for outcome in sorted(choices, key=lambda o: (o.extra_requests, o.late_secs)):
         if outcome.extra_requests > none.extra_requests:
-            saved = none.waited_secs(due) - outcome.waited_secs(due)
+            saved = none.late_secs - outcome.late_secs
             most = max(most, saved / (outcome.extra_requests - none.extra_requests))
         more = outcome.extra_requests - chosen.extra_requests
-        saved = chosen.waited_secs(due) - outcome.waited_secs(due)
+        saved = chosen.late_secs - outcome.late_secs
         if saved > 0 and (more <= 0 or saved / more >= worth):
             chosen, passed = outcome, None
         elif saved > 0 and passed is None:
