@@ -49,7 +49,6 @@ DOWN = Drill(
     broken=("first",),
 )
 BOTH = replace(DOWN, broken=("first", "second"))
-SLOW = replace(DOWN, broken=(), ends=False)
 
 
 def counts(*parts: tuple[int, int]) -> Counts:
@@ -194,16 +193,15 @@ def test_replacements_are_told_from_hedges():
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
-        ([(20, 50), (3, 50), (37, 0), (30, 50)], {"notice_secs": 3, "broken_share": 0.0}),
+        ([(20, 50), (3, 50), (37, 0), (30, 50)], {"broken_share": 0.0}),
         (
             [(20, 50), (3, 50), (17, 0), (1, 1), (19, 0), (30, 50)],
-            {"notice_secs": 3, "broken_share": 1 / 30 / 50},
+            {"broken_share": 1 / 30 / 50},
         ),
-        # 2 % is not avoided
-        ([(20, 50), (40, 1), (30, 50)], {"notice_secs": None, "broken_share": 0.02}),
-        ([(20, 50), (38, 50), (2, 0), (30, 50)], {"notice_secs": 38, "broken_share": 28 / 30}),
+        ([(20, 50), (40, 1), (30, 50)], {"broken_share": 0.02}),
+        ([(20, 50), (38, 50), (2, 0), (30, 50)], {"broken_share": 28 / 30}),
         # it was not used before
-        ([(20, 0), (40, 1), (30, 0)], {"notice_secs": None, "broken_share": None}),
+        ([(20, 0), (40, 1), (30, 0)], {"broken_share": None}),
         # 90 % of the usual 500 over ten seconds: 2 x 25 + 8 x 50, from the 18th second
         ([(20, 50), (40, 0), (10, 1), (10, 25), (40, 50)], {"recover_secs": 18}),
         ([(20, 50), (40, 0), (40, 44)], {"recover_secs": None}),
@@ -217,7 +215,7 @@ def test_replacements_are_told_from_hedges():
 def test_requests_to_a_broken_provider(
     parts: list[tuple[int, int]], expected: dict[str, float | None]
 ):
-    """It breaks at 20 s and returns at 60 s: when it is avoided, used again, and how much."""
+    """It breaks at 20 s and returns at 60 s: whether it is avoided, and when used again."""
     run = of_first(counts(*parts))
     for name, value in expected.items():
         assert getattr(run, name) == (None if value is None else pytest.approx(value))
@@ -260,14 +258,6 @@ def test_queued_turns_count_when_they_send(hedged_from: int, worst: float):
     assert found(CALM, turns, first=sent).worst_requests_per_turn == pytest.approx(worst)
 
 
-def test_without_a_broken_provider_the_p95_is_looked_at():
-    """Slow from 20 to 32 s: the p95 of ten seconds is back from 32 s on; lost turns are slow."""
-    slow = [turn(at, 5.0 if 20 <= at < 32 else 0.7) for at in steadily(60, 10)]
-    assert found(SLOW, slow, first=counts((60, 10))).notice_secs == 12
-    lost = [turn(at, outcome="lost" if at >= 20 else "answered") for at in steadily(60, 10)]
-    assert found(SLOW, lost, first=counts((60, 10))).notice_secs is None
-
-
 def test_waits_are_those_during_the_failure():
     turns = [
         turn(
@@ -302,7 +292,7 @@ def test_turns_of_a_killed_worker_are_unended():
     left = [turn(at) for at in steadily(60, 10) if not 20 <= at < 21]
     run = figures(CALM, HEDGED, Record(left, began, {"first": began}, {"first": began}))
     assert (run.turns, run.unended, run.lost, run.requests_per_turn) == (590, 10, 0, 1)
-    assert (run.notice_secs, run.recover_secs, run.broken_share) == (None, None, None)
+    assert (run.recover_secs, run.broken_share) == (None, None)
 
 
 # ---- the checks
@@ -367,7 +357,7 @@ def test_one_budget_has_to_reach_the_goal():
 
 
 def test_four_variants_fit_into_80_columns():
-    shown = replace(GOOD, variant="hedged given", p99_secs=1.25, notice_secs=0.4)
+    shown = replace(GOOD, variant="hedged given", p99_secs=1.25)
     lines = table(DRILLS["slow"], [shown] * 4).splitlines()
     assert max(map(len, lines)) <= 80
     assert any("hedged given" in line for line in lines)

@@ -86,12 +86,11 @@ class VoiceTurn:
     """A line of ``TurnLatencyObserver(log=...)``.
 
     Parameters:
-        at: The end of the caller's speech, in seconds since the epoch; None if not logged.
-        secs: From then to the answer's first sound, or the caller's wait without one.
+        secs: From the end of the caller's speech to the answer's first sound, or the caller's wait
+            without one.
         answered: Whether the answer was audible.
     """
 
-    at: float | None
     secs: float
     answered: bool
 
@@ -237,7 +236,7 @@ def _voice_turns(record: dict[str, Any]) -> list[VoiceTurn]:
     if record["anchor"] != "user_silence" or (answer is None and not record.get("interrupted")):
         return []
     secs = ended if answer is None else answer
-    return [] if secs is None else [VoiceTurn(_figure(record, "at"), secs, answer is not None)]
+    return [] if secs is None else [VoiceTurn(secs, answer is not None)]
 
 
 def _attempt(record: Any) -> dict[str, Any]:

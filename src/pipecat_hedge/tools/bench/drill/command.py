@@ -145,7 +145,6 @@ _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("requests per turn", lambda f: _NUMBER(f.requests_per_turn)),
     ("worst stretch", lambda f: f"{_NUMBER(f.worst_requests_per_turn)} ({f.stretch_secs} s)"),
     ("broken provider gets", lambda f: share(f.broken_share)),
-    ("noticed after", lambda f: _SECS(f.notice_secs)),
     ("share back after", lambda f: _SECS(f.recover_secs)),
     ("load after return", lambda f: _NUMBER(f.load_after)),
     ("processors in use", lambda f: share(f.busy_share)),

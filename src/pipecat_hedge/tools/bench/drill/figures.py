@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,6 @@ GRACE_SECS = 10
 ALONE_SHARE = 0.02
 """A provider with less than this share of its usual requests counts as avoided."""
 RECOVERED_SHARE = 0.9
-P95_FACTOR = 1.5
 RELIED_ON = 0.25
 """A provider that usually gets less than this share of all requests has no usual load."""
 
@@ -51,8 +50,6 @@ class Figures:
         stretch_secs: The length of that stretch.
         broken_share: The broken provider's requests from `GRACE_SECS` after the failure's beginning
             to its end, as a share of the usual.
-        notice_secs: From the failure's beginning until the broken provider was avoided. Without
-            one, until the p95 was within `P95_FACTOR` times the usual.
         recover_secs: From the failure's end until the broken provider had its share again.
         load_after: The highest load of returned providers after the failure, over the usual: of
             all together, and of each with a usual load.
@@ -76,7 +73,6 @@ class Figures:
     worst_requests_per_turn: float | None
     stretch_secs: int
     broken_share: float | None
-    notice_secs: float | None
     recover_secs: float | None
     load_after: float | None
     busy_share: float | None
@@ -100,7 +96,7 @@ def figures(drill: Drill, variant: Variant, record: Record) -> Figures:
     worst, stretch_secs = worst_requests_per_turn(sent - replaced, _first_requests(record))
     broken = _total((record.sent[name] for name in drill.broken), secs)
     usual = _per_turn(broken, began, 0, failure)
-    share = notice_secs = recover_secs = load_after = None
+    share = recover_secs = load_after = None
     if usual:
 
         def of_usual(begin: float, until: float) -> float:
@@ -108,23 +104,10 @@ def figures(drill: Drill, variant: Variant, record: Record) -> Figures:
             return math.nan if got is None else got / usual
 
         share = of_usual(failure + GRACE_SECS, end)
-        until = min(end, secs)
-        notice_secs = _first_second(
-            failure, until, lambda at: of_usual(at, min(at + STRETCH_SECS, until)) < ALONE_SHARE
-        )
-        recover_secs = _first_second(
-            end,
-            secs - STRETCH_SECS + 1,
-            lambda at: of_usual(at, at + STRETCH_SECS) >= RECOVERED_SHARE,
-        )
+        seconds = [] if math.isinf(end) else range(math.ceil(end), secs - STRETCH_SECS + 1)
+        recovered = (s for s in seconds if of_usual(s, s + STRETCH_SECS) >= RECOVERED_SHARE)
+        recover_secs = next((s - end for s in recovered), None)
         load_after = _load_after(drill, record, sent)
-    elif drill.events and not drill.broken and calm_p95_secs is not None:
-        bound_secs = P95_FACTOR * calm_p95_secs
-        notice_secs = _first_second(
-            failure,
-            min(end, secs) - STRETCH_SECS + 1,
-            lambda at: _p95(turns, at, at + STRETCH_SECS) <= bound_secs,
-        )
     return Figures(
         drill=drill.name,
         variant=variant.name,
@@ -145,7 +128,6 @@ def figures(drill: Drill, variant: Variant, record: Record) -> Figures:
         worst_requests_per_turn=worst,
         stretch_secs=stretch_secs,
         broken_share=None if share is None or math.isnan(share) else share,
-        notice_secs=notice_secs,
         recover_secs=recover_secs,
         load_after=load_after,
         busy_share=record.busy_share,
@@ -209,13 +191,6 @@ def _first_requests(record: Record) -> Counts:
     return record.began - _by_second((turn.at for turn in with_requests), secs) + moved
 
 
-def _first_second(begin: float, end: float, holds: Callable[[int], bool]) -> float | None:
-    """Return the time from ``begin`` to the first second at which the condition holds."""
-    if math.isinf(begin):
-        return None
-    return next((s - begin for s in range(math.ceil(begin), math.floor(end)) if holds(s)), None)
-
-
 def _waits(turns: Iterable[Turn]) -> list[float]:
     """Return the waits for answers, infinite for lost turns; degraded turns are excluded."""
     return [
@@ -223,11 +198,6 @@ def _waits(turns: Iterable[Turn]) -> list[float]:
         for turn in turns
         if turn.outcome != "degraded"
     ]
-
-
-def _p95(turns: Sequence[Turn], begin: float, end: float) -> float:
-    p95 = percentile(_waits(turn for turn in turns if begin <= turn.at < end), 0.95)
-    return math.inf if p95 is None else p95
 
 
 def _per_turn(counts: Counts, began: Counts, begin: float, end: float) -> float | None:
