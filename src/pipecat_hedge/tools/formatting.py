@@ -9,11 +9,16 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from datetime import datetime, tzinfo
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+
+from pipecat_hedge.race import missing_extra
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 UNKNOWN = "–"
 OBJECTIVES = {"ttft": "first token", "ttfs": "first sentence", "voice_to_voice": "voice to voice"}
@@ -69,6 +74,30 @@ def between(begin: float | None, end: float | None, zone: tzinfo | None) -> str:
     one, other = datetime.fromtimestamp(begin, zone), datetime.fromtimestamp(end, zone)
     day = "" if one.date() == other.date() else f"{other:%Y-%m-%d} "
     return f"{one:%Y-%m-%d %H:%M} – {day}{other:%H:%M}"
+
+
+def templates(package: str, option: str, extra: str) -> Environment:
+    """Return a package's HTML templates; text from outside stays text.
+
+    Args:
+        package: The package; it has a folder ``templates``.
+        option: The option that needs them, for the error.
+        extra: The extra that brings jinja2.
+
+    Raises:
+        ConfigurationError: If jinja2 is not installed.
+    """
+    try:
+        import jinja2
+    except ImportError:
+        raise missing_extra(option, "jinja2", extra) from None
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader(package),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
 
 
 def terminal_width() -> int:

@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import numpy as np
 
 from pipecat_hedge.policy import Slo, classify_llm, classify_wait
-from pipecat_hedge.race import AttemptReport, ConfigurationError, missing_extra
+from pipecat_hedge.race import AttemptReport, ConfigurationError
 from pipecat_hedge.tools.analysis.incidents import Incident, attempt_waits, incidents_of
 from pipecat_hedge.tools.analysis.latency_files import recorded_from
 from pipecat_hedge.tools.analysis.slow_turns import SlowTurn, slowest_turns
@@ -40,6 +40,7 @@ from pipecat_hedge.tools.formatting import (
     progress_bar,
     secs,
     share,
+    templates,
     terminal_width,
     text_table,
     usd,
@@ -709,18 +710,8 @@ def page_of(report: Report, zone: tzinfo | None = None) -> str:
     Raises:
         ConfigurationError: If jinja2 is not installed.
     """
-    try:
-        import jinja2
-    except ImportError:
-        raise missing_extra("out", "jinja2", "tools") from None
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    filters = {"secs": secs, "share": share, "usd": usd, "count": count}
-    environment.filters.update(filters)
+    environment = templates("pipecat_hedge.tools.analysis", "out", "tools")
+    environment.filters |= {"secs": secs, "share": share, "usd": usd, "count": count}
     return environment.get_template("report.html").render(
         report=report,
         when=between(report.begin_at, report.end_at, zone),

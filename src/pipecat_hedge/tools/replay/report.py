@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pipecat_hedge.race import ConfigurationError, missing_extra
-from pipecat_hedge.tools.formatting import text_table
+from pipecat_hedge.race import ConfigurationError
+from pipecat_hedge.tools.formatting import templates, text_table
 from pipecat_hedge.tools.replay.conversation import FILLER_SECS, TurnResult
 from pipecat_hedge.tools.replay.summary import summarise
 
@@ -121,20 +121,10 @@ def as_row(turn: TurnResult) -> dict[str, Any]:
 
 @cache
 def _templates() -> Environment:
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ImportError:
-        raise missing_extra("report", "jinja2", "replay") from None
-    templates = Environment(
-        loader=PackageLoader(__package__ or "pipecat_hedge.tools.replay"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    templates.filters["secs"] = _secs
-    templates.filters["words"] = lambda name: name.replace("_", " ")
-    return templates
+    found = templates("pipecat_hedge.tools.replay", "report", "replay")
+    found.filters["secs"] = _secs
+    found.filters["words"] = lambda name: name.replace("_", " ")
+    return found
 
 
 def _drawing(turn: TurnResult) -> dict[str, Any] | None:

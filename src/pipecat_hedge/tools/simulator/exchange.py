@@ -67,7 +67,7 @@ class Exchange:
         if retry_after_secs is not None:
             headers["retry-after"] = f"{retry_after_secs:g}"
         entry.status = status
-        entry.headers_secs = entry.first_byte_secs = self._ledger.clock()
+        entry.headers_secs = self._ledger.clock()
         self._ledger.ended(entry, "failed")
         return web.Response(
             status=status, body=dumps(body), headers=headers, content_type="application/json"
@@ -139,13 +139,9 @@ class Exchange:
         self._ledger.announce()
 
     async def _write(self, data: bytes) -> None:
-        if not data:
-            return
         assert self._response is not None
-        await self._response.write(data)
-        if self.entry.first_byte_secs is None:
-            self.entry.first_byte_secs = self._ledger.clock()
-            self._ledger.announce()
+        if data:
+            await self._response.write(data)
 
     async def _write_whole(self, held: list[Event], wire: Wire) -> None:
         is_garbage = isinstance(held[-1], Garbage)

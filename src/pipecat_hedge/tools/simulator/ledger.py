@@ -30,7 +30,6 @@ class LedgerEntry:
         stream: Whether a stream was requested.
         began_secs: Start of serving; later than the arrival if the request was queued.
         headers_secs: Status and headers sent.
-        first_byte_secs: First byte of the body sent.
         first_token_secs: First token of the answer, or the start of a tool call, sent.
         ended_secs: End.
         outcome: How it ended.
@@ -48,7 +47,6 @@ class LedgerEntry:
     stream: bool = False
     began_secs: float | None = None
     headers_secs: float | None = None
-    first_byte_secs: float | None = None
     first_token_secs: float | None = None
     ended_secs: float | None = None
     outcome: Outcome = "open"
@@ -110,7 +108,7 @@ class Ledger:
     async def wait_until(self, is_reached: Callable[["Ledger"], bool], timeout_secs: float) -> None:
         """Wait until a condition on the ledger holds.
 
-        It is checked when a request arrives, ends, or sends headers, a first byte or a first token.
+        It is checked when a request arrives, ends, or sends headers or a first token.
 
         Args:
             is_reached: The condition.
@@ -129,12 +127,7 @@ class Ledger:
                 f"not reached in {timeout_secs:g} s; open requests: {names or 'none'}"
             ) from None
 
-    def as_dict(self, *, open_only: bool = False) -> dict[str, Any]:
-        """Return the ledger as JSON values.
-
-        Args:
-            open_only: Whether to omit ended requests.
-        """
-        entries = self.open if open_only else self.requests
-        requests = [asdict(entry) for entry in entries]
+    def as_dict(self) -> dict[str, Any]:
+        """Return the ledger as JSON values."""
+        requests = [asdict(entry) for entry in self.requests]
         return {"requests": requests, "open": len(self._open), "now_secs": self.clock()}

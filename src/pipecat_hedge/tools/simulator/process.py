@@ -83,15 +83,13 @@ class SimulatorProcess(ProviderUrls):
         """``http://host:port``."""
         return self._url
 
-    def ledger(self, *, open_only: bool = False, wait_secs: float = 0.0) -> dict[str, Any]:
+    def ledger(self, *, wait_secs: float = 0.0) -> dict[str, Any]:
         """Return every request: ``{"requests": [...], "open": n, "now_secs": secs}``.
 
         Args:
-            open_only: Whether to omit ended requests.
             wait_secs: The longest wait until no request is open.
         """
-        path = f"/ledger?open={int(open_only)}&wait={wait_secs:g}"
-        return self._call(path, timeout_secs=wait_secs + 10)
+        return self._call(f"/ledger?wait={wait_secs:g}", timeout_secs=wait_secs + 10)
 
     def clear_ledger(self) -> None:
         """Delete the ended requests."""

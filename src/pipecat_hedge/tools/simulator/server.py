@@ -290,8 +290,7 @@ class Simulator(ProviderUrls):
         if wait_secs > 0:
             with contextlib.suppress(TimeoutError):  # the response shows the open requests
                 await self.ledger.wait_until(lambda ledger: not ledger.open, wait_secs)
-        open_only = request.query.get("open", "0") not in ("", "0", "false")
-        return web.json_response(self.ledger.as_dict(open_only=open_only))
+        return web.json_response(self.ledger.as_dict())
 
     async def _delete_ledger(self, request: web.Request) -> web.Response:
         self.ledger.clear()
