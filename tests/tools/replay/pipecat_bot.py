@@ -1,4 +1,4 @@
-"""A small Pipecat bot: real transport and turns, scripted understanding and answers."""
+"""A small Pipecat bot: it says hello through Pipecat's transport, and hangs up with the caller."""
 
 from __future__ import annotations
 
@@ -6,41 +6,17 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import numpy as np
-from pipecat.audio.vad.silero import SileroVADAnalyzer
-from pipecat.frames.frames import Frame, TranscriptionFrame, TTSAudioRawFrame
+from pipecat.frames.frames import Frame, TTSAudioRawFrame, TTSSpeakFrame
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineWorker
-from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.processors.aggregators.llm_response_universal import (
-    LLMContextAggregatorPair,
-    LLMUserAggregatorParams,
-)
 from pipecat.runner.types import SmallWebRTCRunnerArguments
-from pipecat.services.settings import STTSettings, TTSSettings
-from pipecat.services.stt_service import SegmentedSTTService
+from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TTSService
 from pipecat.transports.base_transport import TransportParams
 from pipecat.transports.smallwebrtc.transport import SmallWebRTCTransport
-from pipecat.turns.user_stop import SpeechTimeoutUserTurnStopStrategy
-from pipecat.turns.user_turn_strategies import UserTurnStrategies
-from pipecat.utils.time import time_now_iso8601
 from pipecat.workers.runner import WorkerRunner
 
-from pipecat_hedge.testing import Say, ScriptedLLMService
-
-UNDERSTOOD, ANSWER = "when do you close", "We close at nine."
 SPEAKS_SECS = 0.7
-
-
-class Understands(SegmentedSTTService):
-    """Whatever is said, it is taken for a question."""
-
-    def __init__(self) -> None:
-        settings = STTSettings(model="scripted", language=None)
-        super().__init__(sample_rate=16_000, ttfs_p99_latency=0.2, settings=settings)
-
-    async def run_stt(self, audio: bytes) -> AsyncGenerator[Frame, None]:
-        yield TranscriptionFrame(UNDERSTOOD, self._user_id, time_now_iso8601())
 
 
 class Hums(TTSService):
@@ -63,27 +39,11 @@ async def bot(runner_args: Any) -> None:
         runner_args.webrtc_connection,
         TransportParams(audio_in_enabled=True, audio_out_enabled=True),
     )
-    stop = SpeechTimeoutUserTurnStopStrategy(user_speech_timeout=0.2)
-    aggregators = LLMContextAggregatorPair(
-        LLMContext(),
-        user_params=LLMUserAggregatorParams(
-            vad_analyzer=SileroVADAnalyzer(),
-            user_turn_strategies=UserTurnStrategies(stop=[stop]),
-        ),
-    )
-    worker = PipelineWorker(
-        Pipeline(
-            [
-                transport.input(),
-                Understands(),
-                aggregators.user(),
-                ScriptedLLMService([Say(ANSWER)]),
-                Hums(),
-                transport.output(),
-                aggregators.assistant(),
-            ]
-        )
-    )
+    worker = PipelineWorker(Pipeline([transport.input(), Hums(), transport.output()]))
+
+    @transport.event_handler("on_client_connected")
+    async def on_client_connected(transport: object, client: object) -> None:
+        await worker.queue_frame(TTSSpeakFrame("Hello."))
 
     @transport.event_handler("on_client_disconnected")
     async def on_client_disconnected(transport: object, client: object) -> None:

@@ -13,7 +13,8 @@ import pytest
 from pipecat_hedge.race import ConfigurationError
 from pipecat_hedge.tools.replay import Call, Caller, CallError, CommandBot, TurnResult
 from pipecat_hedge.tools.replay.bots import BotFailed, CallableBot, as_bot
-from tests.tools.replay.pipecat_bot import ANSWER, UNDERSTOOD, bot
+from pipecat_hedge.tools.replay.conversation import Conversation
+from tests.tools.replay.pipecat_bot import bot
 from tests.tools.replay.scripted_command import started
 
 pytestmark = [pytest.mark.live, pytest.mark.realtime]
@@ -117,19 +118,18 @@ http.server.HTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler).serve_fo
 # ---- functions
 
 
-async def test_pipecat_bot_answers_in_this_process() -> None:
+async def test_pipecat_bot_speaks_in_this_process() -> None:
     seen: list[Any] = []
 
     async def noted(runner_args: Any) -> None:
         seen.append(runner_args)
         await bot(runner_args)
 
-    async with Call(CallableBot(noted, body={"from": "a test"}), greeting_secs=0) as caller:
-        turn = await caller.say(SPOKEN)
-        assert (turn.understood_text, turn.answer_text) == (UNDERSTOOD, ANSWER)
-        assert turn.voice_to_voice_secs is not None
-        first, second = await caller.say_and_interrupt(SPOKEN, by=SPOKEN)
-        assert (first.answer_text, second.recording) == (ANSWER, SPOKEN.stem)
+    async with (
+        CallableBot(noted, body={"from": "a test"}) as running,
+        Caller(running.url) as caller,
+    ):
+        assert await Conversation(caller).wait_for_greeting()
     (arguments,) = seen
     assert arguments.body == {"from": "a test"}
     assert arguments.session_id

@@ -193,16 +193,6 @@ def test_page_is_self_contained_and_escaped(page: Callable[..., str]) -> None:
     assert "Where the time goes" not in page(turn(stages={}))
 
 
-def test_page_shows_the_bots_own_record(page: Callable[..., str]) -> None:
-    """Its winner and attempts; unknown records are left alone."""
-    attempts = [{"provider": "a", "outcome": "superseded"}, {"provider": "b<i>", "outcome": "won"}]
-    record = {"type": "turn", "ttft_secs": 0.42, "winner": "b<i>", "attempts": attempts}
-    html = page(turn(record=record))
-    assert "first token after 0.42 s, winner b&lt;i&gt;, a superseded, b&lt;i&gt; won" in html
-    for odd in ({"attempts": 3, "ttft_secs": "x", "winner": None}, {"attempts": [1, {}]}):
-        assert "own record" not in page(turn(record=odd))
-
-
 def test_folder_holds_page_and_rows(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "out"
     check_folder(folder)

@@ -45,20 +45,11 @@ __all__ = [
     "write_report",
 ]
 
-_MODULES = {
-    "audio": ("RATE", "Recording", "Utterance", "load_manifest", "read_samples", "utterances"),
-    "bots": ("CommandBot",),
-    "conversation": ("TurnResult",),
-    "peer": ("CallError", "Caller", "Network"),
-    "report": ("check_folder", "write_report"),
-    "rtvi": ("Message",),
-    "run": ("Call", "Replay", "replay"),
-    "summary": ("Summary", "summarise"),
-}
+_MODULES = ("audio", "rtvi", "peer", "conversation", "bots", "summary", "report", "run")
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    modules = (import_module(f"{__name__}.{module}") for module in _MODULES)
+    return next(getattr(module, name) for module in modules if hasattr(module, name))

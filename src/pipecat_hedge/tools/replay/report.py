@@ -180,26 +180,10 @@ def _notes(turn: TurnResult) -> list[str]:
         notes.append(f"answered: {turn.answer_text}")
     if turn.stages:
         notes.append(f"stages, from the caller's last sound: {_stages_line(turn.stages)}")
-    if record := _record_line(turn.record or {}):
-        notes.append(f"the bot's own record: {record}")
     first, answer = turn.first_sound_secs, turn.voice_to_voice_secs
     if first is not None and answer is not None and answer - first > FILLER_SECS:
         notes.append(f"a filler was heard at {_secs(first)}")
     return notes
-
-
-def _record_line(record: dict[str, Any]) -> str:
-    """Format the winner and the attempts of the example bot's record."""
-    parts: list[str] = []
-    if isinstance(secs := record.get("ttft_secs"), (int, float)):
-        parts.append(f"first token after {_secs(secs)}")
-    if isinstance(winner := record.get("winner"), str):
-        parts.append(f"winner {winner}")
-    attempts = record.get("attempts")
-    for attempt in attempts if isinstance(attempts, list) else []:
-        if isinstance(attempt, dict) and {"provider", "outcome"} <= attempt.keys():
-            parts.append(f"{attempt['provider']} {attempt['outcome']}")
-    return ", ".join(parts)
 
 
 def _stages_line(stages: dict[str, float]) -> str:
