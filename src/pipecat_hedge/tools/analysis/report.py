@@ -23,10 +23,8 @@ from pipecat_hedge.tools.analysis.statistics import (
     Bootstrap,
     Floats,
     Interval,
-    Ints,
     Quantile,
     Waits,
-    percentile,
 )
 from pipecat_hedge.tools.analysis.turn_log import Log, LoggedTurn, ReadingError, read_logs
 from pipecat_hedge.tools.analysis.whatif import Answer, Question, show, what_if
@@ -436,58 +434,47 @@ def _hedging(turns: Sequence[LoggedTurn], answer: Answer | None) -> Hedging:
 def _compared(turns: Sequence[LoggedTurn], others: Sequence[LoggedTurn]) -> Iterable[Difference]:
     """Compare each figure of both logs, with its bootstrap interval."""
     both = [_resampled(each[-COMPARED_TURNS:], seed) for seed, each in enumerate((turns, others))]
-    for (name, unit, this, mine), (_, _, other, theirs) in zip(*both, strict=True):
-        if mine is None or theirs is None:
-            yield Difference(name, unit, this, other, None, "too few turns")
-            continue
-        low, high = (float(v) for v in np.nanquantile(mine - theirs, (0.025, 0.975)))
-        verdict = "differs" if low > 0 or high < 0 else "no difference shown"
-        yield Difference(name, unit, this, other, Interval(low, high), verdict)
+    for (name, unit, mine, enough), (_, _, theirs, other_enough) in zip(*both, strict=True):
+        values = [None if np.isnan(each[0]) else float(each[0]) for each in (mine, theirs)]
+        interval, verdict = None, "too few turns"
+        if enough and other_enough and None not in values:
+            low, high = (float(v) for v in np.nanquantile((mine - theirs)[1:], (0.025, 0.975)))
+            interval = Interval(low, high)
+            verdict = "differs" if low > 0 or high < 0 else "no difference shown"
+        yield Difference(name, unit, values[0], values[1], interval, verdict)
 
 
-_Figure: TypeAlias = tuple[str, str, float | None, Floats | None]
-"""A figure's name, unit, value, and values in resampled logs; None if there are too few turns."""
+_Figure: TypeAlias = tuple[str, str, Floats, bool]
+"""A figure's name, unit, value followed by those of resampled logs, and if it has enough turns."""
 
 
-def _resampled(turns: Sequence[LoggedTurn], seed: int) -> list[_Figure]:
-    ttft = np.array([np.nan if (s := t.report.ttft_secs) is None else s for t in turns])
-    known = ttft[~np.isnan(ttft)]
-    rng = np.random.default_rng(seed)
-    bootstrap = Bootstrap(len(turns), rng, [turn.session for turn in turns])
-    logs = [np.repeat(np.arange(len(turns)), bootstrap.draw()) for _ in range(RESAMPLES)]
-    found = list[_Figure]()
-
-    def add(name: str, unit: str, figure: Callable[[Ints], float], *, enough: bool) -> None:
-        value = figure(np.arange(len(turns)))
-        is_known = enough and not math.isnan(value)
-        drawn = np.array([figure(rows) for rows in logs]) if is_known else None
-        found.append((name, unit, None if math.isnan(value) else value, drawn))
-
-    for p in (0.5, 0.95, 0.99):
-
-        def quantile(rows: Ints, p: float = p) -> float:
-            waits = np.sort(ttft[rows])  # NaN comes last
-            waits = waits[: np.count_nonzero(~np.isnan(waits))]
-            return percentile(waits, p) if waits.size else math.nan
-
-        enough = len(known) * (1 - p) >= MIN_BEYOND - 1e-9
-        add(f"first token, p{100 * p:.0f}", "secs", quantile, enough=enough)
+def _resampled(turns: Sequence[LoggedTurn], seed: int) -> Iterable[_Figure]:
+    bootstrap = Bootstrap(len(turns), np.random.default_rng(seed), [turn.session for turn in turns])
     each = np.ones(len(turns))
+    weights = np.stack([each, *(bootstrap.draw() for _ in range(RESAMPLES))])
+    ttft = np.array([np.nan if (s := t.report.ttft_secs) is None else s for t in turns])
+    order = np.argsort(ttft)[: np.count_nonzero(~np.isnan(ttft))]  # NaN comes last
+    reached = np.cumsum(weights[:, order], axis=1)
+    for p in (0.5, 0.95, 0.99):
+        waits = np.full(RESAMPLES + 1, np.nan)
+        if order.size:
+            index = (reached < p * reached[:, -1:] - 1e-9).sum(axis=1)
+            waits = ttft[order[np.minimum(index, order.size - 1)]]
+        enough = order.size * (1 - p) >= MIN_BEYOND - 1e-9
+        yield f"first token, p{100 * p:.0f}", "secs", waits, enough
     whole = np.array([float(turn.succeeded) for turn in turns])
-    costs = [[np.nan if a.usd is None else a.usd for a in turn.sent] for turn in turns]
+    gone = np.array([float(turn.given_up) for turn in turns])
+    sent = np.array([float(len(turn.sent)) for turn in turns])
+    costs = np.array([sum(math.nan if a.usd is None else a.usd for a in t.sent) for t in turns])
     for name, unit, above, below in (
         ("complete answers", "share", whole, each),
-        ("given up before the first token", "share", np.array([t.given_up for t in turns]), each),
-        ("requests per turn", "requests", np.array([len(turn.sent) for turn in turns]), each),
-        ("cost of an answered turn", "usd", np.array([sum(turn) for turn in costs]), whole),
+        ("given up before the first token", "share", gone, each),
+        ("requests per turn", "requests", sent, each),
+        ("cost of an answered turn", "usd", costs, whole),
     ):
-
-        def ratio(rows: Ints, above: Floats = above, below: Floats = below) -> float:
-            total = below[rows].sum()
-            return float(above[rows].sum() / total) if total else math.nan
-
-        add(name, unit, ratio, enough=len(turns) >= MIN_TURNS)
-    return found
+        total = weights @ below
+        ratio = np.divide(weights @ above, total, out=np.full(len(total), np.nan), where=total > 0)
+        yield name, unit, ratio, len(turns) >= MIN_TURNS
 
 
 def _headline(
