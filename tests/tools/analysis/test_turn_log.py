@@ -2,52 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipecat_hedge import HedgePolicy
-from pipecat_hedge.race import AttemptReport, FillerReport, StageReport, TurnReport
+from pipecat_hedge.race import FillerReport, TurnReport
 from pipecat_hedge.tools.analysis.turn_log import ReadingError, parse_turn, read_logs
-from tests.tools.analysis.made_up import BEGIN_AT, attempt, cold, line, write
-
-secs = st.floats(0, 60)
-maybe_secs = st.none() | secs
-attempts = st.builds(
-    AttemptReport,
-    provider=st.text(max_size=5),
-    model=st.none() | st.text(max_size=5),
-    launched_secs=secs,
-    launch_reason=st.sampled_from(["primary", "hedge", "failure", "stall"]),
-    ttft_secs=maybe_secs,
-    ended_secs=secs,
-    outcome=st.sampled_from(["won", "superseded", "failed", "interrupted"]),
-    sent_secs=maybe_secs,
-    stages=st.none() | st.builds(StageReport, new_connection=st.booleans(), tcp_secs=maybe_secs),
-)
-turns = st.builds(
-    TurnReport,
-    turn=st.integers(1, 9),
-    winner=st.none() | st.text(max_size=5),
-    outcome=st.sampled_from(["answered", "failed"]),
-    ttft_secs=maybe_secs,
-    ttfs_secs=maybe_secs,
-    duration_secs=secs,
-    attempts=st.lists(attempts, max_size=3).map(tuple),
-    filler=st.none() | st.builds(FillerReport, st.just("slow"), maybe_secs, st.text(max_size=5)),
-)
+from tests.tools.analysis.made_up import BEGIN_AT, LINES, attempt, cold, line, write
 
 
-@given(turns)
-def test_what_is_written_is_read(turn: TurnReport) -> None:
-    """A line is the same turn again, whatever else it tells."""
-    text = json.dumps({"at": 1.0, "policy": "race(2)", **dataclasses.asdict(turn)})
-    assert parse_turn(json.loads(text)) == turn
+def test_what_is_written_is_read() -> None:
+    """A line is the same turn again, with all that it may have."""
+    report = TurnReport(
+        turn=3,
+        winner='b\u2028"',
+        outcome="answered",
+        ttft_secs=1.5,
+        ttfs_secs=None,
+        duration_secs=2.25,
+        attempts=(
+            attempt(ttft=None, outcome="superseded", stages=cold(0.1), usd=0.25),
+            attempt('b\u2028"', 0.5, launched=1.0, reason="hedge", input_tokens=900),
+        ),
+        filler=FillerReport("slow", 0.8, "1.9 s left to wait"),
+        hedge_reason="worth it",
+        tier="premium",
+    )
+    assert parse_turn(json.loads(json.dumps(LINES.line(report, 1.0)))) == report
 
 
 def test_a_log_of_before_the_renames_is_read(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_it_fits(width: int, height: int) -> None:
     assert all(len(row) <= width for row in rows)
     assert height - 3 <= len(rows) <= height
     text = "\n".join(rows)
-    assert all(figure in text for figure in ("2.0×", "-100 %", "1100 ms", "400 ms"))
+    assert all(figure in text for figure in ("2.0×", "-100 %", "1.10 s", "400 ms"))
     assert ("attempts" in text, "winner" in text) == (width > 60, width <= 60)
 
 
@@ -92,5 +92,5 @@ def test_a_turn_in_one_line() -> None:
     text = turn_line("here", Turn.model_validate_json(json.dumps(HEDGED)))
     assert text.endswith(
         "here call 1 turn 2 standard: answered, winner b, first token 910 ms, sentence 600 ms, "
-        "voice to voice 1200 ms, a superseded; b won, hedge at 620 ms"
+        "voice to voice 1.20 s, a superseded; b won, hedge at 620 ms"
     )

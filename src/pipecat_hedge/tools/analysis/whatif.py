@@ -358,8 +358,8 @@ def _recommend(
     if chosen is none:
         reason = _too_little(none, due, independence.slow_together, turns)
         return none.policy, (
-            f"an extra request saves {_digits(most)} at most, less than the required "
-            f"{_digits(worth)}: {reason}{caution}"
+            f"an extra request saves {secs(most)} at most, less than the required "
+            f"{secs(worth)}: {reason}{caution}"
         )
     name = "p99" if turns >= FEW else "mean wait"
     now, before = (_figure(o, name) for o in (chosen, none))
@@ -373,8 +373,8 @@ def _recommend(
     why = ", ".join(parts)
     if passed is not None:
         why += (
-            f". {passed[0].policy} would save {_digits(passed[1])} per additional request, less "
-            f"than the required {_digits(worth)}"
+            f". {passed[0].policy} would save {secs(passed[1])} per additional request, less "
+            f"than the required {secs(worth)}"
         )
     return chosen.policy, why + caution
 
@@ -491,11 +491,6 @@ def _interval(outcome: Outcome) -> str:
     if math.isinf(interval.high):
         return secs(interval.low, at_least=True)
     return f"{interval.low:.2f}-{interval.high:.2f} s"
-
-
-def _digits(value: float) -> str:
-    """Format seconds with enough digits for small values."""
-    return f"{value:.2f} s" if abs(value) >= 0.1 or value == 0 else f"{value:.2g} s"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

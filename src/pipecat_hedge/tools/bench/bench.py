@@ -104,7 +104,7 @@ class Compared:
         profile: The hosted provider.
         arrangement: The processor in the pipeline.
         turns: The number of turns.
-        p50_secs: The median time to first token; None if fewer turns were answered. Likewise
+        p50_secs: The median time to first token; infinite if fewer turns were answered. Likewise
             ``p95_secs``, ``p99_secs`` and ``max_secs``.
         unanswered: Turns without an answer.
         extra_requests: Requests beyond one per turn, per turn.
@@ -165,19 +165,14 @@ def _compared(
 ) -> Compared:
     made = [r for r in requests if r["model"].endswith(quote(_answer(name)))]
     wasted = [r for r in made if r["outcome"] != "completed"]
-
-    def within(share: float) -> float | None:
-        found = percentile(waits, share)
-        return None if found is None or math.isinf(found) else found
-
     return Compared(
         profile,
         name,
         turns=len(waits),
-        p50_secs=within(0.5),
-        p95_secs=within(0.95),
-        p99_secs=within(0.99),
-        max_secs=within(1.0),
+        p50_secs=percentile(waits, 0.5),
+        p95_secs=percentile(waits, 0.95),
+        p99_secs=percentile(waits, 0.99),
+        max_secs=percentile(waits, 1.0),
         unanswered=sum(map(math.isinf, waits)),
         extra_requests=len(made) / len(waits) - 1,
         wasted_tokens=sum(r["prompt_tokens"] + r["tokens_sent"] for r in wasted) / len(waits),
@@ -366,7 +361,7 @@ def _show(compared: Sequence[Compared], costs: Sequence[Cost]) -> None:
         rows = [
             [
                 row.arrangement,
-                *map(_wait, (row.p50_secs, row.p95_secs, row.p99_secs, row.max_secs)),
+                *map(secs, (row.p50_secs, row.p95_secs, row.p99_secs, row.max_secs)),
                 f"{row.unanswered}",
                 f"{row.extra_requests:+.1%}",
                 f"{row.wasted_tokens:.1f}",
@@ -394,7 +389,3 @@ def _show(compared: Sequence[Compared], costs: Sequence[Cost]) -> None:
         print(text_table(heads, rows, width))
     if not any("spans" in cost.arrangement for cost in costs):
         print('spans were not measured: pip install "pipecat-hedge[tracing]"')
-
-
-def _wait(wait_secs: float | None) -> str:
-    return "never" if wait_secs is None else secs(wait_secs)

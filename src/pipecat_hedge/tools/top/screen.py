@@ -15,7 +15,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pipecat_hedge.tools.formatting import OBJECTIVES
+from pipecat_hedge.tools.formatting import OBJECTIVES, UNKNOWN, secs
 from pipecat_hedge.tools.top.feed import Bot, Fleet, Provider, Slo, Turn
 
 RECENT_SECS = 300.0
@@ -64,9 +64,9 @@ def turn_line(label: str, turn: Turn) -> str:
     parts = [
         f"{_clock(turn)} {label} call {turn.session} turn {turn.turn} {turn.tier}: {outcome}",
         f"winner {turn.winner or 'none'}",
-        f"first token {_secs(turn.ttft_secs)}",
-        f"sentence {_secs(turn.ttfs_secs)}",
-        f"voice to voice {_secs(turn.voice_to_voice_secs)}",
+        f"first token {secs(turn.ttft_secs)}",
+        f"sentence {secs(turn.ttfs_secs)}",
+        f"voice to voice {secs(turn.voice_to_voice_secs)}",
         _attempts(turn),
     ]
     return ", ".join(parts)
@@ -93,7 +93,7 @@ def _headline(fleet: Fleet, recent: Sequence[Turn], now: float) -> Text:
         parts.append(f"{hedged / len(recent):.0%} hedged")
     if times := sorted(turn.ttft_secs for turn in recent if turn.ttft_secs is not None):
         p50, p95 = (times[math.ceil(share * len(times)) - 1] for share in (0.5, 0.95))
-        parts.append(f"first token p50 {_secs(p50)}, p95 {_secs(p95)}")
+        parts.append(f"first token p50 {secs(p50)}, p95 {secs(p95)}")
     return _line("top  " + " · ".join(parts), "bold")
 
 
@@ -117,7 +117,7 @@ def _kept(slo: Slo) -> tuple[str, str]:
 
 
 def _burn(burn: float | None) -> tuple[str, str]:
-    return ("–", "") if burn is None else (f"{burn:.1f}×", "bold red" if burn > 1 else "")
+    return (UNKNOWN, "") if burn is None else (f"{burn:.1f}×", "bold red" if burn > 1 else "")
 
 
 def _bad(is_bad: bool) -> str:
@@ -128,8 +128,8 @@ def _providers(providers: Sequence[Provider], width: int) -> Table:
     columns: list[_Column[Provider]] = [
         ("provider", 0, True, lambda p: p.provider),
         ("state", 0, True, _state),
-        ("p50", 52, False, lambda p: _secs(p.p50_secs)),
-        ("p95", 0, False, lambda p: _secs(p.p95_secs)),
+        ("p50", 52, False, lambda p: secs(p.p50_secs)),
+        ("p95", 0, False, lambda p: secs(p.p95_secs)),
         ("in flight", 52, False, _in_flight),
         ("requests", 76, False, lambda p: str(p.requests)),
         ("won", 76, False, lambda p: str(p.won)),
@@ -169,9 +169,9 @@ def _turns(fleet: Fleet, width: int, room: int) -> RenderableType:
         ("call.turn", 76, False, lambda t: f"{t[1].session}.{t[1].turn}"),
         ("tier", 110, True, lambda t: t[1].tier),
         ("outcome", 0, True, lambda t: _outcome(t[1])),
-        ("token", 0, False, lambda t: _secs(t[1].ttft_secs)),
-        ("sentence", 110, False, lambda t: _secs(t[1].ttfs_secs)),
-        ("voice", 52, False, lambda t: _secs(t[1].voice_to_voice_secs)),
+        ("token", 0, False, lambda t: secs(t[1].ttft_secs)),
+        ("sentence", 110, False, lambda t: secs(t[1].ttfs_secs)),
+        ("voice", 52, False, lambda t: secs(t[1].voice_to_voice_secs)),
         ("attempts", 76, True, lambda t: _attempts(t[1]))
         if width >= 76
         else ("winner", 0, True, lambda t: t[1].winner or "none"),
@@ -215,7 +215,7 @@ def _attempts(turn: Turn) -> str:
             text += f" ({attempt.error_category.replace('_', ' ')})"
         if attempt.launch_reason != "primary":
             reason = _REASONS.get(attempt.launch_reason, attempt.launch_reason)
-            text += f", {reason} at {_secs(attempt.launched_secs)}"
+            text += f", {reason} at {secs(attempt.launched_secs)}"
         texts.append(text)
     return "; ".join(texts) or "no attempt"
 
@@ -224,21 +224,15 @@ def _clock(turn: Turn) -> str:
     return time.strftime("%H:%M:%S", time.localtime(turn.at))
 
 
-def _secs(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{1000 * value:.0f} ms" if value < 9.9995 else f"{value:.1f} s"
-
-
 def _percent(share: float | None) -> str:
     if share is None:
-        return "–"
+        return UNKNOWN
     text = f"{100 * share:.1f}".removesuffix(".0")
     return "> 99.9 %" if text == "100" and share < 1 else f"{text} %"
 
 
-def _window(secs: float) -> str:
+def _window(window_secs: float) -> str:
     for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if secs >= length and secs % length == 0:
-            return f"{secs / length:.0f} {unit}"
-    return f"{secs:g} s"
+        if window_secs >= length and window_secs % length == 0:
+            return f"{window_secs / length:.0f} {unit}"
+    return f"{window_secs:g} s"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import signal
 import sys
 import textwrap
@@ -125,10 +124,6 @@ def _run_all(args: argparse.Namespace, drills: Sequence[tuple[Drill, list[Varian
     return failed
 
 
-def _wait(wait_secs: float | None) -> str:
-    return UNKNOWN if wait_secs is None or math.isinf(wait_secs) else secs(wait_secs)
-
-
 def _shown(form: str) -> Callable[[float | None], str]:
     return lambda value: UNKNOWN if value is None else form.format(value)
 
@@ -138,10 +133,10 @@ _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("turns", lambda f: count(f.turns)),
     ("degraded (fallback)", lambda f: count(f.degraded)),
     ("lost (no answer)", lambda f: count(f.lost)),
-    ("TTFT p50", lambda f: _wait(f.p50_secs)),
-    ("TTFT p95", lambda f: _wait(f.p95_secs)),
-    ("TTFT p99", lambda f: _wait(f.p99_secs)),
-    ("premium TTFT p95", lambda f: _wait(f.premium_p95_secs)),
+    ("TTFT p50", lambda f: secs(f.p50_secs)),
+    ("TTFT p95", lambda f: secs(f.p95_secs)),
+    ("TTFT p99", lambda f: secs(f.p99_secs)),
+    ("premium TTFT p95", lambda f: secs(f.premium_p95_secs)),
     ("requests per turn", lambda f: _NUMBER(f.requests_per_turn)),
     ("worst stretch", lambda f: f"{_NUMBER(f.worst_requests_per_turn)} ({f.stretch_secs} s)"),
     ("broken provider gets", lambda f: share(f.broken_share)),
