@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from contextlib import suppress
 from typing import cast
 
@@ -17,7 +18,29 @@ needs_redis = pytest.mark.skipif(not has_redis(), reason=MISSING)
 
 
 class RedisServer(RedisProcess):
-    """The drill's, with words for what stands in it."""
+    """The drill's, with words for what stands in it.
+
+    Attributes:
+        control: A connection, which also works after a restart.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.control = redis.Redis(port=self.port, decode_responses=True, socket_timeout=20)
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+        self.control.close()
+
+    def hang(self) -> None:
+        """Stop it: it accepts connections and does not answer."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Continue after ``hang``."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
 
     def names(self, pattern: str = "*") -> set[str]:
         """The names of its keys."""

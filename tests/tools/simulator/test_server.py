@@ -146,7 +146,9 @@ async def test_the_hanging_url_never_connects(sim: Simulator) -> None:
 
 
 async def test_an_address_that_is_not_available_is_named(sim: Simulator) -> None:
-    expected = f"port {sim.port} on 127.0.0.1 is in use.*0: a free one"
+    expected = (
+        f"port {sim.port} on 127.0.0.1 is not available .Address already in use.*0: a free one"
+    )
     with pytest.raises(OSError, match=expected) as raised:
         await Simulator(port=sim.port).__aenter__()
     assert raised.value.errno == errno.EADDRINUSE

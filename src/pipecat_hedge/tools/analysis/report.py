@@ -110,7 +110,6 @@ class ProviderFigures:
         requests: Requests sent to it.
         reasons: The same by ``primary``, ``hedge``, ``failure`` and ``stall``.
         outcomes: The same by ``won``, ``superseded``, ``failed`` and ``interrupted``.
-        failures: The failed ones, by category.
         ttft: Times to first token; cancelled requests are right-censored.
         usd: Their cost, in US dollars; None if no price is known.
     """
@@ -119,7 +118,6 @@ class ProviderFigures:
     requests: int
     reasons: dict[str, int]
     outcomes: dict[str, int]
-    failures: dict[str, int]
     ttft: Waits
     usd: float | None
 
@@ -338,7 +336,6 @@ def _providers(turns: Sequence[LoggedTurn]) -> tuple[ProviderFigures, ...]:
             len(mine),
             dict(Counter(a.launch_reason for a in mine)),
             dict(Counter(a.outcome for a in mine)),
-            dict(Counter(a.error_category or "unknown" for a in mine if a.outcome == "failed")),
             attempt_waits(mine),
             _usd(mine),
         )

@@ -49,7 +49,6 @@ class SlowTurn:
         waited_secs: To the first token, or to its end without one.
         given_up: Whether the caller gave up.
         cause: The cause of most of the wait.
-        provider: The provider at fault; None without one.
         explanation: The explanation as a sentence.
         span_secs: The length of the timeline.
         lanes: Its requests, in the order of launch.
@@ -62,7 +61,6 @@ class SlowTurn:
     waited_secs: float
     given_up: bool
     cause: Cause
-    provider: str | None
     explanation: str
     span_secs: float
     lanes: tuple[Lane, ...]
@@ -93,7 +91,6 @@ def _slow(turn: LoggedTurn, place: int, waited: float, usual_secs: Mapping[str, 
     report, answering = turn.report, _answering(turn)
     until = waited if report.ttft_secs is not None else float("inf")
     chain = [a for a in report.attempts if a is answering or a.launched_secs < until]
-    cause, provider = _cause(turn, chain, answering, waited)
     return SlowTurn(
         place,
         turn.began_at,
@@ -101,8 +98,7 @@ def _slow(turn: LoggedTurn, place: int, waited: float, usual_secs: Mapping[str, 
         "degraded" if report.degraded_reason is not None else report.outcome,
         waited,
         turn.given_up,
-        cause,
-        provider,
+        _cause(turn, chain, answering, waited),
         _explained(turn, chain, answering, usual_secs),
         max(waited, *(a.ended_secs for a in report.attempts), 1e-3),
         tuple(_lane(attempt) for attempt in report.attempts),
@@ -126,15 +122,14 @@ def _cause(
     chain: Sequence[AttemptReport],
     answering: AttemptReport | None,
     waited: float,
-) -> tuple[Cause, str | None]:
+) -> Cause:
     sent = [a for a in chain if a.sent_secs is not None]
     if turn.report.queued_secs >= MOST_OF_IT * waited or (chain and not sent):
-        return "queue", None
+        return "queue"
     if not sent:
-        return ("queue" if turn.given_up else "no request"), None
-    for attempt in sent:
-        if (_connecting_secs(attempt) or 0.0) >= MOST_OF_IT * waited:
-            return "connection", attempt.provider
+        return "queue" if turn.given_up else "no request"
+    if any((_connecting_secs(attempt) or 0.0) >= MOST_OF_IT * waited for attempt in sent):
+        return "connection"
 
     def part(attempt: AttemptReport) -> float:
         ttft = attempt.ttft_secs
@@ -143,8 +138,8 @@ def _cause(
 
     longest = max(sent, key=part)
     if longest is answering:
-        return "slow", longest.provider
-    return ("failure" if longest.outcome == "failed" else "silence"), longest.provider
+        return "slow"
+    return "failure" if longest.outcome == "failed" else "silence"
 
 
 def _explained(

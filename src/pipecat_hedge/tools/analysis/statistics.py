@@ -93,7 +93,6 @@ class Waits:
         p95: The 95th percentile.
         p99: The 99th percentile.
         longest: The longest wait.
-        mean_secs: The mean of the completed waits, in seconds.
     """
 
     count: int = 0
@@ -102,7 +101,6 @@ class Waits:
     p95: Quantile | None = None
     p99: Quantile | None = None
     longest: Quantile | None = None
-    mean_secs: float | None = None
 
     @classmethod
     def of(cls, ended: Iterable[float], cut_short: Iterable[float] = ()) -> Waits:
@@ -128,7 +126,7 @@ class Waits:
             return longest if found > max(whole) else Quantile(found)
 
         p50, p95, p99 = (quantile(p) for p in (0.5, 0.95, 0.99))
-        return cls(len(whole), len(cut), p50, p95, p99, longest, math.fsum(whole) / len(whole))
+        return cls(len(whole), len(cut), p50, p95, p99, longest)
 
 
 @dataclass(frozen=True, slots=True)

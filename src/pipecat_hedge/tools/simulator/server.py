@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import errno
 import ipaddress
 import math
 import random
@@ -31,11 +30,6 @@ from pipecat_hedge.tools.simulator.wires import AnthropicWire, GoogleWire, OpenA
 _MAX_BODY_BYTES = 64 * 2**20
 _GOOGLE_CALL = re.compile(r"/models/(?P<model>.+):(?P<stream>stream)?[gG]enerateContent$")
 _CREATED = 1735689600  # 2025-01-01, when every simulated model was "created"
-_REMEDIES = {
-    errno.EADDRINUSE: "is in use; stop the other process or choose another port (0: a free one)",
-    errno.EACCES: "needs more rights; choose a port above 1023 (0: a free one)",
-    errno.EADDRNOTAVAIL: "is not available: this machine does not have that address; use 127.0.0.1",
-}
 
 
 class ProviderUrls:
@@ -195,7 +189,7 @@ class Simulator(ProviderUrls):
             sock.bind((self._host, port))
         except OSError as error:
             sock.close()
-            why = _REMEDIES.get(error.errno or 0, f"is not available: {error.strerror or error}")
+            why = f"is not available ({error.strerror}): choose another (0: a free one)"
             raise OSError(error.errno, f"port {port} on {self._host} {why}") from None
         self._sockets[name] = sock
         return sock
