@@ -446,7 +446,7 @@ _Figure: TypeAlias = tuple[str, str, Floats, bool]
 
 
 def _resampled(turns: Sequence[LoggedTurn], seed: int) -> Iterable[_Figure]:
-    bootstrap = Bootstrap(len(turns), np.random.default_rng(seed), [turn.session for turn in turns])
+    bootstrap = Bootstrap(len(turns), np.random.default_rng(seed))
     each = np.ones(len(turns))
     weights = np.stack([each, *(bootstrap.draw() for _ in range(RESAMPLES))])
     ttft = np.array([np.nan if (s := t.report.ttft_secs) is None else s for t in turns])

@@ -1,14 +1,13 @@
 """Percentiles, their intervals, and whether slow turns cluster. Pure; seeds are fixed.
 
 Waits that were cut short are right-censored (Kaplan and Meier, 1958). Intervals are percentile
-bootstraps (Efron, 1979) over blocks of consecutive turns, because slow turns cluster, or over
-whole calls.
+bootstraps (Efron, 1979) over blocks of consecutive turns, because slow turns cluster.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -23,8 +22,6 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 RESAMPLES = 200
-MIN_SESSIONS = 20
-"""From this many calls on whole calls are drawn; with fewer, blocks of turns."""
 BLOCK, MIN_TURNS = 10, 20
 """The least length of a block, and the least turns in which clusters are looked for."""
 SLOW_SHARE = 0.1
@@ -180,33 +177,19 @@ def independence_of(
 
 
 class Bootstrap:
-    """Resamples a log: returns how often each of its turns is drawn."""
+    """Resamples a log by blocks of consecutive turns: returns how often each turn is drawn.
 
-    def __init__(
-        self,
-        turns: int,
-        rng: np.random.Generator,
-        sessions: Sequence[Hashable | None] = (),
-    ):
-        """Choose the resampling units.
+    Args:
+        turns: The number of turns.
+        rng: The random generator.
+    """
 
-        Args:
-            turns: The number of turns.
-            rng: The random generator.
-            sessions: Each turn's call, if known.
-        """
+    def __init__(self, turns: int, rng: np.random.Generator):
         self._turns, self._rng = turns, rng
-        calls = {session: code for code, session in enumerate(dict.fromkeys(sessions))}
-        by_call = len(calls) >= MIN_SESSIONS and None not in calls
-        self._codes = np.array([calls[session] for session in sessions]) if by_call else None
         self._block = max(round(min(max(math.sqrt(turns), BLOCK), turns / 10)), 1)
 
     def draw(self) -> Ints:
         """Return how often each turn is drawn; shape (turns,)."""
-        if self._codes is not None:
-            count = int(self._codes.max()) + 1
-            calls = np.bincount(self._rng.integers(0, count, count), minlength=count)
-            return calls[self._codes]
         begins = self._rng.integers(0, self._turns, -(-self._turns // self._block))
         drawn = (begins[:, None] + np.arange(self._block)) % self._turns
         return np.bincount(drawn.ravel()[: self._turns], minlength=self._turns)

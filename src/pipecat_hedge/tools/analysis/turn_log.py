@@ -44,13 +44,11 @@ class LoggedTurn:
         report: The turn's report.
         at: Its end, in seconds since the epoch; None if not logged.
         policy: The policy, recreated from its settings; None if not logged.
-        session: The turn's call; None if not logged.
     """
 
     report: TurnReport
     at: float | None = None
     policy: HedgePolicy | None = None
-    session: str | None = None
 
     @property
     def began_at(self) -> float | None:
@@ -221,13 +219,7 @@ def _logged(record: dict[str, Any], policies: dict[str, HedgePolicy | None]) -> 
     key = repr(settings)
     if key not in policies:
         policies[key] = policy_of(settings)
-    session = record.get("session", record.get("call"))
-    return LoggedTurn(
-        parse_turn(record),
-        _figure(record, "at"),
-        policies[key],
-        None if session is None else str(session),
-    )
+    return LoggedTurn(parse_turn(record), _figure(record, "at"), policies[key])
 
 
 def _voice_turns(record: dict[str, Any]) -> list[VoiceTurn]:
