@@ -159,7 +159,7 @@ class Difference:
         this: This log's figure; None if unknown.
         other: The other log's figure.
         interval: The 95 % interval of this minus other; None if unknown.
-        verdict: ``differs``, ``no difference shown`` or ``too few turns``.
+        verdict: ``differs``, ``no difference shown``, ``too few turns``, or ``unknown``.
     """
 
     name: str
@@ -167,7 +167,7 @@ class Difference:
     this: float | None
     other: float | None
     interval: Interval | None
-    verdict: Literal["differs", "no difference shown", "too few turns"]
+    verdict: Literal["differs", "no difference shown", "too few turns", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,7 +433,7 @@ def _compared(turns: Sequence[LoggedTurn], others: Sequence[LoggedTurn]) -> Iter
     both = [_resampled(each[-COMPARED_TURNS:], seed) for seed, each in enumerate((turns, others))]
     for (name, unit, mine, enough), (_, _, theirs, other_enough) in zip(*both, strict=True):
         values = [None if np.isnan(each[0]) else float(each[0]) for each in (mine, theirs)]
-        interval, verdict = None, "too few turns"
+        interval, verdict = None, "unknown" if None in values else "too few turns"
         if enough and other_enough and None not in values:
             low, high = (float(v) for v in np.nanquantile((mine - theirs)[1:], (0.025, 0.975)))
             interval = Interval(low, high)
