@@ -161,7 +161,7 @@ def plain(runner_args: Any) -> Any:
     [
         (raises, "the bot raised LookupError: no such voice"),
         (returns, "the bot returned without answering the call: run"),
-        (plain, r"the bot must be async def bot\(runner_args\), but returned 7"),
+        (plain, r"the bot raised TypeError: .*'await'"),
     ],
 )
 @pytest.mark.usefixtures("_ice_has_ended")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import os
 import shlex
 import signal
@@ -332,11 +331,9 @@ class CallableBot(Bot):
                 cancelled, in seconds.
 
         Raises:
-            ConfigurationError: If it is not a function.
+            ConfigurationError: If ``stop_secs`` is not positive.
         """
         super().__init__()
-        if not callable(bot):
-            raise ConfigurationError(f"bot must be async def bot(runner_args), got {bot!r}")
         check_secs("stop_secs", stop_secs)
         self._bot = bot
         self._body = {} if body is None else body
@@ -392,13 +389,7 @@ class CallableBot(Bot):
             webrtc_connection=connection, body=self._body, session_id=str(uuid.uuid4())
         )
         try:
-            answering = self._bot(arguments)
-            if not inspect.isawaitable(answering):
-                self._fail(
-                    f"the bot must be async def bot(runner_args), but returned {answering!r}"
-                )
-                return
-            await answering
+            await self._bot(arguments)
         except Exception as e:
             self._fail(f"the bot raised {type(e).__name__}: {e}", e)
         else:
