@@ -19,13 +19,7 @@ from pipecat_hedge.race import AttemptReport, ConfigurationError
 from pipecat_hedge.tools.analysis.incidents import Incident, attempt_waits, incidents_of
 from pipecat_hedge.tools.analysis.latency_files import recorded_from
 from pipecat_hedge.tools.analysis.slow_turns import SlowTurn, slowest_turns
-from pipecat_hedge.tools.analysis.statistics import (
-    Bootstrap,
-    Floats,
-    Interval,
-    Quantile,
-    Waits,
-)
+from pipecat_hedge.tools.analysis.statistics import Bootstrap, Floats, Interval, Quantile, Waits
 from pipecat_hedge.tools.analysis.turn_log import Log, LoggedTurn, ReadingError, read_logs
 from pipecat_hedge.tools.analysis.whatif import Answer, Question, show, what_if
 from pipecat_hedge.tools.formatting import (

@@ -118,10 +118,7 @@ def _answering(turn: LoggedTurn) -> AttemptReport | None:
 
 
 def _cause(
-    turn: LoggedTurn,
-    chain: Sequence[AttemptReport],
-    answering: AttemptReport | None,
-    waited: float,
+    turn: LoggedTurn, chain: Sequence[AttemptReport], answering: AttemptReport | None, waited: float
 ) -> Cause:
     sent = [a for a in chain if a.sent_secs is not None]
     if turn.report.queued_secs >= MOST_OF_IT * waited or (chain and not sent):

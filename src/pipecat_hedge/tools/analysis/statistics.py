@@ -196,11 +196,7 @@ class Bootstrap:
 
 
 def replay_intervals(
-    secs: Floats,
-    rows: tuple[Ints, Ints],
-    sizes: tuple[int, int | None],
-    requests: float,
-    seed: int,
+    secs: Floats, rows: tuple[Ints, Ints], sizes: tuple[int, int | None], requests: float, seed: int
 ) -> dict[str, Interval]:
     """Return each percentile's 95 % interval for files of this size.
 

@@ -224,13 +224,7 @@ def what_if(
             Outcome(
                 name,
                 {key: percentile(ascending, p) for key, p in PERCENTILES.items()},
-                replay_intervals(
-                    secs,
-                    draws.rows,
-                    draws.sizes,
-                    1.0 + more,
-                    question.seed,
-                ),
+                replay_intervals(secs, draws.rows, draws.sizes, 1.0 + more, question.seed),
                 float(ascending[-1]),
                 _at_least(secs, least),
                 float(waits.mean()),
@@ -392,10 +386,7 @@ def _too_little(none: Outcome, due: float | None, slow_together: float | None, t
 
 
 def _caveats(
-    recorded: Recorded,
-    draws: Draws,
-    question: Question,
-    independence: Independence,
+    recorded: Recorded, draws: Draws, question: Question, independence: Independence
 ) -> list[str]:
     """Return the limitations of the answer, a sentence each without its full stop."""
     first, second, turns = draws.first, draws.second, len(draws.filled)

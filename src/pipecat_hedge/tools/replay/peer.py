@@ -18,12 +18,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import numpy as np
 from aioice import ice
-from aiortc import (
-    InvalidStateError,
-    RTCConfiguration,
-    RTCPeerConnection,
-    RTCSessionDescription,
-)
+from aiortc import InvalidStateError, RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 from av import AudioFrame
 

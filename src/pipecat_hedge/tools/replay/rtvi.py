@@ -103,10 +103,7 @@ def filler_secs(record: dict[str, Any] | None) -> float | None:
 
 
 def stages_of(
-    messages: Sequence[Message],
-    since: float,
-    until: float | None,
-    filler_at: float | None = None,
+    messages: Sequence[Message], since: float, until: float | None, filler_at: float | None = None
 ) -> dict[str, float]:
     """Return when each stage of a turn ended, by its message's arrival, in seconds from ``since``.
 

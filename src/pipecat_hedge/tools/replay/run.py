@@ -244,11 +244,7 @@ async def replay(
 
 
 async def _one_call(
-    wanted: Replay,
-    run: int,
-    number: int,
-    add: Callable[..., None],
-    connected: asyncio.Event,
+    wanted: Replay, run: int, number: int, add: Callable[..., None], connected: asyncio.Event
 ) -> None:
     """Make one call, and add all of its turns even if it ends early."""
     network = replace(wanted.network, seed=wanted.network.seed + 1000 * number + run)

@@ -77,12 +77,7 @@ class Simulator(ProviderUrls):
     """
 
     def __init__(
-        self,
-        port: int = 0,
-        *,
-        host: str = "127.0.0.1",
-        seed: int = 0,
-        capacity: int | None = None,
+        self, port: int = 0, *, host: str = "127.0.0.1", seed: int = 0, capacity: int | None = None
     ):
         if not isinstance(port, int) or not 0 <= port <= 65535:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"port: expected a number from 0 to 65535, got {port!r}")

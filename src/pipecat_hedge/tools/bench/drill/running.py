@@ -219,9 +219,7 @@ class _Processes:
         """Start providers concurrently, each on its previous port."""
         made = {
             name: SimulatorProcess(
-                self._ports.get(name, 0),
-                seed=1000 * self._seed + index,
-                capacity=self._capacity,
+                self._ports.get(name, 0), seed=1000 * self._seed + index, capacity=self._capacity
             )
             for index, name in enumerate(self._drill.models)
             if name in names
