@@ -18,6 +18,7 @@ from pipecat_hedge import HedgedLLMService, HedgePolicy, TurnReport
 from pipecat_hedge.limits.loop_lag import LoopWatch
 from pipecat_hedge.service.provider_stats import shared_stats
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
+from pipecat_hedge.tools.analysis import at_quantile, single_r
 from pipecat_hedge.tools.bench import percentile
 from tests.no_harm.virtual import SORRY, Scripts, hedged, now, unwell
 from tests.service.builders import said
@@ -34,6 +35,8 @@ HANGS: list[Step] = [Wait(NEVER)]
 POLICIES = [
     HedgePolicy.adaptive(),
     HedgePolicy.adaptive(0.3, max_attempts=3),
+    at_quantile(0.9),
+    single_r(),
     HedgePolicy.race(2),
     HedgePolicy.after(0.5),
     HedgePolicy.fallback(),

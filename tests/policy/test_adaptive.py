@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pipecat_hedge import HedgePolicy, Slo
 from pipecat_hedge.policy import PROFILES, Backend
 from pipecat_hedge.service import ProviderStats
+from pipecat_hedge.tools.analysis import at_quantile, single_r
 from tests.no_harm.provider import LONG_TAIL
 from tests.support.virtual import Floats, Turns, draws, run_turns
 
@@ -71,17 +72,16 @@ def test_narrow_body_with_a_long_tail_is_hedged(seed: int) -> None:
     assert turns.p(0.95) <= bare.p(0.95)
 
 
-def test_adaptive_is_as_good_as_a_delay_at_the_p95() -> None:
+def test_adaptive_is_better_than_textbook_rules() -> None:
+    """At the same budget as a delay at the p95, and as SingleR."""
     latencies = {HOSTED: draws(HOSTED, N, 2, 8)}
-    ours, at_p95 = (
-        run_turns(policy, latencies, seats=TWICE).after(500)
-        for policy in (
-            HedgePolicy.adaptive(0.05),
-            HedgePolicy.after(PROFILES[HOSTED].quantile(0.95)),
-        )
+    policies = HedgePolicy.adaptive(0.05), at_quantile(0.95), single_r(0.95, 0.05)
+    ours, at_p95, single = (
+        run_turns(policy, latencies, seats=TWICE).after(500) for policy in policies
     )
     assert ours.p(0.99) <= 1.05 * at_p95.p(0.99)
-    assert at_p95.rate == pytest.approx(0.05, abs=0.015)
+    assert ours.p(0.999) < 0.5 * single.p(0.999)
+    assert [single.rate, at_p95.rate] == pytest.approx([0.05, 0.05], abs=0.015)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +137,16 @@ def test_budget_is_spent_in_dollars(
 
 
 # ---- learning
+
+
+def test_hedging_at_the_learned_p95_stays_at_five_per_cent() -> None:
+    """Cancelled losers are censored, so that the estimate does not drift."""
+    windows, size = 12, 4000
+    latencies = {HOSTED: draws(HOSTED, 1000 + windows * size, 2, 9)}
+    turns = run_turns(at_quantile(0.95), latencies, seats=TWICE).after(1000)
+    rates = [turns.after(k * size, (k + 1) * size).rate for k in range(windows)]
+    assert 0.046 <= float(np.mean(rates)) <= 0.054
+    assert float(np.mean(rates[-4:])) == pytest.approx(float(np.mean(rates[:4])), abs=0.006)
 
 
 def run_two(first: Floats, second: Floats, budget: float = 0.1, **options: Any) -> Turns:

@@ -286,7 +286,7 @@ def test_a_larger_file_is_sampled_and_it_says_so() -> None:
 def test_few_turns_have_no_p99_and_a_caveat() -> None:
     """Six latencies are a hint; a hundred have a p99."""
     few = asked(measured("x", trace(HOSTED, 6)))
-    assert "p99" not in show(few).replace("have no p99", "")
+    assert "p99" not in show(few).replace("SingleR(p99", "").replace("have no p99", "")
     assert few.caveats == ("6 turns have no p99: the result is rough",)
     assert few.replayed == 600
     assert " p99 " in show(asked(measured("x", trace(HOSTED, 100))))
@@ -300,6 +300,8 @@ def test_few_turns_have_no_p99_and_a_caveat() -> None:
         ({"usd_per_mtok": (1.0, -1.0)}, "usd_per_mtok must be two prices, not negative"),
         ({"max_turns": 10}, "turns must be at least 1000, got 10"),
         ({"slo": Slo(), "deadline_secs": 1.0}, "both set the time of an answer"),
+        ({"slo": Slo(ttft_secs=None)}, "slo has no ttft_secs"),
+        ({"others": (("three", HedgePolicy.race(3)),)}, "one of the other policies makes more"),
     ],
 )
 def test_a_question_that_cannot_be_asked_names_the_field(
@@ -327,7 +329,7 @@ def test_the_recommendation_comes_first_and_every_policy_has_a_row(
     assert "of turns within 1 s instead of" in shown
     assert max(map(len, shown.splitlines())) <= 80
     assert "…" not in shown
-    names = ("no hedging", "race(2)", "after(0.7 s)", "adaptive(10 %)")
+    names = ("no hedging", "race(2)", "after(0.7 s)", "SingleR(p99, 5 %)", "adaptive(10 %)")
     for each in (*names, "> adaptive(5 %)", "≤ 1 s", "$/1,000", "milliseconds", "1 bad line"):
         assert each in shown
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from pipecat_hedge.policy import AfterSilence, HedgePolicy, Slo
+from pipecat_hedge.policy import AfterSilence, HedgePolicy, Slo, TurnRule
 from pipecat_hedge.race import ConfigurationError
+from pipecat_hedge.tools.analysis.comparison_rules import single_r
 from pipecat_hedge.tools.analysis.latency_files import Measured, Recorded, read_latencies
 from pipecat_hedge.tools.analysis.replay_policies import BLOCK, Draws, draws_of, replay
 from pipecat_hedge.tools.analysis.statistics import (
@@ -100,6 +101,11 @@ class Question:
                 "deadline_secs and slo both set the time of an answer: give one of them",
             ),
             (
+                self.slo is not None and self.slo.ttft_secs is None,
+                "slo has no ttft_secs, and only first tokens are replayed: write "
+                "Slo(ttft_secs=0.8)",
+            ),
+            (
                 self.prompt_tokens is not None and not 0 < self.prompt_tokens < math.inf,
                 f"prompt_tokens must be positive, got {self.prompt_tokens}",
             ),
@@ -109,6 +115,10 @@ class Question:
             ),
             (self.max_turns < BLOCK, f"turns must be at least {BLOCK}, got {self.max_turns}"),
             (self.seed < 0, f"seed must not be negative, got {self.seed}"),
+            (
+                any(policy.max_attempts > self.attempts for _, policy in self.others),
+                f"attempts is {self.attempts}, but one of the other policies makes more: raise it",
+            ),
         ]
         for is_wrong, message in refused:
             if is_wrong:
@@ -234,7 +244,7 @@ def what_if(
                 extra,
                 replaced,
                 None if cost is None else 1000 * more * cost,
-                not isinstance(policy.rule, AfterSilence),
+                not isinstance(policy.rule, (AfterSilence, TurnRule)),
             )
         )
     progress("", 1.0)
@@ -291,6 +301,8 @@ def _compared(question: Question, draws: Draws) -> list[tuple[str, HedgePolicy]]
     for delay in question.after_secs or (round(float(np.quantile(answered, 0.95)), 3),):
         policy = HedgePolicy.after(delay, attempts, stall_secs=None)
         policies.append((policy.name, policy))
+    single = single_r(0.99, 0.05, stall_secs=None)
+    policies.append((single.name, single))
     for slo in dict.fromkeys((None, question.slo)):
         for budget in question.budgets:
             policy = HedgePolicy.adaptive(
