@@ -9,17 +9,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pipecat_hedge.limits import LATENCY_PROBE_INTERVAL, AdmissionController
+from pipecat_hedge.limits import AdmissionController
 from pipecat_hedge.limits.admission_controller import UNMEASURED_AFTER
 from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, SHED_BOUNDS
 from pipecat_hedge.limits.permit_queue import OPTIONAL, Ticket
 from pipecat_hedge.limits.priority import WORK_CLASSES, WorkClass
 from pipecat_hedge.limits.provider_health import Permit
 from pipecat_hedge.limits.verdict import Verdict
-from pipecat_hedge.race import TIERS, Tier
+from pipecat_hedge.race import Tier
 
 
 def ticket(
@@ -70,112 +68,6 @@ def refuse(health: AdmissionController, *keys: str) -> list[Permit]:
     return left
 
 
-class Permits(RuleBasedStateMachine):
-    """Any sequence of requests and outcomes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.health = AdmissionController(random.Random(1))
-        self.now = 0.0
-        self.out: list[Permit] = []
-        self.waiting: dict[Ticket, list[Permit]] = {}
-
-    @rule(
-        work=st.sampled_from(WORK_CLASSES),
-        tier=st.sampled_from(TIERS),
-        keys=st.lists(st.sampled_from("abc"), min_size=1, unique=True),
-        waits=st.booleans(),
-        sheds=st.booleans(),
-    )
-    def arrive(
-        self, work: WorkClass, tier: Tier, keys: list[str], waits: bool, sheds: bool
-    ) -> None:
-        wanted = ticket(*keys, work=work, tier=tier, now=self.now, sheds=sheds)
-        permit = self.health.acquire(wanted, self.now)
-        if permit is not None:
-            self.out.append(permit)
-            if wanted.is_optional:
-                limit = self.health.entry(permit.key).limit
-                assert limit.in_flight <= limit.limit(self.now, wanted.bounds)
-                assert self.health.are_healthy(permit.key, self.now)
-            return
-        if waits and not wanted.is_optional:
-            given: list[Permit] = []
-
-            def grant(permit: Permit) -> None:  # the registry's lock is held
-                given.append(permit)
-                self.out.append(permit)
-
-            reason = self.health.wait(wanted, grant, self.now)
-            assert reason is None or sheds
-            if reason is None:
-                self.waiting[wanted] = given
-
-    @rule(
-        data=st.data(),
-        verdict=st.sampled_from(["answered", "dropped", "silent", "failed", "busy"]),
-        has_token=st.booleans(),
-    )
-    def end(self, data: st.DataObject, verdict: Verdict, has_token: bool) -> None:
-        if self.out:
-            permit = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
-            if has_token:
-                self.health.record_first_token(permit, self.now)
-            self.health.release(permit, verdict, self.now)
-            self.health.release(permit, verdict, self.now)  # a second time changes nothing
-
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        """Cancel a waiting request, before or after its permit was granted."""
-        if self.waiting:
-            wanted = data.draw(st.sampled_from(list(self.waiting)))
-            self.health.leave(wanted)
-            for permit in self.waiting.pop(wanted):
-                if permit in self.out:
-                    self.out.remove(permit)
-                    self.health.release(permit, "dropped", self.now)
-
-    @rule(secs=st.floats(0.0, 90.0))
-    def pass_time(self, secs: float) -> None:
-        """Advance the clock; waiting requests are sent at their deadline."""
-        self.now += secs
-        for wanted, given in list(self.waiting.items()):
-            self.health.recheck(wanted, self.now)
-            if self.now >= wanted.deadline:
-                self.health.leave(wanted)
-                del self.waiting[wanted]
-                if not given and not wanted.sheds:
-                    self.out.append(self.health.force(wanted, self.now))
-
-    @rule(key=st.sampled_from("abc"), waiting=st.integers(0, 10), secs=st.floats(0.0, 10.0))
-    def state_load(self, key: str, waiting: int, secs: float) -> None:
-        if waiting > 5:
-            self.health.set_queue(key, 5, waiting, self.now)
-        else:
-            self.health.set_retry_after(key, self.now + secs)
-
-    @rule(key=st.sampled_from("abc"))
-    def probe(self, key: str) -> None:
-        if self.health.claim_probe(key, self.now):
-            assert not self.health.claim_probe(key, self.now)  # one at a time
-            wanted = ticket(key, work="hedge", now=self.now, probe=key)
-            permit = self.health.acquire(wanted, self.now)
-            if permit is None:
-                self.health.drop_probe(key, self.now)
-            else:
-                assert permit.is_probe
-                self.out.append(permit)
-
-    @invariant()
-    def as_many_are_in_flight_as_are_out(self) -> None:
-        for key, entry in self.health.entries().items():
-            assert entry.limit.in_flight == sum(p.key == key for p in self.out)
-        assert self.health.waiting == sum(not given for given in self.waiting.values())
-
-
-TestPermits = Permits.TestCase
-
-
 # ---- callers' requests
 
 
@@ -193,55 +85,6 @@ def test_limit_only_ranks_providers_for_callers(
     health.set_queue("b", 1, 0, 0.0)
     permits.append(health.acquire(wanted, 0.0))
     assert [permit and permit.key for permit in permits] == ["a", "a", "a", "b"]
-
-
-def test_open_breaker_comes_last_and_rejects_no_caller(health: AdmissionController) -> None:
-    end(health, "failed", times=5)
-    assert take(health, "a", "b").key == "b"
-    assert take(health, "a").key == "a"
-    refuse(health, "b")
-    assert take(health, "a", "b").key == "a"
-
-
-def test_caller_waits_only_while_all_providers_reject(health: AdmissionController) -> None:
-    left = refuse(health, "a", "b")
-    first, second = ticket("a", "b"), ticket("a", "b")
-    got: list[Permit] = []
-    for wanted in (first, second):
-        assert health.acquire(wanted, 0.2) is None
-        assert health.wait(wanted, got.append, 0.2) is None
-    health.release(left[0], "answered", 0.2)
-    assert [(permit.key, permit.waited_secs) for permit in got] == [("a", 0.2)]
-
-
-def test_caller_is_not_held_back_beyond_its_deadline(health: AdmissionController) -> None:
-    health.set_retry_after("a", 90.0)
-    health.set_retry_after("b", 60.0)
-    assert take(health, "a", "b").key == "b"
-    assert health.force(ticket("a", "b"), 0.0).key == "b"
-    health.set_retry_after("c", 1.0)
-    assert health.acquire(ticket("a", "b", "c"), 0.0) is None, "that one is worth waiting for"
-
-
-def test_open_breaker_is_preferred_to_a_retry_after(health: AdmissionController) -> None:
-    end(health, "failed", key="b", times=5)
-    health.set_retry_after("a", 1.0)
-    assert take(health, "a", "b").key == "b"
-
-
-def test_permits_are_granted_in_queue_order(health: AdmissionController) -> None:
-    left = refuse(health, "a")
-    order: list[str] = []
-    wants = {
-        "background": ticket("a", work="background"),
-        "standard": ticket("a"),
-        "premium": ticket("a", tier="premium"),
-    }
-    for name, wanted in wants.items():
-        assert health.wait(wanted, lambda permit, name=name: order.append(name), 0.0) is None
-    for permit in left:
-        health.release(permit, "answered", 0.1)
-    assert order[:2] == ["premium", "standard"]
 
 
 # ---- hedges and warm-up prompts
@@ -287,42 +130,6 @@ def test_hedge_does_not_overtake_a_waiting_caller(health: AdmissionController) -
 # ---- breakers
 
 
-def test_half_open_provider_has_one_probe(health: AdmissionController) -> None:
-    end(health, "failed", times=5)
-    assert not health.claim_probe("a", 1.0)
-    assert health.claim_probe("a", 100.0)
-    assert not health.claim_probe("a", 100.0)
-    wanted = ticket("a", work="hedge", now=100.0)
-    assert health.acquire(wanted, 100.0) is None
-    assert health.reluctance("a", wanted, 100.0) == {"a": 1}
-    probe = health.acquire(replace(wanted, probe="a"), 100.0)
-    assert probe is not None
-    health.release(probe, "answered", 101.0)
-    for _ in range(2):
-        assert health.claim_probe("a", 101.0)
-        health.drop_probe("a", 101.0)
-
-
-def test_caller_answer_closes_an_open_breaker(health: AdmissionController) -> None:
-    before = take(health, "a")
-    refuse(health, "a")
-    end(health, "failed", times=5, now=61.0)
-    health.release(before, "answered", 62.0)
-    assert health.state("a", 62.0) == "open"
-    end(health, "answered", now=63.0)
-    assert health.state("a", 63.0) == "closed"
-    assert health.occupancy("a", 63.0)[1] == OPEN_BOUNDS.ceiling
-
-
-def test_breaker_changes_are_reported_once(health: AdmissionController) -> None:
-    end(health, "failed", times=5)
-    (change,) = health.take_changes()
-    assert (change.key, change.event.before, change.event.after) == ("a", "closed", "open")
-    assert health.take_changes() == ()
-    assert health.open_reason("a", 1.0) == change.event.reason
-    assert health.open_reason("b", 1.0) == ""
-
-
 # ---- failures of our own network
 
 
@@ -332,15 +139,6 @@ def lose_connections(
     for _ in range(times):
         for key, host in hosts.items():
             end(health, "not_connected", key=key, now=now, host=host)
-
-
-def test_connection_failures_to_one_host_count_after_two_seconds(
-    health: AdmissionController,
-) -> None:
-    lose_connections(health, 0.0, times=5, a="one:443", b="one:443")
-    assert health.are_healthy("ab", 1.9)
-    assert not health.are_healthy("a", 2.0)
-    assert [state for state, _ in health.breaker_states("ab", 2.0)] == ["open", "open"]
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -416,26 +214,6 @@ def test_five_timeouts_in_a_row_open_the_breaker(
             assert health.state("a", 0.0) == "closed"
             end(health, verdict, **how)
     assert (health.state("a", 0.0) == "open") is opens
-
-
-def test_one_loser_in_seventy_becomes_a_latency_probe(health: AdmissionController) -> None:
-    assert health.claim_latency_probe("a")
-    assert not health.claim_latency_probe("b")
-    end(health, "answered", times=LATENCY_PROBE_INTERVAL)
-    assert not health.claim_latency_probe("a"), "one at a time"
-    assert health.claim_latency_probe("b")
-    health.release_latency_probe("a")
-    assert not health.claim_latency_probe("a")
-    end(health, "answered", times=LATENCY_PROBE_INTERVAL)
-    assert health.claim_latency_probe("a")
-
-
-def test_answered_since_is_the_latest_send_time(health: AdmissionController) -> None:
-    assert health.answered_since("a") == health.last_token_at("a") == float("-inf")
-    early, late = take(health, "a", now=1.0), take(health, "a", now=2.0)
-    health.record_first_token(late, 3.0)
-    health.record_first_token(early, 4.0)
-    assert (health.answered_since("a"), health.last_token_at("a")) == (2.0, 4.0)
 
 
 def test_late_first_tokens_of_many_sessions_lower_the_limit(health: AdmissionController) -> None:

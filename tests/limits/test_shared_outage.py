@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipecat_hedge.limits.shared_outage import WITHIN_SECS, SharedOutage
 
@@ -35,14 +33,3 @@ def test_failures_at_several_hosts_charge_no_provider(
         assert all(failed_at <= at - WITHIN_SECS for failed_at, *_ in settled)
     settled += outage.settle(99.0)
     assert [at for at, _, is_shared in settled if not is_shared] == charged
-
-
-@given(st.lists(st.tuples(st.floats(0, 3), st.sampled_from("ab")), max_size=50))
-def test_each_failure_is_settled_once(steps: list[tuple[float, str]]) -> None:
-    outage, now, counted = SharedOutage[str](), 0.0, 0
-    for secs, key in steps:
-        now += secs
-        outage.add(f"{key}:443", now, key)
-        counted += len(outage.settle(now))
-    assert counted + len(outage.settle(now + 2 * WITHIN_SECS)) == len(steps)
-    assert outage.settle(now + 99.0) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -14,10 +13,11 @@ from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.services.llm_service import FunctionCallParams
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
+from pipecat_hedge import HedgePolicy
 from pipecat_hedge.tools.simulator import Simulator
+from tests.service.builders import racing
 from tests.support.line import Line
-from tests.support.simulated import WIRES, close, simulated
+from tests.support.simulated import WIRES, close, line_to, simulated
 
 pytestmark = pytest.mark.live
 
@@ -25,12 +25,6 @@ ANSWER = "We are open till nine. The kitchen closes at eight. Do come by."
 CLOSED_WITHIN_SECS = 0.050
 STALLS = f"fixed@ttft=0.02,fault=stall,answer={ANSWER}"
 BREAKS = f"fixed@ttft=0.02,fault=cut,answer={ANSWER}"
-
-
-@pytest.fixture
-async def sim() -> AsyncIterator[Simulator]:
-    async with Simulator(port=0, seed=1) as simulator:
-        yield simulator
 
 
 @pytest.mark.parametrize("wire", WIRES)
@@ -53,7 +47,7 @@ async def test_every_request_is_closed(
     members = [simulated(wire, sim, first), simulated(wire, sim, "fixed@ttft=30")]
     make = HedgePolicy.fallback if outcomes[0] == "failed" else HedgePolicy.race
     policy = make(2, commit="first_sentence", stall_secs=None)
-    llm = HedgedLLMService(list(map(Provider, "ab", members)), policy=policy)
+    llm = racing(*members, policy=policy)
     context = LLMContext([{"role": "user", "content": "hello"}])
     async with Line(llm, after=[LLMContextAggregatorPair(context).assistant()]) as line:
         await line.send(LLMContextFrame(context))
@@ -87,12 +81,10 @@ async def test_running_tool_is_cancelled(sim: Simulator) -> None:
             raise
 
     tools = ToolsSchema([FunctionSchema("book_table", "Books.", {}, [], handler=book_table)])
-    member = simulated("openai", sim, "fixed@ttft=0.02,tool=book_table,args={}")
-    async with Line(HedgedLLMService([member])) as line:
+    async with line_to(simulated("openai", sim, "fixed@ttft=0.02,tool=book_table,args={}")) as line:
         await line.send(LLMContextFrame(LLMContext([{"role": "user", "content": "hi"}], tools)))
         await line.until(lambda: bool(line.frames(FunctionCallInProgressFrame)))
         await line.interrupt()
-    await close(member)
     assert ended == ["cancelled"]
     assert (await line.report()).outcome == "answered_with_tools"
 
@@ -103,9 +95,8 @@ async def test_any_moment_can_be_interrupted(sim: Simulator) -> None:
         simulated("openai", sim, f"fixed@ttft=0.02,tps=400,answer={ANSWER}"),
         simulated("anthropic", sim, f"fixed@ttft=0.03,tps=400,answer={ANSWER}"),
     ]
-    llm = HedgedLLMService(members, policy=HedgePolicy.race(2, commit="first_sentence"))
     loop = asyncio.get_running_loop()
-    async with Line(llm) as line:
+    async with line_to(*members, policy=HedgePolicy.race(2, commit="first_sentence")) as line:
         for number in range(60):
             await line.send(LLMContextFrame(LLMContext([{"role": "user", "content": "hello"}])))
             spoken = asyncio.Event()
@@ -113,7 +104,6 @@ async def test_any_moment_can_be_interrupted(sim: Simulator) -> None:
             await spoken.wait()
             await line.interrupt()
         await sim.wait_idle(1.0)
-    await close(*members)
     # The pipeline has ended, so the last turn has been reported too.
     starts, ends = line.framing.count("<"), line.framing.count(">")
     assert starts == ends == len(line.reports)

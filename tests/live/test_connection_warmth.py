@@ -12,37 +12,19 @@ from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient
 from loguru import logger
 from pipecat.frames.frames import LLMContextFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.services.llm_service import LLMService
 from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.utils.http import connection_limits
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
 from pipecat_hedge.service import ProviderStats, connection_warmth
 from pipecat_hedge.tools.simulator import Simulator
 from tests.support.fake_vllm import FakeVLLM, fake_vllm
 from tests.support.line import Line
 from tests.support.relay import relay
-from tests.support.simulated import anthropic, close, simulated
+from tests.support.simulated import anthropic, line_to, simulated
 
 pytestmark = [pytest.mark.live, pytest.mark.realtime]
 
 QUICK = "fixed@ttft=0.05,tps=inf,answer=Good%20evening."
-
-
-@pytest.fixture
-async def sim() -> AsyncIterator[Simulator]:
-    async with Simulator() as simulator:
-        yield simulator
-
-
-@asynccontextmanager
-async def line_to(*members: LLMService[Any], **kwargs: Any) -> AsyncIterator[Line]:
-    """A line to a race of the members as providers a and b; their clients are closed."""
-    policy = HedgePolicy.race(len(members))
-    providers = list(map(Provider, "ab", members))
-    async with Line(HedgedLLMService(providers, policy=policy, **kwargs)) as line:
-        yield line
-    await close(*members)
 
 
 @asynccontextmanager

@@ -5,47 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import statistics
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pipecat.frames.frames import (
-    LLMContextSummaryRequestFrame,
-    LLMContextSummaryResultFrame,
     LLMFullResponseStartFrame,
     LLMTextFrame,
 )
 from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.services.llm_service import LLMService
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
+from pipecat_hedge import HedgePolicy
 from pipecat_hedge.tools.simulator import Simulator
 from tests.support.line import Line
-from tests.support.simulated import WIRES, close, simulated
+from tests.support.simulated import WIRES, close, line_to, simulated
 
 pytestmark = pytest.mark.live
 
 TURNS = 7
 FAST_SECS, SPARED_SECS = 0.05, 0.45
-
-
-@pytest.fixture
-async def sim() -> AsyncIterator[Simulator]:
-    async with Simulator(port=0, seed=1) as simulator:
-        yield simulator
-
-
-@asynccontextmanager
-async def line_to(*members: LLMService[Any], policy: HedgePolicy) -> AsyncIterator[Line]:
-    """A line to a hedged service with the members as providers a, b, c."""
-    llm = HedgedLLMService(list(map(Provider, "abc", members)), policy=policy)
-    try:
-        async with Line(llm) as line:
-            yield line
-    finally:
-        await close(*members)
 
 
 def first_token_secs(line: Line) -> float:
@@ -137,27 +114,6 @@ async def test_image_in_the_conversation(sim: Simulator, wire: str) -> None:
     assert line.text == "A black square."
     assert report.attempts[1].tokens_estimated
     assert report.attempts[1].input_tokens == pytest.approx(1000, abs=10)
-
-
-async def test_context_summary_survives_a_faulty_provider(sim: Simulator) -> None:
-    """Pipecat's summary uses run_inference, which is hedged as turns are."""
-    messages = [{"role": role, "content": "Hello."} for role in ("user", "assistant") * 4]
-    request = LLMContextSummaryRequestFrame(
-        request_id="1",
-        context=LLMContext(messages),  # pyright: ignore[reportArgumentType]
-        min_messages_to_keep=2,
-        target_context_tokens=100,
-        summarization_prompt="Sum up.",
-    )
-    members = [
-        simulated("openai", sim, "fixed@ttft=0.02,fault=cut"),
-        simulated("anthropic", sim, "fixed@ttft=0.02,answer=They%20said%20hello."),
-    ]
-    async with line_to(*members, policy=HedgePolicy.after(0.1)) as line:
-        await line.send(request)
-        await line.until(lambda: bool(line.upstream(LLMContextSummaryResultFrame)))
-    (result,) = line.upstream(LLMContextSummaryResultFrame)
-    assert (result.summary, result.error) == ("They said hello.", None)
 
 
 @pytest.mark.timeout(120)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,38 +15,27 @@ from pipecat.services.llm_service import LLMService
 from pipecat.utils.http import connection_limits
 from prometheus_client import CollectorRegistry
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
+from pipecat_hedge import HedgePolicy
 from pipecat_hedge.race import AttemptReport, StageReport
 from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.telemetry import PrometheusRecorder
 from pipecat_hedge.tools.simulator import Simulator
+from tests.service.builders import racing
 from tests.support.line import Line
 from tests.support.relay import certificate, relay
-from tests.support.simulated import anthropic, close, simulated
+from tests.support.simulated import anthropic, close, line_to, simulated
 
 pytestmark = pytest.mark.live
 
 QUICK = "fixed@ttft=0.05,tps=inf,answer=Good%20evening."
 
 
-@pytest.fixture
-async def sim() -> AsyncIterator[Simulator]:
-    async with Simulator() as simulator:
-        yield simulator
-
-
-def hedged(*members: LLMService[Any], **kwargs: Any) -> HedgedLLMService:
-    kwargs = {"policy": HedgePolicy.race(len(members)), "warm": False, **kwargs}
-    return HedgedLLMService(list(map(Provider, "abc", members)), **kwargs)
-
-
 async def attempts(*members: LLMService[Any], turns: int = 1, **kwargs: Any) -> list[AttemptReport]:
     """The first attempt of each turn; the members' clients are closed."""
-    async with Line(hedged(*members, **kwargs)) as line:
+    async with line_to(*members, **{"warm": False, **kwargs}) as line:
         for _ in range(turns):
             await line.ask()
         await line.report(turns)
-    await close(*members)
     return [report.attempts[0] for report in line.reports]
 
 
@@ -95,7 +84,7 @@ async def test_warm_up_saves_the_first_turn_its_tls_handshake(
             http_client=DefaultAsyncHttpxClient(verify=theirs),
         )
         member = anthropic(client, QUICK)
-        llm = hedged(member)
+        llm = racing(member, warm=False)
         async with Line(llm) as line:
             if warm:
                 await llm.warm_up()
@@ -114,13 +103,12 @@ async def test_warm_up_saves_the_first_turn_its_tls_handshake(
 async def test_closed_idle_connection_is_reopened(sim: Simulator) -> None:
     async with relay(sim.port) as server:
         member = simulated("openai", sim, QUICK, url=f"http://127.0.0.1:{server.port}")
-        async with Line(hedged(member)) as line:
+        async with line_to(member, warm=False) as line:
             await line.ask()
             await line.ask()
             await server.hang_up()
             await line.ask()
             await line.report(3)
-        await close(member)
         assert server.opened == 2
     cold = [stages_of(report.attempts[0]).new_connection for report in line.reports]
     assert cold == [True, False, True]
@@ -175,10 +163,10 @@ async def test_loser_closed_before_its_headers_has_its_first_stages(sim: Simulat
 async def test_attempts_of_a_shared_client_have_their_own_stages(sim: Simulator) -> None:
     client = AsyncAnthropic(api_key="any", base_url=sim.url)
     members = [anthropic(client, model) for model in ("fixed@ttft=0.6,headers=0.5", QUICK)]
-    async with Line(hedged(*members, policy=HedgePolicy.race(2, losers="drain"))) as line:
+    policy = HedgePolicy.race(2, losers="drain")
+    async with line_to(*members, policy=policy, warm=False) as line:
         await line.ask()
         report = await line.report()
-    await client.close()
     lost, won = (stages_of(attempt) for attempt in report.attempts)
     assert (lost.new_connection, won.new_connection) == (True, True)
     assert won.headers_secs is not None
@@ -228,10 +216,9 @@ async def test_request_withdrawn_while_it_connects_was_never_sent(sim: Simulator
     recorder = PrometheusRecorder(stats=stats, registry=registry)
     quick = simulated("openai", sim, QUICK)
     hangs = simulated("anthropic", sim, QUICK, url=sim.hanging_url)
-    async with Line(hedged(quick, hangs, stats=stats)) as line:
+    async with line_to(quick, hangs, stats=stats, warm=False) as line:
         await line.ask()
         report = await line.report()
-    await close(quick, hangs)
     assert len(sim.ledger.requests) == 1
     won, withdrawn = report.attempts
     assert (won.outcome, withdrawn.outcome) == ("won", "superseded")
@@ -244,22 +231,3 @@ async def test_request_withdrawn_while_it_connects_was_never_sent(sim: Simulator
     tried = {"provider": "b", "launch_reason": "hedge", "outcome": "superseded"}
     assert registry.get_sample_value("pipecat_hedge_attempts_total", tried) == 1
     recorder.close()
-
-
-async def test_withdrawn_hedges_are_counted_if_they_arrived(sim: Simulator) -> None:
-    """As many as the provider has seen, at whatever point they were withdrawn."""
-    quick = simulated("openai", sim, "fixed@ttft=0.02,tps=900")
-    slow = simulated("anthropic", sim, "fixed@ttft=5")
-    async with Line(hedged(quick, slow, policy=HedgePolicy.after(0.02))) as line:
-        for _ in range(100):
-            await line.ask()
-        await line.report(100)
-        await sim.wait_idle(6)
-        hedges = [a for r in line.reports for a in r.attempts if a.provider == "b"]
-    await close(quick, slow)
-    arrived = sum(entry.wire == "anthropic" for entry in sim.ledger.requests)
-    sent = [hedge for hedge in hedges if hedge.sent_secs is not None]
-    # A request that was being written when it was withdrawn may or may not have arrived. Of a
-    # latency probe nothing may be known yet.
-    unknown = [h for h in sent if h.stages is None or h.stages.written_secs is None]
-    assert 0 < arrived <= len(sent) <= arrived + len(unknown)

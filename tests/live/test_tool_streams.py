@@ -166,12 +166,6 @@ async def turn(llm: LLMService[Any]) -> tuple[str, list[Any], list[TurnReport]]:
     return line.text, ran, line.reports
 
 
-def hedged(*services: LLMService[Any], policy: Any) -> HedgedLLMService:
-    providers = [Provider(n, s) for n, s in zip("ab", services, strict=False)]
-    policy = policy(stall_secs=STALL_SECS, commit="first_token")
-    return HedgedLLMService(providers, policy=policy, stats=ProviderStats())
-
-
 @asynccontextmanager
 async def racing(
     wire: str, first: Sequence[Event], second: Sequence[Event], policy: Any = HedgePolicy.fallback

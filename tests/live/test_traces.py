@@ -1,14 +1,8 @@
-"""The race in Pipecat's own traces, and on its way to a collector by OTLP over HTTP."""
+"""The race in Pipecat's own traces."""
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
-from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from pipecat.frames.frames import (
     BotStartedSpeakingFrame,
     BotStoppedSpeakingFrame,
@@ -16,12 +10,9 @@ from pipecat.frames.frames import (
     UserStoppedSpeakingFrame,
 )
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
-from pipecat_hedge.telemetry import WithoutText
 from pipecat_hedge.tools.simulator import Simulator
+from tests.service.builders import racing
 from tests.support.line import Line
-from tests.support.otlp_receiver import otlp_receiver
-from tests.support.otlp_receiver import said as told_by
 from tests.support.recorded_spans import (
     id_of,
     parent_of,
@@ -37,27 +28,23 @@ SLOW = "fixed@ttft=2"
 QUICK = "fixed@ttft=0.05,answer=Good%20day."
 
 
-async def call(*behaviours: str, tracing: bool = True, own_spans: bool = False) -> None:
-    """One turn of a call, with Pipecat's tracing on or off."""
-    async with Simulator(port=0) as sim:
-        wires = ("openai", "anthropic")
-        members = [simulated(w, sim, b) for w, b in zip(wires, behaviours, strict=True)]
-        providers = list(map(Provider, "ab", members))
-        llm = HedgedLLMService(providers, policy=HedgePolicy.race(2), own_spans=own_spans)
-        async with Line(llm, tracing=tracing) as line:
-            await line.send(UserStartedSpeakingFrame(), UserStoppedSpeakingFrame())
-            await line.ask("My name is Quimby.")
-            await line.report()
-            await line.send(BotStartedSpeakingFrame(), BotStoppedSpeakingFrame())
-        await close(*members)
+async def call(sim: Simulator) -> None:
+    """One turn of a call, with Pipecat's tracing."""
+    members = simulated("openai", sim, SLOW), simulated("anthropic", sim, QUICK)
+    async with Line(racing(*members), tracing=True) as line:
+        await line.send(UserStartedSpeakingFrame(), UserStoppedSpeakingFrame())
+        await line.ask("My name is Quimby.")
+        await line.report()
+        await line.send(BotStartedSpeakingFrame(), BotStoppedSpeakingFrame())
+    await close(*members)
 
 
 async def test_race_is_in_the_turn_with_its_attempts_side_by_side(
-    monkeypatch: pytest.MonkeyPatch,
+    sim: Simulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spans end when their requests did, although the outcome is known only later."""
     with recorded_spans(monkeypatch) as spans:
-        await call(SLOW, QUICK)
+        await call(sim)
     found = spans.of_providers("llm")
     (turn,), (race,) = spans.named("turn"), spans.named("race")
     assert parent_of(race) == id_of(turn)
@@ -85,30 +72,3 @@ async def test_race_is_in_the_turn_with_its_attempts_side_by_side(
     for span in found.values():
         assert (race.start_time or 0) <= (span.start_time or 0)
         assert (span.start_time or 0) < (span.end_time or 0) < (race.end_time or 0)
-
-
-@pytest.mark.parametrize("tracing", [True, False], ids=["Pipecat's tracing", "own spans"])
-async def test_collector_gets_the_race(monkeypatch: pytest.MonkeyPatch, tracing: bool) -> None:
-    """By OTLP over HTTP: the same tree with either kind of spans, and no text of the call."""
-    with otlp_receiver() as collector:
-        provider = TracerProvider()
-        monkeypatch.setattr(
-            trace, "get_tracer", lambda name, tracer_provider=None: provider.get_tracer(name)
-        )
-        url = f"http://127.0.0.1:{collector.port}/v1/traces"
-        provider.add_span_processor(BatchSpanProcessor(WithoutText(OTLPSpanExporter(url))))
-        fails = "fixed@fault=500,headers=0.2"
-        await call(fails, QUICK, tracing=tracing, own_spans=not tracing)
-        await asyncio.to_thread(provider.shutdown)
-    assert set(collector.requests) == {("/v1/traces", "application/x-protobuf")}
-    (race,) = collector.named("race")
-    attempts = [s for s in collector.spans if "hedge.attempt" in told_by(s.attributes)]
-    assert len(attempts) == 2
-    assert {span.parent_span_id for span in attempts} == {race.span_id}
-    assert len({span.trace_id for span in collector.spans}) == 1
-    won = next(s for s in attempts if told_by(s.attributes)["hedge.provider"] == "b")
-    assert told_by(won.attributes)["gen_ai.usage.output_tokens"] > 0
-    assert told_by(won.attributes)["gen_ai.provider.name"] == "anthropic"
-    assert "hedge.commit" in [event.name for event in race.events]
-    assert b"Quimby" not in collector.raw
-    assert b"Good day" not in collector.raw

@@ -309,5 +309,6 @@ async def test_a_session_that_sheds_ends_a_turn_without_room() -> None:
         await held
     assert (one.text, two.text) == (SORRY, "Yes, do come.")
     assert one.reports[0].attempts == ()
+    assert "1 of 1 requests in flight" in (one.reports[0].degraded_reason or "")
     assert one.reports[0].duration_secs == pytest.approx(3.0, abs=0.01)
     assert two.reports[0].ttft_secs == pytest.approx(TTFT_SECS)

@@ -20,8 +20,10 @@ SORRY = "One moment, please."
 class Scripts(ScriptedLLMService):
     """Plays what a function says, whenever it is asked; sums up in a time, or fails to."""
 
-    def __init__(self, script: Callable[[], Sequence[Step]], sums_up_secs: float | None):
-        super().__init__([])
+    def __init__(
+        self, script: Callable[[], Sequence[Step]], sums_up_secs: float | None, **options: Any
+    ):
+        super().__init__([], **options)
         self._script, self._sums_up_secs = script, sums_up_secs
 
     async def _play(self, script: Sequence[Step], context: LLMContext) -> None:

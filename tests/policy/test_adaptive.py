@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipecat_hedge import HedgePolicy, Slo
-from pipecat_hedge.policy import PROFILES, Backend
-from pipecat_hedge.service import ProviderStats
+from pipecat_hedge.policy import PROFILES
 from pipecat_hedge.tools.analysis import at_quantile, single_r
 from tests.no_harm.provider import LONG_TAIL
 from tests.support.virtual import Floats, Turns, draws, run_turns
@@ -230,14 +229,6 @@ def test_load_stays_constant_when_all_are_slow(shape: str, factor: float, budget
         rates.append(run_two(both[:1], both[1:], budget).after(600).rate)
         waited.append(float((both[0, 600:] > 5.0).mean()))
     assert np.mean(rates) < max(1.5 * budget, float(np.mean(waited)) + 0.02)
-
-
-def test_first_turn_is_hedged_by_the_prior() -> None:
-    stats = ProviderStats()
-    slow = {HOSTED: np.array([[9.0], [0.4]])}
-    turns = run_turns(HedgePolicy.adaptive(), slow, seats=TWICE, stats=stats)
-    assert turns.secs[0] < 2.0
-    assert stats.prior_weight(Backend("new", HOSTED)) == 1.0
 
 
 @settings(max_examples=8, deadline=None)

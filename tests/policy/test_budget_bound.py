@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
-from pipecat.processors.aggregators.llm_context import LLMContext
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport
-from pipecat_hedge.testing import Say, ScriptedLLMService, Step, Wait
+from pipecat_hedge import HedgePolicy, TurnReport
+from pipecat_hedge.testing import Say, Step, Wait
+from tests.no_harm.virtual import Scripts
+from tests.service.builders import racing
 from tests.support.line import Line
 
 pytestmark = [pytest.mark.slow, pytest.mark.virtual_time]
@@ -27,18 +28,6 @@ def long_tail(rng: random.Random) -> float:
 def thinking(rng: random.Random) -> float:
     """One answer in seven takes 3 to 6 s."""
     return rng.uniform(3.0, 6.0) if rng.random() < 0.15 else rng.uniform(0.3, 0.8)
-
-
-class Drawn(ScriptedLLMService):
-    """Answers after a time that is drawn anew for each turn."""
-
-    def __init__(self, model: str, draw: Draw, rng: random.Random):
-        super().__init__([], model=model)
-        self._draw, self._rng = draw, rng
-
-    async def _play(self, script: Sequence[Step], context: LLMContext) -> None:
-        self.contexts.clear()
-        await super()._play([Wait(self._draw(self._rng)), Say("Hello there.")], context)
 
 
 def extra(report: TurnReport) -> int:
@@ -60,9 +49,11 @@ async def most_in_a_thousand(
     rng, sent = random.Random(7), list[int]()
 
     async def call(tenant: int) -> None:
-        services = [Drawn(f"tenant-{tenant}-{n}", draw, rng) for n in range(2)]
-        named = [Provider(f"p{n}", service) for n, service in enumerate(services)]
-        async with Line(HedgedLLMService(named, policy=policy(tenant))) as line:
+        def script() -> list[Step]:
+            return [Wait(draw(rng)), Say("Hello there.")]
+
+        models = [Scripts(script, None, model=f"tenant-{tenant}-{n}") for n in range(2)]
+        async with Line(racing(*models, policy=policy(tenant))) as line:
             for _ in range(turns):
                 await line.ask()
                 await asyncio.sleep(rng.uniform(0.5, 2.0))

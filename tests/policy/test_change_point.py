@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from pipecat_hedge.policy.change_point import CREDIT, EARNED_BY, ENOUGH, Change, ChangePoint
+from pipecat_hedge.policy.change_point import CREDIT, EARNED_BY, Change, ChangePoint
 from pipecat_hedge.policy.latency_model import LatencyModel
 from pipecat_hedge.policy.survival import SurvivalCurve
 
@@ -127,13 +127,3 @@ def test_return_leads_to_the_level_that_was_held(turns: int, returns_to: float) 
     provider.run(30, 9.0)
     provider.run(3, returns_to)
     assert provider.curve.quantile(0.5) == pytest.approx(returns_to * usual, rel=0.15)
-
-
-def test_change_keeps_the_observations_that_showed_it() -> None:
-    watch = ChangePoint()
-    changes = [watch.observe(5.0, censored=False, known=PRIOR) for _ in range(ENOUGH)]
-    assert changes[:-1] == [None] * (ENOUGH - 1)
-    change = changes[-1]
-    assert change is not None
-    assert change.keep == ENOUGH
-    assert change.factor == pytest.approx(10.0)

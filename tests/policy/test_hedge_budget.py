@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from pipecat_hedge.policy.hedge_budget import (
     HIGHEST,
-    LOWEST,
     UNUSED,
     UNUSED_REQUESTS,
     UNUSED_TURNS,
@@ -36,15 +34,6 @@ def test_debt_delays_and_credit_hastens(budget: float, hedged: list[bool]) -> No
             assert account.share() <= budget
         elif account.balance > 0:
             assert account.share() >= budget
-
-
-def test_debt_that_chance_explains_changes_little() -> None:
-    account, shares = HedgeBudget(0.2), list[float]()
-    for spent in (2, 2, 6):
-        account.withdraw(spent)
-        shares.append(account.share() / 0.2)
-    falls = LOWEST * math.exp(-2 / 6), LOWEST * math.exp(-8 / 6)
-    assert shares == pytest.approx([max(LOWEST, math.exp(-2 / 6)), *falls])
 
 
 @given(
@@ -94,32 +83,3 @@ def test_savings_can_be_spent_at_an_eightfold_share() -> None:
         assert account.share() >= 0.8
         account.withdraw()
     assert account.share() > 0.1
-
-
-@pytest.mark.parametrize(
-    ("price", "usual", "cost"),
-    [
-        (6.0, 3.0, 2.0),
-        (0.0, 3.0, 0.0),
-        (None, 3.0, 1.0),
-        (3.0, None, 1.0),
-        (3.0, 0.0, 1.0),
-        (1000.0, 1.0, 10.0),
-    ],
-)
-def test_relative_cost_divides_the_share(
-    price: float | None, usual: float | None, cost: float
-) -> None:
-    """Unknown prices count as usual ones."""
-    assert HedgeBudget.relative_cost(price, usual) == cost
-    share = HedgeBudget(0.1).share(cost)
-    assert share == (pytest.approx(0.1 / cost) if cost else 1.0)
-
-
-def test_settled_balance_stays_within_its_bounds() -> None:
-    account, balances = HedgeBudget(0.1), list[float]()
-    account.withdraw(6)
-    for amount in (-2.5, 1.0, 1e6, -1e6):
-        account.withdraw(amount)
-        balances.append(account.balance)
-    assert balances == [-3.5, -4.5, -10.0, account.most_credit]

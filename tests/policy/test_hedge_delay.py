@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.policy.hedge_benefit import BenefitCache, HedgeBenefit, expected_saving, joint
+from pipecat_hedge.policy.hedge_benefit import HedgeBenefit, expected_saving, joint
 from pipecat_hedge.policy.priced_delay import LatencyEstimate, PricedDelay
 from pipecat_hedge.policy.survival import SurvivalCurve
 from pipecat_hedge.race import InFlight, LaunchDecision, Waiting
@@ -72,33 +71,6 @@ def test_joint_curve_is_the_product(sent: float, at: float) -> None:
     both = joint([(HEAVY, 0.0), (LIGHT, sent)])
     expected = HEAVY.share_after(at) * LIGHT.share_after(max(at - sent, -1.0))
     assert both.share_after(at) == pytest.approx(expected, abs=0.02)
-
-
-def test_joint_rates_of_exponentials_add_up() -> None:
-    both = joint([(exponential(1.0), 0.0), (exponential(0.5), 2.0)])
-    assert both.share_after(4.0) == pytest.approx(math.exp(-4.0) * math.exp(-4.0), rel=1e-6)
-    assert both.expected_remaining(5.0) == pytest.approx(1 / 3, rel=1e-6)
-    assert joint([(HEAVY, 0.0)]) is HEAVY
-
-
-def test_benefits_are_cached_by_their_curves() -> None:
-    benefits = BenefitCache()
-    curves = [lognormal(0.5, 0.1 + 0.001 * number) for number in range(70)]
-    first = benefits.of(curves[0], curves[1], None)
-    assert benefits.of(curves[0], curves[1], None) is first
-    assert benefits.of(curves[1], curves[0], None) is not first
-    assert benefits.of(curves[0], curves[1], 1.0) is not first
-    for one, other in itertools.pairwise(curves):
-        found = benefits.of(one, other, None).saved[0]
-        assert found == pytest.approx(saving(one, other, 0.0))
-
-
-def test_benefit_is_interpolated_and_constant_beyond_its_times() -> None:
-    benefit = HedgeBenefit((0.0, 1.0, 2.0), (0.0, 2.0, 1.0), (0.0, 2.0, 2.0), (1.0, 0.5, 0.1))
-    found = [benefit.at_time(t, benefit.saved) for t in (0.0, 0.5, 1.5, 2.0, 9.0)]
-    assert found == [0, 1, 1.5, 1, 1]
-    questions = ((1.0, 0.0), (1.0, 0.75), (3.0, 0.0), (1.5, 1.9))
-    assert [benefit.first_above(*each) for each in questions] == [0.5, 0.75, None, None]
 
 
 @pytest.mark.parametrize(("median", "spread"), [(1.0, 0.03), (2.0, 0.05), (0.3, 0.002)])
@@ -182,23 +154,10 @@ def test_budget_of_zero_is_never() -> None:
     assert decision(share=0.0) == LaunchDecision(None, "the budget is 0")
 
 
-def test_free_request_is_sent_at_the_least_saving() -> None:
-    at = hedged_at(share=1.0, min_saving_secs=0.3)
-    assert at < 0.5 < hedged_at(share=0.05, min_saving_secs=0.3)
-    assert saving(HEAVY, HEAVY, at) > 0.25
-
-
 @given(st.floats(0.001, 1), st.floats(0.001, 1))
 def test_larger_share_never_hedges_later(one: float, other: float) -> None:
     low, high = sorted((one, other))
     assert hedged_at(share=high) <= hedged_at(share=low) + 0.05  # the grid's step
-
-
-@given(st.floats(0.01, 0.04), st.floats(0, 2))
-def test_latest_hedge_is_at_eight_tenths_of_the_share(share: float, benefit: float) -> None:
-    latest = HEAVY.quantile(1 - 0.8 * share)
-    if saving(HEAVY, HEAVY, latest) > benefit:
-        assert hedged_at(share=share, min_saving_secs=benefit) <= latest + 1e-9
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.6, 0.95])

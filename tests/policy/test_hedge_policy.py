@@ -38,10 +38,6 @@ def test_policy_has_a_name_and_a_rule(policy: HedgePolicy, name: str, rule: obje
     assert (policy.name, policy.rule) == (name, rule)
 
 
-def test_adaptive_target_fails_no_turn() -> None:
-    assert adaptive(target_ttft_secs=1.2).deadline_secs is None
-
-
 @pytest.mark.parametrize(("budget", "attempts"), [(1.0, 2), (1, 1), (2.0, 3)])
 def test_budget_may_be_one_request_for_each_further_attempt(budget: float, attempts: int) -> None:
     assert adaptive(budget, attempts).max_attempts == attempts

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.policy.hedge_policy import AfterSilence
-from pipecat_hedge.policy.routing import AskReplaced, Probing, Route, route
+from pipecat_hedge.policy.routing import AskReplaced, Route, route
 from pipecat_hedge.policy.slow_period import SlowPeriod
 from pipecat_hedge.race import InFlight, LaunchDecision, Waiting
 from tests.policy.test_slow_period import answered
@@ -84,16 +83,6 @@ def test_replaced_provider_is_probed_within_the_budget(in_debt: bool, probed: li
     assert [n for n, each in enumerate(found) if each.probe == "a"] == probed
     assert {(each.order, each.replaced) for each in found} == {(("b", "a"), "a")}
     assert {each.hedges for each in found} == {0.25}
-
-
-def test_probe_is_sent_beside_the_first_request() -> None:
-    """A third attempt waits as usual; so does one to another provider."""
-    rule = Probing(AfterSilence(0.6), "a")
-    alone = (InFlight("b", 5.0, None),)
-    both = (*alone, InFlight("a", 5.0, None))
-    assert rule.next_launch(Waiting(5.0, alone, "a")) == LaunchDecision(5.0, "probes a")
-    assert rule.next_launch(Waiting(5.0, alone, "c")).at == 5.6
-    assert rule.next_launch(Waiting(5.0, both, "c")).at == 5.6
 
 
 @pytest.mark.parametrize(

@@ -51,13 +51,6 @@ def test_drawn_turns_are_hedged_early() -> None:
     assert 0.15 < aim.probability < 0.45
 
 
-def test_nearly_met_slo_takes_a_smaller_part() -> None:
-    nearly, hardly = (aim_at(JAGGED, JAGGED, 1.2, share, 0.1) for share in (0.92, 0.99))
-    assert nearly is not None
-    assert hardly is not None
-    assert nearly.spends < hardly.spends == MOST_DRAWN
-
-
 @pytest.mark.parametrize(
     ("first", "further", "within"),
     [(JAGGED, lognormal(3.0, 0.1), 0.8), (JAGGED, JAGGED, 0.01), (LIGHT, LIGHT, 9.0)],

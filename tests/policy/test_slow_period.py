@@ -50,11 +50,6 @@ def test_five_late_answers_begin_and_two_in_time_end_it(all_secs: list[float], i
     assert answered(*all_secs).is_on is is_on
 
 
-def test_four_late_answers_are_suspicious() -> None:
-    assert answered(*[LATE] * (SLOW - 1)).is_suspected
-    assert not answered(*[LATE] * (SLOW - 1), *[IN_TIME] * SLOW).is_suspected
-
-
 def test_silent_attempt_is_late_and_counts_once() -> None:
     slow_period = SlowPeriod()
     attempts = [sent(slow_period, now=n / 10) for n in range(SLOW)]
@@ -99,15 +94,6 @@ def test_chance_is_no_slow_period(share: float) -> None:
     assert begun <= 12
 
 
-def test_level_is_the_median_of_late_attempts() -> None:
-    slow_period = answered(2.0, 9.0, 4.0)
-    sent(slow_period, now=10.0)
-    sent(slow_period, now=10.0)
-    slow_period.look(11.5)
-    assert slow_period.is_on
-    assert [slow_period.level_secs(now) for now in (11.5, 16.0)] == [2.0, 6.0]
-
-
 @pytest.mark.parametrize(
     ("curve", "secs"),
     [
@@ -118,12 +104,3 @@ def test_level_is_the_median_of_late_attempts() -> None:
 )
 def test_late_is_clearly_more_than_the_median(curve: SurvivalCurve, secs: float) -> None:
     assert late_secs(curve) == pytest.approx(secs, rel=0.2)
-
-
-@pytest.mark.parametrize(("budget", "every"), [(0.1, 14), (0.05, 27), (0.001, 100)])
-def test_budget_limits_probes(budget: float, every: int) -> None:
-    slow_period = answered(*[LATE] * SLOW)
-    turns = [n for n in range(1, 401) if slow_period.is_probes_turn(budget)]
-    assert turns == list(range(every, 401, every))
-    answered(IN_TIME, slow_period=slow_period)
-    assert slow_period.is_probes_turn(budget), "an answer in time is followed up at once"

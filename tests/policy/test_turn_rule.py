@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from loguru import logger
 from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.processors.aggregators.llm_context import LLMContext
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider
+from pipecat_hedge import HedgePolicy
 from pipecat_hedge.policy import Adaptive, OnlyOnFailure, Rule, TurnFacts
 from pipecat_hedge.race import ConfigurationError
-from pipecat_hedge.testing import Say, ScriptedLLMService, Wait
+from pipecat_hedge.testing import Say, Wait
+from tests.service.builders import asked, logged, racing, scripted
 from tests.support.line import Line
 
 pytestmark = pytest.mark.virtual_time
@@ -35,47 +36,31 @@ class OnlyWithTools:
 
 async def test_a_rule_may_hedge_only_turns_with_tools() -> None:
     rule = OnlyWithTools()
-    llm = HedgedLLMService(
-        [
-            Provider("slow", ScriptedLLMService([Wait(2.5), Say("Yes.")], model="gpt-4.1")),
-            Provider("fast", ScriptedLLMService([Wait(0.1), Say("Yes.")], model="gpt-4.1")),
-        ],
-        policy=HedgePolicy(rule, "only with tools"),
-    )
+    slow, fast = (scripted(Wait(secs), Say("Yes."), model="gpt-4.1") for secs in (2.5, 0.1))
+    llm = racing(slow, fast, policy=HedgePolicy(rule, "only with tools"))
     question = {"role": "user", "content": "Will it rain today?"}
     async with Line(llm) as line:
         for tools in ([], [TOOL]):
             await line.ask(context=LLMContext([question], tools=tools))  # pyright: ignore[reportArgumentType]
     assert [len(report.attempts) for report in line.reports] == [1, 2]
     assert [turn.has_tools for turn in rule.turns] == [False, True]
-    assert rule.turns[0].order == ("slow", "fast")
+    assert rule.turns[0].order == ("a", "b")
     assert rule.turns[0].prompt_tokens
-    assert set(rule.turns[0].known) == {"slow", "fast"}
+    assert set(rule.turns[0].known) == {"a", "b"}
 
 
-class Chooses:
-    """Returns or raises something."""
-
-    def __init__(self, found: Any):
-        self._found = found
-
-    def rule_for(self, facts: TurnFacts) -> Rule:
-        if isinstance(self._found, Exception):
-            raise self._found
-        return self._found
+def rule_not_made(_: TurnFacts) -> Rule:
+    raise KeyError("a")
 
 
-@pytest.mark.parametrize("found", [None, KeyError("a"), Chooses(None)])
-async def test_turn_without_a_usable_rule_is_answered_without_hedges(found: Any) -> None:
-    llm = HedgedLLMService(
-        [ScriptedLLMService([Wait(4), Say("Yes.")]), ScriptedLLMService([Say("No.")])],
-        policy=HedgePolicy(Chooses(found), "mine", stall_secs=None),
-    )
-    warnings: list[str] = []
-    sink = logger.add(lambda text: warnings.append(str(text)), level="WARNING")
-    async with Line(llm) as line:
-        await line.ask()
-    logger.remove(sink)
+@pytest.mark.parametrize("rule_for", [lambda _: None, lambda _: OnlyWithTools(), rule_not_made])
+async def test_turn_without_a_usable_rule_is_answered_without_hedges(rule_for: Any) -> None:
+    rule: Any = SimpleNamespace(rule_for=rule_for)
+    policy = HedgePolicy(rule, "mine", stall_secs=None)
+    with logged() as warnings:
+        line = await asked(
+            racing(scripted(Wait(4), Say("Yes.")), scripted(Say("No.")), policy=policy)
+        )
     assert line.text == "Yes."
     assert any("policy mine: rule_for" in text for text in warnings)
 

@@ -22,12 +22,6 @@ def test_white_space_and_markers_are_not_usable(text: str) -> None:
     assert not is_usable_text(text)
 
 
-@given(st.text())
-def test_text_with_letters_or_digits_is_usable(text: str) -> None:
-    assert is_usable_text(text + "a")
-    assert is_usable_text("7" + text)
-
-
 @pytest.mark.parametrize("answer", ["◐", "○", " ◐\n", "●", "◐◐", "", "◐ So"])
 def test_wait_marker_is_a_marker_alone(answer: str) -> None:
     assert is_wait_marker(answer) is (answer in ("◐", "○", " ◐\n"))
@@ -65,14 +59,6 @@ def test_no_character_is_lost(pieces: list[str]) -> None:
         assert (thought, answer) == ("", text)
     elif "</think>" not in text:
         assert answer == ""
-
-
-def test_is_over_once_all_further_text_is_answer() -> None:
-    finder = InlineThought()
-    finder.feed("<think>Hm.</think>")
-    assert not finder.is_over  # blank lines may follow
-    finder.feed("\n\nTill")
-    assert finder.is_over
 
 
 def test_unclosed_reasoning_has_no_answer() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -109,14 +108,6 @@ async def test_learned_timeout_is_shared_between_sessions(kept: Kept) -> None:
     assert was_cold[1:] == [False] * 9
 
 
-async def test_refresh_learns_a_shorter_timeout(kept: Kept) -> None:
-    kept.closes_after = 5.0
-    await kept.turn(idle_secs=120)
-    assert not await kept.turn()
-    assert kept.gaps[:4] == pytest.approx([22.5, 11.25, 5.625, 3.0])
-    assert kept.gaps[4:] == pytest.approx([3.0] * len(kept.gaps[4:]))
-
-
 @pytest.mark.parametrize(("expiry_secs", "every_secs"), [(4.0, 3.2), (5.0, 4.0), (3.5, None)])
 async def test_connection_is_refreshed_before_its_client_expires(
     kept: Kept, expiry_secs: float, every_secs: float | None
@@ -125,26 +116,6 @@ async def test_connection_is_refreshed_before_its_client_expires(
     await kept.turn(idle_secs=30)
     assert bool(kept.gaps) is (every_secs is not None)
     assert kept.gaps == pytest.approx([every_secs] * len(kept.gaps))
-
-
-async def test_cancelled_request_opens_one_connection(kept: Kept) -> None:
-    stages = Stages()
-    with suppress(asyncio.CancelledError), kept.connection.in_use(stages):
-        await kept.serve()
-        raise asyncio.CancelledError
-    for pause_secs in (0.0, 0.0, 0.1, 0.1):  # the last time, one is idle
-        kept.connection.reopen(stages)
-        await asyncio.sleep(pause_secs)
-    assert len(kept.listed_at) == 1
-
-
-async def test_untraced_client_is_ignored(kept: Kept) -> None:
-    kept.connection.turn_began()
-    with kept.connection.in_use(stages := Stages()):
-        pass
-    kept.connection.reopen(stages)
-    await asyncio.sleep(200)
-    assert kept.listed_at == []
 
 
 def test_shortest_timeout_counts_until_it_expires(limits: IdleLimits) -> None:
@@ -162,13 +133,6 @@ def test_shortest_timeout_counts_until_it_expires(limits: IdleLimits) -> None:
     assert limits.refresh_secs("c", 1000.0) is None, "too short to be worth it"
     limits.record_closed("b", 400.0, 1000.0)
     assert limits.refresh_secs("b", 1000.0) == 45.0
-
-
-def test_number_of_hosts_is_bounded(limits: IdleLimits) -> None:
-    for n in range(1000):
-        limits.record_timeout(f"host-{n}", 10.0, 0.0)
-    assert len(limits._timeouts) == 256
-    assert limits.refresh_secs("host-999", 0.0) == 8.0
 
 
 TIMEOUTS = {"timeout=5": 5.0, "Timeout=75, max=99": 75.0, "max=99,timeout=15": 15.0}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pipecat_hedge import HedgedLLMService, HedgeError, HedgePolicy, Provider, TurnReport
+from pipecat_hedge import HedgedLLMService, HedgePolicy, Provider, TurnReport
 from pipecat_hedge.policy import Backend, FileStore, policy_of
 from pipecat_hedge.service.provider_stats import ProviderStats, shared_stats
 from pipecat_hedge.testing import AutojumpLoop, Error, Say, ScriptedLLMService, Step, Wait
@@ -199,11 +199,6 @@ async def test_turn_log_has_a_line_per_turn_and_no_text(tmp_path: Path) -> None:
     assert first["attempts"][1]["ttft_secs"] == pytest.approx(0.3)
     assert "secret" not in log.read_text()
     assert "Do come" not in log.read_text()
-
-
-def test_log_without_folder_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(HedgeError, match=r"turn_log: there is no folder .*: make it first"):
-        racing(provider("a", 1), turn_log=tmp_path / "none" / "turns.jsonl")
 
 
 async def test_failing_store_and_log_end_no_call(tmp_path: Path) -> None:

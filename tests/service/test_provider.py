@@ -11,7 +11,6 @@ from pipecat.pipeline.llm_switcher import LLMSwitcher
 from pipecat.services.anthropic.llm import AnthropicLLMService
 from pipecat.services.openai.llm import OpenAILLMService
 from pipecat.services.openai.responses.llm import (
-    OpenAIResponsesHttpLLMService,
     OpenAIResponsesLLMService,
 )
 from pipecat.services.settings import LLMSettings
@@ -100,6 +99,19 @@ async def test_unsuitable_services_are_rejected(llms: Any, message: str) -> None
         (lambda: Provider("a", None), "services of provider 'a' must be a Pipecat LLM service"),  # pyright: ignore[reportArgumentType]
         (lambda: Provider("a", scripted(), usd_per_mtok=(1, -1)), "usd_per_mtok of provider 'a'"),
         (lambda: Provider("a", scripted(), usd_per_mtok=3), "usd_per_mtok of provider 'a'"),  # pyright: ignore[reportArgumentType]
+        (
+            lambda: Provider("a", scripted(), breaker=3),
+            "write CircuitBreakerSettings",
+        ),  # pyright: ignore[reportArgumentType]
+        (lambda: hedged(min_in_flight=0), "min_in_flight must be a whole number from 1, got 0"),
+        (lambda: hedged(min_in_flight=True), "min_in_flight must be a whole number"),
+        (lambda: hedged(max_in_flight=2.5), "max_in_flight must be a whole number from 1, got 2.5"),
+        (
+            lambda: hedged(min_in_flight=5, max_in_flight=4),
+            "min_in_flight must not exceed max_in_flight, got 5 and 4",
+        ),
+        (lambda: hedged(turn_log="none/x"), "turn_log: there is no folder .*: make it first"),
+        (lambda: hedged(drained_log="none/x"), "drained_log: there is no folder .*: make it first"),
         (lambda: hedged(policy="race"), "policy must be a HedgePolicy"),
         (lambda: hedged(settings=LLMSettings(model="gpt")), "settings.model cannot be shared"),
         (lambda: hedged(tier="gold"), "tier is not known, got 'gold': write 'premium'"),
@@ -110,11 +122,6 @@ async def test_invalid_arguments_name_the_remedy(make: Any, message: str) -> Non
     with pytest.raises(ValueError, match=message) as caught:
         make()
     assert isinstance(caught.value, HedgeError)
-
-
-async def test_http_variant_of_a_websocket_service_is_accepted() -> None:
-    llm = HedgedLLMService([OpenAIResponsesHttpLLMService(api_key="k")])
-    assert len(llm.providers) == 1
 
 
 async def test_sdk_retries_are_switched_off() -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
-import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from pipecat_hedge import HedgePolicy
 from pipecat_hedge.policy import Backend, FileStore
 from pipecat_hedge.policy.backends import MOST_PROVIDERS
 from pipecat_hedge.policy.priors import prior_for
@@ -21,7 +18,6 @@ from pipecat_hedge.race import Attempt, AttemptError, ConfigurationError, Slot
 from pipecat_hedge.race.attempt import STALLED
 from pipecat_hedge.service.composition import ENVIRONMENT, default_store
 from pipecat_hedge.service.provider_stats import ProviderStats
-from tests.support.virtual import run_turns
 
 CLAUDE = Backend("claude", "claude-haiku-4-5")
 FAILED: dict[str, Any] = {"outcome": "failed", "error": AttemptError("rate_limit", "429")}
@@ -89,14 +85,6 @@ def test_timeout_is_an_observation_but_an_error_is_not() -> None:
     assert median(learned(50, attempt(**SILENT))) > 20
 
 
-def test_models_have_separate_statistics() -> None:
-    stats = learned(50, attempt(ttft=0.2))
-    other = Backend("claude", "claude-sonnet-4-6")
-    whole = Backend("claude", "claude-haiku-4-5", measures="whole_answer")
-    assert median(stats, other) == prior_for("claude", "claude-sonnet-4-6").quantile(0.5)
-    assert median(stats, whole) == 5 * prior_for("claude", "claude-haiku-4-5").quantile(0.5)
-
-
 # ---- prompt sizes
 
 
@@ -126,20 +114,6 @@ def test_prompt_sizes_are_separated_with_enough_data() -> None:
     assert latency.quantile(SHORT) == pytest.approx(0.3, rel=0.01)
     assert latency.quantile(LONG) == pytest.approx(1.3, rel=0.01)
     assert latency.quantile(4_000, 0.9) == pytest.approx(1.3, rel=0.01), "never seen"
-
-
-def test_growing_prompts_are_no_change() -> None:
-    latency = Latency()
-    latency.record(200, {SHORT: 0.3})
-    latency.record(15, {LONG: 1.3})
-    assert latency.quantile(SHORT) == pytest.approx(0.3, rel=0.01)
-
-
-def test_change_applies_to_all_prompt_sizes() -> None:
-    latency = Latency()
-    latency.record(100, {SHORT: 0.3, LONG: 0.4})
-    latency.record(12, {SHORT: 1.0})
-    assert latency.quantile(LONG) > 0.9
 
 
 def test_slow_period_keeps_earlier_statistics() -> None:
@@ -208,18 +182,6 @@ def test_statistics_survive_a_restart() -> None:
     third.record(Backend("other"), attempt(ttft=0.1), None)
     third.save()
     assert set(store.providers) == {CLAUDE.key, Backend("other").key}
-
-
-def test_saving_is_due_once_a_minute_after_changes() -> None:
-    now = [0.0]
-    stats = learned(1, attempt(ttft=0.2), stats=ProviderStats(Memory(), clock=lambda: now[0]))
-    assert not stats.is_due
-    now[0] = 61.0
-    assert stats.is_due
-    stats.save()
-    now[0] = 200.0
-    assert not stats.is_due
-    assert not ProviderStats(clock=lambda: 1e9).is_due
 
 
 @pytest.mark.parametrize(
@@ -321,40 +283,4 @@ def test_recently_used_providers_are_kept() -> None:
     assert again.prior_weight(used) < 0.1
 
 
-def test_provider_removed_during_a_request() -> None:
-    stats, removed = ProviderStats(), attempt(ttft=0.4)
-    stats.sent(CLAUDE, removed, None)
-    for number in range(MOST_PROVIDERS):
-        stats.record_first_token(Backend("p", f"model-{number}"), 0.3, 100)
-    stats.record(CLAUDE, removed, None)
-    assert stats.prior_weight(CLAUDE) < 1.0
-
-
 # ---- shared
-
-
-def test_threads_share_a_registry(tmp_path: Path) -> None:
-    store = FileStore(tmp_path / "stats.json")
-    stats, done = ProviderStats(store), threading.Event()
-
-    def save() -> None:
-        while not done.is_set():
-            stats.save()
-
-    def learn() -> None:
-        # Of a steady kind: a change of level would rightly have them forgotten.
-        rng = np.random.default_rng(threading.get_ident())
-        latencies = {name: rng.normal(0.5, 0.02, (1, 300)) for name in ("a", "b")}
-        run_turns(HedgePolicy.adaptive(order="learned"), latencies, stats=stats)
-
-    saving, *learning = [threading.Thread(target=work) for work in (save, *[learn] * 4)]
-    for thread in (saving, *learning):
-        thread.start()
-    for thread in learning:
-        thread.join()
-    done.set()
-    saving.join()
-    stats.save()
-    kept = json.loads(store.path.read_text())["providers"]["a | a"]
-    assert sum(kept["counts"]) == pytest.approx(821, abs=3), "of 1,200, decayed"
-    assert ProviderStats(store).prior_weight(Backend("a", "a")) < 0.001

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from pipecat.flows import FlowArgs, FlowManager, FlowsFunctionSchema, NodeConfig
 from pipecat.frames.frames import (
-    LLMContextFrame,
     LLMRunFrame,
     LLMSummarizeContextFrame,
     OutputTransportMessageUrgentFrame,
@@ -16,7 +15,6 @@ from pipecat.frames.frames import (
     VADUserStartedSpeakingFrame,
     VADUserStoppedSpeakingFrame,
 )
-from pipecat.pipeline.llm_with_backend import LLMWithBackend
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.processors.aggregators.llm_response_universal import (
     LLMContextAggregatorPair,
@@ -27,22 +25,22 @@ from pipecat.services.llm_service import FunctionCallParams
 from pipecat.turns.user_stop import SpeechTimeoutUserTurnStopStrategy
 from pipecat.turns.user_turn_strategies import UserTurnStrategies
 
-from pipecat_hedge import HedgedLLMService, HedgePolicy
+from pipecat_hedge import HedgedLLMService
 from pipecat_hedge.testing import Call, Say, ScriptedLLMService, Step, Wait
+from tests.service.builders import Inferring, racing, scripted
 from tests.support.line import Line
 
 pytestmark = pytest.mark.virtual_time
 
 
-def racing(*scripts: list[Step]) -> tuple[HedgedLLMService, ScriptedLLMService]:
+def slow_and(*scripts: list[Step]) -> tuple[HedgedLLMService, ScriptedLLMService]:
     """A race of a slow service and one that plays these scripts; and the latter."""
     quick = ScriptedLLMService(*scripts)
-    slow = ScriptedLLMService([Wait(5), Say("Too late.")])
-    return HedgedLLMService([slow, quick], policy=HedgePolicy.race(2)), quick
+    return racing(scripted(Wait(5), Say("Too late.")), quick), quick
 
 
 async def test_flows_transitions_by_the_winners_tool_call() -> None:
-    llm, quick = racing([Call("choose", {"dish": "fish"})], [Wait(0.1), Say("One fish, then.")])
+    llm, quick = slow_and([Call("choose", {"dish": "fish"})], [Wait(0.1), Say("One fish, then.")])
     aggregators = LLMContextAggregatorPair(LLMContext())
     line = Line(llm, before=[aggregators.user()], after=[aggregators.assistant()])
 
@@ -77,7 +75,7 @@ async def test_flows_transitions_by_the_winners_tool_call() -> None:
 
 
 async def test_tool_turn_makes_two_reports() -> None:
-    llm, _ = racing([Call("hours")], [Wait(0.1), Say("At nine.")])
+    llm, _ = slow_and([Call("hours")], [Wait(0.1), Say("At nine.")])
 
     async def hours(params: FunctionCallParams) -> None:
         await params.result_callback({"opens": 9})
@@ -92,7 +90,7 @@ async def test_tool_turn_makes_two_reports() -> None:
 
 
 async def test_rtvi_reports_one_answer_per_turn() -> None:
-    llm, _ = racing([Wait(0.1), Say("Hello."), Say(" Bye.")])
+    llm, _ = slow_and([Wait(0.1), Say("Hello."), Say(" Bye.")])
     rtvi = RTVIProcessor()
     async with Line(llm, before=[rtvi], observers=[RTVIObserver(rtvi)]) as line:
         await line.ask()
@@ -108,7 +106,7 @@ async def test_rtvi_reports_one_answer_per_turn() -> None:
 
 
 async def test_user_turn_strategy_starts_a_race() -> None:
-    llm, quick = racing([Wait(0.1), Say("Hello.")])
+    llm, quick = slow_and([Wait(0.1), Say("Hello.")])
     stop = SpeechTimeoutUserTurnStopStrategy(user_speech_timeout=0.2)
     aggregators = LLMContextAggregatorPair(
         LLMContext(),
@@ -124,19 +122,7 @@ async def test_user_turn_strategy_starts_a_race() -> None:
 
 
 async def test_context_is_summarised_by_a_race() -> None:
-    class Summarises(ScriptedLLMService):
-        async def run_inference(self, context: LLMContext, *args: Any, **options: Any) -> str:
-            await asyncio.sleep(0.1)
-            return "They talked about fish."
-
-    class Hangs(ScriptedLLMService):
-        async def run_inference(self, context: LLMContext, *args: Any, **options: Any) -> str:
-            await asyncio.sleep(1000)
-            return "Never."
-
-    llm = HedgedLLMService(
-        [Hangs([Say("unused")]), Summarises([Say("unused")])], policy=HedgePolicy.race(2)
-    )
+    llm = racing(Inferring("Never.", 1000), Inferring("They talked about fish.", 0.1))
     talk = [{"role": ("user", "assistant")[n % 2], "content": f"Fish {n}?"} for n in range(20)]
     context = LLMContext(talk)  # pyright: ignore[reportArgumentType]
     aggregators = LLMContextAggregatorPair(context)
@@ -146,14 +132,3 @@ async def test_context_is_summarised_by_a_race() -> None:
             while "They talked about fish." not in str(context.messages):
                 await asyncio.sleep(0.1)
     assert len(context.messages) < 20
-
-
-async def test_backend_tool_is_offered_to_every_member() -> None:
-    services = [ScriptedLLMService([Wait(0.1), Say("Hello.")]) for _ in range(2)]
-    llm = HedgedLLMService(services, policy=HedgePolicy.race(2))
-    wrapped = LLMWithBackend(frontend=llm, backend="researcher")
-    async with Line(llm) as line:
-        await line.send(LLMContextFrame(LLMContext([{"role": "user", "content": "Hello?"}])))
-        await line.report()
-    for service in services:
-        assert wrapped.tool.name in service.get_llm_adapter().builtin_tools

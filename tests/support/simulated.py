@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +19,8 @@ from pipecat_hedge.race import AttemptError
 from pipecat_hedge.race.driver import AttemptSink
 from pipecat_hedge.service.service_adapter import Piece, ToolCalls
 from pipecat_hedge.tools.simulator import Simulator, SimulatorProcess
+from tests.service.builders import racing
+from tests.support.line import Line
 
 WIRES = ("openai", "anthropic", "google")
 
@@ -63,6 +67,16 @@ async def close(*llms: LLMService[Any]) -> None:
             client.close()
         else:
             await client.close()
+
+
+@asynccontextmanager
+async def line_to(*members: LLMService[Any], **options: Any) -> AsyncIterator[Line]:
+    """A line to a race of the members as providers a, b and c; their clients are closed."""
+    try:
+        async with Line(racing(*members, **options)) as line:
+            yield line
+    finally:
+        await close(*members)
 
 
 @dataclass
