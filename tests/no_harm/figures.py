@@ -81,12 +81,9 @@ class Figures:
         p50: Of the time to first text, in seconds.
         p95: The same.
         p99: The same.
-        longest: The longest time to first text of a turn that was not lost.
         slow_share: The share over 2 s.
         extra: Requests beyond the first, by turn.
         asked: By provider, the share of turns in which it was sent a request.
-        first: By provider, the share of turns in which it was sent the first one.
-        reasons: Why turns were lost, with every number as ``n``.
     """
 
     turns: int
@@ -95,12 +92,9 @@ class Figures:
     p50: float
     p95: float
     p99: float
-    longest: float
     slow_share: float
     extra: float
     asked: dict[str, float]
-    first: dict[str, float]
-    reasons: Counter[str]
 
 
 @dataclass(slots=True)
@@ -112,14 +106,12 @@ class Comparison:
         phases: The phases' names.
         turns: The turns.
         counts: What else was counted.
-        notes: What else is to be printed.
     """
 
     arms: Sequence[str]
     phases: list[str] = field(default_factory=list[str])
     turns: list[Turn] = field(default_factory=list[Turn])
     counts: dict[str, int] = field(default_factory=dict[str, int])
-    notes: list[str] = field(default_factory=list[str])
 
     def figures(self, arm: str, phase: str | None = None) -> Figures:
         """The figures of an arm.
@@ -140,12 +132,9 @@ class Comparison:
             p50=percentile(ttfts, 0.5) or 0.0,
             p95=percentile(ttfts, 0.95) or 0.0,
             p99=percentile(ttfts, 0.99) or 0.0,
-            longest=max((secs for secs in ttfts if not math.isinf(secs)), default=0.0),
             slow_share=sum(secs > SLOW_SECS for secs in ttfts) / count,
             extra=sum(max(len(asked) - 1, 0) for asked in sent) / count,
             asked={name: sum(name in asked for asked in sent) / count for name in names},
-            first={name: sum(asked[:1] == [name] for asked in sent) / count for name in names},
-            reasons=Counter(_NUMBER.sub("n", t.reason) for t in turns if t.is_lost),
         )
 
     def harms(self, arm: str = "hedged", phase: str | None = None) -> list[str]:
@@ -184,40 +173,20 @@ class Comparison:
 
     def table(self) -> str:
         """The figures of every arm in every phase, and why turns were lost."""
-        lines = [_line(_HEAD)]
+        lines = ["phase / arm: turns, lost, cut; p50, p95, p99; over 2 s; extra requests, to whom"]
         for phase in [*self.phases, None] if len(self.phases) > 1 else [None]:
-            lines += [_row(phase or "all", arm, self.figures(arm, phase)) for arm in self.arms]
-        for arm in self.arms:
-            reasons = self.figures(arm).reasons
-            lines += [f"  {arm} lost {n}: {why[:200]}" for why, n in reasons.most_common(8)]
-        lines += [f"  {what}: {n}" for what, n in self.counts.items()]
-        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+            for arm in self.arms:
+                f = self.figures(arm, phase)
+                asked = ", ".join(f"{name} {share:.0%}" for name, share in f.asked.items())
+                lines.append(
+                    f"{phase or 'all':10} {arm:11} {f.turns:6} {f.lost:4} {f.cut:4} "
+                    f"{f.p50:8.3f} {f.p95:7.3f} {f.p99:7.3f} {f.slow_share:7.1%} "
+                    f"{f.extra:6.2f}  {asked}"
+                )
+        lost = Counter((t.arm, _NUMBER.sub("n", t.reason)) for t in self.turns if t.is_lost)
+        lines += [f"  {arm} lost {n}: {why[:200]}" for (arm, why), n in lost.most_common(8)]
+        return "\n".join([*lines, *(f"  {what}: {n}" for what, n in self.counts.items())])
 
 
 CHANCE = 3.5
 """All scenarios compare some thirty percentiles, of which chance is to fail one in 150 runs."""
-
-_HEAD = (
-    *("phase", "arm", "turns", "lost", "cut", "p50", "p95", "p99", "max", "> 2 s"),
-    *("extra", "asked p1", "p2", "p1 first"),
-)
-_WIDTHS = (10, 11, 6, 5, 4, 7, 7, 7, 7, 7, 6, 9, 6, 9)
-
-
-def _row(phase: str, arm: str, f: Figures) -> str:
-    times = [_secs(secs) for secs in (f.p50, f.p95, f.p99)] + [_secs(f.longest or math.inf)]
-    cells = [phase, arm, str(f.turns), str(f.lost), str(f.cut), *times, f"{f.slow_share:.1%}"]
-    if arm not in BARE:
-        cells.append(f"{f.extra:.2f}")
-        cells += [f"{f.asked.get(name, 0.0):.0%}" for name in ("p1", "p2")]
-        cells.append(f"{f.first.get('p1', 0.0):.0%}")
-    return _line(cells)
-
-
-def _secs(secs: float) -> str:
-    return "lost" if math.isinf(secs) else f"{secs:.3f}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    pairs = zip(cells, _WIDTHS, strict=False)
-    return "".join(c.ljust(w) if n < 2 else c.rjust(w) for n, (c, w) in enumerate(pairs))

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from pipecat_hedge.policy import HedgePolicy
@@ -28,12 +28,6 @@ WINNER_SECS = 0.1
 LOSERS_LATE = "losers open for more than 50 ms after losing"
 TOKENS_SENT = "tokens sent to losers"
 TOKENS_REPORTED = "tokens of losers in the reports"
-
-
-class Scenario(Protocol):
-    """Runs one, and returns all turns."""
-
-    def __call__(self, pace: float = 1.0) -> Coroutine[Any, Any, Comparison]: ...
 
 
 async def blip(pace: float = 1.0) -> Comparison:
@@ -169,17 +163,11 @@ def _losers(
         if a["first_token_secs"] is not None and b["ended_secs"] is not None
     ]
     attempts = [a for t in result.turns if t.report is not None for a in t.report.attempts]
-    reported = [a for a in attempts if a.outcome == "superseded"]
-    reported_late = [a for a in reported if a.ended_secs - WINNER_SECS > LATE_SECS]
     return {
-        "requests received by p1": len(won),
-        "requests received by p2": len(lost),
-        "losers completed": sum(b["outcome"] == "completed" for b in lost),
         LOSERS_LATE: sum(secs > LATE_SECS for secs in late_secs),
-        "losers open for more than 50 ms after losing, by the reports": len(reported_late),
         "milliseconds that the latest loser was open after losing": round(1e3 * max(late_secs)),
         TOKENS_SENT: sum(b["tokens_sent"] for b in lost),
-        TOKENS_REPORTED: sum(a.output_tokens or 0 for a in reported),
+        TOKENS_REPORTED: sum(a.output_tokens or 0 for a in attempts if a.outcome == "superseded"),
     }
 
 
@@ -208,7 +196,7 @@ def _port(provider: ProviderProcess) -> int:
     return port
 
 
-SCENARIOS: dict[str, Scenario] = {
+SCENARIOS: dict[str, Callable[..., Coroutine[Any, Any, Comparison]]] = {
     scenario.__name__: scenario
     for scenario in (
         blip,

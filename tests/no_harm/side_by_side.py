@@ -26,13 +26,12 @@ from pipecat.utils.http import connection_limits
 from pipecat_hedge.policy import HedgePolicy
 from pipecat_hedge.race import Tier, TurnReport
 from pipecat_hedge.service import HedgedLLMService, Provider, ProviderStats
-from pipecat_hedge.tools.bench import TimedPipeline, percentile
+from pipecat_hedge.tools.bench import TimedPipeline
 from tests.no_harm.figures import ANSWER, BARE, Comparison, Turn
 
 GIVE_UP_SECS = 30.0
 MOST_CONNECTIONS = 1000
 STOP_SECS = 10.0
-LOOK_SECS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,6 @@ class Run:
     def __init__(self, arms: Sequence[Arm]):
         self.result = Comparison([arm.name for arm in arms])
         self.is_over = False
-        self._lags: list[float] = []
 
     async def phase(
         self, name: str, secs: float, until: Callable[[], bool] = lambda: False
@@ -155,20 +153,6 @@ class Run:
     def turns_of(self, arm: str, phase: str) -> int:
         """How many turns of an arm that began during a phase have ended."""
         return sum(t.arm == arm and t.phase == phase for t in self.result.turns)
-
-    async def watch_lag(self) -> None:
-        """Record how late the event loop is, until the run is over."""
-        loop = asyncio.get_running_loop()
-        while not self.is_over:
-            before = loop.time()
-            await asyncio.sleep(LOOK_SECS)
-            self._lags.append(loop.time() - before - LOOK_SECS)
-
-    def note_lag(self) -> None:
-        """Add to the result how late the event loop was."""
-        p50, p99, most = (percentile(self._lags, p) or 0.0 for p in (0.5, 0.99, 1.0))
-        told = f"p50 {1e3 * p50:.0f} ms, p99 {1e3 * p99:.0f} ms, max {1e3 * most:.0f} ms"
-        self.result.notes.append(f"the event loop was late by {told}")
 
 
 class Caller:
@@ -255,7 +239,6 @@ async def side_by_side(
         await _all(caller.pipeline.start() for caller in everybody)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(run.watch_lag())
                 for caller in everybody:
                     group.create_task(caller.call(think_secs))
                 try:
@@ -267,7 +250,6 @@ async def side_by_side(
     finally:
         await _all(services.close() for services in made)
         _log(logger.enable)
-    run.note_lag()
 
 
 def _log(switch: Callable[[str], None]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 from loguru import logger
+from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.frames.frames import FunctionCallResultFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
 from pipecat.services.llm_service import FunctionCallParams, LLMService
@@ -69,14 +70,22 @@ class Tool:
         self.calls.append(params)
         await params.result_callback("done")
 
-    async def asked(self, llm: HedgedLLMService, context: LLMContext | None = None) -> Line:
+    def offered(self) -> LLMContext:
+        """A conversation that offers the tool as ``book``."""
+        context, party = said("A table, please."), {"party": {"type": "string"}}
+        schema = FunctionSchema("book", "Books.", party, ["party"], handler=self.run)
+        context.set_tools([schema])  # pyright: ignore[reportArgumentType]
+        return context
+
+    async def asked(self, llm: LLMService[Any], context: LLMContext | None = None) -> Line:
         """The line after a turn that ran a tool. The service has it as ``book``."""
         if context is None:
             llm.register_function("book", self.run)
         async with Line(llm) as line:
             await line.ask(context=context)
             await line.until(lambda: bool(line.frames(FunctionCallResultFrame)))
-            await line.report()
+            if isinstance(llm, HedgedLLMService):
+                await line.report()
         return line
 
 

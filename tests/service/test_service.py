@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-from pipecat.adapters.llm.schemas.function_schema import FunctionSchema
 from pipecat.frames.frames import (
     FunctionCallInProgressFrame,
     FunctionCallResultFrame,
@@ -28,7 +27,7 @@ from pipecat.metrics.metrics import (
     TTFATMetricsData,
     TTFBMetricsData,
 )
-from pipecat.processors.aggregators.llm_context import LLMContext, LLMSpecificMessage
+from pipecat.processors.aggregators.llm_context import LLMSpecificMessage
 from pipecat.services.llm_service import FunctionCallParams
 from pipecat.services.settings import LLMSettings
 from pipecat.utils.errors import ErrorCategory
@@ -584,17 +583,10 @@ async def test_deadline_ends_an_inference() -> None:
 # ---- tools
 
 
-def offering(tool: Tool) -> LLMContext:
-    """A conversation that offers the tool as ``book``."""
-    context = said("A table, please.")
-    context.set_tools([FunctionSchema("book", "Books.", {}, [], handler=tool.run)])  # pyright: ignore[reportArgumentType]
-    return context
-
-
 async def test_only_the_winners_tool_runs_once() -> None:
     tool = Tool()
     first, second = [scripted(Wait(0.1), Call("book", {"by": name})) for name in "ab"]
-    line = await tool.asked(racing(first, second), context := offering(tool))
+    line = await tool.asked(racing(first, second), context := tool.offered())
     [call] = tool.calls
     assert dict(call.arguments) == {"by": "a"}
     assert call.context is context
@@ -606,7 +598,7 @@ async def test_only_the_winners_tool_runs_once() -> None:
 async def test_losers_tool_never_runs() -> None:
     caller = scripted(Wait(0.2), Call("book"))
     talker = scripted(Wait(0.1), Say("One "), Wait(0.3), Say("moment."))
-    line = await asked(racing(caller, talker), context=offering(tool := Tool()))
+    line = await asked(racing(caller, talker), context=(tool := Tool()).offered())
     assert (tool.calls, line.text) == ([], "One moment.")
 
 

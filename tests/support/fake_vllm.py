@@ -31,6 +31,7 @@ class FakeVLLM:
         finish_reason: How an answer ends.
         error: What comes in place of its end, or None.
         refusal: The status and the body of the answer to every request, or None.
+        refusals: How many more requests are refused so.
         key: The key that it wants; None wants none.
         metrics: Its metrics, where they are not made of the figures.
         silent_secs: How long an answer takes to begin.
@@ -57,6 +58,7 @@ class FakeVLLM:
     finish_reason: str | None = "stop"
     error: dict[str, Any] | None = None
     refusal: tuple[int, dict[str, Any]] | None = None
+    refusals: float = float("inf")
     key: str | None = None
     metrics: bytes | None = None
     silent_secs: float = 0.0
@@ -106,7 +108,8 @@ class FakeVLLM:
             assert request.transport is not None
             request.transport.close()
         await asyncio.sleep(self.silent_secs)
-        if self.refusal is not None:
+        if self.refusal is not None and self.refusals > 0:
+            self.refusals -= 1
             return web.json_response({"error": self.refusal[1]}, status=self.refusal[0])
         if body["model"] not in self.models:
             error = {"message": f"The model `{body['model']}` does not exist.", "code": 404}
