@@ -216,21 +216,6 @@ def test_five_timeouts_in_a_row_open_the_breaker(
     assert (health.state("a", 0.0) == "open") is opens
 
 
-def test_late_first_tokens_of_many_sessions_lower_the_limit(health: AdmissionController) -> None:
-    def answer(ttft_secs: float, now: float) -> int:
-        wants = [ticket("a", now=now, session=session) for session in range(60)]
-        permits = [permit for want in wants if (permit := health.acquire(want, now))]
-        for permit in permits * 3:
-            health.record_first_token(permit, now + ttft_secs)
-        for permit in permits:
-            health.release(permit, "answered", now + ttft_secs)
-            health.record_first_token(permit, now + 100.0)
-        return health.occupancy("a", now + 10.0)[1]
-
-    assert {answer(0.4, 10.0 * n) for n in range(10)} == {OPEN_BOUNDS.ceiling}
-    assert answer(4.0, 100.0) < 60
-
-
 # ---- threads, and what is kept
 
 

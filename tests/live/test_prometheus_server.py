@@ -7,7 +7,6 @@ In the rules a minute counts as two seconds here (``prometheus_server.shortened`
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import math
 import re
@@ -25,16 +24,7 @@ from pipecat_hedge.policy import Slo
 from pipecat_hedge.service import ProviderStats
 from pipecat_hedge.telemetry import PrometheusRecorder
 from pipecat_hedge.tools.bench import TimedPipeline
-from pipecat_hedge.tools.replay import Caller
 from pipecat_hedge.tools.simulator import SimulatorProcess
-from tests.live.bot_process import (
-    HEARD_SECS,
-    BotProcess,
-    greeted,
-    heard_out,
-    recording,
-    turn_report,
-)
 from tests.support.prometheus_server import (
     MINUTE_SECS,
     ROOT,
@@ -212,28 +202,3 @@ async def test_slow_provider_fires_its_alerts(
             f"\nslow provider named after {named_after:.1f} s, p95 alert after {fired_after:.1f} s "
             f"(a minute counts as {MINUTE_SECS} s); its median wait was {slow['a']:.2f} s"
         )
-
-
-async def test_dashboard_shows_a_call_of_the_bot(tmp_path: Path) -> None:
-    """Every panel's queries are understood, and show a call while it is held."""
-    models = f"fixed?ttft=0.15&{SHORT} fixed?ttft=0.3&{SHORT}"
-    async with BotProcess(SIMULATED_MODELS=models, TURN_DETECTION="0") as bot:
-        with PrometheusServer(tmp_path, bot.url.removeprefix("http://")) as prometheus:
-            async with Caller(bot.url) as caller:
-                await greeted(caller)
-                for number in (1, 2):  # to a rate, what a series begins with is no increase
-                    before = len(caller.messages)
-                    said = await caller.say(recording("open-sunday"))
-                    audible = caller.wait_until_audible(said.ended_at, timeout_secs=HEARD_SECS)
-                    heard_at = await audible
-                    await turn_report(caller, before)
-                    await heard_out(caller, heard_at, since=before)
-                    heard = f"sum(pipecat_hedge_voice_to_voice_seconds_count) >= {number}"
-                    await seen(functools.partial(prometheus.query, heard), "what was heard")
-                empty = await asyncio.to_thread(missing, prometheus)
-                assert prometheus.query("up")[0]["value"][1] == "1"
-                assert prometheus.query("sum(pipecat_hedge_sessions)")[0]["value"][1] == "1"
-                sent = prometheus.query("sum(pipecat_hedge_requests_total)")
-                assert float(sent[0]["value"][1]) == len((await bot.ledger())["requests"])
-            assert not prometheus.complaints()
-    assert empty <= NEEDS_TROUBLE

@@ -72,14 +72,3 @@ def test_without_a_budget_only_free_requests_are_sent() -> None:
     account.begin_turn()
     assert not account.permits(1e-6)
     assert account.permits(0.0)
-
-
-def test_savings_can_be_spent_at_an_eightfold_share() -> None:
-    account = HedgeBudget(0.1)
-    for _ in range(10_000):
-        account.begin_turn()
-    assert account.balance == account.most_credit == pytest.approx(12.5)
-    for _ in range(9):
-        assert account.share() >= 0.8
-        account.withdraw()
-    assert account.share() > 0.1

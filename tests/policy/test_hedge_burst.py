@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipecat_hedge.policy.budget_accounts import BudgetAccounts
 from pipecat_hedge.policy.hedge_burst import (
     MOST_PER_PROCESS,
     REFILL_SECS,
@@ -151,39 +149,3 @@ def test_hedge_is_due_after_twice_the_silence_at_the_latest(
 ) -> None:
     found = decision(99.0, 15.9, own_token_at=own_token_at)
     assert (found.at, found.is_put_off) == (due_at, False)
-
-
-def test_hedge_is_claimed_once_and_refunded_if_not_sent() -> None:
-    """A turn may end before its hedge is sent."""
-    accounts = BudgetAccounts(threading.Lock())
-
-    def room() -> int:
-        claims = 0
-        while accounts.claim(0.1, 1.0, 12.0):
-            claims += 1
-        for _ in range(claims):
-            accounts.pay_back(0.1, 1.0)
-        return claims
-
-    def rule() -> BurstBound:
-        made = BurstBound(
-            At(12.0),
-            lambda provider, now: accounts.claim(0.1, 1.0, now),
-            lambda provider: accounts.pay_back(0.1, 1.0),
-            {"a": 3.0},
-        )
-        for now in (12.0, 12.1):
-            waiting = Waiting(10.0, (InFlight("a", 10.0, None),), "b", now)
-            assert made.next_launch(waiting).at == 12.0
-        return made
-
-    not_sent = rule()
-    assert room() == MOST_PER_PROCESS - 1
-    not_sent.close()
-    not_sent.close()
-    assert room() == MOST_PER_PROCESS
-    sent = rule()
-    assert sent.take_claim()
-    assert not sent.take_claim()
-    sent.close()
-    assert room() == MOST_PER_PROCESS - 1

@@ -55,17 +55,6 @@ def test_only_waiting_beyond_the_deadline_counts(mean: float, at: float, deadlin
     assert saved[0] == pytest.approx(mean * math.exp(-beyond / mean), rel=0.01, abs=1e-6)
 
 
-def test_saving_agrees_with_a_simulation() -> None:
-    random = np.random.default_rng(4)
-    body = np.exp(random.normal(math.log(0.5), 0.12, (2, 400_000)))
-    stalls = random.random(body.shape) < 0.05
-    first, second = np.where(stalls, random.exponential(5, body.shape), body)
-    for at in (0.3, 0.55, 0.7, 2.0):
-        late = first > at
-        saved = np.maximum(first - at - second, 0)[late].mean()
-        assert saving(HEAVY, HEAVY, at) == pytest.approx(saved, rel=0.05)
-
-
 @given(st.floats(0, 3), st.floats(0, 30))
 def test_joint_curve_is_the_product(sent: float, at: float) -> None:
     both = joint([(HEAVY, 0.0), (LIGHT, sent)])
@@ -181,13 +170,6 @@ def test_third_attempt_is_timed_after_the_second() -> None:
     alone = hedged_at(in_flight=(first,))
     both = hedged_at(in_flight=(first, InFlight("b", alone, None)))
     assert alone + HEAVY.quantile(0.5) < both < alone + HEAVY.quantile(0.95)
-
-
-def test_replacement_is_hedged_by_its_own_time() -> None:
-    known = {"a": LatencyEstimate(HEAVY), "b": LatencyEstimate(HEAVY)}
-    rule = PricedDelay(known, {"a": 0.1, "b": 0.1})
-    later = rule.next_launch(Waiting(0.0, (InFlight("a", 7.0, None),), "b")).at
-    assert later == pytest.approx(7.0 + hedged_at(), abs=0.05)
 
 
 def test_answer_without_a_sentence_is_overtaken() -> None:

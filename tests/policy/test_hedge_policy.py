@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 from typing import Any
 
 import pytest
 
 from pipecat_hedge import HedgeError, HedgePolicy, Slo
 from pipecat_hedge.policy.hedge_policy import Adaptive, AfterSilence, AtOnce, OnlyOnFailure
+from pipecat_hedge.policy.settings import as_settings, policy_of
+from tests.policy.test_routing import At
 
 race, after, adaptive = HedgePolicy.race, HedgePolicy.after, HedgePolicy.adaptive
 
@@ -93,3 +98,45 @@ def test_invalid_arguments_name_the_field_and_the_remedy(
         make(**arguments)
     assert isinstance(caught.value, HedgeError)
     assert ":" in str(caught.value) or "write" in str(caught.value)
+
+
+POLICIES = [
+    HedgePolicy.adaptive(0.05, 3, slo=Slo(0.6, share=0.9)),
+    HedgePolicy.adaptive(0.1, order="learned", target_ttft_secs=0.8, min_saving_secs=0.3),
+    HedgePolicy.race(3, commit="first_sentence", losers="drain"),
+    HedgePolicy.after(0.6, stall_secs=None, deadline_secs=5.0),
+    HedgePolicy.fallback(4),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_policy_is_read_back_without_its_text(policy: HedgePolicy) -> None:
+    spoken = dataclasses.replace(policy, fallback_text="One moment.")
+    line = json.dumps(as_settings(spoken), allow_nan=False)
+    assert "moment" not in line
+    assert policy_of(json.loads(line)) == policy
+
+
+def test_infinite_stall_is_written_as_none() -> None:
+    assert as_settings(HedgePolicy.adaptive(stall_secs=math.inf))["stall_secs"] is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "policy"),
+    [
+        (
+            {"rule": {"kind": "adaptive", "budget": 0.1, "worth_secs": 0.2}, "attempts": 2},
+            HedgePolicy.adaptive(0.1, 2, min_saving_secs=0.2),
+        ),
+        (as_settings(HedgePolicy(At(None), "custom")), None),
+        (None, None),
+        ({"rule": {"kind": "later", "p": 1}, "max_attempts": 2}, None),
+        ({"rule": {"kind": "adaptive", "budget": -1}, "max_attempts": 2}, None),
+        ({"rule": {"kind": "adaptive", "of_a_later_release": 1}, "max_attempts": 2}, None),
+        ({"rule": {"kind": "after"}, "max_attempts": 2}, None),
+        ({"rule": {"kind": "race"}}, None),
+    ],
+)
+def test_settings_of_other_releases(settings: object, policy: HedgePolicy | None) -> None:
+    """Old names are read; a custom rule or one of a later release gives no policy."""
+    assert policy_of(settings) == policy

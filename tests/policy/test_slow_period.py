@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from pipecat_hedge.policy.slow_period import RECOVERED, SLOW, SlowPeriod, late_secs
-from pipecat_hedge.policy.survival import SurvivalCurve
+from pipecat_hedge.policy.slow_period import RECOVERED, SLOW, SlowPeriod
 from pipecat_hedge.race import Attempt, Slot
 
 LATE_AFTER = 1.0
@@ -92,15 +91,3 @@ def test_chance_is_no_slow_period(share: float) -> None:
         answered(LATE if rng.random() < share else IN_TIME, slow_period=slow_period)
         begun += slow_period.is_on and not was_on
     assert begun <= 12
-
-
-@pytest.mark.parametrize(
-    ("curve", "secs"),
-    [
-        (SurvivalCurve.of([0.5, 1.0, 3.0, 9.0], [1.0, 0.5, 0.2, 0.0], 1.0), 3.0),  # the p80
-        (SurvivalCurve.of([0.99, 1.0, 1.01], [1.0, 0.5, 0.0], 0.1), 1.4),  # a narrow spread
-        (SurvivalCurve.of([0.049, 0.05, 0.051], [1.0, 0.5, 0.0], 0.01), 0.15),
-    ],
-)
-def test_late_is_clearly_more_than_the_median(curve: SurvivalCurve, secs: float) -> None:
-    assert late_secs(curve) == pytest.approx(secs, rel=0.2)

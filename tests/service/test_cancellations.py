@@ -16,6 +16,8 @@ from pipecat.frames.frames import (
     CancelFrame,
     EagerEndOfTurnCancelFrame,
     EndFrame,
+    Frame,
+    InterruptionFrame,
     LLMContextFrame,
     LLMFullResponseEndFrame,
     LLMFullResponseStartFrame,
@@ -87,45 +89,27 @@ async def over(line: Line, *members: Hanging) -> float:
 
 @at_each_point
 @pytest.mark.parametrize("commit", ["first_sentence", "first_token"])
-async def test_interruption_ends_the_turn(point: str, commit: Any) -> None:
-    members = both(point)
+@pytest.mark.parametrize("end", [InterruptionFrame, EagerEndOfTurnCancelFrame, CancelFrame])
+async def test_turn_ends_at_once_and_the_next_works(
+    point: str, commit: Any, end: type[Frame]
+) -> None:
+    """By an interruption, a speculation that is withdrawn, or the session's end."""
+    members, is_speculation = both(point), end is EagerEndOfTurnCancelFrame
     async with Line(hedged(*members, commit=commit)) as line:
-        await line.send(LLMContextFrame(said()))
+        await line.send(LLMContextFrame(said(), speculation=is_speculation))
         await asyncio.sleep(HUNG_AT)
-        await line.interrupt()
+        await line.send(end())
         assert await over(line, *members) <= CLOSE_SECS * 1.01
-        assert line.framing.count("<") == line.framing.count(">") == 1
-        outcomes = {attempt.outcome for attempt in line.reports[0].attempts}
-        assert outcomes <= {"interrupted", "superseded"}
-        assert line.reports[0].outcome == "interrupted"
+        report = line.reports[0]
+        assert report.outcome == "interrupted"
+        assert {attempt.outcome for attempt in report.attempts} <= {"interrupted", "superseded"}
+        if end is CancelFrame:
+            return
+        assert line.framing.count("<") == line.framing.count(">") == (not is_speculation)
+        assert bool(line.framing) is not is_speculation
+        before = line.text
         await line.ask()
-    assert line.text.endswith("Hello again.")
-    assert line.errors == []
-
-
-@at_each_point
-async def test_withdrawn_speculation_releases_nothing(point: str) -> None:
-    members = both(point)
-    async with Line(hedged(*members)) as line:
-        await line.send(LLMContextFrame(said(), speculation=True))
-        await asyncio.sleep(HUNG_AT)
-        await line.send(EagerEndOfTurnCancelFrame())
-        assert await over(line, *members) <= CLOSE_SECS * 1.01
-        assert line.framing == []
-        await line.ask()
-    assert (line.text, line.errors) == ("Hello again.", [])
-
-
-@at_each_point
-async def test_cancelled_session_ends_despite_a_hanging_provider(point: str) -> None:
-    members = both(point)
-    async with Line(hedged(*members)) as line:
-        await line.send(LLMContextFrame(said()))
-        await asyncio.sleep(HUNG_AT)
-        await line.send(CancelFrame())
-        await line.until(lambda: bool(line.frames(CancelFrame)))
-        assert await over(line, *members) <= CLOSE_SECS * 1.01
-    assert {a.outcome for a in line.reports[0].attempts} <= {"interrupted", "superseded"}
+    assert (line.text, line.errors) == (before + "Hello again.", [])
 
 
 @at_each_point

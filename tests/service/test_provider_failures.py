@@ -9,7 +9,12 @@ from typing import Any
 import httpx
 import pytest
 from pipecat.adapters.llm.base_llm_adapter import LLMContextConversionError
-from pipecat.frames.frames import ErrorFrame, LLMContextFrame, LLMTextFrame
+from pipecat.frames.frames import (
+    ErrorFrame,
+    LLMContextFrame,
+    LLMTextFrame,
+    LLMThoughtTextFrame,
+)
 from pipecat.utils.errors import ErrorCategory
 
 from pipecat_hedge import AllProvidersFailed, HedgedLLMService, HedgePolicy, Provider
@@ -69,7 +74,7 @@ class Telling(ScriptedLLMService):
         await super()._play(*args)
 
 
-def racing(*llms: ScriptedLLMService, **options: Any) -> HedgedLLMService:
+def racing(*llms: ScriptedLLMService | Provider, **options: Any) -> HedgedLLMService:
     options = {"policy": HedgePolicy.fallback(fallback_text=SORRY), **options}
     return builders.racing(*llms, **options)
 
@@ -166,15 +171,6 @@ class TestBreakers:
             line = await asked(racing(faulty(), scripts(FINE)))
             assert launches(line) == [("a", "primary"), ("b", "failure")]
         assert health().state("a | scripted", now()) == "closed"
-
-    async def test_unsupported_inference_opens_no_breaker(self) -> None:
-        llm = racing(scripts(FINE), scripts(FINE))
-        async with Line(llm) as line:
-            for _ in range(6):
-                with pytest.raises(AllProvidersFailed, match="a: application, b: application"):
-                    await llm.run_inference(said())
-            await line.ask()
-            assert line.text == "Yes, do come."
 
     @pytest.mark.parametrize("attempts", [1, 2])
     async def test_half_open_provider_is_probed_beside_a_healthy_one(self, attempts: int) -> None:
@@ -302,19 +298,6 @@ class TestBreakers:
         assert {r.attempts[0].provider for r in line.reports[50:]} == {"b"}
         assert {r.winner for r in line.reports} == {"b"}
         assert a.open_requests == 0
-
-    @pytest.mark.parametrize("probes", [True, False])
-    async def test_few_losers_become_latency_probes(self, probes: bool) -> None:
-        a, b = scripts([Wait(2.0), Say("Late."), Wait(9.0)]), scripts(FINE)
-        ran_on = 0
-        async with Line(racing(a, b, policy=HedgePolicy.after(0.5, probes=probes))) as line:
-            for _ in range(100):
-                await line.ask()
-                ran_on += a.open_requests
-                await asyncio.sleep(1.5)
-                assert a.open_requests == 0
-        assert ran_on == (3 if probes else 0)
-        assert requests(a) == [100], "it is slow and not silent"
 
     async def test_breaker_changes_are_published_once(self) -> None:
         found: list[BreakerReport] = []
@@ -543,3 +526,45 @@ class TestShedding:
         assert "5 failures in a row" in (report.degraded_reason or "")
         assert line.frames(LLMTextFrame)[-1].text == SORRY
         assert (len(line.errors), line.framing) == (6, ["<", "t", ">"] * 6)
+
+
+class TestLatencyProbes:
+    """Of the losing requests, some run on until their first token."""
+
+    TURNS = 60
+    REASONS = [LLMThoughtTextFrame("Let me think about this. "), Wait(0.5)] * 4
+
+    def reasoning(self, *, probes: bool = True) -> HedgedLLMService:
+        """The second provider reasons for two seconds and always loses."""
+        slow = Provider("b", scripts([*self.REASONS, Say("Hi.")]), usd_per_mtok=(1.0, 2.0))
+        quick = scripts([Wait(0.1), Say("Hello there.")])
+        return racing(quick, slow, policy=HedgePolicy.race(2, probes=probes))
+
+    @pytest.mark.parametrize("probes", [True, False])
+    async def test_probe_is_reported_with_its_latency(self, probes: bool) -> None:
+        line = await asked(self.reasoning(probes=probes), self.TURNS, pause_secs=3.0)
+        assert sorted(report.turn for report in line.reports) == [*range(1, self.TURNS + 1)]
+        losers = [report.attempts[1] for report in line.reports]
+        assert all(loser.outcome == "superseded" for loser in losers)
+        let_run = [loser for loser in losers if loser.ended_secs > 0.15]
+        assert bool(let_run) is probes
+        assert len(let_run) <= 1 + 2 * self.TURNS // LATENCY_PROBE_INTERVAL
+        for loser in let_run:
+            assert loser.ttft_secs is not None
+            assert 2.0 <= loser.ttft_secs <= loser.ended_secs <= 2.1
+            assert loser.input_tokens is not None
+            assert loser.output_tokens is not None
+            assert loser.output_tokens >= 4 * 6
+            assert loser.usd == (loser.input_tokens + 2 * loser.output_tokens) / 1e6
+
+    @pytest.mark.parametrize("is_interrupted", [False, True])
+    async def test_end_of_the_call_ends_and_reports_a_probe(self, is_interrupted: bool) -> None:
+        """So does an interruption."""
+        async with Line(self.reasoning()) as line:
+            await run_turns(line, 4)
+            assert len(line.reports) < 4, "no loser was let run on"
+            if is_interrupted:
+                await line.interrupt()
+                await asyncio.sleep(0.1)
+                assert len(line.reports) == 4
+        assert sorted(report.turn for report in line.reports) == [1, 2, 3, 4]
