@@ -158,17 +158,6 @@ def test_probe_connection_failure_counts_unless_shared(
     assert health.claim_probe("a", 103.0) is is_shared
 
 
-@pytest.mark.parametrize(("answered_at", "state"), [(None, "half_open"), (1.0, "closed")])
-def test_connection_failures_count_from_their_time(
-    health: AdmissionController, answered_at: float | None, state: str
-) -> None:
-    """They open the breaker unless a later request was answered."""
-    lose_connections(health, 0.0, times=5, a="one:443")
-    if answered_at is not None:
-        health.record_first_token(take(health, "a", now=answered_at), answered_at + 0.5)
-    assert health.breaker_states("a", 600.0)[0][0] == state
-
-
 # ---- observations
 
 

@@ -40,19 +40,6 @@ def probe(it: CircuitBreaker, verdict: Any, now: float, times: int = 1) -> None:
         it.record(verdict, now, probe=True)
 
 
-def test_five_failures_in_a_row_open_it() -> None:
-    it = fail(breaker(), 4)
-    it.record("answered", 1.0)
-    fail(it, 4, 2.0)
-    assert it.state(2.0) == "closed"
-    it.record("failed", 3.0)
-    assert it.state(3.0) == "open"
-    (event,) = it.take_events()
-    assert (event.at, event.before, event.after) == (3.0, "closed", "open")
-    assert event.reason.startswith("5 failures in a row: open for ")
-    assert it.take_events() == ()
-
-
 @pytest.mark.parametrize(
     ("ends", "every_secs", "reason"),
     [
@@ -112,17 +99,6 @@ def test_only_failures_and_persistent_rejections_open_it(
     for verdict, now, age_secs in ends:
         it.record(verdict, float(now), age_secs=age_secs)
     assert it.state(30.0) == ("open" if opens else "closed")
-
-
-def test_half_open_breaker_admits_one_probe() -> None:
-    it = fail(breaker(), 5)
-    assert not it.claim_probe(47.0)
-    probe(it, "dropped", 66.0)
-    assert it.state(66.0) == "half_open", "a superseded probe may be repeated"
-    probe(it, "answered", 67.0, times=PROBES)
-    assert it.state(67.0) == "closed"
-    assert [event.after for event in it.take_events()] == ["open", "half_open", "closed"]
-    assert it.closings == 1
 
 
 @pytest.mark.parametrize("now", [10.0, 74.0])

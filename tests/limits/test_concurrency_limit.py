@@ -216,15 +216,6 @@ def test_rate_limit_is_counted_down() -> None:
     assert it.has_room(5.0)
 
 
-def test_rate_limit_of_the_latest_request_counts() -> None:
-    it = Limit()
-    rooms: list[bool] = []
-    for left, sent_at in ((0, 5.0), (9, 4.0), (2, 5.0), (-5, 6.0)):
-        it.set_rate_limit(left, until=60.0, sent_at=sent_at)
-        rooms.append(it.has_room(9.0))
-    assert rooms == [False, False, True, False]
-
-
 # ---- room
 
 

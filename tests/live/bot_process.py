@@ -16,18 +16,6 @@ from examples.voice_bot.choices import SETTINGS
 
 from pipecat_hedge.tools.replay import Caller, Message, Utterance, utterances
 
-__all__ = [
-    "HEARD_SECS",
-    "RECORDINGS",
-    "BotProcess",
-    "greeted",
-    "heard_out",
-    "is_turn",
-    "of_type",
-    "recording",
-    "turn_report",
-]
-
 ROOT = Path(__file__).parents[2]
 READY = re.compile(r"Uvicorn running on (http://\S+)")
 SIMULATOR = re.compile(r"providers at (http://\S+)")

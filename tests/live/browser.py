@@ -15,8 +15,6 @@ from playwright.async_api import BrowserContext, async_playwright
 
 from pipecat_hedge.tools.replay import RATE, Utterance
 
-__all__ = ["NO_BROWSER", "browsing", "chromium", "write_microphone"]
-
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 NO_BROWSER = "no Chromium: install it with `sudo apt-get install chromium`"
 

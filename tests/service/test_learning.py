@@ -46,14 +46,6 @@ async def test_first_turn_uses_published_priors() -> None:
     assert report.prompt_tokens > 0
 
 
-async def test_services_of_a_process_share_statistics() -> None:
-    for _ in range(10):
-        await asked(racing(provider("a", 0.2, 0.25, 0.22)), turns=10)
-    report = (await asked(racing(provider("a", 9.0), provider("b", 0.3)))).reports[0]
-    assert report.prior_weight == pytest.approx((20 / 120) ** 2)
-    assert report.attempts[1].launched_secs < 0.55
-
-
 def test_services_on_several_loops_share_statistics() -> None:
     failed: list[BaseException] = []
 

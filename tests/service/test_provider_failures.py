@@ -263,6 +263,8 @@ class TestBreakers:
         assert {name: firsts.count(name) for name in "abc"} == dict.fromkeys("abc", 10)
 
     async def test_a_provider_has_a_breaker_of_its_own(self) -> None:
+        """Also if it had another one before."""
+        await asked(racing(scripts(DOWN), scripts(FINE)))
         breaker = CircuitBreakerSettings(failures=2, recovery_secs=5, max_recovery_secs=5)
         strict = Provider("a", scripts(DOWN), breaker=breaker)
         policy = HedgePolicy.fallback(3)

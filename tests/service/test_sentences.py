@@ -17,15 +17,6 @@ def test_sentence_ends_are_recognised(text: str) -> None:
     assert is_whole_sentence(text) is (text in WHOLE)
 
 
-@pytest.mark.parametrize(
-    "pieces", [["\u25cf Hi. We"], ["\u25cf", " ", "Hi.", " We"], [" ", "\u25cf Hi", ". We"]]
-)
-async def test_leading_marker_is_not_part_of_the_sentence(pieces: list[str]) -> None:
-    finder = SentenceFinder()
-    assert [await finder.feed(piece) for piece in pieces][-1]
-    assert finder.open == " We"
-
-
 @pytest.mark.parametrize("word", ["word ", "1.5 and ", "x"])
 @pytest.mark.parametrize("piece", [None, 100])
 async def test_text_without_sentence_end_takes_linear_time(word: str, piece: int | None) -> None:

@@ -12,8 +12,6 @@ from pipecat.frames.frames import (
     AggregatedTextFrame,
     Frame,
     LLMConfigureOutputFrame,
-    LLMFullResponseEndFrame,
-    LLMTextFrame,
     LLMUpdateSettingsFrame,
     TTSAudioRawFrame,
 )
@@ -26,7 +24,6 @@ from pipecat.services.settings import LLMSettings, TTSSettings
 from pipecat.services.tts_service import TextAggregationMode, TTSService
 
 from pipecat_hedge import HedgedLLMService, HedgePolicy
-from pipecat_hedge.service.retract import RetractText, RetractTextFrame
 from pipecat_hedge.testing import Error, Say, ScriptedLLMService, Step, Wait
 from tests.service.builders import asked, racing, said, scripted
 from tests.support.line import Line
@@ -194,13 +191,3 @@ async def test_fully_retracted_answer_speaks_the_fallback() -> None:
     heard, line = await sentences(racing(cut, policy=policy))
     assert heard == ["One moment, please."]
     assert len(line.errors) == 1
-
-
-async def test_retraction_keeps_other_aggregated_text() -> None:
-    collector = LLMTextProcessor()
-    RetractText().attach(collector)
-    async with Line(racing(scripted(Say("Yes."))), processors=[collector]) as line:
-        frames = LLMTextFrame("Call <"), RetractTextFrame("Another"), LLMFullResponseEndFrame()
-        await line.send(*frames)
-        await line.until(lambda: bool(line.frames(LLMFullResponseEndFrame)))
-        assert [f.text for f in line.frames(AggregatedTextFrame)] == ["Call <"]
