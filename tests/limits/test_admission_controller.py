@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipecat_hedge.limits import AdmissionController
+from pipecat_hedge.limits import LATENCY_PROBE_INTERVAL, AdmissionController
 from pipecat_hedge.limits.admission_controller import UNMEASURED_AFTER
 from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, SHED_BOUNDS
 from pipecat_hedge.limits.permit_queue import OPTIONAL, Ticket
@@ -85,6 +85,15 @@ def test_limit_only_ranks_providers_for_callers(
     health.set_queue("b", 1, 0, 0.0)
     permits.append(health.acquire(wanted, 0.0))
     assert [permit and permit.key for permit in permits] == ["a", "a", "a", "b"]
+
+
+def test_caller_is_not_held_back_beyond_its_deadline(health: AdmissionController) -> None:
+    health.set_retry_after("a", 90.0)
+    health.set_retry_after("b", 60.0)
+    assert take(health, "a", "b").key == "b"
+    assert health.force(ticket("a", "b"), 0.0).key == "b"
+    health.set_retry_after("c", 1.0)
+    assert health.acquire(ticket("a", "b", "c"), 0.0) is None, "that one is worth waiting for"
 
 
 # ---- hedges and warm-up prompts
@@ -234,3 +243,15 @@ def test_registry_forgets_providers_without_requests(health: AdmissionController
         end(health, "answered", key=str(number))
     assert len(health.entries()) < 400
     assert health.entry(held.key).limit.in_flight == 1
+
+
+def test_one_loser_in_seventy_becomes_a_latency_probe(health: AdmissionController) -> None:
+    assert health.claim_latency_probe("a")
+    assert not health.claim_latency_probe("b")
+    end(health, "answered", times=LATENCY_PROBE_INTERVAL)
+    assert not health.claim_latency_probe("a"), "one at a time"
+    assert health.claim_latency_probe("b")
+    health.release_latency_probe("a")
+    assert not health.claim_latency_probe("a")
+    end(health, "answered", times=LATENCY_PROBE_INTERVAL)
+    assert health.claim_latency_probe("a")

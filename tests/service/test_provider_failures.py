@@ -269,8 +269,9 @@ class TestBreakers:
         strict = Provider("a", scripts(DOWN), breaker=breaker)
         policy = HedgePolicy.fallback(3)
         llm = builders.racing(strict, scripts(DOWN), scripts(FINE), policy=policy)
-        await asked(llm, turns=2)
-        states = llm.provider_states()
+        async with Line(llm) as line:
+            await run_turns(line, 2)
+            states = llm.provider_states()
         assert [state.breaker for state in states] == ["open", "closed", "closed"]
         assert states[0].breaker_reason.startswith("2 failures in a row: open for ")
 
@@ -468,6 +469,7 @@ class TestLoad:
             assert (len(report.attempts), requests(spare)) == (1, [0])
             (bucket,) = shared_stats().accounts._bursts.values()
             assert bucket._tokens == bucket.most
+            assert shared_stats().accounts.accounts[0.1].balance > 0
             await one.interrupt()
             await holding
 
