@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +16,7 @@ from pipecat_hedge.limits import LATENCY_PROBE_INTERVAL, AdmissionController
 from pipecat_hedge.limits.admission_controller import UNMEASURED_AFTER
 from pipecat_hedge.limits.concurrency_limit import OPEN_BOUNDS, SHED_BOUNDS
 from pipecat_hedge.limits.permit_queue import OPTIONAL, Ticket
+from pipecat_hedge.limits.permits import Rejected, permit_for
 from pipecat_hedge.limits.priority import WORK_CLASSES, WorkClass
 from pipecat_hedge.limits.provider_health import Permit
 from pipecat_hedge.limits.verdict import Verdict
@@ -91,7 +94,7 @@ def test_caller_is_not_held_back_beyond_its_deadline(health: AdmissionController
     health.set_retry_after("a", 90.0)
     health.set_retry_after("b", 60.0)
     assert take(health, "a", "b").key == "b"
-    assert health.force(ticket("a", "b"), 0.0).key == "b"
+    assert health.force(ticket("b", "a"), 0.0).key == "b"
     health.set_retry_after("c", 1.0)
     assert health.acquire(ticket("a", "b", "c"), 0.0) is None, "that one is worth waiting for"
 
@@ -255,3 +258,54 @@ def test_one_loser_in_seventy_becomes_a_latency_probe(health: AdmissionControlle
     assert not health.claim_latency_probe("a")
     end(health, "answered", times=LATENCY_PROBE_INTERVAL)
     assert health.claim_latency_probe("a")
+
+
+# ---- waiting on a loop
+
+
+@pytest.mark.virtual_time
+async def test_permit_of_a_cancelled_waiter_goes_to_the_next(health: AdmissionController) -> None:
+    health.entry("a").limit.set_queue(1, until=float("inf"))
+    held = take(health, "a")
+    first, second = (
+        asyncio.create_task(permit_for(health, ticket("a", sheds=True), lambda: None))
+        for _ in range(2)
+    )
+    await asyncio.sleep(0.01)
+    health.release(held, "answered", 0.01)
+    first.cancel()
+    health.release(await second, "answered", 0.01)
+    assert first.cancelled()
+    assert health.entry("a").limit.in_flight == 0
+
+
+@pytest.mark.virtual_time
+async def test_late_loop_rejects_only_optional_work(health: AdmissionController) -> None:
+    sent: set[WorkClass] = set()
+    for work in WORK_CLASSES:
+        with suppress(Rejected):
+            await permit_for(health, ticket("a", work=work), lambda: "the event loop is behind")
+            sent.add(work)
+    assert sent == {*WORK_CLASSES} - OPTIONAL
+    assert asyncio.get_running_loop().time() == 0.0
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("is_open_at_first", [True, False])
+async def test_shedding_request_is_rejected_at_open_breakers(
+    health: AdmissionController, is_open_at_first: bool
+) -> None:
+    loop, permits = asyncio.get_running_loop(), [take(health, "a") for _ in range(5)]
+
+    def fail() -> None:
+        for permit in permits:
+            health.release(permit, "failed", loop.time())
+
+    if is_open_at_first:
+        fail()
+    else:
+        health.entry("a").limit.set_queue(1, until=float("inf"))
+        loop.call_at(0.05, fail)
+    with pytest.raises(Rejected, match=r"every breaker is open: a is excluded by its breaker \(5"):
+        await permit_for(health, ticket("a", sheds=True), lambda: None)
+    assert loop.time() == pytest.approx(0.0 if is_open_at_first else 0.1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import pytest
 
@@ -39,7 +39,6 @@ from pipecat_hedge.race.events import (
     TurnStarted,
     UsableToken,
 )
-from tests.race.rules import rule_of
 
 REFUSED = AttemptError("connectivity", "connection refused")
 REJECTED = AttemptError("authentication", "no such key", permanent=True)
@@ -72,13 +71,14 @@ class Setup:
     starts: Sequence[Command] = (PRIMARY,)
 
     def race(self) -> Race:
-        """A race that has not started."""
+        """A race that has not started; these policies need no statistics."""
+        rule = cast("LaunchRule", self.policy.rule)
         return Race(
             [
                 Slot(name, self.stall_secs, timeout_secs=self.timeout_secs, retries=self.retries)
                 for name in self.candidates
             ],
-            rule_of(self.policy),
+            rule,
             max_attempts=self.policy.max_attempts,
             commit_on=self.commit_on,
             deadline_secs=self.deadline_secs,

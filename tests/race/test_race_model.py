@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from pipecat_hedge.race.events import (
     HedgeEligibilityChanged,
     Interrupted,
     Launch,
+    LaunchRule,
     Progressed,
     SentenceReady,
     Slot,
@@ -34,7 +36,6 @@ from pipecat_hedge.race.events import (
     UsableToken,
 )
 from pipecat_hedge.race.race import Phase, Race
-from tests.race.rules import rule_of
 
 _SECS = st.one_of(st.none(), st.floats(0.1, 5))
 _POLICIES = st.one_of(
@@ -80,11 +81,11 @@ class RaceModel(RuleBasedStateMachine):
         commit_on: CommitOn,
         deadline_secs: float | None,
     ) -> None:
-        self.policy = policy
+        self.policy, rule = policy, cast("LaunchRule", policy.rule)
         self.candidates = candidates
         self.race = Race(
             candidates,
-            rule_of(policy),
+            rule,
             max_attempts=policy.max_attempts,
             commit_on=commit_on,
             deadline_secs=deadline_secs,
