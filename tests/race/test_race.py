@@ -32,6 +32,7 @@ from pipecat_hedge.race.events import (
     Event,
     Fail,
     HedgeEligibilityChanged,
+    LaunchRule,
     SentenceReady,
     StreamBroken,
     TimerFired,

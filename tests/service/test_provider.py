@@ -99,10 +99,7 @@ async def test_unsuitable_services_are_rejected(llms: Any, message: str) -> None
         (lambda: Provider("a", None), "services of provider 'a' must be a Pipecat LLM service"),  # pyright: ignore[reportArgumentType]
         (lambda: Provider("a", scripted(), usd_per_mtok=(1, -1)), "usd_per_mtok of provider 'a'"),
         (lambda: Provider("a", scripted(), usd_per_mtok=3), "usd_per_mtok of provider 'a'"),  # pyright: ignore[reportArgumentType]
-        (
-            lambda: Provider("a", scripted(), breaker=3),
-            "write CircuitBreakerSettings",
-        ),  # pyright: ignore[reportArgumentType]
+        (lambda: Provider("a", scripted(), breaker=3), "write Circuit"),  # pyright: ignore[reportArgumentType]
         (lambda: hedged(min_in_flight=0), "min_in_flight must be a whole number from 1, got 0"),
         (lambda: hedged(min_in_flight=True), "min_in_flight must be a whole number"),
         (lambda: hedged(max_in_flight=2.5), "max_in_flight must be a whole number from 1, got 2.5"),
