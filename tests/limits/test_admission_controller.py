@@ -260,6 +260,13 @@ def test_one_loser_in_seventy_becomes_a_latency_probe(health: AdmissionControlle
     assert health.claim_latency_probe("a")
 
 
+def test_second_release_changes_nothing(health: AdmissionController) -> None:
+    permit, _ = take(health, "a"), take(health, "a")
+    for _ in range(2):
+        health.release(permit, "answered", 0.0)
+    assert health.entry("a").limit.in_flight == 1
+
+
 # ---- waiting on a loop
 
 

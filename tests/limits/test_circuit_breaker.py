@@ -151,6 +151,9 @@ def test_breaker_follows_the_fleet_open() -> None:
     assert it.state(70.0) == "half_open"
     assert it.open_secs(70.0) == 0.0
     assert it.take_events()[0].reason.startswith(f"{FLEET}: open for ")
+    capped = breaker(max_recovery_secs=60)
+    assert capped.follow_open(1e6, 0.0, FLEET)
+    assert capped.open_secs(0.0) <= 60
 
 
 def test_recently_closed_breaker_does_not_follow() -> None:

@@ -12,7 +12,7 @@ from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient
 from loguru import logger
 from pipecat.frames.frames import LLMContextFrame
 from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.services.openai.llm import OpenAILLMService
+from pipecat.services.llm_service import LLMService
 from pipecat.utils.http import connection_limits
 
 from pipecat_hedge.service import ProviderStats, connection_warmth
@@ -39,9 +39,8 @@ async def lost_race(**kwargs: Any) -> AsyncIterator[tuple[Line, FakeVLLM, FakeVL
         yield line, won, lost
 
 
-def service(fake: FakeVLLM) -> OpenAILLMService:
-    settings = OpenAILLMService.Settings(model="tiny")
-    return OpenAILLMService(api_key="any", base_url=fake.url, settings=settings)
+def service(fake: FakeVLLM) -> LLMService[Any]:
+    return simulated("openai", None, "tiny", url=fake.url.removesuffix("/v1"))
 
 
 def cold(line: Line, provider: str) -> list[bool | None]:

@@ -72,3 +72,23 @@ def test_without_a_budget_only_free_requests_are_sent() -> None:
     account.begin_turn()
     assert not account.permits(1e-6)
     assert account.permits(0.0)
+
+
+@pytest.mark.parametrize(
+    ("price", "usual", "cost"),
+    [
+        (6.0, 3.0, 2.0),
+        (0.0, 3.0, 0.0),
+        (None, 3.0, 1.0),
+        (3.0, None, 1.0),
+        (3.0, 0.0, 1.0),
+        (1000.0, 1.0, 10.0),
+    ],
+)
+def test_relative_cost_divides_the_share(
+    price: float | None, usual: float | None, cost: float
+) -> None:
+    """Unknown prices count as usual ones."""
+    assert HedgeBudget.relative_cost(price, usual) == cost
+    share = HedgeBudget(0.1).share(cost)
+    assert share == (pytest.approx(0.1 / cost) if cost else 1.0)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from pipecat_hedge import HedgeError, HedgePolicy, Slo
-from pipecat_hedge.policy.hedge_policy import Adaptive, AfterSilence, AtOnce, OnlyOnFailure
 from pipecat_hedge.policy.settings import as_settings, policy_of
 from tests.policy.test_routing import At
 
@@ -18,29 +17,19 @@ race, after, adaptive = HedgePolicy.race, HedgePolicy.after, HedgePolicy.adaptiv
 
 
 @pytest.mark.parametrize(
-    ("policy", "name", "rule"),
+    ("policy", "name"),
     [
-        (race(3), "race(3)", AtOnce()),
-        (after(0.25), "after(0.25 s)", AfterSilence(0.25)),
-        (after(0), "after(0 s)", AfterSilence(0.0)),
-        (after(None), "after(never)", OnlyOnFailure()),
-        (after(float("inf")), "after(never)", OnlyOnFailure()),
-        (HedgePolicy.fallback(), "fallback", OnlyOnFailure()),
-        (adaptive(0.05), "adaptive(5 %)", Adaptive(0.05, 0.15, None, "learned")),
-        (
-            adaptive(0.1, slo=Slo()),
-            "adaptive(10 %, slo)",
-            Adaptive(0.1, 0.15, None, "learned", Slo()),
-        ),
-        (
-            adaptive(0.1, 3, target_ttft_secs=1.2, min_saving_secs=0, order="given"),
-            "adaptive(10 %)",
-            Adaptive(0.1, 0.0, 1.2, "given"),
-        ),
+        (race(3), "race(3)"),
+        (after(0.25), "after(0.25 s)"),
+        (after(None), "after(never)"),
+        (after(float("inf")), "after(never)"),
+        (HedgePolicy.fallback(), "fallback"),
+        (adaptive(0.05), "adaptive(5 %)"),
+        (adaptive(0.1, slo=Slo()), "adaptive(10 %, slo)"),
     ],
 )
-def test_policy_has_a_name_and_a_rule(policy: HedgePolicy, name: str, rule: object) -> None:
-    assert (policy.name, policy.rule) == (name, rule)
+def test_policy_has_a_name(policy: HedgePolicy, name: str) -> None:
+    assert policy.name == name
 
 
 @pytest.mark.parametrize(("budget", "attempts"), [(1.0, 2), (1, 1), (2.0, 3)])

@@ -182,15 +182,6 @@ class TestBreakers:
         probing = [("b", "primary"), ("a", "hedge")]
         assert [launches(line, turn) for turn in (5, 6, 7)] == [*[probing] * 2, [("a", "primary")]]
 
-    async def test_failed_probe_costs_the_caller_nothing(self) -> None:
-        async with Line(racing(scripts(DOWN), scripts(FINE))) as line:
-            await open_breaker(line)
-            await run_turns(line, 2)
-        probing = line.reports[5]
-        assert [t.outcome for t in probing.attempts] == ["won", "failed"]
-        assert probing.ttft_secs == pytest.approx(0.3)
-        assert launches(line, 6) == [("b", "primary")]
-
     @pytest.mark.parametrize("is_late", [False, True])
     async def test_probe_is_an_additional_attempt(
         self, is_late: bool, monkeypatch: pytest.MonkeyPatch
