@@ -33,15 +33,10 @@ class FakeVLLM:
         refusal: The status and the body of the answer to every request, or None.
         refusals: How many more requests are refused so.
         key: The key that it wants; None wants none.
-        metrics: Its metrics, where they are not made of the figures.
         silent_secs: How long an answer takes to begin.
         running: What its metrics say.
         waiting: What its metrics say.
-        health: The status of its health; 0 closes the connection.
-        with_metrics: Whether it has metrics at all.
-        tracks_load: Whether ``/load`` counts its requests; else it says 0, as a vLLM does.
         headers: Further headers of its answers.
-        pause_secs: How long it waits before each delta but the first.
         resets: Whether it resets the connection after the deltas.
         drops: How many requests for an answer it closes the connection of, without any.
         keep_alive_secs: For how long it keeps an idle connection.
@@ -49,7 +44,6 @@ class FakeVLLM:
         requests: Every request: its path, and the connection over which it came.
         keys: The ``Authorization`` of each request for an answer.
         answered: How many answers it has sent to their end.
-        looks: How often its metrics were read.
         url: Where it is.
     """
 
@@ -60,15 +54,10 @@ class FakeVLLM:
     refusal: tuple[int, dict[str, Any]] | None = None
     refusals: float = float("inf")
     key: str | None = None
-    metrics: bytes | None = None
     silent_secs: float = 0.0
     running: int = 0
     waiting: int = 0
-    health: int = 200
-    with_metrics: bool = True
-    tracks_load: bool = False
     headers: dict[str, str] = field(default_factory=dict[str, str])
-    pause_secs: float = 0.0
     resets: bool = False
     drops: int = 0
     keep_alive_secs: float = 75.0
@@ -76,7 +65,6 @@ class FakeVLLM:
     requests: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
     keys: list[str | None] = field(default_factory=list[str | None])
     answered: int = 0
-    looks: int = 0
     url: str = ""
 
     async def _list(self, request: web.Request) -> web.Response:
@@ -85,19 +73,13 @@ class FakeVLLM:
         return web.json_response({"data": [{"id": m, "max_model_len": 512} for m in self.models]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        self.looks += 1
-        if not self.with_metrics:
-            raise web.HTTPNotFound
-        if self.metrics is not None:
-            return web.Response(body=self.metrics)
         return web.Response(text=METRICS.format(running=self.running, waiting=self.waiting))
 
     async def _load(self, request: web.Request) -> web.Response:
-        total = self.running + self.waiting if self.tracks_load else 0
-        return web.json_response({"server_load": total})
+        return web.json_response({"server_load": 0})
 
     async def _health(self, request: web.Request) -> web.Response:
-        return web.Response(status=self.health)
+        return web.Response()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -126,7 +108,6 @@ class FakeVLLM:
         first = {"role": "assistant", "content": ""}
         await _send(answer, body["model"], first, None)
         for delta in self.deltas:
-            await asyncio.sleep(self.pause_secs)
             await _send(answer, body["model"], delta, None)
         if self.resets:
             assert request.transport is not None

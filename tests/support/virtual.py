@@ -93,7 +93,6 @@ def run_turns(
     stats: ProviderStats | None = None,
     models: dict[str, str] | None = None,
     usd_per_mtok: dict[str, tuple[float, float]] | None = None,
-    after_turn: Callable[[int], None] = lambda turn: None,
 ) -> Turns:
     """Run one turn after the other.
 
@@ -104,7 +103,6 @@ def run_turns(
         stats: What is known; nothing by default.
         models: The providers' models, which decide what is assumed of them.
         usd_per_mtok: The providers' prices.
-        after_turn: Called after each turn.
     """
     stats = stats or ProviderStats()
     seats = seats or list(latencies)
@@ -150,5 +148,4 @@ def run_turns(
         turns.extra[turn] = len(race.attempts) - 1
         turns.first.append(plan.order[0])
         turns.reasons.append(race.launch_reason)
-        after_turn(turn)
     return turns
